@@ -6,10 +6,9 @@ import sys
 from pathlib import Path
 
 from kvmesh.core import Generation
-from services.frontend.api.apps import AppSettings
-from services.frontend.api.batches.settings import BatchSettings
 from services.frontend.models import ServedModel
-from tests.frontend_apps import running_apps
+from services.frontend.settings import BatchSettings
+from tests.frontend_apps import AppSettings, running_apps
 from tests.frontend_mesh import FakeMesh, served_model, tokens_of
 
 QUICK = BatchSettings(lease_s=1.0, poll_s=0.05, lines_in_flight_max=4, retry_s_max=0.2)

@@ -5,7 +5,7 @@ import json
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,24 @@ from kvmesh.clock import SystemClock
 from kvmesh.lifecycle import Part, RunningPart
 from kvmesh.telemetry import Instruments
 from services.frontend.access.access import Access
-from services.frontend.api.apps import Apps, AppSettings
+from services.frontend.api.anthropic.serve import add_message_routes
+from services.frontend.api.batches.part import Batches
 from services.frontend.api.http.server import HttpServer
+from services.frontend.api.openapi.routes import add_description_routes
+from services.frontend.api.responses.serve import Responses
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import ServedModel, StaticModels
 from services.frontend.pipeline.pipeline import Pipeline
-from services.frontend.settings import HttpSettings, PipelineSettings
+from services.frontend.settings import BatchSettings, HttpSettings, PipelineSettings, ResponsesSettings
 from tests.frontend_mesh import FakeMesh
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppSettings:
+    """Settings of the APIs that store something."""
+
+    responses: ResponsesSettings = field(default_factory=ResponsesSettings)
+    batches: BatchSettings = field(default_factory=BatchSettings)
 
 
 @dataclass(slots=True)
@@ -32,7 +43,7 @@ class RunningApps:
     url: str
     mesh: FakeMesh
     pipeline: Pipeline
-    apps: Apps
+    batches: Batches
     registry: CollectorRegistry
     session: aiohttp.ClientSession
 
@@ -98,11 +109,14 @@ async def running_apps(
         metrics=FrontendMetrics(Instruments(registry, "frontend"), lambda: pipeline.in_flight),
         settings=PipelineSettings(**settings), access=access,
     )  # fmt: skip
-    found = replace(apps or AppSettings(), state_dir=str(directory))
-    parts = Apps(pipeline, found, Instruments(registry, "frontend"), instance_id=instance_id)
-    server = HttpServer(pipeline, replace(http or HttpSettings(), port=0), registry, extensions=parts.extensions)
+    apps = apps or AppSettings()
+    responses = Responses(apps.responses, directory, pipeline.clock)
+    instruments = Instruments(registry, "frontend")
+    batches = Batches(apps.batches, directory, pipeline, responses, instruments, instance_id=instance_id)
+    routes = [responses.add_routes, add_message_routes, batches.add_routes, add_description_routes]
+    server = HttpServer(pipeline, replace(http or HttpSettings(), port=0), registry, more_routes=routes)
     async with AsyncExitStack() as stack:
-        for part in (*([access] if access is not None else []), *parts.parts, server):
+        for part in (*([access] if access is not None else []), responses, batches, server):
             await stack.enter_async_context(running_part(part))
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        yield RunningApps(f"http://127.0.0.1:{server.port}", mesh, pipeline, parts, registry, session)
+        yield RunningApps(f"http://127.0.0.1:{server.port}", mesh, pipeline, batches, registry, session)

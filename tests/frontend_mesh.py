@@ -37,9 +37,12 @@ from kvmesh.core import (
 from kvmesh.errors import MeshError, UnavailableError
 from kvmesh.rpc.clients import LegSink, Placed
 from kvmesh.telemetry import Instruments
+from services.frontend.access.caller import ANYBODY
+from services.frontend.api.run import ApiRequest
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import Models, ServedModel, StaticModels
 from services.frontend.pipeline.pipeline import Pipeline
+from services.frontend.pipeline.prepare import Prepared, prepare
 from services.frontend.settings import PipelineSettings
 from services.frontend.text.text_model import TextModel, load_text_model
 
@@ -319,6 +322,11 @@ class FakeLink:
     def release_nowait(self, handle_id: str) -> None:
         self.mesh.handles.discard(handle_id)
         self.mesh.released.append(handle_id)
+
+
+def prepared_of(request: ApiRequest, model: ServedModel) -> Prepared:
+    """The first prompt of a request, as two tokens."""
+    return prepare(request.requests[0], model, [1, 2], [], caller=ANYBODY, attempt_timeout_s=1.0)
 
 
 def make_pipeline(mesh: FakeMesh, served: Models, **settings: object) -> Pipeline:

@@ -23,10 +23,9 @@ from pathlib import Path
 import aiohttp
 
 from bench.processes import PAGE_BYTES
-from services.frontend.api.apps import AppSettings
-from services.frontend.api.responses.settings import ResponsesSettings
 from services.frontend.models import ServedModel
-from tests.frontend_apps import RunningApps, running_apps
+from services.frontend.settings import ResponsesSettings
+from tests.frontend_apps import AppSettings, RunningApps, running_apps
 from tests.frontend_mesh import FakeMesh, served_model, write_model
 from tests.fuzz_bodies import ANSWERS, APP_FIELDS, FIELDS, encoded
 

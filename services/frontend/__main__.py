@@ -27,16 +27,20 @@ from kvmesh.settings import load_or_exit
 from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
 from services.frontend.access.access import Access
 from services.frontend.access.interceptor import AccessInterceptor
-from services.frontend.api.apps import Apps, AppSettings
+from services.frontend.api.anthropic.serve import add_message_routes
+from services.frontend.api.batches.part import Batches
 from services.frontend.api.grpc.servicer import SERVICE_NAME, InferenceServicer
 from services.frontend.api.http.server import HttpServer
 from services.frontend.api.kserve.servicer import SERVICE_NAME as KSERVE_NAME
 from services.frontend.api.kserve.servicer import KserveServicer
+from services.frontend.api.openapi.routes import add_description_routes
+from services.frontend.api.responses.serve import Responses
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import DiscoveredModels
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.processes import supervise
 from services.frontend.settings import FrontendSettings
+from services.frontend.stores.database import state_directory
 
 
 class RouterPart(RouterLink, Part, Protocol):
@@ -76,9 +80,13 @@ class Frontend:
             tracing=self.telemetry.tracing,
             access=self.access,
         )
-        self.apps = Apps(
+        directory = state_directory(settings.state_dir)
+        self.responses = Responses(settings.responses, directory, clock)
+        self.batches = Batches(
+            settings.batches,
+            directory,
             self.pipeline,
-            AppSettings(state_dir=settings.state_dir, responses=settings.responses, batches=settings.batches),
+            self.responses,
             self.telemetry.instruments,
             instance_id=self.instance_id,
         )
@@ -87,7 +95,12 @@ class Frontend:
             settings.http,
             self.telemetry.registry,
             problems=self.models.problems,
-            extensions=self.apps.extensions,
+            more_routes=[
+                self.responses.add_routes,
+                add_message_routes,
+                self.batches.add_routes,
+                add_description_routes,
+            ],
         )
         self.server = RpcServer(
             settings.rpc,
@@ -105,7 +118,7 @@ class Frontend:
 
     def _add_services(self, server: grpc.aio.Server) -> None:
         # Batches start after the server, so each call looks them up.
-        servicer = InferenceServicer(self.pipeline, lambda: self.apps.batches.calls)
+        servicer = InferenceServicer(self.pipeline, lambda: self.batches.service)
         add_InferenceServiceServicer_to_server(servicer, server)
         if self.settings.kserve.is_on:
             add_GRPCInferenceServiceServicer_to_server(KserveServicer(self.pipeline, self.settings.kserve), server)
@@ -120,7 +133,8 @@ class Frontend:
             self.models,
             self.metrics_server,
             self.server,
-            *self.apps.parts,
+            self.responses,
+            self.batches,
             SharedPortDelay(self),
             self.http,
             self.registration,

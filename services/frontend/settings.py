@@ -10,9 +10,6 @@ from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import setting
 from kvmesh.telemetry import TelemetrySettings
 from services.frontend.access.settings import AccessSettings
-from services.frontend.api.batches.settings import BatchSettings
-from services.frontend.api.kserve.settings import KserveSettings
-from services.frontend.api.responses.settings import ResponsesSettings
 from services.frontend.parser_process.process import ParserProcessSettings, check_installed
 from services.frontend.parsers.select import ParserNames
 from services.frontend.text.sandbox import TemplateLimits
@@ -79,6 +76,76 @@ class HttpSettings:
             raise ValueError("tls_certificate_file and tls_key_file are given together or not at all")
         if self.tls_authority_file and not self.tls_certificate_file:
             raise ValueError("tls_authority_file needs tls_certificate_file and tls_key_file")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSettings:
+    """Limits of uploaded files and of the batches made of them."""
+
+    is_on: bool = setting(True, "Whether to accept files and run batches.")
+    directory: str = setting("", "Directory of the files and the database; empty: `batches` in the state directory.")
+    file_bytes_max: int = setting(200 << 20, "Largest uploaded file, as OpenAI's.", min=1024)
+    files_bytes_max: int = setting(10 << 30, "Bytes of all stored files.", min=1024)
+    files_max: int = setting(10_000, "Number of stored files.", min=1)
+    file_ttl_s: float = setting(
+        30 * 86_400.0, "Longest time for which a file is stored, and the default; 30 days.", min=1
+    )
+    uploads_max: int = setting(8, "Concurrent uploads.", min=1)
+    upload_timeout_s: float = setting(3600.0, "Longest duration of an upload.", min=1)
+    batches_max: int = setting(10_000, "Number of stored batches, including those that have ended.", min=1)
+    batch_ttl_s: float = setting(30 * 86_400.0, "Time for which a batch is stored after its end; 30 days.", min=1)
+    window_s_max: float = setting(7 * 86_400.0, "Longest completion window; 7 days.", min=1)
+    lines_max: int = setting(50_000, "Requests in one batch, as OpenAI's.", min=1)
+    line_bytes_max: int = setting(4 << 20, "Longest line of an input file.", min=256)
+    running_max: int = setting(4, "Batches that one frontend runs at the same time.", min=1)
+    lines_in_flight_max: int = setting(16, "Requests of batches in flight on one frontend.", min=1)
+    frontend_share_max: float = setting(
+        0.5, "Share of the frontend's requests_max above which no request of a batch starts.", min=0.01, max=1
+    )
+    priority: int = setting(
+        -100, "Priority of a batch's requests; requests with larger values run first.", min=-100, max=100
+    )
+    attempts_max: int = setting(3, "Attempts at a request whose worker is lost.", min=1)
+    retry_s_max: float = setting(
+        10.0, "Longest pause before the retry of a request that was refused for load.", min=0.1
+    )
+    lease_s: float = setting(
+        15.0,
+        "Time after which another frontend takes over the batch of a frontend that does not renew its lease.",
+        min=0.3,
+    )
+    poll_s: float = setting(2.0, "Pause between two searches for batches to run.", min=0.02)
+    sweep_s: float = setting(300.0, "Pause between two deletions of expired files and batches.", min=0.05)
+    busy_timeout_s: float = setting(10.0, "Longest wait for another process that writes to the database.", min=0.01)
+    calls_max: int = setting(1024, "Calls that may wait for the store; more are refused with Retry-After.", min=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KserveSettings:
+    """Limits of KServe v2 calls."""
+
+    is_on: bool = setting(True, "Whether to serve GRPCInferenceService (KServe v2).")
+    stream_requests_max: int = setting(
+        64, "Requests in flight of one ModelStreamInfer call; further ones are read as these end.", min=1
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponsesSettings:
+    """The store of responses."""
+
+    is_on: bool = setting(True, "Whether to store responses; off: a request with `store` true is refused.")
+    path: str = setting("", "SQLite file of stored responses; empty: responses.sqlite in the state directory.")
+    stores_by_default: bool = setting(True, "Whether a request without `store` is stored, as with OpenAI.")
+    ttl_s: float = setting(30 * 86_400.0, "Time for which an unused response is stored; 30 days.", min=1)
+    stored_bytes_max: int = setting(
+        1 << 30, "Bytes of stored responses; the least recently used are deleted first.", min=1024
+    )
+    chain_max: int = setting(256, "Longest chain of earlier responses that one request may continue.", min=1)
+    chain_bytes_max: int = setting(8 << 20, "Most bytes of the earlier responses that one request continues.", min=1024)
+    sweep_s: float = setting(60.0, "Pause between two deletions of expired and surplus responses.", min=0.05)
+    busy_timeout_s: float = setting(5.0, "Longest wait for another process that writes to the database.", min=0.01)
+    calls_max: int = setting(1024, "Calls that may wait for the store; more are refused with Retry-After.", min=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,9 @@ from kvmesh.clock import SystemClock
 from services.frontend.access.access import Access
 from services.frontend.access.keys import hash_of
 from services.frontend.access.settings import AccessSettings
-from services.frontend.api.apps import AppSettings
 from services.frontend.models import ServedModel
 from tests.batch_process import QUICK, answering
-from tests.frontend_apps import RunningApps, running_apps
+from tests.frontend_apps import AppSettings, RunningApps, running_apps
 from tests.frontend_mesh import TEMPLATE, FakeMesh, served_model, tokens_of, write_model
 from tests.integration.test_frontend_batches import chat_line, jsonl, read_lines, start_batch, wait_ended
 

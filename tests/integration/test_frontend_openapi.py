@@ -22,12 +22,11 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from services.frontend.api.apps import AppSettings
 from services.frontend.api.openapi.document import REQUESTS, openapi_document
 from services.frontend.models import ServedModel
 from services.frontend.settings import HttpSettings
 from tests.batch_process import QUICK, answering
-from tests.frontend_apps import RunningApps, running_apps
+from tests.frontend_apps import AppSettings, RunningApps, running_apps
 from tests.frontend_mesh import served_model, write_model
 
 DOCUMENT = openapi_document()

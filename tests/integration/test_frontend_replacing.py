@@ -24,15 +24,13 @@ from kvmesh.rpc.interceptors import server_interceptors
 from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.telemetry import Telemetry
-from services.frontend.api.apps import AppSettings
 from services.frontend.api.grpc.servicer import InferenceServicer
 from services.frontend.api.kserve.servicer import KserveServicer
-from services.frontend.api.kserve.settings import KserveSettings
 from services.frontend.models import ServedModel
-from services.frontend.settings import HttpSettings
+from services.frontend.settings import HttpSettings, KserveSettings
 from services.frontend.text.text_model import load_text_model
 from tests.batch_process import QUICK
-from tests.frontend_apps import RunningApps, running_apps
+from tests.frontend_apps import AppSettings, RunningApps, running_apps
 from tests.frontend_mesh import FakeMesh, served_model, tokens_of
 from tests.integration.test_frontend_batches import jsonl, openai_client, read_lines, start_batch, wait_ended
 from tests.integration.test_frontend_parsers import TEMPLATE, TOOLS, write

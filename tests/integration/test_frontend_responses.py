@@ -12,10 +12,9 @@ import pytest
 
 from kvmesh.core import ConstraintKind, Generation
 from kvmesh.errors import LostError
-from services.frontend.api.apps import AppSettings
-from services.frontend.api.responses.settings import ResponsesSettings
 from services.frontend.models import ServedModel
-from tests.frontend_apps import RunningApps, running_apps
+from services.frontend.settings import ResponsesSettings
+from tests.frontend_apps import AppSettings, RunningApps, running_apps
 from tests.frontend_mesh import EOS, FakeMesh, Faults, served_model, tokens_of, write_model
 
 PATH = "/v1/responses"

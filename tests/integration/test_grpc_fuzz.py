@@ -27,14 +27,12 @@ from kvmesh.rpc.interceptors import server_interceptors
 from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.telemetry import Telemetry
-from services.frontend.api.apps import AppSettings
-from services.frontend.api.batches.settings import BatchSettings
 from services.frontend.api.grpc.servicer import SERVICE_NAME, InferenceServicer
 from services.frontend.api.kserve.servicer import SERVICE_NAME as KSERVE_NAME
 from services.frontend.api.kserve.servicer import KserveServicer
-from services.frontend.api.kserve.settings import KserveSettings
 from services.frontend.models import ServedModel
-from tests.frontend_apps import RunningApps, running_apps
+from services.frontend.settings import BatchSettings, KserveSettings
+from tests.frontend_apps import AppSettings, RunningApps, running_apps
 from tests.frontend_mesh import FakeMesh, served_model, tokens_of, write_model
 from tests.grpc_messages import filled, mutated, random_bytes
 from tests.patience import PATIENCE_S
@@ -120,7 +118,7 @@ async def target(model: ServedModel, tmp_path: Path) -> AsyncIterator[Target]:
     # Few batches are kept: the disk would bound the speed.
     settings = AppSettings(batches=BatchSettings(batches_max=20, files_max=40))
     async with running_apps([model], mesh, tmp_path, apps=settings) as apps:
-        calls = apps.apps.batches.calls
+        calls = apps.batches.service
 
         def add(server: grpc.aio.Server) -> None:
             add_InferenceServiceServicer_to_server(InferenceServicer(apps.pipeline, lambda: calls), server)
@@ -237,7 +235,7 @@ class Round:
         """Waits until nothing runs any more."""
         apps = self._target.apps
         async with asyncio.timeout(PATIENCE_S):
-            while apps.pipeline.in_flight or apps.mesh.running or apps.apps.batches.running:
+            while apps.pipeline.in_flight or apps.mesh.running or apps.batches.running:
                 await asyncio.sleep(0.01)
         gc.collect()
         return len(asyncio.all_tasks())

@@ -13,7 +13,7 @@ import pytest
 from kvmesh.errors import InvalidRequestError, MeshError, UnsupportedError
 from services.frontend.api.anthropic.read import read_message
 from services.frontend.api.batches.lines import LineProblem, read_line
-from services.frontend.api.responses.read import read_asked, read_response
+from services.frontend.api.responses.read import read_response, to_request
 
 ROUNDS = 4000
 ODD: list[Any] = [
@@ -62,7 +62,7 @@ MESSAGE: dict[str, Any] = {
 def read_all_of_response(body: Mapping[str, Any]) -> None:
     """As the server does."""
     asked = read_response(body, stores_by_default=True, has_store=True)
-    read_asked(asked, [], "0" * 32)
+    to_request(asked, [], "0" * 32)
 
 
 def mutate(value: Any, generator: random.Random) -> Any:

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from kvmesh.clock import SystemClock
 from kvmesh.core import FinishReason, LegFinish, TokenLogprob, Usage
 from kvmesh.telemetry.metrics import DURATION_BUCKETS_S
-from services.frontend.api.http.stream import EventStream
-from services.frontend.api.openai.asked import Asked
+from services.frontend.api.answer_reader import make_reader
+from services.frontend.api.http.stream import EventEncoder, EventStream
 from services.frontend.api.openai.bodies import CHAT_CHUNK_OBJECT, COMPLETION_OBJECT
 from services.frontend.api.openai.chat_request import read_chat
-from services.frontend.api.openai.chunks import ChatChunks, Chunks, CompletionChunks
+from services.frontend.api.openai.chunks import ChatChunks, CompletionChunks
 from services.frontend.api.openai.completion_request import read_completion
+from services.frontend.api.run import ApiRequest
 from services.frontend.metrics import ModelGaps
 from services.frontend.models import ServedModel
 from services.frontend.pipeline.choice_sink import ChoiceSink
@@ -26,7 +27,7 @@ from services.frontend.pipeline.request import Ending
 from services.frontend.settings import PipelineSettings
 from services.frontend.text.detokenise import Detokenisers
 from services.frontend.text.stops import StopFinder
-from tests.frontend_mesh import served_model, write_model
+from tests.frontend_mesh import prepared_of, served_model, write_model
 from tests.keeping_socket import Socket
 from tests.property.test_detokenise import byte_fallback, byte_level
 
@@ -43,7 +44,7 @@ def model() -> ServedModel:
         return served_model(write_model(Path(folder)))
 
 
-def chat(*, includes_usage: bool) -> tuple[Chunks, Callable[[str], dict[str, Any]]]:
+def chat(*, includes_usage: bool) -> tuple[EventEncoder, Callable[[str], dict[str, Any]]]:
     """The chunks of a chat, and what each event is."""
     body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "stream": True}
     asked = read_chat({**body, **_options(includes_usage)}, "r")
@@ -51,10 +52,12 @@ def chat(*, includes_usage: bool) -> tuple[Chunks, Callable[[str], dict[str, Any
     def choice(text: str) -> dict[str, Any]:
         return {"index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
 
-    return ChatChunks(asked, model(), 1, [1, 2]), _event(asked, "chatcmpl-r", CHAT_CHUNK_OBJECT, choice)
+    prepared = prepared_of(asked, model())
+    chunks = ChatChunks(asked, prepared, make_reader(prepared, choices=1), created_s=1)
+    return chunks, _event(asked, "chatcmpl-r", CHAT_CHUNK_OBJECT, choice)
 
 
-def completion(*, includes_usage: bool) -> tuple[Chunks, Callable[[str], dict[str, Any]]]:
+def completion(*, includes_usage: bool) -> tuple[EventEncoder, Callable[[str], dict[str, Any]]]:
     """The same of a completion."""
     body = {"model": "tiny", "prompt": "x", "stream": True}
     asked = read_completion({**body, **_options(includes_usage)}, "r", PipelineSettings())
@@ -62,7 +65,9 @@ def completion(*, includes_usage: bool) -> tuple[Chunks, Callable[[str], dict[st
     def choice(text: str) -> dict[str, Any]:
         return {"index": 0, "text": text, "logprobs": None, "finish_reason": None}
 
-    return CompletionChunks(asked, model(), 1, [""], [[1, 2]]), _event(asked, "cmpl-r", COMPLETION_OBJECT, choice)
+    return CompletionChunks(asked, [prepared_of(asked, model())], created_s=1), _event(
+        asked, "cmpl-r", COMPLETION_OBJECT, choice
+    )
 
 
 def _options(includes_usage: bool) -> dict[str, Any]:
@@ -70,14 +75,14 @@ def _options(includes_usage: bool) -> dict[str, Any]:
 
 
 def _event(
-    asked: Asked, chunk_id: str, kind: str, choice: Callable[[str], dict[str, Any]]
+    request: ApiRequest, chunk_id: str, kind: str, choice: Callable[[str], dict[str, Any]]
 ) -> Callable[[str], dict[str, Any]]:
-    tail = {"usage": None} if asked.includes_usage else {}
+    tail = {"usage": None} if request.includes_usage else {}
     return lambda text: {
         "id": chunk_id,
         "object": kind,
         "created": 1,
-        "model": asked.model,
+        "model": request.model,
         "choices": [choice(text)],
         **tail,
     }
@@ -109,7 +114,7 @@ def test_each_text_is_one_event_in_one_write(
     assert socket.writes[1:] == expected
     stream.on_end(0, Ending(reason=FinishReason.LENGTH))
     written = len(socket.writes)
-    stream.close_well(Usage())
+    stream.finish(Usage())
     stream.on_text(0, "late", (7,), None)
     assert len(socket.writes) == written + 1
     assert socket.writes[-1].endswith(b"data: [DONE]\n\n" + (b"\r\n0\r\n\r\n" if is_chunked else b""))

@@ -21,6 +21,7 @@ from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.errors import MeshError
 from kvmesh.rpc.router.settings import RouterLinkSettings
 from kvmesh.worker.settings import WorkerSettings
+from services.frontend.access.caller import ANYBODY
 from services.frontend.pipeline.request import Request
 from services.frontend.settings import PipelineSettings
 from services.router.core_settings import SyncSettings
@@ -193,7 +194,7 @@ class SimulatedMesh:
         trace.note("arrived", request_id)
         outcome = "defect"
         try:
-            ledger.prepared = await pipeline.prepare(ledger.request, began_s=began_s)
+            ledger.prepared = await pipeline.prepare(ledger.request, caller=ANYBODY, began_s=began_s)
             ledger.answer = await pipeline.run(ledger.prepared, ledger, began_s=began_s)
             outcome = "answered"
         except MeshError as error:

@@ -10,7 +10,7 @@ import pytest
 
 from kvmesh.core import Usage
 from kvmesh.errors import InvalidRequestError, OverloadedError
-from services.frontend.api.batches.settings import BatchSettings
+from services.frontend.settings import BatchSettings
 from services.frontend.stores.batch_rows import CANCELLED, COMPLETED, EXPIRED, FAILED, MIGRATIONS, Claim
 from services.frontend.stores.batches import BatchStore, LeaseLostError, OutputFile, Result
 from services.frontend.stores.database import Database

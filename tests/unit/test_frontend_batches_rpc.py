@@ -70,7 +70,7 @@ async def listening(
         gate = Access(AccessSettings(keys_file=str(keys or "")), SystemClock())
         await gate.start()
         apps.pipeline.access = gate
-        servicer = InferenceServicer(apps.pipeline, lambda: apps.apps.batches.calls)
+        servicer = InferenceServicer(apps.pipeline, lambda: apps.batches.service)
         server = RpcServer(
             RpcSettings(grace_s=0.1),
             service_names=[SERVICE_NAME],

@@ -26,7 +26,8 @@ from kvmesh.errors import (
 )
 from kvmesh.kv.blocks import block_hashes
 from kvmesh.rpc.clients import EmbedResult
-from services.frontend.api.openai.bodies import error_headers
+from services.frontend.access.caller import ANYBODY
+from services.frontend.api.http.boundary import error_headers
 from services.frontend.models import ServedModel, StaticModels
 from services.frontend.pipeline.embed import EmbedRequest
 from services.frontend.pipeline.pipeline import Pipeline
@@ -92,7 +93,7 @@ def a_request(**values: Any) -> Request:
 
 async def ask(pipeline: Pipeline, request: Request, heard: Heard) -> RequestResult:
     began_s = pipeline.clock.now()
-    return await pipeline.run(await pipeline.prepare(request, began_s=began_s), heard, began_s=began_s)
+    return await pipeline.run(await pipeline.prepare(request, caller=ANYBODY, began_s=began_s), heard, began_s=began_s)
 
 
 def run(
@@ -411,7 +412,7 @@ def test_lost_embeddings_wait_for_a_worker_that_comes_back(mesh: FakeMesh, model
     async def main() -> EmbedResult:
         pipeline = make_pipeline(mesh, StaticModels([embedding_model]))
         request = EmbedRequest(asked=a_request(), inputs=["Hello", [1, 2, 3]])
-        return await pipeline.embed(request, began_s=pipeline.clock.now())
+        return await pipeline.embed(request, caller=ANYBODY, began_s=pipeline.clock.now())
 
     assert len(run_virtual(main()).vectors) == 2
     assert [ask.attempt for ask in mesh.asks] == [0, 1]

@@ -9,13 +9,13 @@ import pytest
 
 from kvmesh.core import FinishReason, TokenLogprob, Usage
 from kvmesh.errors import InternalError, LostError
-from services.frontend.api.http.event_pace import EventPace
-from services.frontend.api.http.stream import EventStream
+from services.frontend.api.answer_reader import make_reader
+from services.frontend.api.http.stream import EventPace, EventStream
 from services.frontend.api.openai.chat_request import read_chat
 from services.frontend.api.openai.chunks import ChatChunks
 from services.frontend.models import ServedModel
 from services.frontend.pipeline.request import Ending
-from tests.frontend_mesh import served_model, write_model
+from tests.frontend_mesh import prepared_of, served_model, write_model
 from tests.keeping_socket import Socket
 from tests.virtual_loop import run_virtual
 
@@ -34,7 +34,8 @@ def stream_of(
     socket = Socket()
     messages = [{"role": "user", "content": "x"}]
     asked = read_chat({"model": "tiny", "messages": messages, "n": choices, "stream": True, **asks}, "r")
-    chunks = ChatChunks(asked, model, 1, [1, 2])
+    prepared = prepared_of(asked, model)
+    chunks = ChatChunks(asked, prepared, make_reader(prepared, choices=choices), created_s=1)
     stream = EventStream(
         socket,
         HEAD,
@@ -86,12 +87,12 @@ async def test_an_answer_that_comes_at_once_is_one_write(model: ServedModel) -> 
     whole.on_text(0, "ab", [7, 8], None)
     assert not socket.writes and not whole.has_begun
     whole.on_end(0, ending)
-    whole.close_well(Usage())
+    whole.finish(Usage())
     apart, other = stream_of(model, 1, tokens_max=3)
     apart.on_text(0, "ab", [7, 8], None)
     assert len(other.writes) == 1
     apart.on_end(0, ending)
-    apart.close_well(Usage())
+    apart.finish(Usage())
     assert len(socket.writes) == 1 and socket.writes == [b"".join(other.writes)]
 
 
@@ -116,11 +117,11 @@ async def test_a_stream_that_is_over_is_not_kept_alive(model: ServedModel, end: 
     stream.on_text(0, "Hello", [7], None)
     if end == "well":
         stream.on_end(0, Ending(reason=FinishReason.STOP))
-        stream.close_well(Usage())
+        stream.finish(Usage())
     elif end == "failed":
-        stream.close_failed(LostError("killed"))
+        stream.fail(LostError("killed"))
     else:
-        stream.abandon()
+        stream.close()
     written = len(socket.writes)
     for _ in range(3):
         stream.keep_alive()
@@ -157,14 +158,14 @@ def test_events_keep_their_pace_and_lose_nothing(model: ServedModel, choices: in
                 writes += [(loop.time(), data) for data in socket.writes]
                 socket.writes.clear()
             if is_failed:
-                stream.close_failed(InternalError("lost"))
+                stream.fail(InternalError("lost"))
             else:
                 for choice in range(choices):
                     stream.on_end(choice, Ending(reason=FinishReason.STOP))
-                stream.close_well(Usage())
+                stream.finish(Usage())
             count = len(socket.writes)
             writes += [(loop.time(), data) for data in socket.writes]
-            stream.abandon()
+            stream.close()
             await asyncio.sleep(1)
             assert len(socket.writes) == count, "nothing is written after the end"
         return writes, count

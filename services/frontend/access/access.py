@@ -17,7 +17,7 @@ from kvmesh.core import Usage
 from kvmesh.discovery.base import FRONTEND, Registry
 from kvmesh.errors import InvalidRequestError, MeshError, UnauthenticatedError, UnavailableError
 from kvmesh.telemetry import Instruments
-from services.frontend.access.caller import ANYBODY, Caller, current_caller
+from services.frontend.access.caller import ANYBODY, Caller
 from services.frontend.access.keys import KeyBook, read_keys
 from services.frontend.access.quotas import Permit, Quotas
 from services.frontend.access.settings import AccessSettings
@@ -41,6 +41,7 @@ class Access:
     ) -> None:
         instruments = instruments or Instruments(CollectorRegistry(), "frontend")
         self._settings = settings
+        self.needs_key = settings.needs_key
         self._clock = clock
         self._registry = registry
         self._book = KeyBook()
@@ -54,11 +55,6 @@ class Access:
             "Tokens of requests that ended, each counted once however often it was placed.",
             ["model", "kind"],
         )
-
-    @property
-    def needs_key(self) -> bool:
-        """Whether requests must carry a key."""
-        return self._settings.needs_key
 
     async def start(self) -> None:
         """Loads the keys. Raises InvalidRequestError if the document is malformed."""
@@ -93,18 +89,16 @@ class Access:
         """Returns the caller for a tenant's work that outlives its request. Raises UnauthenticatedError if it has no valid key."""
         return self._book.of_tenant(tenant, wall_s=self._clock.wall()) if self.needs_key else ANYBODY
 
-    def check(self, request: Request) -> None:
-        """Checks the current caller's permissions. Raises NotFoundError for the model, InvalidRequestError for the priority."""
-        caller = current_caller.get()
+    def check(self, request: Request, caller: Caller) -> None:
+        """Checks the caller's permissions. Raises NotFoundError for the model, InvalidRequestError for the priority."""
         caller.check_model(request.adapter or request.model)
         most = caller.quota.priority_max
         if most is not None and request.priority > most:
             field = request.named("priority")
             raise InvalidRequestError(f"{field} must be at most {most} with this key", field=field)
 
-    def enter(self, *, prompt_tokens: int, output_tokens_max: int) -> Permit | None:
-        """Reserves quota for the current caller. Raises OverloadedError, or InvalidRequestError if the request can never fit."""
-        caller = current_caller.get()
+    def enter(self, caller: Caller, *, prompt_tokens: int, output_tokens_max: int) -> Permit | None:
+        """Reserves quota for the caller. Raises OverloadedError, or InvalidRequestError if the request can never fit."""
         if caller is ANYBODY:
             return None
         try:
@@ -118,9 +112,8 @@ class Access:
             self._refused.labels(error.reason).inc()
             raise
 
-    def leave(self, permit: Permit | None, usage: Usage, *, request_id: str, model: str) -> None:
+    def leave(self, permit: Permit | None, usage: Usage, *, caller: Caller, request_id: str, model: str) -> None:
         """Accounts the usage of a request that ended, successfully or not. Called once per request."""
-        caller = current_caller.get()
         if permit is not None:
             self.quotas.leave(permit, usage, now_s=self._clock.now())
         counts = (usage.prompt_tokens, usage.cached_tokens, usage.output_tokens, usage.reasoning_tokens)

@@ -1,10 +1,5 @@
-"""The caller of the current request, identified by its API key.
+"""The caller of a request, identified by its API key."""
 
-A context variable holds it: HTTP handlers and gRPC servicers run in the task in which the key was checked, and tasks that they
-start inherit it. Work that outlives its request (batches) stores the tenant and sets the caller itself.
-"""
-
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from kvmesh.errors import NotFoundError
@@ -41,5 +36,3 @@ class Caller:
 
 ANYBODY = Caller()
 """The caller if no keys are required."""
-
-current_caller: ContextVar[Caller] = ContextVar("kvmesh_caller", default=ANYBODY)

@@ -1,5 +1,6 @@
 """Authenticates gRPC calls."""
 
+from contextvars import ContextVar
 from typing import Any
 
 import grpc
@@ -7,10 +8,13 @@ import grpc.aio
 
 from kvmesh.telemetry.handlers import wrap_handler
 from services.frontend.access.access import Access
-from services.frontend.access.caller import current_caller
+from services.frontend.access.caller import ANYBODY, Caller
 
 _OPEN = ("/grpc.health.v1.", "/grpc.reflection.", "/grpc.channelz.", "/inference.GRPCInferenceService/Server")
 """Methods without a key: health, reflection, and KServe's methods about the server itself."""
+
+rpc_caller: ContextVar[Caller] = ContextVar("kvmesh_rpc_caller", default=ANYBODY)
+"""The caller of the current call. A gRPC interceptor can pass a value to a servicer only through a context variable."""
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):
@@ -31,7 +35,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
 
         def checking(inner: Any) -> Any:
             async def behave(request: Any, context: Any) -> Any:
-                current_caller.set(self._access.authenticate(headers))
+                rpc_caller.set(self._access.authenticate(headers))
                 return await inner(request, context)
 
             return behave

@@ -1,7 +1,7 @@
-"""How request bodies are declared and read.
+"""Declares and checks request bodies.
 
-One class per request type (a `Body`) declares its fields, their types, limits and descriptions. `read_body` checks a JSON
-object against it with msgspec, and `/openapi.json` is written from the same classes. A field that is null counts as absent.
+One class per request type (a `Body`) declares the fields, their types, limits and descriptions. `read_body` checks a JSON
+object against it with msgspec, and `/openapi.json` is made from the same classes. A field that is null counts as absent.
 """
 
 import re
@@ -22,11 +22,11 @@ _NAME_CHARACTERS_MAX = 128
 _WHAT_CHARACTERS_MAX = 256
 _MISSING = "Object missing required field `"
 _UNKNOWN = "Object contains unknown field `"
-# What msgspec says of a type that no class of a union has, and of one that a class does not allow.
+# msgspec's messages for a type that no class of a union has, and for one that a class does not allow.
 _UNKNOWN_KINDS = ("Invalid value ", "Invalid enum value ")
-# What msgspec says of a wrong value: a sentence, then the path where there is one.
+# msgspec's message for a wrong value: a sentence, then the path if there is one.
 _PROBLEM = re.compile(r"(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?", re.DOTALL)
-# An element of these lists has a kind of its own, so its error names the element; other errors name the list.
+# The elements of these lists have types of their own, so an error names the element; other errors name the list.
 _INDEX = re.compile(r"(?<!content)(?<!input)(\[[^\]]*\])+\Z")
 
 ModelName = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -34,12 +34,12 @@ Count = Annotated[int, Meta(ge=1, le=TOKENS_MAX)]
 """A number of tokens."""
 TokenId = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
 Metadata = Annotated[dict[str, str], Meta(max_length=16)]
-AnyObject = dict[str, Any]
+JsonObject = dict[str, Any]
 Ignored = Annotated[Any, Meta(description="Accepted; changes nothing.")]
 
 
 class Body(Struct, forbid_unknown_fields=True):
-    """An object of a request. Unknown fields are refused: ignoring one would silently change what the client wants."""
+    """An object of a request. Unknown fields are refused: ignoring one would silently change the answer."""
 
 
 class ModelBody(Body, kw_only=True):
@@ -53,14 +53,14 @@ class ModelBody(Body, kw_only=True):
         refuse_fields(self)
 
     def model_name(self) -> str:
-        """The name. InvalidRequestError without one."""
+        """Returns the name. Raises InvalidRequestError if it is absent."""
         if self.model is None:
-            raise wrong("model", "a model's name")
+            raise invalid_value("model", "a model's name")
         return self.model
 
 
 class FieldError(ValueError):
-    """Raised by `__post_init__` of a Body: `read_body` makes it the client's error, with the path of the object in front."""
+    """Raised by `__post_init__` of a Body. `read_body` converts it to the client's error and puts the object's path in front."""
 
     def __init__(self, field: str, message: str, kind: type[MeshError] = InvalidRequestError) -> None:
         super().__init__(message)
@@ -72,8 +72,8 @@ class FieldError(ValueError):
 Kind = TypeVar("Kind", bound=Body)
 
 
-def read_object(body: bytes) -> dict[str, Any]:
-    """The body as a JSON object; also refuses invalid UTF-8, NaN, numbers beyond double and nesting beyond 1 024."""
+def parse_object(body: bytes) -> dict[str, Any]:
+    """Parses a JSON object. Refuses also invalid UTF-8, NaN, numbers beyond double and nesting beyond 1 024."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -84,7 +84,7 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def read_body(kind: type[Kind], values: Mapping[str, Any], prefix: str = "") -> Kind:
-    """The object as its class declares it. InvalidRequestError and UnsupportedError name the field, behind `prefix`."""
+    """Checks an object against its class. Raises InvalidRequestError and UnsupportedError, which name `prefix` + the field."""
     try:
         return msgspec.convert(values, kind, str_keys=True)
     except msgspec.ValidationError as error:
@@ -116,29 +116,29 @@ def _named_error(kind: type[MeshError], name: str, message: str) -> MeshError:
     return kind(message, field=name, reason="invalid_value" if kind is InvalidRequestError else "")
 
 
-def wrong(name: str, wanted: str) -> InvalidRequestError:
-    """The error for a value that is not what it must be."""
+def invalid_value(name: str, wanted: str) -> InvalidRequestError:
+    """Returns the error for a field that must be `wanted`."""
     return InvalidRequestError(f"{name} must be {wanted}", field=name, reason="invalid_value")
 
 
 def refused(why: str, *neutral: Any) -> Meta:
-    """A known field that is not supported, unless its value asks for nothing: null, or one of `neutral`."""
+    """Declares a known field that is not supported. Null and the values in `neutral` ask for nothing and are accepted."""
     return Meta(description=f"Refused: {why}.", extra={"why": why, "neutral": neutral})
 
 
 class FieldGroup:
-    """Some fields of a body. Reading many of them in one call takes a third of the time that a loop takes."""
+    """Some fields of a body. Reading them in one call takes a third of the time of a loop."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
-        # An `attrgetter` of one name gives no tuple.
+        # An `attrgetter` of one name returns no tuple.
         self._values: Callable[[Body], tuple[Any, ...]] = lambda body: tuple(getattr(body, name) for name in names)
         if len(names) > 1:
             self._values = attrgetter(*names)
         self._nothing = (None,) * len(names)
 
     def given(self, body: Body) -> Sequence[tuple[str, Any]]:
-        """Names and values of those that are not absent."""
+        """Returns the names and values of the fields that are present."""
         values = self._values(body)
         if values == self._nothing:
             return ()
@@ -146,7 +146,7 @@ class FieldGroup:
 
 
 def refuse_fields(body: Body) -> None:
-    """Raises FieldError for the first field of `body` that is `refused`; for `__post_init__`."""
+    """Raises FieldError for the first `refused` field that has a value; called by `__post_init__`."""
     group, reasons = _refused_fields(type(body))
     for name, value in group.given(body):
         why, neutral = reasons[name]

@@ -1,108 +1,171 @@
-"""Runs the prepared requests of one API call, and how their answers are read."""
+"""An API request while it is served: the parsed body, its context, and its run through the pipeline."""
 
 import asyncio
+import logging
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
 
 from kvmesh.core import TokenLogprob, Usage
-from kvmesh.errors import MeshError
-from services.frontend.api.answer_reader import Reading, reading_of
-from services.frontend.api.openai.asked import Asked
-from services.frontend.api.openai.bodies import sum_usage
+from kvmesh.errors import InternalError, MeshError
+from services.frontend.access.caller import Caller
+from services.frontend.api.answer_reader import AnswerReader
+from services.frontend.metrics import UNKNOWN_MODEL
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.prepare import Prepared
-from services.frontend.pipeline.request import AnswerSink, Conversation, Ending, RequestResult
+from services.frontend.pipeline.request import AnswerSink, Ending, Request, RequestResult
 
+_log = logging.getLogger(__name__)
 WARNING_HEADER = "X-Kvmesh-Warning"
+CLIENT_GONE = 499
+"""nginx's status for a client that closed its connection before the answer was complete."""
 
 
-class RunContext(Protocol):
-    """What `run_all` needs and records: an HTTP exchange, or an attempt at a line of a batch."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiRequest:
+    """A parsed body. `requests`: one per prompt, all with the same number of choices. The rest is what the answer contains.
+
+    `has_usage_throughout`: every event has the usage so far. `is_prompt_only`: the client wants nothing but the echo.
+    `names_tokens_by_id`: log-probabilities have `token_id:N` for a token's text.
+    """
+
+    requests: Sequence[Request]
+    is_stream: bool
+    includes_usage: bool = False
+    has_usage_throughout: bool = False
+    has_logprobs: bool = False
+    returns_token_ids: bool = False
+    includes_reasoning: bool = True
+    echoes: bool = False
+    has_prompt_logprobs: bool = False
+    is_prompt_only: bool = False
+    names_tokens_by_id: bool = False
+
+    @property
+    def model(self) -> str:
+        return self.requests[0].model
+
+    @property
+    def choices(self) -> int:
+        """The number of choices over all prompts."""
+        return len(self.requests) * self.requests[0].choices
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestContext:
+    """One API request. `model_name`, `usage` and `ttft_s` are recorded for the log and the metrics."""
 
     pipeline: Pipeline
+    request_id: str
     began_s: float
-    usage: Usage
-    ttft_s: float | None
+    caller: Caller
+    model_name: str = ""
+    usage: Usage = field(default_factory=Usage)
+    ttft_s: float | None = None
 
+    def record_model(self, request: Request) -> None:
+        """Records the model. Raises NotFoundError, and UnavailableError if it has no workers."""
+        # First, so that no error discloses a model that the caller may not use.
+        self.caller.check_model(request.adapter or request.model)
+        self.model_name = self.pipeline.models.find(request.model).name
 
-def reading_for(asked: Asked, prepared: Sequence[Prepared]) -> Reading | None:
-    """The parsers of a chat's answer. None for completions, and where the text needs no parser."""
-    request, first = asked.requests[0], prepared[0]
-    if not isinstance(request.prompt, Conversation):
-        return None
-    return reading_of(
-        first.model,
-        request.prompt,
-        first.generation.token_ids,
-        request_id=request.request_id,
-        choices=asked.choices,
-        parses_tools=asked.parses_tools,
-        includes_reasoning=asked.includes_reasoning,
-        constraint=first.generation.sampling.constraint,
-    )
+    async def prepare(self, request: Request) -> Prepared:
+        """Records the model and prepares the request. Raises errors of the client."""
+        self.record_model(request)
+        return await self.pipeline.prepare(request, caller=self.caller, began_s=self.began_s)
 
+    def account(self, *, path: str, code: int, reason: str, client_id: str = "") -> None:
+        """Counts and logs the request at its end."""
+        model = self.model_name or UNKNOWN_MODEL
+        self.pipeline.metrics.requests.of(model, str(code)).value += 1
+        if not _log.isEnabledFor(logging.INFO):
+            return
+        data = {
+            "request_id": self.request_id,
+            "client_id": client_id,
+            "path": path,
+            "model": model,
+            "code": code,
+            "reason": reason,
+            "prompt_tokens": self.usage.prompt_tokens,
+            "output_tokens": self.usage.output_tokens,
+            "cached_tokens": self.usage.cached_tokens,
+            "ttft_s": None if self.ttft_s is None else round(self.ttft_s, 6),
+            "duration_s": round(self.pipeline.clock.now() - self.began_s, 6),
+        }
+        _log.info("request_finished", extra={"data": data})
 
-def warning_headers(reading: Reading | None) -> dict[str, str]:
-    """Warnings about the answer's tool calls, for a response whose head is not sent yet."""
-    return {WARNING_HEADER: ", ".join(reading.warnings)} if reading is not None and reading.warnings else {}
+    def internal_error(self, error: Exception) -> InternalError:
+        """Logs an unexpected exception. The client gets the request's id and no detail."""
+        _log.error("request_defect", exc_info=error, extra={"data": {"request_id": self.request_id}})
+        return InternalError(f"internal error {self.request_id}", request_id=self.request_id)
 
 
 async def run_all(
-    context: RunContext, prepared: Sequence[Prepared], outlet: AnswerSink, reading: Reading | None = None
+    context: RequestContext, prepared: Sequence[Prepared], sink: AnswerSink, reader: AnswerReader
 ) -> None:
     """Runs one request per prompt and records the totals in `context`. The first failure ends all of them."""
     if len(prepared) == 1:
-        answers = [await context.pipeline.run(prepared[0], outlet, began_s=context.began_s)]
+        results = [await context.pipeline.run(prepared[0], sink, began_s=context.began_s)]
     else:
-        answers = await _run_several(context, prepared, outlet)
-    context.ttft_s = min((answer.ttft_s for answer in answers if answer.ttft_s is not None), default=None)
-    usage = sum_usage([answer.usage for answer in answers])
-    context.usage = usage if reading is None else reading.counted(usage)
+        results = await _run_several(context, prepared, sink)
+    context.ttft_s = min((result.ttft_s for result in results if result.ttft_s is not None), default=None)
+    context.usage = reader.add_reasoning_tokens(sum_usage([result.usage for result in results]))
 
 
-async def _run_several(context: RunContext, prepared: Sequence[Prepared], outlet: AnswerSink) -> list[RequestResult]:
+async def _run_several(context: RequestContext, prepared: Sequence[Prepared], sink: AnswerSink) -> list[RequestResult]:
     try:
         async with asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(
-                    context.pipeline.run(
-                        each, _ShiftedOutlet(outlet, i * each.request.choices), began_s=context.began_s
-                    )
+                    context.pipeline.run(each, _OffsetSink(sink, i * each.request.choices), began_s=context.began_s)
                 )
                 for i, each in enumerate(prepared)
             ]
     except* MeshError as errors:
-        first = errors.exceptions[0]
-        while isinstance(first, ExceptionGroup):
-            first = first.exceptions[0]
-        failure = first
+        failure = first_failure(errors)
     else:
         return [task.result() for task in running]
     raise failure
 
 
-class _ShiftedOutlet:
-    """The outlet of one prompt of several. Its choices are numbered from `first` on."""
+def first_failure(failures: BaseException) -> BaseException:
+    """Returns the failure that ended a task group; the others are its consequences."""
+    while isinstance(failures, BaseExceptionGroup):
+        failures = failures.exceptions[0]
+    return failures
 
-    def __init__(self, outlet: AnswerSink, first: int) -> None:
-        self._outlet = outlet
+
+def sum_usage(usages: Sequence[Usage]) -> Usage:
+    """Totals over prompts."""
+    if len(usages) == 1:
+        return usages[0]
+    return Usage(
+        prompt_tokens=sum(usage.prompt_tokens for usage in usages),
+        output_tokens=sum(usage.output_tokens for usage in usages),
+        cached_tokens=sum(usage.cached_tokens for usage in usages),
+        transferred_tokens=sum(usage.transferred_tokens for usage in usages),
+        reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
+    )
+
+
+class _OffsetSink:
+    """Sink of one prompt of several. Its choices are numbered from `first`."""
+
+    def __init__(self, sink: AnswerSink, first: int) -> None:
+        self._sink = sink
         self._first = first
-        self.is_whole = outlet.is_whole
+        self.is_whole = sink.is_whole
 
     def on_restart(self, choice: int) -> None:
-        """See AnswerSink."""
-        self._outlet.on_restart(self._first + choice)
+        self._sink.on_restart(self._first + choice)
 
     def on_text(
         self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
     ) -> None:
-        """See AnswerSink."""
-        self._outlet.on_text(self._first + choice, text, token_ids, logprobs)
+        self._sink.on_text(self._first + choice, text, token_ids, logprobs)
 
     def on_prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
-        """See AnswerSink."""
-        self._outlet.on_prompt(self._first + choice, entries)
+        self._sink.on_prompt(self._first + choice, entries)
 
     def on_end(self, choice: int, ending: Ending) -> None:
-        """See AnswerSink."""
-        self._outlet.on_end(self._first + choice, ending)
+        self._sink.on_end(self._first + choice, ending)

@@ -15,7 +15,6 @@ from kvmesh.errors import (
 )
 from kvmesh.rpc.clients import EmbedResult, LegLink, LegLinks, Placed, RouterLink
 from kvmesh.rpc.whole_leg import run_leg
-from services.frontend.access.caller import current_caller
 from services.frontend.models import ServedModel
 from services.frontend.pipeline.placements import RETRIABLE, RequestPlacements
 from services.frontend.pipeline.prepare import tokens_of
@@ -56,12 +55,18 @@ class Embedder:
         return [await self._tokens_of(request, model, i, each) for i, each in enumerate(request.inputs)]
 
     async def run(
-        self, request: EmbedRequest, model: ServedModel, inputs: Sequence[Sequence[int]], *, deadline_s: float
+        self,
+        request: EmbedRequest,
+        model: ServedModel,
+        inputs: Sequence[Sequence[int]],
+        *,
+        tenant: str,
+        deadline_s: float,
     ) -> EmbedResult:
         """Returns the vectors in the order of the inputs. Cancelling it cancels the legs."""
         placements = RequestPlacements(
             request.asked,
-            _ask(request, model, inputs, timeout_s=max(1e-3, deadline_s - self._clock.now())),
+            _ask(request, model, inputs, tenant=tenant, timeout_s=max(1e-3, deadline_s - self._clock.now())),
             router=self._router,
             clock=self._clock,
             settings=self._settings,
@@ -201,6 +206,7 @@ def _ask(
     model: ServedModel,
     inputs: Sequence[Sequence[int]],
     *,
+    tenant: str,
     timeout_s: float,
 ) -> Ask:
     asked = request.asked
@@ -211,7 +217,7 @@ def _ask(
         # The inputs run one after the other where they do not fit together: no worker needs room for more than a context.
         prompt_tokens=min(tokens, model.context_tokens_max - 1),
         adapter=asked.adapter or model.adapter,
-        tenant=current_caller.get().tenant,
+        tenant=tenant,
         priority=asked.priority,
         timeout_s=timeout_s,
         session_id=asked.session_id,

@@ -16,6 +16,7 @@ from kvmesh.errors import InvalidRequestError, OverloadedError, UnavailableError
 from kvmesh.rpc.clients import EmbedResult, LegLinks, RouterLink
 from kvmesh.telemetry import TelemetrySettings, Tracing, current_traceparent
 from services.frontend.access.access import Access
+from services.frontend.access.caller import Caller
 from services.frontend.access.settings import AccessSettings
 from services.frontend.metrics import FrontendMetrics, ModelMetrics
 from services.frontend.models import Models
@@ -91,16 +92,17 @@ class Pipeline:
             self._idle.clear()
             await self._idle.wait()
 
-    async def prepare(self, request: Request, *, began_s: float) -> Prepared:
+    async def prepare(self, request: Request, *, caller: Caller, began_s: float) -> Prepared:
         """Checks and tokenises a request. Raises errors of the client before the request takes any resource of the mesh."""
         self._check_room()
-        self.access.check(request)
+        self.access.check(request, caller)
         model = self.models.find(request.model)
         request = with_tool_constraint(request, model.text.selection.tools)
         check_request(request, model, self.settings)
         token_ids = await tokens_of(request, model, self.settings)
         hashes = await hashes_of(token_ids, request, model)
-        return prepare(request, model, token_ids, hashes, attempt_timeout_s=self._timeout_s(request, began_s))
+        timeout_s = self._timeout_s(request, began_s)
+        return prepare(request, model, token_ids, hashes, caller=caller, attempt_timeout_s=timeout_s)
 
     async def run(self, prepared: Prepared, sink: AnswerSink, *, began_s: float) -> RequestResult:
         """Runs a request to its end; the sink receives the answer. `began_s`: when the client's request arrived.
@@ -118,6 +120,7 @@ class Pipeline:
         request_id = prepared.request.request_id
         with self._admitted(request_id):
             permit = self.access.enter(
+                prepared.caller,
                 prompt_tokens=prepared.ask.prompt_tokens,
                 output_tokens_max=(prepared.generation.sampling.max_tokens or 0) * prepared.request.choices,
             )
@@ -126,7 +129,9 @@ class Pipeline:
                     return await self._run_placements(run, prepared, began_s)
                 return await self._run_traced(run, prepared, began_s)
             finally:
-                self.access.leave(permit, run.spent(), request_id=request_id, model=prepared.model.name)
+                self.access.leave(
+                    permit, run.spent(), caller=prepared.caller, request_id=request_id, model=prepared.model.name
+                )
 
     async def _run_traced(self, run: "RequestRun", prepared: Prepared, began_s: float) -> RequestResult:
         """Runs the request in a span. Router and workers get it as their parent."""
@@ -181,20 +186,21 @@ class Pipeline:
             finally:
                 run.metrics.output_tokens.value += attempt.output_tokens()
 
-    async def embed(self, request: EmbedRequest, *, began_s: float) -> EmbedResult:
+    async def embed(self, request: EmbedRequest, *, caller: Caller, began_s: float) -> EmbedResult:
         """Embeds texts or token ids; see `Embedder`. Counts as one request in flight."""
         asked = request.asked
-        self.access.check(asked)
+        self.access.check(asked, caller)
         model = self.models.find(asked.model)
         with self._admitted(asked.request_id), self._tracing.span("embed", parent=asked.traceparent or None):
             deadline_s = began_s + self._limit_s(asked)
             inputs = await self._embedder.tokens(request, model)
-            permit, usage = self.access.enter(prompt_tokens=sum(map(len, inputs)), output_tokens_max=0), Usage()
+            permit = self.access.enter(caller, prompt_tokens=sum(map(len, inputs)), output_tokens_max=0)
+            usage = Usage()
             try:
-                result = await self._embedder.run(request, model, inputs, deadline_s=deadline_s)
+                result = await self._embedder.run(request, model, inputs, tenant=caller.tenant, deadline_s=deadline_s)
                 usage = result.usage
             finally:
-                self.access.leave(permit, usage, request_id=asked.request_id, model=model.name)
+                self.access.leave(permit, usage, caller=caller, request_id=asked.request_id, model=model.name)
             self.metrics.prompt_tokens.of(model.name).value += usage.prompt_tokens
             return result
 

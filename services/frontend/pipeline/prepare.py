@@ -9,7 +9,7 @@ from kvmesh.checks import CACHE_SALT_BYTES_MAX, PRIORITY_MAX, check_length, chec
 from kvmesh.core import Ask, Generation, SamplingParams
 from kvmesh.errors import InvalidRequestError, UnsupportedError
 from kvmesh.kv.blocks import block_hashes, seed_hash
-from services.frontend.access.caller import current_caller
+from services.frontend.access.caller import Caller
 from services.frontend.models import ServedModel
 from services.frontend.pipeline.request import Conversation, Request, text_of
 from services.frontend.settings import PipelineSettings
@@ -35,6 +35,7 @@ class Prepared:
     """A checked request, ready to be placed and submitted. Choice i submits `generation_of(i)`."""
 
     request: Request
+    caller: Caller
     model: ServedModel
     generation: Generation
     ask: Ask
@@ -161,7 +162,13 @@ def checked_ids(token_ids: Sequence[int], field: str, model: ServedModel) -> Seq
 
 
 def prepare(
-    request: Request, model: ServedModel, token_ids: Sequence[int], hashes: list[int], *, attempt_timeout_s: float
+    request: Request,
+    model: ServedModel,
+    token_ids: Sequence[int],
+    hashes: list[int],
+    *,
+    caller: Caller,
+    attempt_timeout_s: float,
 ) -> Prepared:
     """Builds what is placed and submitted. `hashes`: the result of `hashes_of` for these token ids."""
     sampling = _sampling_for(request, model, len(token_ids))
@@ -183,7 +190,7 @@ def prepare(
         block_size_tokens=model.block_size_tokens,
         expected_output_tokens=sampling.max_tokens or 0,
         adapter=adapter,
-        tenant=current_caller.get().tenant,
+        tenant=caller.tenant,
         priority=request.priority,
         timeout_s=attempt_timeout_s,
         session_id=request.session_id,
@@ -197,7 +204,12 @@ def prepare(
     )
     eos = frozenset() if sampling.ignore_eos else model.eos_token_ids
     return Prepared(
-        request=request, model=model, generation=generation, ask=ask, stop_ids=eos.union(sampling.stop_token_ids)
+        request=request,
+        caller=caller,
+        model=model,
+        generation=generation,
+        ask=ask,
+        stop_ids=eos.union(sampling.stop_token_ids),
     )
 
 

@@ -10,7 +10,7 @@ import orjson
 from kvmesh.clock import Clock
 from kvmesh.core import Usage
 from kvmesh.errors import InvalidRequestError, NotFoundError, OverloadedError
-from services.frontend.api.batches.settings import BatchSettings
+from services.frontend.settings import BatchSettings
 from services.frontend.stores.batch_rows import (
     CANCELLED,
     CANCELLING,

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from kvmesh.clock import Clock
 from kvmesh.errors import InvalidRequestError, NotFoundError, OverloadedError
-from services.frontend.api.batches.settings import BatchSettings
+from services.frontend.settings import BatchSettings
 from services.frontend.stores.database import Connection, Database, reads, writes
 
 _STALE_S = 86_400.0

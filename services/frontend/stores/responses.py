@@ -9,7 +9,7 @@ import orjson
 
 from kvmesh.clock import Clock
 from kvmesh.errors import InvalidRequestError, NotFoundError
-from services.frontend.api.responses.settings import ResponsesSettings
+from services.frontend.settings import ResponsesSettings
 from services.frontend.stores.database import Connection, Database, reads, writes
 
 _FIRST = """

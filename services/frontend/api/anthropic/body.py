@@ -13,7 +13,7 @@ from services.frontend.pipeline.request import Ending
 
 MESSAGES_PATH = "/v1/messages"
 VERSION_HEADER = "anthropic-version"
-_ERROR_WORDS: Mapping[int, str] = {
+_ERROR_TYPES: Mapping[int, str] = {
     400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
@@ -26,20 +26,15 @@ _ERROR_WORDS: Mapping[int, str] = {
 
 
 def error_body(error: MeshError) -> dict[str, Any]:
-    """Anthropic's error object; the field is named in the message, which is where its clients look."""
-    return {
-        "type": "error",
-        "error": {"type": _ERROR_WORDS.get(status_of(error), "api_error"), "message": _told(error)},
-    }
-
-
-def _told(error: MeshError) -> str:
-    return error.message if not error.field or error.field in error.message else f"{error.field}: {error.message}"
+    """Returns Anthropic's error object. It has no place for the field, so the message names it."""
+    is_named = not error.field or error.field in error.message
+    message = error.message if is_named else f"{error.field}: {error.message}"
+    return {"type": "error", "error": {"type": _ERROR_TYPES.get(status_of(error), "api_error"), "message": message}}
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
-    """Here tokens that were found in a cache are not among the input tokens."""
     return {
+        # In this API cached tokens are not input tokens.
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
@@ -51,7 +46,7 @@ def usage_body(usage: Usage) -> dict[str, Any]:
 def message_body(
     request_id: str, model: str, content: Sequence[Mapping[str, Any]], ending: Ending | None, usage: Usage
 ) -> dict[str, Any]:
-    """A message; without an ending it has only begun."""
+    """Returns a message; without `ending` one that has only begun."""
     has_calls = any(block["type"] == "tool_use" for block in content)
     reason, stop = stop_of(ending, has_calls=has_calls) if ending is not None else (None, None)
     return {
@@ -67,7 +62,7 @@ def message_body(
 
 
 def stop_of(ending: Ending, *, has_calls: bool) -> tuple[str, str | None]:
-    """`stop_reason` and `stop_sequence`."""
+    """Returns `stop_reason` and `stop_sequence`."""
     if ending.reason is FinishReason.LENGTH:
         return "max_tokens", None
     if isinstance(ending.stop, str):
@@ -76,12 +71,10 @@ def stop_of(ending: Ending, *, has_calls: bool) -> tuple[str, str | None]:
 
 
 def block_body(block: Block) -> dict[str, Any]:
-    """A whole block. A call whose arguments are no object is shown as text: nothing the model said is dropped."""
+    """Returns a whole block. A call whose arguments are not an object becomes text: no output of the model is dropped."""
     text = block.text
-    if block.kind is BlockKind.TEXT:
-        return {"type": "text", "text": text}
-    if block.kind is BlockKind.REASONING:
-        return {"type": "thinking", "thinking": text, "signature": ""}
+    if block.kind is not BlockKind.CALL:
+        return _text_block(block.kind, text)
     try:
         arguments = orjson.loads(text) if text else {}
     except orjson.JSONDecodeError:
@@ -91,17 +84,20 @@ def block_body(block: Block) -> dict[str, Any]:
     return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": arguments}
 
 
-def begun_block(block: Block) -> dict[str, Any]:
-    """A block at its start."""
-    if block.kind is BlockKind.TEXT:
-        return {"type": "text", "text": ""}
-    if block.kind is BlockKind.REASONING:
-        return {"type": "thinking", "thinking": "", "signature": ""}
+def _text_block(kind: BlockKind, text: str) -> dict[str, Any]:
+    if kind is BlockKind.TEXT:
+        return {"type": "text", "text": text}
+    return {"type": "thinking", "thinking": text, "signature": ""}
+
+
+def started_block(block: Block) -> dict[str, Any]:
+    """Returns a block without its text, for the event that begins it."""
+    if block.kind is not BlockKind.CALL:
+        return _text_block(block.kind, "")
     return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": {}}
 
 
 def delta_body(block: Block, text: str) -> dict[str, Any]:
-    """What is new of a block."""
     if block.kind is BlockKind.TEXT:
         return {"type": "text_delta", "text": text}
     if block.kind is BlockKind.REASONING:

@@ -1,4 +1,4 @@
-"""Messages and their blocks, and the conversation that they are for the chat template."""
+"""Messages and their blocks, and their conversion to a conversation for the chat template."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -7,17 +7,17 @@ from msgspec import Meta
 
 from kvmesh.errors import UnsupportedError
 from services.frontend.api.openai.chat_request import CalledName, template_call
-from services.frontend.api.request_body import AnyObject, Body, FieldError, refuse_fields, refused
+from services.frontend.api.request_body import Body, FieldError, JsonObject, refuse_fields, refused
 from services.frontend.pipeline.request import content_of
 
 BLOCKS_MAX = 1024
 ERROR_MARK = "Error: "
-"""Chat templates have no place for `is_error`; the model reads it in the result's text."""
+"""Chat templates have no place for `is_error`, so it goes into the text of the result."""
 CallId = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class CacheControl(Body, kw_only=True):
-    """Changes nothing: prefixes are cached whether they are marked or not."""
+    """Changes nothing: the mesh caches all prefixes."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -28,7 +28,7 @@ class TextFields(Body, kw_only=True):
 
     text: str
     cache_control: CacheControl | None = None
-    citations: Annotated[Any, refused("texts come without sources", [])] = None
+    citations: Annotated[Any, refused("there are no citations", [])] = None
 
     def __post_init__(self) -> None:
         refuse_fields(self)
@@ -39,7 +39,7 @@ class TextBlock(TextFields, kw_only=True, tag_field="type", tag="text"):
 
 
 class TextOnlyBlock(TextFields, kw_only=True):
-    """Text where no other type may be. msgspec does not demand the tag of a class that has no alternatives."""
+    """Text where no other type is allowed. msgspec does not require the tag of a class without alternatives."""
 
     type: Literal["text"]
 
@@ -48,16 +48,16 @@ TextBlocks = Annotated[list[TextOnlyBlock], Meta(max_length=BLOCKS_MAX)]
 
 
 class ToolResultBlock(Body, kw_only=True, tag_field="type", tag="tool_result"):
-    """What a tool answered."""
+    """The result of a tool call."""
 
     tool_use_id: CallId
     content: str | TextBlocks | None = None
-    is_error: Annotated[bool, Meta(description="Marked for the model by the word Error.")] | None = None
+    is_error: Annotated[bool, Meta(description="True: the text for the model begins with `Error:`.")] | None = None
     cache_control: CacheControl | None = None
 
 
 class ThinkingBlock(Body, kw_only=True, tag_field="type", tag="thinking"):
-    """What the model thought before. Thoughts are not sealed here, so the signature is not checked."""
+    """Reasoning of an earlier answer. kvmesh does not sign reasoning, so the signature is not checked."""
 
     thinking: str
     signature: str | None = None
@@ -65,12 +65,12 @@ class ThinkingBlock(Body, kw_only=True, tag_field="type", tag="thinking"):
 
 
 class ToolUseBlock(Body, kw_only=True, tag_field="type", tag="tool_use"):
-    """A call of the model."""
+    """A tool call of an earlier answer."""
 
     id: CallId
     name: CalledName
-    input: AnyObject
-    caller: AnyObject | None = None
+    input: JsonObject
+    caller: JsonObject | None = None
     cache_control: CacheControl | None = None
 
     def __post_init__(self) -> None:
@@ -99,10 +99,10 @@ class SystemMessage(Body, kw_only=True, tag_field="role", tag="system"):
 Message = UserMessage | AssistantMessage | SystemMessage
 
 
-def template_messages(system: str | list[TextOnlyBlock] | None, messages: Sequence[Message]) -> list[AnyObject]:
-    """The conversation for the chat template."""
+def template_messages(system: str | list[TextOnlyBlock] | None, messages: Sequence[Message]) -> list[JsonObject]:
+    """Returns the conversation for the chat template."""
     text = _joined(system)
-    found: list[AnyObject] = [{"role": "system", "content": text}] if text else []
+    found: list[JsonObject] = [{"role": "system", "content": text}] if text else []
     for message in messages:
         match message:
             case AssistantMessage():
@@ -124,11 +124,11 @@ def _content(content: str | list[TextOnlyBlock]) -> str | list[dict[str, str]]:
     return content if isinstance(content, str) else content_of([block.text for block in content])
 
 
-def _user_messages(message: UserMessage) -> list[AnyObject]:
-    """Results of tools are messages of their own, in their place between the texts."""
+def _user_messages(message: UserMessage) -> list[JsonObject]:
+    """Returns one message per tool result, and one for each run of texts between them."""
     if isinstance(message.content, str):
         return [{"role": "user", "content": message.content}]
-    messages: list[AnyObject] = []
+    messages: list[JsonObject] = []
     texts: list[str] = []
     for block in message.content:
         if isinstance(block, ToolResultBlock):
@@ -143,11 +143,11 @@ def _user_messages(message: UserMessage) -> list[AnyObject]:
     return messages or [{"role": "user", "content": ""}]
 
 
-def _assistant_message(message: AssistantMessage) -> AnyObject:
+def _assistant_message(message: AssistantMessage) -> JsonObject:
     if isinstance(message.content, str):
         return {"role": "assistant", "content": message.content}
     blocks = message.content
-    result: AnyObject = {
+    result: JsonObject = {
         "role": "assistant",
         "content": content_of([block.text for block in blocks if isinstance(block, TextBlock)]),
     }
@@ -158,7 +158,7 @@ def _assistant_message(message: AssistantMessage) -> AnyObject:
     return result
 
 
-def continues_last(messages: Sequence[AnyObject]) -> bool:
-    """True where the answer is to go on from the beginning that the client wrote for it."""
+def continues_last(messages: Sequence[JsonObject]) -> bool:
+    """Returns whether the answer continues a last message that the client wrote for the assistant."""
     last = messages[-1]
     return bool(last["role"] == "assistant" and last["content"] and "tool_calls" not in last)

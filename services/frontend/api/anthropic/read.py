@@ -1,29 +1,29 @@
 """The bodies of POST /v1/messages and /v1/messages/count_tokens."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from kvmesh.errors import InvalidRequestError
 from services.frontend.api.anthropic.content import CacheControl, Message, TextBlocks, continues_last, template_messages
-from services.frontend.api.openai.asked import Asked
 from services.frontend.api.openai.chat_request import TOOLS_MAX, JsonSchema, ToolName, template_tool
 from services.frontend.api.openai.constraints import json_schema
 from services.frontend.api.openai.sampling import ServiceTier, StopString, UserName, sampling_params
 from services.frontend.api.request_body import (
     TOKENS_MAX,
-    AnyObject,
     Body,
     Count,
     FieldError,
+    JsonObject,
     ModelBody,
+    invalid_value,
     read_body,
     refuse_fields,
     refused,
-    wrong,
 )
+from services.frontend.api.run import ApiRequest
 from services.frontend.pipeline.request import Conversation, Request, ToolChoice, ToolMode
 
 BUDGET_WARNING = "thinking.budget_tokens is not enforced; max_tokens bounds thinking and answer together"
@@ -39,7 +39,7 @@ class MessageTool(Body, kw_only=True):
     strict: bool | None = None
     cache_control: CacheControl | None = None
     eager_input_streaming: bool | None = None
-    defer_loading: Annotated[Any, refused("all tools are shown to the model", False)] = None
+    defer_loading: Annotated[Any, refused("the model always sees all tools", False)] = None
     input_examples: Annotated[Any, refused("write them into the description", [])] = None
     allowed_callers: Annotated[Any, refused("tools are called by the model itself only", ["direct"])] = None
 
@@ -62,11 +62,11 @@ class MessageToolChoice(Body, kw_only=True):
 
 
 class Thinking(Body, kw_only=True):
-    """Whether the model thinks first."""
+    """`thinking`."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[Count, Meta(description="With the type enabled. Not enforced.")] | None = None
-    display: Annotated[Any, refused("thoughts are shown as they are", "summarized")] = None
+    display: Annotated[Any, refused("reasoning is not summarised", "summarized")] = None
 
     def __post_init__(self) -> None:
         refuse_fields(self)
@@ -109,10 +109,10 @@ class CountRequest(ModelBody, kw_only=True):
     cache_control: Annotated[CacheControl | None, Meta(description="Checked; changes nothing.")] = None
     container: Annotated[Any, refused("there are no containers")] = None
     mcp_servers: Annotated[Any, refused("tools are run by the client", [])] = None
-    context_management: Annotated[Any, refused("conversations are not cut")] = None
-    diagnostics: Annotated[Any, refused("there are none")] = None
-    inference_geo: Annotated[Any, refused("the mesh is where it is")] = None
-    speed: Annotated[Any, refused("there is one", "standard")] = None
+    context_management: Annotated[Any, refused("conversations are not edited")] = None
+    diagnostics: Annotated[Any, refused("there are no diagnostics")] = None
+    inference_geo: Annotated[Any, refused("the mesh has one region")] = None
+    speed: Annotated[Any, refused("there is only one", "standard")] = None
 
 
 class MessageRequest(CountRequest, kw_only=True):
@@ -128,23 +128,18 @@ class MessageRequest(CountRequest, kw_only=True):
     service_tier: ServiceTier | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskedMessage:
-    """`request` has one prompt and one choice; `warnings` are sent in a header."""
+def read_message(values: Mapping[str, Any], request_id: str, *, counts_only: bool = False) -> tuple[ApiRequest, bool]:
+    """Reads a body. InvalidRequestError and UnsupportedError name the field. `counts_only`: nothing is generated.
 
-    request: Asked
-    warnings: tuple[str, ...] = ()
-
-
-def read_message(values: Mapping[str, Any], request_id: str, *, counts_only: bool = False) -> AskedMessage:
-    """The request. InvalidRequestError and UnsupportedError name the field. `counts_only`: nothing is generated."""
+    Returns also whether the client set a thinking budget, which deserves BUDGET_WARNING.
+    """
     body = read_body(CountRequest if counts_only else MessageRequest, values)
     given: dict[str, Any] = {}
     if isinstance(body, MessageRequest):
         given = {"max_tokens": body.max_tokens, "stop": tuple(body.stop_sequences or ())}
     budget = None if body.thinking is None else body.thinking.budget_tokens
     if budget is not None and budget >= given.get("max_tokens", budget + 1):
-        raise wrong("thinking.budget_tokens", "less than max_tokens")
+        raise invalid_value("thinking.budget_tokens", "less than max_tokens")
     if body.output_config is not None and body.output_config.format is not None:
         given["constraint"] = json_schema(body.output_config.format.schema, "output_config.format.schema")
     tools, tool_choice = _chosen_tools(body)
@@ -166,15 +161,12 @@ def read_message(values: Mapping[str, Any], request_id: str, *, counts_only: boo
         fields={"prompt": "messages", "constraint": "output_config.format", "stop": "stop_sequences"},
     )
     is_stream = isinstance(body, MessageRequest) and bool(body.stream)
-    return AskedMessage(
-        request=Asked(requests=(request,), is_stream=is_stream, parses_tools=bool(tools)),
-        warnings=() if budget is None else (BUDGET_WARNING,),
-    )
+    return ApiRequest(requests=(request,), is_stream=is_stream), budget is not None
 
 
-def _template_arguments(body: CountRequest) -> AnyObject:
-    """Whether the model thinks first, and how hard, in the words that chat templates know."""
-    arguments: AnyObject = {}
+def _template_arguments(body: CountRequest) -> JsonObject:
+    """Returns the variables of chat templates that say whether and how much the model reasons."""
+    arguments: JsonObject = {}
     if body.output_config is not None and body.output_config.effort is not None:
         arguments["reasoning_effort"] = body.output_config.effort
     if body.thinking is not None and body.thinking.type != "adaptive":
@@ -185,8 +177,8 @@ def _template_arguments(body: CountRequest) -> AnyObject:
 _MODES = {"auto": ToolMode.AUTO, "any": ToolMode.REQUIRED, "tool": ToolMode.NAMED, "none": ToolMode.NONE}
 
 
-def _chosen_tools(body: CountRequest) -> tuple[list[AnyObject], ToolChoice]:
-    """The tools for the template, none where none may be called, and how they are chosen."""
+def _chosen_tools(body: CountRequest) -> tuple[list[JsonObject], ToolChoice]:
+    """Returns the tools for the template, none if none may be called, and how they are chosen."""
     given, selection = body.tools or [], body.tool_choice
     if selection is not None and selection.type == "none":
         return [], ToolChoice(mode=ToolMode.NONE)
@@ -197,7 +189,7 @@ def _chosen_tools(body: CountRequest) -> tuple[list[AnyObject], ToolChoice]:
     if selection is None:
         return tools, choice
     if selection.name is not None and selection.name not in [each.name for each in given]:
-        raise wrong("tool_choice.name", "the name of one of the tools")
+        raise invalid_value("tool_choice.name", "the name of one of the tools")
     return tools, replace(
         choice,
         mode=_MODES[selection.type],

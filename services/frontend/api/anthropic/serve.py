@@ -5,8 +5,8 @@ import re
 from aiohttp import web
 
 from kvmesh.errors import InvalidRequestError
-from services.frontend.api.answer_blocks import BlockOutlet, pieces_for
-from services.frontend.api.answer_reader import Reading
+from services.frontend.api.answer_blocks import AnswerCollector
+from services.frontend.api.answer_reader import make_reader
 from services.frontend.api.anthropic.body import (
     MESSAGES_PATH,
     VERSION_HEADER,
@@ -14,31 +14,26 @@ from services.frontend.api.anthropic.body import (
     error_body,
     message_body,
 )
-from services.frontend.api.anthropic.events import MessageEvents, MessageStream
-from services.frontend.api.anthropic.read import AskedMessage, read_message
+from services.frontend.api.anthropic.events import MessageEvents
+from services.frontend.api.anthropic.read import BUDGET_WARNING, read_message
 from services.frontend.api.http.boundary import Boundary
-from services.frontend.api.http.exchange import Exchange, json_response
+from services.frontend.api.http.exchange import Exchange
 from services.frontend.api.http.steering import steer
-from services.frontend.api.http.streaming import stream_answer
-from services.frontend.api.run import reading_for, run_all
-from services.frontend.pipeline.prepare import Prepared, tokens_of
+from services.frontend.api.http.streaming import event_stream, streamed_response
+from services.frontend.api.run import ApiRequest, run_all
+from services.frontend.pipeline.prepare import tokens_of
 
-COUNT_PATH = MESSAGES_PATH + "/count_tokens"
 MAX_TOKENS_HEADER = "X-Kvmesh-Max-Tokens"
-"""The limit that applied, where the model's context leaves less than `max_tokens`."""
+"""The limit that applied, if the model's context leaves less than `max_tokens`."""
 _VERSION = re.compile(r"20\d\d-[01]\d-[0-3]\d\Z")
 
 
-class Messages:
-    """The API."""
-
-    def add_routes(self, app: web.Application, boundary: Boundary) -> None:
-        """See Extension."""
-        app.router.add_post(MESSAGES_PATH, boundary.handler(_serve_message, error_body=error_body))
-        app.router.add_post(COUNT_PATH, boundary.handler(_serve_count, error_body=error_body))
+def add_message_routes(app: web.Application, boundary: Boundary) -> None:
+    app.router.add_post(MESSAGES_PATH, boundary.handler(_serve_message, error_body=error_body))
+    app.router.add_post(MESSAGES_PATH + "/count_tokens", boundary.handler(_serve_count, error_body=error_body))
 
 
-async def _read(exchange: Exchange, *, counts_only: bool) -> AskedMessage:
+async def _read(exchange: Exchange, *, counts_only: bool) -> ApiRequest:
     # Anthropic's clients read the request's id from this header.
     exchange.headers["request-id"] = exchange.request_id
     # No version has changed the bodies so far, so any date is accepted.
@@ -47,46 +42,40 @@ async def _read(exchange: Exchange, *, counts_only: bool) -> AskedMessage:
         raise InvalidRequestError(
             f"{VERSION_HEADER} must be a date such as 2023-06-01", field=VERSION_HEADER, reason="invalid_value"
         )
-    asked = await exchange.read_request(
+    request, has_budget = await exchange.read_request(
         lambda values: read_message(values, exchange.request_id, counts_only=counts_only)
     )
-    exchange.warn(*asked.warnings)
-    return asked
+    if has_budget:
+        exchange.warn(BUDGET_WARNING)
+    return request
 
 
 async def _serve_message(exchange: Exchange) -> web.StreamResponse:
-    asked = await _read(exchange, counts_only=False)
-    pipeline, request = exchange.pipeline, asked.request
-    inner = steer(request.requests[0], exchange.request.headers, exchange.settings)
-    prepared = await pipeline.prepare(inner, began_s=exchange.began_s)
-    exchange.model_name = prepared.model.name
+    request = await _read(exchange, counts_only=False)
+    prepared = await exchange.prepare(steer(request.requests[0], exchange))
     limit = prepared.generation.sampling.max_tokens
-    if limit != inner.sampling.max_tokens:
+    if limit != request.requests[0].sampling.max_tokens:
         exchange.headers[MAX_TOKENS_HEADER] = str(limit)
-    reading = reading_for(request, [prepared])
-    pieces = pieces_for(reading)
+    reader = make_reader(prepared, choices=1)
     if request.is_stream:
-        events = MessageEvents(inner.request_id, request.model, pieces, prepared.ask.prompt_tokens)
-        return await stream_answer(exchange, [prepared], events, 1, stream_type=MessageStream, reading=reading)
-    return await _whole(exchange, asked, prepared, BlockOutlet(pieces), reading)
-
-
-async def _whole(
-    exchange: Exchange, asked: AskedMessage, prepared: Prepared, outlet: BlockOutlet, reading: Reading | None
-) -> web.StreamResponse:
-    await run_all(exchange, [prepared], outlet, reading)
-    exchange.warn(*(reading.warnings if reading is not None else ()))
-    content = [block_body(block) for block in outlet.blocks]
-    body = message_body(prepared.request.request_id, asked.request.model, content, outlet.ending, exchange.usage)
-    return json_response(body, headers=exchange.headers)
+        prompt_tokens = prepared.ask.prompt_tokens
+        events = MessageEvents(exchange.request_id, request.model, reader, prompt_tokens=prompt_tokens)
+        async with event_stream(exchange, [prepared], events, choices=1) as stream:
+            await run_all(exchange, [prepared], stream, reader)
+        return streamed_response(exchange.request)
+    collected = AnswerCollector(reader)
+    await run_all(exchange, [prepared], collected, reader)
+    exchange.warn(*reader.warnings)
+    answer = collected.choices[0]
+    content = [block_body(block) for block in answer.blocks.all]
+    return exchange.json_response(
+        message_body(exchange.request_id, request.model, content, answer.ending, exchange.usage)
+    )
 
 
 async def _serve_count(exchange: Exchange) -> web.StreamResponse:
-    asked = await _read(exchange, counts_only=True)
-    pipeline = exchange.pipeline
-    request = asked.request.requests[0]
-    pipeline.access.check(request)
+    request, pipeline = (await _read(exchange, counts_only=True)).requests[0], exchange.pipeline
+    pipeline.access.check(request, exchange.caller)
     model = pipeline.models.find(request.model)
     exchange.model_name = model.name
-    token_ids = await tokens_of(request, model, pipeline.settings)
-    return json_response({"input_tokens": len(token_ids)}, headers=exchange.headers)
+    return exchange.json_response({"input_tokens": len(await tokens_of(request, model, pipeline.settings))})

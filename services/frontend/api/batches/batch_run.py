@@ -1,24 +1,24 @@
-"""Runs one batch from wherever it stands to its end."""
+"""Runs one batch from its current state to its end."""
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from kvmesh.clock import Clock
 from kvmesh.telemetry import event_logger
 from services.frontend.api.batches.line_runner import DrainingError, LineRunner, unrun_result
-from services.frontend.api.batches.lines import Line, LineReader, check_file
-from services.frontend.api.batches.settings import BatchSettings
+from services.frontend.api.batches.lines import Line, LineReader, validate_file
+from services.frontend.api.run import first_failure
 from services.frontend.pipeline.pipeline import Pipeline
+from services.frontend.settings import BatchSettings
 from services.frontend.stores.batch_rows import CANCELLED, CANCELLING, EXPIRED, FINALIZING, Claim
 from services.frontend.stores.batches import BatchStore, OutputFile, Result
 from services.frontend.stores.files import FileStore
 
 _log = event_logger(__name__)
 _SLOT_POLL_S = 0.05
-_CHUNK_LINES = 64
-_WRITTEN_AT_ONCE = 256
+_LINES_PER_READ = 64
+_RESULTS_PER_WRITE = 256
 _UNRUN = {
     CANCELLED: ("batch_cancelled", "the batch was cancelled before this request was run"),
     EXPIRED: ("batch_expired", "the batch's completion window ended before this request was run"),
@@ -26,7 +26,7 @@ _UNRUN = {
 
 
 class LineSlots:
-    """Limits the batch requests in flight on one frontend, so that interactive requests have room. First come, first served."""
+    """Limits the batch requests in flight on one frontend, so that interactive requests have room. First in, first out."""
 
     def __init__(self, pipeline: Pipeline, settings: BatchSettings) -> None:
         self._pipeline = pipeline
@@ -34,7 +34,7 @@ class LineSlots:
         self._in_flight_max = max(1, int(pipeline.settings.requests_max * settings.frontend_share_max))
 
     async def take(self) -> None:
-        """Waits for a slot, and until the frontend is not busy with others."""
+        """Waits for a slot, and until the frontend has room besides its other requests."""
         await self._room.acquire()
         try:
             while self._pipeline.in_flight >= self._in_flight_max and not self._pipeline.is_draining:  # noqa: ASYNC110
@@ -43,31 +43,28 @@ class LineSlots:
             self._room.release()
             raise
 
-    def give(self) -> None:
-        """Gives a slot back."""
+    def release(self) -> None:
         self._room.release()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchResources:
-    """What every batch of a frontend is run with."""
+    """Objects that all batches of a frontend share."""
 
     store: BatchStore
     files: FileStore
     lines: LineRunner
     slots: LineSlots
     settings: BatchSettings
-    clock: Clock
-    new_id: Callable[[], str]
-    is_draining: Callable[[], bool]
+    pipeline: Pipeline
 
 
 class BatchRun:
     """One claimed batch.
 
-    1. A line's result is kept before the line counts as done: a crash at any moment repeats lines and loses none.
-    2. The output files are written from kept results, in the order of the lines, and get their rows with the batch's end.
-    3. Every write is fenced by the lease: LeaseLostError ends the run without a trace.
+    1. A line counts as done after its result is stored: a crash repeats lines and loses none.
+    2. The output files are written from stored results, in the order of the lines. Their rows are added when the batch ends.
+    3. Every write is fenced by the lease. LeaseLostError ends the run, which then changes nothing more.
     """
 
     def __init__(self, claim: Claim, resources: BatchResources) -> None:
@@ -75,32 +72,32 @@ class BatchRun:
         self._resources = resources
         self._stop = asyncio.Event()
         self._stopped_as = ""
-        self._look = asyncio.Event()
-        self._new: list[Result] = []
-        self._keeping = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._unsaved: list[Result] = []
+        self._storing = asyncio.Lock()
         self._writing: asyncio.Task[None] | None = None
         self._leaves_lines = False
 
-    def look(self) -> None:
-        """The batch's row has changed: it is looked at now."""
-        self._look.set()
+    def wake(self) -> None:
+        """Reads the batch's row now, because it has changed."""
+        self._changed.set()
 
     async def run(self) -> None:
-        """Until the batch has ended. LeaseLostError; DrainingError when the frontend stops first."""
+        """Returns when the batch has ended. Raises LeaseLostError, and DrainingError if the frontend stops first."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 watching = tasks.create_task(self._watch())
                 await self._work()
                 watching.cancel()
         except ExceptionGroup as failures:
-            raise _first(failures) from None
+            raise first_failure(failures) from None
 
     async def _watch(self) -> None:
-        """Keeps the lease and sees when a client cancels or the time is over."""
+        """Renews the lease, and stops the lines when a client cancels the batch or it expires."""
         resources, claim = self._resources, self._claim
         while True:
             status = await resources.store.renew(claim)
-            left_s = claim.expires_s - resources.clock.wall()
+            left_s = claim.expires_s - resources.pipeline.clock.wall()
             if status == CANCELLING:
                 self._stop_lines(CANCELLED)
             elif left_s <= 0:
@@ -108,12 +105,10 @@ class BatchRun:
             pause_s = resources.settings.lease_s / 3
             if 0 < left_s < pause_s:
                 pause_s = left_s
-            self._look.clear()
-            try:
+            self._changed.clear()
+            with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
-                    await self._look.wait()
-            except TimeoutError:
-                continue
+                    await self._changed.wait()
 
     def _stop_lines(self, status: str) -> None:
         if not self._stop.is_set():
@@ -128,12 +123,10 @@ class BatchRun:
                 return
             is_valid = True
         if is_valid and claim.status != FINALIZING and (stopped_as := await self._run_lines()):
-            await self._keep_unrun(stopped_as)
+            await self._store_unrun(stopped_as)
         ended = await resources.store.finalise(claim)
-        output, errors = (
-            await self._write_file("output", is_error=False),
-            await self._write_file("error", is_error=True),
-        )
+        output = await self._write_file("output", is_error=False)
+        errors = await self._write_file("error", is_error=True)
         await resources.store.end(claim, ended, output, errors)
         _log.info("batch_ended", batch=claim.batch_id, status=ended)
 
@@ -141,7 +134,7 @@ class BatchRun:
         settings, claim = self._resources.settings, self._claim
         path = self._resources.files.path(claim.input_file_id)
         checked = await asyncio.to_thread(
-            check_file, path, claim.endpoint, lines_max=settings.lines_max, line_bytes_max=settings.line_bytes_max
+            validate_file, path, claim.endpoint, lines_max=settings.lines_max, line_bytes_max=settings.line_bytes_max
         )
         if checked.problems:
             await self._resources.store.fail(claim, checked.problems)
@@ -151,7 +144,7 @@ class BatchRun:
         return True
 
     async def _run_lines(self) -> str:
-        """Runs the lines that have no result. Returns as what the batch was stopped, empty when all were run."""
+        """Runs the lines that have no result. Returns the status as which the batch was stopped; empty if all lines ran."""
         running = asyncio.create_task(self._dispatch(), name=f"batch-lines-{self._claim.batch_id}")
         stopping = asyncio.create_task(self._stop.wait(), name=f"batch-stop-{self._claim.batch_id}")
         try:
@@ -160,9 +153,9 @@ class BatchRun:
             for task in (running, stopping):
                 task.cancel()
             await asyncio.wait({running, stopping})
-            await self._settle()
+            await self._store_rest()
         if not running.cancelled() and (failure := running.exception()) is not None:
-            raise _first(failure) if isinstance(failure, ExceptionGroup) else failure
+            raise first_failure(failure)
         if self._stop.is_set() and running.cancelled():
             return self._stopped_as
         if self._leaves_lines:
@@ -175,12 +168,12 @@ class BatchRun:
         reader = self._open()
         try:
             async with asyncio.TaskGroup() as tasks:
-                while chunk := await asyncio.to_thread(reader.read, done, _CHUNK_LINES):
+                while chunk := await asyncio.to_thread(reader.read, done, _LINES_PER_READ):
                     for line in chunk:
                         await resources.slots.take()
-                        if self._leaves_lines or resources.is_draining():
+                        if self._leaves_lines or resources.pipeline.is_draining:
                             self._leaves_lines = True
-                            resources.slots.give()
+                            resources.slots.release()
                             return
                         tasks.create_task(self._run_line(line))
         finally:
@@ -194,34 +187,34 @@ class BatchRun:
     async def _run_line(self, line: Line) -> None:
         try:
             result = await self._resources.lines.run(self._claim.endpoint, self._claim.owner, line)
-            await self._keep(result)
+            await self._store_result(result)
         except DrainingError:
-            # Those in flight end by themselves; the rest is left to another frontend.
+            # The lines in flight end; another frontend runs the rest.
             self._leaves_lines = True
         finally:
-            self._resources.slots.give()
+            self._resources.slots.release()
 
-    async def _keep(self, result: Result) -> None:
-        """Writes the result down. Those that come while another is written go together in the next transaction."""
-        self._new.append(result)
-        async with self._keeping:
-            if self._new:
-                await asyncio.shield(self._write_new())
+    async def _store_result(self, result: Result) -> None:
+        """Stores the result. Results that arrive during a write share the next transaction."""
+        self._unsaved.append(result)
+        async with self._storing:
+            if self._unsaved:
+                await asyncio.shield(self._write_unsaved())
 
-    def _write_new(self) -> asyncio.Task[None]:
-        new, self._new = self._new, []
-        self._writing = asyncio.create_task(self._resources.store.record(self._claim, new), name="batch-results")
+    def _write_unsaved(self) -> asyncio.Task[None]:
+        results, self._unsaved = self._unsaved, []
+        self._writing = asyncio.create_task(self._resources.store.record(self._claim, results), name="batch-results")
         return self._writing
 
-    async def _settle(self) -> None:
-        """Results that were there when the lines were stopped are kept too. Where that fails their lines are run again."""
+    async def _store_rest(self) -> None:
+        """Stores the results that exist when the lines are stopped. If that fails, their lines run again."""
         if self._writing is not None:
             await asyncio.wait({self._writing})
-        if self._new:
-            await asyncio.wait({self._write_new()})
+        if self._unsaved:
+            await asyncio.wait({self._write_unsaved()})
 
-    async def _keep_unrun(self, status: str) -> None:
-        """An error for every line that has no result; nothing is said of lines that ran."""
+    async def _store_unrun(self, status: str) -> None:
+        """Stores an error for every line that has no result."""
         resources, claim = self._resources, self._claim
         if status == EXPIRED:
             await resources.store.expire(claim)
@@ -229,39 +222,27 @@ class BatchRun:
         done = await resources.store.done_lines(claim)
         reader = self._open()
         try:
-            while chunk := await asyncio.to_thread(reader.read, done, _WRITTEN_AT_ONCE):
-                results = [unrun_result(line, resources.new_id(), code, message) for line in chunk]
+            while chunk := await asyncio.to_thread(reader.read, done, _RESULTS_PER_WRITE):
+                results = [unrun_result(line, resources.pipeline.new_id(), code, message) for line in chunk]
                 await resources.store.record(claim, results)
         finally:
             await asyncio.shield(asyncio.to_thread(reader.close))
 
     async def _write_file(self, kind: str, *, is_error: bool) -> OutputFile | None:
-        """The results as a file; None without any. Its id is the same however often it is written."""
+        """Writes the results to a file, whose id is always the same. Returns None if there are none."""
         resources, claim = self._resources, self._claim
         file_id = "file-" + hashlib.sha256(f"{claim.batch_id}/{kind}".encode()).hexdigest()[:32]
         file = resources.files.new(file_id)
         last = 0
         try:
             while rows := await resources.store.results(
-                claim, after_line=last, is_error=is_error, count=_WRITTEN_AT_ONCE
+                claim, after_line=last, is_error=is_error, count=_RESULTS_PER_WRITE
             ):
                 last = rows[-1][0]
-                await asyncio.to_thread(file.write, _joined([record for _, record in rows]))
+                await asyncio.to_thread(file.write, b"".join([record + b"\n" for _, record in rows]))
             if not last:
                 return None
             await asyncio.to_thread(file.commit)
         finally:
             await asyncio.shield(asyncio.to_thread(file.discard))
         return OutputFile(file_id=file_id, name=f"{claim.batch_id}_{kind}.jsonl", size_bytes=file.size_bytes)
-
-
-def _joined(records: Sequence[bytes]) -> bytes:
-    return b"\n".join(records) + b"\n"
-
-
-def _first(failures: ExceptionGroup[Exception]) -> Exception:
-    """What failed first: the rest is what it brought down."""
-    failure: Exception = failures
-    while isinstance(failure, ExceptionGroup):
-        failure = failure.exceptions[0]
-    return failure

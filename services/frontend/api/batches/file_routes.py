@@ -1,4 +1,4 @@
-"""POST, GET and DELETE of files."""
+"""/v1/files: upload, list, get, delete."""
 
 import asyncio
 import re
@@ -6,11 +6,12 @@ import re
 from aiohttp import web
 
 from kvmesh.errors import InvalidRequestError, NotFoundError, OverloadedError
-from services.frontend.api.batches.settings import BatchSettings
 from services.frontend.api.batches.upload import read_upload
 from services.frontend.api.http.boundary import Boundary
-from services.frontend.api.http.exchange import Exchange, json_response
+from services.frontend.api.http.exchange import Exchange
+from services.frontend.api.request_body import invalid_value
 from services.frontend.api.responses.pages import list_body, read_limit, read_order
+from services.frontend.settings import BatchSettings
 from services.frontend.stores.batch_rows import INPUT_PURPOSE, OUTPUT_PURPOSE, file_body
 from services.frontend.stores.files import FileStore
 
@@ -28,7 +29,6 @@ class FileRoutes:
         self._uploads = 0
 
     def add_routes(self, app: web.Application, boundary: Boundary) -> None:
-        """See Extension."""
         app.router.add_post(PATH, boundary.handler(self._upload))
         app.router.add_get(PATH, boundary.handler(self._list))
         app.router.add_get(PATH + "/{id}", boundary.handler(self._get))
@@ -50,22 +50,19 @@ class FileRoutes:
             )
             await asyncio.to_thread(file.commit)
             row = await self._files.add(
-                exchange.owner, file_id, name=form.name, purpose=form.purpose, size_bytes=file.size_bytes,
-                ttl_s=ttl_s,
-            )  # fmt: skip
+                exchange.owner, file_id, name=form.name, purpose=form.purpose, size_bytes=file.size_bytes, ttl_s=ttl_s
+            )
         finally:
             self._uploads -= 1
             await asyncio.shield(asyncio.to_thread(file.discard))
-        return json_response(file_body(row), headers=exchange.headers)
+        return exchange.json_response(file_body(row))
 
     async def _list(self, exchange: Exchange) -> web.StreamResponse:
         query = exchange.request.query
         refuse_unknown(exchange.request, ("limit", "after", "order", "purpose"))
         purpose = query.get("purpose")
         if purpose not in (None, INPUT_PURPOSE, OUTPUT_PURPOSE):
-            raise InvalidRequestError(
-                f"purpose must be {INPUT_PURPOSE} or {OUTPUT_PURPOSE}", field="purpose", reason="invalid_value"
-            )
+            raise invalid_value("purpose", f"{INPUT_PURPOSE} or {OUTPUT_PURPOSE}")
         rows, has_more = await self._files.page(
             exchange.owner,
             limit=read_limit(query, default=LIST_MAX, limit_max=LIST_MAX),
@@ -73,16 +70,16 @@ class FileRoutes:
             purpose=purpose,
             newest_first=read_order(query),
         )
-        return json_response(list_body([file_body(row) for row in rows], has_more=has_more), headers=exchange.headers)
+        return exchange.json_response(list_body([file_body(row) for row in rows], has_more=has_more))
 
     async def _get(self, exchange: Exchange) -> web.StreamResponse:
         row = await self._files.get(exchange.owner, file_id_of(exchange.request))
-        return json_response(file_body(row), headers=exchange.headers)
+        return exchange.json_response(file_body(row))
 
     async def _delete(self, exchange: Exchange) -> web.StreamResponse:
         file_id = file_id_of(exchange.request)
         await self._files.delete(exchange.owner, file_id)
-        return json_response({"id": file_id, "object": "file", "deleted": True}, headers=exchange.headers)
+        return exchange.json_response({"id": file_id, "object": "file", "deleted": True})
 
     async def _content(self, exchange: Exchange) -> web.StreamResponse:
         file_id = file_id_of(exchange.request)
@@ -92,7 +89,7 @@ class FileRoutes:
 
 
 def file_id_of(request: web.Request) -> str:
-    """The id in the path. NotFoundError when it cannot be one: it also becomes a file's name."""
+    """Returns the id in the path. Raises NotFoundError if it is malformed, since it becomes part of a file name."""
     file_id = request.match_info["id"]
     if not is_file_id(file_id):
         raise NotFoundError(f"there is no file {file_id[:64]!r}", field="file_id", reason="file_not_found")
@@ -100,12 +97,11 @@ def file_id_of(request: web.Request) -> str:
 
 
 def is_file_id(text: str) -> bool:
-    """What an id of a file looks like."""
     return _ID.match(text) is not None
 
 
 def refuse_unknown(request: web.Request, known: tuple[str, ...]) -> None:
-    """InvalidRequestError for a query parameter that nobody reads."""
+    """Raises InvalidRequestError for a query parameter that is not known."""
     for name in request.query:
         if name not in known:
             raise InvalidRequestError(f"unknown parameter: {name[:64]}", field=name[:64], reason="unknown_field")

@@ -1,4 +1,4 @@
-"""Files and batches as one part of a frontend."""
+"""Files and batches: the part of a frontend that owns their stores, routes and runner."""
 
 from pathlib import Path
 from random import Random
@@ -9,15 +9,15 @@ from kvmesh.errors import NotFoundError, UnavailableError
 from kvmesh.telemetry import Instruments, event_logger
 from services.frontend.api.batches.batch_run import BatchResources, LineSlots
 from services.frontend.api.batches.file_routes import FileRoutes
-from services.frontend.api.batches.line_runner import Endpoints, LineRunner
+from services.frontend.api.batches.line_runner import LineRunner
 from services.frontend.api.batches.routes import BatchRoutes
 from services.frontend.api.batches.runner import BatchRunner
-from services.frontend.api.batches.service import BatchCalls
-from services.frontend.api.batches.settings import BatchSettings
+from services.frontend.api.batches.service import BatchService
 from services.frontend.api.http.boundary import Boundary
 from services.frontend.api.http.exchange import Exchange
 from services.frontend.api.responses.serve import Responses
 from services.frontend.pipeline.pipeline import Pipeline
+from services.frontend.settings import BatchSettings
 from services.frontend.stores.batch_rows import MIGRATIONS
 from services.frontend.stores.batches import BatchStore
 from services.frontend.stores.database import Database
@@ -27,12 +27,12 @@ _log = event_logger(__name__)
 
 
 class Batches:
-    """A running part and an extension: the stores, the routes, and the runner."""
+    """A running part. `directory`: of the files and the store, unless the settings name another one."""
 
     def __init__(
         self,
-        directory: Path,
         settings: BatchSettings,
+        directory: Path,
         pipeline: Pipeline,
         responses: Responses,
         instruments: Instruments,
@@ -40,6 +40,7 @@ class Batches:
         instance_id: str,
     ) -> None:
         self._settings = settings
+        directory = Path(settings.directory).expanduser() if settings.directory else directory / "batches"
         self._database = Database(
             directory / "batches.sqlite",
             MIGRATIONS,
@@ -48,41 +49,34 @@ class Batches:
         )
         self._files = FileStore(directory, self._database, settings, pipeline.clock)
         store = BatchStore(self._database, settings, pipeline.clock, instance_id=instance_id)
-        endpoints = Endpoints(responses, settings)
         self._runner = BatchRunner(
             BatchResources(
                 store=store,
                 files=self._files,
-                lines=LineRunner(pipeline, endpoints, settings, Random(instance_id)),
+                lines=LineRunner(pipeline, responses, settings, Random(instance_id)),
                 slots=LineSlots(pipeline, settings),
                 settings=settings,
-                clock=pipeline.clock,
-                new_id=pipeline.new_id,
-                is_draining=lambda: pipeline.is_draining,
+                pipeline=pipeline,
             )
         )
-        self._calls = BatchCalls(store, self._files, self._runner, settings, pipeline.new_id)
-        self._routes = (
-            FileRoutes(self._files, settings),
-            BatchRoutes(store, self._files, self._runner, settings),
-        )
+        self._service = BatchService(store, self._files, self._runner, settings, pipeline.new_id)
         self._is_on = settings.is_on
         instruments.gauge_function(
-            "running_batches", "Batches that this frontend works on.", lambda: float(self._runner.running)
+            "running_batches", "Batches that this frontend works on.", lambda: float(self.running)
         )
 
     @property
-    def calls(self) -> BatchCalls | None:
-        """Batches for other callers than HTTP; None where there are none, which is known once it has started."""
-        return self._calls if self._is_on else None
+    def service(self) -> BatchService | None:
+        """Batches for gRPC clients; None if they are off, which is known after `start`."""
+        return self._service if self._is_on else None
 
     @property
     def running(self) -> int:
-        """Batches that this process works on."""
+        """The number of batches that this process works on."""
         return self._runner.running
 
     async def start(self) -> None:
-        """Opens the store. Where it was not asked for by name and cannot be had, there are no batches."""
+        """Opens the store. If its directory is the default and it cannot be opened, batches are off."""
         if not self._is_on:
             return
         try:
@@ -100,18 +94,17 @@ class Batches:
             await self._runner.run()
 
     async def aclose(self) -> None:
-        """Closes the store."""
         await self._database.aclose()
 
     def add_routes(self, app: web.Application, boundary: Boundary) -> None:
-        """See Extension. Started before: it is known whether there are batches."""
+        """Called after `start`, which decides whether there are batches."""
         if self._is_on:
-            for routes in self._routes:
-                routes.add_routes(app, boundary)
+            FileRoutes(self._files, self._settings).add_routes(app, boundary)
+            BatchRoutes(self._service, self._settings).add_routes(app, boundary)
             return
         for path in ("/v1/files{rest:(/.*)?}", "/v1/batches{rest:(/.*)?}"):
-            app.router.add_route("*", path, boundary.handler(_off))
+            app.router.add_route("*", path, boundary.handler(_serve_off))
 
 
-async def _off(_: Exchange) -> web.StreamResponse:
+async def _serve_off(_: Exchange) -> web.StreamResponse:
     raise NotFoundError("this frontend has no files and batches", reason="batches_off")

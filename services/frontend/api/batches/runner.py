@@ -1,4 +1,4 @@
-"""Looks for batches that nobody works on, and works on them."""
+"""Claims batches that no frontend works on, and runs them."""
 
 import asyncio
 from contextlib import suppress
@@ -16,7 +16,7 @@ _RELEASE_TIMEOUT_S = 2.0
 
 
 class BatchRunner:
-    """Runs until cancelled. Several processes of one directory share the batches by their leases."""
+    """Runs until cancelled. Processes that share a directory share its batches by leases."""
 
     def __init__(self, resources: BatchResources) -> None:
         self._resources = resources
@@ -25,21 +25,19 @@ class BatchRunner:
 
     @property
     def running(self) -> int:
-        """Batches that this process works on."""
         return len(self._runs)
 
     def wake(self, batch_id: str = "") -> None:
-        """There is a new batch, or this one has changed."""
+        """Ends the pause between two claims. `batch_id`: a batch whose row has changed."""
         self._wakeup.set()
         if batch_id in self._runs:
-            self._runs[batch_id].look()
+            self._runs[batch_id].wake()
 
     async def run(self) -> None:
-        """Claims and runs; sweeps now and then."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._sweep(), name="batches-sweep")
             while True:
-                # A store that fails now is asked again at the next look.
+                # A store that fails is tried again after the pause.
                 with suppress(MeshError):
                     await self._claim_all(tasks)
                 self._wakeup.clear()
@@ -48,12 +46,12 @@ class BatchRunner:
                         await self._wakeup.wait()
 
     async def _claim_all(self, tasks: asyncio.TaskGroup) -> None:
-        while len(self._runs) < self._resources.settings.running_max and not self._resources.is_draining():
+        while len(self._runs) < self._resources.settings.running_max and not self._resources.pipeline.is_draining:
             claim = await self._resources.store.claim()
             if claim is None:
                 return
             if claim.batch_id in self._runs:
-                # This process lost its own lease for want of time; the run finds out by itself.
+                # This process was too slow to renew its lease; the old run finds out by itself.
                 return
             _log.info("batch_claimed", batch=claim.batch_id, status=claim.status, epoch=claim.epoch)
             run = self._runs[claim.batch_id] = BatchRun(claim, self._resources)
@@ -66,7 +64,7 @@ class BatchRunner:
         except LeaseLostError:
             _log.warning("batch_lease_lost", batch=claim.batch_id)
         except (DrainingError, asyncio.CancelledError) as ending:
-            # Another frontend need not wait until the lease ends.
+            # So that another frontend need not wait until the lease ends.
             with suppress(MeshError, LeaseLostError, TimeoutError):
                 async with asyncio.timeout(_RELEASE_TIMEOUT_S):
                     await store.release(claim)
@@ -83,9 +81,8 @@ class BatchRunner:
     async def _sweep(self) -> None:
         files: FileStore = self._resources.files
         while True:
-            # What fails now is swept later.
+            # A sweep that fails is repeated later.
             with suppress(MeshError, OSError):
-                gone = await files.sweep() + await self._resources.store.sweep()
-                if gone:
-                    _log.info("files_and_batches_deleted", count=gone)
+                if count := await files.sweep() + await self._resources.store.sweep():
+                    _log.info("files_and_batches_deleted", count=count)
             await asyncio.sleep(self._resources.settings.sweep_s)

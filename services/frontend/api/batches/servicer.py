@@ -9,52 +9,57 @@ from grpc.aio import ServicerContext
 
 from kvmesh.api.inference.v1 import inference_pb2 as pb
 from kvmesh.api.inference.v1 import inference_pb2_grpc
-from kvmesh.errors import NotFoundError
+from kvmesh.errors import InvalidRequestError, NotFoundError
 from kvmesh.rpc.codec.batch import batch_id_of, from_create_batch, to_batch, to_batch_result
-from services.frontend.access.caller import current_caller
-from services.frontend.api.batches.service import BatchCalls
+from services.frontend.access.interceptor import rpc_caller
+from services.frontend.api.batches.service import BatchService
 from services.frontend.stores.batch_rows import batch_body
 
+PAGE_DEFAULT, PAGE_MAX = 20, 100
 Context = ServicerContext[Any, Any]
 
 
 class BatchServicer(inference_pb2_grpc.InferenceServiceServicer):
-    """A tenant's batches are those that it made, here or over HTTP. `batches` gives None where there are none."""
+    """A tenant's batches are those that it created, here or over HTTP. `batches` returns None if they are off."""
 
-    def __init__(self, batches: Callable[[], BatchCalls | None]) -> None:
+    def __init__(self, batches: Callable[[], BatchService | None]) -> None:
         self._batches = batches
 
     async def CreateBatch(self, request: pb.CreateBatchRequest, context: Context) -> pb.CreateBatchResponse:
-        row = await self._calls.create(_owner(), from_create_batch(request))
+        row = await self._service.create_from_call(_owner(), from_create_batch(request))
         return pb.CreateBatchResponse(batch=_batch(row))
 
     async def GetBatch(self, request: pb.GetBatchRequest, context: Context) -> pb.GetBatchResponse:
-        return pb.GetBatchResponse(batch=_batch(await self._calls.get(_owner(), batch_id_of(request))))
+        return pb.GetBatchResponse(batch=_batch(await self._service.store.get(_owner(), batch_id_of(request))))
 
     async def ListBatches(self, request: pb.ListBatchesRequest, context: Context) -> pb.ListBatchesResponse:
-        rows, has_more = await self._calls.page(_owner(), size=request.page_size, after=request.after)
+        if request.page_size > PAGE_MAX:
+            raise InvalidRequestError(f"page_size must be at most {PAGE_MAX}", field="page_size")
+        rows, has_more = await self._service.store.page(
+            _owner(), limit=request.page_size or PAGE_DEFAULT, after=request.after or None
+        )
         return pb.ListBatchesResponse(batches=[_batch(row) for row in rows], has_more=has_more)
 
     async def CancelBatch(self, request: pb.CancelBatchRequest, context: Context) -> pb.CancelBatchResponse:
-        return pb.CancelBatchResponse(batch=_batch(await self._calls.cancel(_owner(), batch_id_of(request))))
+        return pb.CancelBatchResponse(batch=_batch(await self._service.cancel(_owner(), batch_id_of(request))))
 
     async def ListBatchResults(
         self, request: pb.ListBatchResultsRequest, context: Context
     ) -> AsyncIterator[pb.ListBatchResultsResponse]:
-        async with aclosing(self._calls.results(_owner(), batch_id_of(request))) as results:
+        async with aclosing(self._service.results(_owner(), batch_id_of(request))) as results:
             async for result in results:
                 yield to_batch_result(result)
 
     @property
-    def _calls(self) -> BatchCalls:
-        calls = self._batches()
-        if calls is None:
+    def _service(self) -> BatchService:
+        service = self._batches()
+        if service is None:
             raise NotFoundError("this frontend has no files and batches", reason="batches_off")
-        return calls
+        return service
 
 
 def _owner() -> str:
-    return current_caller.get().tenant
+    return rpc_caller.get().tenant
 
 
 def _batch(row: Row) -> pb.Batch:

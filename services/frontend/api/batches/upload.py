@@ -1,4 +1,4 @@
-"""A file that comes as a multipart form, written to the disk as it comes."""
+"""Reads a file from a multipart form and writes it to disk as it arrives."""
 
 import asyncio
 from dataclasses import dataclass
@@ -7,13 +7,14 @@ from aiohttp import BodyPartReader, MultipartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from kvmesh.errors import InvalidRequestError, UnsupportedError
-from services.frontend.api.batches.settings import BatchSettings
+from services.frontend.api.request_body import invalid_value
+from services.frontend.settings import BatchSettings
 from services.frontend.stores.batch_rows import INPUT_PURPOSE
 from services.frontend.stores.files import NewFile
 
 FILE_TOO_LARGE = "body_too_large"
-_WRITTEN_AT_ONCE = 1 << 20
-_READ_AT_ONCE = 1 << 16
+_WRITE_BYTES = 1 << 20
+_READ_BYTES = 1 << 16
 _FIELD_BYTES_MAX = 1024
 _PARTS_MAX = 16
 _NAME_CHARACTERS_MAX = 255
@@ -21,7 +22,7 @@ _NAME_CHARACTERS_MAX = 255
 
 @dataclass(slots=True, kw_only=True)
 class Form:
-    """What the form said."""
+    """The fields of the form."""
 
     purpose: str = ""
     name: str = ""
@@ -36,15 +37,15 @@ _FIELDS = {"purpose": "purpose", "expires_after[anchor]": "anchor", "expires_aft
 async def read_upload(
     request: web.Request, file: NewFile, settings: BatchSettings, *, idle_timeout_s: float
 ) -> tuple[Form, float | None]:
-    """Reads the form into `file`; returns it and how long the file is to live. InvalidRequestError names the field."""
+    """Writes the form's file to `file`; returns the form and the lifetime of the file. InvalidRequestError names the field."""
     form = Form()
     try:
         async with asyncio.timeout(settings.upload_timeout_s):
             await _read_parts(await request.multipart(), form, file, settings, idle_timeout_s)
     except TimeoutError:
-        raise InvalidRequestError("the upload did not come in time", reason="body_timeout") from None
+        raise InvalidRequestError("the upload did not arrive in time", reason="body_timeout") from None
     except (web.RequestPayloadError, HttpProcessingError, ValueError, AssertionError, LookupError) as error:
-        # The framework's reader says in these words that a form is broken.
+        # aiohttp's reader raises these for a malformed form.
         raise InvalidRequestError("the form cannot be read", reason="invalid_body") from error
     return form, _checked(form, settings)
 
@@ -79,14 +80,14 @@ async def _write(part: BodyPartReader, file: NewFile, settings: BatchSettings, i
     size_bytes = 0
     while True:
         async with asyncio.timeout(idle_timeout_s):
-            chunk = await part.read_chunk(_READ_AT_ONCE)
+            chunk = await part.read_chunk(_READ_BYTES)
         size_bytes += len(chunk)
         if size_bytes > settings.file_bytes_max:
             raise InvalidRequestError(
                 f"the file is larger than {settings.file_bytes_max} bytes", field="file", reason=FILE_TOO_LARGE
             )
         data += chunk
-        if len(data) >= _WRITTEN_AT_ONCE or not chunk:
+        if len(data) >= _WRITE_BYTES or not chunk:
             await asyncio.to_thread(file.write, bytes(data))
             data.clear()
         if not chunk:
@@ -95,29 +96,23 @@ async def _write(part: BodyPartReader, file: NewFile, settings: BatchSettings, i
 
 def _checked(form: Form, settings: BatchSettings) -> float | None:
     if not form.purpose:
-        raise InvalidRequestError("purpose must be batch", field="purpose", reason="invalid_value")
+        raise invalid_value("purpose", INPUT_PURPOSE)
     if form.purpose != INPUT_PURPOSE:
         raise UnsupportedError(f"purpose can only be batch, not {form.purpose[:32]!r}", field="purpose")
     if not form.has_file:
-        raise InvalidRequestError("file must be a file", field="file", reason="invalid_value")
+        raise invalid_value("file", "a file")
     if not form.anchor and not form.ttl_text:
         return None
     if form.anchor != "created_at":
-        raise InvalidRequestError(
-            "expires_after.anchor must be created_at", field="expires_after.anchor", reason="invalid_value"
-        )
+        raise invalid_value("expires_after.anchor", "created_at")
     text = form.ttl_text
     if not (text.isascii() and text.isdigit() and len(text) < 12):
-        raise InvalidRequestError(
-            "expires_after.seconds must be an integer", field="expires_after.seconds", reason="invalid_value"
-        )
+        raise invalid_value("expires_after.seconds", "an integer")
     return check_ttl(int(text), settings, "expires_after.seconds")
 
 
 def check_ttl(ttl_s: int, settings: BatchSettings, field: str) -> float:
-    """How long a file is to live, within OpenAI's least and the settings' most."""
+    """Returns the lifetime of a file if it is between OpenAI's minimum and the setting's maximum."""
     if not 3600 <= ttl_s <= settings.file_ttl_s:
-        raise InvalidRequestError(
-            f"{field} must be an integer from 3600 to {settings.file_ttl_s:g}", field=field, reason="invalid_value"
-        )
+        raise invalid_value(field, f"an integer from 3600 to {settings.file_ttl_s:g}")
     return float(ttl_s)

@@ -1,13 +1,12 @@
-"""Turns the decoded messages of gRPC clients into requests of the pipeline. No protobuf here."""
+"""Converts the decoded messages of gRPC clients to requests of the pipeline, without protobuf."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from kvmesh.core import SamplingParams
 from kvmesh.errors import DeadlineError, InvalidRequestError, UnsupportedError
 from kvmesh.rpc.codec.inference import ChatCall, EmbedInputs, GenerateCall, Options
 from kvmesh.telemetry import current_traceparent
 from services.frontend.pipeline.embed import EmbedRequest
-from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.request import Conversation, Prompt, Request, ToolChoice, ToolMode
 
 _FIELDS = {each.name: f"options.sampling.{each.name}" for each in fields(SamplingParams)} | {
@@ -15,23 +14,22 @@ _FIELDS = {each.name: f"options.sampling.{each.name}" for each in fields(Samplin
 }
 
 
-def generate_request(pipeline: Pipeline, call: GenerateCall, left_s: float | None) -> Request:
-    """A prompt. `left_s`: seconds until the call's deadline."""
-    return _request(
-        pipeline, call.model, call.prompt, call.options, left_s, "prompt", adds_special_tokens=call.adds_special_tokens
-    )
+def generate_request(call: GenerateCall, request_id: str, left_s: float | None) -> Request:
+    """Converts a prompt. `left_s`: seconds until the call's deadline."""
+    request = _request(call.model, call.options, request_id, left_s, prompt=call.prompt, prompt_field="prompt")
+    return replace(request, adds_special_tokens=call.adds_special_tokens)
 
 
-def chat_request(pipeline: Pipeline, call: ChatCall, left_s: float | None) -> tuple[Request, Conversation]:
-    """A conversation, also as it is."""
+def chat_request(call: ChatCall, request_id: str, left_s: float | None) -> Request:
+    """Converts a conversation."""
     conversation = conversation_of(call)
-    return _request(pipeline, call.model, conversation, call.options, left_s, "messages"), conversation
+    return _request(call.model, call.options, request_id, left_s, prompt=conversation, prompt_field="messages")
 
 
-def embed_request(pipeline: Pipeline, call: EmbedInputs, left_s: float | None) -> EmbedRequest:
-    """Inputs for vectors."""
+def embed_request(call: EmbedInputs, request_id: str, left_s: float | None) -> EmbedRequest:
+    """Converts the inputs of an embedding call."""
     asked = Request(
-        request_id=pipeline.new_id(),
+        request_id=request_id,
         model=call.model,
         prompt="",
         priority=call.priority,
@@ -43,7 +41,7 @@ def embed_request(pipeline: Pipeline, call: EmbedInputs, left_s: float | None) -
 
 
 def conversation_of(call: ChatCall, *, prefix: str = "") -> Conversation:
-    """The conversation, its choice of tools checked."""
+    """Converts a conversation and checks its choice of tools."""
     return Conversation(
         messages=call.messages,
         tools=call.tools if call.tool_choice != "none" else (),
@@ -66,19 +64,12 @@ def _tool_choice(call: ChatCall, prefix: str) -> ToolChoice:
 
 
 def _request(
-    pipeline: Pipeline,
-    model: str,
-    prompt: Prompt,
-    options: Options,
-    left_s: float | None,
-    prompt_field: str,
-    *,
-    adds_special_tokens: bool = True,
+    model: str, options: Options, request_id: str, left_s: float | None, *, prompt: Prompt, prompt_field: str
 ) -> Request:
     if options.media:
-        raise UnsupportedError("no worker takes media", field="options.media", reason="media_unsupported")
+        raise UnsupportedError("no worker accepts media", field="options.media", reason="media_unsupported")
     return Request(
-        request_id=options.request_id or pipeline.new_id(),
+        request_id=request_id,
         model=model,
         prompt=prompt,
         sampling=options.sampling,
@@ -89,7 +80,6 @@ def _request(
         session_id=options.session_id,
         prompt_tokens_kept=options.prompt_tokens_kept,
         includes_stop=options.includes_stop,
-        adds_special_tokens=adds_special_tokens,
         timeout_s=timeout_s(options.timeout_s, left_s),
         traceparent=current_traceparent(),
         fields=_FIELDS | {"prompt": prompt_field},
@@ -97,7 +87,7 @@ def _request(
 
 
 def timeout_s(own_s: float | None, left_s: float | None) -> float | None:
-    """The shorter of the request's own time and what the call's deadline leaves. DeadlineError when that has passed."""
+    """Returns the shorter of the request's own timeout and the time to the call's deadline. Raises DeadlineError if that has passed."""
     limits = [limit for limit in (own_s, left_s) if limit is not None]
     if limits and min(limits) <= 0:
         raise DeadlineError("the caller's deadline has passed")

@@ -1,20 +1,15 @@
-"""A request of a gRPC client while it runs: the servicer takes its text at the client's pace, and its end is counted and logged."""
+"""Runs requests of gRPC clients, whose servicers read the answer at the pace of the client."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from kvmesh.core import TokenLogprob, Usage
+from kvmesh.core import TokenLogprob
 from kvmesh.errors import MeshError
 from kvmesh.rpc.http_status import http_status
-from services.frontend.metrics import UNKNOWN_MODEL
-from services.frontend.pipeline.pipeline import Pipeline
-from services.frontend.pipeline.prepare import Prepared
-from services.frontend.pipeline.request import Ending, Request, RequestResult
-
-_log = logging.getLogger(__name__)
+from services.frontend.api.run import CLIENT_GONE, RequestContext
+from services.frontend.pipeline.request import Ending, Request
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,14 +25,13 @@ class AnswerUpdate:
 
     @property
     def text(self) -> str:
-        """The new text, joined."""
         return "".join(self.texts)
 
 
-class PullOutlet:
-    """An outlet whose consumer takes updates at its own pace. What it has not taken yet is merged into one update per choice.
+class PullSink:
+    """Answer sink whose consumer takes updates at its own pace. Updates that wait are merged into one per choice.
 
-    With `is_whole` the consumer takes nothing before the request has ended well, so that the answer can begin anew.
+    With `is_whole` the consumer takes nothing before the request has succeeded, so that the answer can restart.
     """
 
     def __init__(self, *, is_whole: bool) -> None:
@@ -48,7 +42,6 @@ class PullOutlet:
     def on_text(
         self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
     ) -> None:
-        """See AnswerSink."""
         update = self._of(choice)
         update.texts.append(text)
         update.token_ids.extend(token_ids)
@@ -58,15 +51,12 @@ class PullOutlet:
             self._wakeup.set()
 
     def on_restart(self, choice: int) -> None:
-        """See AnswerSink."""
         self._updates.pop(choice, None)
 
     def on_prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
-        """See AnswerSink."""
         self._of(choice).prompt_logprobs = entries
 
     def on_end(self, choice: int, ending: Ending) -> None:
-        """See AnswerSink."""
         self._of(choice).ending = ending
         self._wakeup.set()
 
@@ -77,7 +67,7 @@ class PullOutlet:
         return update
 
     def take(self) -> list[AnswerUpdate]:
-        """Returns and forgets the pending updates, at most one per choice."""
+        """Returns and removes the pending updates, at most one per choice."""
         self._wakeup.clear()
         ready, self._updates = list(self._updates.values()), {}
         return ready
@@ -94,124 +84,66 @@ class PullOutlet:
 class RunningRequest:
     """Runs a request in a task of its own, so that its updates can be read meanwhile. Leaving the context cancels the task."""
 
-    def __init__(
-        self, pipeline: Pipeline, request: Request, *, is_stream: bool, began_s: float, path: str = "grpc"
-    ) -> None:
-        self._pipeline = pipeline
+    def __init__(self, context: RequestContext, request: Request, *, is_stream: bool, path: str = "grpc") -> None:
+        self._context = context
         self._request = request
-        self._began_s = began_s
         self._path = path
-        self._outlet = PullOutlet(is_whole=not is_stream)
-        self._task: asyncio.Task[RequestResult] | None = None
-        self._prepared: Prepared | None = None
-
-    @property
-    def prepared(self) -> Prepared:
-        """The request as it was submitted."""
-        assert self._prepared is not None
-        return self._prepared
-
-    @property
-    def answer(self) -> RequestResult:
-        """Totals, once `updates` has ended."""
-        assert self._task is not None
-        return self._task.result()
+        self._sink = PullSink(is_whole=not is_stream)
 
     async def __aenter__(self) -> "RunningRequest":
+        context = self._context
         try:
-            self._prepared = await self._pipeline.prepare(self._request, began_s=self._began_s)
+            self.prepared = await context.prepare(self._request)
         except MeshError as error:
-            self._account(error)
+            account_rpc(context, error, path=self._path)
             raise
-        run = self._pipeline.run(self._prepared, self._outlet, began_s=self._began_s)
-        self._task = asyncio.create_task(run, name=f"request {self._request.request_id}")
+        run = context.pipeline.run(self.prepared, self._sink, began_s=context.began_s)
+        self._task = asyncio.create_task(run, name=f"request {context.request_id}")
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        assert self._task is not None
         if not self._task.done():
             self._task.cancel()
             await asyncio.wait({self._task})
-        self._account(error)
+        account_rpc(self._context, error, path=self._path)
 
     async def updates(self) -> AsyncIterator[AnswerUpdate]:
-        """Yields updates until the request ends; then raises its failure, if any.
+        """Yields updates until the request ends, and then records its totals. Raises its failure, if any.
 
-        The updates of a whole answer come after the request has ended well.
+        The updates of a whole answer come after the request has succeeded.
         """
         task = self._task
-        assert task is not None
-        if self._outlet.is_whole:
+        if self._sink.is_whole:
             await asyncio.wait({task})
             task.result()
-        while True:
-            for update in self._outlet.take():
+        while not task.done():
+            for update in self._sink.take():
                 yield update
-            if task.done():
-                break
-            await self._outlet.wait(task)
-        for update in self._outlet.take():
+            await self._sink.wait(task)
+        for update in self._sink.take():
             yield update
-        task.result()
-
-    def _account(self, error: BaseException | None) -> None:
-        is_answered = error is None and self._task is not None
-        account(
-            self._pipeline,
-            self._request.request_id,
-            model=UNKNOWN_MODEL if self._prepared is None else self._prepared.model.name,
-            usage=self.answer.usage if is_answered else Usage(),
-            error=error,
-            began_s=self._began_s,
-            path=self._path,
-        )
+        result = task.result()
+        self._context.usage, self._context.ttft_s = result.usage, result.ttft_s
 
 
 @contextmanager
-def accounted(pipeline: Pipeline, request: Request, began_s: float) -> Iterator[list[Usage]]:
-    """Counts and logs a request without text. The caller appends its usage to the list."""
-    used: list[Usage] = []
-    failure: BaseException | None = None
+def accounted(context: RequestContext) -> Iterator[None]:
+    """Counts and logs a request that runs without a RunningRequest."""
     try:
-        yield used
+        yield
     except BaseException as error:
-        failure = error
+        account_rpc(context, error)
         raise
-    finally:
-        model = request.model if used else UNKNOWN_MODEL
-        usage = used[0] if used else Usage()
-        account(pipeline, request.request_id, model=model, usage=usage, error=failure, began_s=began_s)
+    account_rpc(context, None)
 
 
-def account(
-    pipeline: Pipeline,
-    request_id: str,
-    *,
-    model: str,
-    usage: Usage,
-    error: BaseException | None,
-    began_s: float,
-    path: str = "grpc",
-) -> None:
-    """Counts and logs a request that has ended, once."""
+def account_rpc(context: RequestContext, error: BaseException | None, *, path: str = "grpc") -> None:
+    """Counts and logs a request that has ended."""
     code, reason = 200, "ok"
     if isinstance(error, MeshError):
         code, reason = http_status(error)[0], error.reason
     elif isinstance(error, asyncio.CancelledError | GeneratorExit):
-        code, reason = 499, "client_gone"
+        code, reason = CLIENT_GONE, "client_gone"
     elif error is not None:
         code, reason = 500, "internal"
-    pipeline.metrics.requests.of(model, str(code)).value += 1
-    if not _log.isEnabledFor(logging.INFO):
-        return
-    data = {
-        "request_id": request_id,
-        "path": path,
-        "model": model,
-        "code": code,
-        "reason": reason,
-        "prompt_tokens": usage.prompt_tokens,
-        "output_tokens": usage.output_tokens,
-        "duration_s": round(pipeline.clock.now() - began_s, 6),
-    }
-    _log.info("request_finished", extra={"data": data})
+    context.account(path=path, code=code, reason=reason)

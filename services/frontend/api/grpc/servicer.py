@@ -11,7 +11,6 @@ from kvmesh.core import FinishReason
 from kvmesh.errors import InternalError, InvalidRequestError, MeshError
 from kvmesh.rpc.codec.inference import (
     MODEL_CHARACTERS_MAX,
-    GenerateCall,
     Options,
     ToolCallPiece,
     from_chat_request,
@@ -25,42 +24,54 @@ from kvmesh.rpc.codec.inference import (
 )
 from kvmesh.rpc.codec.scalars import required_text
 from kvmesh.rpc.deadline import remaining_s
-from services.frontend.access.caller import current_caller
-from services.frontend.api.answer_reader import Reading, reading_of
-from services.frontend.api.batches.service import BatchCalls
+from services.frontend.access.interceptor import rpc_caller
+from services.frontend.api.answer_reader import AnswerReader, make_reader
+from services.frontend.api.batches.service import BatchService
 from services.frontend.api.batches.servicer import BatchServicer
 from services.frontend.api.grpc.requests import chat_request, conversation_of, embed_request, generate_request
 from services.frontend.api.grpc.running import AnswerUpdate, RunningRequest, accounted
+from services.frontend.api.openai.bodies import echoed_prompt
+from services.frontend.api.run import RequestContext
 from services.frontend.models import ServedModel
 from services.frontend.parsers.parts import WARNINGS, CallArguments, CallBegin, Part, Reasoning, Warned
 from services.frontend.pipeline.pipeline import Pipeline
-from services.frontend.pipeline.prepare import Prepared, checked_ids, tokens_of
+from services.frontend.pipeline.prepare import checked_ids, tokens_of
 from services.frontend.pipeline.request import Prompt, Request
 
 SERVICE_NAME = "kvmesh.inference.v1.InferenceService"
 
 
 class InferenceServicer(BatchServicer):
-    """Serves gRPC clients. Failures leave as MeshError; the server's interceptor makes statuses of them."""
+    """Serves gRPC clients. Raises MeshError; the server's interceptor converts it to a status."""
 
-    def __init__(self, pipeline: Pipeline, batches: Callable[[], BatchCalls | None] = lambda: None) -> None:
+    def __init__(self, pipeline: Pipeline, batches: Callable[[], BatchService | None] = lambda: None) -> None:
         super().__init__(batches)
         self._pipeline = pipeline
+
+    def _context(self, request_id: str = "") -> RequestContext:
+        pipeline = self._pipeline
+        return RequestContext(
+            pipeline=pipeline,
+            request_id=request_id or pipeline.new_id(),
+            began_s=pipeline.clock.now(),
+            caller=rpc_caller.get(),
+        )
 
     async def Generate(
         self, request: pb.GenerateRequest, context: ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.GenerateResponse]:
-        began_s = self._pipeline.clock.now()
         call = from_generate_request(request)
-        asked = generate_request(self._pipeline, call, remaining_s(context))
-        async with RunningRequest(self._pipeline, asked, is_stream=call.options.is_stream, began_s=began_s) as running:
-            echo = _echo(call, running.prepared) if call.echoes else ""
+        api_context = self._context(call.options.request_id)
+        request_id = api_context.request_id
+        generate = generate_request(call, request_id, remaining_s(context))
+        async with RunningRequest(api_context, generate, is_stream=call.options.is_stream) as running:
+            echo = echoed_prompt(running.prepared) if call.echoes else ""
             opened: set[int] = set()
             async for update in running.updates():
                 text = update.text if update.choice in opened else echo + update.text
                 opened.add(update.choice)
                 yield to_generate_response(
-                    asked.request_id,
+                    request_id,
                     update.choice,
                     text=text,
                     token_ids=update.token_ids if call.options.returns_token_ids else (),
@@ -68,36 +79,27 @@ class InferenceServicer(BatchServicer):
                     finish=update.ending.reason if update.ending is not None else None,
                     prompt_logprobs=update.prompt_logprobs,
                 )
-            yield to_generate_usage(asked.request_id, running.answer.usage)
+            yield to_generate_usage(request_id, api_context.usage)
 
     async def Chat(self, request: pb.ChatRequest, context: ServicerContext[Any, Any]) -> AsyncIterator[pb.ChatResponse]:
-        began_s = self._pipeline.clock.now()
         call = from_chat_request(request)
-        asked, conversation = chat_request(self._pipeline, call, remaining_s(context))
-        async with RunningRequest(self._pipeline, asked, is_stream=call.options.is_stream, began_s=began_s) as running:
-            reading = reading_of(
-                running.prepared.model,
-                conversation,
-                running.prepared.generation.token_ids,
-                request_id=asked.request_id,
-                choices=asked.choices,
-                parses_tools=call.tool_choice != "none",
-                constraint=running.prepared.generation.sampling.constraint,
-                includes_reasoning=call.includes_reasoning,
-            )
+        api_context = self._context(call.options.request_id)
+        request_id = api_context.request_id
+        chat = chat_request(call, request_id, remaining_s(context))
+        async with RunningRequest(api_context, chat, is_stream=call.options.is_stream) as running:
+            reader = make_reader(running.prepared, choices=chat.choices, includes_reasoning=call.includes_reasoning)
             async for update in running.updates():
-                response = _chat_response(asked.request_id, update, call.options, reading)
+                response = _chat_response(request_id, update, call.options, reader)
                 if response is not None:
                     yield response
-            usage = running.answer.usage
-            yield to_chat_usage(asked.request_id, usage if reading is None else reading.counted(usage))
+            yield to_chat_usage(request_id, reader.add_reasoning_tokens(api_context.usage))
 
     async def Embed(self, request: pb.EmbedRequest, context: ServicerContext[Any, Any]) -> pb.EmbedResponse:
-        began_s = self._pipeline.clock.now()
-        embed = embed_request(self._pipeline, from_embed_request(request), remaining_s(context))
-        with accounted(self._pipeline, embed.asked, began_s) as used:
-            result = await self._pipeline.embed(embed, began_s=began_s)
-            used.append(result.usage)
+        api_context = self._context()
+        embed = embed_request(from_embed_request(request), api_context.request_id, remaining_s(context))
+        with accounted(api_context):
+            result = await self._pipeline.embed(embed, caller=api_context.caller, began_s=api_context.began_s)
+            api_context.model_name, api_context.usage = embed.asked.model, result.usage
         return to_embed_response(result)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: ServicerContext[Any, Any]) -> pb.TokenizeResponse:
@@ -107,20 +109,20 @@ class InferenceServicer(BatchServicer):
             prompt: Prompt = request.text
             field = "text"
         elif kind == "chat":
-            # The model is named once, outside; what the conversation says of it counts for nothing.
+            # The request names the model; the conversation's own `model` is ignored.
             request.chat.model = request.chat.model or request.model
             prompt = conversation_of(from_chat_request(request.chat, prefix="chat."), prefix="chat.")
             field = "chat.messages"
         else:
             raise InvalidRequestError("text or chat must be given", field="input")
-        asked = Request(
+        tokenized = Request(
             request_id="",
             model=model.name,
             prompt=prompt,
             adds_special_tokens=request.add_special_tokens,
             fields={"prompt": field},
         )
-        token_ids = await tokens_of(asked, model, self._pipeline.settings) if prompt else []
+        token_ids = await tokens_of(tokenized, model, self._pipeline.settings) if prompt else []
         return pb.TokenizeResponse(token_ids=token_ids, context_tokens_max=model.context_tokens_max)
 
     async def Detokenize(
@@ -135,7 +137,7 @@ class InferenceServicer(BatchServicer):
     async def ListModels(
         self, request: pb.ListModelsRequest, context: ServicerContext[Any, Any]
     ) -> pb.ListModelsResponse:
-        caller = current_caller.get()
+        caller = rpc_caller.get()
         models = [
             pb.Model(
                 name=model.name,
@@ -151,32 +153,26 @@ class InferenceServicer(BatchServicer):
 
     def _model(self, name: str) -> ServedModel:
         model = self._pipeline.models.find(required_text(name, "model", MODEL_CHARACTERS_MAX))
-        current_caller.get().check_model(model.adapter or model.name)
+        rpc_caller.get().check_model(model.adapter or model.name)
         return model
 
 
 def _chat_response(
-    request_id: str, update: AnswerUpdate, options: Options, reading: Reading | None
+    request_id: str, update: AnswerUpdate, options: Options, reader: AnswerReader
 ) -> pb.ChatResponse | None:
-    """None when all there is may still become a tool call."""
+    """Returns None if all the text may still become a tool call."""
     finish = update.ending.reason if update.ending is not None else None
-    text, reasoning = update.text, ""
-    warnings: Sequence[MeshError] = ()
-    calls: tuple[ToolCallPiece, ...] = ()
-    if reading is not None:
-        choice = update.choice
-        parts = [
-            *reading.push(choice, text, len(update.token_ids)),
-            *(reading.flush(choice) if finish is not None else ()),
-        ]
-        text = "".join(part for part in parts if isinstance(part, str))
-        reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
-        warnings = _warnings(parts)
-        calls = _pieces(reading, choice, parts)
-        if finish is FinishReason.STOP and reading.calls(choice):
-            finish = FinishReason.TOOL_CALLS
-        if not (text or reasoning or calls or warnings or finish or update.logprobs or options.returns_token_ids):
-            return None
+    choice = update.choice
+    parts = [*reader.push(choice, update.text, len(update.token_ids)), *(reader.flush(choice) if finish else ())]
+    text = "".join(part for part in parts if isinstance(part, str))
+    reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
+    warnings = _warnings(parts)
+    calls = _pieces(reader, choice, parts)
+    if finish is FinishReason.STOP and reader.calls(choice):
+        finish = FinishReason.TOOL_CALLS
+    is_empty = not (text or reasoning or calls or warnings or finish or update.logprobs or options.returns_token_ids)
+    if is_empty and not reader.is_plain:
+        return None
     return to_chat_response(
         request_id,
         update.choice,
@@ -191,26 +187,19 @@ def _chat_response(
 
 
 def _warnings(parts: Sequence[Part]) -> list[MeshError]:
-    """Each reason once, in the order they came up."""
+    """Returns each reason once, in the order of occurrence."""
     reasons = dict.fromkeys(part.reason for part in parts if isinstance(part, Warned))
     return [InternalError(WARNINGS[reason], reason=reason) for reason in reasons]
 
 
-def _pieces(reading: Reading, choice: int, parts: Sequence[Part]) -> tuple[ToolCallPiece, ...]:
-    """One piece per call: its name if it began here, and what came of its arguments."""
+def _pieces(reader: AnswerReader, choice: int, parts: Sequence[Part]) -> tuple[ToolCallPiece, ...]:
+    """Returns one piece per call: its name if it begins here, and the new part of its arguments."""
     pieces: dict[int, ToolCallPiece] = {}
     for part in parts:
         if isinstance(part, CallBegin):
-            call_id = reading.call_id(choice, part)
+            call_id = reader.call_id(choice, part)
             pieces[part.number] = ToolCallPiece(index=part.number, call_id=call_id, name=part.name, arguments="")
         elif isinstance(part, CallArguments):
             known = pieces.get(part.number) or ToolCallPiece(index=part.number, call_id="", name="", arguments="")
             pieces[part.number] = replace(known, arguments=known.arguments + part.text)
     return tuple(pieces.values())
-
-
-def _echo(call: GenerateCall, prepared: Prepared) -> str:
-    if isinstance(call.prompt, str):
-        return call.prompt
-    skips = prepared.request.sampling.skip_special_tokens
-    return prepared.model.text.decode(prepared.generation.token_ids, skip_special_tokens=skips)

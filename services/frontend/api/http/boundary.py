@@ -1,7 +1,7 @@
-"""Runs the handler of one HTTP request: authenticates it, turns failures into responses, counts and logs its outcome once."""
+"""Runs the handler of one HTTP request: authenticates it, converts failures to responses, counts and logs its outcome."""
 
 import asyncio
-import logging
+import math
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -9,24 +9,24 @@ from typing import Any
 
 from aiohttp import web
 
-from kvmesh.errors import MeshError
-from services.frontend.access.caller import current_caller
-from services.frontend.api.http.cross_origin import CrossOrigin
-from services.frontend.api.http.event_pace import EventPace
-from services.frontend.api.http.exchange import CLIENT_GONE, Exchange, internal_error, json_response, status_of
-from services.frontend.api.openai.bodies import error_body, error_headers
-from services.frontend.metrics import UNKNOWN_MODEL
+from kvmesh.errors import WORKER_LOST_TWICE, MeshError, UnauthenticatedError
+from services.frontend.access.caller import ANYBODY
+from services.frontend.api.http.exchange import Exchange, json_response, status_of
+from services.frontend.api.http.stream import EventPace
+from services.frontend.api.openai.bodies import error_body
+from services.frontend.api.run import CLIENT_GONE
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.settings import HttpSettings
 
-_log = logging.getLogger(__name__)
 REQUEST_ID_HEADER = "x-request-id"
 MESH_ID_HEADER = "x-kvmesh-request-id"
 """The mesh's own id, which logs and `kvmesh explain` use; `x-request-id` echoes the client's."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}\Z")
+_CORS_METHODS = "GET, POST, DELETE, OPTIONS"
+_CORS_EXPOSED = "x-request-id, x-kvmesh-request-id, request-id, retry-after, x-kvmesh-warning, x-kvmesh-max-tokens"
 
 Serve = Callable[[Exchange], Awaitable[web.StreamResponse]]
-"""Answers an exchange. Raises a failure that happens before the first byte of the answer."""
+"""Serves one request. Raises a failure that happens before the first byte of the response."""
 ErrorBody = Callable[[MeshError], Mapping[str, Any]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -37,71 +37,86 @@ class Boundary:
     def __init__(self, pipeline: Pipeline, settings: HttpSettings) -> None:
         self._pipeline = pipeline
         self._settings = settings
-        self.cross_origin = CrossOrigin(settings)
+        self._origins = frozenset(settings.cors_origins)
         self._pace = EventPace(settings.detailed_events_per_s_max)
 
     def handler(self, serve: Serve, *, error_body: ErrorBody = error_body) -> Handler:
-        """The handler of a route. `error_body` gives failures the shape of the route's API."""
+        """Returns the handler of a route. `error_body` makes the error object of the route's API."""
         return partial(self._handle, serve, error_body)
 
     async def _handle(self, serve: Serve, error_body: ErrorBody, request: web.Request) -> web.StreamResponse:
-        request_id, client_id = self._pipeline.new_id(), client_id_of(request)
+        request_id = self._pipeline.new_id()
+        headers = {REQUEST_ID_HEADER: request_id, MESH_ID_HEADER: request_id, **self.common_headers(request)}
         exchange = Exchange(
             request=request,
             pipeline=self._pipeline,
             settings=self._settings,
             pace=self._pace,
             began_s=self._pipeline.clock.now(),
-            client_id=client_id,
+            caller=ANYBODY,
+            client_id="" if headers[REQUEST_ID_HEADER] == request_id else headers[REQUEST_ID_HEADER],
             request_id=request_id,
-            headers={
-                REQUEST_ID_HEADER: client_id or request_id,
-                MESH_ID_HEADER: request_id,
-                **self.cross_origin.headers(request),
-            },
+            headers=headers,
         )
         try:
             exchange.caller = self._pipeline.access.authenticate(request.headers)
-            current_caller.set(exchange.caller)
             return await serve(exchange)
         except asyncio.CancelledError:
             exchange.code, exchange.reason = CLIENT_GONE, "client_gone"
             raise
-        except MeshError as error:
-            return _failed_response(exchange, error, error_body)
         except Exception as error:  # noqa: BLE001 (the boundary that keeps defects from clients; logged)
-            return _failed_response(exchange, internal_error(error, request_id), error_body)
+            failure = error if isinstance(error, MeshError) else exchange.internal_error(error)
+            exchange.code, exchange.reason = status_of(failure), failure.reason
+            return error_response(failure, body=error_body(failure), headers=exchange.headers)
         finally:
-            self._account(exchange)
+            exchange.account(
+                path=request.path, code=exchange.code, reason=exchange.reason, client_id=exchange.client_id
+            )
 
-    def _account(self, exchange: Exchange) -> None:
-        model = exchange.model_name or UNKNOWN_MODEL
-        self._pipeline.metrics.requests.of(model, str(exchange.code)).value += 1
-        if not _log.isEnabledFor(logging.INFO):
-            return
-        data = {
-            "request_id": exchange.request_id,
-            "client_id": exchange.client_id,
-            "path": exchange.request.path,
-            "model": model,
-            "code": exchange.code,
-            "reason": exchange.reason,
-            "prompt_tokens": exchange.usage.prompt_tokens,
-            "output_tokens": exchange.usage.output_tokens,
-            "cached_tokens": exchange.usage.cached_tokens,
-            "ttft_s": None if exchange.ttft_s is None else round(exchange.ttft_s, 6),
-            "duration_s": round(self._pipeline.clock.now() - exchange.began_s, 6),
-        }
-        _log.info("request_finished", extra={"data": data})
+    def common_headers(self, request: web.Request) -> dict[str, str]:
+        """Returns the headers of every response: the client's own id of the request, and what its origin may read (CORS).
+
+        The client's id is never used inside the mesh.
+        """
+        client_id = request.headers.get(REQUEST_ID_HEADER, "")
+        headers = {REQUEST_ID_HEADER: client_id} if _REQUEST_ID.match(client_id) else {}
+        if not self._origins or not (origin := request.headers.get("Origin", "")):
+            return headers
+        if "*" in self._origins:
+            return headers | {"Access-Control-Allow-Origin": "*", "Access-Control-Expose-Headers": _CORS_EXPOSED}
+        headers["Vary"] = "Origin"
+        if origin in self._origins:
+            headers |= {"Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": _CORS_EXPOSED}
+        return headers
+
+    async def preflight(self, request: web.Request) -> web.Response:
+        """Answers OPTIONS, with which browsers ask whether a page may send a request."""
+        headers = self.common_headers(request)
+        headers.pop(REQUEST_ID_HEADER, None)
+        if "Access-Control-Allow-Origin" in headers:
+            headers["Access-Control-Allow-Methods"] = _CORS_METHODS
+            wanted = request.headers.get("Access-Control-Request-Headers", "")
+            headers["Access-Control-Allow-Headers"] = wanted or "authorization, content-type, x-request-id"
+            headers["Access-Control-Max-Age"] = str(round(self._settings.cors_age_s))
+        return web.Response(status=204, headers=headers)
 
 
-def _failed_response(exchange: Exchange, error: MeshError, error_body: ErrorBody) -> web.Response:
-    exchange.code, exchange.reason = status_of(error), error.reason
-    headers = {**exchange.headers, **error_headers(error)}
-    return json_response(error_body(error), status=exchange.code, headers=headers)
+def error_response(
+    error: MeshError, *, headers: Mapping[str, str], status: int = 0, body: Mapping[str, Any] | None = None
+) -> web.Response:
+    """Returns the response of a failure; by default with OpenAI's error object and the error's own status."""
+    return json_response(
+        body or error_body(error), status=status or status_of(error), headers={**headers, **error_headers(error)}
+    )
 
 
-def client_id_of(request: web.Request) -> str:
-    """The client's own id of the request, for the log and for the echo; never used inside the mesh."""
-    given = request.headers.get(REQUEST_ID_HEADER, "")
-    return given if _REQUEST_ID.match(given) else ""
+def error_headers(error: MeshError) -> Mapping[str, str]:
+    """Returns Retry-After in whole seconds, or how to authenticate, or that the client must not retry."""
+    if isinstance(error, UnauthenticatedError):
+        return {"WWW-Authenticate": "Bearer"}
+    if error.reason == WORKER_LOST_TWICE:
+        # The request may have killed its workers. OpenAI's and Anthropic's clients retry any other 5xx.
+        return {"x-should-retry": "false"}
+    if error.retry_after_s is None:
+        return {}
+    return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}

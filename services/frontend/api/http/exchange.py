@@ -1,124 +1,105 @@
-"""One HTTP request on its way through an API: its body, its answer so far, and what is logged of it."""
+"""One HTTP request while it is served: its body, the headers of its response, and its outcome."""
 
-import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from aiohttp import StreamReader, web
+import orjson
+from aiohttp import web
 
 from kvmesh.clock import awake_timeout
-from kvmesh.core import Usage
-from kvmesh.errors import InternalError, InvalidRequestError, MeshError
+from kvmesh.errors import InvalidRequestError, MeshError
 from kvmesh.rpc.http_status import http_status
-from services.frontend.access.caller import ANYBODY, Caller
-from services.frontend.api.http.event_pace import EventPace
-from services.frontend.api.openai.bodies import to_json
-from services.frontend.api.request_body import read_object
-from services.frontend.api.run import WARNING_HEADER
+from services.frontend.api.http.stream import EventPace
+from services.frontend.api.request_body import parse_object
+from services.frontend.api.run import WARNING_HEADER, RequestContext
 from services.frontend.api.unknown_fields import read_tolerantly
-from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.settings import HttpSettings
 
-_log = logging.getLogger(__name__)
 BODY_TOO_LARGE = "body_too_large"
-CLIENT_GONE = 499
-"""nginx's status for a client that closed its connection before the answer was complete."""
-
-Read = TypeVar("Read")
+ParsedBody = TypeVar("ParsedBody")
 
 
 @dataclass(slots=True, kw_only=True)
-class Exchange:
-    """One HTTP request. `code`, `reason`, `model_name`, `usage` and `ttft_s` are for the log and the metrics."""
+class Exchange(RequestContext):
+    """`headers` go into the response. `code` and `reason` are for the log and the metrics."""
 
     request: web.Request
-    pipeline: Pipeline
     settings: HttpSettings
     pace: EventPace
-    began_s: float
-    request_id: str
     client_id: str
     headers: dict[str, str]
-    caller: Caller = ANYBODY
     code: int = 200
     reason: str = "ok"
-    model_name: str = ""
-    usage: Usage = field(default_factory=Usage)
-    ttft_s: float | None = None
 
     @property
     def owner(self) -> str:
-        """The tenant that owns what this request stores; empty where no keys are required."""
+        """The tenant that owns what this request stores; empty if no keys are required."""
         return self.caller.tenant
 
     async def read_object(self, *, adds_model: bool = True) -> dict[str, Any]:
-        """Reads the body as a JSON object. `adds_model`: fills in an absent `model` where only one is served.
+        """Reads the body as a JSON object. `adds_model`: fills in an absent `model` if only one is served.
 
-        InvalidRequestError when the body is too large, late, unreadable or not a JSON object.
+        Raises InvalidRequestError if the body is too large, late, unreadable or not a JSON object.
         """
-        values = read_object(await self._read_body())
+        content = self.request.content
+        if content.is_eof():
+            # Most bodies arrive with the head. This saves the two copies that aiohttp makes of a long one.
+            body = content.read_nowait()
+            while not content.at_eof():
+                body += content.read_nowait()
+            if len(body) > self.settings.body_bytes_max:
+                raise self._body_too_large()
+        else:
+            body = await self._wait_body()
+        values = parse_object(body)
         if adds_model and values.get("model") is None and self.settings.model_is_optional:
             served = self.pipeline.models.served()
             if len(served) == 1:
                 values["model"] = served[0].name
         return values
 
-    async def read_request(self, read: Callable[[dict[str, Any]], Read]) -> Read:
-        """Reads the body as `read` does. Unless the settings refuse them, fields that no API knows become a warning."""
+    async def read_request(self, read: Callable[[dict[str, Any]], ParsedBody]) -> ParsedBody:
+        """Reads the body with `read`. Ignores unknown fields with a warning, unless the settings refuse them."""
         values = await self.read_object()
         if self.settings.refuses_unknown_fields:
             return read(values)
-        request, ignored = read_tolerantly(read, values)
+        body, ignored = read_tolerantly(read, values)
         if ignored:
             self.warn(f"ignored: {' '.join(ignored)}")
-        return request
+        return body
 
     def warn(self, *warnings: str) -> None:
-        """Adds warnings to the answer's header."""
+        """Adds warnings to the header of the response."""
         if warnings:
-            self.headers[WARNING_HEADER] = ", ".join([*filter(None, [self.headers.get(WARNING_HEADER)]), *warnings])
+            earlier = self.headers.get(WARNING_HEADER)
+            self.headers[WARNING_HEADER] = ", ".join([earlier, *warnings] if earlier else warnings)
 
-    async def _read_body(self) -> bytes:
-        request = self.request
+    async def _wait_body(self) -> bytes:
         try:
-            if request.content.is_eof():
-                # Most bodies arrive with the head: there is nothing to wait for.
-                return self._take_body(request.content)
             async with awake_timeout(self.settings.body_timeout_s):
-                return await request.read()
+                return await self.request.read()
         except TimeoutError:
             raise InvalidRequestError("the body did not arrive in time", reason="body_timeout") from None
         except web.HTTPRequestEntityTooLarge:
-            raise self._too_large() from None
+            raise self._body_too_large() from None
         except (web.RequestPayloadError, ValueError) as error:
             raise InvalidRequestError("the body cannot be read", reason="invalid_body") from error
 
-    def _take_body(self, content: StreamReader) -> bytes:
-        """A complete body, without the two copies that aiohttp makes of a long one."""
-        body = content.read_nowait()
-        while not content.at_eof():
-            body += content.read_nowait()
-        if len(body) > self.settings.body_bytes_max:
-            raise self._too_large()
-        return body
-
-    def _too_large(self) -> InvalidRequestError:
+    def _body_too_large(self) -> InvalidRequestError:
         limit = self.settings.body_bytes_max
         return InvalidRequestError(f"the body is larger than {limit} bytes", reason=BODY_TOO_LARGE)
 
-
-def internal_error(error: Exception, request_id: str) -> InternalError:
-    """Logs an unexpected exception. The client gets the request's id and no detail."""
-    _log.error("request_defect", exc_info=error, extra={"data": {"request_id": request_id}})
-    return InternalError(f"internal error {request_id}", request_id=request_id)
+    def json_response(self, body: Any) -> web.Response:
+        """Returns a response of `body` with the headers of this exchange."""
+        return json_response(body, headers=self.headers)
 
 
 def status_of(error: MeshError) -> int:
-    """The HTTP status of an error. A body beyond the limit has a status of its own."""
+    """Returns the HTTP status of an error. A body beyond the limit has a status of its own."""
     return 413 if error.reason == BODY_TOO_LARGE else http_status(error)[0]
 
 
 def json_response(body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    """A response of `body` as compact JSON."""
-    return web.Response(body=to_json(body), status=status, headers=headers, content_type="application/json")
+    """Returns a response of `body` as compact JSON."""
+    return web.Response(body=orjson.dumps(body), status=status, headers=headers, content_type="application/json")

@@ -1,10 +1,10 @@
-"""Connections whose client has ended its own side: `nc -N`, or any socket after `shutdown(SHUT_WR)`.
+"""Connections whose client has closed its sending side: `nc -N`, or any socket after `shutdown(SHUT_WR)`.
 
-TCP tells a server the same thing, a FIN, when a client will send no more and when it is gone. The framework takes it for the
-latter. Here the answer goes on, and whether the client is gone shows when something is written to it: a closed socket answers
-with a reset. Until the answer begins, that something is `100 Continue`, which HTTP/1.1 clients skip wherever it comes.
+A server receives a FIN both from a client that will send nothing more and from one that is gone. aiohttp assumes the latter.
+Here the answer continues, and a write shows whether the client is gone, because a closed socket answers with a reset. Before
+the answer begins, `100 Continue` is written, which HTTP/1.1 clients ignore at any time.
 
-With TLS the event loop closes a connection whose client has ended its side, so there a FIN still means that it is gone.
+With TLS the event loop closes a connection after a FIN, so there the FIN means that the client is gone.
 """
 
 import asyncio
@@ -14,71 +14,69 @@ from typing import Any
 from aiohttp import StreamReader, web
 
 STREAM: web.RequestKey[Any] = web.RequestKey("stream", object)
-"""The event stream of a request, once there is one: what may not be interrupted when it `has_begun`."""
+"""The EventStream of a request, if it has one. Once it `has_begun`, nothing else may be written."""
 PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 PROBE_AFTER_S = 0.02
-"""Answers that take less need none."""
+"""Shorter answers need no probe."""
 PROBE_GAP_S = 5.0
-"""Until the second probe; each gap is five times the one before. Clients take only so many interim answers: Go's five."""
+"""Time to the second probe; each gap is five times the previous one. Clients accept few interim responses: Go's five."""
 PROBE_GAP_FACTOR = 5
-LOOK_S_MAX = 1.0
-"""Between two looks at the connection's state, which costs a system call."""
+CHECK_S_MAX = 1.0
+"""Longest time between two checks of the connection's state, each of which is a system call."""
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
 _TCP_CLOSE = 7
-"""The state in which a reset leaves a connection (Linux, tcp_states.h)."""
+"""State of a connection after a reset (Linux, tcp_states.h)."""
 
 
 class HalfClosingHandler(web.RequestHandler):
-    """Answers what was asked before the client ended its side, then closes.
+    """Answers the requests that came before the client closed its side, then closes the connection.
 
-    1. After the client's end no further request is read; those that came before it are answered.
-    2. A request whose body is not complete by then is cancelled, as is one whose client turns out to be gone.
+    A request whose body is incomplete by then is cancelled, and so is one whose client turns out to be gone.
     """
 
-    __slots__ = ("_has_ended", "_look_s", "_newest_body", "_probe_at_s", "_probe_gap_s")
+    __slots__ = ("_check_s", "_has_ended", "_newest_body", "_probe_at_s", "_probe_gap_s")
 
     def __init__(self, manager: web.Server, **kwargs: Any) -> None:
         super().__init__(manager, **kwargs)
         self._has_ended = False
         self._newest_body: StreamReader | None = None
-        self._look_s = PROBE_AFTER_S
+        self._check_s = PROBE_AFTER_S
         self._probe_at_s = 0.0
         self._probe_gap_s = PROBE_GAP_S
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """True keeps the connection open."""
+        """Returns True to keep the connection open."""
         transport = self.transport
-        if transport is None or transport.get_extra_info("sslcontext") is not None or not self._owes_answer():
+        if transport is None or transport.get_extra_info("sslcontext") is not None or not self._has_open_request():
             return None
         self._has_ended = True
-        self._close_if_last()
+        self._close_after_last()
         self._probe_at_s = self._loop.time() + PROBE_AFTER_S
-        self._loop.call_later(PROBE_AFTER_S, self._look)
+        self._loop.call_later(PROBE_AFTER_S, self._check_connection)
         return True
 
     def data_received(self, data: bytes) -> None:
-        """See the base class."""
         super().data_received(data)
         if self._messages:
             self._newest_body = self._messages[-1][1]
 
-    def _owes_answer(self) -> bool:
-        """Whether there is a request that is not answered yet, and all of the newest one came."""
+    def _has_open_request(self) -> bool:
+        """Returns whether a request is not answered yet, and the newest one has arrived completely."""
         is_idle = not self._messages and self._waiter is not None and not self._waiter.done()
         return not is_idle and self._newest_body is not None and self._newest_body.is_eof()
 
     async def finish_response(self, request: Any, resp: Any, start_time: float | None) -> tuple[Any, bool]:
-        """See the base class; also called for responses that are written already."""
-        self._close_if_last()
+        # aiohttp calls it also for responses that are written already.
+        self._close_after_last()
         return await super().finish_response(request, resp, start_time)
 
-    def _close_if_last(self) -> None:
-        """The base class closes behind the request that it handles, unless others wait."""
+    def _close_after_last(self) -> None:
+        """Makes aiohttp close the connection after the current request, unless others wait."""
         if self._has_ended and not self._messages:
             self._close = True
 
-    def _look(self) -> None:
-        """Cuts the connection off if the client is gone; probes now and then."""
+    def _check_connection(self) -> None:
+        """Closes the connection if the client is gone, and sends a probe if one is due."""
         transport = self.transport
         if transport is None or transport.is_closing():
             return
@@ -90,9 +88,9 @@ class HalfClosingHandler(web.RequestHandler):
             transport.write(PROBE)
             self._probe_at_s = now_s + self._probe_gap_s
             self._probe_gap_s *= PROBE_GAP_FACTOR
-            self._look_s = PROBE_AFTER_S
-        self._loop.call_later(self._look_s, self._look)
-        self._look_s = min(2 * self._look_s, LOOK_S_MAX)
+            self._check_s = PROBE_AFTER_S
+        self._loop.call_later(self._check_s, self._check_connection)
+        self._check_s = min(2 * self._check_s, CHECK_S_MAX)
 
     def _can_probe(self) -> bool:
         request = self._current_request
@@ -103,7 +101,7 @@ class HalfClosingHandler(web.RequestHandler):
 
 
 def _is_reset(transport: asyncio.Transport) -> bool:
-    """Whether the peer has reset the connection. Nothing is read any more, so the event loop does not notice by itself."""
+    """Returns whether the peer has reset the connection. The event loop does not notice, because nothing is read any more."""
     if _TCP_INFO is None:
         return False
     try:
@@ -114,14 +112,14 @@ def _is_reset(transport: asyncio.Transport) -> bool:
 
 
 class _Server(web.Server):
-    """Makes one such handler per connection."""
+    """Makes a HalfClosingHandler per connection."""
 
     def __call__(self) -> HalfClosingHandler:
         return HalfClosingHandler(self, loop=self._loop, **self._kwargs)
 
 
 class HalfClosingRunner(web.AppRunner):
-    """A runner whose connections are such handlers."""
+    """Runs a server of HalfClosingHandlers."""
 
     async def _make_server(self) -> web.Server:
         made = await super()._make_server()

@@ -1,27 +1,24 @@
-"""The HTTP server: routes, limits, and the one boundary where failures become answers."""
+"""The HTTP server: routes and limits."""
 
 import logging
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any, Protocol
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from kvmesh.errors import MeshError, NotFoundError
-from kvmesh.rpc.http_status import http_status
 from services.frontend.api.anthropic.body import MESSAGES_PATH, VERSION_HEADER
 from services.frontend.api.anthropic.body import error_body as messages_error_body
-from services.frontend.api.http.boundary import REQUEST_ID_HEADER, Boundary, Serve, client_id_of
+from services.frontend.api.http.boundary import Boundary, Serve, error_response
 from services.frontend.api.http.exchange import json_response
 from services.frontend.api.http.half_close import HalfClosingRunner
-from services.frontend.api.openai.bodies import error_body, error_headers, model_body
+from services.frontend.api.openai.bodies import model_body
 from services.frontend.api.openai.embeddings import serve_embeddings
 from services.frontend.api.openai.serve import serve_chat, serve_completion
 from services.frontend.api.openai.tokens import serve_detokenize, serve_tokenize
-from services.frontend.models import ServedModel
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.settings import HttpSettings
 
@@ -38,16 +35,12 @@ SERVED_PATHS: Mapping[str, Serve] = {
 }
 
 
-class Extension(Protocol):
-    """More of the API, kept in a package of its own."""
-
-    def add_routes(self, app: web.Application, boundary: Boundary) -> None:
-        """Adds its paths."""
-        ...
+AddRoutes = Callable[[web.Application, Boundary], None]
+"""Adds the routes of one more API."""
 
 
 class HttpServer:
-    """Serves the API. A part; `problems` tells for /health why models cannot be asked."""
+    """Serves OpenAI's API and `more_routes`. A part. `problems`: for /health, why models are not available."""
 
     def __init__(
         self,
@@ -56,10 +49,10 @@ class HttpServer:
         registry: CollectorRegistry,
         *,
         problems: Callable[[], Mapping[str, str]] = dict,
-        extensions: Sequence["Extension"] = (),
+        more_routes: Sequence[AddRoutes] = (),
     ) -> None:
         self._boundary = Boundary(pipeline, settings)
-        self._extensions = extensions
+        self._more_routes = more_routes
         self._pipeline = pipeline
         self._settings = settings
         self._registry = registry
@@ -69,12 +62,13 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """The port listened on; 0 before `start`."""
+        """The port; 0 before `start`."""
         return self._port
 
     async def start(self) -> None:
-        """Binds and serves. OSError when the address cannot be bound."""
-        app = web.Application(client_max_size=self._settings.body_bytes_max)
+        """Binds the address and serves. Raises OSError if the address cannot be bound."""
+        settings = self._settings
+        app = web.Application(client_max_size=settings.body_bytes_max)
         for path, serve in SERVED_PATHS.items():
             app.router.add_post(path, self._boundary.handler(serve))
         app.router.add_get("/v1/models", self._models)
@@ -83,23 +77,22 @@ class HttpServer:
         app.router.add_get("/live", self._live)
         app.router.add_get("/version", self._version)
         app.router.add_get("/metrics", self._metrics)
-        for extension in self._extensions:
-            extension.add_routes(app, self._boundary)
-        app.router.add_route("OPTIONS", ANY_PATH, self._preflight)
-        app.router.add_route("*", ANY_PATH, self._nothing)
+        for add_routes in self._more_routes:
+            add_routes(app, self._boundary)
+        app.router.add_route("OPTIONS", ANY_PATH, self._boundary.preflight)
+        app.router.add_route("*", ANY_PATH, self._no_route)
         self._runner = HalfClosingRunner(
             app,
             access_log=None,
             handle_signals=False,
             shutdown_timeout=1.0,
-            # A client that goes away cancels its handler, and with it the request on every hop.
+            # A client that disconnects cancels its handler, and with it the request on every hop.
             handler_cancellation=True,
-            max_line_size=self._settings.header_bytes_max,
-            max_field_size=self._settings.header_bytes_max,
-            max_headers=self._settings.headers_max,
+            max_line_size=settings.header_bytes_max,
+            max_field_size=settings.header_bytes_max,
+            max_headers=settings.headers_max,
         )
         await self._runner.setup()
-        settings = self._settings
         site = web.TCPSite(
             self._runner,
             settings.host,
@@ -110,40 +103,41 @@ class HttpServer:
         )
         await site.start()
         self._port = self._runner.addresses[0][1]
-        _log.info("http_server_started", extra={"data": {"host": self._settings.host, "port": self._port}})
+        _log.info("http_server_started", extra={"data": {"host": settings.host, "port": self._port}})
 
     async def aclose(self) -> None:
-        """Stops listening and cancels what is left. Idempotent."""
+        """Stops listening and cancels all handlers. Idempotent."""
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
 
     async def _models(self, request: web.Request) -> web.Response:
-        headers = self._common_headers(request)
+        headers = self._boundary.common_headers(request)
         try:
             caller = self._pipeline.access.authenticate(request.headers)
         except MeshError as error:
-            return _error_response(error, headers=headers)
-        models = [body for model in self._pipeline.models.served() for body in _entries(model)]
-        data = [body for body in models if caller.allows(body["id"])]
+            return error_response(error, headers=headers)
+        data = [
+            model_body(model, name)
+            for model in self._pipeline.models.served()
+            for name in (model.name, *model.adapters)
+            if caller.allows(name)
+        ]
         return json_response({"object": "list", "data": data}, headers=headers)
 
     async def _model(self, request: web.Request) -> web.Response:
-        name, headers = request.match_info["name"], self._common_headers(request)
+        name, headers = request.match_info["name"], self._boundary.common_headers(request)
         try:
             self._pipeline.access.authenticate(request.headers).check_model(name)
             return json_response(model_body(self._pipeline.models.find(name), name), headers=headers)
         except MeshError as error:
-            return _error_response(error, headers=headers)
-
-    async def _preflight(self, request: web.Request) -> web.Response:
-        return self._boundary.cross_origin.preflight(request)
+            return error_response(error, headers=headers)
 
     async def _health(self, _: web.Request) -> web.Response:
         models = [model.name for model in self._pipeline.models.served()]
         is_healthy = bool(models) and not self._pipeline.is_draining
-        why = "ok" if is_healthy else "draining" if self._pipeline.is_draining else "no model can be asked"
-        body = {"status": why, "models": models, "problems": dict(self._problems())}
+        status = "ok" if is_healthy else "draining" if self._pipeline.is_draining else "no model can be asked"
+        body = {"status": status, "models": models, "problems": dict(self._problems())}
         return json_response(body, status=200 if is_healthy else 503)
 
     async def _live(self, _: web.Request) -> web.Response:
@@ -156,31 +150,18 @@ class HttpServer:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
 
-    def _common_headers(self, request: web.Request) -> dict[str, str]:
-        client_id = client_id_of(request)
-        ids = {REQUEST_ID_HEADER: client_id} if client_id else {}
-        return ids | self._boundary.cross_origin.headers(request)
-
-    async def _nothing(self, request: web.Request) -> web.Response:
-        methods = await methods_of(request)
+    async def _no_route(self, request: web.Request) -> web.Response:
+        methods = await allowed_methods(request)
         what = f"has no {request.method}, only {', '.join(methods)}" if methods else "does not exist"
         error = NotFoundError(f"{request.path[:128]} {what}", reason="method_not_allowed" if methods else "not_found")
-        headers = self._common_headers(request) | ({"Allow": ", ".join(methods)} if methods else {})
+        headers = self._boundary.common_headers(request) | ({"Allow": ", ".join(methods)} if methods else {})
         is_anthropic = request.path.startswith(MESSAGES_PATH) or VERSION_HEADER in request.headers
-        body = messages_error_body(error) if is_anthropic else error_body(error)
-        return json_response(body, status=405 if methods else 404, headers=headers | error_headers(error))
-
-
-def _error_response(error: MeshError, *, headers: Mapping[str, str]) -> web.Response:
-    return json_response(error_body(error), status=http_status(error)[0], headers={**headers, **error_headers(error)})
-
-
-def _entries(model: ServedModel) -> list[dict[str, Any]]:
-    return [model_body(model, name) for name in (model.name, *model.adapters)]
+        body = messages_error_body(error) if is_anthropic else None
+        return error_response(error, status=405 if methods else 404, headers=headers, body=body)
 
 
 def tls_context(settings: HttpSettings) -> ssl.SSLContext | None:
-    """TLS as the settings want it. OSError (ssl.SSLError) when a file cannot be read."""
+    """Returns the TLS context; None without TLS. Raises OSError (ssl.SSLError) if a file cannot be read."""
     if not settings.tls_certificate_file:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -192,8 +173,8 @@ def tls_context(settings: HttpSettings) -> ssl.SSLContext | None:
     return context
 
 
-async def methods_of(request: web.Request) -> list[str]:
-    """The methods that the path has, whatever this request's is."""
+async def allowed_methods(request: web.Request) -> list[str]:
+    """Returns the methods of the request's path."""
     methods: set[str] = set()
     for resource in request.app.router.resources():
         if resource.canonical != ANY_PATH_CANONICAL:

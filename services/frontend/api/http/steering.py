@@ -1,12 +1,12 @@
-"""What headers say of a request: its session, its deadline, its trace, and, where allowed, where it must run."""
+"""Request headers that set the session, the deadline, the trace, and, if allowed, the workers of a request."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from kvmesh.errors import InvalidRequestError, PermissionDeniedError
+from services.frontend.api.http.exchange import Exchange
 from services.frontend.pipeline.request import Request
-from services.frontend.settings import HttpSettings
 
 SESSION, TIMEOUT, TRACE = "x-session-id", "x-request-timeout", "traceparent"
 PIN_PREFILL, PIN_DECODE = "x-kvmesh-pin-prefill", "x-kvmesh-pin-decode"
@@ -17,35 +17,33 @@ PLACES = {
     LABELS: "required_labels",
     PREFERRED_LABELS: "preferred_labels",
 }
-"""Headers that say where a request runs, where that is allowed, and what they are called further in."""
+"""Headers that choose workers, and the fields of Request that they set."""
 SESSION_BYTES_MAX = 256
 WORKER_CHARACTERS_MAX = 128
 LABELS_MAX = 16
 
 
-def steer(request: Request, headers: Mapping[str, str], settings: HttpSettings) -> Request:
-    """The request with what its headers add. Errors name the header."""
-    found: dict[str, object] = {}
+def steer(request: Request, exchange: Exchange) -> Request:
+    """Returns the request with the fields that its headers set. Errors name the header."""
+    headers = exchange.request.headers
+    found: dict[str, Any] = {}
     if trace := headers.get(TRACE, ""):
         found["traceparent"] = trace
     if session := headers.get(SESSION, ""):
         found["session_id"] = _limited(SESSION, session, SESSION_BYTES_MAX)
     if timeout := headers.get(TIMEOUT, ""):
         found["timeout_s"] = _seconds(timeout)
-    if places := {header: value for header in PLACES if (value := headers.get(header, ""))}:
-        found |= _places(places, settings)
-        found["fields"] = {**request.fields, **{PLACES[header]: header for header in places}}
-    return replace(request, **found) if found else request  # type: ignore[arg-type]
-
-
-def _places(places: Mapping[str, str], settings: HttpSettings) -> Mapping[str, object]:
-    found: dict[str, object] = {}
-    for header, value in places.items():
-        if not settings.allows_pins:
-            raise PermissionDeniedError(f"{header} is not allowed here", field=header, reason="pins_not_allowed")
-        is_labels = header in (LABELS, PREFERRED_LABELS)
-        found[PLACES[header]] = _labels(header, value) if is_labels else _limited(header, value, WORKER_CHARACTERS_MAX)
-    return found
+    names: dict[str, str] = {}
+    for header, field in PLACES.items():
+        if value := headers.get(header, ""):
+            if not exchange.settings.allows_pins:
+                raise PermissionDeniedError(f"{header} is not allowed here", field=header, reason="pins_not_allowed")
+            is_labels = header in (LABELS, PREFERRED_LABELS)
+            found[field] = _labels(header, value) if is_labels else _limited(header, value, WORKER_CHARACTERS_MAX)
+            names[field] = header
+    if names:
+        found["fields"] = {**request.fields, **names}
+    return replace(request, **found) if found else request
 
 
 def _limited(header: str, value: str, bytes_max: int) -> str:

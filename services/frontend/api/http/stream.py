@@ -1,96 +1,184 @@
-"""Writes a stream straight to its socket: one write per step, no general-purpose layer per chunk.
+"""Writes an event stream straight to its socket: one write per engine step, without the web framework's writer.
 
-The head, the chunked encoding and the end are written here, because the web framework's writer costs more per chunk than
-detokenising. A client that does not read makes the transport's buffer grow; above a bound tokens are merged: their text
-waits here and goes out in one chunk once the buffer has shrunk. Text is bounded by max_tokens, so this is bounded too.
+That writer costs more per chunk than detokenising, so the head, the chunked encoding and the end are written here. If a client
+does not read, the transport's buffer grows; above a bound, tokens are merged and go out in one chunk when the buffer has
+shrunk. max_tokens bounds the text, so this is bounded too.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
 
 import orjson
 
 from kvmesh.clock import awake_timeout
 from kvmesh.core import TokenLogprob, Usage
 from kvmesh.errors import MeshError
-from services.frontend.api.http.event_pace import EventPace
-from services.frontend.api.openai.bodies import error_body
-from services.frontend.api.openai.chunks import DONE, Chunks, event
 from services.frontend.pipeline.request import Ending
 
 LAST_CHUNK = b"0\r\n\r\n"
 KEEP_ALIVE = b": keep-alive\n\n"
+GAP_S_MIN = 0.001
+"""Shorter gaps between events are not worth a timer."""
 _POLL_S = 0.02
 _SIZES = [b"%x\r\n" % size for size in range(2048)]
-"""What comes before a chunk of the chunked encoding, by its size; longer ones are formatted."""
+"""The size line of a chunk, by its size; those of longer chunks are formatted."""
+
+
+class EventEncoder(Protocol):
+    """Encodes the events of one stream for one API.
+
+    `plain`: per choice the bytes before and after the JSON string of a chunk that is only text; None if no chunk is.
+    `keep_alive`: what is written when nothing else is.
+    """
+
+    plain: Sequence[tuple[bytes, ...]] | None
+    keep_alive: bytes
+
+    def begin_choice(self, choice: int) -> bytes:
+        """Returns what precedes the first text of a choice; may be empty."""
+        ...
+
+    def add_prompt_logprobs(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
+        """Receives the log-probabilities of the prompt, before `begin_choice`."""
+        ...
+
+    def encode_text(
+        self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
+    ) -> bytes:
+        """Encodes new text; empty if it must wait for more text."""
+        ...
+
+    def end_choice(self, choice: int, ending: Ending) -> bytes:
+        """Returns the last event of a choice."""
+        ...
+
+    def end(self, usage: Usage) -> bytes:
+        """Returns the last events of a request that succeeded."""
+        ...
+
+    def failure(self, error: MeshError) -> bytes:
+        """Returns the last event of a request that failed after its stream began."""
+        ...
+
+
+class EventPace:
+    """Limits the events per second of all streams with expensive events: those with log-probabilities or token ids.
+
+    With more open streams each has longer gaps, in which its tokens are collected. An event of one token costs several times
+    as much as one more token in it, most of it for the socket and the surrounding JSON. Without a limit a few hundred streams
+    take all of the event loop's time, and every other client waits.
+    """
+
+    def __init__(self, events_per_s_max: int) -> None:
+        self._event_s = 1 / events_per_s_max
+        self._open = 0
+
+    @property
+    def gap_s(self) -> float:
+        """The shortest time between two events of one stream."""
+        gap_s = self._open * self._event_s
+        return gap_s if gap_s >= GAP_S_MIN else 0.0
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Counts a stream while it is open."""
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+
+
+class _Backlog:
+    """Text of one choice that could not be written yet."""
+
+    __slots__ = ("_logprobs", "_texts", "_token_ids")
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] | None = None
+
+    def add(self, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None:
+        self._texts.append(text)
+        self._token_ids.extend(token_ids)
+        if logprobs is not None:
+            self._logprobs = [*(self._logprobs or ()), *logprobs]
+
+    def take(self) -> tuple[str, list[int], list[TokenLogprob] | None]:
+        return "".join(self._texts), self._token_ids, self._logprobs
 
 
 class EventStream:
-    """An outlet that is one HTTP response. Nothing is written before the first text, so that errors can be bodies.
+    """Answer sink that is one HTTP response. Nothing is written before the first text, so that failures can be bodies.
 
-    `tokens_max`: of each choice. `pace`: how often a choice may have an event; None as often as it has a token.
+    `tokens_max`: of each choice. `pace`: limits the events of a choice; None: one per token. `keep_alive_s`: time without a
+    write after which a keep-alive is written; 0: never.
 
-    1. Pieces of a choice are written in order; a choice's ending comes after all of its text.
-    2. After `close_*` nothing is written.
+    1. The pieces of a choice are written in order, its ending after all of its text.
+    2. After `finish`, `fail` or `close` nothing is written.
     3. `_line` is None unless a text can be written between its two pieces: the only choice has begun, its chunks are plain,
-       none waits, and the stream is not closed.
+       it has no backlog, and the stream is not closed.
     """
 
     __slots__ = (
-        "_buffer_bytes_max", "_chunks", "_has_begun", "_head", "_is_chunked", "_is_closed", "_is_open", "_is_quiet",
-        "_is_scheduled", "_is_shared", "_late", "_left", "_line", "_next_s", "_pace", "_pending", "_plain", "_timer",
-        "_tokens_max", "_transport",
+        "_backlogs", "_buffer_bytes_max", "_encoder", "_has_begun", "_head", "_is_chunked", "_is_closed", "_is_open",
+        "_is_quiet", "_is_scheduled", "_is_shared", "_keep_alive_s", "_keep_alive_timer", "_line", "_next_s", "_open_choices",
+        "_pace", "_pace_timer", "_pending", "_plain", "_tokens_max", "_transport",
     )  # fmt: skip
 
     is_whole = False
-    done = DONE
-    """What ends a stream that ended well."""
-    beat = KEEP_ALIVE
-    """What is written when nothing else is."""
 
     def __init__(
         self,
         transport: asyncio.Transport,
         head: bytes,
-        chunks: Chunks,
+        encoder: EventEncoder,
         *,
         choices: int,
         is_chunked: bool,
         buffer_bytes_max: int,
         tokens_max: int | None = None,
         pace: EventPace | None = None,
+        keep_alive_s: float = 0.0,
     ) -> None:
         self._pace = pace
         self._next_s = [0.0] * choices
-        self._timer: asyncio.TimerHandle | None = None
+        self._pace_timer: asyncio.TimerHandle | None = None
         self._tokens_max = tokens_max
         self._transport = transport
         self._head = head
-        self._chunks = chunks
-        self._plain = chunks.plain
+        self._encoder = encoder
+        self._plain = encoder.plain
         self._is_chunked = is_chunked
         self._buffer_bytes_max = buffer_bytes_max
         # Several choices share a socket: their chunks of one step are collected and written together.
         self._is_shared = choices > 1
         self._is_open = [False] * choices
-        self._late: list[_Late | None] = [None] * choices
+        self._backlogs: list[_Backlog | None] = [None] * choices
         self._pending: list[bytes] = []
-        self._left = choices
+        self._open_choices = choices
         self._has_begun = False
         self._is_scheduled = False
         self._is_closed = False
         self._is_quiet = True
         self._line: tuple[bytes, bytes, int] | None = None
+        self._keep_alive_s = keep_alive_s
+        self._keep_alive_timer: asyncio.TimerHandle | None = None
+        if keep_alive_s:
+            self._keep_alive_timer = asyncio.get_running_loop().call_later(keep_alive_s, self.keep_alive)
 
     @property
     def has_begun(self) -> bool:
-        """True once the head is on its way: a failure can only be an event now."""
+        """True once the head is written: from then on a failure can only be an event."""
         return self._has_begun
 
     def on_text(
         self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
     ) -> None:
-        """See AnswerSink. The hot path is a plain chunk on a socket that keeps up."""
+        # The hot path: a plain chunk on a socket that keeps up.
         line, transport = self._line, self._transport
         if (
             line is None
@@ -110,104 +198,99 @@ class EventStream:
         self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
     ) -> None:
         if self._is_closed or self._transport.is_closing():
-            # Some loops raise when a closed transport is written to; the handler's cancellation is on its way.
+            # Some loops raise when a closed transport is written to; the cancellation of the handler follows.
             return
         if not text and self._plain is not None:
             return
-        late = self._late[choice]
-        if self._transport.get_write_buffer_size() > self._buffer_bytes_max:
-            self._late[choice] = late = late or _Late()
-            late.add(text, token_ids, logprobs)
+        is_full = self._transport.get_write_buffer_size() > self._buffer_bytes_max
+        if is_full:
             self._line = None
+        backlog = self._backlogs[choice]
+        if is_full or (self._pace is not None and self._is_early(choice, self._pace)):
+            if backlog is None:
+                backlog = self._backlogs[choice] = _Backlog()
+            backlog.add(text, token_ids, logprobs)
             return
-        if self._pace is not None and self._waits(choice, self._pace):
-            self._late[choice] = late = late or _Late()
-            late.add(text, token_ids, logprobs)
-            return
-        if late is not None:
-            late.add(text, token_ids, logprobs)
-            text, token_ids, logprobs = late.take()
-            self._late[choice] = None
-        data = self._open(choice) + self._chunk(choice, text, token_ids, logprobs)
+        if backlog is not None:
+            backlog.add(text, token_ids, logprobs)
+            text, token_ids, logprobs = backlog.take()
+            self._backlogs[choice] = None
+        data = self._begin_choice(choice) + self._encode(choice, text, token_ids, logprobs)
         if len(token_ids) == self._tokens_max and not self._is_shared:
-            # All of the answer at once: its end comes with it, and one write is half of what two cost.
+            # All of the answer at once: its end follows at once, and one write costs half as much as two.
             self._pending.append(data)
             return
-        self._put(data)
+        self._send(data)
         if self._plain is not None and self._is_chunked and not self._is_shared:
             before, after = self._plain[choice]
             self._line = (before, after + b"\r\n", len(before) + len(after))
 
-    def _waits(self, choice: int, pace: EventPace) -> bool:
-        """Whether the choice's next event is not due yet; then it is written when it is."""
+    def _is_early(self, choice: int, pace: EventPace) -> bool:
+        """Returns whether the next event of the choice is not due yet; a timer then writes it."""
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         if now_s < self._next_s[choice]:
-            if self._timer is None:
-                self._timer = loop.call_at(self._next_s[choice], self._on_due)
+            if self._pace_timer is None:
+                self._pace_timer = loop.call_at(self._next_s[choice], self._send_due)
             return True
         self._next_s[choice] = now_s + pace.gap_s
         return False
 
-    def _on_due(self) -> None:
-        """Writes what the choices have collected. A client that does not keep up goes on collecting."""
-        self._timer = None
+    def _send_due(self) -> None:
+        """Writes the backlogs, unless the client does not keep up."""
+        self._pace_timer = None
         if self._is_closed or self._transport.get_write_buffer_size() > self._buffer_bytes_max:
             return
-        assert self._pace is not None, "the timer is the pace's"
+        assert self._pace is not None, "only a pace sets the timer"
         next_s = asyncio.get_running_loop().time() + self._pace.gap_s
         self._next_s = [next_s] * len(self._next_s)
-        self._put(self._take_late())
+        self._send(self._take_backlogs())
 
-    def _take_late(self) -> bytes:
-        """The events of all texts that wait."""
+    def _take_backlogs(self) -> bytes:
         data = b""
-        for choice, late in enumerate(self._late):
-            if late is not None:
-                self._late[choice] = None
-                data += self._open(choice) + self._chunk(choice, *late.take())
+        for choice, backlog in enumerate(self._backlogs):
+            if backlog is not None:
+                self._backlogs[choice] = None
+                data += self._begin_choice(choice) + self._encode(choice, *backlog.take())
         return data
 
-    def _chunk(
+    def _encode(
         self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
     ) -> bytes:
         if self._plain is None:
-            return self._chunks.text(choice, text, token_ids, logprobs)
+            return self._encoder.encode_text(choice, text, token_ids, logprobs)
         before, after = self._plain[choice]
         return b"%b%b%b" % (before, orjson.dumps(text), after)
 
-    def _open(self, choice: int) -> bytes:
+    def _begin_choice(self, choice: int) -> bytes:
         if self._is_open[choice]:
             return b""
         self._is_open[choice] = True
-        return self._chunks.opening(choice)
+        return self._encoder.begin_choice(choice)
 
     def on_restart(self, choice: int) -> None:
-        """See AnswerSink: never called, since what was written cannot be taken back."""
-        raise AssertionError("a stream does not begin anew")
+        raise AssertionError("what a stream has written cannot be taken back")
 
     def on_prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
-        """See AnswerSink."""
-        self._chunks.prompt(choice, entries)
+        self._encoder.add_prompt_logprobs(choice, entries)
 
     def on_end(self, choice: int, ending: Ending) -> None:
-        """See AnswerSink."""
         if self._is_closed:
             return
-        data = self._open(choice)
-        late, self._late[choice] = self._late[choice], None
+        data = self._begin_choice(choice)
+        backlog, self._backlogs[choice] = self._backlogs[choice], None
         self._line = None
-        if late is not None:
-            data += self._chunk(choice, *late.take())
-        self._left -= 1
-        data += self._chunks.ending(choice, ending)
-        if self._left:
-            self._put(data)
+        if backlog is not None:
+            data += self._encode(choice, *backlog.take())
+        self._open_choices -= 1
+        data += self._encoder.end_choice(choice, ending)
+        if self._open_choices:
+            self._send(data)
         else:
-            # The usage and the end follow in the same turn of the loop; all of it is one write.
+            # `finish` follows in the same iteration of the event loop and writes all of it at once.
             self._pending.append(data)
 
-    def _put(self, data: bytes) -> None:
+    def _send(self, data: bytes) -> None:
         if not data:
             return
         self._pending.append(data)
@@ -223,15 +306,19 @@ class EventStream:
             data = b"".join(self._pending)
             self._pending.clear()
             self._is_quiet = False
-            self._transport.write(self._begin() + self._frame(data))
+            self._transport.write(self._take_head() + self._frame(data))
 
     def keep_alive(self) -> None:
-        """To be called now and then: a comment, if nothing was written since the last time. A first one begins the stream."""
-        if self._is_quiet and not self._is_closed and not self._transport.is_closing():
-            self._transport.write(self._begin() + self._frame(self.beat))
+        """Writes a keep-alive if nothing was written since the last call. It can be the first write of a stream."""
+        if self._is_closed:
+            return
+        if self._is_quiet and not self._transport.is_closing():
+            self._transport.write(self._take_head() + self._frame(self._encoder.keep_alive))
         self._is_quiet = True
+        if self._keep_alive_s:
+            self._keep_alive_timer = asyncio.get_running_loop().call_later(self._keep_alive_s, self.keep_alive)
 
-    def _begin(self) -> bytes:
+    def _take_head(self) -> bytes:
         if self._has_begun:
             return b""
         self._has_begun = True
@@ -240,66 +327,41 @@ class EventStream:
     def _frame(self, data: bytes) -> bytes:
         return b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data
 
-    def close_well(self, usage: Usage) -> None:
-        """The end of a request that ended well."""
-        self._close(self._chunks.usage(usage) + self.done)
+    def finish(self, usage: Usage) -> None:
+        """Ends the stream of a request that succeeded."""
+        self._write_end(self._encoder.end(usage))
 
-    def close_failed(self, error: MeshError) -> None:
-        """The end of a request that failed after its stream began: the error is the last event."""
-        self._close(self._take_late() + self.failure(error))
+    def fail(self, error: MeshError) -> None:
+        """Ends the stream of a request that failed: the error is the last event."""
+        self._write_end(self._take_backlogs() + self._encoder.failure(error))
 
-    def failure(self, error: MeshError) -> bytes:
-        """The last event of a stream that failed."""
-        return event(error_body(error))
-
-    def _close(self, data: bytes) -> None:
+    def _write_end(self, data: bytes) -> None:
         self._pending.append(data)
-        data = self._begin() + self._frame(b"".join(self._pending)) + (LAST_CHUNK if self._is_chunked else b"")
-        self._pending.clear()
-        self._end()
+        end = self._frame(b"".join(self._pending)) + (LAST_CHUNK if self._is_chunked else b"")
+        head = self._take_head()
+        self.close()
         if not self._transport.is_closing():
-            self._transport.write(data)
+            self._transport.write(head + end)
 
-    def abandon(self) -> None:
-        """The client is gone: nothing more is written."""
-        self._end()
-        self._pending.clear()
-
-    def _end(self) -> None:
+    def close(self) -> None:
+        """Ends all writing. Idempotent."""
         self._is_closed, self._line = True, None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._pending.clear()
+        for timer in (self._pace_timer, self._keep_alive_timer):
+            if timer is not None:
+                timer.cancel()
 
     async def wait_sent(self, timeout_s: float) -> bool:
-        """Until the client has taken all but what the kernel holds. False: it did not within the time and was cut off."""
+        """Waits until only the kernel still has unsent data. Closes the connection and returns False if that takes too long."""
         if not self._transport.get_write_buffer_size():
             return True
         try:
             async with awake_timeout(timeout_s):
                 while self._transport.get_write_buffer_size() and not self._transport.is_closing():  # noqa: ASYNC110
-                    await asyncio.sleep(_POLL_S)  # The transport tells its protocol, which is the framework's.
+                    await asyncio.sleep(
+                        _POLL_S
+                    )  # Only the protocol, which is the framework's, gets the transport's events.
         except TimeoutError:
             self._transport.abort()
             return False
         return True
-
-
-class _Late:
-    """Text of one choice that waits for a slow client."""
-
-    __slots__ = ("_logprobs", "_texts", "_token_ids")
-
-    def __init__(self) -> None:
-        self._texts: list[str] = []
-        self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprob] | None = None
-
-    def add(self, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None:
-        self._texts.append(text)
-        self._token_ids.extend(token_ids)
-        if logprobs is not None:
-            self._logprobs = [*(self._logprobs or ()), *logprobs]
-
-    def take(self) -> tuple[str, list[int], list[TokenLogprob] | None]:
-        return "".join(self._texts), self._token_ids, self._logprobs

@@ -1,7 +1,7 @@
-"""What tensors and parameters mean, after Triton's vLLM backend; the sampling fields are those of the completions API."""
+"""Reads input tensors and parameters as Triton's vLLM backend does. The sampling fields are those of the completions API."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
 
 import orjson
@@ -14,7 +14,7 @@ from kvmesh.telemetry import current_traceparent
 from services.frontend.api.grpc.requests import timeout_s
 from services.frontend.api.openai.completion_request import MAX_TOKENS_DEFAULT
 from services.frontend.api.openai.sampling import SamplingFields, sampling_params
-from services.frontend.api.request_body import INTEGER_MAX, TOKENS_MAX, Ignored, read_body, refused, wrong
+from services.frontend.api.request_body import INTEGER_MAX, TOKENS_MAX, Ignored, invalid_value, read_body, refused
 from services.frontend.pipeline.request import Request
 
 SAMPLING = "sampling_parameters"
@@ -42,7 +42,7 @@ _PREFIX = "parameters."
 
 
 class KserveParameters(SamplingFields, kw_only=True):
-    """Input tensors but the text, parameters, and the document of `sampling_parameters`, as one."""
+    """Input tensors except the text, parameters, and the document of `sampling_parameters`, in one object."""
 
     logprobs: Annotated[int, Meta(ge=0, le=TOKENS_MAX)] | None = None
     stream: bool | None = None
@@ -58,18 +58,18 @@ class KserveParameters(SamplingFields, kw_only=True):
     sequence_id: int | str | None = None
     sequence_start: Ignored = None
     sequence_end: Ignored = None
-    priority: Annotated[Any, refused("Triton's levels are not the mesh's", 0)] = None
+    priority: Annotated[Any, refused("Triton's priority levels do not match the mesh's", 0)] = None
 
 
 _SAMPLING_NAMES = [each.name for each in fields(SamplingParams)]
 _NAMES = {name: f"{_PREFIX}{name}" for name in (*_SAMPLING_NAMES, "cache_salt")}
-# Triton's clients of old could write texts and whole numbers only, so these may come as JSON in a text.
+# Old Triton clients can send only strings and integers, so a string may contain these as JSON.
 _NUMBERS = {*_SAMPLING_NAMES, "n", "truncate_prompt_tokens", "include_stop_str_in_output"} - {"stop", "constraint"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inference:
-    """One request, read. `echo` comes before the text of every choice."""
+    """A parsed request. `echo` precedes the text of every choice."""
 
     request: Request
     is_stream: bool
@@ -78,8 +78,8 @@ class Inference:
     ends_with_empty: bool
 
 
-def read_inference(call: InferCall, request_id: str, left_s: float | None, choices_max: int) -> Inference:
-    """InvalidRequestError and UnsupportedError name the tensor or parameter."""
+def read_inference(call: InferCall, request_id: str, left_s: float | None, *, choices_max: int) -> Inference:
+    """Reads a call. `left_s`: seconds until its deadline. InvalidRequestError and UnsupportedError name the field."""
     text = call.inputs.get(TEXT_INPUT)
     if not isinstance(text, str) or not text:
         raise InvalidRequestError(
@@ -89,10 +89,15 @@ def read_inference(call: InferCall, request_id: str, left_s: float | None, choic
     is_stream = bool(body.stream)
     excludes = is_stream if body.exclude_input_in_output is None else body.exclude_input_in_output
     if is_stream and not excludes:
-        raise wrong(_PREFIX + EXCLUDE, "true when stream is true")
+        raise invalid_value(_PREFIX + EXCLUDE, "true when stream is true")
     outputs = _outputs(call.outputs, body)
+    choices = body.n or 1
+    if choices > choices_max:
+        raise invalid_value(f"{_PREFIX}n", f"an integer from 1 to {choices_max}")
+    request = _request(call, body, request_id, outputs)
+    timeout = timeout_s(body.timeout / 1e6 if body.timeout else None, left_s)
     return Inference(
-        request=_request(call, body, text, request_id, left_s, choices_max, outputs),
+        request=replace(request, prompt=text, timeout_s=timeout, choices=choices),
         is_stream=is_stream,
         echo="" if excludes else text,
         outputs=outputs,
@@ -101,7 +106,7 @@ def read_inference(call: InferCall, request_id: str, left_s: float | None, choic
 
 
 def _values(call: InferCall) -> dict[str, Any]:
-    """Tensors, parameters and the document of `sampling_parameters` as one; what is given twice is refused."""
+    """Merges tensors, parameters and the document of `sampling_parameters`. Refuses a name that is given twice."""
     values = {name: value for name, value in call.inputs.items() if name not in (TEXT_INPUT, SAMPLING)}
     document = _document(call.inputs.get(SAMPLING))
     for more in (call.parameters, document):
@@ -141,43 +146,29 @@ def _outputs(asked: Sequence[str], body: KserveParameters) -> frozenset[str]:
     return frozenset(asked or {"text_output"}) | flagged
 
 
-def _request(
-    call: InferCall,
-    body: KserveParameters,
-    text: str,
-    request_id: str,
-    left_s: float | None,
-    choices_max: int,
-    outputs: frozenset[str],
-) -> Request:
+def _request(call: InferCall, body: KserveParameters, request_id: str, outputs: frozenset[str]) -> Request:
     try:
         constraint, constraint_name = body.constraint()
-        prompt_tokens_kept = body.tokens_kept()
     except InvalidRequestError as error:
         raise InvalidRequestError(_PREFIX + error.message, field=_PREFIX + error.field, reason=error.reason) from None
     logprobs = body.logprobs
     if logprobs is None and outputs & {"cumulative_logprob", "logprobs"}:
         logprobs = 0
-    choices = body.n or 1
-    if choices > choices_max:
-        raise wrong(f"{_PREFIX}n", f"an integer from 1 to {choices_max}")
     return Request(
         request_id=request_id,
         model=call.model,
-        prompt=text,
+        prompt="",
         sampling=sampling_params(
             body,
             max_tokens=MAX_TOKENS_DEFAULT if body.max_tokens is None else body.max_tokens,
             logprobs=logprobs,
             constraint=constraint,
         ),
-        choices=choices,
         adapter=body.lora_name or "",
         cache_salt=body.cache_salt or "",
         session_id=_session(body.sequence_id),
-        prompt_tokens_kept=prompt_tokens_kept,
+        prompt_tokens_kept=body.truncate_prompt_tokens,
         includes_stop=bool(body.include_stop_str_in_output),
-        timeout_s=timeout_s(body.timeout / 1e6 if body.timeout else None, left_s),
         traceparent=current_traceparent(),
         fields={
             **_NAMES,
@@ -190,8 +181,8 @@ def _request(
 
 
 def _session(value: int | str | None) -> str:
-    """Triton's sequence is a session here: its requests go where their prefix is."""
+    # Requests of one Triton sequence go to the worker that has their prefix.
     session = "" if value is None else str(value)
     if len(session) > 128:
-        raise wrong(f"{_PREFIX}sequence_id", "a whole number or a short text")
+        raise invalid_value(f"{_PREFIX}sequence_id", "a whole number or a short text")
     return session

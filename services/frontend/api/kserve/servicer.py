@@ -1,7 +1,7 @@
 """GRPCInferenceService: the Open Inference Protocol to the pipeline and back, no decisions."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -15,6 +15,7 @@ from kvmesh.rpc.codec.kserve import (
     MODEL_CHARACTERS_MAX,
     InferCall,
     InferCounts,
+    Tensor,
     check_version,
     from_infer_request,
     to_infer_response,
@@ -26,14 +27,14 @@ from kvmesh.rpc.codec.kserve import (
 )
 from kvmesh.rpc.codec.scalars import required_text
 from kvmesh.rpc.deadline import remaining_s
-from services.frontend.access.caller import current_caller
+from services.frontend.access.interceptor import rpc_caller
 from services.frontend.api.grpc.running import RunningRequest
+from services.frontend.api.kserve.output_tensors import OutputTensors
 from services.frontend.api.kserve.read import INPUTS, OUTPUTS, Inference, read_inference
-from services.frontend.api.kserve.settings import KserveSettings
-from services.frontend.api.kserve.tensors import Tensors
-from services.frontend.api.kserve.writer import StreamWriter
+from services.frontend.api.run import RequestContext, first_failure
 from services.frontend.models import ServedModel
 from services.frontend.pipeline.pipeline import Pipeline
+from services.frontend.settings import KserveSettings
 
 SERVICE_NAME = "inference.GRPCInferenceService"
 _STRICT = "triton_grpc_error"
@@ -42,7 +43,7 @@ Write = Callable[[pb.ModelStreamInferResponse], Awaitable[None]]
 
 
 class KserveServicer(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
-    """Serves clients of Triton and KServe. Failures leave as MeshError but for those inside a stream."""
+    """Serves clients of Triton and KServe. Raises MeshError, except inside a stream, where failures are messages."""
 
     def __init__(self, pipeline: Pipeline, settings: KserveSettings) -> None:
         self._pipeline = pipeline
@@ -77,7 +78,7 @@ class KserveServicer(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         if request.name:
             names = [self._model(request.name, request.version).name]
         else:
-            caller = current_caller.get()
+            caller = rpc_caller.get()
             names = [model.name for model in self._pipeline.models.served() if caller.allows(model.name)]
         return to_model_statistics({name: self._counts.get(name, InferCounts()) for name in names})
 
@@ -87,11 +88,11 @@ class KserveServicer(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         if inference.is_stream:
             raise UnsupportedError("stream must be false here: ask ModelStreamInfer", field="parameters.stream")
         async with self._running(inference) as running:
-            tensors = Tensors(inference, running.prepared)
+            tensors = OutputTensors(inference, running.prepared)
             updates = [each async for each in running.updates()]
-            return to_infer_response(call.model, call.call_id, tensors.of(updates))
+            return to_infer_response(call.model, call.call_id, tensors.convert(updates))
 
-    async def ModelStreamInfer(  # type: ignore[override]  # it writes: answers of several requests come mixed
+    async def ModelStreamInfer(  # type: ignore[override]  # it writes, because answers interleave
         self, requests: AsyncIterator[pb.ModelInferRequest], context: Context
     ) -> None:
         is_strict = (_STRICT, "true") in (context.invocation_metadata() or ())
@@ -104,8 +105,8 @@ class KserveServicer(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
                     task = tasks.create_task(self._answer(request, context, writer.write, is_strict=is_strict))
                     task.add_done_callback(lambda _: room.release())
         except BaseExceptionGroup as failures:
-            await writer.settle()
-            raise _first(failures) from None
+            await writer.wait_written()
+            raise first_failure(failures) from None
 
     async def _answer(self, request: pb.ModelInferRequest, context: Context, write: Write, *, is_strict: bool) -> None:
         try:
@@ -117,40 +118,46 @@ class KserveServicer(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def _stream(self, call: InferCall, context: Context, write: Write) -> None:
         inference = self._read(call, context)
-        async with self._running(inference) as running:
-            tensors = Tensors(inference, running.prepared)
-            if not inference.is_stream:
-                waiting = [tensors.of([each async for each in running.updates()])]
-            else:
-                waiting = []
-                left = inference.request.choices
-                async for update in running.updates():
-                    left -= update.ending is not None
-                    waiting = [tensors.of([update])]
-                    if left:
-                        await write(to_stream_response(self._part(call, waiting.pop(), is_final=False)))
-            # The last part waits for the request's end: a failure after it would come too late to be told.
-            for last in waiting:
-                is_final = not inference.ends_with_empty
-                await write(to_stream_response(self._part(call, last, is_final=is_final)))
-            if inference.ends_with_empty:
-                await write(to_stream_response(to_infer_response(call.model, call.call_id, (), is_final=True)))
 
-    def _part(self, call: InferCall, tensors: Any, *, is_final: bool) -> pb.ModelInferResponse:
-        return to_infer_response(call.model, call.call_id, tensors, is_final=is_final)
+        async def write_part(tensors: Sequence[Tensor], *, is_final: bool = False) -> None:
+            part = to_infer_response(call.model, call.call_id, tensors, is_final=is_final)
+            await write(to_stream_response(part))
+
+        async with self._running(inference) as running:
+            tensors = OutputTensors(inference, running.prepared)
+            last: Sequence[Tensor] | None = None
+            if not inference.is_stream:
+                last = tensors.convert([each async for each in running.updates()])
+            else:
+                open_choices = inference.request.choices
+                async for update in running.updates():
+                    open_choices -= update.ending is not None
+                    last = tensors.convert([update])
+                    if open_choices:
+                        await write_part(last)
+                        last = None
+            # The last part waits for the request's end: a client could not tell a failure that follows it.
+            if last is not None:
+                await write_part(last, is_final=not inference.ends_with_empty)
+            if inference.ends_with_empty:
+                await write_part((), is_final=True)
 
     def _read(self, call: InferCall, context: Context) -> Inference:
         pipeline = self._pipeline
-        return read_inference(call, pipeline.new_id(), remaining_s(context), pipeline.settings.choices_max)
+        return read_inference(call, pipeline.new_id(), remaining_s(context), choices_max=pipeline.settings.choices_max)
 
     @asynccontextmanager
     async def _running(self, inference: Inference) -> AsyncIterator[RunningRequest]:
         """Runs the request and counts it for ModelStatistics. A request that is refused before it runs is not counted."""
         clock = self._pipeline.clock
-        began_s, began_wall_s = clock.now(), clock.wall()
-        running = RunningRequest(
-            self._pipeline, inference.request, is_stream=inference.is_stream, began_s=began_s, path="kserve"
+        began_wall_s = clock.wall()
+        context = RequestContext(
+            pipeline=self._pipeline,
+            request_id=inference.request.request_id,
+            began_s=clock.now(),
+            caller=rpc_caller.get(),
         )
+        running = RunningRequest(context, inference.request, is_stream=inference.is_stream, path="kserve")
         async with running:
             counts = self._counts.setdefault(running.prepared.model.name, InferCounts())
             counts.last_began_s = began_wall_s
@@ -158,10 +165,10 @@ class KserveServicer(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
                 yield running
             except BaseException:
                 counts.failed += 1
-                counts.failed_s += clock.now() - began_s
+                counts.failed_s += clock.now() - context.began_s
                 raise
             counts.answered += 1
-            counts.answered_s += clock.now() - began_s
+            counts.answered_s += clock.now() - context.began_s
 
     @property
     def _is_ready(self) -> bool:
@@ -170,16 +177,33 @@ class KserveServicer(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     def _model(self, name: str, model_version: str) -> ServedModel:
         check_version(model_version, "version")
         model = self._pipeline.models.find(required_text(name, "name", MODEL_CHARACTERS_MAX))
-        current_caller.get().check_model(model.adapter or model.name)
+        rpc_caller.get().check_model(model.adapter or model.name)
         return model
 
 
-def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What failed first: the rest is what it brought down."""
-    failure: BaseException = failures
-    while isinstance(failure, BaseExceptionGroup):
-        failure = failure.exceptions[0]
-    return failure
+class StreamWriter:
+    """Writes the messages of several requests to one stream. gRPC takes one at a time, so the others wait.
+
+    gRPC writes a message that it has begun to its end, even if its request is cancelled. No status can be sent before that,
+    so `wait_written` comes before the end of the stream.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._lock = asyncio.Lock()
+        self._writing: asyncio.Task[None] | None = None
+
+    async def write(self, message: Any) -> None:
+        """Returns when gRPC has taken the message."""
+        async with self._lock:
+            await self.wait_written()
+            self._writing = asyncio.ensure_future(self._context.write(message))
+            await asyncio.shield(self._writing)
+
+    async def wait_written(self) -> None:
+        """Waits for the message that is being written. A failure goes to its writer."""
+        if self._writing is not None and not self._writing.done():
+            await asyncio.wait({self._writing})
 
 
 def _version() -> str:

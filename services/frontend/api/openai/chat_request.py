@@ -8,16 +8,25 @@ import orjson
 from msgspec import Meta
 
 from kvmesh.errors import InvalidRequestError
-from services.frontend.api.openai.asked import Asked
-from services.frontend.api.openai.sampling import Logprobs, OpenAiRequest, Verbosity, sampling_params, top_logprobs
-from services.frontend.api.request_body import AnyObject, Body, Count, FieldError, Ignored, read_body, refused, wrong
-from services.frontend.pipeline.request import Conversation, Request, ToolChoice, ToolMode
+from services.frontend.api.openai.sampling import Logprobs, OpenAiRequest, Verbosity, sampling_params
+from services.frontend.api.request_body import (
+    Body,
+    Count,
+    FieldError,
+    Ignored,
+    JsonObject,
+    invalid_value,
+    read_body,
+    refused,
+)
+from services.frontend.api.run import ApiRequest
+from services.frontend.pipeline.request import Conversation, ToolChoice, ToolMode
 
 TOOLS_MAX = 128
 CalledName = Annotated[str, Meta(min_length=1, max_length=256)]
 # Python's `$` also matches before a line end at the end of the text.
 ToolName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}(?!\n)$")]
-JsonSchema = Annotated[AnyObject, Meta(description="A JSON Schema.")]
+JsonSchema = Annotated[JsonObject, Meta(description="A JSON Schema.")]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -28,13 +37,13 @@ class TextPart(Body, kw_only=True, tag_field="type", tag="text"):
 
 
 class RefusalPart(Body, kw_only=True, tag_field="type", tag="refusal"):
-    """A part of an answer that is sent back."""
+    """A part of an earlier answer."""
 
     refusal: str
 
 
 class CalledFunction(Body, kw_only=True):
-    """What an assistant called."""
+    """The function that an assistant called."""
 
     name: CalledName
     arguments: Annotated[str, Meta(description="A JSON object in a string.")] | None = None
@@ -50,7 +59,7 @@ class ToolCall(Body, kw_only=True):
 
 
 class ChatMessage(Body, kw_only=True):
-    """A message. The ignored fields are what OpenAI's clients send back as they got them."""
+    """A message. OpenAI's clients send the ignored fields back as they received them."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart | RefusalPart], Meta(min_length=1, max_length=1024)] | None = None
@@ -118,7 +127,7 @@ class ToolSelection(Body, kw_only=True):
 
 Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=4096)]
 Tools = Annotated[list[ChatTool], Meta(max_length=TOOLS_MAX)]
-Documents = Annotated[list[AnyObject], Meta(max_length=1024)]
+Documents = Annotated[list[JsonObject], Meta(max_length=1024)]
 
 
 class ChatRequest(OpenAiRequest, kw_only=True):
@@ -132,14 +141,14 @@ class ChatRequest(OpenAiRequest, kw_only=True):
     tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolSelection | None = None
     parallel_tool_calls: bool | None = None
-    include_reasoning: Annotated[bool | None, Meta(description="False: the answer without its reasoning.")] = None
+    include_reasoning: Annotated[bool | None, Meta(description="False: the answer has no reasoning.")] = None
     documents: Documents | None = None
-    reasoning_effort: Annotated[Effort | None, Meta(description="For chat templates that know it.")] = None
+    reasoning_effort: Annotated[Effort | None, Meta(description="A variable of some chat templates.")] = None
     verbosity: Verbosity | None = None
-    chat_template_kwargs: Annotated[AnyObject | None, Meta(description="Variables of the chat template.")] = None
+    chat_template_kwargs: Annotated[JsonObject | None, Meta(description="Variables of the chat template.")] = None
     add_generation_prompt: bool | None = None
     continue_final_message: Annotated[
-        bool | None, Meta(description="The answer continues the last message, whose text the template must render.")
+        bool | None, Meta(description="The answer continues the last message. The template must render its text.")
     ] = None
     functions: Annotated[Any, refused("use tools", [])] = None
     function_call: Annotated[Any, refused("use tool_choice", "none", "auto")] = None
@@ -153,26 +162,25 @@ class ChatRequest(OpenAiRequest, kw_only=True):
     mm_processor_kwargs: Annotated[Any, refused("only text goes in", {})] = None
 
 
-def read_chat(values: Mapping[str, Any], request_id: str) -> Asked:
-    """The request. InvalidRequestError and UnsupportedError name the field."""
+def read_chat(values: Mapping[str, Any], request_id: str) -> ApiRequest:
+    """Reads a body. InvalidRequestError and UnsupportedError name the field."""
     body = read_body(ChatRequest, values)
-    logprobs = top_logprobs(body.logprobs, body.top_logprobs)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidRequestError("top_logprobs needs logprobs to be true", field="top_logprobs")
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
     tools, tool_choice = _chosen_tools(body)
     constraint, constraint_name = body.constraint()
     has_new_limit = body.max_completion_tokens is not None
-    prompt_logprobs = body.scored_prompt()
-    request = Request(
-        request_id=request_id,
-        model=body.model_name(),
-        prompt=conversation_of(body, tools, tool_choice),
+    return body.api_request(
+        request_id,
+        [conversation_of(body, tools, tool_choice)],
         sampling=sampling_params(
             body,
             max_tokens=body.max_completion_tokens if has_new_limit else body.max_tokens,
             logprobs=logprobs,
             constraint=constraint,
-            prompt_logprobs=prompt_logprobs,
+            prompt_logprobs=body.prompt_logprobs,
         ),
-        **body.request_options(),
         fields={
             "prompt": "messages",
             "choices": "n",
@@ -180,42 +188,30 @@ def read_chat(values: Mapping[str, Any], request_id: str) -> Asked:
             "logprobs": "top_logprobs",
             "constraint": constraint_name,
         },
-    )
-    return Asked(
-        requests=(request,),
-        is_stream=bool(body.stream),
-        **body.usage_options(),
         has_logprobs=logprobs is not None,
-        returns_token_ids=bool(body.return_token_ids),
-        names_tokens_by_id=bool(body.return_tokens_as_token_ids),
         includes_reasoning=body.include_reasoning is not False,
-        parses_tools=bool(tools),
-        has_prompt_logprobs=prompt_logprobs is not None,
     )
 
 
 class ConversationFields(Protocol):
-    """What chat and tokenising say of a conversation."""
+    """The fields of a conversation in bodies of chat and /tokenize."""
 
     documents: Documents | None
     reasoning_effort: Effort | None
     verbosity: Verbosity | None
-    chat_template_kwargs: AnyObject | None
+    chat_template_kwargs: JsonObject | None
     add_generation_prompt: bool | None
     continue_final_message: bool | None
 
     @property
-    def messages(self) -> Messages | None:
-        """The messages."""
-        ...
+    def messages(self) -> Messages | None: ...
 
 
-def conversation_of(body: ConversationFields, tools: Sequence[AnyObject], tool_choice: ToolChoice) -> Conversation:
-    """The conversation for the chat template."""
+def conversation_of(body: ConversationFields, tools: Sequence[JsonObject], tool_choice: ToolChoice) -> Conversation:
     continues = bool(body.continue_final_message)
     adds_prompt = not continues if body.add_generation_prompt is None else body.add_generation_prompt
     if continues and adds_prompt:
-        raise wrong("continue_final_message", "false when add_generation_prompt is true")
+        raise invalid_value("continue_final_message", "false when add_generation_prompt is true")
     advice = template_advice(effort=body.reasoning_effort, verbosity=body.verbosity)
     return Conversation(
         messages=[_template_message(each, i) for i, each in enumerate(body.messages or ())],
@@ -228,15 +224,15 @@ def conversation_of(body: ConversationFields, tools: Sequence[AnyObject], tool_c
     )
 
 
-def template_advice(*, effort: Effort | None, verbosity: Verbosity | None) -> AnyObject:
-    """Variables for templates that know them. The request's `chat_template_kwargs` take precedence."""
+def template_advice(*, effort: Effort | None, verbosity: Verbosity | None) -> JsonObject:
+    """Returns variables that some templates know; `chat_template_kwargs` overrides them."""
     values = {"reasoning_effort": effort, "verbosity": verbosity}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _template_message(message: ChatMessage, i: int) -> AnyObject:
-    """A message for the template. Parts stay parts: it may know only one of both."""
-    result: AnyObject
+def _template_message(message: ChatMessage, i: int) -> JsonObject:
+    # A list of parts stays a list: the template may support only one of both.
+    result: JsonObject
     content = message.content
     if isinstance(content, list):
         texts = [part.text if isinstance(part, TextPart) else part.refusal for part in content]
@@ -252,25 +248,25 @@ def _template_message(message: ChatMessage, i: int) -> AnyObject:
         if (text := getattr(message, name)) is not None:
             result[name] = text
     if message.reasoning is not None:
-        # The same by another name, which few templates know.
+        # Another name of the same, which few templates know.
         result.setdefault("reasoning_content", message.reasoning)
     return result
 
 
-def template_call(call_id: str, name: str, arguments: AnyObject) -> AnyObject:
-    """A call for the template, with arguments as an object."""
+def template_call(call_id: str, name: str, arguments: JsonObject) -> JsonObject:
+    """Returns a call for the chat template, with its arguments as an object."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _arguments(call: ToolCall, path: str) -> AnyObject:
+def _arguments(call: ToolCall, path: str) -> JsonObject:
     arguments = parsed_arguments(call.function.arguments)
     if arguments is None:
-        raise wrong(f"{path}.function.arguments", "a JSON object in a string")
+        raise invalid_value(f"{path}.function.arguments", "a JSON object in a string")
     return arguments
 
 
-def parsed_arguments(text: str | None) -> AnyObject | None:
-    """A call's arguments, empty where there is no text; None where the text is no JSON object."""
+def parsed_arguments(text: str | None) -> JsonObject | None:
+    """Parses a call's arguments; empty without text, None if the text is not a JSON object."""
     try:
         arguments = orjson.loads(text) if text else {}
     except orjson.JSONDecodeError:
@@ -278,9 +274,8 @@ def parsed_arguments(text: str | None) -> AnyObject | None:
     return arguments if isinstance(arguments, dict) else None
 
 
-def template_tool(name: str, description: str | None, parameters: AnyObject | None) -> AnyObject:
-    """A tool for the template."""
-    function: AnyObject = {"name": name}
+def template_tool(name: str, description: str | None, parameters: JsonObject | None) -> JsonObject:
+    function: JsonObject = {"name": name}
     if description is not None:
         function["description"] = description
     if parameters is not None:
@@ -288,13 +283,12 @@ def template_tool(name: str, description: str | None, parameters: AnyObject | No
     return {"type": "function", "function": function}
 
 
-def template_tools(tools: Sequence[ChatTool]) -> list[AnyObject]:
-    """Tools for the template."""
+def template_tools(tools: Sequence[ChatTool]) -> list[JsonObject]:
     return [template_tool(each.function.name, each.function.description, each.function.parameters) for each in tools]
 
 
-def _chosen_tools(body: ChatRequest) -> tuple[list[AnyObject], ToolChoice]:
-    """The tools for the template, none where none may be called, and how they are chosen."""
+def _chosen_tools(body: ChatRequest) -> tuple[list[JsonObject], ToolChoice]:
+    """Returns the tools for the template, none if none may be called, and how they are chosen."""
     given, selection = body.tools or [], body.tool_choice
     if not given and selection is None:
         return [], ToolChoice()
@@ -321,20 +315,20 @@ def _chosen_tools(body: ChatRequest) -> tuple[list[AnyObject], ToolChoice]:
 def _known_name(function: NamedFunction | None, names: Sequence[str], path: str) -> str:
     name = None if function is None else function.name
     if name is None or name not in names:
-        raise wrong(f"{path}.function.name", "the name of one of the tools")
+        raise invalid_value(f"{path}.function.name", "the name of one of the tools")
     return name
 
 
 def _allowed_tools(
-    selection: ToolSelection, tools: list[AnyObject], choice: ToolChoice
-) -> tuple[list[AnyObject], ToolChoice]:
+    selection: ToolSelection, tools: list[JsonObject], choice: ToolChoice
+) -> tuple[list[JsonObject], ToolChoice]:
     allowed, path = selection.allowed_tools, "tool_choice.allowed_tools"
     if allowed is None:
-        raise wrong(path, "an object")
+        raise invalid_value(path, "an object")
     names = [tool["function"]["name"] for tool in tools]
     kept = {_known_name(each.function, names, f"{path}.tools[{i}]") for i, each in enumerate(allowed.tools or ())}
     if not kept:
-        raise wrong(f"{path}.tools", "a list of at least one tool")
+        raise invalid_value(f"{path}.tools", "a list of at least one tool")
     strict = [name for name in choice.strict if name in kept]
     tools = [tool for tool in tools if tool["function"]["name"] in kept]
     return tools, replace(choice, mode=ToolMode(allowed.mode), strict=strict)

@@ -1,4 +1,4 @@
-"""What the answer must match: OpenAI's `response_format` and vLLM's `structured_outputs` and `guided_*`, as one constraint."""
+"""Constraints of the answer: OpenAI's `response_format`, vLLM's `structured_outputs` and `guided_*`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -9,9 +9,17 @@ from msgspec import Meta
 from kvmesh.core import Constraint, ConstraintKind
 from kvmesh.errors import InvalidRequestError
 from kvmesh.rpc.codec.sampling import DOCUMENT_BYTES_MAX, OPTION_CHARACTERS_MAX, OPTIONS_MAX, REGEX_BYTES_MAX
-from services.frontend.api.request_body import AnyObject, Body, FieldError, Ignored, refuse_fields, refused, wrong
+from services.frontend.api.request_body import (
+    Body,
+    FieldError,
+    Ignored,
+    JsonObject,
+    invalid_value,
+    refuse_fields,
+    refused,
+)
 
-Document = Annotated[AnyObject | str, Meta(description="A JSON object, as it is or in a string.")]
+Document = Annotated[JsonObject | str, Meta(description="A JSON object, or a string that contains one.")]
 Options = Annotated[
     list[Annotated[str, Meta(min_length=1, max_length=OPTION_CHARACTERS_MAX)]],
     Meta(min_length=1, max_length=OPTIONS_MAX),
@@ -33,9 +41,9 @@ class ResponseFormat(Body, kw_only=True):
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
-    format: Annotated[Any, Meta(description="Of a structural tag.")] = None
-    structures: Annotated[Any, Meta(description="Of a structural tag.")] = None
-    triggers: Annotated[Any, Meta(description="Of a structural tag.")] = None
+    format: Annotated[Any, Meta(description="Part of a structural tag.")] = None
+    structures: Annotated[Any, Meta(description="Part of a structural tag.")] = None
+    triggers: Annotated[Any, Meta(description="Part of a structural tag.")] = None
 
     def __post_init__(self) -> None:
         if self.type == "json_schema" and self.json_schema is None:
@@ -66,9 +74,9 @@ class StructuredOutputs(Body, kw_only=True):
 
 
 def one_constraint(given: Sequence[tuple[str, Any]]) -> tuple[Constraint | None, str]:
-    """The constraint, None for free text, and the field that asks for it. `given`: names of `SOURCES` and their values.
+    """Returns the constraint, None for free text, and the field that asks for it. `given`: names of `SOURCES` with values.
 
-    Two of them contradict each other.
+    Raises InvalidRequestError if two fields ask for a constraint.
     """
     found = [(constraint, name) for name, value in given if (constraint := SOURCES[name](value, name)) is not None]
     if len(found) > 1:
@@ -85,83 +93,60 @@ def _response_format(value: ResponseFormat, name: str) -> Constraint | None:
         return json_schema(value.json_schema.schema, f"{name}.json_schema.schema")
     if value.type == "structural_tag":
         parts = {each: part for each in _OF_TAG if (part := getattr(value, each)) is not None}
-        return _structural_tag({"type": value.type, **parts}, name)
+        return _document({"type": value.type, **parts}, name, ConstraintKind.STRUCTURAL_TAG)
     return None
 
 
 def _structured_outputs(value: StructuredOutputs, name: str) -> Constraint | None:
     found = [
         constraint
-        for kind, read in _KINDS.items()
+        for kind, read in _READERS.items()
         if (given := getattr(value, kind)) is not None and (constraint := read(given, f"{name}.{kind}")) is not None
     ]
     if len(found) != 1:
-        raise wrong(name, "an object with exactly one of " + ", ".join(_KINDS))
+        raise invalid_value(name, "an object with exactly one of " + ", ".join(_READERS))
     return found[0]
 
 
-def json_schema(value: AnyObject | str, name: str) -> Constraint:
-    """The answer is a JSON document of a schema. InvalidRequestError when `value` is none or too large."""
+def json_schema(value: JsonObject | str, name: str) -> Constraint:
+    """Returns a constraint to documents of a schema. Raises InvalidRequestError if `value` is not an object or too large."""
     return _document(value, name, ConstraintKind.JSON_SCHEMA)
 
 
-def _structural_tag(value: AnyObject | str, name: str) -> Constraint:
-    return _document(value, name, ConstraintKind.STRUCTURAL_TAG)
-
-
-def _document(value: AnyObject | str, name: str, kind: ConstraintKind) -> Constraint:
-    document = _parsed(value) if isinstance(value, str) else value
+def _document(value: JsonObject | str, name: str, kind: ConstraintKind) -> Constraint:
+    document: Any = value
+    if isinstance(value, str):
+        try:
+            document = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            document = None
     if not isinstance(document, dict):
-        raise wrong(name, "a JSON object")
+        raise invalid_value(name, "a JSON object")
     data = orjson.dumps(document)
     if len(data) > DOCUMENT_BYTES_MAX:
-        raise wrong(name, f"a document of at most {DOCUMENT_BYTES_MAX} bytes")
+        raise invalid_value(name, f"a document of at most {DOCUMENT_BYTES_MAX} bytes")
     return Constraint(kind=kind, text=data.decode())
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return None
-
-
-def _json_object(value: bool, name: str) -> Constraint | None:
-    return Constraint(kind=ConstraintKind.JSON_OBJECT) if value else None
-
-
-def _regex(value: str, name: str) -> Constraint:
-    return _text(value, name, ConstraintKind.REGEX, REGEX_BYTES_MAX)
-
-
-def _grammar(value: str, name: str) -> Constraint:
-    return _text(value, name, ConstraintKind.GRAMMAR, DOCUMENT_BYTES_MAX)
 
 
 def _text(text: str, name: str, kind: ConstraintKind, bytes_max: int) -> Constraint:
     if not 1 <= len(text.encode()) <= bytes_max:
-        raise wrong(name, f"a string of 1 to {bytes_max} bytes")
+        raise invalid_value(name, f"a string of 1 to {bytes_max} bytes")
     return Constraint(kind=kind, text=text)
 
 
-def _choice(value: list[str], name: str) -> Constraint:
-    return Constraint(kind=ConstraintKind.CHOICE, options=tuple(value))
-
-
-_KINDS: Mapping[str, Callable[[Any, str], Constraint | None]] = {
+Reader = Callable[[Any, str], Constraint | None]
+"""Reads the value of a field, whose name is the second argument. Returns None if it asks for nothing."""
+_READERS: Mapping[str, Reader] = {
     "json": json_schema,
-    "json_object": _json_object,
-    "regex": _regex,
-    "choice": _choice,
-    "grammar": _grammar,
-    "structural_tag": _structural_tag,
+    "json_object": lambda value, _: Constraint(kind=ConstraintKind.JSON_OBJECT) if value else None,
+    "regex": lambda value, name: _text(value, name, ConstraintKind.REGEX, REGEX_BYTES_MAX),
+    "choice": lambda value, _: Constraint(kind=ConstraintKind.CHOICE, options=tuple(value)),
+    "grammar": lambda value, name: _text(value, name, ConstraintKind.GRAMMAR, DOCUMENT_BYTES_MAX),
+    "structural_tag": lambda value, name: _document(value, name, ConstraintKind.STRUCTURAL_TAG),
 }
-SOURCES: Mapping[str, Callable[[Any, str], Constraint | None]] = {
+SOURCES: Mapping[str, Reader] = {
     "response_format": _response_format,
     "structured_outputs": _structured_outputs,
-    "guided_json": json_schema,
-    "guided_regex": _regex,
-    "guided_choice": _choice,
-    "guided_grammar": _grammar,
+    **{f"guided_{kind}": _READERS[kind] for kind in ("json", "regex", "choice", "grammar")},
 }
 """Readers of the fields that ask for a constraint."""

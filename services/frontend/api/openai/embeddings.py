@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: body in, vectors out."""
+"""POST /v1/embeddings."""
 
 import base64
 from array import array
@@ -11,16 +11,15 @@ from aiohttp import web
 from kvmesh.rpc.clients import EmbedResult
 from services.frontend.api.http.exchange import Exchange
 from services.frontend.api.http.steering import steer
-from services.frontend.api.openai.bodies import to_json
 from services.frontend.api.openai.sampling import (
     Priority,
     Prompts,
     Truncation,
     UserName,
-    checked_truncation,
     prompt_list,
 )
-from services.frontend.api.request_body import Count, ModelBody, read_body, refused
+from services.frontend.api.request_body import Count, FieldError, ModelBody, read_body, refused
+from services.frontend.api.run import RequestContext
 from services.frontend.pipeline.embed import EmbedRequest
 from services.frontend.pipeline.request import Request
 
@@ -28,12 +27,16 @@ from services.frontend.pipeline.request import Request
 async def serve_embeddings(exchange: Exchange) -> web.StreamResponse:
     """POST /v1/embeddings."""
     request, form = await exchange.read_request(lambda values: read_embeddings(values, exchange.request_id))
-    request = replace(request, asked=steer(request.asked, exchange.request.headers, exchange.settings))
-    exchange.model_name = exchange.pipeline.models.find(request.asked.model).name
-    result = await exchange.pipeline.embed(request, began_s=exchange.began_s)
-    exchange.usage = result.usage
-    body = embeddings_body(request.asked.model, result, form)
-    return web.Response(body=to_json(body), headers=exchange.headers, content_type="application/json")
+    request = replace(request, asked=steer(request.asked, exchange))
+    return exchange.json_response(await embeddings_answer(exchange, request, form))
+
+
+async def embeddings_answer(context: RequestContext, request: EmbedRequest, form: str) -> dict[str, Any]:
+    """Runs the request and returns the JSON body of its answer."""
+    context.record_model(request.asked)
+    result = await context.pipeline.embed(request, caller=context.caller, began_s=context.began_s)
+    context.usage = result.usage
+    return _embeddings_body(request.asked.model, result, form)
 
 
 class EmbeddingRequest(ModelBody, kw_only=True):
@@ -50,24 +53,28 @@ class EmbeddingRequest(ModelBody, kw_only=True):
     use_activation: Annotated[Any, refused("vectors are normalised", True)] = None
     messages: Annotated[Any, refused("use input")] = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.truncate_prompt_tokens == 0:
+            raise FieldError("truncate_prompt_tokens", "must be -1 or an integer of at least 1")
+
 
 def read_embeddings(values: Mapping[str, Any], request_id: str) -> tuple[EmbedRequest, str]:
-    """The request and the form of its vectors."""
+    """Reads a body. Returns the request and the format of its vectors."""
     body = read_body(EmbeddingRequest, values)
     asked = Request(
         request_id=request_id,
         model=body.model_name(),
         prompt="",
         priority=body.priority or 0,
-        prompt_tokens_kept=checked_truncation(body.truncate_prompt_tokens),
+        prompt_tokens_kept=body.truncate_prompt_tokens,
         adds_special_tokens=body.add_special_tokens is not False,
     )
     inputs = prompt_list(body.input, "input")
     return EmbedRequest(asked=asked, inputs=inputs, dimensions=body.dimensions), body.encoding_format or "float"
 
 
-def embeddings_body(model: str, result: EmbedResult, form: str) -> dict[str, Any]:
-    """OpenAI's list of embeddings."""
+def _embeddings_body(model: str, result: EmbedResult, form: str) -> dict[str, Any]:
     data = [
         {"object": "embedding", "index": i, "embedding": _encoded(vector) if form == "base64" else list(vector)}
         for i, vector in enumerate(result.vectors)
@@ -82,5 +89,5 @@ def embeddings_body(model: str, result: EmbedResult, form: str) -> dict[str, Any
 
 
 def _encoded(vector: Sequence[float]) -> str:
-    """32-bit floats as this machine writes them, which is little-endian on all that we run on."""
+    """Encodes 32-bit floats in the machine's byte order, which is little-endian on all supported machines."""
     return base64.b64encode(array("f", vector).tobytes()).decode("ascii")

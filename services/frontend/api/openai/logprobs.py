@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's two shapes. They are made for each streamed token."""
+"""Log-probabilities in OpenAI's two formats. This is on the hot path of streams that have them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ _LOWEST = b"-9999.0"
 def chat_logprobs(
     text: TextModel, token_ids: Sequence[int], entries: Sequence[TokenLogprob], *, as_ids: bool = False
 ) -> bytes:
-    """`choices[].logprobs` of chat as JSON.
+    """Encodes `choices[].logprobs` of chat.
 
     `as_ids`: tokens are named by their ids, as vLLM's `return_tokens_as_token_ids` asks for.
     """
@@ -27,7 +27,7 @@ def chat_logprobs(
 def chat_entries(
     text: TextModel, token_ids: Sequence[int], entries: Sequence[TokenLogprob], *, as_ids: bool = False
 ) -> list[bytes]:
-    """One entry per token, with its alternatives, as JSON. Building dicts and encoding them takes three times as long."""
+    """Encodes one entry per token, with its alternatives. Building dicts and encoding them takes three times as long."""
     fields = text.names.fields_as_id if as_ids else text.names.fields
     found = []
     for token_id, entry in zip(token_ids, entries, strict=True):
@@ -40,7 +40,6 @@ def chat_entries(
 
 
 def _numbers(values: list[float]) -> list[bytes]:
-    """Log-probabilities as JSON."""
     return orjson.dumps(values)[1:-1].replace(b"null", _LOWEST).split(b",")
 
 
@@ -52,14 +51,14 @@ def completion_logprobs(
     *,
     as_ids: bool = False,
 ) -> dict[str, Any]:
-    """`choices[].logprobs` of completions. `offsets`: where each token's text begins.
+    """Returns `choices[].logprobs` of completions. `offsets`: where each token's text begins.
 
-    `top_logprobs` has the sampled token too, which may be none of the best.
+    `top_logprobs` includes the sampled token, even if it is not one of the most likely.
     """
     names = text.names.as_ids if as_ids else text.names.texts
     tops = []
     for token_id, entry in zip(token_ids, entries, strict=True):
-        # Different tokens may have the same text: the sampled one, then the likelier one, counts.
+        # Different tokens may have the same text. The sampled one wins, then the more likely one.
         top = {names[other]: max(LOWEST, value) for other, value in reversed(entry.alternatives)}
         top[names[token_id]] = max(LOWEST, entry.logprob)
         tops.append(top)
@@ -74,7 +73,7 @@ def completion_logprobs(
 class AnswerOffsets:
     """Where each token of an answer begins in the text, which begins with `start` characters of echo.
 
-    `detokeniser`: one like the answer's own. A token that only continues a character begins where the character does.
+    `detokeniser`: configured like the answer's own. A token that only continues a character begins where the character does.
     """
 
     def __init__(self, detokeniser: Detokeniser, start: int) -> None:
@@ -82,7 +81,7 @@ class AnswerOffsets:
         self._at = start
 
     def take(self, token_ids: Sequence[int]) -> list[int]:
-        """Of the next tokens."""
+        """Returns the offsets of the next tokens."""
         offsets = []
         for token_id in token_ids:
             offsets.append(self._at)
@@ -91,7 +90,7 @@ class AnswerOffsets:
 
 
 def echo_offsets(text: TextModel, prompt_ids: Sequence[int], echo: str) -> list[int]:
-    """Where each token of a prompt begins in its echo. Special tokens that the echo does not show take no characters."""
+    """Returns where each token of a prompt begins in its echo. Special tokens that the echo omits take no characters."""
     detokeniser, at, offsets = text.detokeniser(skip_special_tokens=False), 0, []
     for token_id in prompt_ids:
         offsets.append(min(at, len(echo)))
@@ -104,7 +103,7 @@ def echo_offsets(text: TextModel, prompt_ids: Sequence[int], echo: str) -> list[
 def echoed_logprobs(
     text: TextModel, prompt_ids: Sequence[int], prompt: Sequence[TokenLogprob], echo: str, *, as_ids: bool = False
 ) -> dict[str, Any]:
-    """The log-probabilities of an echoed prompt. The first token has none: nothing precedes it."""
+    """Returns the log-probabilities of an echoed prompt. The first token has none, since nothing precedes it."""
     entries = [TokenLogprob(logprob=0.0), *prompt]
     found = completion_logprobs(text, prompt_ids, entries, echo_offsets(text, prompt_ids, echo), as_ids=as_ids)
     found["token_logprobs"][0] = found["top_logprobs"][0] = None
@@ -114,7 +113,7 @@ def echoed_logprobs(
 def prompt_logprobs(
     text: TextModel, prompt_ids: Sequence[int], entries: Sequence[TokenLogprob]
 ) -> list[dict[str, Any] | None]:
-    """vLLM's `prompt_logprobs`: per token the candidates by id; None for the first. Ranks are known of the best ones only."""
+    """Returns vLLM's `prompt_logprobs`: per token the candidates by id, None for the first. Only the best have known ranks."""
     return [None, *(_candidates(text, each, entry) for each, entry in zip(prompt_ids[1:], entries, strict=True))]
 
 

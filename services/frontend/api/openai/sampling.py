@@ -1,7 +1,7 @@
-"""Fields that requests of several APIs share, and how they become the mesh's own values."""
+"""Fields that requests of several APIs share, and their conversion to the mesh's own values."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import cache
 from typing import Annotated, Any, Literal
 
@@ -17,7 +17,6 @@ from kvmesh.checks import (
 )
 from kvmesh.core import Constraint, SamplingParams
 from kvmesh.core.sampling import LOGPROBS_MAX, RANGES
-from kvmesh.errors import InvalidRequestError
 from services.frontend.api.openai.constraints import (
     SOURCES,
     Document,
@@ -30,18 +29,21 @@ from services.frontend.api.openai.constraints import (
 from services.frontend.api.request_body import (
     TOKENS_MAX,
     Body,
+    FieldError,
     FieldGroup,
     Ignored,
     Metadata,
     ModelBody,
     TokenId,
+    invalid_value,
     refused,
-    wrong,
 )
+from services.frontend.api.run import ApiRequest
+from services.frontend.pipeline.request import Prompt, Request
 
 
 def _within(name: str, help: str = "") -> Meta:  # noqa: A002
-    """Describes a number's range; `kvmesh.checks.check_sampling` enforces it."""
+    """Describes a range that `kvmesh.checks.check_sampling` enforces."""
     limits = RANGES[name]
     low = "exclusiveMinimum" if limits.above else "minimum"
     return Meta(description=help or None, extra_json_schema={low: limits.low, "maximum": limits.high})
@@ -50,11 +52,14 @@ def _within(name: str, help: str = "") -> Meta:  # noqa: A002
 StopString = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": STOP_CHARACTERS_MAX})]
 Priority = Annotated[
     int,
-    Meta(description="Larger goes first.", extra_json_schema={"minimum": -PRIORITY_MAX, "maximum": PRIORITY_MAX}),
+    Meta(
+        description="Requests with larger values run first.",
+        extra_json_schema={"minimum": -PRIORITY_MAX, "maximum": PRIORITY_MAX},
+    ),
 ]
 LogitBias = Annotated[
     dict[TokenId, float],
-    Meta(max_length=LOGIT_BIAS_MAX, description="By token id; needs workers that have `logit_bias`."),
+    Meta(max_length=LOGIT_BIAS_MAX, description="By token id; needs workers with the feature `logit_bias`."),
 ]
 Logprobs = Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)]
 Truncation = Annotated[
@@ -62,22 +67,24 @@ Truncation = Annotated[
     Meta(
         ge=-1,
         le=TOKENS_MAX,
-        description="The prompt's last tokens that are used; -1: as many as fit.",
+        description="Number of the prompt's last tokens to use; -1: as many as fit.",
         extra_json_schema={"not": {"const": 0}},
     ),
 ]
 Prompts = Annotated[
     str | list[str | TokenId | list[TokenId]], Meta(description="A text, token ids, or a list of either.")
 ]
-SessionId = Annotated[str, Meta(max_length=256, description="Requests of one session go to where its prefix is.")]
-SessionKey = Annotated[str, Meta(max_length=256, description="As session_id, in OpenAI's word.")]
+SessionId = Annotated[
+    str, Meta(max_length=256, description="Requests of one session go to the worker that has its prefix.")
+]
+SessionKey = Annotated[str, Meta(max_length=256, description="OpenAI's name of session_id.")]
 ServiceTier = Annotated[str, Meta(max_length=64, description="Checked; there is one tier.")]
 Verbosity = Annotated[Literal["low", "medium", "high"], Meta(description="For chat templates that know it.")]
 UserName = Annotated[str, Meta(max_length=512)]
 
 
 class CommonSampling(ModelBody, kw_only=True):
-    """What chat, completions, responses and KServe share."""
+    """Fields of chat, completions, responses and KServe."""
 
     temperature: Annotated[float, _within("temperature")] | None = None
     top_p: Annotated[float, _within("top_p")] | None = None
@@ -89,13 +96,19 @@ class CommonSampling(ModelBody, kw_only=True):
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=STOP_STRINGS_MAX)] | None = None
     cache_salt: (
-        Annotated[str, Meta(max_length=CACHE_SALT_BYTES_MAX, description="Keeps cached prefixes apart.")] | None
+        Annotated[
+            str,
+            Meta(
+                max_length=CACHE_SALT_BYTES_MAX, description="Only requests with the same salt share cached prefixes."
+            ),
+        ]
+        | None
     ) = None
     user: Annotated[UserName | None, Meta(description="Checked; changes nothing.")] = None
 
 
 class SamplingFields(CommonSampling, kw_only=True):
-    """What chat, completions and KServe share."""
+    """Fields of chat, completions and KServe."""
 
     n: Annotated[int, Meta(ge=1, le=128, description="Choices; the server's limit may be lower.")] | None = None
     max_tokens: Annotated[int, Meta(ge=1, le=TOKENS_MAX)] | None = None
@@ -132,13 +145,15 @@ class SamplingFields(CommonSampling, kw_only=True):
     kv_transfer_params: Annotated[Any, refused("the mesh sets them")] = None
     vllm_xargs: Annotated[Any, refused("engines differ")] = None
 
-    def tokens_kept(self) -> int | None:
-        """How many of the prompt's last tokens are used; -1 as many as fit. InvalidRequestError for 0."""
-        return checked_truncation(self.truncate_prompt_tokens)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.truncate_prompt_tokens == 0:
+            raise FieldError("truncate_prompt_tokens", "must be -1 or an integer of at least 1")
 
     def constraint(self) -> tuple[Constraint | None, str]:
-        """What the answer must match, and the field that says so."""
-        return one_constraint(_CONSTRAINTS.given(self))
+        """Returns what the answer must match, and the name of the field that requires it."""
+        given = _CONSTRAINTS.given(self)
+        return one_constraint(given) if given else (None, "response_format")
 
 
 class StreamOptions(Body, kw_only=True):
@@ -152,7 +167,7 @@ class StreamOptions(Body, kw_only=True):
 
 
 class OpenAiRequest(SamplingFields, kw_only=True):
-    """What chat and completions share."""
+    """Fields of chat and completions."""
 
     stream: Annotated[bool | None, Meta(description="Answer with server-sent events, the last of which is [DONE].")] = (
         None
@@ -172,37 +187,59 @@ class OpenAiRequest(SamplingFields, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.stream and self.stream_options is not None:
-            raise wrong("stream_options", "absent unless stream is true")
+            raise invalid_value("stream_options", "absent unless stream is true")
         if self.prompt_logprobs is True:
-            raise wrong("prompt_logprobs", "an integer")
-        if self.stream and self.scored_prompt() is not None:
-            raise wrong("prompt_logprobs", "absent when stream is true")
+            raise invalid_value("prompt_logprobs", "an integer")
+        if self.prompt_logprobs is False:
+            self.prompt_logprobs = None
+        if self.stream and self.prompt_logprobs is not None:
+            # vLLM leaves them out of streams.
+            raise invalid_value("prompt_logprobs", "absent when stream is true")
 
-    def scored_prompt(self) -> int | None:
-        """How many log-probabilities of each prompt token are wanted. vLLM's field; its streams leave it out."""
-        return None if self.prompt_logprobs is False else self.prompt_logprobs
-
-    def usage_options(self) -> dict[str, bool]:
-        """Whether usage is wanted at the end of a stream, and whether in every event, as arguments of `Asked`."""
+    def api_request(
+        self,
+        request_id: str,
+        prompts: Sequence[Prompt],
+        *,
+        sampling: SamplingParams,
+        fields: Mapping[str, str],
+        adds_special_tokens: bool = True,
+        **answer: bool,
+    ) -> ApiRequest:
+        """Builds the request, one per prompt. `answer`: further fields of ApiRequest."""
+        first = Request(
+            request_id=request_id,
+            model=self.model_name(),
+            prompt=prompts[0],
+            sampling=sampling,
+            choices=self.n or 1,
+            cache_salt=self.cache_salt or "",
+            priority=self.priority or 0,
+            session_id=(self.prompt_cache_key or "") if self.session_id is None else self.session_id,
+            prompt_tokens_kept=self.truncate_prompt_tokens,
+            includes_stop=bool(self.include_stop_str_in_output),
+            adds_special_tokens=adds_special_tokens,
+            fields=fields,
+        )
+        requests = [first]
+        if len(prompts) > 1:
+            requests = [replace(first, prompt=each, request_id=f"{request_id}.{i}") for i, each in enumerate(prompts)]
         options = self.stream_options
-        if options is None or not options.include_usage:
-            return {}
-        return {"includes_usage": True, "has_usage_throughout": bool(options.continuous_usage_stats)}
-
-    def request_options(self) -> dict[str, Any]:
-        """Arguments of `Request`."""
-        return {
-            "choices": self.n or 1,
-            "cache_salt": self.cache_salt or "",
-            "priority": self.priority or 0,
-            "session_id": (self.prompt_cache_key or "") if self.session_id is None else self.session_id,
-            "prompt_tokens_kept": self.tokens_kept(),
-            "includes_stop": bool(self.include_stop_str_in_output),
-        }
+        includes_usage = options is not None and bool(options.include_usage)
+        return ApiRequest(
+            requests=requests,
+            is_stream=bool(self.stream),
+            includes_usage=includes_usage,
+            has_usage_throughout=includes_usage and options is not None and bool(options.continuous_usage_stats),
+            returns_token_ids=bool(self.return_token_ids),
+            names_tokens_by_id=bool(self.return_tokens_as_token_ids),
+            has_prompt_logprobs=self.prompt_logprobs is not None,
+            **answer,
+        )
 
 
 def sampling_params(body: ModelBody, **values: Any) -> SamplingParams:
-    """The fields of `body` that have names of SamplingParams; `values` come before them. Ranges are checked later."""
+    """Converts the fields of `body` that SamplingParams has too; `values` override them. Ranges are checked later."""
     for name, value in _shared_fields(type(body)).given(body):
         if name not in values:
             convert = _CONVERTED.get(name)
@@ -217,34 +254,20 @@ def _shared_fields(kind: type[ModelBody]) -> FieldGroup:
 
 _CONSTRAINTS = FieldGroup(list(SOURCES))
 _CONVERTED: Mapping[str, Callable[[Any], Any]] = {
-    "top_k": lambda value: max(value, 0),  # -1 is vLLM's older word for off.
+    "top_k": lambda value: max(value, 0),  # -1 is vLLM's older value for off.
     "stop": lambda value: (value,) if isinstance(value, str) else tuple(value),
     "stop_token_ids": tuple,
     "logit_bias": lambda value: tuple(value.items()),
 }
 
 
-def checked_truncation(count: int | None) -> int | None:
-    """`truncate_prompt_tokens`. InvalidRequestError for 0."""
-    if count == 0:
-        raise wrong("truncate_prompt_tokens", "-1 or an integer of at least 1")
-    return count
-
-
 def prompt_list(value: str | list[Any], name: str) -> list[str | list[int]]:
-    """A text, token ids, or a list of either, as a list. How many there may be is the caller's to say."""
+    """Returns a text, token ids, or a list of either, as a list. The caller checks its length."""
     if isinstance(value, str):
         return [value]
     kinds = {type(each) for each in value}
     if kinds == {int}:
         return [value]
     if len(kinds) != 1:
-        raise wrong(name, "a string, a list of strings, a list of token ids, or a list of such lists")
+        raise invalid_value(name, "a string, a list of strings, a list of token ids, or a list of such lists")
     return value
-
-
-def top_logprobs(wanted: bool | None, count: int | None) -> int | None:
-    """Chat: `logprobs` says whether, `top_logprobs` how many alternatives."""
-    if count is not None and not wanted:
-        raise InvalidRequestError("top_logprobs needs logprobs to be true", field="top_logprobs")
-    return (count or 0) if wanted else None

@@ -6,9 +6,7 @@ from aiohttp import web
 from msgspec import Meta
 
 from kvmesh.errors import InvalidRequestError, UnsupportedError
-from services.frontend.access.caller import current_caller
 from services.frontend.api.http.exchange import Exchange
-from services.frontend.api.openai.bodies import to_json
 from services.frontend.api.openai.chat_request import (
     Documents,
     Effort,
@@ -18,7 +16,7 @@ from services.frontend.api.openai.chat_request import (
     template_tools,
 )
 from services.frontend.api.openai.sampling import Verbosity
-from services.frontend.api.request_body import AnyObject, ModelBody, TokenId, read_body, wrong
+from services.frontend.api.request_body import JsonObject, ModelBody, TokenId, invalid_value, read_body
 from services.frontend.models import ServedModel
 from services.frontend.pipeline.prepare import checked_ids, tokens_of
 from services.frontend.pipeline.request import Prompt, Request, ToolChoice
@@ -33,7 +31,7 @@ class TokenizeRequest(ModelBody, kw_only=True):
     documents: Documents | None = None
     reasoning_effort: Effort | None = None
     verbosity: Verbosity | None = None
-    chat_template_kwargs: AnyObject | None = None
+    chat_template_kwargs: JsonObject | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: Annotated[
@@ -49,7 +47,7 @@ class DetokenizeRequest(ModelBody, kw_only=True):
 
 
 async def serve_tokenize(exchange: Exchange) -> web.StreamResponse:
-    """A text's tokens, or those that the model would see of a conversation."""
+    """Tokenises a text, or a conversation as the model receives it."""
     body = await exchange.read_request(lambda values: read_body(TokenizeRequest, values))
     model = _model(exchange, body)
     prompt, name = _prompt(body)
@@ -68,19 +66,19 @@ async def serve_tokenize(exchange: Exchange) -> web.StreamResponse:
         "tokens": list(token_ids),
         "token_strs": texts,
     }
-    return web.Response(body=to_json(answer), headers=exchange.headers, content_type="application/json")
+    return exchange.json_response(answer)
 
 
 def _prompt(body: TokenizeRequest) -> tuple[Prompt, str]:
     if body.messages is not None:
         if body.prompt is not None:
-            raise wrong("prompt", "absent when there are messages")
+            raise invalid_value("prompt", "absent when there are messages")
         if body.add_special_tokens:
             message = "add_special_tokens is not supported: the chat template adds them"
             raise UnsupportedError(message, field="add_special_tokens")
         return conversation_of(body, template_tools(body.tools or ()), ToolChoice()), "messages"
     if body.prompt is None:
-        raise wrong("prompt", "a string")
+        raise invalid_value("prompt", "a string")
     for name in _OF_CONVERSATION:
         if getattr(body, name) is not None:
             raise InvalidRequestError(f"{name} needs messages", field=name, reason="invalid_value")
@@ -94,15 +92,15 @@ _OF_CONVERSATION = (
 
 
 async def serve_detokenize(exchange: Exchange) -> web.StreamResponse:
-    """The text of token ids, special tokens included."""
+    """Returns the text of token ids, special tokens included."""
     body = await exchange.read_request(lambda values: read_body(DetokenizeRequest, values))
     model = _model(exchange, body)
     text = model.text.decode(checked_ids(body.tokens, "tokens", model), skip_special_tokens=False)
-    return web.Response(body=to_json({"prompt": text}), headers=exchange.headers, content_type="application/json")
+    return exchange.json_response({"prompt": text})
 
 
 def _model(exchange: Exchange, body: ModelBody) -> ServedModel:
     model = exchange.pipeline.models.find(body.model_name())
-    current_caller.get().check_model(model.adapter or model.name)
+    exchange.caller.check_model(model.adapter or model.name)
     exchange.model_name = model.name
     return model

@@ -1,17 +1,17 @@
-"""The operations: paths, parameters, bodies and answers."""
+"""The operations: paths, parameters, bodies and responses."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.frontend.api.openapi.json_schema import Schema, anything, constant, integer, reference, text, words
+from services.frontend.api.openapi.json_schema import Schema, constant, integer, one_of, reference, text
 
 JSON = "application/json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One method of one path. `body` and `answer` name schemas; `streams` when the answer can be an event stream."""
+    """One method of one path. `body` and `answer` name schemas. `streams`: the response can be an event stream."""
 
     method: str
     path: str
@@ -29,7 +29,6 @@ class Operation:
     is_open: bool = False
 
     def described(self) -> dict[str, Any]:
-        """OpenAPI's operation object."""
         described: dict[str, Any] = {
             "operationId": self.name,
             "summary": self.help,
@@ -53,20 +52,20 @@ class Operation:
     def _responses(self) -> dict[str, Any]:
         content: dict[str, Any] = {self.answer_type: {"schema": reference(self.answer)} if self.answer else {}}
         if self.streams:
-            content["text/event-stream"] = {"schema": anything("Server-sent events.")}
+            content["text/event-stream"] = {"schema": {"description": "Server-sent events."}}
         error = {JSON: {"schema": reference(self.errors)}}
         return {
-            "200": {"description": "Answered.", "content": content},
-            "4XX": {"description": "The request was refused; the error names the field.", "content": error},
-            "5XX": {"description": "The mesh could not answer; Retry-After says when to come back.", "content": error},
+            "200": {"description": "Success.", "content": content},
+            "4XX": {"description": "The request is refused; the error names the field.", "content": error},
+            "5XX": {"description": "The mesh cannot answer; Retry-After says when to retry.", "content": error},
         }
 
 
-_FILE = {"file_id": text(least=1)}
-_RESPONSE = {"response_id": text(least=1)}
-_BATCH = {"batch_id": text(least=1)}
+_FILE = {"file_id": text(length_min=1)}
+_RESPONSE = {"response_id": text(length_min=1)}
+_BATCH = {"batch_id": text(length_min=1)}
 _PAGE: dict[str, Schema] = {"limit": integer(1, 100), "after": text()}
-_ORDER = words("asc", "desc")
+_ORDER = one_of("asc", "desc")
 
 CHAT, RESPONSES, MESSAGES, FILES, OTHERS = (
     "Chat and completions",
@@ -93,6 +92,8 @@ OPERATIONS: Sequence[Operation] = (
           streams=True),
     _post("/v1/responses", "createResponse", "Answer items, and keep the answer", RESPONSES, "ResponseRequest",
           "Response", streams=True),
+    _post("/v1/responses/input_tokens", "countInputTokens", "Count the tokens of a response's input", RESPONSES,
+          "ResponseRequest", "InputTokens"),
     _get("/v1/responses/{response_id}", "getResponse", "A stored response", RESPONSES, "Response",
          parameters=_RESPONSE, query={"stream": constant("false")}),
     Operation(method="delete", path="/v1/responses/{response_id}", name="deleteResponse", help="Forget a response",
@@ -110,7 +111,7 @@ OPERATIONS: Sequence[Operation] = (
               body_type="multipart/form-data", answer="File"),
     _get("/v1/files", "listFiles", "All files", FILES, "FileList",
          query={"limit": integer(1, 10_000), "after": text(), "order": _ORDER,
-                "purpose": words("batch", "batch_output")}),
+                "purpose": one_of("batch", "batch_output")}),
     _get("/v1/files/{file_id}", "getFile", "A file", FILES, "File", parameters=_FILE),
     Operation(method="delete", path="/v1/files/{file_id}", name="deleteFile", help="Delete a file", tag=FILES,
               answer="DeletedFile", parameters=_FILE),
@@ -125,7 +126,7 @@ OPERATIONS: Sequence[Operation] = (
     _post("/tokenize", "tokenize", "Tokens of a text or a conversation", OTHERS, "TokenizeRequest", "Tokens"),
     _post("/detokenize", "detokenize", "Text of tokens", OTHERS, "DetokenizeRequest", "Detokenized"),
     _get("/v1/models", "listModels", "Models that can be asked", OTHERS, "ModelList"),
-    _get("/v1/models/{model}", "getModel", "A model", OTHERS, "Model", parameters={"model": text(least=1)}),
+    _get("/v1/models/{model}", "getModel", "A model", OTHERS, "Model", parameters={"model": text(length_min=1)}),
     _get("/health", "health", "Whether requests can be answered; 503 with the reasons if not", OTHERS, "Health",
          errors="Health", is_open=True),
     _get("/version", "version", "The version of kvmesh", OTHERS, "Version", is_open=True),

@@ -1,199 +1,142 @@
-"""The schemas of what comes back, and of the form of an upload. Those of JSON requests come from their classes."""
+"""Schemas of responses, and of the form of an upload. The schemas of JSON requests come from their classes."""
+
+from collections.abc import Mapping
 
 from services.frontend.api.batches.line_runner import ENDPOINTS
 from services.frontend.api.openapi.json_schema import (
     Schema,
-    anything,
+    any_of,
     array,
+    boolean,
     constant,
-    either,
-    flag,
     integer,
     mapping,
     nullable,
     number,
+    one_of,
     page,
     reference,
+    response_object,
     text,
-    told,
-    words,
 )
 from services.frontend.api.responses.read import RESPONSE_ID_PATTERN
 
-FILE_ID = {"type": "string", "pattern": "^file-[0-9a-f]{32}$"}
-_RESPONSE_ID = {"type": "string", "pattern": RESPONSE_ID_PATTERN}
-_STATUS = words("in_progress", "completed", "incomplete")
-_FINISH = words("stop", "length", "tool_calls")
-_STOP_REASON = {"type": ["string", "integer", "null"]}
+_ANYTHING: Schema = {}
+_NULL: Schema = {"type": "null"}
+_COUNT = integer(0)
+_ITEM_STATUS = one_of("in_progress", "completed", "incomplete")
 _TOKEN_IDS = array(integer(0, 2**31 - 1))
+# Fields that choices of chat and completions share.
+_CHOICE: Mapping[str, Schema] = {
+    "index": _COUNT, "logprobs": {"type": ["object", "null"]}, "finish_reason": one_of("stop", "length", "tool_calls"),
+    "stop_reason": {"type": ["string", "integer", "null"]}, "token_ids": _TOKEN_IDS,
+}  # fmt: skip
+_FUNCTION_CALL = response_object({
+    "id": text(), "type": constant("function"), "function": response_object({"name": text(), "arguments": text()}),
+})  # fmt: skip
+_CHAT_MESSAGE = response_object(
+    {"role": constant("assistant"), "content": nullable(text()), "refusal": _NULL, "reasoning_content": text(),
+     "reasoning": text("Same as reasoning_content."), "tool_calls": array(_FUNCTION_CALL)},
+    "reasoning_content", "reasoning", "tool_calls",
+)  # fmt: skip
+_ITEM: Mapping[str, Schema] = {"id": text(), "status": _ITEM_STATUS}
+_OUTPUT_TEXT = response_object(
+    {"type": constant("output_text"), "text": text(), "annotations": array(_ANYTHING), "logprobs": array(_ANYTHING)},
+    "logprobs",
+)  # fmt: skip
+_REASONING_TEXT = response_object({"type": constant("reasoning_text"), "text": text()})
+_OUTPUT_ITEM = any_of(
+    response_object({"type": constant("message"), "role": constant("assistant"), "content": array(_OUTPUT_TEXT), **_ITEM}),
+    response_object({
+        "type": constant("reasoning"), "summary": array(_ANYTHING), "content": array(_REASONING_TEXT), **_ITEM,
+    }),
+    response_object({
+        "type": constant("function_call"), "call_id": text(), "name": text(), "arguments": text(), **_ITEM,
+    }),
+)  # fmt: skip
+_RESPONSE_USAGE: Mapping[str, Schema] = {
+    "input_tokens": _COUNT, "output_tokens": _COUNT, "total_tokens": _COUNT,
+    "output_tokens_details": response_object({"reasoning_tokens": _COUNT}),
+}  # fmt: skip
+_MESSAGE_BLOCK = any_of(
+    response_object({"type": constant("text"), "text": text()}),
+    response_object({"type": constant("thinking"), "thinking": text(), "signature": text()}),
+    response_object({"type": constant("tool_use"), "id": text(), "name": text(), "input": mapping(_ANYTHING)}),
+)
+_BATCH_STATUSES = (
+    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled",
+)  # fmt: skip
+_BATCH_TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+_BATCH_PROBLEM = response_object({
+    "code": text(), "line": nullable(integer(1)), "message": text(), "param": nullable(text()),
+})  # fmt: skip
 
 
-def error() -> Schema:
-    """OpenAI's error. `param` is the field, `code` a stable word."""
-    maybe = nullable(text())
-    return told({"error": told({"message": text(), "type": text(), "param": maybe, "code": maybe})})
+def _deleted(kind: str) -> Schema:
+    return response_object({"id": text(), "object": constant(kind), "deleted": constant(True)})
 
 
-def model() -> Schema:
-    """A model."""
-    return told({"id": text(), "object": constant("model"), "created": integer(0), "owned_by": text(),
-                 "max_model_len": integer(1), "root": text(), "parent": nullable(text())})  # fmt: skip
-
-
-def health() -> Schema:
-    """Whether requests can be answered."""
-    return told({"status": text(), "models": array(text()), "problems": mapping(text())})
-
-
-def usage() -> Schema:
-    """OpenAI's usage."""
-    count = integer(0)
-    return told({
-        "prompt_tokens": count, "completion_tokens": count, "total_tokens": count,
-        "prompt_tokens_details": told({"cached_tokens": count}),
-        "completion_tokens_details": told({"reasoning_tokens": count}),
-    })  # fmt: skip
-
-
-def chat_answer() -> Schema:
-    """A chat completion."""
-    call = told({"id": text(), "type": constant("function"), "function": told({"name": text(), "arguments": text()})})
-    answer = told(
-        {"role": constant("assistant"), "content": nullable(text()), "refusal": {"type": "null"},
-         "reasoning_content": text(), "reasoning": text("The same."), "tool_calls": array(call)},
-        "reasoning_content", "reasoning", "tool_calls",
-    )  # fmt: skip
-    choice = told(
-        {"index": integer(0), "message": answer, "logprobs": {"type": ["object", "null"]}, "finish_reason": _FINISH,
-         "stop_reason": _STOP_REASON, "token_ids": _TOKEN_IDS},
-        "token_ids",
-    )  # fmt: skip
-    return told(
-        {"id": text(), "object": constant("chat.completion"), "created": integer(0), "model": text(),
-         "choices": array(choice, least=1), "usage": reference("Usage"), "prompt_token_ids": _TOKEN_IDS,
-         "prompt_logprobs": anything()},
+RESPONSE_SCHEMAS: Mapping[str, Schema] = {
+    "Error": response_object({
+        "error": response_object({
+            "message": text(), "type": text(), "param": nullable(text()), "code": nullable(text()),
+        }),
+    }),
+    "Usage": response_object({
+        "prompt_tokens": _COUNT, "completion_tokens": _COUNT, "total_tokens": _COUNT,
+        "prompt_tokens_details": response_object({"cached_tokens": _COUNT}),
+        "completion_tokens_details": response_object({"reasoning_tokens": _COUNT}),
+    }),
+    "ChatCompletion": response_object(
+        {"id": text(), "object": constant("chat.completion"), "created": _COUNT, "model": text(),
+         "choices": array(response_object({**_CHOICE, "message": _CHAT_MESSAGE}, "token_ids"), items_min=1),
+         "usage": reference("Usage"), "prompt_token_ids": _TOKEN_IDS, "prompt_logprobs": _ANYTHING},
         "prompt_token_ids",
-    )  # fmt: skip
-
-
-def completion_answer() -> Schema:
-    """A completion."""
-    choice = told(
-        {"index": integer(0), "text": text(), "logprobs": {"type": ["object", "null"]}, "finish_reason": _FINISH,
-         "stop_reason": _STOP_REASON, "token_ids": _TOKEN_IDS, "prompt_token_ids": _TOKEN_IDS,
-         "prompt_logprobs": anything()},
-        "token_ids", "prompt_token_ids",
-    )  # fmt: skip
-    return told({
-        "id": text(), "object": constant("text_completion"), "created": integer(0), "model": text(),
-        "choices": array(choice, least=1), "usage": reference("Usage"),
-    })  # fmt: skip
-
-
-def response_usage() -> Schema:
-    """Usage in the words of this API."""
-    count = integer(0)
-    return told({
-        "input_tokens": count, "output_tokens": count, "total_tokens": count,
-        "input_tokens_details": told({"cached_tokens": count, "cache_write_tokens": count}),
-        "output_tokens_details": told({"reasoning_tokens": count}),
-    })  # fmt: skip
-
-
-def output_item() -> Schema:
-    """An item that comes out."""
-    head = {"id": text(), "status": _STATUS}
-    said = told({"type": constant("output_text"), "text": text(), "annotations": array(anything()),
-                 "logprobs": array(anything())}, "logprobs")  # fmt: skip
-    thought = told({"type": constant("reasoning_text"), "text": text()})
-    return either(
-        told({"type": constant("message"), "role": constant("assistant"), "content": array(said), **head}),
-        told({"type": constant("reasoning"), "summary": array(anything()), "content": array(thought), **head}),
-        told({"type": constant("function_call"), "call_id": text(), "name": text(), "arguments": text(), **head}),
-    )
-
-
-def response_answer() -> Schema:
-    """A response."""
-    maybe_text = nullable(text())
-    return told(
-        {
-            "id": _RESPONSE_ID, "object": constant("response"), "created_at": integer(0),
-            "completed_at": nullable(integer(0)), "status": words("completed", "incomplete"),
-            "background": constant(False), "error": {"type": "null"},
-            "incomplete_details": nullable(told({"reason": constant("max_output_tokens")})),
-            "instructions": maybe_text, "model": text(), "output": array(output_item(), least=1),
-            "previous_response_id": maybe_text, "store": flag(), "usage": reference("ResponseUsage"),
-            "temperature": nullable(number(0, 2)), "top_p": nullable(number(0, 1)), "tools": array(anything()),
-            "tool_choice": anything(), "parallel_tool_calls": flag(), "text": mapping(anything()),
-            "reasoning": mapping(anything()), "max_output_tokens": nullable(integer(1)), "metadata": mapping(text(most=512), most=16),
-            "truncation": words("auto", "disabled"), "service_tier": constant("default"), "top_logprobs": integer(0),
-            "max_tool_calls": {"type": "null"}, "user": maybe_text, "safety_identifier": maybe_text,
-            "prompt_cache_key": maybe_text,
-        },
-    )  # fmt: skip
-
-
-def deleted(kind: str) -> Schema:
-    """What deleting answers."""
-    return told({"id": text(), "object": constant(kind), "deleted": constant(True)})
-
-
-def input_items() -> Schema:
-    """A page of input items."""
-    return page(told({"id": text(), "type": text(), "status": _STATUS}))
-
-
-def message_answer() -> Schema:
-    """A message."""
-    count = integer(0)
-    block = either(
-        told({"type": constant("text"), "text": text()}),
-        told({"type": constant("thinking"), "thinking": text(), "signature": text()}),
-        told({"type": constant("tool_use"), "id": text(), "name": text(), "input": mapping(anything())}),
-    )
-    usage = told({"input_tokens": count, "output_tokens": count, "cache_read_input_tokens": count,
-                  "cache_creation_input_tokens": count, "service_tier": constant("standard")})  # fmt: skip
-    return told({
+    ),
+    "Completion": response_object({
+        "id": text(), "object": constant("text_completion"), "created": _COUNT, "model": text(),
+        "choices": array(
+            response_object(
+                {**_CHOICE, "text": text(), "prompt_token_ids": _TOKEN_IDS, "prompt_logprobs": _ANYTHING},
+                "token_ids", "prompt_token_ids",
+            ),
+            items_min=1,
+        ),
+        "usage": reference("Usage"),
+    }),
+    "Response": response_object({
+        "id": {"type": "string", "pattern": RESPONSE_ID_PATTERN}, "object": constant("response"), "created_at": _COUNT,
+        "completed_at": nullable(_COUNT), "status": one_of("completed", "incomplete"), "background": constant(False),
+        "error": _NULL, "incomplete_details": nullable(response_object({"reason": constant("max_output_tokens")})),
+        "instructions": nullable(text()), "model": text(), "output": array(_OUTPUT_ITEM, items_min=1),
+        "previous_response_id": nullable(text()), "store": boolean(), "usage": reference("ResponseUsage"),
+        "temperature": nullable(number(0, 2)), "top_p": nullable(number(0, 1)), "tools": array(_ANYTHING),
+        "tool_choice": _ANYTHING, "parallel_tool_calls": boolean(), "text": mapping(_ANYTHING),
+        "reasoning": mapping(_ANYTHING), "max_output_tokens": nullable(integer(1)),
+        "metadata": mapping(text(length_max=512), properties_max=16), "truncation": one_of("auto", "disabled"),
+        "service_tier": constant("default"), "top_logprobs": _COUNT, "max_tool_calls": _NULL, "user": nullable(text()),
+        "safety_identifier": nullable(text()), "prompt_cache_key": nullable(text()),
+    }),
+    "ResponseUsage": response_object({
+        **_RESPONSE_USAGE,
+        "input_tokens_details": response_object({"cached_tokens": _COUNT, "cache_write_tokens": _COUNT}),
+    }),
+    "DeletedResponse": _deleted("response"),
+    "InputItemList": page(response_object({"id": text(), "type": text(), "status": _ITEM_STATUS})),
+    "Message": response_object({
         "id": text(), "type": constant("message"), "role": constant("assistant"), "model": text(),
-        "content": array(block, least=1),
-        "stop_reason": words("end_turn", "max_tokens", "stop_sequence", "tool_use"),
-        "stop_sequence": nullable(text()), "usage": usage,
-    })  # fmt: skip
-
-
-def count_answer() -> Schema:
-    """A count."""
-    return told({"input_tokens": integer(0)})
-
-
-def message_error() -> Schema:
-    """Anthropic's error."""
-    return told({"type": constant("error"), "error": told({"type": text(), "message": text()})})
-
-
-def embedding_answer() -> Schema:
-    """Vectors."""
-    vector = either(array(number(-1e30, 1e30)), text("Little-endian 32-bit floats in base64."))
-    entry = told({"object": constant("embedding"), "index": integer(0), "embedding": vector})
-    usage = told({"prompt_tokens": integer(0), "total_tokens": integer(0)})
-    return told({"object": constant("list"), "data": array(entry), "model": text(), "usage": usage})
-
-
-def tokenize_answer() -> Schema:
-    """Tokens."""
-    return told({"count": integer(0), "max_model_len": integer(1), "tokens": _TOKEN_IDS,
-                 "token_strs": nullable(array(text()))})  # fmt: skip
-
-
-def detokenize_answer() -> Schema:
-    """Their text."""
-    return told({"prompt": text()})
-
-
-def upload() -> Schema:
-    """The form of an upload."""
-    return {
+        "content": array(_MESSAGE_BLOCK, items_min=1),
+        "stop_reason": one_of("end_turn", "max_tokens", "stop_sequence", "tool_use"), "stop_sequence": nullable(text()),
+        "usage": response_object({
+            "input_tokens": _COUNT, "output_tokens": _COUNT, "cache_read_input_tokens": _COUNT,
+            "cache_creation_input_tokens": _COUNT, "service_tier": constant("standard"),
+        }),
+    }),
+    "Count": response_object({"input_tokens": _COUNT}),
+    "MessageError": response_object({
+        "type": constant("error"), "error": response_object({"type": text(), "message": text()}),
+    }),
+    "Upload": {
         "type": "object",
         "properties": {
             "file": {"type": "string", "format": "binary", "description": "JSON Lines."},
@@ -203,33 +146,44 @@ def upload() -> Schema:
         },
         "required": ["file", "purpose"],
         "additionalProperties": False,
-    }
-
-
-def file() -> Schema:
-    """A file."""
-    return told({
-        "id": FILE_ID, "object": constant("file"), "bytes": integer(0), "created_at": integer(0),
-        "expires_at": integer(0), "filename": text(), "purpose": words("batch", "batch_output"),
-        "status": constant("processed"), "status_details": {"type": "null"},
-    })  # fmt: skip
-
-
-def batch() -> Schema:
-    """A batch."""
-    time, count, file_id = nullable(integer(0)), integer(0), nullable(text())
-    times = {f"{name}_at": time for name in
-             ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")}  # fmt: skip
-    problem = told({"code": text(), "line": nullable(integer(1)), "message": text(), "param": nullable(text())})
-    statuses = ("validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled")
-    return told({
-        "id": text(), "object": constant("batch"), "endpoint": words(*ENDPOINTS), "model": nullable(text()),
-        "errors": nullable(told({"object": constant("list"), "data": array(problem)})), "input_file_id": text(),
-        "completion_window": text(), "status": words(*statuses), "output_file_id": file_id, "error_file_id": file_id,
-        "created_at": count, "expires_at": count, **times,
-        "request_counts": told({"total": count, "completed": count, "failed": count}),
+    },
+    "File": response_object({
+        "id": {"type": "string", "pattern": "^file-[0-9a-f]{32}$"}, "object": constant("file"), "bytes": _COUNT,
+        "created_at": _COUNT, "expires_at": _COUNT, "filename": text(), "purpose": one_of("batch", "batch_output"),
+        "status": constant("processed"), "status_details": _NULL,
+    }),
+    "FileList": page(reference("File")),
+    "DeletedFile": _deleted("file"),
+    "Batch": response_object({
+        "id": text(), "object": constant("batch"), "endpoint": one_of(*ENDPOINTS), "model": nullable(text()),
+        "errors": nullable(response_object({"object": constant("list"), "data": array(_BATCH_PROBLEM)})),
+        "input_file_id": text(), "completion_window": text(), "status": one_of(*_BATCH_STATUSES),
+        "output_file_id": nullable(text()), "error_file_id": nullable(text()), "created_at": _COUNT, "expires_at": _COUNT,
+        **{f"{name}_at": nullable(_COUNT) for name in _BATCH_TIMES},
+        "request_counts": response_object({"total": _COUNT, "completed": _COUNT, "failed": _COUNT}),
         "metadata": nullable(mapping(text())),
-        "usage": told({"input_tokens": count, "output_tokens": count, "total_tokens": count,
-                       "input_tokens_details": told({"cached_tokens": count}),
-                       "output_tokens_details": told({"reasoning_tokens": count})}),
-    })  # fmt: skip
+        "usage": response_object({**_RESPONSE_USAGE, "input_tokens_details": response_object({"cached_tokens": _COUNT})}),
+    }),
+    "BatchList": page(reference("Batch")),
+    "EmbeddingList": response_object({
+        "object": constant("list"),
+        "data": array(response_object({
+            "object": constant("embedding"), "index": _COUNT,
+            "embedding": any_of(array(number(-1e30, 1e30)), text("Little-endian 32-bit floats in base64.")),
+        })),
+        "model": text(), "usage": response_object({"prompt_tokens": _COUNT, "total_tokens": _COUNT}),
+    }),
+    "Tokens": response_object({
+        "count": _COUNT, "max_model_len": integer(1), "tokens": _TOKEN_IDS, "token_strs": nullable(array(text())),
+    }),
+    "Detokenized": response_object({"prompt": text()}),
+    "Model": response_object({
+        "id": text(), "object": constant("model"), "created": _COUNT, "owned_by": text(), "max_model_len": integer(1),
+        "root": text(), "parent": nullable(text()),
+    }),
+    "ModelList": response_object({"object": constant("list"), "data": array(reference("Model"))}),
+    "Health": response_object({"status": text(), "models": array(text()), "problems": mapping(text())}),
+    "Live": response_object({"status": constant("ok")}),
+    "InputTokens": response_object({"object": constant("response.input_tokens"), "input_tokens": integer(0)}),
+    "Version": response_object({"version": text()}),
+}  # fmt: skip

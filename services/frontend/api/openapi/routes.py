@@ -1,6 +1,7 @@
 """GET /openapi.json and /docs."""
 
 import asyncio
+from functools import cache
 
 import orjson
 from aiohttp import web
@@ -9,35 +10,28 @@ from services.frontend.api.http.boundary import Boundary
 from services.frontend.api.openapi.document import openapi_document
 from services.frontend.api.openapi.page import docs_page
 
-# The page brings its own style and nothing else may be loaded into it.
+# The page contains its style; the browser must load nothing else into it.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
-class Description:
-    """Made once, when somebody first asks; it does not depend on what is served, so no key is needed."""
+def add_description_routes(app: web.Application, boundary: Boundary) -> None:
+    """The description does not depend on the served models, so it needs no key."""
+    app.router.add_get("/openapi.json", _serve_document)
+    app.router.add_get("/docs", _serve_page)
 
-    def __init__(self) -> None:
-        self._document: bytes | None = None
-        self._page = ""
-        self._making = asyncio.Lock()
 
-    def add_routes(self, app: web.Application, boundary: Boundary) -> None:
-        """See Extension."""
-        app.router.add_get("/openapi.json", self._openapi)
-        app.router.add_get("/docs", self._docs)
+async def _serve_document(_: web.Request) -> web.StreamResponse:
+    document, _page = await asyncio.to_thread(_description)
+    return web.Response(body=document, content_type="application/json")
 
-    async def _openapi(self, _: web.Request) -> web.StreamResponse:
-        return web.Response(body=await self._made(), content_type="application/json")
 
-    async def _docs(self, _: web.Request) -> web.StreamResponse:
-        await self._made()
-        headers = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"}
-        return web.Response(text=self._page, content_type="text/html", headers=headers)
+async def _serve_page(_: web.Request) -> web.StreamResponse:
+    _document, page = await asyncio.to_thread(_description)
+    headers = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"}
+    return web.Response(text=page, content_type="text/html", headers=headers)
 
-    async def _made(self) -> bytes:
-        async with self._making:
-            if self._document is None:
-                document = await asyncio.to_thread(openapi_document)
-                self._page = docs_page(document)
-                self._document = orjson.dumps(document)
-            return self._document
+
+@cache
+def _description() -> tuple[bytes, str]:
+    document = openapi_document()
+    return orjson.dumps(document), docs_page(document)

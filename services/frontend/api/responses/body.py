@@ -7,38 +7,31 @@ from kvmesh.core import FinishReason, Usage
 from kvmesh.errors import MeshError
 from kvmesh.rpc.http_status import http_status
 from services.frontend.api.answer_blocks import Block, BlockKind
-from services.frontend.api.responses.read import AskedResponse
+from services.frontend.api.responses.read import ParsedResponse
 from services.frontend.pipeline.request import Ending
 
 COMPLETED, INCOMPLETE, IN_PROGRESS = "completed", "incomplete", "in_progress"
 _PREFIXES = {BlockKind.TEXT: "msg", BlockKind.REASONING: "rs", BlockKind.CALL: "fc"}
 
 
-def response_id_of(request_id: str) -> str:
-    """The response's id; the request's own id is random."""
-    return f"resp_{request_id}"
-
-
 def item_id(request_id: str, block: Block) -> str:
-    """An output item's id, unique in any conversation."""
+    # Unique in any conversation, because the request id is random.
     return f"{_PREFIXES[block.kind]}_{request_id}{block.number}"
 
 
 def text_part(text: str, logprobs: Sequence[Mapping[str, Any]] | None = None) -> dict[str, Any]:
-    """The content part of a message."""
     part: dict[str, Any] = {"type": "output_text", "text": text, "annotations": []}
     return part if logprobs is None else part | {"logprobs": list(logprobs)}
 
 
 def thought_part(text: str) -> dict[str, Any]:
-    """The content part of a reasoning item."""
     return {"type": "reasoning_text", "text": text}
 
 
 def item_body(
     request_id: str, block: Block, status: str, logprobs: Sequence[Mapping[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """An output item; while it is in progress it has no content."""
+    """Returns an output item. While it is in progress it has no content."""
     head = {"id": item_id(request_id, block), "status": status}
     text = block.text
     is_whole = status != IN_PROGRESS
@@ -53,7 +46,6 @@ def item_body(
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
-    """Usage in the words of this API."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
@@ -64,14 +56,13 @@ def usage_body(usage: Usage) -> dict[str, Any]:
 
 
 def status_of(ending: Ending) -> str:
-    """An answer that hit its limit is incomplete."""
     return INCOMPLETE if ending.reason is FinishReason.LENGTH else COMPLETED
 
 
-def begun_body(asked: AskedResponse, request_id: str, created_s: int) -> dict[str, Any]:
-    """The response while nothing of it is there."""
+def begun_body(parsed: ParsedResponse, request_id: str, created_s: int) -> dict[str, Any]:
+    """Returns the response before its output."""
     return {
-        "id": response_id_of(request_id),
+        "id": f"resp_{request_id}",
         "object": "response",
         "created_at": created_s,
         "status": IN_PROGRESS,
@@ -81,14 +72,14 @@ def begun_body(asked: AskedResponse, request_id: str, created_s: int) -> dict[st
         "output": [],
         "usage": None,
         "max_tool_calls": None,
-        **asked.echoed(),
+        **parsed.echoed(),
     }
 
 
 def ended_body(
     begun: Mapping[str, Any], output: Sequence[Mapping[str, Any]], ending: Ending, usage: Usage, completed_s: int
 ) -> dict[str, Any]:
-    """The whole response."""
+    """Returns the whole response."""
     status = status_of(ending)
     return {
         **begun,
@@ -101,7 +92,7 @@ def ended_body(
 
 
 def failed_body(begun: Mapping[str, Any], output: Sequence[Mapping[str, Any]], error: MeshError) -> dict[str, Any]:
-    """The response that ended with a failure after its stream began."""
+    """Returns a response that failed after its stream began."""
     code = "rate_limit_exceeded" if http_status(error)[0] == 429 else "server_error"
     failure = {"code": code, "message": error.message}
     return {**begun, "status": "failed", "output": list(output), "error": failure}

@@ -1,4 +1,4 @@
-"""Items of `input`: as they come, as they are stored, and as messages of a conversation."""
+"""Items of `input`: as the client sends them, as they are stored, and as messages of a conversation."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from services.frontend.api.openai.chat_request import parsed_arguments, template_call
-from services.frontend.api.request_body import AnyObject, Body, Ignored, refuse_fields, refused, wrong
+from services.frontend.api.request_body import Body, Ignored, JsonObject, invalid_value, refuse_fields, refused
 from services.frontend.pipeline.request import content_of, text_of
 
 ITEMS_MAX = 4096
@@ -17,7 +17,7 @@ CallId = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class ItemPart(Body, kw_only=True):
-    """What parts of a message share: fields of earlier answers, which change nothing."""
+    """Fields of all parts of a message. Clients send them back with earlier answers; they change nothing."""
 
     annotations: Ignored = None
     logprobs: Ignored = None
@@ -49,14 +49,14 @@ class RefusalText(ItemPart, kw_only=True, tag_field="type", tag="refusal"):
 
 
 class SummaryText(Body, kw_only=True):
-    """A thought, in short."""
+    """A summary of reasoning."""
 
     type: Literal["summary_text"]
     text: str
 
 
 class ReasoningText(Body, kw_only=True):
-    """A thought."""
+    """A part of reasoning."""
 
     type: Literal["reasoning_text"]
     text: str
@@ -76,7 +76,7 @@ class MessageItem(Body, kw_only=True, tag_field="type", tag="message"):
 
 
 class CallItem(Body, kw_only=True, tag_field="type", tag="function_call"):
-    """A call of the model."""
+    """A function call of an earlier answer."""
 
     call_id: CallId
     name: CallId
@@ -86,7 +86,7 @@ class CallItem(Body, kw_only=True, tag_field="type", tag="function_call"):
 
 
 class CallOutputItem(Body, kw_only=True, tag_field="type", tag="function_call_output"):
-    """What a function answered."""
+    """The result of a function."""
 
     call_id: CallId
     output: Parts
@@ -95,11 +95,11 @@ class CallOutputItem(Body, kw_only=True, tag_field="type", tag="function_call_ou
 
 
 class ReasoningItem(Body, kw_only=True, tag_field="type", tag="reasoning"):
-    """What the model thought."""
+    """Reasoning of an earlier answer."""
 
     summary: Annotated[list[SummaryText], Meta(max_length=PARTS_MAX)] | None = None
     content: Annotated[list[ReasoningText], Meta(max_length=PARTS_MAX)] | None = None
-    encrypted_content: Annotated[Any, refused("reasoning is sent in the clear, as content", "")] = None
+    encrypted_content: Annotated[Any, refused("reasoning is not encrypted; use content", "")] = None
     id: ItemId | None = None
     status: Status | None = None
 
@@ -110,14 +110,14 @@ class ReasoningItem(Body, kw_only=True, tag_field="type", tag="reasoning"):
 Item = MessageItem | CallItem | CallOutputItem | ReasoningItem
 
 
-def stored_items(given: str | Sequence[Item]) -> list[AnyObject]:
-    """`input` as JSON, in the one form that is stored and continued."""
+def stored_items(given: str | Sequence[Item]) -> list[JsonObject]:
+    """Returns `input` as JSON, in the form in which it is stored and continued."""
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": _stored_parts("input_text", given)}]
     return [{**_stored_item(each), **({"id": each.id} if each.id else {})} for each in given]
 
 
-def _stored_item(item: Item) -> AnyObject:
+def _stored_item(item: Item) -> JsonObject:
     match item:
         case MessageItem():
             kind = "output_text" if item.role == "assistant" else "input_text"
@@ -133,10 +133,9 @@ def _stored_item(item: Item) -> AnyObject:
             return {"type": "reasoning", "summary": summary, "content": content}
 
 
-def _stored_parts(kind: str, content: Parts) -> list[AnyObject]:
-    """Text parts, all written as `kind`."""
+def _stored_parts(kind: str, content: Parts) -> list[JsonObject]:
     parts = [content] if isinstance(content, str) else content
-    more: AnyObject = {"annotations": []} if kind == "output_text" else {}
+    more: JsonObject = {"annotations": []} if kind == "output_text" else {}
     return [{"type": kind, "text": _text(part), **more} for part in parts]
 
 
@@ -146,12 +145,12 @@ def _text(part: str | InputText | OutputText | PlainText | RefusalText) -> str:
     return part.refusal if isinstance(part, RefusalText) else part.text
 
 
-def messages_of(items: Sequence[Mapping[str, Any]]) -> list[AnyObject]:
-    """Stored items as messages for the chat template. What an assistant thought, said and called in a row is one message.
+def messages_of(items: Sequence[Mapping[str, Any]]) -> list[JsonObject]:
+    """Converts stored items to messages for the chat template. Reasoning, text and calls in a row become one message.
 
-    InvalidRequestError when there are too many, or when the arguments of a call are not JSON.
+    Raises InvalidRequestError if there are too many, or if the arguments of a call are not JSON.
     """
-    messages: list[AnyObject] = []
+    messages: list[JsonObject] = []
     for item in items:
         if item["type"] == "message" and item["role"] != "assistant":
             messages.append({"role": item["role"], "content": _content(item["content"])})
@@ -160,14 +159,14 @@ def messages_of(items: Sequence[Mapping[str, Any]]) -> list[AnyObject]:
         else:
             _add_to_assistant(messages, item)
     if len(messages) > ITEMS_MAX:
-        raise wrong("input", f"at most {ITEMS_MAX} messages together with what it continues")
+        raise invalid_value("input", f"at most {ITEMS_MAX} messages together with what it continues")
     return messages
 
 
-def _add_to_assistant(messages: list[AnyObject], item: Mapping[str, Any]) -> None:
+def _add_to_assistant(messages: list[JsonObject], item: Mapping[str, Any]) -> None:
     kind = item["type"]
     last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
-    # Thoughts begin a turn; text after text or after calls begins another.
+    # Reasoning after anything else, and text after text or calls, begin a new message.
     if (
         last is None
         or (kind == "message" and ("tool_calls" in last or last["content"]))
@@ -180,7 +179,7 @@ def _add_to_assistant(messages: list[AnyObject], item: Mapping[str, Any]) -> Non
     elif kind == "function_call":
         arguments = parsed_arguments(item["arguments"])
         if arguments is None:
-            raise wrong("input", "items whose calls have a JSON object in a string as arguments")
+            raise invalid_value("input", "items whose calls have a JSON object in a string as arguments")
         last.setdefault("tool_calls", []).append(template_call(item["call_id"], item["name"], arguments))
     elif thought := text_of(item["content"] or item["summary"]):
         last["reasoning_content"] = last.get("reasoning_content", "") + thought

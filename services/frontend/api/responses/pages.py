@@ -1,4 +1,4 @@
-"""Lists in pages, as OpenAI cuts them."""
+"""Pages of lists, as in OpenAI's API."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "f
 
 
 def numbered_items(items: Sequence[Mapping[str, Any]], response_id: str) -> list[Mapping[str, Any]]:
-    """Input items with ids, also those that came without one or with one that is taken."""
+    """Gives ids to input items that have none, or one that an earlier item has."""
     taken: set[str] = set()
     numbered: list[Mapping[str, Any]] = []
     for i, item in enumerate(items):
@@ -22,7 +22,6 @@ def numbered_items(items: Sequence[Mapping[str, Any]], response_id: str) -> list
 
 
 def read_limit(query: Mapping[str, str], *, default: int = 20, limit_max: int = PAGE_MAX) -> int:
-    """`limit` of a list."""
     text = query.get("limit")
     if text is None:
         return default
@@ -34,7 +33,7 @@ def read_limit(query: Mapping[str, str], *, default: int = 20, limit_max: int = 
 
 
 def read_order(query: Mapping[str, str]) -> bool:
-    """True for the newest first."""
+    """Returns whether the newest item comes first."""
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise InvalidRequestError("order must be asc or desc", field="order", reason="invalid_value")
@@ -42,7 +41,7 @@ def read_order(query: Mapping[str, str]) -> bool:
 
 
 def page_of(items: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
-    """One page of a list that is there as a whole. InvalidRequestError names the parameter."""
+    """Returns one page of a complete list. InvalidRequestError names the parameter."""
     for name in query:
         if name not in ("limit", "order", "after", "include", "include[]"):
             raise InvalidRequestError(f"unknown parameter: {name[:64]}", field=name[:64], reason="unknown_field")
@@ -57,7 +56,7 @@ def page_of(items: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dic
 
 
 def list_body(data: Sequence[Mapping[str, Any]], *, has_more: bool) -> dict[str, Any]:
-    """OpenAI's list object."""
+    """Returns OpenAI's list object."""
     return {
         "object": "list",
         "data": list(data),

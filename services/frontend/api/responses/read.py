@@ -9,7 +9,6 @@ from msgspec import Meta
 
 from kvmesh.core import Constraint, ConstraintKind
 from kvmesh.errors import InvalidRequestError, UnsupportedError
-from services.frontend.api.openai.asked import Asked
 from services.frontend.api.openai.chat_request import (
     TOOLS_MAX,
     Effort,
@@ -29,14 +28,14 @@ from services.frontend.api.openai.sampling import (
     sampling_params,
 )
 from services.frontend.api.request_body import (
-    AnyObject,
     Body,
     Count,
     FieldError,
+    JsonObject,
+    invalid_value,
     read_body,
     refuse_fields,
     refused,
-    wrong,
 )
 from services.frontend.api.responses.items import ITEMS_MAX, Item, messages_of, stored_items
 from services.frontend.pipeline.request import Conversation, Request, ToolChoice, ToolMode
@@ -89,7 +88,7 @@ class ResponseText(Body, kw_only=True):
 
 
 class ResponseReasoning(Body, kw_only=True):
-    """`reasoning`. Summaries are wanted where thoughts are hidden; here they come whole."""
+    """`reasoning`. The answer contains the whole reasoning, so summaries are not needed."""
 
     effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -113,13 +112,13 @@ class ResponseRequest(CommonSampling, kw_only=True):
 
     input: str | Annotated[list[Item], Meta(min_length=1, max_length=ITEMS_MAX)]
     instructions: Annotated[
-        str | None, Meta(description="The first message; not carried over by previous_response_id.")
+        str | None, Meta(description="The first message; previous_response_id does not repeat it.")
     ] = None
     previous_response_id: (
         Annotated[str, Meta(max_length=256, extra_json_schema={"pattern": RESPONSE_ID_PATTERN})] | None
     ) = None
     store: Annotated[
-        bool | None, Meta(description="Keep the response, so that it can be continued and asked for again.")
+        bool | None, Meta(description="Store the response, so that it can be continued and read again.")
     ] = None
     stream: Annotated[bool | None, Meta(description="Answer with server-sent events.")] = None
     stream_options: ResponseStreamOptions | None = None
@@ -141,8 +140,8 @@ class ResponseRequest(CommonSampling, kw_only=True):
     safety_identifier: Annotated[str, Meta(max_length=1024)] | None = None
     prompt_cache_key: SessionKey | None = None
     priority: Priority | None = None
-    chat_template_kwargs: AnyObject | None = None
-    background: Annotated[Any, refused("answers are made while the client waits", False)] = None
+    chat_template_kwargs: JsonObject | None = None
+    background: Annotated[Any, refused("the client must wait for the answer", False)] = None
     conversation: Annotated[Any, refused("use previous_response_id")] = None
     prompt: Annotated[Any, refused("there are no stored prompt templates")] = None
     max_tool_calls: Annotated[Any, refused("there are no built-in tools")] = None
@@ -155,8 +154,8 @@ class ResponseRequest(CommonSampling, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedResponse:
-    """A checked body. `items`: its input as it is stored."""
+class ParsedResponse:
+    """A checked body. `items`: its input in the form in which it is stored. `stores`: whether the answer is stored."""
 
     body: ResponseRequest
     items: Sequence[Mapping[str, Any]]
@@ -164,16 +163,15 @@ class AskedResponse:
 
     @property
     def is_stream(self) -> bool:
-        """Whether the answer comes as events."""
         return bool(self.body.stream)
 
     @property
     def includes_logprobs(self) -> bool:
-        """Whether the answer has log-probabilities. Reasoning comes in the clear, so the other value adds nothing."""
+        # The other value of `include` changes nothing, since reasoning is not encrypted.
         return self.body.top_logprobs is not None or INCLUDES[0] in (self.body.include or ())
 
-    def echoed(self) -> AnyObject:
-        """What the answer repeats."""
+    def echoed(self) -> JsonObject:
+        """Returns the fields that the answer repeats."""
         body = self.body
         choice, text, reasoning = body.tool_choice, body.text, body.reasoning
         return {
@@ -204,34 +202,34 @@ class AskedResponse:
         }
 
 
-def _tool_body(tool: ResponseTool) -> AnyObject:
+def _tool_body(tool: ResponseTool) -> JsonObject:
     function = template_tool(tool.name, tool.description, tool.parameters)["function"]
     return {"type": "function", **function, **({"strict": True} if tool.strict else {})}
 
 
-def _format_body(form: ResponseTextFormat) -> AnyObject:
+def _format_body(form: ResponseTextFormat) -> JsonObject:
     return {name: value for name in form.__struct_fields__ if (value := getattr(form, name)) is not None}
 
 
-def read_response(values: Mapping[str, Any], *, stores_by_default: bool, has_store: bool) -> AskedResponse:
-    """The request. InvalidRequestError and UnsupportedError name the field."""
+def read_response(values: Mapping[str, Any], *, stores_by_default: bool, has_store: bool) -> ParsedResponse:
+    """Checks a body. InvalidRequestError and UnsupportedError name the field."""
     body = read_body(ResponseRequest, _with_item_types(values))
     body.model_name()
     for i, each in enumerate(body.include or ()):
         if each not in INCLUDES:
             raise UnsupportedError(f"include can hold {', '.join(INCLUDES)}", field=f"include[{i}]")
     if body.previous_response_id is not None and not is_response_id(body.previous_response_id):
-        raise wrong("previous_response_id", "the id of a response")
+        raise invalid_value("previous_response_id", "the id of a response")
     if not body.tools and body.tool_choice not in (None, "auto", "none"):
         raise InvalidRequestError("tool_choice needs tools", field="tool_choice", reason="invalid_value")
     if body.store and not has_store:
         raise UnsupportedError("store is not supported: this frontend keeps nothing", field="store")
     stores = has_store and (stores_by_default if body.store is None else body.store)
-    return AskedResponse(body=body, items=stored_items(body.input), stores=stores)
+    return ParsedResponse(body=body, items=stored_items(body.input), stores=stores)
 
 
 def _with_item_types(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An item without a type is a message; msgspec chooses an item's class by its type."""
+    """Adds the type `message` to items without a type, because msgspec chooses an item's class by its type."""
     items = values.get("input")
     if not isinstance(items, list):
         return values
@@ -242,14 +240,13 @@ def _with_item_types(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def is_response_id(text: str) -> bool:
-    """What an id of a response looks like."""
     return _STORED_ID.match(text) is not None
 
 
-def read_asked(asked: AskedResponse, earlier: Sequence[Mapping[str, Any]], request_id: str) -> Asked:
-    """The request for the pipeline. `earlier`: items of the conversation before this request's."""
-    body = asked.body
-    messages = messages_of([*earlier, *asked.items])
+def to_request(parsed: ParsedResponse, earlier: Sequence[Mapping[str, Any]], request_id: str) -> Request:
+    """Returns the request for the pipeline. `earlier`: the items of the conversation that it continues."""
+    body = parsed.body
+    messages = messages_of([*earlier, *parsed.items])
     if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})
     tools, tool_choice = _chosen_tools(body)
@@ -257,7 +254,7 @@ def read_asked(asked: AskedResponse, earlier: Sequence[Mapping[str, Any]], reque
         effort=None if body.reasoning is None else body.reasoning.effort,
         verbosity=None if body.text is None else body.text.verbosity,
     )
-    request = Request(
+    return Request(
         request_id=request_id,
         model=body.model_name(),
         prompt=Conversation(
@@ -269,7 +266,7 @@ def read_asked(asked: AskedResponse, earlier: Sequence[Mapping[str, Any]], reque
         sampling=sampling_params(
             body,
             max_tokens=body.max_output_tokens,
-            logprobs=body.top_logprobs or 0 if asked.includes_logprobs else None,
+            logprobs=body.top_logprobs or 0 if parsed.includes_logprobs else None,
             constraint=_constraint(body),
         ),
         cache_salt=body.cache_salt or "",
@@ -283,12 +280,6 @@ def read_asked(asked: AskedResponse, earlier: Sequence[Mapping[str, Any]], reque
             "logprobs": "top_logprobs",
         },
     )
-    return Asked(
-        requests=(request,),
-        is_stream=asked.is_stream,
-        has_logprobs=asked.includes_logprobs,
-        parses_tools=bool(tools),
-    )
 
 
 def _constraint(body: ResponseRequest) -> Constraint | None:
@@ -300,8 +291,8 @@ def _constraint(body: ResponseRequest) -> Constraint | None:
     return json_schema(form.schema, "text.format.schema")
 
 
-def _chosen_tools(body: ResponseRequest) -> tuple[list[AnyObject], ToolChoice]:
-    """The tools for the template, none where none may be called, and how they are chosen."""
+def _chosen_tools(body: ResponseRequest) -> tuple[list[JsonObject], ToolChoice]:
+    """Returns the tools for the template, none if none may be called, and how they are chosen."""
     given, selection = body.tools or [], body.tool_choice
     if selection == "none":
         return [], ToolChoice(mode=ToolMode.NONE)
@@ -311,6 +302,6 @@ def _chosen_tools(body: ResponseRequest) -> tuple[list[AnyObject], ToolChoice]:
     )
     if isinstance(selection, ResponseToolChoice):
         if selection.name not in [each.name for each in given]:
-            raise wrong("tool_choice.name", "the name of one of the tools")
+            raise invalid_value("tool_choice.name", "the name of one of the tools")
         return tools, replace(choice, mode=ToolMode.NAMED, name=selection.name)
     return tools, replace(choice, mode=ToolMode(selection or "auto"))

@@ -1,4 +1,4 @@
-"""What comes of a request, as the tensors that were asked for."""
+"""Converts updates of an answer to the requested output tensors."""
 
 from collections.abc import Sequence
 
@@ -12,8 +12,8 @@ from services.frontend.pipeline.prepare import Prepared
 from services.frontend.text.text_model import TextModel
 
 
-class Tensors:
-    """Of one request. A tensor has an element per choice; choices that have nothing new have an empty one."""
+class OutputTensors:
+    """Output tensors of one request. A tensor has an element per choice, empty if the choice has nothing new."""
 
     def __init__(self, inference: Inference, prepared: Prepared) -> None:
         self._inference = inference
@@ -23,8 +23,8 @@ class Tensors:
         self._cumulative = [0.0] * choices
         self._counted = [0] * choices
 
-    def of(self, updates: Sequence[AnswerUpdate]) -> list[Tensor]:
-        """The tensors of these updates, of which each choice has at most one."""
+    def convert(self, updates: Sequence[AnswerUpdate]) -> list[Tensor]:
+        """Returns the tensors of these updates, at most one update per choice."""
         by_choice = {each.choice: each for each in updates}
         ordered = [by_choice.get(choice) for choice in range(len(self._cumulative))]
         values: dict[str, Sequence[object]] = {
@@ -49,7 +49,7 @@ class Tensors:
         return self._cumulative[choice]
 
     def _tokens(self, choice: int, update: AnswerUpdate | None) -> int:
-        """New tokens; with the end also those that gave no text."""
+        # The last update also counts the tokens that had no text.
         if update is None:
             return 0
         new = len(update.token_ids)
@@ -66,7 +66,7 @@ class Tensors:
 
 
 def _finish(update: AnswerUpdate | None) -> bytes:
-    """vLLM's word for one that goes on is None."""
+    # A choice that has not ended has the finish reason None, as in vLLM.
     return b"None" if update is None or update.ending is None else update.ending.reason.value.encode()
 
 
