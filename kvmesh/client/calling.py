@@ -1,4 +1,4 @@
-"""What both clients do for each call: deadline, key, and the decision to try again."""
+"""Shared by both clients: deadlines, the API key, and retries."""
 
 import time
 from collections.abc import Callable
@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calling:
-    """Of one client. Deadlines are points on the monotonic clock."""
+    """The calls of one client. Deadlines are times of the monotonic clock."""
 
     address: str
     settings: ClientSettings
     generator: Random
 
     def deadline_s(self, timeout_s: float | None) -> float:
-        """When a call that begins now must be over, all its tries together."""
+        """The end of a call that starts now, with all its tries."""
         return time.monotonic() + (self.settings.timeout_s if timeout_s is None else timeout_s)
 
     def begin(self, method: Any, message: Any, deadline_s: float) -> Any:
@@ -39,8 +39,10 @@ class Calling:
         return self.settings.retry.wait_s(failure, attempt, deadline_s - time.monotonic(), self.generator)
 
     def next_wait_s(self, error: grpc.RpcError, attempt: int, deadline_s: float, *, is_repeatable: bool) -> float:
-        """Seconds until the next try of a call of one answer; raises what it failed with where there is none. A call that is
-        not repeatable is tried again only where the server refused it."""
+        """Seconds until the next try of a unary call. Raises the call's error if there is none.
+
+        A call that is not repeatable is tried again only if the server refused it.
+        """
         failure = from_rpc_error(error, where=self.address, has_begun=not is_repeatable)
         is_open = isinstance(failure, LostError) and not is_repeatable
         wait_s = None if is_open else self.wait_s(failure, attempt, deadline_s)
@@ -51,7 +53,7 @@ class Calling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question(Generic[T]):
-    """What a stream asks: the method, its message, how its answers are read, and until when."""
+    """A streaming call: method, request, decoder of responses, and deadline."""
 
     method: Any
     message: Any
@@ -60,7 +62,7 @@ class Question(Generic[T]):
 
 
 def waited_too_long(batch_id: str) -> DeadlineError:
-    """For whoever waits for a batch."""
+    """The error of `wait`."""
     return DeadlineError(f"{batch_id} has not ended yet")
 
 

@@ -23,8 +23,7 @@ class RetryPolicy:
     def wait_s(self, error: MeshError, attempt: int, left_s: float, generator: Random) -> float | None:
         """Seconds until the next try; None: raise the error. `attempt` counts from 0, `left_s` is the call's own time.
 
-        Never sooner than the server asked for. A random part of the growing pause comes on top, so that clients who were
-        refused together do not come back together.
+        At least the server's Retry-After, plus a random part of the growing pause, so that clients refused together do not retry together.
         """
         asked_s = error.retry_after_s or 0.0
         if not isinstance(error, RETRIABLE) or attempt + 1 >= self.attempts_max or asked_s > self.pause_s_max:

@@ -1,4 +1,4 @@
-"""The newest decisions, by request id, and what `Explain` says of them. Pure.
+"""The newest decisions by request id, and their explanations. Pure.
 
 A decision costs its record a few references. Candidates, margin and filters are worked out on request, from the state at the
 moment of the decision.
@@ -97,7 +97,7 @@ class DecisionHistory:
 
 
 def explain(record: DecisionRecord) -> Explanation:
-    """Works out the explanation of a remembered decision."""
+    """The explanation of a decision."""
     return Explanation(
         request_id=record.ask.request_id,
         policy=record.policy.name,

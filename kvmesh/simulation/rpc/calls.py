@@ -1,4 +1,4 @@
-"""The calling end, with the methods and manners of grpc.aio's calls."""
+"""The client's end, with the methods and behaviour of grpc.aio's calls."""
 
 import asyncio
 import inspect
@@ -26,7 +26,7 @@ class Method:
 
 
 class MemoryCall:
-    """A call of any kind. Begins when made; ends exactly once, by status, cancel, deadline or a broken link."""
+    """A call of any kind. It starts when created and ends exactly once: by status, cancel, deadline or a broken link."""
 
     def __init__(
         self, method: Method, open_exchange: Callable[..., Exchange], *, timeout_s: float | None, metadata: Metadata
@@ -92,7 +92,7 @@ class MemoryCall:
             await self._raise_unless_ok()
 
     async def _status(self) -> CallStatus:
-        # Looked at first so that a finished call answers without waiting, as grpc.aio's does.
+        # A finished call returns without waiting, as grpc.aio's does.
         return self._ended.result() if self._ended.done() else await asyncio.shield(self._ended)
 
     def _stop(self, status: CallStatus) -> bool:
@@ -138,7 +138,7 @@ class MemoryCall:
                     await self._send(request)
             self._exchange.requests.end(None)
         except PipeEndedError:
-            # The call is over; its status tells why.
+            # The call is over, and its status has the reason.
             return
         except Exception:
             # As grpc.aio: an iterator that fails takes its call with it.

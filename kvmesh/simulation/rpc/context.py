@@ -1,4 +1,4 @@
-"""What a servicer sees of its call."""
+"""A servicer's context."""
 
 import asyncio
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class MemoryContext(grpc.aio.ServicerContext):  # type: ignore[type-arg]  # gene
 
     @property
     def final_status(self) -> CallStatus:
-        """What the servicer chose so far."""
+        """The status that the servicer has set so far."""
         return CallStatus(code=self._code, details=self._details, trailing=self._trailing)
 
     async def read(self) -> Any:

@@ -1,4 +1,4 @@
-"""The serving end."""
+"""The server's end."""
 
 import asyncio
 import contextvars
@@ -27,7 +27,7 @@ class _Details(grpc.HandlerCallDetails):
 
 
 class MemoryServer:
-    """What generated `add_X_to_server` functions take; reachable from `start` to `stop`."""
+    """Has the methods that generated `add_X_to_server` functions call. Reachable from `start` to `stop`."""
 
     def __init__(self, interceptors: Sequence[Any], on_start: Callable[["MemoryServer"], None]) -> None:
         self._interceptors = tuple(interceptors)

@@ -138,7 +138,7 @@ class Breaker:
             self._open(now, "failures")
 
     def on_no_verdict(self, reservation_id: str, now: float) -> None:
-        """A request ended in a way that says nothing about the worker."""
+        """A request ended for a reason that is neither the worker's success nor its failure."""
         self._probes.pop(reservation_id, None)
 
     def trip(self, now: float, cause: str) -> None:

@@ -223,7 +223,7 @@ class HealthMonitor:
         return True
 
     def refusal(self, error: MeshError, model: str, now: float) -> MeshError:
-        """The error for the caller: says when to retry if only breakers and wedges leave no worker."""
+        """The error for the caller. If only breakers and wedges leave no worker, it has a retry delay."""
         if error.reason != "no_worker":
             return error
         waits = [

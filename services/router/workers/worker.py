@@ -33,9 +33,9 @@ class Worker:
     labels: Mapping[str, str] = field(default_factory=dict)
     is_critical: bool = False
     is_marked_draining: bool = False
-    """The registry says so."""
+    """By the registry."""
     is_draining_itself: bool = False
-    """The worker's description or load record says so."""
+    """By its description or load record."""
     stream_fault: str = CONNECTING
     health_fault: str = ""
     description: WorkerDescription | None = None
