@@ -43,7 +43,6 @@ class RpcServer:
 
     @property
     def address(self) -> str:
-        """host:port."""
         return f"{self._settings.host}:{self._port}"
 
     @property

@@ -24,7 +24,6 @@ class MemoryNetwork:
     _names: int = 0
 
     def next_name(self) -> bytes:
-        """A name that no transport of this network had before."""
         self._names += 1
         return b"memory-%d" % self._names
 

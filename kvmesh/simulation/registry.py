@@ -65,14 +65,12 @@ class MemoryAgent:
         return catalog.name_index(service), wire.instances(service, json.dumps(entries).encode())
 
     async def start(self) -> None:
-        """Starts the checks and the timers."""
         self._tasks = [
             asyncio.create_task(self.live.run(), name="memory-agent-deadlines"),
             asyncio.create_task(self._probes.run(), name="memory-agent-checks"),
         ]
 
     async def aclose(self) -> None:
-        """Ends checks and waits. Idempotent."""
         self.live.close()
         tasks, self._tasks = self._tasks, []
         for task in tasks:

@@ -68,7 +68,6 @@ class DecisionHistory:
         self._records_max = records_max
 
     def add(self, record: DecisionRecord) -> None:
-        """Adds a record; removes the oldest beyond the bound."""
         if self._records_max == 0:
             return
         records, request_id = self._records, record.ask.request_id

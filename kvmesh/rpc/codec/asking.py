@@ -65,7 +65,6 @@ class ModelInfo:
 
 
 def inference_stub(channel: Any) -> Any:
-    """The methods of InferenceService over a channel of grpc or grpc.aio."""
     return InferenceServiceStub(channel)
 
 
@@ -140,7 +139,6 @@ def tokenize_message(
     tools: Sequence[Mapping[str, Any]] = (),
     adds_special_tokens: bool = False,
 ) -> pb.TokenizeRequest:
-    """A text, or a conversation as the model would see it."""
     if isinstance(text, str):
         return pb.TokenizeRequest(model=model, text=text, add_special_tokens=adds_special_tokens)
     return pb.TokenizeRequest(model=model, chat=chat_message(model, text, Options(), tools=tools))
@@ -153,7 +151,6 @@ def detokenize_message(
 
 
 def models_message() -> pb.ListModelsRequest:
-    """All models."""
     return pb.ListModelsRequest()
 
 

@@ -281,7 +281,6 @@ def to_generate_response(
     finish: FinishReason | None = None,
     prompt_logprobs: Sequence[TokenLogprob] | None = None,
 ) -> pb.GenerateResponse:
-    """Part of a response to Generate."""
     return pb.GenerateResponse(
         request_id=request_id,
         choice=choice,
@@ -305,7 +304,6 @@ def to_chat_response(
     finish: FinishReason | None = None,
     warnings: Sequence[MeshError] = (),
 ) -> pb.ChatResponse:
-    """Part of a response to Chat."""
     return pb.ChatResponse(
         request_id=request_id,
         choice=choice,
@@ -328,10 +326,8 @@ def _finish(reason: FinishReason | None) -> output_pb2.FinishReason:
 
 
 def to_generate_usage(request_id: str, usage: Usage) -> pb.GenerateResponse:
-    """The last message of a response to Generate."""
     return pb.GenerateResponse(request_id=request_id, usage=to_usage(usage))
 
 
 def to_chat_usage(request_id: str, usage: Usage) -> pb.ChatResponse:
-    """The last message of a response to Chat."""
     return pb.ChatResponse(request_id=request_id, usage=to_usage(usage))

@@ -181,7 +181,6 @@ def to_stream_response(response: pb.ModelInferResponse) -> pb.ModelStreamInferRe
 
 
 def to_stream_error(model: str, call_id: str, message: str) -> pb.ModelStreamInferResponse:
-    """The last response to a failed request of a stream."""
     response = to_infer_response(model, call_id, (), is_final=True)
     return pb.ModelStreamInferResponse(error_message=message or "failed", infer_response=response)
 

@@ -23,7 +23,6 @@ def to_duration(seconds: float) -> Duration:
 
 
 def fill_duration(duration: Duration, seconds: float) -> None:
-    """Writes into a message's field."""
     duration.seconds = whole = math.floor(seconds)
     duration.nanos = min(_NANOS - 1, round((seconds - whole) * _NANOS))
 

@@ -95,7 +95,6 @@ def from_media(message: prompt_pb2.Media, prefix: str) -> Media:
 
 
 def fill_handle(message: kv_pb2.KvHandle, handle: KvHandle) -> None:
-    """Writes into a message's field."""
     message.handle_id = handle.handle_id
     message.format = handle.format
     message.compatibility_hash = handle.compatibility_hash

@@ -46,7 +46,6 @@ class MemoryNetwork:
         self._starts: dict[str, asyncio.Event] = {}
 
     def server(self, address: str, interceptors: Sequence[Any] = ()) -> MemoryServer:
-        """A server for `address`. Once started it replaces an earlier one."""
         return MemoryServer(interceptors, lambda server: self._started(address, server))
 
     def channel(self, address: str) -> grpc.aio.Channel:

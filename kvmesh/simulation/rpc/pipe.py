@@ -49,7 +49,6 @@ class Pipe:
             self._settle()
 
     def discard(self) -> None:
-        """Drops everything. Idempotent."""
         self._is_over = True
         self._items.clear()
         if self._timer is not None:

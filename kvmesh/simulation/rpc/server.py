@@ -49,7 +49,6 @@ class MemoryServer:
         self._on_start(self)
 
     async def stop(self, grace: float | None) -> None:
-        """Refuses new calls, gives those in flight `grace` seconds, then ends them."""
         self.is_running = False
         if self._tasks and grace:
             await asyncio.wait(tuple(self._tasks), timeout=grace)
@@ -68,12 +67,10 @@ class MemoryServer:
         return True
 
     def die(self, status: CallStatus) -> None:
-        """The process is gone: all calls end now, and their servicers are cancelled."""
         self.is_running = False
         self.end_calls(status)
 
     def end_calls(self, status: CallStatus) -> None:
-        """Breaks all calls at both ends."""
         for exchange in tuple(self._exchanges):
             exchange.break_both(status)
 

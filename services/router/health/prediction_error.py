@@ -37,7 +37,6 @@ class WorkerLabels:
         return worker_id
 
     def remove_absent(self, present: Iterable[str]) -> list[str]:
-        """Removes and returns the labels of workers that are not present."""
         absent = sorted(self._known.difference(present))
         self._known.difference_update(absent)
         return absent
