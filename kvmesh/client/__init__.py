@@ -8,8 +8,7 @@ with Client("127.0.0.1:50051") as client:
 from kvmesh.client.aio import AsyncClient
 from kvmesh.client.aio_stream import AsyncStream
 from kvmesh.client.answer import Answer, Choice, ToolCall
-from kvmesh.client.retries import RetryPolicy
-from kvmesh.client.settings import ClientSettings
+from kvmesh.client.settings import ClientSettings, RetryPolicy
 from kvmesh.client.sync import Client
 from kvmesh.client.sync_stream import Stream
 from kvmesh.core import Constraint, ConstraintKind, SamplingParams, Usage

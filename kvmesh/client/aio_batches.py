@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from kvmesh.client.aio_stream import AsyncStream
-from kvmesh.client.calling import waited_too_long
+from kvmesh.errors import DeadlineError
 from kvmesh.rpc.codec.batch_asking import (
     Batch,
     BatchAnswer,
@@ -20,7 +20,7 @@ from kvmesh.rpc.codec.batch_asking import (
 
 
 class AsyncBatches:
-    """Many requests at once, run when the mesh has room. `client.batches`."""
+    """Batches: many requests that run when the mesh has room. `client.batches`."""
 
     def __init__(
         self, stub: Any, one: Callable[..., Awaitable[Any]], stream: Callable[..., AsyncStream[BatchAnswer]]
@@ -39,28 +39,27 @@ class AsyncBatches:
         metadata: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> Batch:
-        """Begins a batch of these bodies of `endpoint`, such as /v1/chat/completions, by custom id; or of a file that was
-        uploaded over HTTP. Tried again only where the server refused it: LostError leaves open whether there is one now."""
+        """Creates a batch of request bodies of `endpoint`, such as /v1/chat/completions, by custom id; or of a file that was
+        uploaded over HTTP. Retried only if the server refused it: after LostError the batch may exist."""
         message = create_batch_message(
             endpoint, requests, input_file_id=input_file_id, window_s=window_s, metadata=metadata
         )
         return from_batch((await self._one(self._stub.CreateBatch, message, timeout_s, is_repeatable=False)).batch)
 
     async def get(self, batch_id: str, *, timeout_s: float | None = None) -> Batch:
-        """As it is now."""
         return from_batch((await self._one(self._stub.GetBatch, get_batch_message(batch_id), timeout_s)).batch)
 
     async def list(self, *, limit: int = 20, after: str = "", timeout_s: float | None = None) -> list[Batch]:
-        """The caller's own, the newest first. `after`: id of the last one of the page before."""
+        """The caller's batches, the newest first. `after`: id of the last one of the previous page."""
         page = await self._one(self._stub.ListBatches, list_batches_message(limit, after), timeout_s)
         return [from_batch(each) for each in page.batches]
 
     async def cancel(self, batch_id: str, *, timeout_s: float | None = None) -> Batch:
-        """Begins to cancel; what was answered by then is kept."""
+        """Starts to cancel. Results that exist are kept."""
         return from_batch((await self._one(self._stub.CancelBatch, cancel_batch_message(batch_id), timeout_s)).batch)
 
     async def wait(self, batch_id: str, *, poll_s: float = 1.0, timeout_s: float | None = None) -> Batch:
-        """As it ended. DeadlineError after `timeout_s`; None: it ends by itself when its window does."""
+        """Waits for the end. Raises DeadlineError after `timeout_s`; None: waits until the batch's window is over."""
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -69,9 +68,9 @@ class AsyncBatches:
                         return batch
                     await asyncio.sleep(poll_s)
         except TimeoutError as error:
-            raise waited_too_long(batch_id) from error
+            raise DeadlineError(f"{batch_id} has not ended yet") from error
 
     def results(self, batch_id: str, *, timeout_s: float | None = None) -> AsyncStream[BatchAnswer]:
-        """Every request's answer once, of a batch that has ended."""
+        """The answers of a batch that has ended, one per request."""
         message = batch_results_message(batch_id)
         return self._stream(self._stub.ListBatchResults, message, from_batch_result, timeout_s)

@@ -13,9 +13,9 @@ from kvmesh.rpc.status import from_rpc_error
 
 
 class AsyncStream(Generic[T]):
-    """The pieces of an answer as they come. Leaving it (`async with`), `aclose` or `cancel` stops the request on the mesh.
+    """The pieces of an answer as they arrive. Leaving it (`async with`), `aclose` or `cancel` stops the request on the mesh.
 
-    The last piece of an answer has its usage. Raises what went wrong; a call of which nothing came yet is tried again before.
+    The last piece of an answer has its usage. Raises MeshError on failure; a call that has returned nothing yet is retried first.
     """
 
     def __init__(self, calling: Calling, question: Question[T]) -> None:
@@ -38,7 +38,7 @@ class AsyncStream(Generic[T]):
         await self.aclose()
 
     def cancel(self) -> None:
-        """Stops the request; whoever iterates gets CancelledByCallerError."""
+        """Stops the request; the iterating task or thread gets CancelledByCallerError."""
         self._is_cancelled = True
         if self._call is not None:
             self._call.cancel()
@@ -67,7 +67,7 @@ class AsyncStream(Generic[T]):
                 if wait_s is None:
                     raise failure from error
             except asyncio.CancelledError:
-                # gRPC says so too when only the call was cancelled; a task that is cancelled stays so.
+                # gRPC raises it also when only the call was cancelled; a cancelled task must stay cancelled.
                 task = asyncio.current_task()
                 if self._is_cancelled and not (task is not None and task.cancelling()):
                     self._check_cancelled()

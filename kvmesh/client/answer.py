@@ -31,7 +31,6 @@ class Choice:
     warnings: list[MeshError] = field(default_factory=list)
 
     def add(self, piece: Piece) -> None:
-        """The next piece of it."""
         self.text += piece.text
         self.reasoning += piece.reasoning
         self.token_ids += piece.token_ids

@@ -1,36 +1,91 @@
-"""What both clients do for each call: deadline, key, and the decision to try again."""
+"""Shared by both clients: deadlines, the API key, and retries."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar
 
 import grpc
 
 from kvmesh.client.settings import ClientSettings
 from kvmesh.core import SamplingParams
-from kvmesh.errors import DeadlineError, LostError, MeshError
+from kvmesh.errors import LostError, MeshError
+from kvmesh.rpc.codec.asking import Piece, chat_message, from_chat_response, from_generate_response, generate_message
 from kvmesh.rpc.codec.inference import Options
 from kvmesh.rpc.status import from_rpc_error
 
 T = TypeVar("T")
+Messages = Sequence[Mapping[str, Any]]
+"""A conversation in the shape of OpenAI's messages."""
+
+
+class CallArguments(TypedDict, total=False):
+    """`sampling` replaces that of `options`. `timeout_s` None: the client's own."""
+
+    sampling: SamplingParams | None
+    options: Options | None
+    timeout_s: float | None
+
+
+class ChatArguments(CallArguments, total=False):
+    """`tool_choice`: auto, none, required, or a tool's name."""
+
+    tools: Sequence[Mapping[str, Any]]
+    tool_choice: str
+    is_parallel: bool
+    template_arguments: Mapping[str, Any] | None
+    continues_final_message: bool
+    includes_reasoning: bool
+
+
+class GenerateArguments(CallArguments, total=False):
+    """`echoes`: the output starts with the prompt."""
+
+    echoes: bool
+    adds_special_tokens: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question(Generic[T]):
+    """A streaming call: method, request, decoder of responses, and deadline."""
+
+    method: Any
+    message: Any
+    read: Callable[[Any], T]
+    deadline_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calling:
-    """Of one client. Deadlines are points on the monotonic clock."""
+    """The calls of one client. Deadlines are times of the monotonic clock."""
 
     address: str
     settings: ClientSettings
     generator: Random
 
+    def chat(
+        self, stub: Any, model: str, messages: Messages, arguments: ChatArguments, *, is_stream: bool
+    ) -> Question[Piece]:
+        options, timeout_s, others = _split(arguments, is_stream)
+        message = chat_message(model, messages, options, **others)
+        return self.question(stub.Chat, message, from_chat_response, timeout_s)
+
+    def generate(
+        self, stub: Any, model: str, prompt: str | Sequence[int], arguments: GenerateArguments, *, is_stream: bool
+    ) -> Question[Piece]:
+        options, timeout_s, others = _split(arguments, is_stream)
+        message = generate_message(model, prompt, options, **others)
+        return self.question(stub.Generate, message, from_generate_response, timeout_s)
+
+    def question(self, method: Any, message: Any, read: Callable[[Any], T], timeout_s: float | None) -> Question[T]:
+        return Question(method=method, message=message, read=read, deadline_s=self.deadline_s(timeout_s))
+
     def deadline_s(self, timeout_s: float | None) -> float:
-        """When a call that begins now must be over, all its tries together."""
+        """The end of a call that starts now, with all its tries."""
         return time.monotonic() + (self.settings.timeout_s if timeout_s is None else timeout_s)
 
     def begin(self, method: Any, message: Any, deadline_s: float) -> Any:
-        """One try."""
         left_s = max(1e-3, deadline_s - time.monotonic())
         return method(message, timeout=left_s, metadata=self.settings.metadata())
 
@@ -39,8 +94,10 @@ class Calling:
         return self.settings.retry.wait_s(failure, attempt, deadline_s - time.monotonic(), self.generator)
 
     def next_wait_s(self, error: grpc.RpcError, attempt: int, deadline_s: float, *, is_repeatable: bool) -> float:
-        """Seconds until the next try of a call of one answer; raises what it failed with where there is none. A call that is
-        not repeatable is tried again only where the server refused it."""
+        """Seconds until the next try of a unary call. Raises the call's error if there is none.
+
+        A call that is not repeatable is tried again only if the server refused it.
+        """
         failure = from_rpc_error(error, where=self.address, has_begun=not is_repeatable)
         is_open = isinstance(failure, LostError) and not is_repeatable
         wait_s = None if is_open else self.wait_s(failure, attempt, deadline_s)
@@ -49,22 +106,9 @@ class Calling:
         return wait_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question(Generic[T]):
-    """What a stream asks: the method, its message, how its answers are read, and until when."""
-
-    method: Any
-    message: Any
-    read: Callable[[Any], T]
-    deadline_s: float
-
-
-def waited_too_long(batch_id: str) -> DeadlineError:
-    """For whoever waits for a batch."""
-    return DeadlineError(f"{batch_id} has not ended yet")
-
-
-def with_sampling(options: Options | None, sampling: SamplingParams | None, *, is_stream: bool) -> Options:
-    """The options of one call."""
-    options = options or Options()
-    return replace(options, sampling=sampling or options.sampling, is_stream=is_stream)
+def _split(arguments: CallArguments, is_stream: bool) -> tuple[Options, float | None, dict[str, Any]]:
+    """The options, the timeout, and the arguments of the message."""
+    others: dict[str, Any] = {**arguments}
+    options, sampling = others.pop("options", None) or Options(), others.pop("sampling", None)
+    timeout_s = others.pop("timeout_s", None)
+    return replace(options, sampling=sampling or options.sampling, is_stream=is_stream), timeout_s, others

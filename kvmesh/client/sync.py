@@ -1,38 +1,30 @@
 """The client that blocks."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from random import Random, SystemRandom
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 import grpc
 
 from kvmesh.client.answer import Answer, gathered
-from kvmesh.client.calling import Calling, Question, T, with_sampling
+from kvmesh.client.calling import Calling, ChatArguments, GenerateArguments, Messages, Question, T
 from kvmesh.client.settings import ClientSettings
 from kvmesh.client.sync_batches import Batches
 from kvmesh.client.sync_stream import Stream
-from kvmesh.core import SamplingParams
 from kvmesh.rpc.codec.asking import (
     Embedded,
     ModelInfo,
     Piece,
-    chat_message,
     detokenize_message,
     embed_message,
-    from_chat_response,
     from_embed_response,
-    from_generate_response,
     from_models_response,
-    generate_message,
     inference_stub,
     models_message,
     tokenize_message,
 )
-from kvmesh.rpc.codec.inference import Options
-
-Messages = Sequence[Mapping[str, Any]]
 
 
 class Client:
@@ -62,61 +54,23 @@ class Client:
         """Closes the channel; calls in flight are cancelled."""
         self._channel.close()
 
-    def chat(
-        self,
-        model: str,
-        messages: Messages,
-        *,
-        sampling: SamplingParams | None = None,
-        options: Options | None = None,
-        timeout_s: float | None = None,
-        **more: Any,
-    ) -> Answer:
-        """A whole answer to a conversation. `more`: see `chat_message`, such as tools and tool_choice."""
-        message = chat_message(model, messages, with_sampling(options, sampling, is_stream=False), **more)
-        return self._whole(self._stream(self._stub.Chat, message, from_chat_response, timeout_s))
+    def chat(self, model: str, messages: Messages, **arguments: Unpack[ChatArguments]) -> Answer:
+        """A whole answer to a conversation."""
+        return self._whole(self._calling.chat(self._stub, model, messages, arguments, is_stream=False))
 
-    def chat_stream(
-        self,
-        model: str,
-        messages: Messages,
-        *,
-        sampling: SamplingParams | None = None,
-        options: Options | None = None,
-        timeout_s: float | None = None,
-        **more: Any,
-    ) -> Stream[Piece]:
-        """The answer as it comes."""
-        message = chat_message(model, messages, with_sampling(options, sampling, is_stream=True), **more)
-        return self._stream(self._stub.Chat, message, from_chat_response, timeout_s)
+    def chat_stream(self, model: str, messages: Messages, **arguments: Unpack[ChatArguments]) -> Stream[Piece]:
+        """The same, in pieces as they arrive."""
+        return Stream(self._calling, self._calling.chat(self._stub, model, messages, arguments, is_stream=True))
 
-    def generate(
-        self,
-        model: str,
-        prompt: str | Sequence[int],
-        *,
-        sampling: SamplingParams | None = None,
-        options: Options | None = None,
-        timeout_s: float | None = None,
-        **more: Any,
-    ) -> Answer:
-        """A whole continuation of a text or of token ids. `more`: see `generate_message`."""
-        message = generate_message(model, prompt, with_sampling(options, sampling, is_stream=False), **more)
-        return self._whole(self._stream(self._stub.Generate, message, from_generate_response, timeout_s))
+    def generate(self, model: str, prompt: str | Sequence[int], **arguments: Unpack[GenerateArguments]) -> Answer:
+        """A whole continuation of a text or of token ids."""
+        return self._whole(self._calling.generate(self._stub, model, prompt, arguments, is_stream=False))
 
     def generate_stream(
-        self,
-        model: str,
-        prompt: str | Sequence[int],
-        *,
-        sampling: SamplingParams | None = None,
-        options: Options | None = None,
-        timeout_s: float | None = None,
-        **more: Any,
+        self, model: str, prompt: str | Sequence[int], **arguments: Unpack[GenerateArguments]
     ) -> Stream[Piece]:
-        """The continuation as it comes."""
-        message = generate_message(model, prompt, with_sampling(options, sampling, is_stream=True), **more)
-        return self._stream(self._stub.Generate, message, from_generate_response, timeout_s)
+        """The same, in pieces as they arrive."""
+        return Stream(self._calling, self._calling.generate(self._stub, model, prompt, arguments, is_stream=True))
 
     def embed(
         self,
@@ -126,29 +80,27 @@ class Client:
         dimensions: int | None = None,
         timeout_s: float | None = None,
     ) -> Embedded:
-        """Vectors of texts or of lists of token ids."""
+        """Embeddings of texts or of lists of token ids."""
         message = embed_message(model, inputs, dimensions=dimensions)
         return from_embed_response(self._one(self._stub.Embed, message, timeout_s))
 
     def tokenize(self, model: str, text: str | Messages, *, timeout_s: float | None = None, **more: Any) -> list[int]:
-        """Tokens of a text, or of a conversation as the model would see it. `more`: see `tokenize_message`."""
+        """Token ids of a text, or of a templated conversation. `more`: see `tokenize_message`."""
         return list((self._one(self._stub.Tokenize, tokenize_message(model, text, **more), timeout_s)).token_ids)
 
     def detokenize(self, model: str, token_ids: Sequence[int], *, timeout_s: float | None = None, **more: Any) -> str:
-        """The text of tokens."""
         message = detokenize_message(model, token_ids, **more)
         return str((self._one(self._stub.Detokenize, message, timeout_s)).text)
 
     def models(self, *, timeout_s: float | None = None) -> list[ModelInfo]:
-        """Models that can be asked now."""
+        """The models that are served now."""
         return from_models_response(self._one(self._stub.ListModels, models_message(), timeout_s))
 
     def _stream(self, method: Any, message: Any, read: Callable[[Any], T], timeout_s: float | None) -> Stream[T]:
-        deadline_s = self._calling.deadline_s(timeout_s)
-        return Stream(self._calling, Question(method=method, message=message, read=read, deadline_s=deadline_s))
+        return Stream(self._calling, self._calling.question(method, message, read, timeout_s))
 
-    def _whole(self, stream: Stream[Piece]) -> Answer:
-        with stream:
+    def _whole(self, question: Question[Piece]) -> Answer:
+        with Stream(self._calling, question) as stream:
             return gathered(stream)
 
     def _one(self, method: Any, message: Any, timeout_s: float | None, *, is_repeatable: bool = True) -> Any:

@@ -13,9 +13,9 @@ from kvmesh.rpc.status import from_rpc_error
 
 
 class Stream(Generic[T]):
-    """The pieces of an answer as they come. Leaving it (`with`), `close` or `cancel` stops the request on the mesh.
+    """The pieces of an answer as they arrive. Leaving it (`with`), `close` or `cancel` stops the request on the mesh.
 
-    The last piece of an answer has its usage. Raises what went wrong; a call of which nothing came yet is tried again before.
+    The last piece of an answer has its usage. Raises MeshError on failure; a call that has returned nothing yet is retried first.
     """
 
     def __init__(self, calling: Calling, question: Question[T]) -> None:
@@ -38,7 +38,7 @@ class Stream(Generic[T]):
         self.close()
 
     def cancel(self) -> None:
-        """Stops the request, from any thread; whoever iterates gets CancelledByCallerError."""
+        """Stops the request, from any thread; the iterating task or thread gets CancelledByCallerError."""
         self._cancelled.set()
         if self._call is not None:
             self._call.cancel()

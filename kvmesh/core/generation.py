@@ -1,4 +1,4 @@
-"""What a model is asked, after templating and tokenising."""
+"""A generation request after templating and tokenisation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,9 +30,9 @@ class Media:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """One generation as an engine takes it; the same goes to the prefill and to the decode worker.
+    """The input of an engine, the same for the prefill and the decode worker.
 
-    `emitted_token_ids` were already given to the client: they follow the prompt and are not emitted again.
+    `emitted_token_ids` were already sent to the client: they follow the prompt and are not emitted again.
     """
 
     model: str

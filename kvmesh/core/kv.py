@@ -1,4 +1,4 @@
-"""KV blocks: how they are handed over and reported."""
+"""KV blocks: handles and cache events."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class KvTier(StrEnum):
-    """Where a block lies."""
+    """Where a block is stored."""
 
     DEVICE = "device"
     HOST = "host"
@@ -17,7 +17,7 @@ class KvTier(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvHandle:
-    """KV blocks held under a lease until pulled. Opaque to everybody but the adapter that wrote `payload`.
+    """KV blocks held under a lease until pulled. Only the adapter that wrote `payload` reads it.
 
     `lease_s` is the time left when this value was made or received; a process that forwards the handle subtracts the time that it kept it.
     """
@@ -36,7 +36,7 @@ class KvHandle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """Where two legs that start at once meet."""
+    """The meeting point of two legs that start at once."""
 
     host: str
     port: int
@@ -46,7 +46,7 @@ class Rendezvous:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvStored:
-    """A run of blocks became reusable, each the child of the one before; the first one's parent is `parent_hash`."""
+    """A run of blocks was cached, each the child of the one before. The parent of the first one is `parent_hash`."""
 
     block_hashes: Sequence[int]
     parent_hash: int | None = None

@@ -11,7 +11,7 @@ from kvmesh.errors import MeshError
 
 
 class LegTask(StrEnum):
-    """What a worker is asked to do."""
+    """The work of a leg."""
 
     PREFILL = "prefill"
     """Compute the prompt and keep its KV under a lease. Ends with HANDED_OFF and a handle (sequential handoff), or with HANDED_OFF
@@ -24,7 +24,7 @@ class LegTask(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leg:
-    """What is submitted to a worker. `leg_id` is unique in the mesh while the leg runs; engines may use it as their own id.
+    """Work for one worker. `leg_id` is unique in the mesh while the leg runs; engines may use it as their own id.
 
     `dimensions`: length of the embedding; None: the model's own.
     """

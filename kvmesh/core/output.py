@@ -1,4 +1,4 @@
-"""What a generation gives back."""
+"""The output of a generation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

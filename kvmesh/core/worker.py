@@ -1,4 +1,4 @@
-"""Who a worker is, what it can do, and what it is busy with."""
+"""A worker: identity, capabilities and load."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Handoff(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRef:
-    """A worker as placements name it. `address` is host:port; `epoch` changes when its process starts anew."""
+    """A worker as placements identify it. `address` is host:port; `epoch` changes when its process starts anew."""
 
     worker_id: str
     address: str
@@ -50,14 +50,14 @@ FEATURES = frozenset(
         "image audio video speculative"
     ).split()
 )
-"""The closed list of words in `Capabilities.features`."""
+"""All values of `Capabilities.features`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What an engine can do; the support matrix is made from these records.
+    """What an engine supports; the support matrix is made from these records.
 
-    `features` holds words of FEATURES.
+    `features` are from FEATURES.
     """
 
     engine: str
@@ -86,7 +86,7 @@ class PerformanceProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDescription:
-    """A worker as it describes itself. `lease_s` None: it hands nothing out; `rendezvous_address` empty: it needs none."""
+    """The response to Describe. `lease_s` None: it creates no handles; `rendezvous_address` empty: it needs none."""
 
     worker: WorkerRef
     role: Role

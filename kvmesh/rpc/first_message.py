@@ -8,11 +8,11 @@ from kvmesh.errors import UnavailableError
 
 T = TypeVar("T")
 HELLO_TIMEOUT_S = 10.0
-"""Longest silence of a stream that was opened and says nothing."""
+"""Longest time from the start of a stream to its first message."""
 
 
 async def first_message(messages: AsyncIterator[T]) -> T | None:
-    """None: the stream ended without one. UnavailableError when nothing comes: a caller that was stopped opens it again."""
+    """None: the stream ended without one. Raises UnavailableError on timeout, so that a paused caller opens it again."""
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             return await anext(aiter(messages), None)

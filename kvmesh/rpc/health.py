@@ -32,7 +32,6 @@ class Health:
         return self._is_serving
 
     async def add_to(self, server: Any) -> None:
-        """Adds the service to a server that is not started yet."""
         await self.set_serving(self._is_serving)
         add_HealthServicer_to_server(self._servicer, server)
 
@@ -65,6 +64,5 @@ def add_reflection(service_names: Sequence[str], server: Any) -> None:
 
 
 def add_channelz(server: Any) -> None:
-    """Adds channelz: gRPC's own view of this process's connections."""
     servicer: Any = channelz.aio.ChannelzServicer()
     add_ChannelzServicer_to_server(servicer, server)

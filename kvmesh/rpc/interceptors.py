@@ -41,7 +41,6 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """
 
     async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """Wraps the method's handler."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
         if handler is None:

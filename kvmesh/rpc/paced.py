@@ -1,4 +1,4 @@
-"""Spaces the writes of a stream in time, so that what is queued meanwhile shares a message."""
+"""Limits how often a stream is written to, so that items queued meanwhile share a message."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,10 +10,9 @@ DEFAULT_PACE_S = 0.002
 
 
 class PacedWrites:
-    """Writes what `take` gives, soon after each `wake`; one message, then `pace_s` without another one.
+    """Writes the message that `take` returns, soon after each `wake`, and at most one per `pace_s`.
 
-    A message costs both its ends a fixed price, more than what is in it. The first one after a pause goes out at once, so pace
-    costs time only where messages would come close together.
+    A message has a fixed cost at both ends, larger than that of its content. The first one after a pause is written at once.
     """
 
     def __init__(self, call: Any, take: Callable[[], Any], *, pace_s: float = DEFAULT_PACE_S) -> None:
@@ -26,7 +25,7 @@ class PacedWrites:
         self._wakeup.set()
 
     async def run(self, first: Any = None) -> None:
-        """Until the stream ends or it is cancelled. `first` is a message of its own before all others."""
+        """Runs until the stream ends or the task is cancelled. `first` is written before all others."""
         loop, next_s = asyncio.get_running_loop(), 0.0
         try:
             if first is not None:
@@ -39,4 +38,4 @@ class PacedWrites:
                 await self._call.write(self._take())
                 next_s = loop.time() + self._pace_s
         except (AioRpcError, asyncio.InvalidStateError):
-            return  # The reader sees the same end and tells everybody.
+            return  # The reader gets the same error and raises it.

@@ -20,7 +20,6 @@ class GrpcPlannerClient:
         self._address = address
 
     async def get_plan(self, *, model: str = "", timeout_s: float) -> PlanReport:
-        """The newest plan."""
         stub: Any = PlannerServiceStub(self._channels.channel(self._address))
         try:
             return from_plan(await stub.GetPlan(pb.GetPlanRequest(model=model), timeout=timeout_s))

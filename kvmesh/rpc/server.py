@@ -1,4 +1,4 @@
-"""A gRPC server as a part of a process."""
+"""A gRPC server as a running part of a process."""
 
 import asyncio
 import logging
@@ -16,8 +16,8 @@ _logger = logging.getLogger(__name__)
 class RpcServer:
     """Serves the given services with health, reflection and channelz.
 
-    1. Between `start` and `set_serving(True)` it answers calls but says NOT_SERVING, so that the registry sends no clients to it.
-    2. `aclose` says NOT_SERVING, refuses new calls, gives those in flight `grace_s`, then cancels them.
+    1. Between `start` and `set_serving(True)` it serves calls, but its health is NOT_SERVING, so the registry sends it no clients.
+    2. `aclose` sets NOT_SERVING, refuses new calls, waits `grace_s` for calls in flight, and cancels the rest.
     """
 
     def __init__(
@@ -43,7 +43,6 @@ class RpcServer:
 
     @property
     def address(self) -> str:
-        """host:port."""
         return f"{self._settings.host}:{self._port}"
 
     @property

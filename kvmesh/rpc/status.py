@@ -42,7 +42,7 @@ _STATUS_WORDS_BYTES_MAX = 400
 _FIELD_CHARACTERS_MAX = 256
 _RETRY_AFTER_S_MAX = 86_400.0
 _REASON = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
-# What gRPC itself says when a message exceeds a limit; the same message would be refused again.
+# From gRPC's own error for a message over a limit. A retry with the same message would fail again.
 _TOO_LARGE = "message larger than max"
 
 KINDS: Mapping[type[MeshError], tuple[ErrorKind, grpc.StatusCode]] = {
@@ -72,7 +72,7 @@ _GRPC_MESSAGES = {
     grpc.StatusCode.UNIMPLEMENTED: "{peer} does not have this method",
 }
 """Instead of gRPC's own words ("Stream removed (Socket closed)"), which mean nothing to a client. They go to the log."""
-# Codes by which gRPC reports a broken connection when the server itself said nothing.
+# Codes by which gRPC reports a broken connection, without details from the server.
 _BROKEN = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED}
 
 
@@ -91,7 +91,7 @@ def kind_and_code(error: MeshError) -> tuple[ErrorKind, grpc.StatusCode]:
 
 
 def to_detail(error: MeshError) -> ErrorDetail:
-    """The error as a message, its text cut to the contract's limits."""
+    """Cuts texts to the contract's limits."""
     detail = ErrorDetail(
         kind=kind_and_code(error)[0],
         reason=_reason(error),
@@ -106,7 +106,7 @@ def to_detail(error: MeshError) -> ErrorDetail:
 
 
 def from_detail(detail: ErrorDetail) -> MeshError:
-    """The error that a message tells of. An unknown kind becomes InternalError, as the contract says."""
+    """An unknown kind becomes InternalError, as the contract says."""
     cls = _CLASS_BY_KIND.get(detail.kind, InternalError)
     retry_after_s = detail.retry_after.ToTimedelta().total_seconds() if detail.HasField("retry_after") else None
     return cls(
@@ -120,7 +120,7 @@ def from_detail(detail: ErrorDetail) -> MeshError:
 
 
 def to_status(error: MeshError) -> RichStatus:
-    """The error as a gRPC status: ErrorDetail first, then google.rpc's own words for clients that know only those."""
+    """The details are an ErrorDetail, and google.rpc's messages for clients that know only those."""
     code = kind_and_code(error)[1]
     words = _text(error.message, _STATUS_WORDS_BYTES_MAX)
     rich = status_pb2.Status(code=code.value[0], message=words)
@@ -131,18 +131,18 @@ def to_status(error: MeshError) -> RichStatus:
 
 
 async def abort_with(context: "grpc.aio.ServicerContext[Any, Any]", error: MeshError) -> NoReturn:
-    """Ends the call with the error. Raises grpc.aio.AbortError, which the servicer must let through."""
+    """Ends the call with the error. Raises grpc.aio.AbortError, which the servicer must not catch."""
     await context.abort_with_status(to_status(error))
     raise AssertionError("abort_with_status returned")
 
 
 def from_rpc_error(error: grpc.RpcError, *, where: str = "", has_begun: bool = False) -> MeshError:
-    """What a failed call means to its caller. `where` is the peer's id; `has_begun` says that the peer did some work.
+    """The error of a failed call: from the server's details, else from the status code. `where` is the peer's id.
 
-    Details that the server sent decide. Without them the status code does, with a message of this function; a connection that
-    broke is UnavailableError before the work began and LostError after.
+    Without details, the message is this function's. A broken connection is LostError if `has_begun`: the peer may have done some
+    work. Otherwise it is UnavailableError.
     """
-    # The errors of both kinds of channel have the methods of a call, the base class has none.
+    # The errors of grpc and of grpc.aio have the methods of a call; their base class has none.
     call: Any = error
     detail = _sent_detail(call)
     if detail is not None:
@@ -179,12 +179,12 @@ def _details(detail: ErrorDetail, words: str) -> list[Message]:
 
 
 def _reason(error: MeshError) -> str:
-    # It becomes a metadata value and a label; a malformed one would fail the answer to a failure.
+    # It becomes a metadata value and a metric label; an invalid one would make the error response itself fail.
     return error.reason if _REASON.match(error.reason) else error.default_reason
 
 
 def _text(text: str, bytes_max: int | None = None) -> str:
-    # Text that came from broken input may hold what UTF-8 cannot; a cut may fall inside a character.
+    # Text from broken input may not be valid Unicode, and the cut may be inside a character.
     return text.encode("utf-8", "replace")[:bytes_max].decode("utf-8", "ignore")
 
 
@@ -199,7 +199,7 @@ def _sent_detail(call: Any) -> ErrorDetail | None:
         found = next((each for each in rich.details if each.Is(ErrorDetail.DESCRIPTOR)), None)
         return detail if found is not None and found.Unpack(detail) else None
     except DecodeError:
-        # A proxy or a foreign server wrote it; the status code still tells enough.
+        # A proxy or another server wrote it; the status code is used instead.
         return None
 
 

@@ -1,4 +1,4 @@
-"""Legs whose caller waits for the end: prompts, embeddings, and answers of a single token."""
+"""Legs whose caller waits for the end: prefill, embeddings, and answers of a single token."""
 
 import asyncio
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from kvmesh.rpc.clients import LegLink
 
 @dataclass(slots=True)
 class WholeLeg:
-    """What a leg gave, all at once. `finish` is set at the end and is not an error."""
+    """The output of a leg. `finish` is set at the end and is not an error."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The KV plane inside one process: for simulations on virtual time and for tests. Faults and delays can be set."""
+"""KV transfers inside one process, for simulations on virtual time and for tests. Faults and delays can be set."""
 
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from kvmesh.kv.transport import Listener, Memory, Piece
 
 @dataclass(slots=True, kw_only=True)
 class MemoryNetwork:
-    """What all transports of one simulation share. Times in seconds, bandwidth in bytes per second (0: unlimited)."""
+    """Shared by all transports of one simulation. Bandwidth in bytes per second; 0: unlimited."""
 
     clock: Clock
     latency_s: float = 0.0
@@ -24,7 +24,6 @@ class MemoryNetwork:
     _names: int = 0
 
     def next_name(self) -> bytes:
-        """A name that no transport of this network had before."""
         self._names += 1
         return b"memory-%d" % self._names
 
@@ -71,7 +70,7 @@ class MemoryTransport:
             self._memory[local : local + size] = source._memory[remote : remote + size]
 
     async def notify(self, peer: bytes, message: bytes) -> None:
-        """Arrives after the network's latency. A transport that is closed, as of a process that died, says nothing."""
+        """Delivers after the network's latency. A closed transport sends nothing."""
         if self._network.peers.get(self._metadata) is not self:
             return
         if self._network.latency_s:

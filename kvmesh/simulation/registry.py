@@ -1,4 +1,4 @@
-"""A registry without sockets, for whole meshes on one event loop: the embedded agent's state, called instead of asked by HTTP.
+"""A registry without sockets, for whole meshes on one event loop: direct calls on the embedded agent's state.
 
     agent = MemoryAgent(clock=clock, new_session_id=ids, connect=lambda check: network.channel(check.grpc_target))
     await agent.start()
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class MemoryAgent:
-    """The agent. `connect` gives the channel of a gRPC check; without it checks go over TCP, as the embedded agent's do."""
+    """The agent. `connect` returns the channel of a gRPC check; without it checks use TCP, as the embedded agent's do."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class MemoryAgent:
         )
 
     def registry(self) -> "MemoryRegistry":
-        """A client of its own for each process of the mesh, so that one can lose the agent while others keep it."""
+        """A client. Each process of a mesh has its own, so that one can be cut off alone."""
         return MemoryRegistry(self)
 
     def seen(self, service: str) -> tuple[int, Sequence[Instance]]:
@@ -65,14 +65,12 @@ class MemoryAgent:
         return catalog.name_index(service), wire.instances(service, json.dumps(entries).encode())
 
     async def start(self) -> None:
-        """From now on checks are asked and what falls due happens."""
         self._tasks = [
             asyncio.create_task(self.live.run(), name="memory-agent-deadlines"),
             asyncio.create_task(self._probes.run(), name="memory-agent-checks"),
         ]
 
     async def aclose(self) -> None:
-        """Ends checks and waits. Idempotent."""
         self.live.close()
         tasks, self._tasks = self._tasks, []
         for task in tasks:
@@ -88,7 +86,7 @@ class MemoryRegistryStatistics:
 
 
 class MemoryRegistry:
-    """Implements `Registry` on an agent of the same event loop. Calls take one turn of the loop and no time."""
+    """Implements `Registry` on an agent of the same event loop. Calls take one iteration of the loop and no time."""
 
     def __init__(self, agent: MemoryAgent) -> None:
         self._agent = agent
@@ -98,7 +96,7 @@ class MemoryRegistry:
 
     @property
     def is_reachable(self) -> bool:
-        """False: every call fails as unavailable, and watches tell their last view as stale."""
+        """False: every call fails as unavailable, and watches yield their last view as stale."""
         return self._is_reachable and not self._is_closed
 
     def set_reachable(self, is_reachable: bool) -> None:
@@ -125,7 +123,7 @@ class MemoryRegistry:
         await self._change(lambda state, now: state.catalog.heartbeat(check_id, health, output, now))
 
     async def set_draining(self, instance_id: str, is_draining: bool, *, reason: str = "") -> None:
-        """See `Registry.set_draining`. The reason of a mark that stands already stays."""
+        """See `Registry.set_draining`. A second call does not change the reason."""
         limits.check_instance_id(instance_id)
         words = reason[: limits.NOTE_LENGTH_MAX]
         await self._change(lambda state, now: state.catalog.set_maintenance(instance_id, is_draining, words))
@@ -145,7 +143,7 @@ class MemoryRegistry:
                 view = watching.on_response(*self._agent.seen(service)) if self._is_reachable else watching.on_failure()
                 if view is not None:
                     yield view
-                    # What changed while the view was looked at has woken nobody here.
+                    # A change while the consumer handled the view did not wake this task.
                     continue
                 await live.wait_change()
         finally:
@@ -205,7 +203,7 @@ class MemoryRegistry:
         limits.check_value(value)
 
     async def _change(self, decide: Callable[[AgentState, float], T]) -> T:
-        # A call of the real registry never answers within the same turn; what was decided before it is seen by others.
+        # A call of the real registry never returns within the same iteration.
         await asyncio.sleep(0)
         if not self.is_reachable:
             raise UnavailableError("the registry cannot be reached", reason="registry_unreachable")

@@ -149,7 +149,6 @@ class Router:
 
 
 async def serve(settings: RouterSettings) -> None:
-    """Runs a router until a signal."""
     stop, hurry = asyncio.Event(), asyncio.Event()
     with stop_on_signals(stop, hurry):
         await Router(settings, SystemClock(), new_generator(settings.seed)).run(stop=stop, hurry=hurry)

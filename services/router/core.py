@@ -171,7 +171,6 @@ class RouterCore:
             feed.on_settled(computing.rank, reservation.last_block_hash)
 
     def expire(self, *, now: float) -> Iterable[Reservation]:
-        """Settles reservations whose end has come."""
         return self.book.expire(now)
 
     def check_health(self, *, now: float) -> list[HealthEvent]:
@@ -211,7 +210,6 @@ class RouterCore:
             return self.placer.choose(ask, now=now)
 
     def _check_reservations(self) -> None:
-        """Raises OverloadedError when the router has as many reservations as it may have."""
         if len(self.book) >= self.settings.reservations_max:
             self.apply_buffered_reports()
             if len(self.book) >= self.settings.reservations_max:

@@ -51,7 +51,6 @@ class QueueSettings:
     retry_after_s_max: float = setting(60.0, "Longest retry delay sent to refused callers.", min=0.1)
 
     def __post_init__(self) -> None:
-        """Checks the weights."""
         read_weights(self.tenant_weights)
 
 

@@ -1,4 +1,4 @@
-"""The newest decisions, by request id, and what `Explain` says of them. Pure.
+"""The newest decisions by request id, and their explanations. Pure.
 
 A decision costs its record a few references. Candidates, margin and filters are worked out on request, from the state at the
 moment of the decision.
@@ -68,7 +68,6 @@ class DecisionHistory:
         self._records_max = records_max
 
     def add(self, record: DecisionRecord) -> None:
-        """Adds a record; removes the oldest beyond the bound."""
         if self._records_max == 0:
             return
         records, request_id = self._records, record.ask.request_id
@@ -97,7 +96,7 @@ class DecisionHistory:
 
 
 def explain(record: DecisionRecord) -> Explanation:
-    """Works out the explanation of a remembered decision."""
+    """The explanation of a decision."""
     return Explanation(
         request_id=record.ask.request_id,
         policy=record.policy.name,

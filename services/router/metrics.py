@@ -147,7 +147,6 @@ class RouterMetrics:
             self._observe_error("ttft", reservation.decode, reservation.expected_ttft_s, report.elapsed_s)
 
     def remove_absent_workers(self) -> None:
-        """Removes the labels of workers that have left."""
         for worker_id in self._labels.remove_absent(self._core.fleet.workers):
             for phase, spreads in self._errors_by_worker.items():
                 spreads.pop(worker_id, None)
@@ -176,7 +175,6 @@ class RouterMetrics:
         spread.observe(ratio)
 
     def _queued(self, name: str) -> tuple[int, int]:
-        """Queued requests and tokens of a class of priorities."""
         sums = [each for priority, each in self._core.queue.sums().items() if priority_class(priority) == name]
         return sum(requests for requests, _ in sums), sum(tokens for _, tokens in sums)
 

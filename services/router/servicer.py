@@ -78,7 +78,6 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         request_iterator: AsyncIterator[pb.RouteRequest],
         context: ServicerContext[pb.RouteRequest, pb.RouteResponse],
     ) -> None:
-        """Asks and reports of one frontend."""
         if self._is_stopping:
             # A frontend that knows no other router comes back at once; its stream would delay the server's stop by its grace.
             raise _stopping()
@@ -119,7 +118,6 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             raise
 
     def add_to(self, server: Server) -> None:
-        """Adds the service to a server that is not started yet."""
         router_pb2_grpc.add_RouterServiceServicer_to_server(self, server)
 
     def end_streams(self) -> None:
@@ -129,7 +127,6 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             stream.responses.end()
 
     async def Explain(self, request: pb.ExplainRequest, context: ServicerContext[Any, Any]) -> pb.ExplainResponse:
-        """Why a request was placed where it was."""
         request_id = required_text(request.request_id, "request_id", 128)
         self.handler.apply_reports()
         record = self._core.history.get(request_id)
@@ -140,7 +137,6 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     async def ListWorkers(
         self, request: pb.ListWorkersRequest, context: ServicerContext[Any, Any]
     ) -> pb.ListWorkersResponse:
-        """The workers as this router sees them."""
         self.handler.apply_reports()
         workers = [worker for _, worker in sorted(self._core.fleet.workers.items())]
         views = [view for worker in workers for view in self._views(worker) if request.model in ("", view.model)]
@@ -151,7 +147,6 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     async def SyncPeers(
         self, request_iterator: AsyncIterator[pb.SyncPeersRequest], context: ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.SyncPeersResponse]:
-        """Exchanges reservations with another router."""
         if self._peers is None:
             raise UnsupportedError("this router does not exchange state with peers", reason="no_peers")
         updates = (from_peer_update(message.update) async for message in request_iterator)

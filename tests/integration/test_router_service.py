@@ -237,7 +237,7 @@ async def test_a_silent_worker_is_excluded_until_it_speaks():
         await eventually(lambda: router.takes() == {"d1"})
 
 
-async def test_a_router_that_stood_still_blames_nobody():
+async def test_a_router_that_stood_still_blames_nobody(caplog):
     """What workers told while the router had no processor is read before any of them is called silent."""
     async with running_mesh() as mesh:
         await mesh.worker("d1", "decode")
@@ -247,7 +247,7 @@ async def test_a_router_that_stood_still_blames_nobody():
         for _ in range(50):
             assert router.takes() == {"d1"}
             await asyncio.sleep(0.004)
-        assert router.membership.broken_total == 0
+        assert "worker_streams_broken" not in caplog.text
 
 
 async def test_a_drain_mark_excludes_and_its_removal_brings_back():

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvmesh.client.retries import RetryPolicy
+from kvmesh.client.settings import RetryPolicy
 from kvmesh.core import FinishReason, Generation, Handoff, ReportKind, SamplingParams, TokenLogprob
 from kvmesh.errors import (
     WORKER_LOST_TWICE,

@@ -1,6 +1,6 @@
-"""InferenceService as its clients see it: what they ask as messages, and answers as plain values.
+"""InferenceService for clients: requests as messages, and responses as plain values.
 
-Conversations and tools go in in the shape of OpenAI's messages.
+Conversations and tools have the shape of OpenAI's messages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ _CHOICE_NUMBERS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Part of an answer. `usage` is set in the last one only, which belongs to no choice."""
+    """Part of a response. Only the last one, which belongs to no choice, has `usage`."""
 
     request_id: str
     choice: int = 0
@@ -47,7 +47,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embedded:
-    """Vectors in the order of the inputs."""
+    """Embeddings in the order of the inputs."""
 
     vectors: Sequence[Sequence[float]]
     usage: Usage
@@ -55,7 +55,7 @@ class Embedded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """A model that can be asked now."""
+    """A served model."""
 
     name: str
     context_tokens_max: int
@@ -65,7 +65,6 @@ class ModelInfo:
 
 
 def inference_stub(channel: Any) -> Any:
-    """The methods of InferenceService over a channel of grpc or grpc.aio."""
     return InferenceServiceStub(channel)
 
 
@@ -77,7 +76,7 @@ def generate_message(
     echoes: bool = False,
     adds_special_tokens: bool = True,
 ) -> pb.GenerateRequest:
-    """A prompt as text or token ids."""
+    """`prompt`: text or token ids."""
     text = prompt if isinstance(prompt, str) else None
     token_ids = None if isinstance(prompt, str) else pb.TokenIds(ids=prompt)
     return pb.GenerateRequest(
@@ -140,7 +139,6 @@ def tokenize_message(
     tools: Sequence[Mapping[str, Any]] = (),
     adds_special_tokens: bool = False,
 ) -> pb.TokenizeRequest:
-    """A text, or a conversation as the model would see it."""
     if isinstance(text, str):
         return pb.TokenizeRequest(model=model, text=text, add_special_tokens=adds_special_tokens)
     return pb.TokenizeRequest(model=model, chat=chat_message(model, text, Options(), tools=tools))
@@ -153,7 +151,6 @@ def detokenize_message(
 
 
 def models_message() -> pb.ListModelsRequest:
-    """Nothing is asked but the list."""
     return pb.ListModelsRequest()
 
 
@@ -202,7 +199,7 @@ def _call(value: Mapping[str, Any]) -> pb.ToolCall:
 
 
 def json_text(value: Any, field: str) -> str:
-    """A JSON document. InvalidRequestError when the value is none of JSON's."""
+    """The value as a JSON document. Raises InvalidRequestError if it has another type than those of JSON."""
     try:
         return orjson.dumps(value).decode()
     except TypeError:

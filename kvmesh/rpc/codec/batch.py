@@ -1,4 +1,4 @@
-"""Batches of InferenceService: requests as plain values, and rows of the store as messages."""
+"""Batches of InferenceService, for the frontend."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ ENDPOINT_NUMBERS: Mapping[str, Any] = {path: number for number, path in ENDPOINT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchCall:
-    """A batch to be made. `lines` are pairs of a custom id and a JSON body; None: they are in the file."""
+    """A batch to create. `lines` are pairs of a custom id and a JSON body; None: they are in the file."""
 
     endpoint: str
     input_file_id: str = ""
@@ -34,7 +34,7 @@ class BatchCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchResult:
-    """One line's answer. `status_code` 0: it was not run. `body` is a JSON object."""
+    """The response to one line. `status_code` 0: it was not run. `body` is a JSON object."""
 
     custom_id: str
     status_code: int
@@ -42,7 +42,7 @@ class BatchResult:
 
 
 def from_create_batch(message: pb.CreateBatchRequest) -> BatchCall:
-    """The value, checked but for what depends on the frontend's limits."""
+    """The value; the frontend checks its own limits."""
     kind = message.WhichOneof("input")
     if kind is None:
         raise InvalidRequestError("input_file_id or lines must be given", field="input")
@@ -61,7 +61,7 @@ def batch_id_of(message: pb.GetBatchRequest | pb.CancelBatchRequest | pb.ListBat
 
 
 def to_batch(body: Mapping[str, Any], *, created_s: float, expires_s: float) -> pb.Batch:
-    """A batch from the object that the HTTP API gives."""
+    """`body`: the batch as the HTTP API shows it."""
     counts, usage = body["request_counts"], body["usage"]
     status: Any = pb.BatchStatus.Value(f"BATCH_STATUS_{body['status'].upper()}")
     problems = (body["errors"] or {"data": ()})["data"]

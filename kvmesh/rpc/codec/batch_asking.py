@@ -1,4 +1,4 @@
-"""Batches of InferenceService as its clients see them: what they ask as messages, and batches and results as plain values."""
+"""Batches of InferenceService, for clients."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _ENDED = frozenset({"failed", "completed", "expired", "cancelled"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchProblem:
-    """What is wrong with a batch's requests. `line`: 1 up; 0: all of them."""
+    """A problem of a batch's requests. `line`: 1 up; 0: all lines."""
 
     reason: str
     message: str
@@ -28,7 +28,7 @@ class BatchProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """A batch as it was when it was asked for. `status`: OpenAI's words. Files: empty where there is none."""
+    """The state of a batch. `status`: as in OpenAI's API. File ids are empty if there is no file."""
 
     id: str
     endpoint: str

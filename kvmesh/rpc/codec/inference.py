@@ -1,6 +1,6 @@
-"""InferenceService: requests of gRPC clients as plain values, and answers back.
+"""InferenceService for the frontend: requests as plain values, and responses as messages.
 
-Conversations come out in the shape of OpenAI's messages, since that is what chat templates take.
+Conversations have the shape of OpenAI's messages, which chat templates take.
 """
 
 import re
@@ -29,7 +29,7 @@ DOCUMENTS_MAX = 1024
 KEPT_TOKENS_MAX = 2**31 - 1
 SESSION_BYTES_MAX = 256
 MODEL_CHARACTERS_MAX = 256
-# Room for the choice's and the attempt's number, which follow the id in the names of legs.
+# Leg ids are the request id followed by the numbers of choice and attempt.
 REQUEST_ID_MAX = REQUEST_ID_CHARACTERS_MAX - 16
 INPUTS_MAX = 2048
 """Inputs of one embedding request, as in OpenAI's API."""
@@ -47,7 +47,7 @@ ROLES: Mapping[int, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What all generating calls share."""
+    """Options of all generating methods."""
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
     choices: int = 1
@@ -97,7 +97,7 @@ class ChatCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbedInputs:
-    """Inputs of Embed, and the field that they came in."""
+    """Inputs of Embed. `inputs_name`: the field that has them."""
 
     model: str
     inputs: Sequence[str | Sequence[int]]
@@ -109,7 +109,7 @@ class EmbedInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallPiece:
-    """A tool call, or the next piece of its arguments."""
+    """A tool call, or the next part of its arguments."""
 
     index: int
     call_id: str
@@ -173,7 +173,7 @@ def to_embed_response(result: EmbedResult) -> pb.EmbedResponse:
 
 
 def from_options(message: pb.GenerationOptions, *, prefix: str = "options.") -> Options:
-    """The value, checked; an absent message is all defaults."""
+    """The checked value. An absent message has all defaults."""
     check_length(len(message.session_id.encode()), f"{prefix}session_id", high=SESSION_BYTES_MAX, unit="bytes")
     check_length(len(message.request_id), f"{prefix}request_id", high=REQUEST_ID_MAX, unit="characters")
     if not _REQUEST_ID_CHARACTERS.issuperset(message.request_id):
@@ -226,7 +226,7 @@ def _from_message(message: pb.ChatMessage, prefix: str) -> dict[str, Any]:
 
 
 def _from_call(call: pb.ToolCall, prefix: str) -> dict[str, Any]:
-    """Arguments as an object, the way templates want them."""
+    """Its arguments are an object, as chat templates need them."""
     arguments = _object(call.arguments or "{}", f"{prefix}arguments")
     name = required_text(call.name, f"{prefix}name", 256)
     return {"id": call.id, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -281,7 +281,6 @@ def to_generate_response(
     finish: FinishReason | None = None,
     prompt_logprobs: Sequence[TokenLogprob] | None = None,
 ) -> pb.GenerateResponse:
-    """Part of an answer to Generate."""
     return pb.GenerateResponse(
         request_id=request_id,
         choice=choice,
@@ -305,7 +304,6 @@ def to_chat_response(
     finish: FinishReason | None = None,
     warnings: Sequence[MeshError] = (),
 ) -> pb.ChatResponse:
-    """Part of an answer to Chat."""
     return pb.ChatResponse(
         request_id=request_id,
         choice=choice,
@@ -328,10 +326,8 @@ def _finish(reason: FinishReason | None) -> output_pb2.FinishReason:
 
 
 def to_generate_usage(request_id: str, usage: Usage) -> pb.GenerateResponse:
-    """The last message of Generate."""
     return pb.GenerateResponse(request_id=request_id, usage=to_usage(usage))
 
 
 def to_chat_usage(request_id: str, usage: Usage) -> pb.ChatResponse:
-    """The last message of Chat."""
     return pb.ChatResponse(request_id=request_id, usage=to_usage(usage))

@@ -1,6 +1,6 @@
-"""The Open Inference Protocol: inference requests as plain values, and texts back as tensors.
+"""The Open Inference Protocol (KServe v2).
 
-Every tensor that goes in has one element. A tensor and a parameter mean the same, so both become values by name.
+Every input tensor has one element and is treated like a parameter of its name.
 """
 
 import struct
@@ -22,7 +22,7 @@ VALUES_MAX = 128
 SHAPE_MAX = 8
 FINAL = "triton_final_response"
 TEXT_INPUT = "text_input"
-# Types that are numbers: how one element is packed, and the list that holds it.
+# Numeric types: the format of one packed element, and the field of `contents` that holds the elements.
 _PACKED: Mapping[str, tuple[str, str]] = {
     "BOOL": ("<?", "bool_contents"),
     "INT8": ("<b", "int_contents"),
@@ -43,7 +43,7 @@ _Tensor = pb.ModelInferRequest.InferInputTensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferCall:
-    """One request. `inputs` and `parameters` by name; `outputs` are the names asked for, none meaning the usual ones."""
+    """One request. `outputs` are the names of the requested outputs; empty: the default ones."""
 
     model: str
     call_id: str
@@ -54,7 +54,7 @@ class InferCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """One tensor that comes out. `datatype` is BYTES, FP32 or UINT32."""
+    """An output tensor. `datatype` is BYTES, FP32 or UINT32."""
 
     name: str
     datatype: str
@@ -67,7 +67,7 @@ def check_version(version: str, field: str) -> None:
 
 
 def from_infer_request(message: pb.ModelInferRequest) -> InferCall:
-    """The value, checked but for what the names mean."""
+    """The value. The names of inputs, parameters and outputs are not checked."""
     check_version(message.model_version, "model_version")
     check_length(len(message.id.encode()), "id", high=ID_BYTES_MAX, unit="bytes")
     check_length(len(message.inputs), "inputs", low=1, high=VALUES_MAX)
@@ -150,7 +150,7 @@ def _only(values: Sequence[Any], field: str) -> Any:
 
 
 def _bytes_of(raw: bytes, field: str) -> bytes:
-    """An element after its length, as BYTES tensors are packed."""
+    """The one element of a packed BYTES tensor, which follows its length."""
     if len(raw) < _LENGTH.size or _LENGTH.unpack_from(raw)[0] != len(raw) - _LENGTH.size:
         raise InvalidRequestError(f"{field} must have one element after its length in 4 bytes", field=field)
     return raw[_LENGTH.size :]
@@ -166,7 +166,7 @@ def _text(data: bytes, field: str) -> str:
 def to_infer_response(
     model: str, call_id: str, tensors: Sequence[Tensor], *, is_final: bool | None = None
 ) -> pb.ModelInferResponse:
-    """An answer, or part of it. `is_final` is told in streams only."""
+    """A response, or part of one. `is_final` is None outside streams."""
     message = pb.ModelInferResponse(model_name=model, model_version=VERSION, id=call_id)
     if is_final is not None:
         message.parameters[FINAL].bool_param = is_final
@@ -181,7 +181,6 @@ def to_stream_response(response: pb.ModelInferResponse) -> pb.ModelStreamInferRe
 
 
 def to_stream_error(model: str, call_id: str, message: str) -> pb.ModelStreamInferResponse:
-    """What went wrong with one request of a stream; nothing more comes of it."""
     response = to_infer_response(model, call_id, (), is_final=True)
     return pb.ModelStreamInferResponse(error_message=message or "failed", infer_response=response)
 
@@ -194,7 +193,7 @@ def _packed(tensor: Tensor) -> bytes:
 
 
 def to_model_metadata(name: str, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> pb.ModelMetadataResponse:
-    """What a model takes and gives; both map names to types."""
+    """`inputs` and `outputs` map names to datatypes."""
     tensor = pb.ModelMetadataResponse.TensorMetadata
     return pb.ModelMetadataResponse(
         name=name,

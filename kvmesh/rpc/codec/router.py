@@ -177,7 +177,6 @@ def from_placement(message: pb.Placement) -> Placement:
 
 
 def fill_report(message: pb.Report, ask_id: int, report: Report) -> None:
-    """Writes into a message's field."""
     message.ask_id = ask_id
     message.kind = REPORT_KIND_NUMBERS[report.kind]
     fill_duration(message.elapsed, max(0.0, report.elapsed_s))

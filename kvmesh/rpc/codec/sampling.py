@@ -13,20 +13,19 @@ DOCUMENT_BYTES_MAX = 256 << 10
 REGEX_BYTES_MAX = 16 << 10
 OPTIONS_MAX = 1024
 OPTION_CHARACTERS_MAX = 4096
-KEPT_MAX = 256
-KEPT_BYTES_MAX = 1024
-"""Parameters that are kept once read. Long ones hold documents, and few are asked twice."""
+CACHED_MAX = 256
+CACHED_BYTES_MAX = 1024
+"""Size of a message whose value is cached. Longer ones hold documents, which rarely repeat."""
 
 
 def to_sampling(params: SamplingParams) -> pb.SamplingParams:
-    """The wire form. None stays absent."""
     message = pb.SamplingParams()
     fill_sampling(message, params)
     return message
 
 
 def fill_sampling(message: pb.SamplingParams, params: SamplingParams) -> None:
-    """Writes the wire form into a message's field, which spares a copy."""
+    """Writes into a message's field, without a copy."""
     for name in RANGES:
         if (value := getattr(params, name)) is not None:
             setattr(message, name, value)
@@ -43,14 +42,14 @@ def fill_sampling(message: pb.SamplingParams, params: SamplingParams) -> None:
 
 
 def from_sampling(message: pb.SamplingParams, *, prefix: str = "sampling.") -> SamplingParams:
-    """The value, checked; errors name fields under `prefix`. What many requests ask alike is read once."""
+    """The checked value; errors name fields with `prefix`. Parameters that many requests share are cached."""
     data = message.SerializeToString()
-    if len(data) > KEPT_BYTES_MAX:
+    if len(data) > CACHED_BYTES_MAX:
         return _from_sampling(message, prefix)
     return _from_bytes(data, prefix)
 
 
-@lru_cache(maxsize=KEPT_MAX)
+@lru_cache(maxsize=CACHED_MAX)
 def _from_bytes(data: bytes, prefix: str) -> SamplingParams:
     return _from_sampling(pb.SamplingParams.FromString(data), prefix)
 
@@ -83,7 +82,7 @@ def to_constraint(constraint: Constraint) -> pb.Constraint:
 
 
 def from_constraint(message: pb.Constraint, prefix: str) -> Constraint:
-    """The value; an empty or unknown constraint is refused."""
+    """Raises InvalidRequestError for an empty or unknown constraint."""
     kind = message.WhichOneof("kind")
     field = f"{prefix}constraint"
     if kind is None or (kind == "json_object" and not message.json_object):

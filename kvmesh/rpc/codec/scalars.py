@@ -16,40 +16,38 @@ T = TypeVar("T")
 
 
 def to_duration(seconds: float) -> Duration:
-    """Seconds as a Duration, rounded to nanoseconds."""
+    """Rounds to nanoseconds."""
     duration = Duration()
     fill_duration(duration, seconds)
     return duration
 
 
 def fill_duration(duration: Duration, seconds: float) -> None:
-    """Writes seconds into a message's field."""
     duration.seconds = whole = math.floor(seconds)
     duration.nanos = min(_NANOS - 1, round((seconds - whole) * _NANOS))
 
 
 def to_positive_duration(seconds: float) -> Duration:
-    """Seconds as a Duration that stays above 0, for fields that must be positive: 0 and less become 1 ns."""
+    """For fields that must be positive: 0 and less become 1 ns."""
     return to_duration(max(1 / _NANOS, seconds))
 
 
 def fill_positive_duration(duration: Duration, seconds: float) -> None:
-    """The same, written into a message's field."""
+    """See `to_positive_duration`; writes into a message's field."""
     fill_duration(duration, max(1 / _NANOS, seconds))
 
 
 def from_duration(duration: Duration) -> float:
-    """A Duration in seconds."""
     return float(duration.seconds + duration.nanos / _NANOS)
 
 
 def optional_duration(message: Message, name: str) -> float | None:
-    """A Duration field in seconds, or None when absent."""
+    """None: the field is absent."""
     return from_duration(getattr(message, name)) if message.HasField(name) else None
 
 
 def positive_duration(message: Message, name: str, field: str, *, required: bool = False) -> float | None:
-    """A Duration above 0 s, or None when absent and not required."""
+    """None: the field is absent. Raises InvalidRequestError if it is required, or not above 0 s."""
     seconds = optional_duration(message, name)
     if seconds is None:
         if required:
@@ -61,18 +59,16 @@ def positive_duration(message: Message, name: str, field: str, *, required: bool
 
 
 def to_timestamp(seconds: float) -> Timestamp:
-    """Seconds since the Unix epoch as a Timestamp."""
     whole = math.floor(seconds)
     return Timestamp(seconds=whole, nanos=min(_NANOS - 1, round((seconds - whole) * _NANOS)))
 
 
 def from_timestamp(timestamp: Timestamp) -> float:
-    """A Timestamp as seconds since the Unix epoch."""
     return float(timestamp.seconds + timestamp.nanos / _NANOS)
 
 
 def known_enum(value: int, table: Mapping[Any, T], field: str) -> T:
-    """The domain value of an enum number; unspecified and unknown numbers are refused with the field's name."""
+    """The plain value of an enum's number. Raises InvalidRequestError for unspecified and unknown numbers."""
     try:
         return table[value]
     except KeyError:
@@ -80,22 +76,22 @@ def known_enum(value: int, table: Mapping[Any, T], field: str) -> T:
 
 
 def optional_field(message: Message, name: str) -> Any:
-    """A scalar with presence, or None when absent."""
+    """None: the field is absent."""
     return getattr(message, name) if message.HasField(name) else None
 
 
 def packed_ids(ids: Sequence[int]) -> "array[int]":
-    """A field of token ids as 32-bit words. One Python number for each of a long prompt's would cost a hundred times as much."""
+    """A field of token ids as 32-bit words. A Python integer per id of a long prompt takes a hundred times as long."""
     if not ids:
         return array("I")
-    # Here, since frontends import this module, have no other use for numpy and never read token ids by the thousand.
+    # Imported here because frontends import this module and do not use numpy otherwise.
     import numpy as np
 
     return array("I", np.asarray(ids, np.uint32).tobytes())
 
 
 def required_text(value: str, field: str, characters_max: int) -> str:
-    """A string of 1 to `characters_max` characters, none of them a control character: it goes into logs and names."""
+    """Checks for 1 to `characters_max` printable characters: the text is written to logs."""
     if not 1 <= len(value) <= characters_max:
         raise InvalidRequestError(f"{field} must have 1 to {characters_max} characters, not {len(value)}", field=field)
     if not value.isprintable():

@@ -1,4 +1,4 @@
-"""google.protobuf.Struct as JSON values and back."""
+"""google.protobuf.Struct to JSON values and back."""
 
 import math
 from collections.abc import Mapping
@@ -12,15 +12,15 @@ _INTEGER_MAX = 2.0**53
 
 
 def from_struct(message: Struct, field: str) -> dict[str, Any]:
-    """The object. Whole numbers come out as integers, as they went in: a Struct knows doubles only.
+    """Whole numbers become integers: a Struct has doubles only. protobuf bounds the nesting to 100.
 
-    Numbers that JSON cannot write are refused with the field's name. protobuf bounds the nesting to 100.
+    Raises InvalidRequestError with the field's name for numbers that JSON cannot represent.
     """
     return {key: _value(value, field) for key, value in message.fields.items()}
 
 
 def to_struct(values: Mapping[str, Any], field: str) -> Struct:
-    """The message. InvalidRequestError when a value is none of JSON's."""
+    """Raises InvalidRequestError if a value has another type than those of JSON."""
     message = Struct()
     try:
         message.update(values)

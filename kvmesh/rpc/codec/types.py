@@ -61,7 +61,7 @@ def fill_generation(message: prompt_pb2.Generation, generation: Generation) -> N
 
 
 def from_generation(message: prompt_pb2.Generation, *, prefix: str = "generation.") -> Generation:
-    """The value; what depends on the model (vocabulary, context) is checked by the worker that knows it."""
+    """The value. The worker checks what depends on the model: vocabulary and context."""
     check_length(len(message.media), f"{prefix}media", high=MEDIA_MAX)
     check_text(message.traceparent, f"{prefix}traceparent", TRACEPARENT_BYTES_MAX)
     sampling = from_sampling(message.sampling, prefix=f"{prefix}sampling.")
@@ -80,7 +80,7 @@ def from_generation(message: prompt_pb2.Generation, *, prefix: str = "generation
 
 
 def _prompt_ids(packed: bytes, field: str) -> "array[int]":
-    """The prompt's token ids. No Python integer is made for any of them: prompts have up to 10^6."""
+    """The prompt's token ids, up to 10^6 of them, without a Python integer for each."""
     if len(packed) % 4:
         raise InvalidRequestError(f"{field} must have four bytes per token id, not {len(packed)} in all", field=field)
     return unpack_tokens(packed)
@@ -95,7 +95,6 @@ def from_media(message: prompt_pb2.Media, prefix: str) -> Media:
 
 
 def fill_handle(message: kv_pb2.KvHandle, handle: KvHandle) -> None:
-    """Writes into a message's field."""
     message.handle_id = handle.handle_id
     message.format = handle.format
     message.compatibility_hash = handle.compatibility_hash
@@ -168,8 +167,8 @@ def to_logprobs(logprobs: Sequence[TokenLogprob]) -> output_pb2.Logprobs:
 
 
 def from_logprobs(message: output_pb2.Logprobs) -> list[TokenLogprob]:
-    """The values, one per token. ValueError when the arrays do not fit each other."""
-    # A slice is copied by the protobuf library; an iterator would ask it once per number.
+    """One value per token. Raises ValueError if the lengths of the arrays do not match."""
+    # The protobuf library copies a slice at once; iterating calls it once per number.
     alternatives = tuple(zip(message.alternative_token_ids[:], message.alternative_logprobs[:], strict=True))
     logprobs, counts = message.token_logprobs[:], message.alternatives_counts[:]
     if len(logprobs) == 1 and counts == [len(alternatives)]:

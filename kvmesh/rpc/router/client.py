@@ -65,7 +65,6 @@ class PeerCall:
             raise from_rpc_error(error, where=self._address, has_begun=True) from error
 
     def cancel(self) -> None:
-        """Ends the stream. Idempotent."""
         self._call.cancel()
 
 

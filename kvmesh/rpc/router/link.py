@@ -55,7 +55,6 @@ class _PendingAsk:
     asleep_s: float = 0.0
 
     def end_s(self) -> float:
-        """When the ask times out."""
         own_s = self.ask.timeout_s
         if self.queued_s is not None and own_s is not None:
             # The request's timeout runs while this process stands still; responses that arrived meanwhile are read first.
@@ -114,12 +113,10 @@ class GrpcRouterLink:
 
     @property
     def messages_sent(self) -> int:
-        """Messages written to all routers since the start."""
         return self._streams.messages_sent
 
     @property
     def streams_broken(self) -> int:
-        """Streams that ended for another reason than a move."""
         return self._streams.broken
 
     async def start(self) -> None:
@@ -140,7 +137,6 @@ class GrpcRouterLink:
                 pending.answer.set_exception(UnavailableError("the link to the router is closed", reason="no_router"))
 
     async def place(self, ask: Ask, *, timeout_s: float) -> Placed:
-        """See the protocol."""
         if len(self._pending) >= self._settings.messages_max:
             raise OverloadedError("too many asks wait for the router", reason="router_link_full", retry_after_s=1.0)
         self._asks += 1
@@ -164,7 +160,6 @@ class GrpcRouterLink:
             del self._pending[ask_id]
 
     def report_nowait(self, ask_id: int, report: Report) -> None:
-        """See the protocol."""
         placed = self._in_flight.get(ask_id)
         if placed is None:
             self.reports_dropped += 1
@@ -205,7 +200,6 @@ class GrpcRouterLink:
                 self._send_ask(ask_id, pending)
 
     def is_used(self, stream: RouterStream) -> bool:
-        """See `StreamListener`."""
         if stream.has_unwritten or any(pending.stream is stream for pending in self._pending.values()):
             return True
         return any(placed.stream is stream for placed in self._in_flight.values())

@@ -1,4 +1,4 @@
-"""The calling end, with the methods and manners of grpc.aio's calls."""
+"""The client's end, with the methods and behaviour of grpc.aio's calls."""
 
 import asyncio
 import inspect
@@ -26,7 +26,7 @@ class Method:
 
 
 class MemoryCall:
-    """A call of any kind. Begins when made; ends exactly once, by status, cancel, deadline or a broken link."""
+    """A call of any kind. It starts when created and ends exactly once: by status, cancel, deadline or a broken link."""
 
     def __init__(
         self, method: Method, open_exchange: Callable[..., Exchange], *, timeout_s: float | None, metadata: Metadata
@@ -53,20 +53,17 @@ class MemoryCall:
         return self._stop(_CANCELLED)
 
     def cancelled(self) -> bool:
-        """Whether it ended with CANCELLED."""
         return self.done() and self._ended.result().code is grpc.StatusCode.CANCELLED
 
     def done(self) -> bool:
         return self._ended.done()
 
     def time_remaining(self) -> float | None:
-        """Seconds to the deadline, None without one."""
         if self._deadline_s is None:
             return None
         return max(0.0, self._deadline_s - asyncio.get_running_loop().time())
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Called with the call when it is over, at once if it is."""
         if self.done():
             callback(self)
         else:
@@ -82,17 +79,10 @@ class MemoryCall:
         return (await self._status()).code
 
     async def details(self) -> str:
-        """Words to the code."""
         return (await self._status()).details
 
-    async def wait_for_connection(self) -> None:
-        """Waits for the server's headers; raises when the call failed before."""
-        await asyncio.shield(self._initial)
-        if self.done():
-            await self._raise_unless_ok()
-
     async def _status(self) -> CallStatus:
-        # Looked at first so that a finished call answers without waiting, as grpc.aio's does.
+        # A finished call returns without waiting, as grpc.aio's does.
         return self._ended.result() if self._ended.done() else await asyncio.shield(self._ended)
 
     def _stop(self, status: CallStatus) -> bool:
@@ -138,7 +128,7 @@ class MemoryCall:
                     await self._send(request)
             self._exchange.requests.end(None)
         except PipeEndedError:
-            # The call is over; its status tells why.
+            # The call is over, and its status has the reason.
             return
         except Exception:
             # As grpc.aio: an iterator that fails takes its call with it.
@@ -146,7 +136,6 @@ class MemoryCall:
             raise
 
     def begin_sending(self, requests: Any) -> None:
-        """Sends an iterator's requests, then closes that half."""
         self._is_half_closed = True
         self._sender = asyncio.get_running_loop().create_task(self._send_all(requests))
 
@@ -170,7 +159,6 @@ class RequestStreamMixin:
             raise
 
     async def done_writing(self: Any) -> None:
-        """Closes the requests' half. Idempotent."""
         self._is_half_closed = True
         self._exchange.requests.end(None)
 

@@ -66,7 +66,6 @@ class MemoryChannel(grpc.aio.Channel):
         await self.close()
 
     async def close(self, grace: float | None = None) -> None:
-        """Cancels the calls in flight, after `grace` seconds if given."""
         self._is_closed = True
         if grace and self._calls:
             await asyncio.wait([asyncio.ensure_future(call.code()) for call in self._calls], timeout=grace)
@@ -85,7 +84,6 @@ class MemoryChannel(grpc.aio.Channel):
             await self._wait_reachable()
 
     async def channel_ready(self) -> None:
-        """Waits until the server can be reached."""
         if not self._is_reachable():
             await self._wait_reachable()
 

@@ -1,4 +1,4 @@
-"""What a servicer sees of its call."""
+"""A servicer's context."""
 
 import asyncio
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class MemoryContext(grpc.aio.ServicerContext):  # type: ignore[type-arg]  # gene
 
     @property
     def final_status(self) -> CallStatus:
-        """What the servicer chose so far."""
+        """The status that the servicer has set so far."""
         return CallStatus(code=self._code, details=self._details, trailing=self._trailing)
 
     async def read(self) -> Any:
@@ -37,7 +37,6 @@ class MemoryContext(grpc.aio.ServicerContext):  # type: ignore[type-arg]  # gene
             return grpc.aio.EOF
 
     async def write(self, message: Any) -> None:
-        """Sends a response; waits while the client's buffer is full."""
         packed = self._serialize(message)
         too_large = self._exchange.too_large(packed, "SERVER")
         if too_large is not None:
@@ -60,11 +59,9 @@ class MemoryContext(grpc.aio.ServicerContext):  # type: ignore[type-arg]  # gene
         raise grpc.aio.AbortError("Locally aborted.")
 
     async def abort_with_status(self, status: Any) -> NoReturn:
-        """Ends the call with a ready-made status."""
         await self.abort(status.code, status.details, status.trailing_metadata or ())
 
     def set_trailing_metadata(self, trailing_metadata: Any) -> None:
-        """For the end of the call."""
         self._trailing = tuple(trailing_metadata)
 
     def trailing_metadata(self) -> Any:
@@ -74,11 +71,9 @@ class MemoryContext(grpc.aio.ServicerContext):  # type: ignore[type-arg]  # gene
         return self._exchange.metadata
 
     def set_code(self, code: Any) -> None:
-        """For the end of the call."""
         self._code = code
 
     def set_details(self, details: str) -> None:
-        """For the end of the call."""
         self._details = details
 
     def code(self) -> Any:
@@ -97,34 +92,28 @@ class MemoryContext(grpc.aio.ServicerContext):  # type: ignore[type-arg]  # gene
         return "memory"
 
     def peer_identities(self) -> Any:
-        """None: no TLS."""
         return None
 
     def peer_identity_key(self) -> Any:
-        """None: no TLS."""
         return None
 
     def auth_context(self) -> Any:
         return {}
 
     def time_remaining(self) -> Any:
-        """Seconds to the deadline, None without one."""
         deadline_s = self._exchange.deadline_s
         return None if deadline_s is None else max(0.0, deadline_s - asyncio.get_running_loop().time())
 
     def add_done_callback(self, callback: Any) -> None:
-        """Called with this context when the call is over."""
         self._callbacks.append(callback)
 
     def cancelled(self) -> bool:
-        """Whether the client cancelled or its deadline passed."""
         return self._exchange.is_cancelled
 
     def done(self) -> bool:
         return self._is_done
 
     def finish(self) -> None:
-        """The call is over on this side."""
         self._is_done = True
         for callback in self._callbacks:
             callback(self)

@@ -1,4 +1,4 @@
-"""What both ends of one call share."""
+"""The shared state of both ends of a call."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class CallStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What every call of a network keeps to."""
+    """Limits of every call of a network."""
 
     buffer_messages: int
     message_bytes_max: int
@@ -32,7 +32,7 @@ class Limits:
 
 
 class Exchange:
-    """One call on the wire. The client hears `on_initial` at most once and `on_status` exactly once."""
+    """One call. Calls `on_initial` at most once and `on_status` exactly once."""
 
     def __init__(
         self,
@@ -57,13 +57,13 @@ class Exchange:
         self.is_cancelled = False
         self._on_initial = on_initial
         self._on_status = on_status
-        self._is_initial_told = False
+        self._is_initial_sent = False
 
     def send_initial(self, metadata: Metadata) -> None:
         self.link.deliver(lambda: self._initial(metadata))
 
     def end_client(self, status: CallStatus) -> None:
-        """The client's view of the end; only the first counts."""
+        """Ends the call for the client; only the first call has an effect."""
         if self.status is not None:
             return
         self.status = status
@@ -73,7 +73,7 @@ class Exchange:
         self._on_status(status)
 
     def cancel_server(self) -> None:
-        """Tells the server that the client is gone, as fast as the link is."""
+        """Cancels the server's task, after the link's latency."""
         self.link.deliver(self.cancel_task)
 
     def cancel_task(self) -> None:
@@ -82,18 +82,18 @@ class Exchange:
             self.task.cancel()
 
     def break_both(self, status: CallStatus) -> None:
-        """The connection is gone: both sides notice at once."""
+        """Breaks the connection; both sides notice at once."""
         self.end_client(status)
         self.cancel_task()
 
-    def too_large(self, message: Any, who: str) -> CallStatus | None:
-        """The status for a message over the limit, in gRPC's words."""
+    def too_large(self, message: Any, sender: str) -> CallStatus | None:
+        """The status for a message over the limit, worded as gRPC does."""
         if not isinstance(message, bytes) or len(message) <= self.limits.message_bytes_max:
             return None
-        words = f"{who}: Sent message larger than max ({len(message)} vs. {self.limits.message_bytes_max})"
-        return CallStatus(code=grpc.StatusCode.RESOURCE_EXHAUSTED, details=words)
+        details = f"{sender}: Sent message larger than max ({len(message)} vs. {self.limits.message_bytes_max})"
+        return CallStatus(code=grpc.StatusCode.RESOURCE_EXHAUSTED, details=details)
 
     def _initial(self, metadata: Metadata) -> None:
-        if not self._is_initial_told:
-            self._is_initial_told = True
+        if not self._is_initial_sent:
+            self._is_initial_sent = True
             self._on_initial(metadata)

@@ -1,4 +1,4 @@
-"""The wire between all clients and one address: how long things take, and whether they arrive at all."""
+"""The connection between all clients and one address: latency and partitions."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,7 +17,7 @@ class Link:
 
     def __init__(self, latency_s: Callable[[], float] | None) -> None:
         self.is_up = True
-        # Tells a partition from the one before.
+        # Distinguishes a partition from the one before.
         self.partitions = 0
         self._latency_s = latency_s
         # A dict keeps the order of arrival, which a set would not: a run must repeat exactly.
@@ -44,7 +44,7 @@ class Link:
         self._waiting[callback] = None
 
     def set_up(self, is_up: bool) -> None:
-        """Takes the link down, or up again, and then everything held arrives in the order it was sent."""
+        """Takes the link down or up. When it is up, everything that waited arrives in the order it was sent."""
         self.partitions += self.is_up and not is_up
         self.is_up = is_up
         while self.is_up and self._waiting:

@@ -1,4 +1,4 @@
-"""All addresses of a mesh in one event loop, and what can go wrong between them."""
+"""All addresses of a mesh in one event loop, and faults between them."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -22,9 +22,8 @@ _SILENT = CallStatus(code=grpc.StatusCode.UNAVAILABLE, details="keepalive watchd
 class MemoryNetwork:
     """Servers and channels by address.
 
-    `latency_s` is asked once per crossing, so that a seeded function makes a run repeat exactly. A link that stays
-    down for `keepalive_s` breaks its calls, as gRPC's keepalive does; None: never. `is_serialising` False hands
-    messages over as they are, for speed where the codecs are not what is tested.
+    `latency_s` is called once per crossing, so that a run with a seeded function repeats exactly. A link that is down for
+    `keepalive_s` breaks its calls, as gRPC's keepalive does; None: never. `is_serialising` False: messages are passed as objects.
     """
 
     def __init__(
@@ -47,11 +46,10 @@ class MemoryNetwork:
         self._starts: dict[str, asyncio.Event] = {}
 
     def server(self, address: str, interceptors: Sequence[Any] = ()) -> MemoryServer:
-        """A server that can be reached at `address` once started; it replaces one that was there before."""
         return MemoryServer(interceptors, lambda server: self._started(address, server))
 
     def channel(self, address: str) -> grpc.aio.Channel:
-        """A channel to `address`; nothing need be there yet."""
+        """A channel to `address`. The server may start later."""
 
         def open_exchange(**arguments: Any) -> Exchange:
             return self._open(address, **arguments)
@@ -69,12 +67,12 @@ class MemoryNetwork:
             server.die(_KILLED)
 
     def partition(self, address: str) -> None:
-        """Silence between `address` and everyone: nothing arrives, nothing fails before a deadline or the keepalive."""
+        """Cuts `address` off: nothing arrives, and nothing fails before a deadline or the keepalive."""
         self._link(address).set_up(False)
         self._watch_silence(address, tuple(self._calls.get(address, ())))
 
     def heal(self, address: str) -> None:
-        """Ends a partition: what was sent meanwhile and still matters arrives."""
+        """Ends a partition: messages of calls that have not ended arrive."""
         self._link(address).set_up(True)
 
     def _open(self, address: str, *, wait_for_ready: bool, **arguments: Any) -> Exchange:
@@ -87,7 +85,7 @@ class MemoryNetwork:
 
         exchange = Exchange(link, self._limits, on_status=ended, **arguments)
         calls[exchange] = None
-        # Never before the caller has its call: even at once means after this turn of the loop.
+        # In the next iteration at the earliest, so that the caller has its call.
         asyncio.get_running_loop().call_soon(link.deliver, lambda: self._arrive(address, exchange, wait_for_ready))
         if not link.is_up:
             self._watch_silence(address, (exchange,))

@@ -9,14 +9,14 @@ from kvmesh.simulation.rpc.link import Link, has_come
 
 
 class PipeEndedError(Exception):
-    """Nothing more will come out of the pipe, or can be put into it."""
+    """The pipe has ended."""
 
 
 class Pipe:
-    """Messages in order, at most `items_max` unread, then the sender's last word.
+    """Messages in order, at most `items_max` unread, then the sender's final value.
 
-    1. `on_last` is called once, when all messages before the last word were received, whether or not anyone reads.
-    2. `discard` forgets everything and fails whoever waits on either end.
+    1. `on_last` is called once with the final value, when all messages before it are received.
+    2. `discard` drops everything and fails the tasks that wait at either end.
     3. One sender and one receiver at a time.
     """
 
@@ -33,7 +33,7 @@ class Pipe:
         self._writer: asyncio.Future[None] | None = None
 
     async def send(self, item: Any) -> None:
-        """Waits for room. PipeEndedError when the receiver is gone or the last word was said."""
+        """Waits for room. Raises PipeEndedError when the receiver is gone or `end` was called."""
         while len(self._items) >= self._items_max and not self._is_over:
             self._writer = _next(self._writer)
             await self._writer
@@ -43,13 +43,12 @@ class Pipe:
         self._settle()
 
     def end(self, last: Any) -> None:
-        """Says the last word; only the first counts."""
+        """Sends the final value; only the first call has an effect."""
         if self._last is None and not self._is_over:
             self._last = (self._next_arrival_s(), last)
             self._settle()
 
     def discard(self) -> None:
-        """Forgets everything. Idempotent."""
         self._is_over = True
         self._items.clear()
         if self._timer is not None:

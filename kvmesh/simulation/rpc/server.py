@@ -1,4 +1,4 @@
-"""The serving end."""
+"""The server's end."""
 
 import asyncio
 import contextvars
@@ -27,7 +27,7 @@ class _Details(grpc.HandlerCallDetails):
 
 
 class MemoryServer:
-    """What generated `add_X_to_server` functions take; reachable from `start` to `stop`."""
+    """Has the methods that generated `add_X_to_server` functions call. Reachable from `start` to `stop`."""
 
     def __init__(self, interceptors: Sequence[Any], on_start: Callable[["MemoryServer"], None]) -> None:
         self._interceptors = tuple(interceptors)
@@ -49,7 +49,6 @@ class MemoryServer:
         self._on_start(self)
 
     async def stop(self, grace: float | None) -> None:
-        """Refuses new calls, gives those in flight `grace` seconds, then ends them."""
         self.is_running = False
         if self._tasks and grace:
             await asyncio.wait(tuple(self._tasks), timeout=grace)
@@ -68,12 +67,10 @@ class MemoryServer:
         return True
 
     def die(self, status: CallStatus) -> None:
-        """The process is gone: all calls end now, and their servicers are cancelled."""
         self.is_running = False
         self.end_calls(status)
 
     def end_calls(self, status: CallStatus) -> None:
-        """Breaks all calls at both ends."""
         for exchange in tuple(self._exchanges):
             exchange.break_both(status)
 

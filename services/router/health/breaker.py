@@ -120,7 +120,6 @@ class Breaker:
                 self.close(now)
 
     def on_success(self, reservation_id: str, now: float) -> None:
-        """The worker did its part of a request."""
         if self.state is BreakerState.CLOSED:
             self._consecutive_failures = 0
             self._outcomes.append(True)
@@ -138,7 +137,7 @@ class Breaker:
             self._open(now, "failures")
 
     def on_no_verdict(self, reservation_id: str, now: float) -> None:
-        """A request ended in a way that says nothing about the worker."""
+        """A request ended for a reason that is neither the worker's success nor its failure."""
         self._probes.pop(reservation_id, None)
 
     def trip(self, now: float, cause: str) -> None:
@@ -147,7 +146,6 @@ class Breaker:
             self._open(now, cause)
 
     def close(self, now: float) -> None:
-        """The worker is well."""
         if self.state is not BreakerState.CLOSED:
             self._closed_at = now
         self.state, self.cause = BreakerState.CLOSED, ""

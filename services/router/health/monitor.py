@@ -223,7 +223,7 @@ class HealthMonitor:
         return True
 
     def refusal(self, error: MeshError, model: str, now: float) -> MeshError:
-        """The error for the caller: says when to retry if only breakers and wedges leave no worker."""
+        """The error for the caller. If only breakers and wedges leave no worker, it has a retry delay."""
         if error.reason != "no_worker":
             return error
         waits = [
@@ -242,14 +242,12 @@ class HealthMonitor:
         return UnavailableError(message, reason="breakers_open", retry_after_s=wait_s)
 
     def count_breakers(self, state: BreakerState) -> int:
-        """Workers whose breaker is in that state."""
         return sum(1 for health in self._health.values() if health.breaker.state is state)
 
     def count_wedged(self) -> int:
         return sum(1 for health in self._health.values() if health.fault == WEDGED)
 
     def count_overlap_faults(self, fault: OverlapFault) -> int:
-        """Workers whose blocks can never match, for that reason."""
         return sum(1 for health in self._health.values() if health.overlap.fault is fault)
 
     def _stood_still(self, now: float) -> bool:

@@ -7,7 +7,7 @@ RATIO_BUCKETS = (-0.9, -0.75, -0.5, -0.25, -0.1, 0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 
 """Of (observed - expected) / expected: -0.5 took half the expected time, 1 took twice. Prometheus keeps no sum for a histogram with
 buckets below zero; read quantiles."""
 EXPECTED_MIN_S = 1e-4
-"""The relative error of a shorter time says nothing."""
+"""The relative error of a shorter time is meaningless."""
 
 
 def error_ratio(expected_s: float | None, observed_s: float | None) -> float | None:
@@ -20,7 +20,7 @@ def error_ratio(expected_s: float | None, observed_s: float | None) -> float | N
 class WorkerLabels:
     """Worker ids as values of a metric's label.
 
-    Ids are not a closed set, but the error of a prediction says something only about one worker. Two things bound the number of labels:
+    Ids are not a closed set, but a prediction error is meaningful per worker only. Two things bound the number of labels:
     beyond `workers_max` at a time workers share the label `other`, and a worker that leaves takes its label along.
     """
 
@@ -37,7 +37,6 @@ class WorkerLabels:
         return worker_id
 
     def remove_absent(self, present: Iterable[str]) -> list[str]:
-        """Removes and returns the labels of workers that are not present."""
         absent = sorted(self._known.difference(present))
         self._known.difference_update(absent)
         return absent

@@ -91,7 +91,6 @@ class HolderIndex:
         self._forget_cuts(bit)
 
     def count(self, bit: int) -> int:
-        """Cached blocks of the holder."""
         return self._counts[bit]
 
     def holds(self, bit: int, block_hash: int) -> bool:
@@ -195,7 +194,6 @@ class HolderIndex:
         return tuple(depths), tuple(sets)
 
     def _without_cuts(self, block_hashes: Sequence[int], depths: Sequence[int], sets: Sequence[int]) -> Prefixes:
-        """Checks holders with cuts block by block."""
         exact: dict[int, int] = {}
         for found, holders in zip(depths, sets, strict=True):
             sure = holders & ~self._cut_mask
@@ -282,7 +280,6 @@ class HolderIndex:
             self._children[parent] = {known, child}
 
     def _prune_children(self, parent: int, known: set[int]) -> None:
-        """Removes blocks that left the index from a large set of children."""
         if len(known) >= self._pruned_at.get(parent, _PRUNE_FIRST):
             alive = {child for child in known if child in self.holders}
             self._children[parent] = alive

@@ -44,7 +44,6 @@ class KvFeed:
         self._incoming_at = (0, 0)
         self._incoming_part = 0
         self.bits = [index.add_holder() for _ in range(ranks)]
-        self.unknown_removals = 0
         self.gaps = 0
         self.snapshots = 0
         self.trust = Trust.RECOVERING if sends_events else Trust.APPROXIMATE
@@ -169,7 +168,7 @@ class KvFeed:
                     store(bits[rank], event.block_hashes, event.parent_hash)
                     predicted.confirm(self.bits[rank], event.block_hashes)
                 case KvRemoved():
-                    self.unknown_removals += tiers[event.tier].remove(bits[rank], event.block_hashes)
+                    tiers[event.tier].remove(bits[rank], event.block_hashes)
                 case KvCleared():
                     self._replace_holder(bits, rank)
 

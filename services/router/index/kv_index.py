@@ -29,7 +29,6 @@ class KvIndex:
         self._retired = 0
 
     def add_holder(self) -> int:
-        """Adds an empty holder and returns its bit."""
         reusable = self._retired
         for index in self._indexes:
             reusable &= ~index.traces

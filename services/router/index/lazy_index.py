@@ -79,7 +79,6 @@ class LazyIndex(HolderIndex):
         super().drop_holder(bit)
 
     def store(self, bit: int, block_hashes: Sequence[int], parent_hash: int | None = None) -> None:
-        """Adds blocks to a holder, each the child of the one before. Idempotent."""
         self._flush_holder(bit)
         super().store(bit, block_hashes, parent_hash)
 
@@ -159,14 +158,12 @@ class LazyIndex(HolderIndex):
         return True
 
     def _on_growth(self, pending: _PendingRuns, run: _Run, blocks: int) -> None:
-        """A run has `blocks` more."""
         pending.blocks += blocks
         self._record_end(pending, run)
         while pending.blocks > self._blocks_max:
             self._flush([next(iter(pending.runs.values()))])
 
     def _record_end(self, pending: _PendingRuns, run: _Run) -> None:
-        """Records where a run ends."""
         other = pending.runs.get(run.blocks[-1])
         pending.runs[run.blocks[-1]] = run
         if other is not None:
@@ -201,7 +198,6 @@ class LazyIndex(HolderIndex):
         return rest
 
     def _flush(self, runs: Sequence[_Run]) -> None:
-        """Adds runs to the dictionaries."""
         for run in runs:
             pending = self._pending[run.bit]
             del pending.runs[run.blocks[-1]]
@@ -218,7 +214,6 @@ class LazyIndex(HolderIndex):
             self._flush(list(pending.runs.values()))
 
     def _detach(self, pending: _PendingRuns, run: _Run, first: int) -> None:
-        """A run is not pending any more."""
         self._remove_head(run, first)
         if run.parent is not None:
             pending.parents[run.parent] -= 1

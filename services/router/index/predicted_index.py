@@ -104,11 +104,9 @@ class PredictedIndex:
         return self._counts.get(bit, 0) if self._live >> bit & 1 else 0
 
     def add_holder(self, bit: int) -> None:
-        """Adds an empty holder. Its bit must not be in `traces`."""
         self._live |= 1 << bit
 
     def drop_holder(self, bit: int) -> None:
-        """Drops a holder in O(1); `sweep` frees the memory."""
         self._live &= ~(1 << bit)
 
     def sweep(self, records_max: int) -> bool:
@@ -167,13 +165,11 @@ class PredictedIndex:
                 self._remove(records[last])
 
     def end(self, bit: int, last: int) -> None:
-        """Removes the prediction that ends with a block."""
         records = self._records.get(bit)
         if records is not None and (placed := records.get(last)) is not None:
             self._remove(placed)
 
     def expire(self, now: float) -> None:
-        """Removes placements whose time is over."""
         if now < self._ends_first:
             return
         for queue in self._queues.values():

@@ -29,7 +29,7 @@ class ScoredLeg:
 
 @dataclass(slots=True, kw_only=True)
 class Pair:
-    """Positions in the two legs, the cost, and what it says of the handoff."""
+    """Positions in the two legs, the cost, and the handoff."""
 
     group: Group
     prefill: int
@@ -59,7 +59,7 @@ class Selector:
     ) -> int | None:
         """The position of the chosen candidate. None: all are full. `costs` must be the whole cost, of which ties are a ratio.
 
-        `first_target`: position of the first candidate in `targets`, which spares a copy of a part of them.
+        `first_target`: position of the first candidate in `targets`, so that no part of them is copied.
         """
         cheapest = int(costs.argmin())
         lowest = costs.item(cheapest)

@@ -121,7 +121,6 @@ class Placer:
         return _Query(ask=ask, now=now, pool=pool, prefill_cached=prefill_cached, decode_cached=decode_cached)
 
     def _pair(self, query: _Query) -> Decision:
-        """The cheapest pair."""
         handoff_times = self.handoffs.times if self.policy.counts_transfer else None
         prefill_leg = self._score(query, LegKind.PREFILL)
         decode_leg = self._score(query, LegKind.DECODE)
@@ -309,7 +308,6 @@ class Placer:
         )
 
     def _filtered(self, pool: Pool, ask: Ask) -> Pool:
-        """The pool with the request's own filters."""
         if not (ask.excluded_worker_ids or ask.pinned_prefill_worker_id or ask.pinned_decode_worker_id):
             return pool
         prefills = self._allowed(pool.prefills, ask, "pinned_prefill_worker_id")

@@ -20,7 +20,6 @@ class Sessions:
         return len(self._pairs)
 
     def bind(self, session_id: str, prefill: Target | None, decode: Target, *, now: float) -> None:
-        """The session's newest request went to this pair."""
         self._pairs[session_id] = ((prefill, decode), now + self._session_s)
         self._pairs.move_to_end(session_id)
         if len(self._pairs) > self._sessions_max:

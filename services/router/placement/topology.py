@@ -63,7 +63,6 @@ class Group:
 
 
 def host_of(target: Target) -> str:
-    """The host of a worker's address."""
     return target.worker.address.rpartition(":")[0]
 
 
@@ -85,7 +84,6 @@ def sort_key(target: Target) -> tuple[str, str, str, str, int]:
 
 
 def make_groups(prefills: Sequence[Target], decodes: Sequence[Target]) -> list[Group]:
-    """The groups of two sorted sides."""
     decode_slices = dict(_slices(decodes))
     return [
         _make_group(key[1], prefills, decodes, prefill_slice, decode_slices[key])
@@ -95,7 +93,6 @@ def make_groups(prefills: Sequence[Target], decodes: Sequence[Target]) -> list[G
 
 
 def _slices(targets: Sequence[Target]) -> list[tuple[tuple[str, Handoff] | None, slice]]:
-    """Slices of targets with the same key."""
     start, found = 0, []
     for key, members in groupby(targets, key=lambda target: target.worker.exchange_key):
         length = sum(1 for _ in members)

@@ -58,12 +58,10 @@ class Admission:
         return Queued(expected_wait_s=expected_wait_s)
 
     def take_outcomes(self) -> list[QueueOutcome]:
-        """The outcomes since the previous call."""
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
     def withdraw(self, queued: QueuedAsk, now: float) -> None:
-        """The frontend cancelled it."""
         self.queue.remove(queued, now)
         self._refuse(queued, CancelledByCallerError("the request was withdrawn while it was queued"), now)
 

@@ -45,7 +45,6 @@ class AskQueue:
 
     @property
     def subqueues(self) -> Collection[Subqueue]:
-        """Those with asks, the oldest first."""
         return self._subqueues.values()
 
     def get(self, frontend_id: str, ask_id: int) -> QueuedAsk | None:
@@ -86,7 +85,6 @@ class AskQueue:
         return wait_s, displaced
 
     def remove(self, queued: QueuedAsk, now: float) -> None:
-        """Removes an ask that was not served."""
         subqueue, tenant_queue = self._detach(queued, now, served_tokens=0)
         subqueue.by_priority[queued.ask.priority].remove(tenant_queue, queued)
         self._remove_if_empty(subqueue, queued.ask.priority)
@@ -98,14 +96,12 @@ class AskQueue:
         self._remove_if_empty(subqueue, queued.ask.priority)
 
     def expire(self, now: float) -> Iterator[QueuedAsk]:
-        """Removes and yields the asks whose time is over."""
         while self._ends and self._ends[0][0] <= now:
             queued = self._ends[0][2]
             self.remove(queued, now)
             yield queued
 
     def sums(self) -> Mapping[int, tuple[int, int]]:
-        """Requests and uncached tokens by priority."""
         sums: dict[int, tuple[int, int]] = {}
         for subqueue in self._subqueues.values():
             for priority, tenants in subqueue.by_priority.items():

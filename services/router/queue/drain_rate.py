@@ -11,7 +11,7 @@ from math import exp
 DECAY_S = 10.0
 """Observations of this age count a third."""
 OBSERVED_S_MIN = 0.25
-"""Observed time without which no rate is known: one ask that waited for a millisecond says nothing."""
+"""Observed time without which no rate is known: one ask that waited for a millisecond is no measurement."""
 RATES_MAX = 256
 """Kinds of requests with a rate of their own."""
 

@@ -78,7 +78,6 @@ class TenantQueue(Generic[T]):
         return self.items[-1][1]
 
     def tokens_before(self, order: tuple[float, int]) -> int:
-        """Tokens of the items before a place."""
         position = self._position(order)
         if position == len(self.items):
             return self.tokens
@@ -120,7 +119,6 @@ class DeficitRoundRobin(Generic[T]):
         return TenantQueue(tenant, self._weights.get(tenant, 1.0))
 
     def queues(self) -> Iterable[TenantQueue[T]]:
-        """The queues with items."""
         return self._ring
 
     def add(self, tenant: str, item: T) -> TenantQueue[T]:

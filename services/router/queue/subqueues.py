@@ -60,11 +60,9 @@ class Subqueue:
 
     @property
     def priority(self) -> int:
-        """The highest priority that waits."""
         return self._priorities[-1]
 
     def head(self) -> QueuedAsk:
-        """The ask that is served next."""
         return self.by_priority[self.priority].head()
 
     def add_priority(self, priority: int, tenants: DeficitRoundRobin[QueuedAsk]) -> None:

@@ -51,7 +51,6 @@ class PeerCounts:
     """Reservations received."""
     ignored: int = 0
     """Reservations beyond the limits."""
-    sessions: int = 0
     lost: int = 0
     """Peers that were lost."""
 
@@ -77,16 +76,13 @@ class PeerReservations:
 
     @property
     def pending(self) -> int:
-        """Reservations on workers that this router does not know."""
         return len(self._pending)
 
     @property
     def counted(self) -> int:
-        """Reservations of peers that are counted."""
         return sum(1 for reservation in self._book if reservation.is_from_peer)
 
     def has_snapshot_of(self, router_id: str) -> bool:
-        """True when that router's snapshot is complete."""
         return any(session.router_id == router_id and session.has_snapshot for session in self._peers.values())
 
     # Streams
@@ -95,7 +91,6 @@ class PeerReservations:
         """A stream with a peer is open; its first messages are a snapshot of this router's reservations."""
         session = PeerSession(PeerUpdates(self._book, self._is_ours, self._settings))
         self._sessions[session] = None
-        self.counts.sessions += 1
         return session
 
     def next_message(self, session: PeerSession, *, now: float) -> PeerUpdate:

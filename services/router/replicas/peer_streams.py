@@ -80,7 +80,6 @@ class PeerStreams:
         self._running: asyncio.Task[None] | None = None
 
     async def wait_viewed(self) -> None:
-        """Waits until the registry has listed the routers."""
         await self._viewed.wait()
 
     @property
@@ -115,7 +114,6 @@ class PeerStreams:
                     self._on_view(view)
 
     async def aclose(self) -> None:
-        """Ends all streams."""
         self.end_streams()
         running, self._running = self._running, None
         if running is not None and not running.done():

@@ -30,7 +30,6 @@ class Maintenance:
         """Part of the interface; `run` does the work."""
 
     async def run(self) -> None:
-        """Runs until cancelled."""
         while True:
             now = self._clock.now()
             if expired := list(self._core.expire(now=now)):

@@ -64,7 +64,6 @@ class Membership:
         self._tasks: asyncio.TaskGroup | None = None
         self._running: asyncio.Task[None] | None = None
         self._viewed = {service: asyncio.Event() for service in POOLS}
-        self.broken_total = 0
 
     async def wait_viewed(self) -> None:
         """Waits until the registry has listed both pools. A router that serves before that would refuse requests."""
@@ -75,7 +74,6 @@ class Membership:
         """Part of the interface; `run` does the work."""
 
     async def run(self) -> None:
-        """Follows the registry and all workers until `aclose`."""
         self._running = asyncio.current_task()
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
@@ -83,7 +81,6 @@ class Membership:
                 tasks.create_task(self._watch(service, role), name=f"membership-{service}")
 
     async def aclose(self) -> None:
-        """Ends all streams and watches."""
         running, self._running = self._running, None
         if running is not None and not running.done():
             running.cancel()
@@ -140,7 +137,6 @@ class Membership:
             if was_connected:
                 self._fleet.disconnected(worker, "silent" if problem.reason == "silent" else "unreachable")
                 self._fleet.health.on_disconnected(worker, worker.stream_fault, self._clock.now())
-                self.broken_total += 1
                 pause_s = self._settings.reconnect_min_s
                 data = {"worker": worker.worker_id, "reason": problem.reason, "message": problem.message}
                 log.warning("worker_streams_broken", extra={"data": data})
@@ -244,5 +240,4 @@ def _flatten(group: BaseExceptionGroup[MeshError]) -> list[MeshError]:
 
 
 def labels_of(instance: Instance) -> dict[str, str]:
-    """The labels in a worker's registration."""
     return {k.removeprefix(LABEL_PREFIX): v for k, v in instance.meta.items() if k.startswith(LABEL_PREFIX)}

@@ -55,11 +55,9 @@ class QueueDispatcher:
             before.add_queued(-1)
 
     def wake(self) -> None:
-        """There may be room."""
         self._wakeup.set()
 
     def on_stream_ended(self, responses: ResponseQueue) -> None:
-        """Removes the asks of a stream from the queue."""
         if not responses.asks_queued:
             return
         now = self._clock.now()
@@ -90,7 +88,6 @@ class QueueDispatcher:
         """Part of the interface; `run` does the work."""
 
     async def run(self) -> None:
-        """Runs until cancelled."""
         notice_at = 0.0
         while True:
             if not self._streams:

@@ -43,7 +43,6 @@ class ResponseQueue:
 
     @property
     def is_empty(self) -> bool:
-        """True when every response was taken."""
         return not self._responses
 
     @property
@@ -55,7 +54,6 @@ class ResponseQueue:
         self._wake()
 
     def add_queued(self, change: int) -> None:
-        """Changes the number of queued asks."""
         self.asks_queued += change
         self._wake()
 

@@ -34,7 +34,6 @@ class RouteHandler:
         """Streams by frontend."""
 
     def add_stream(self, frontend_id: str) -> None:
-        """A frontend opened a stream."""
         self._streams[frontend_id] = self._streams.get(frontend_id, 0) + 1
         log.info("frontend_joined", extra={"data": {"frontend": frontend_id}})
 

@@ -119,7 +119,6 @@ class Coefficients:
         return base + uncached_tokens * (per_token + per_pair * (prompt_tokens - uncached_tokens / 2))
 
     def step_s(self, requests: float, kv_tokens: float) -> float:
-        """Time of a decode step."""
         base, per_request, per_token = self.decode.values
         return base + per_request * requests + per_token * kv_tokens
 

@@ -28,7 +28,6 @@ class Fleet:
         self.health = HealthMonitor(settings.health, self.workers, self._increase_version)
 
     def targets(self) -> Iterable[Target]:
-        """All ranks of all described workers."""
         return (target for worker in self.workers.values() for target in worker.targets)
 
     def register(

@@ -6,7 +6,7 @@ from services.router.workers.handoff_times import HandoffEstimator
 from services.router.workers.reservations import Forecast, Reservation
 
 QUEUE_FRACTION_MAX = 0.5
-"""A prompt that was expected to queue for more than this part of its own time says too little about its own time."""
+"""Prompts with a longer expected queue, as a fraction of their own time, are not learned from."""
 
 
 def learn(reservation: Reservation, report: Report, handoffs: HandoffEstimator) -> None:

@@ -80,12 +80,10 @@ class Reservation:
 
     @property
     def computing_prompt(self) -> Target:
-        """The target that computes the prompt."""
         return self.prefill or self.decode
 
     @property
     def working(self) -> Target:
-        """The target that works on the request now."""
         return self.decode if self.is_prefilled else self.computing_prompt
 
 
@@ -100,13 +98,9 @@ class ReservationListener(Protocol):
         """The frontend reports to this router from now on."""
         ...
 
-    def on_prefilled(self, reservation: Reservation) -> None:
-        """The prompt is computed."""
-        ...
+    def on_prefilled(self, reservation: Reservation) -> None: ...
 
-    def on_settled(self, reservation: Reservation) -> None:
-        """The reservation ended."""
-        ...
+    def on_settled(self, reservation: Reservation) -> None: ...
 
 
 class ReservationBook:
@@ -125,15 +119,12 @@ class ReservationBook:
         return iter(self._by_id.values())
 
     def get_own(self, frontend_id: str, ask_id: int) -> Reservation | None:
-        """The reservation that this router made for an ask."""
         return self._own.get(frontend_id, {}).get(ask_id)
 
     def get_of_peer(self, frontend_id: str, ask_id: int) -> Reservation | None:
-        """The reservation that a peer made for an ask."""
         return self._of_peers.get(frontend_id, {}).get(ask_id)
 
     def get(self, reservation_id: str) -> Reservation | None:
-        """The reservation with that id, of this router or of a peer."""
         return self._by_id.get(reservation_id)
 
     def find(self, frontend_id: str, ask_id: int, reservation_id: str = "") -> Reservation | None:

@@ -71,11 +71,9 @@ class TargetArrays:
         self._free_columns.append(column)
 
     def take_prefill(self, columns: Positions) -> PrefillNumbers:
-        """Copies the numbers of some targets."""
         return PrefillNumbers(*self._prefill_values.take(columns, 1))
 
     def take_decode(self, columns: Positions) -> DecodeNumbers:
-        """Copies the numbers of some targets."""
         return DecodeNumbers(*self._decode_values.take(columns, 1))
 
     def _allocate(self, columns: int) -> None:

@@ -33,9 +33,9 @@ class Worker:
     labels: Mapping[str, str] = field(default_factory=dict)
     is_critical: bool = False
     is_marked_draining: bool = False
-    """The registry says so."""
+    """By the registry."""
     is_draining_itself: bool = False
-    """The worker's description or load record says so."""
+    """By its description or load record."""
     stream_fault: str = CONNECTING
     health_fault: str = ""
     description: WorkerDescription | None = None
@@ -160,7 +160,6 @@ class Target:
         return request_s * (active - slots + 1) / slots
 
     def add_prompt(self, tokens: int, *, prefill_s: float, now: float | None) -> None:
-        """A prompt to compute was placed here."""
         now = self._advance(now)
         self.done_s = now + self.queue_s(now) + prefill_s
         self.prompt_tokens_in_flight += tokens
@@ -197,7 +196,6 @@ class Target:
         self.write_all()
 
     def use_adapter(self, adapter: str) -> None:
-        """A request with an adapter was placed here."""
         self.adapters.pop(adapter, None)
         self.adapters[adapter] = None
         if len(self.adapters) > self.settings.cost.adapters_warm:
