@@ -27,7 +27,7 @@ from kvmesh.core import (
     WorkerDescription,
     WorkerRef,
 )
-from kvmesh.lifecycle.garbage import collect_seldom
+from kvmesh.lifecycle.process import collect_rarely
 from services.router.core import RouterCore
 from services.router.core_settings import CoreSettings
 
@@ -194,7 +194,7 @@ def main() -> None:
             parser.error(f"--dynamo: {options.dynamo} is not a virtual environment")
         from bench import router_beside
 
-        collect_seldom()
+        collect_rarely()
         router_beside.main(options.workers, options.blocks, options.depths, options.seconds, options.dynamo)
         return
     if options.grpc:
@@ -212,7 +212,7 @@ def main() -> None:
             options.frontends,
         )
         return
-    collect_seldom()
+    collect_rarely()
     print(
         f"Python {sys.version.split()[0]}, policy {options.policy}; one core, in process, {BLOCKS_TOTAL:,} blocks indexed"
     )

@@ -27,7 +27,7 @@ from kvmesh.core import Ask, Report, ReportKind
 from kvmesh.discovery.base import Health, Instance, View
 from kvmesh.errors import MeshError
 from kvmesh.lifecycle import run
-from kvmesh.lifecycle.garbage import collect_seldom
+from kvmesh.lifecycle.process import collect_rarely
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.router.link import GrpcRouterLink
 from kvmesh.rpc.router.settings import RouterLinkSettings
@@ -184,7 +184,7 @@ async def measure(case: Case, rate: float, for_s: float) -> list[str]:
         load = Load(links, make_prompts(case.blocks))
         for link in links:
             await link.place(load.next_ask(), timeout_s=CONNECT_TIMEOUT_S)
-        collect_seldom()  # As a frontend does.
+        collect_rarely()  # As a frontend does.
         loop_ms = calibration_ms()
         pacer = Pacer(gaps_s(case.arrivals, rate, random.Random(SEED)), load.ask)
         try:

@@ -17,7 +17,7 @@ from kvmesh.api.types.v1.model_pb2 import WorkerRef
 from kvmesh.clock import SystemClock
 from kvmesh.core import Handoff
 from kvmesh.lifecycle import die_with_parent, run
-from kvmesh.lifecycle.garbage import collect_seldom
+from kvmesh.lifecycle.process import collect_rarely
 from kvmesh.rpc.codec.worker import HANDOFF_NUMBERS
 from kvmesh.rpc.interceptors import server_interceptors
 from kvmesh.rpc.server import RpcServer
@@ -69,7 +69,7 @@ async def serve(workers: int, blocks: int, depths: int, *, is_bare: bool) -> Non
         add_services=servicer.add_to,
         interceptors=server_interceptors(telemetry),
     )
-    collect_seldom()
+    collect_rarely()
     await server.start()
     await server.set_serving(True)
     print(server.port, flush=True)

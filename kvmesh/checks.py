@@ -1,4 +1,4 @@
-"""Checks of values from outside the process. Each raises InvalidRequestError with the field's name."""
+"""Checks of values from requests. Each raises InvalidRequestError that names the field."""
 
 from array import array
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ TRACEPARENT_BYTES_MAX = 256
 
 
 def check_range(value: float | None, field: str, *, low: float, high: float, above: bool = False) -> None:
-    """`low` to `high` inclusive; `above` excludes `low`. None passes; NaN and infinities do not."""
-    # Comparisons only: an integer from JSON may be larger than any float.
+    """Accepts `low` to `high`, without `low` if `above`, and None. Refuses NaN and infinities."""
+    # Uses comparisons only: an integer from JSON may be larger than any float.
     if value is None or (low <= value <= high and not (above and value == low)):
         return
     bound = f"above {low:g}" if above else f"at least {low:g}"
@@ -30,7 +30,7 @@ def check_range(value: float | None, field: str, *, low: float, high: float, abo
 
 
 def check_text(text: str, field: str, bytes_max: int) -> None:
-    """At most `bytes_max` bytes of UTF-8; a lone surrogate, which JSON can write and UTF-8 cannot, is refused."""
+    """Accepts at most `bytes_max` bytes of UTF-8. Refuses lone surrogates, which JSON can express and UTF-8 cannot."""
     try:
         check_length(len(text.encode()), field, high=bytes_max, unit="bytes")
     except UnicodeEncodeError:
@@ -38,13 +38,12 @@ def check_text(text: str, field: str, bytes_max: int) -> None:
 
 
 def check_length(length: int, field: str, *, low: int = 0, high: int, unit: str = "entries") -> None:
-    """`low` to `high` entries or characters, inclusive."""
     if not low <= length <= high:
         raise InvalidRequestError(f"{field} must have {low} to {high} {unit}, not {length}", field=field)
 
 
 def check_sampling(params: SamplingParams, *, prefix: str = "sampling.") -> None:
-    """Every range and length of SamplingParams; errors name fields behind `prefix`."""
+    """Checks all ranges and lengths of SamplingParams. `prefix` precedes the names of fields in errors."""
     for name, limits in RANGES.items():
         if (value := getattr(params, name)) is not None:
             check_range(value, prefix + name, low=limits.low, high=limits.high, above=limits.above)
@@ -65,14 +64,14 @@ def check_stops(stops: Sequence[str], field: str) -> None:
 
 
 def check_generation(generation: Generation, *, vocabulary_size: int, context_tokens_max: int) -> None:
-    """A generation against the model that will run it: token ids, prompt length, sampling."""
+    """Checks a generation for a model: token ids, prompt length, sampling."""
     check_sampling(generation.sampling, prefix="generation.sampling.")
     check_range(generation.priority, "generation.priority", low=-PRIORITY_MAX, high=PRIORITY_MAX)
     check_text(generation.cache_salt, "generation.cache_salt", CACHE_SALT_BYTES_MAX)
     check_text(generation.adapter, "generation.adapter", ADAPTER_BYTES_MAX)
     check_length(len(generation.media), "generation.media", high=MEDIA_MAX)
     check_tokens(generation.token_ids, "generation.token_ids", vocabulary_size)
-    # An id beyond the vocabulary would be an index beyond a table inside the engine, and its end.
+    # An id beyond the vocabulary would be an index out of range inside the engine, which kills it.
     check_ids(generation.emitted_token_ids, "generation.emitted_token_ids", vocabulary_size)
     check_ids(generation.sampling.stop_token_ids, "generation.sampling.stop_token_ids", vocabulary_size)
     biased = [token_id for token_id, _ in generation.sampling.logit_bias]
@@ -87,21 +86,20 @@ def check_generation(generation: Generation, *, vocabulary_size: int, context_to
 
 
 def check_tokens(token_ids: Sequence[int], field: str, vocabulary_size: int) -> None:
-    """At least one token, each within the vocabulary."""
+    """Requires at least one id. Each must be within the vocabulary."""
     if not token_ids:
         raise InvalidRequestError(f"{field} must not be empty", field=field)
     check_ids(token_ids, field, vocabulary_size)
 
 
 def check_ids(token_ids: Sequence[int], field: str, vocabulary_size: int) -> None:
-    """Each within the vocabulary."""
     if token_ids and not _are_below(token_ids, vocabulary_size):
         raise InvalidRequestError(f"{field} must hold ids below {vocabulary_size}", field=field)
 
 
 def _are_below(token_ids: Sequence[int], limit: int) -> bool:
     if isinstance(token_ids, array) and token_ids.typecode == "I":
-        # Here, since only workers, which hold long prompts as words, have a use for numpy.
+        # Imported here, since only workers, which keep long prompts as arrays, need numpy.
         import numpy as np
 
         return int(np.maximum.reduce(np.frombuffer(token_ids, np.uint32))) < limit

@@ -1,19 +1,19 @@
-"""The failure tree. Classes are split by what the caller does next; `reason` is the stable word for metrics and logs.
+"""The error classes. They differ in what the caller does next. `reason` is a stable word for metrics and logs.
 
-Refused means that nothing was done; lost means that work was done and is gone. `kvmesh.rpc.status` is the one place that
-translates to and from gRPC status, `kvmesh.rpc.http_status` the one table to HTTP.
+Refused means that nothing was done; lost means that work was done and is gone. Only `kvmesh.rpc.status` translates to and from gRPC
+status, only `kvmesh.rpc.http_status` to HTTP.
 """
 
 from typing import ClassVar
 
 ENGINE_DIED = frozenset({"engine_died", "worker_defect"})
-"""Reasons of a LostError whose worker says that its engine, or the loop around it, failed. What it ran may be the cause."""
+"""Reasons of a LostError whose worker reports that its engine, or the loop around it, failed. One of its requests may be the cause."""
 WORKER_LOST_TWICE = "worker_lost_twice"
-"""Reason of a request that is not placed any more, because two engines died while they ran it."""
+"""Reason of a request that is not placed again because two engines died while they ran it."""
 
 
 class MeshError(Exception):
-    """Root of all failures that cross a boundary. `message` is one sentence for people, without prompt text or tokens."""
+    """Base of all errors that cross a process boundary. `message` is one sentence for people, without prompt text or tokens."""
 
     default_reason: ClassVar[str] = "internal"
 
@@ -37,7 +37,7 @@ class MeshError(Exception):
 
 
 class InvalidRequestError(MeshError):
-    """The request is wrong and will be wrong again. `field` is the path of the offending field."""
+    """The request is invalid; a retry would fail again. `field` is the path of the invalid field."""
 
     default_reason = "invalid_request"
 
@@ -49,7 +49,7 @@ class NotFoundError(MeshError):
 
 
 class UnauthenticatedError(MeshError):
-    """No or bad credentials."""
+    """Missing or invalid credentials."""
 
     default_reason = "unauthenticated"
 
@@ -61,48 +61,48 @@ class PermissionDeniedError(MeshError):
 
 
 class UnsupportedError(MeshError):
-    """No worker can do this in the mesh's present shape."""
+    """No present worker supports this."""
 
     default_reason = "unsupported"
 
 
 class OverloadedError(MeshError):
-    """Refused for load; nothing was done. Retry after `retry_after_s`."""
+    """Refused because of load. Retry after `retry_after_s`."""
 
     default_reason = "overloaded"
 
 
 class UnavailableError(MeshError):
-    """Refused because the server is absent, starting or draining; nothing was done. Retry elsewhere."""
+    """Refused because the server is absent, starting or draining. Retry elsewhere."""
 
     default_reason = "unavailable"
 
 
 class LostError(MeshError):
-    """Work was done and is gone: the worker died or its stream broke. Re-place with the tokens already emitted."""
+    """The worker died or its stream broke. Place the request again, with the tokens that were emitted."""
 
     default_reason = "worker_lost"
 
 
 class KvLostError(MeshError):
-    """The KV blocks of a handle are gone or do not fit. Compute the prompt again."""
+    """The KV blocks of a handle are gone or incompatible. Compute the prompt again."""
 
     default_reason = "kv_lost"
 
 
 class DeadlineError(MeshError):
-    """A deadline or an idle limit passed."""
+    """A deadline or an idle timeout has passed."""
 
     default_reason = "deadline_exceeded"
 
 
 class CancelledByCallerError(MeshError):
-    """The caller cancelled; distinct from `asyncio.CancelledError`, which is never turned into a value."""
+    """The remote caller cancelled. Unlike `asyncio.CancelledError` it is a normal error value."""
 
     default_reason = "cancelled"
 
 
 class InternalError(MeshError):
-    """A defect on this side. The message tells the client nothing but the request id; the log has the rest."""
+    """A defect of the mesh. The client gets only the request id; details are in the log."""
 
     default_reason = "internal"

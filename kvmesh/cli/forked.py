@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from kvmesh.cli.children import Child, ChildSpec
-from kvmesh.kv.nixl_api import PICKING, api_module
+from kvmesh.kv.nixl_api import SELECTING_MODULE, api_module
 from kvmesh.lifecycle.import_threads import one_thread_each
 from kvmesh.worker.fork_loop import die_with, redirect, reseed, run_module, set_title_of
 
@@ -108,7 +108,7 @@ def import_all(modules: Sequence[str]) -> None:
 def _late_modules() -> Sequence[str]:
     """What services import when they run, except what takes seconds."""
     nixl = api_module()
-    return ("uvloop",) if nixl == PICKING else ("uvloop", nixl)
+    return ("uvloop",) if nixl == SELECTING_MODULE else ("uvloop", nixl)
 
 
 def _fork(others: Sequence[Forked]) -> Forked:

@@ -4,8 +4,8 @@
     h[-1]  = seed
     h[i]   = xxh3_64(le32(token) ... || media hashes that begin in block i, with the seed h[i-1])
 
-Two prompts share block i exactly when they share everything up to its end, the adapter, the tenant salt and the media.
-Only full blocks have names. A block takes about 0.07 us (CPython, xxhash package), whatever its size.
+Two prompts share block i exactly when they share all tokens up to its end, the adapter, the tenant salt and the media. Only full
+blocks have names. A block takes about 0.07 us (CPython, xxhash package), whatever its size.
 """
 
 import sys
@@ -22,7 +22,7 @@ assert array("I").itemsize == 4, "the token array must be 32 bits wide"
 
 
 def seed_hash(adapter: str = "", cache_salt: str = "") -> int:
-    """The chain's start for an adapter and a tenant salt."""
+    """The start of the chain for an adapter and a tenant salt."""
     if not adapter and not cache_salt:
         return 0
     return xxh3_64_intdigest(adapter.encode() + b"\0" + cache_salt.encode())
@@ -43,7 +43,7 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
 
 
 def unpack_tokens(token_bytes: bytes) -> "array[int]":
-    """The token ids of `pack_tokens`. ValueError when the last word is cut off."""
+    """The inverse of `pack_tokens`. ValueError when the last word is incomplete."""
     words = array("I", token_bytes)
     if sys.byteorder == "big":
         words.byteswap()
@@ -57,13 +57,13 @@ def block_hashes(
     seed: int = 0,
     media: Sequence[Media] = (),
 ) -> list[int]:
-    """Names of all full blocks, in order; `len(token_ids) // block_size_tokens` of them."""
+    """Names of all `len(token_ids) // block_size_tokens` full blocks, in order."""
     data = pack_tokens(token_ids)
     size = 4 * block_size_tokens
     bodies = Struct(f"{size}s").iter_unpack(memoryview(data)[: len(data) // size * size])
     parent = seed
     if not media:
-        # The whole cost of naming a long prompt is the steps per block: as few as there can be.
+        # A long prompt costs a few interpreter steps per block, so this loop has as few as possible.
         digest = xxh3_64_intdigest
         return [parent := digest(body, parent) for (body,) in bodies]
     extras = _media_extras(media, block_size_tokens)
@@ -71,7 +71,7 @@ def block_hashes(
 
 
 def _media_extras(media: Sequence[Media], block_size_tokens: int) -> dict[int, bytes]:
-    """Per block, the content hashes of the media whose placeholder touches it."""
+    """For each block the content hashes of the media whose placeholders overlap it."""
     extras: dict[int, bytes] = {}
     for item in media:
         first = item.position // block_size_tokens

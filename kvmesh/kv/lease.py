@@ -1,4 +1,4 @@
-"""Leases on handed-out KV: who holds what until when. No clock of its own."""
+"""Leases on handed-out KV, with their expiry. Has no clock."""
 
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -8,8 +8,10 @@ from heapq import heappop, heappush
 class LeaseTable:
     """Handles by id with their expiry.
 
-    Invariants: 1. a handle is in the table exactly from `add` until `remove` or its expiry is collected;
-    2. `collect_expired` gives each handle at most once. Memory is proportional to the leases of the last lease time.
+    1. A handle is in the table from `add` until `remove` or `collect_expired`.
+    2. `collect_expired` returns each handle at most once.
+
+    Memory is proportional to the leases of the last lease time.
     """
 
     _expiry_s: dict[str, float] = field(default_factory=dict)
@@ -20,15 +22,15 @@ class LeaseTable:
         heappush(self._queue, (expires_at_s, handle_id))
 
     def remove(self, handle_id: str) -> bool:
-        """Ends a lease early. False: there was none."""
+        """Ends a lease early. False: there is no such lease."""
         return self._expiry_s.pop(handle_id, None) is not None
 
     def expires_at_s(self, handle_id: str) -> float | None:
-        """When a lease ends; None: there is none."""
+        """The end of a lease; None: there is no such lease."""
         return self._expiry_s.get(handle_id)
 
     def collect_expired(self, now_s: float) -> list[str]:
-        """Ends and returns the leases that are over."""
+        """Removes expired leases and returns their handles."""
         expired: list[str] = []
         while self._queue and self._queue[0][0] <= now_s:
             expires_at_s, handle_id = heappop(self._queue)

@@ -1,26 +1,27 @@
-"""What kvmesh needs of NIXL's Python API before it imports it."""
+"""Preparations for the import of NIXL's Python API."""
 
 import importlib.util
 from typing import Any
 
 _BACK_ENDS = ("nixl_cu12", "nixl_cu13", "nixl_rocm")
-PICKING = "nixl._api"
+SELECTING_MODULE = "nixl._api"
 
 
 def api_module() -> str:
-    """The name of NIXL's module, which need not be installed.
+    """The name of NIXL's API module, whether it is installed or not.
 
-    The `nixl` package picks one of its back ends by the CUDA version, and where torch was built without CUDA it imports all
-    of torch to learn that: two seconds and 200 MiB. With one back end installed there is nothing to pick.
+    The `nixl` package selects one of its back ends by the CUDA version, for which it imports all of torch: two seconds and 200 MiB.
+    If only one back end is installed, this names it directly.
     """
     installed = [name for name in _BACK_ENDS if importlib.util.find_spec(name) is not None]
-    return f"{installed[0]}._api" if len(installed) == 1 else PICKING
+    return f"{installed[0]}._api" if len(installed) == 1 else SELECTING_MODULE
 
 
 def set_progress_delay(api: Any, delay_us: int) -> None:
-    """Lets the progress threads of agents made from now on sleep between polls.
+    """Makes the progress threads of future agents sleep between polls.
 
-    NIXL's Python agent has no parameter for it, and at its own 0 the thread takes a whole core. Listed in docs/contribute/replaced-parts.md.
+    NIXL's Python agent sets the delay to 0, with which the thread uses a whole core, and has no parameter for it. See
+    docs/contribute/replaced-parts.md.
     """
     bindings = api.nixlBind
     make_agent = getattr(bindings.nixlAgent, "original", bindings.nixlAgent)

@@ -1,7 +1,7 @@
-"""The KV plane over NIXL's UCX backend (nixl 1.5). The only file that imports nixl, and not before `start`.
+"""A KV transport over NIXL's UCX backend (nixl 1.5). The only file that imports nixl, in `start`.
 
-Calls into NIXL run on one thread: its import takes a second, and a transfer between processes of one machine is copied inside the
-call that posts it. Only small pulls are posted by the event loop itself. An agent is not thread-safe, so a lock goes with each call.
+Most calls into NIXL run on a thread: the import takes a second, and between processes of one machine the call that posts a transfer
+copies the data. The event loop itself posts small pulls. An agent is not thread-safe, so each call takes a lock.
 """
 
 import asyncio
@@ -29,41 +29,39 @@ T = TypeVar("T")
 
 _HEAD = Struct("<4sQQ")
 _MAGIC = b"NXL1"
-_written: list[Memory | None] = []
-"""Memory of closed transports that a peer may still write to: never given back to the system."""
-LOOKS = 4
-"""How often a transfer is polled before the pull becomes asynchronous."""
+_leaked: list[Memory | None] = []
+"""Memory of closed transports to which transfers may still write. It is never freed."""
+POLLS = 4
+"""Polls of a new transfer on the NIXL thread before the pull becomes asynchronous."""
 PAUSE_S = 0.0002
-"""Before the second look at a transfer that the loop has posted."""
+"""Pause before the second poll of a transfer."""
 _DEFAULT_ENVIRON = {
     "UCX_RCACHE_MAX_UNRELEASED": "1024",
     "UCX_LOG_LEVEL": "error",
     "NIXL_LOG_LEVEL": "ERROR",
-    # UCX makes buffers of 2 MiB for each of its two kinds of shared memory; it needs one, and reads KV by neither.
+    # UCX allocates 2 MiB for each of its two kinds of shared memory. It needs one, and reads KV by neither.
     "UCX_TLS": "^sysv",
 }
-
-
 PROGRESS_DELAY_US = 100_000
-"""Longest sleep of the progress thread. UCX's events wake it, so this bounds only those that it misses, which were none with a whole
-second. At NIXL's own 0 the thread takes a core, at 4000 it wakes 240 times a second for nothing."""
+"""Longest sleep of the progress thread. UCX's events wake it; this bounds the delay of missed events, of which there were none in tests
+with a whole second. At NIXL's default of 0 the thread uses a core, at 4000 it wakes 240 times a second for nothing."""
 MESSAGE_POLL_S = 0.02
-"""How often messages are polled while any may come. They only tell that KV may be freed."""
+"""Poll interval for messages while any may arrive. They only report that KV may be freed."""
 POLL_S_MAX = 0.005
-"""Longest pause between two polls of a running transfer; the first ones are shorter."""
+"""Longest pause between two polls of a transfer; the first ones are shorter."""
 CLOSE_S = 5.0
-"""Longest wait for transfers that still run when the transport closes."""
+"""Longest wait for running transfers when the transport closes."""
 INLINE_BYTES_MAX = 1 << 20
-"""Pulls of at most so many bytes are posted by the event loop: they are copied in 0.1 ms, and a hop to the thread takes more."""
+"""The event loop posts pulls up to this size: copying them takes 0.1 ms, a hop to the thread takes longer."""
 PEERS_MAX = 1024
-"""Peers remembered; the one unused longest is forgotten."""
+"""Known peers; the least recently used one is removed."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Peer:
-    """A peer's agent, where its memory begins and how large it is.
+    """A peer's agent name, and address and size of its memory.
 
-    `is_proven` once something was read from there. `is_lost` once a transfer failed: it is forgotten when no transfer runs.
+    `is_proven`: a transfer from it has succeeded. `is_lost`: a transfer has failed, and the peer is removed after its last transfer.
     """
 
     name: str
@@ -74,7 +72,7 @@ class _Peer:
 
 
 class NixlTransport:
-    """KvTransport over NIXL. Agent names are random, since a peer refuses a second incarnation under an old name."""
+    """KvTransport over NIXL. Agent names are random, since a peer refuses a new agent under a known name."""
 
     def __init__(
         self, *, inline_bytes_max: int = INLINE_BYTES_MAX, peers_max: int = PEERS_MAX, close_s: float = CLOSE_S
@@ -94,14 +92,14 @@ class NixlTransport:
         self._memory: Memory | None = None
         self._spare = np.zeros(1, np.uint8)
         self._spare_base = self._spare.ctypes.data
-        """Where the byte goes that is read after a message."""
+        """Destination of the byte that is read after a message."""
         self._metadata = b""
         self._ready: asyncio.Event = asyncio.Event()
         self._expecting: asyncio.Event = asyncio.Event()
         self._peers: dict[bytes, _Peer] = {}
         self._running: dict[Any, bytes] = {}
         """Handles of transfers that may still write to the memory, with their peers. NIXL reports a transfer as failed once its peer is
-        removed, although its bytes still arrive: a peer with running transfers stays."""
+        removed, although its bytes still arrive. So a peer with running transfers is not removed."""
         self._pulls: set[asyncio.Future[None]] = set()
         self._listening: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -125,7 +123,7 @@ class NixlTransport:
         self._register(memory)
         head = _HEAD.pack(_MAGIC, memory.ctypes.data, memory.size)
         self._metadata = head + self._agent.get_agent_metadata()
-        self._register(self._spare)  # Peers do not read from it, so handles do not name it.
+        self._register(self._spare)  # After the metadata was read: peers need not know this memory.
 
     def _register(self, memory: Memory) -> None:
         self._registrations.append(self._agent.register_memory([(memory.ctypes.data, memory.size, 0, "")], "DRAM"))
@@ -136,16 +134,16 @@ class NixlTransport:
         return self._metadata
 
     def pull_nowait(self, peer: bytes, pieces: Sequence[Piece], *, timeout_s: float) -> Awaitable[None] | None:
-        """See KvTransport. After a timeout or a cancel it ends when the transfer has let go of the memory.
+        """See KvTransport. After a timeout or a cancel, the awaitable ends when the transfer no longer writes to the memory.
 
-        A small one is posted right here where that cannot block: the thread is at rest and has read from the peer before.
-        Between processes of one machine it is over then, in less time than it takes to wake a thread and be woken.
+        Posts a small pull directly if that cannot block: the NIXL thread is idle and a transfer from the peer has succeeded before. Between
+        processes of one machine the copy is then complete, sooner than a thread could be woken.
         """
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         if not self._is_quick(peer, pieces) or not self._agent_lock.acquire(blocking=False):
             return self._pull(peer, pieces, deadline_s)
         try:
-            handle = self._post(peer, pieces, looks=1)
+            handle = self._post(peer, pieces, polls=1)
         finally:
             self._agent_lock.release()
         return None if handle is None else self._follow(handle, peer, deadline_s)
@@ -181,7 +179,7 @@ class NixlTransport:
             await self._follow(handle, peer, deadline_s)
 
     def _follow(self, handle: Any, peer: bytes, deadline_s: float, pause_s: float = PAUSE_S) -> "_Following":
-        """Ends with a transfer that is under way, which is looked at after `pause_s`."""
+        """A future that ends with a running transfer. The first poll is after `pause_s`."""
         stop = asyncio.Event()
         following = _Following(asyncio.create_task(self._transfer(handle, peer, deadline_s, pause_s, stop)), stop)
         self._pulls.add(following)
@@ -196,7 +194,7 @@ class NixlTransport:
             raise KvLostError("the KV transport did not start in time", reason="kv_pull_timeout") from error
 
     async def _abandon(self, posting: asyncio.Future[Any], peer: bytes) -> None:
-        """Ends a transfer whose caller was cancelled, possibly before it was posted."""
+        """Ends a transfer whose caller was cancelled, possibly before the transfer was posted."""
         try:
             handle = await posting
         except MeshError:
@@ -205,7 +203,6 @@ class NixlTransport:
             await self._abort(handle)
 
     async def _transfer(self, handle: Any, peer: bytes, deadline_s: float, pause_s: float, stop: asyncio.Event) -> None:
-        """Follows a transfer that was not over at once."""
         loop = asyncio.get_running_loop()
         await asyncio.sleep(pause_s)
         while not await self._call(self._is_done, handle, peer, 1, is_quick=True):
@@ -215,18 +212,18 @@ class NixlTransport:
             pause_s = min(2 * pause_s, POLL_S_MAX)
             await asyncio.sleep(pause_s)
 
-    def _post(self, peer: bytes, pieces: Sequence[Piece], looks: int = LOOKS) -> Any:
-        """Begins a transfer and looks at it. None when it is over, else its handle."""
+    def _post(self, peer: bytes, pieces: Sequence[Piece], polls: int = POLLS) -> Any:
+        """Starts a transfer and polls it. Returns None when it is complete, else its handle."""
         assert self._memory is not None
-        known = self._know(peer)
+        known = self._get_peer(peer)
         local_base, local_size = self._base, self._memory.size
         if any(remote + size > known.size or local + size > local_size for remote, local, size in pieces):
             raise KvLostError("the handle points outside the peer's memory", reason="kv_payload")
         runs = [(known.base + remote, local_base + local, size) for remote, local, size in pieces]
-        return self._begin(peer, known, runs, looks)
+        return self._start_transfer(peer, known, runs, polls)
 
-    def _begin(self, peer: bytes, known: _Peer, runs: list[Piece], looks: int) -> Any:
-        """Begins a transfer between addresses; see `_post`."""
+    def _start_transfer(self, peer: bytes, known: _Peer, runs: list[Piece], polls: int) -> Any:
+        """`_post` with addresses instead of offsets."""
         agent = self._agent
         try:
             handle = agent.initialize_xfer(
@@ -244,34 +241,34 @@ class NixlTransport:
         if state == "ERR":
             raise self._lost(peer, "the transfer could not be posted")
         self._running[handle] = peer
-        return None if self._is_done(handle, peer, looks) else handle
+        return None if self._is_done(handle, peer, polls) else handle
 
-    def _know(self, peer: bytes) -> _Peer:
-        """The peer; its metadata is loaded at first sight."""
+    def _get_peer(self, peer: bytes) -> _Peer:
+        """The peer. The first call for it loads its metadata."""
         if self._agent is None:
             raise UnavailableError("the KV transport is not running", reason="kv_transport_closed")
         known = self._peers.pop(peer, None)
         if known is None:
-            known = self._meet(peer)
+            known = self._add_peer(peer)
         self._peers[peer] = known
         if len(self._peers) > self._peers_max:
             running = {peer, *self._running.values()}
             if (oldest := next((each for each in self._peers if each not in running), None)) is not None:
-                self._forget(oldest)
+                self._remove_peer(oldest)
         return known
 
-    def _meet(self, peer: bytes) -> _Peer:
+    def _add_peer(self, peer: bytes) -> _Peer:
         if len(peer) <= _HEAD.size or not peer.startswith(_MAGIC):
             raise KvLostError("the handle does not name a NIXL peer", reason="kv_payload")
         _, base, size = _HEAD.unpack_from(peer)
         try:
             name = self._agent.add_remote_agent(peer[_HEAD.size :])
         except self._nixl_errors as error:
-            raise KvLostError(f"{type(error).__name__} while meeting the peer", reason="kv_peer_lost") from error
+            raise KvLostError(f"{type(error).__name__} while connecting to the peer", reason="kv_peer_lost") from error
         return _Peer(name=name.decode() if isinstance(name, bytes) else str(name), base=base, size=size)
 
-    def _forget(self, peer: bytes) -> None:
-        """Removes a peer, or marks it lost while one of its transfers runs."""
+    def _remove_peer(self, peer: bytes) -> None:
+        """Removes a peer, or marks it as lost while one of its transfers runs."""
         known = self._peers.get(peer)
         if known is None or self._agent is None:
             return
@@ -285,7 +282,7 @@ class NixlTransport:
             log.warning("nixl_peer_not_forgotten", extra={"data": {"error": type(error).__name__}})
 
     def _lost(self, peer: bytes, what: str) -> KvLostError:
-        self._forget(peer)
+        self._remove_peer(peer)
         return KvLostError(f"the peer that held the KV is gone ({what})", reason="kv_peer_lost")
 
     def _release(self, handle: Any, peer: bytes) -> None:
@@ -295,16 +292,16 @@ class NixlTransport:
         self._ended(handle)
 
     def _ended(self, handle: Any) -> None:
-        """A transfer writes no more. Forgets its peer if that is lost and this was its last transfer."""
+        """Call this when a transfer no longer writes. Removes a lost peer after its last transfer."""
         peer = self._running.pop(handle, None)
         if peer is not None and (known := self._peers.get(peer)) is not None and known.is_lost:
-            self._forget(peer)
+            self._remove_peer(peer)
 
-    def _is_done(self, handle: Any, peer: bytes, looks: int = LOOKS) -> bool:
-        """Looks a few times within a millisecond, since most transfers are over by then."""
+    def _is_done(self, handle: Any, peer: bytes, polls: int = POLLS) -> bool:
+        """Polls a few times within a millisecond, since most transfers are complete by then."""
         try:
             state = self._agent.check_xfer_state(handle)
-            for _ in range(looks - 1):
+            for _ in range(polls - 1):
                 if state != "PROC":
                     break
                 time.sleep(0.0002)
@@ -324,8 +321,8 @@ class NixlTransport:
         """Waits until an abandoned transfer no longer writes to the memory.
 
         NIXL cannot stop a transfer: over TCP its bytes still arrive after the transfer was released, its peer removed or the memory
-        deregistered (nixl 1.5.1). So this waits for the peer to send or to die. While a peer's process stands still, the memory
-        stays in use; who waits for the pull is bounded by the request's own deadline.
+        deregistered (nixl 1.5.1). So this waits until the peer sends or dies. While a peer's process is suspended, the memory stays in
+        use. The request's own deadline bounds the wait of its caller.
         """
         pause_s = PAUSE_S
         while not await self._submit(self._try_end, handle):
@@ -333,7 +330,7 @@ class NixlTransport:
             await asyncio.sleep(pause_s)
 
     def _try_end(self, handle: Any) -> bool:
-        """True when the transfer is over, well or not; it is released then."""
+        """Releases the transfer if it has ended. True: it has."""
         try:
             if self._agent.check_xfer_state(handle) == "PROC":
                 return False
@@ -355,24 +352,22 @@ class NixlTransport:
                 await self._follow(handle, peer, deadline_s, POLL_S_MAX)
 
     def _send(self, peer: bytes, message: bytes) -> Any:
-        """Sends, then reads a byte from the peer; see `_post` for what it gives.
+        """Sends a message, then reads a byte from the peer. Returns what `_post` returns.
 
-        The first transfer after a message waits for UCX to have sent it off, four times in five for some 0.2 ms, now and then for
-        several. It should not be one that somebody waits for. Nor may the thread hold the agent for a message while it waits for
-        the interpreter, since pulls that find it held go by the thread as well.
+        The first transfer after a message waits until UCX has sent the message, mostly for 0.2 ms, sometimes for several. The byte takes
+        that wait, so that no pull has to.
         """
         try:
-            known = self._know(peer)
+            known = self._get_peer(peer)
             self._agent.send_notif(known.name, message)
-            return self._begin(peer, known, [(known.base, self._spare_base, 1)], looks=1)
+            return self._start_transfer(peer, known, [(known.base, self._spare_base, 1)], polls=1)
         except (KvLostError, UnavailableError):
             return None
         except self._nixl_errors:
-            self._forget(peer)
+            self._remove_peer(peer)
             return None
 
     def expect_messages(self, is_expecting: bool) -> None:
-        """Polling rests while nothing can come."""
         if is_expecting:
             self._expecting.set()
         else:
@@ -393,7 +388,7 @@ class NixlTransport:
         return messages
 
     async def _call(self, function: Callable[..., T], *arguments: Any, is_quick: bool) -> T:
-        """Calls a function that cannot block right here while the thread is at rest, otherwise on the thread."""
+        """Calls a function directly if `is_quick` (it cannot block) and the agent is not in use, otherwise on the NIXL thread."""
         if is_quick and self._agent_lock.acquire(blocking=False):
             try:
                 return function(*arguments)
@@ -402,7 +397,7 @@ class NixlTransport:
         return await self._submit(function, *arguments)
 
     def _submit(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
-        """Runs a function on the NIXL thread. Cancelled, the function still runs to its end."""
+        """Runs a function on the NIXL thread. Cancelling does not stop the function."""
         if self._is_closed:
             raise UnavailableError("the KV transport is closed", reason="kv_transport_closed")
         return asyncio.get_running_loop().run_in_executor(self._thread, self._locked, function, *arguments)
@@ -420,19 +415,19 @@ class NixlTransport:
             await _outlast(asyncio.create_task(self._wait_pulls(), name="nixl-close"))
         self._is_closed = True
         if self._running:
-            _written.append(self._memory)
+            _leaked.append(self._memory)
         self._thread.submit(self._locked, self._destroy)
         self._thread.shutdown(wait=False)
 
     async def _wait_pulls(self) -> None:
-        """Until no pull runs, or for `close_s`."""
+        """Waits until no pull runs, at most `close_s`."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._close_s
         while self._pulls and (left_s := deadline_s - loop.time()) > 0:
             await asyncio.wait(self._pulls, timeout=left_s)
 
     def _destroy(self) -> None:
-        """Makes the memory unreadable; peers see a disconnect."""
+        """Makes the memory unreadable. Peers see a disconnect."""
         agent, self._agent, self._memory = self._agent, None, None
         if agent is None:
             return
@@ -446,7 +441,7 @@ class NixlTransport:
 
 
 class _Following(asyncio.Future[None]):
-    """A task's end. A cancel asks the task to stop, and holds when it has: whoever awaits this one need not shield it."""
+    """The end of a task. `cancel` asks the task to stop and takes effect when it has, so callers need not shield this future."""
 
     def __init__(self, task: asyncio.Task[None], stop: asyncio.Event) -> None:
         super().__init__()
@@ -454,7 +449,7 @@ class _Following(asyncio.Future[None]):
         task.add_done_callback(self._on_done)
 
     def cancel(self, msg: Any = None) -> bool:
-        """Soon, not now."""
+        """Takes effect when the task has ended."""
         if self.done():
             return False
         self._stop.set()
@@ -471,7 +466,7 @@ class _Following(asyncio.Future[None]):
 
 
 async def _outlast(task: asyncio.Future[None]) -> None:
-    """Waits for a bounded task to the end, then passes on a cancel that came meanwhile. The task's error is dropped."""
+    """Waits until a bounded task has ended, then raises a cancel that arrived meanwhile. Ignores the task's error."""
     was_cancelled = False
     while not task.done():
         try:

@@ -1,8 +1,7 @@
-"""Starts the parts of a process in order, stops them in reverse, and lets nothing wait for ever."""
+"""Starts the parts of a process in order and stops them in reverse. Every wait is bounded."""
 
 from kvmesh.lifecycle.parts import Part, PartFailedError, RunningPart
-from kvmesh.lifecycle.process import die_with_parent, run
-from kvmesh.lifecycle.process_main import run_process
+from kvmesh.lifecycle.process import die_with_parent, run, run_process
 from kvmesh.lifecycle.runner import LifecycleSettings, run_parts
 from kvmesh.lifecycle.signals import run_until_signalled, stop_on_signals
 from kvmesh.lifecycle.supervise import Supervisor, SupervisorSettings, SupervisorStatistics

@@ -1,22 +1,22 @@
-"""Imports that start no thread, for processes that fork afterwards."""
+"""Imports without starting threads, for processes that fork afterwards."""
 
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "MKL_NUM_THREADS")
-"""Libraries of linear algebra read these when they are loaded, and start so many threads at once."""
+"""Linear algebra libraries read these when they are loaded, and start that many threads at once."""
 
 
 @contextlib.contextmanager
 def one_thread_each(more: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Inside, these libraries load with one thread, whatever the user's environment says; afterwards it is as it was.
+    """Inside, these libraries load with one thread. Afterwards the environment is restored, for processes that are started later.
 
-    A user's values hold for the processes that are forked or started later. `more` are variables to set in the same way.
+    `more` are further variables to set inside.
     """
-    during = {**dict.fromkeys(THREAD_VARIABLES, "1"), **(more or {})}
-    before = {name: os.environ.get(name) for name in during}
-    os.environ.update(during)
+    inside = {**dict.fromkeys(THREAD_VARIABLES, "1"), **(more or {})}
+    before = {name: os.environ.get(name) for name in inside}
+    os.environ.update(inside)
     try:
         yield
     finally:

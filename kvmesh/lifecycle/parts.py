@@ -1,13 +1,13 @@
-"""What the runner runs."""
+"""Parts: what `run_parts` starts and stops."""
 
 from typing import Protocol, runtime_checkable
 
 
 class Part(Protocol):
-    """Something with a beginning and an end: a server, a pool, an engine, a registration."""
+    """Something that is started and closed: a server, a pool, an engine, a registration."""
 
     async def start(self) -> None:
-        """Returns when the part can be used by the parts after it. May be cancelled; `aclose` is called then too."""
+        """Returns when later parts can use this one. May be cancelled; then `aclose` is called, too."""
         ...
 
     async def aclose(self) -> None:
@@ -20,15 +20,12 @@ class RunningPart(Part, Protocol):
     """A part with work of its own between start and close."""
 
     async def run(self) -> None:
-        """Goes on until `aclose` ends it or the runner cancels it.
-
-        Returning early is fine; an exception stops the whole process.
-        """
+        """Runs until `aclose` ends it or the runner cancels it. It may return early. An exception stops the whole process."""
         ...
 
 
 class PartFailedError(Exception):
-    """A part could not start, failed while running, or could not be closed; `__cause__` is its exception."""
+    """A part failed to start, to run or to close. `__cause__` is its exception."""
 
     def __init__(self, part: object, phase: str) -> None:
         self.part_name = name_of(part)

@@ -14,9 +14,9 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LifecycleSettings:
-    """How long a process may take to come and go."""
+    """Time limits for starting and stopping a process."""
 
-    start_timeout_s: float = setting(300.0, "Longest start of one part; a large engine loads for minutes.", min=0.1)
+    start_timeout_s: float = setting(300.0, "Longest start of one part. A large engine loads for minutes.", min=0.1)
     drain_timeout_s: float = setting(30.0, "Longest wait for requests in flight when stopping.", min=0)
     stop_timeout_s: float = setting(10.0, "Longest close of one part.", min=0.1)
     hurry_timeout_s: float = setting(1.0, "Longest close of one part after a second signal.", min=0.1)
@@ -33,10 +33,10 @@ async def run_parts(
 ) -> None:
     """Starts `parts` in order, calls `on_ready`, waits for `stop`, drains, and closes in reverse.
 
-    1. A part is closed exactly once if its start was begun, whatever happened to it.
+    1. A part is closed exactly once if its start was begun, even if the start failed.
     2. A part that fails to start or fails while running stops the rest without draining.
     3. `hurry` ends the drain and shortens every close.
-    4. Being cancelled counts as `stop` in a hurry: parts are closed before CancelledError goes on.
+    4. A cancel counts as `stop` and `hurry`: parts are closed before CancelledError is raised.
 
     Raises the failure as PartFailedError, several as an ExceptionGroup of them.
     """
@@ -44,7 +44,7 @@ async def run_parts(
     async with asyncio.TaskGroup() as tasks:
         try:
             if await runner.start_all(parts, tasks):
-                # A stop during `on_ready` still drains: requests may have come by then.
+                # A stop during `on_ready` still drains, since there may be requests already.
                 await runner.bounded_by_stop(_call(on_ready), "becoming ready")
                 await runner.wait_stop()
                 await runner.drain(drain)
@@ -69,7 +69,7 @@ class _Runner:
     _begun: list[tuple[Part, asyncio.Task[None] | None]] = field(default_factory=list)
 
     async def start_all(self, parts: Sequence[Part], tasks: asyncio.TaskGroup) -> bool:
-        """True when all parts run; False when a failure or `stop` came first."""
+        """True when all parts run; False after a failure or `stop`."""
         for part in parts:
             self._begun.append((part, None))
             if not await self.bounded_by_stop(self._start(part), "starting", part):
@@ -79,7 +79,7 @@ class _Runner:
         return not self._failed.is_set()
 
     async def bounded_by_stop(self, work: Awaitable[None], phase: str, part: object = None) -> bool:
-        """Runs `work` unless `stop` or a failure of a running part ends it first; True when it succeeded."""
+        """Runs `work` until `stop` or the failure of a running part. True when it succeeded."""
         task = asyncio.ensure_future(work)
         try:
             await self._wait_first(task, self.stop, self._failed)
@@ -96,7 +96,7 @@ class _Runner:
         await self._wait_first(None, self.stop, self._failed)
 
     async def drain(self, drain: Callable[[], Awaitable[None]] | None) -> None:
-        """Lets requests in flight finish, unless something failed or there is a hurry."""
+        """Waits for requests in flight, unless a part has failed, until `hurry`."""
         if drain is None or self._failed.is_set():
             return
         _logger.info("drain_started", extra={"data": {"timeout_s": self.settings.drain_timeout_s}})
@@ -114,7 +114,7 @@ class _Runner:
             self._fail(drain, "draining", error)
 
     async def close_all(self) -> None:
-        """Closes what was begun, the last first; a part that will not close does not keep the others open."""
+        """Closes started parts in reverse. A part that does not close in time does not stop the others from closing."""
         while self._begun:
             part, running = self._begun.pop()
             task = asyncio.ensure_future(part.aclose())
@@ -145,7 +145,7 @@ class _Runner:
     async def _run(self, part: RunningPart) -> None:
         try:
             await part.run()
-        except Exception as error:  # noqa: BLE001 (the boundary of a part: its failure is kept, logged and raised by run_parts)
+        except Exception as error:  # noqa: BLE001 (the boundary of a part; run_parts raises the failure)
             self._fail(part, "running", error)
 
     def _fail(self, part: object, phase: str, error: BaseException) -> None:
@@ -171,6 +171,6 @@ async def _call(function: Callable[[], Awaitable[None]] | None) -> None:
 
 
 async def _cancel(task: "asyncio.Future[None]", *, timeout_s: float) -> None:
-    # Not awaited without bound: a task may hold on in its own cleanup.
+    # The wait is bounded, since a task may hang in its own cleanup.
     task.cancel()
     await asyncio.wait([task], timeout=timeout_s)

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT become events."""
+"""Turns SIGTERM and SIGINT into events."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @contextlib.contextmanager
 def stop_on_signals(stop: asyncio.Event, hurry: asyncio.Event) -> Iterator[None]:
-    """Inside, the first signal sets `stop` and a second one `hurry`; the loop's main thread only."""
+    """Inside, the first signal sets `stop`, a second one `hurry`. For the main thread only."""
 
     def received(number: signal.Signals) -> None:
         _logger.info("signal_received", extra={"data": {"signal": number.name, "is_second": stop.is_set()}})
@@ -38,7 +38,7 @@ async def run_until_signalled(
     drain: Callable[[], Awaitable[None]] | None = None,
     settings: LifecycleSettings | None = None,
 ) -> None:
-    """`run_parts` for the top of a process: SIGTERM or SIGINT stops it, a second one hurries it."""
+    """`run_parts` until SIGTERM or SIGINT. A second signal shortens the stop."""
     stop, hurry = asyncio.Event(), asyncio.Event()
     with stop_on_signals(stop, hurry):
         await run_parts(parts, stop=stop, hurry=hurry, on_ready=on_ready, drain=drain, settings=settings)

@@ -1,4 +1,4 @@
-"""Keeps several processes of one program running: started together, started again when they die, ended together."""
+"""Keeps several processes of one program running: starts them, restarts them when they die, ends them together."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kvmesh.clock import Clock
 from kvmesh.errors import InternalError
-from kvmesh.lifecycle.process_main import PARENT_VARIABLE
+from kvmesh.lifecycle.process import PARENT_VARIABLE
 from kvmesh.settings import setting
 
 _logger = logging.getLogger(__name__)
@@ -18,19 +18,21 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorSettings:
-    """How dead processes are started again. Pauses double from the first to the longest."""
+    """Restarts of dead processes. Pauses double from the first to the longest."""
 
-    restart_min_s: float = setting(0.1, "First pause before a dead process is started again.", min=0.01)
-    restart_max_s: float = setting(10.0, "Longest pause; reached when a process keeps dying.", min=0.01)
-    steady_s: float = setting(10.0, "A process that lived so long was well: its pauses begin anew.", min=0.1)
+    restart_min_s: float = setting(0.1, "First pause before the restart of a dead process.", min=0.01)
+    restart_max_s: float = setting(10.0, "Longest pause before a restart.", min=0.01)
+    steady_s: float = setting(
+        10.0, "A process that lived this long counts as healthy: its pauses start from the first again.", min=0.1
+    )
     deaths_max: int = setting(
-        8, "Early deaths in a row, of all processes, while none is well; then the whole program gives up.", min=1
+        8, "Early deaths in a row, of all processes, while none is healthy. Then the whole program ends.", min=1
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorStatistics:
-    """`running`: process ids by number, 0 for one that is being started again."""
+    """`running`: process ids by number; 0: the process is being restarted."""
 
     running: tuple[int, ...]
     restarts: int
@@ -41,7 +43,7 @@ class Supervisor:
 
     1. A command has at most one process at a time.
     2. No process outlives `run`, and none outlives this process.
-    3. `stop` asks all of them to end (SIGTERM); `hurry` asks again; what is left after `stop_timeout_s` is killed.
+    3. `stop` sends SIGTERM to all, `hurry` sends it again. Processes that are left after `stop_timeout_s` are killed.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class Supervisor:
         )
 
     async def run(self, *, stop: asyncio.Event, hurry: asyncio.Event) -> None:
-        """Until `stop`. InternalError when no process can be kept alive; the others are ended first."""
+        """Runs until `stop`. InternalError when no process stays alive; it ends all processes first."""
         gave_up = asyncio.Event()
         keepers = [
             asyncio.create_task(self._keep(number, stop, gave_up), name=f"process-{number}")
@@ -84,7 +86,7 @@ class Supervisor:
             if not keeper.cancelled() and (error := keeper.exception()) is not None:
                 raise error
         if gave_up.is_set():
-            raise InternalError(f"{self._early_deaths} processes died before they were well; see their messages")
+            raise InternalError(f"{self._early_deaths} processes died early; see their messages")
 
     async def _keep(self, number: int, stop: asyncio.Event, gave_up: asyncio.Event) -> None:
         pause_s = self._settings.restart_min_s
@@ -103,8 +105,8 @@ class Supervisor:
             self._restarts += 1
 
     async def _run_once(self, number: int) -> int:
-        """Starts a process and waits for its end; cancelled, it leaves the process to `_end_all`."""
-        # Shielded: a process that was started while this was cancelled must be found by `_end_all`.
+        """Starts a process and waits for its end. After a cancel, `_end_all` ends the process."""
+        # Shielded, so that `_end_all` finds a process that starts during the cancel.
         child = await asyncio.shield(asyncio.ensure_future(self._start(number)))
         status = await child.wait()
         self._children[number] = None
@@ -115,7 +117,7 @@ class Supervisor:
         child = await asyncio.create_subprocess_exec(
             *self._commands[number],
             env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
-            # Ctrl-C in a terminal reaches this process alone, which tells the others: once, not twice.
+            # Ctrl-C in a terminal reaches this process only, which signals the others once.
             start_new_session=True,
         )
         self._children[number] = child
@@ -123,13 +125,13 @@ class Supervisor:
         return child
 
     def _is_hopeless(self, lived_s: float) -> bool:
-        """Whether deaths go on and no process is well."""
+        """True when processes keep dying and none is healthy."""
         now_s, steady_s = self._clock.now(), self._settings.steady_s
-        is_well = any(
+        is_healthy = any(
             child is not None and now_s - started_s >= steady_s
             for child, started_s in zip(self._children, self._started_s, strict=True)
         )
-        self._early_deaths = 0 if is_well or lived_s >= steady_s else self._early_deaths + 1
+        self._early_deaths = 0 if is_healthy or lived_s >= steady_s else self._early_deaths + 1
         return self._early_deaths >= self._settings.deaths_max
 
     async def _end_all(self, hurry: asyncio.Event) -> None:

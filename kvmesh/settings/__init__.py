@@ -1,8 +1,8 @@
-"""Settings: one frozen dataclass per component, filled from flags, environment, a file and defaults, strongest first.
+"""Settings: one frozen dataclass per component, filled from flags, environment, a file and defaults, in this order of precedence.
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class LeaseSettings:
-        lease_s: float = setting(30.0, "How long a handle that nobody pulls is kept.", min=0.1, max=3600)
+        lease_s: float = setting(30.0, "How long an unused handle is kept.", min=0.1, max=3600)
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class PrefillSettings:
@@ -17,6 +17,6 @@ file that `--config` or `KVMESH_CONFIG` names.
 
 from kvmesh.settings.declare import group, internal, required, setting
 from kvmesh.settings.load import SettingsError, load, load_or_exit
-from kvmesh.settings.show import describe, help_text
+from kvmesh.settings.show import help_text
 
-__all__ = ["SettingsError", "describe", "group", "help_text", "internal", "load", "load_or_exit", "required", "setting"]
+__all__ = ["SettingsError", "group", "help_text", "internal", "load", "load_or_exit", "required", "setting"]

@@ -1,4 +1,4 @@
-"""How a setting is declared, and the list of all settings of a dataclass."""
+"""Declares settings, and lists all settings of a dataclass."""
 
 import dataclasses
 import types
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 PREFIX = "KVMESH_"
-# The last words of a name that say its unit, and how help prints them.
+# Units by the last word of a name, as `--help` prints them.
 _UNITS = {
     "s": "seconds",
     "ms": "milliseconds",
@@ -23,7 +23,7 @@ _UNITS = {
 
 
 class Required:
-    """The default of a setting that has none."""
+    """The default of a setting without a default."""
 
     def __repr__(self) -> str:
         return "required"
@@ -42,9 +42,9 @@ def setting(
     choices: Sequence[str] = (),
     secret: bool = False,
 ) -> T:
-    """A dataclass field with a default. `unit` is taken from the name's ending (`_s`, `_bytes`...) when not given.
+    """A dataclass field with a default. `unit` defaults to the unit in the name's ending (`_s`, `_bytes`...).
 
-    `min` and `max` are inclusive. A secret is left out of `repr` and masked by `describe` and `--help`.
+    `min` and `max` are inclusive. A secret is left out of `repr` and masked in `--help`.
     """
     metadata = {"help": help, "unit": unit, "min": min, "max": max, "choices": tuple(choices), "secret": secret}
     if isinstance(default, Required):
@@ -55,26 +55,26 @@ def setting(
 
 
 def internal(default: T, reason: str) -> T:
-    """A field without a flag, a variable or an entry in the file: its value was measured, or no operator would change it.
+    """A field without a flag, variable or file key: its value was measured, or no operator would change it.
 
-    Tests give other values when they construct the dataclass.
+    Tests pass other values to the dataclass.
     """
     return dataclasses.field(default=default, metadata={"internal": True, "help": reason})
 
 
 def group(default_factory: Callable[[], T], *, without: Sequence[str] = ()) -> T:
-    """A field that holds another dataclass's settings. Those named in `without` are set by the code, not by people."""
+    """A field with the settings of another dataclass. The code sets the fields in `without`, so they have no flags."""
     return dataclasses.field(default_factory=default_factory, metadata={"without": tuple(without)})
 
 
 def required(help: str, **checks: Any) -> Any:  # noqa: A002
-    """A dataclass field without a default: loading fails unless some source gives it."""
+    """A dataclass field without a default. Loading fails unless a source provides it."""
     return setting(REQUIRED, help, **checks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """One setting: where it stands, what type it has, what it may be."""
+    """One setting: its path, type, default and limits."""
 
     path: tuple[str, ...]
     type: type
@@ -106,7 +106,7 @@ class Spec:
 
 
 def is_group(hint: Any) -> bool:
-    """Whether a field of this type holds settings of its own."""
+    """True when a field of this type is a group of settings."""
     return isinstance(hint, type) and dataclasses.is_dataclass(hint)
 
 

@@ -1,4 +1,4 @@
-"""Reads the command line. Not argparse, which stops at the first problem."""
+"""Parses the command line. Unlike argparse, it reports all problems."""
 
 import difflib
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ CONFIG_FLAG = "--config"
 
 
 class Flags:
-    """What a command line gives: `found` maps a setting's path to the flag used and how to make its value."""
+    """A parsed command line. `found` maps a setting's path to its flag and the function that makes its value."""
 
     def __init__(self, known: Sequence[Spec]) -> None:
         self.found: dict[tuple[str, ...], tuple[str, Callable[[Spec], Any]]] = {}
@@ -23,7 +23,7 @@ class Flags:
         self._lists: dict[tuple[str, ...], str] = {}
 
     def read(self, argv: Sequence[str]) -> None:
-        """Reads all words. Of a flag given twice the last counts, except that a list's values add up."""
+        """Parses all words. The last of several equal flags counts, except that lists are joined."""
         rest = list(argv)
         while rest:
             flag, has_value, value = rest.pop(0).partition("=")
@@ -55,7 +55,7 @@ class Flags:
     def _value(self, flag: str, value: str | None, rest: list[str]) -> str | None:
         if value is not None:
             return value
-        # A word with a space in it is no flag: `--engine-args "--seed 1"` passes flags on to another process.
+        # A word that contains a space is a value: `--engine-args "--seed 1"` passes flags to another process.
         if not rest or (rest[0].startswith("--") and " " not in rest[0]):
             self.problems.append(f"{flag} needs a value")
             return None
@@ -64,6 +64,6 @@ class Flags:
     def _unknown(self, flag: str, has_value: bool, rest: list[str]) -> None:
         guess = difflib.get_close_matches(flag, [*self._by_flag, *self._negated], n=1)
         self.problems.append(f"{flag} is unknown" + (f"; did you mean {guess[0]}?" if guess else ""))
-        # The value of an unknown flag is not a problem of its own.
+        # The value of an unknown flag is not another problem.
         if flag.startswith("-") and not has_value and rest and not rest[0].startswith("-"):
             rest.pop(0)

@@ -1,4 +1,4 @@
-"""Collects a component's settings from all sources and reports all problems at once."""
+"""Loads a component's settings from all sources, and reports all problems at once."""
 
 import dataclasses
 import difflib
@@ -20,19 +20,19 @@ from kvmesh.settings.show import help_text
 
 S = TypeVar("S")
 CONFIG_VARIABLE = PREFIX + "CONFIG"
-# Variables of the set-up and of `kvmesh up`, which no component reads as a setting.
+# Variables of the set-up and of `kvmesh up`, which are not settings.
 TOOL_VARIABLES = frozenset(
     PREFIX + word
     for word in ["VENV", "CACHE", "ENGINE_BUILD", "PYTHON", "PARENT_PID", "STATE", "REQUIRE_PARTS", "API_KEY"]
 )
-# Above this likeness a foreign variable counts as a slip of the pen. Names that differ in a whole word stay below it.
+# A foreign variable with a higher similarity to a known name counts as a typo. Names that differ in a whole word are below it.
 _TYPO_RATIO = 0.88
 
 _logger = logging.getLogger(__name__)
 
 
 class SettingsError(ValueError):
-    """What is wrong with the settings, all of it; each problem names the flag, the variable or the file's key."""
+    """All problems of the settings. Each names its flag, variable or file key."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))
@@ -48,12 +48,11 @@ def load(
     description: str = "",
     foreign_variables: Collection[str] = (),
 ) -> S:
-    """Settings from flags, `KVMESH_*`, file and defaults, strongest first; sources default to the process's own.
+    """Settings from flags, `KVMESH_*` variables, file and defaults, in this order of precedence.
 
-    Prints help and raises SystemExit(0) on `--help`. Raises SettingsError with every problem. Unknown flags and file
-    keys are problems. An unknown `KVMESH_*` variable is one only when it looks like a known name misspelt, since one
-    environment may serve several components; the others are logged in one warning, except `foreign_variables`, which
-    the caller knows.
+    The sources default to the process's own. `--help` prints help and raises SystemExit(0). Raises SettingsError with every problem.
+    Unknown flags and file keys are problems. An unknown `KVMESH_*` variable is a problem only if it looks like a typo, since one
+    environment may serve several components. Other unknown variables are logged in one warning, except `foreign_variables`.
     """
     argv = sys.argv[1:] if argv is None else argv
     environ = os.environ if environ is None else environ
@@ -81,7 +80,7 @@ def load(
 
 def _print_help(text: str) -> None:
     try:
-        print(text, flush=True)  # noqa: T201 (asked for by a person)
+        print(text, flush=True)  # noqa: T201
     except BrokenPipeError:
         # The reader closed the pipe (`--help | head -1`). Python flushes again when the process exits, which must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -102,7 +101,7 @@ Found = dict[tuple[str, ...], tuple[str, Callable[[Spec], Any]]]
 
 
 def _choose(spec: Spec, sources: Sequence[Found], values: dict[tuple[str, ...], Any], problems: list[str]) -> None:
-    # A weaker source is parsed too: a wrong value in the file is reported though a flag hides it today.
+    # Parses all sources: a wrong value in the file is reported even if a flag overrides it.
     is_found = False
     for found in sources:
         if spec.path not in found:
@@ -133,15 +132,15 @@ def _read_variables(
         if name.startswith(PREFIX) and name not in by_variable and name not in foreign
         and name != CONFIG_VARIABLE and name not in TOOL_VARIABLES
     )  # fmt: skip
-    passed_over = []
+    ignored = []
     for name in unknown:
         guess = difflib.get_close_matches(name.removeprefix(PREFIX), _bare(by_variable), n=1, cutoff=_TYPO_RATIO)
         if guess:
             problems.append(f"{name} is unknown; did you mean {PREFIX}{guess[0]}?")
         else:
-            passed_over.append(name)
-    if passed_over:
-        _logger.warning("settings_variables_unknown: %s", " ".join(passed_over))
+            ignored.append(name)
+    if ignored:
+        _logger.warning("settings_variables_unknown: %s", " ".join(ignored))
     return {
         spec.path: (name, partial(from_text, text=environ[name]))
         for name, spec in by_variable.items()
@@ -205,9 +204,6 @@ def _build(cls: type, *, values: Mapping[tuple[str, ...], Any], at: tuple[str, .
     try:
         return cls(**arguments)
     except (ValueError, InvalidRequestError) as error:
-        # A dataclass's own check of how its fields go together.
+        # The dataclass's own check of combinations of fields.
         problems.append(f"{'.'.join(at) or 'settings'}: {error}")
         return None
-
-
-__all__ = ["SettingsError", "load", "load_or_exit"]

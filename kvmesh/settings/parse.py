@@ -1,4 +1,4 @@
-"""Foreign text and file values become checked values of a setting's type, or a sentence that says what is wrong."""
+"""Converts text and file values to checked values of a setting's type."""
 
 import json
 import math
@@ -11,7 +11,7 @@ _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false":
 
 
 def from_text(spec: Spec, text: str) -> Any:
-    """The value that a flag or a variable spells. Raises ValueError with the end of a sentence about the setting."""
+    """The value of a flag or variable. ValueError with the end of a sentence about the setting."""
     if spec.is_optional and text == "":
         return None
     if spec.type is tuple:
@@ -28,7 +28,7 @@ def from_text(spec: Spec, text: str) -> Any:
 
 
 def from_file(spec: Spec, value: Any) -> Any:
-    """The value that a TOML file holds; types must match, except that an integer serves as a float."""
+    """The value from a TOML file. Types must match, except that an integer may stand for a float."""
     if spec.type is float and type(value) is int:
         value = float(value)
     if spec.type is tuple and isinstance(value, list) and all(isinstance(part, str) for part in value):
@@ -40,7 +40,7 @@ def from_file(spec: Spec, value: Any) -> Any:
 
 
 def checked(spec: Spec, value: Any) -> Any:
-    """The value itself when it is within the setting's limits; a StrEnum setting's text as its member."""
+    """The value, if it is within the setting's limits. Text becomes a member of a StrEnum setting."""
     if spec.choices and value not in spec.choices:
         raise ValueError(f"must be one of {', '.join(spec.choices)}, not {_shown(spec, value)}")
     if issubclass(spec.type, StrEnum):

@@ -1,4 +1,4 @@
-"""Shows settings to people: `--help`, and what a component runs with."""
+"""The text of `--help`."""
 
 import dataclasses
 import textwrap
@@ -12,7 +12,7 @@ _INDENT = " " * 6
 
 
 def help_text(cls: type, *, program: str, description: str = "") -> str:
-    """Every setting with its flag, unit, limits, default and variable."""
+    """All settings with flag, unit, limits, default and variable."""
     lines = [f"usage: {program} [--config FILE] [--SETTING VALUE]..."]
     if description:
         lines += ["", textwrap.fill(description, _WIDTH)]
@@ -26,14 +26,6 @@ def help_text(cls: type, *, program: str, description: str = "") -> str:
             *textwrap.wrap(_about(spec), _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT),
         ]
     return "\n".join(lines)
-
-
-def describe(settings: Any) -> dict[str, Any]:
-    """All settings of an instance by key, for logs and status pages; set secrets are masked."""
-    return {
-        spec.key: "***" if spec.is_secret and spec.default else _plain(spec.default)
-        for spec in specs(type(settings), defaults=settings)
-    }
 
 
 def _flag(spec: Spec) -> str:
@@ -53,7 +45,7 @@ def _about(spec: Spec) -> str:
 
 
 def default_text(spec: Spec) -> str:
-    """The default as help prints it. Secrets are masked."""
+    """The default as `--help` prints it. Secrets are masked."""
     if spec.is_secret:
         return "***" if spec.default else "none"
     value = _plain(spec.default)

@@ -1,4 +1,4 @@
-"""Logs, metrics and traces: one object per process that everything else is given."""
+"""Logs, metrics and traces of a process."""
 
 from opentelemetry.trace import Span
 

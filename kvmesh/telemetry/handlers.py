@@ -1,4 +1,4 @@
-"""Servicer methods of all four kinds as one kind of function."""
+"""Wraps servicer methods of all four kinds alike."""
 
 import inspect
 from collections.abc import Awaitable, Callable
@@ -7,15 +7,15 @@ from typing import Any
 
 import grpc
 
-# Takes the request (or the iterator of requests) and the context; returns the response, or None after writing a stream.
+# Takes the request (or an iterator of requests) and the context. Returns the response, or None after it has written a stream.
 Behaviour = Callable[[Any, Any], Awaitable[Any]]
 
 
 def wrap_handler(handler: Any, wrap: Callable[[Behaviour], Behaviour]) -> Any:
     """The handler with `wrap` around its behaviour.
 
-    A streaming behaviour written as an async generator is closed as soon as the call is cancelled. gRPC itself leaves
-    that to the garbage collector, and with it the release of what the generator holds.
+    A streaming behaviour that is an async generator is closed when the call is cancelled, so that it releases its resources at once.
+    gRPC itself leaves that to the garbage collector.
     """
     kind = _kind(handler)
     behaviour = getattr(handler, kind)
@@ -36,7 +36,7 @@ def _kind(handler: Any) -> str:
 
 
 def _called(function: Callable[[Any, Any], Any]) -> Behaviour:
-    # The mesh has no blocking servicers; what is left are the generated methods that say that they are not implemented.
+    # The mesh has no blocking servicers. This is for the generated methods that answer UNIMPLEMENTED.
     async def behave(request: Any, context: Any) -> Any:
         return function(request, context)
 

@@ -1,7 +1,6 @@
 """Traces, metrics and logs of every gRPC call, on both sides and for all four kinds.
 
-The trace context travels as the `traceparent` metadata key; the reason word of a failure as the trailing key
-`kvmesh-reason`.
+The metadata key `traceparent` carries the trace context, the trailing key `kvmesh-reason` the reason of a failure.
 """
 
 import asyncio
@@ -21,18 +20,17 @@ from kvmesh.telemetry.tracing import TRACEPARENT, current_traceparent, fail_span
 
 REASON_KEY = "kvmesh-reason"
 _log = event_logger(__name__)
-# Codes that speak of a defect rather than of a request or of load.
+# Codes that indicate a defect rather than a bad request or load.
 _DEFECTS = {"INTERNAL", "UNKNOWN", "DATA_LOSS", "UNIMPLEMENTED"}
 
 
 class TelemetryServerInterceptor(grpc.aio.ServerInterceptor):
-    """Reports every call that has a handler. Stands outside the error boundary, so that it sees the final status."""
+    """Reports every call that has a handler. Must be outside of the error boundary, to see the final status."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
 
     async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """Wraps the method's handler."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
@@ -51,7 +49,7 @@ class TelemetryServerInterceptor(grpc.aio.ServerInterceptor):
             )
             code, reason = "OK", ""
             try:
-                # Without tracing and without a caller's context there is nothing to make current.
+                # Without a trace context there is nothing to make current.
                 if not span.get_span_context().is_valid:
                     response = await inner(request, context)
                 else:
@@ -77,8 +75,8 @@ class TelemetryServerInterceptor(grpc.aio.ServerInterceptor):
 class ObservedChannel:
     """A channel with telemetry on its calls.
 
-    A wrapper and not a grpc.aio client interceptor: those put a task and a generator between the caller and every
-    message of a stream, and only grpc.aio's own channels run them.
+    It is a wrapper, since grpc.aio's client interceptors add a task and a generator to every message of a stream, and only grpc.aio's own
+    channels run them.
     """
 
     def __init__(self, channel: Any, telemetry: Telemetry) -> None:
@@ -146,7 +144,7 @@ def _end(span: Span, method: str, code: str, reason: str, duration_s: float, *, 
 
 
 def _now(finished: Any) -> Any:
-    # A finished call has its status at hand, so the coroutine ends without waiting; a callback could not wait.
+    # A finished call has its status already, so the coroutine ends without waiting. A callback cannot await it.
     try:
         finished.send(None)
     except StopIteration as result:
@@ -156,14 +154,14 @@ def _now(finished: Any) -> Any:
 
 
 def _code_name(code: Any, *, default: str = "OK") -> str:
-    # What a servicer chose, as its context tells it: grpc.aio gives numbers, and OK or None where nothing was chosen.
+    # The code in the servicer's context: grpc.aio gives a number, or OK or None if the servicer has set none.
     if isinstance(code, grpc.StatusCode):
         return default if code is grpc.StatusCode.OK else code.name
     return next((each.name for each in grpc.StatusCode if each.value[0] == code and code != 0), default)
 
 
 def _reason_of(error: BaseException | None) -> str:
-    # The error boundary raises gRPC's abort while handling the MeshError.
+    # The error boundary raises gRPC's abort while it handles the MeshError.
     while error is not None:
         if isinstance(error, MeshError):
             return error.reason

@@ -3,8 +3,7 @@
     _log = event_logger(__name__)
     _log.info("request_finished", request_id=request_id, reason="stop")
 
-Prompts and tokens are never logged. Code below this package logs with `extra={"data": {...}}`, which comes out the
-same.
+Prompts and tokens are never logged. Packages below this one log with `extra={"data": {...}}`, which gives the same lines.
 """
 
 import json
@@ -23,7 +22,7 @@ _VALUE_CHARACTERS_MAX = 8_192
 
 
 class LogFormat(StrEnum):
-    """How a line looks."""
+    """The format of lines."""
 
     AUTO = "auto"
     JSON = "json"
@@ -40,7 +39,7 @@ class LogLevel(StrEnum):
 
 
 class EventLogger:
-    """A logger whose messages are events with data."""
+    """Logs events with data."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
@@ -49,15 +48,15 @@ class EventLogger:
         self._emit(logging.DEBUG, event, None, data)
 
     def info(self, event: str, **data: Any) -> None:
-        """For operators: rare events, and one line per request."""
+        """For rare events, and one line per request."""
         self._emit(logging.INFO, event, None, data)
 
     def warning(self, event: str, *, exc_info: BaseException | None = None, **data: Any) -> None:
-        """Something is wrong and the mesh copes."""
+        """For problems that the mesh handles."""
         self._emit(logging.WARNING, event, exc_info, data)
 
     def error(self, event: str, *, exc_info: BaseException | None = None, **data: Any) -> None:
-        """Something is wrong and an operator should act."""
+        """For problems that an operator should act on."""
         self._emit(logging.ERROR, event, exc_info, data)
 
     def _emit(self, level: int, event: str, error: BaseException | None, data: dict[str, Any]) -> None:
@@ -73,28 +72,25 @@ def event_logger(name: str) -> EventLogger:
 def configure_logging(
     *, level: LogLevel = LogLevel.INFO, style: LogFormat = LogFormat.AUTO, service: str, stream: TextIO | None = None
 ) -> None:
-    """Sends the whole process's logs to `stream` (default: stderr), replacing earlier handlers."""
+    """Sends all logs of the process to `stream` (default: stderr). Replaces earlier handlers."""
     stream = stream or sys.stderr
     is_text = style is LogFormat.TEXT or (style is LogFormat.AUTO and stream.isatty())
     handler = logging.StreamHandler(stream)
     handler.setFormatter(TextFormatter() if is_text else JsonFormatter(service))
-    _leave_out_the_unused()
+    _skip_unused_fields()
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
 
 
-def _leave_out_the_unused() -> None:
-    """What the library looks up for each record and no line shows: the caller's place in the code, threads, processes.
-
-    These are the switches that its documentation gives for that.
-    """
+def _skip_unused_fields() -> None:
+    """Stops the library from collecting the caller's line, thread and process, by the switches in its documentation."""
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line; the keys of this class win over an event's data of the same name."""
+    """One JSON object per line. The keys of this class override an event's data of the same name."""
 
     def __init__(self, service: str) -> None:
         super().__init__()
@@ -112,7 +108,7 @@ class JsonFormatter(logging.Formatter):
         line |= {key: value for key, value in _data(record).items() if key not in line}
         try:
             return orjson.dumps(line, default=str).decode()
-        except TypeError:  # Numbers beyond 64 bits, keys that are no strings, halves of surrogate pairs.
+        except TypeError:  # Numbers beyond 64 bits, keys that are no strings, lone surrogates.
             return json.dumps(line, default=str, ensure_ascii=False)
 
 

@@ -1,4 +1,4 @@
-"""Prometheus instruments with the mesh's names, on a registry that is handed in."""
+"""Prometheus instruments with the mesh's names."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -8,9 +8,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from kvmesh.telemetry.tally import Spreads, Tally
 
 _WORD = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*\Z")
-# Endings that Prometheus or the mesh's rule spell differently.
+# Endings that break the rules for names.
 _WRONG_ENDINGS = ("_total", "_s", "_ms", "_us", "_sec", "_secs", "_milliseconds", "_kb", "_mb", "_percent")
-# From 0.2 ms, the mesh's own hops, to two minutes, a long prompt on a CPU.
+# From 0.2 ms, for the mesh's own hops, to two minutes, for a long prompt on a CPU.
 DURATION_BUCKETS_S = (
     0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0,
 )  # fmt: skip
@@ -19,8 +19,8 @@ DURATION_BUCKETS_S = (
 class Instruments:
     """Makes the instruments `kvmesh_<service>_<what>_<unit>[_total]` of one service.
 
-    `name` is `<what>_<unit>` with base units (seconds, bytes, tokens, requests...); `labels` take values from closed
-    sets, never ids. Making the same name twice is a ValueError.
+    `name` is `<what>_<unit>` with a base unit (seconds, bytes, tokens, requests...). The values of `labels` must be from closed sets, never
+    ids. ValueError when a name is used twice.
     """
 
     def __init__(self, registry: CollectorRegistry, service: str) -> None:
@@ -28,14 +28,14 @@ class Instruments:
         self._prefix = f"kvmesh_{_checked(service)}_"
 
     def counter(self, name: str, help: str, labels: Sequence[str] = ()) -> Counter:  # noqa: A002
-        """Only goes up; `_total` is added to its name."""
+        """`_total` is added to the name."""
         return Counter(self._prefix + _checked(name), help, labels, registry=self.registry)
 
     def gauge(self, name: str, help: str, labels: Sequence[str] = ()) -> Gauge:  # noqa: A002
         return Gauge(self._prefix + _checked(name), help, labels, registry=self.registry)
 
     def gauge_function(self, name: str, help: str, function: Callable[[], float]) -> Gauge:  # noqa: A002
-        """Asked for its value at each scrape; `function` must be quick and must not raise."""
+        """Each scrape calls `function`, which must be quick and must not raise."""
         gauge = self.gauge(name, help)
         gauge.set_function(function)
         return gauge
@@ -48,11 +48,11 @@ class Instruments:
         *,
         buckets: Sequence[float] = DURATION_BUCKETS_S,
     ) -> Histogram:
-        """A distribution; the default buckets are for durations in seconds."""
+        """The default buckets are for durations in seconds."""
         return Histogram(self._prefix + _checked(name), help, labels, registry=self.registry, buckets=buckets)
 
     def tally(self, name: str, help: str, labels: Sequence[str] = ()) -> Tally:  # noqa: A002
-        """A counter that costs next to nothing to count with, from the event loop's thread only."""
+        """A counter without a lock, for the event loop's thread only."""
         return Tally(self.registry, self._prefix + _checked(name), help, labels)
 
     def spreads(
@@ -67,7 +67,7 @@ class Instruments:
 
 
 class ClosedSet:
-    """Keeps a label from growing without bound: values beyond the first `values_max` become `other`."""
+    """Bounds the values of a label: values after the first `values_max` become `other`."""
 
     def __init__(self, values_max: int, *, is_word: bool = True) -> None:
         self._values_max = values_max
@@ -75,7 +75,6 @@ class ClosedSet:
         self._values: set[str] = set()
 
     def label(self, value: str) -> str:
-        """The label to use for `value`."""
         if value in self._values:
             return value
         if len(self._values) >= self._values_max or (self._is_word and not _WORD.match(value)):

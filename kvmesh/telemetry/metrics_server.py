@@ -12,9 +12,9 @@ _REQUEST_BYTES_MAX = 64 * 1024
 
 
 class MetricsServer:
-    """A small HTTP server beside the gRPC one.
+    """A small HTTP server beside the gRPC server.
 
-    `/live` answers while the event loop turns; `/health` answers 503 unless `is_healthy()`.
+    `/live` answers while the event loop runs. `/health` answers 503 unless `is_healthy()`.
     """
 
     def __init__(
@@ -29,16 +29,15 @@ class MetricsServer:
 
     @property
     def port(self) -> int:
-        """The port listened on; 0 before `start`."""
+        """The bound port; 0 before `start`."""
         return self._port
 
     @property
     def address(self) -> str:
-        """host:port."""
         return f"{self._host}:{self._port}"
 
     async def start(self) -> None:
-        """Binds and serves. OSError when the address cannot be bound."""
+        """OSError when the address cannot be bound."""
         app = web.Application(client_max_size=_REQUEST_BYTES_MAX)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/health", self._health)
@@ -50,7 +49,7 @@ class MetricsServer:
         _logger.debug("metrics_server_started", extra={"data": {"address": self.address}})
 
     async def aclose(self) -> None:
-        """Stops listening. Idempotent."""
+        """Idempotent."""
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()

@@ -1,7 +1,7 @@
-"""Counters and histograms for what happens thousands of times per second: plain numbers until they are scraped.
+"""Counters and histograms for events that occur thousands of times per second.
 
-Prometheus's own take a lock for every number that they add to. These belong to one thread, that of the event loop, which also
-answers scrapes.
+Prometheus's own take a lock for every addition. These have no lock, since only the event loop's thread uses them; it also answers
+scrapes.
 """
 
 import time
@@ -25,7 +25,7 @@ class Count:
 
 
 class Tally(Collector):
-    """A counter, by the values of its labels."""
+    """A counter with labels."""
 
     def __init__(self, registry: CollectorRegistry, name: str, help: str, labels: Sequence[str] = ()) -> None:  # noqa: A002
         self._name, self._help, self._labels = name, help, tuple(labels)
@@ -35,7 +35,7 @@ class Tally(Collector):
         registry.register(self)
 
     def of(self, *values: str) -> Count:
-        """The number for these values of the labels; to be kept by those who count."""
+        """The counter for these label values. Callers keep it, to avoid the lookup."""
         known = self._counts.get(values)
         if known is None:
             if len(values) != len(self._labels):
@@ -50,29 +50,29 @@ class Tally(Collector):
         yield family
 
     describe = collect
-    """By which the registry knows a name that is taken."""
+    """The registry uses it to detect duplicate names."""
 
 
 class Spread:
-    """How often values fell into each bucket."""
+    """Counts of observed values by bucket."""
 
     __slots__ = ("_bounds", "began_s", "counts", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """The last is of those above all bounds."""
+        """The last one counts values above all bounds."""
         self.total = 0.0
         self.began_s = time.time()
 
     def observe(self, value: float) -> None:
-        """One more. A bound counts as below itself."""
+        """A value equal to a bound counts for that bound's bucket."""
         self.counts[bisect_left(self._bounds, value)] += 1
         self.total += value
 
 
 class Spreads(Collector):
-    """A histogram, by the values of its labels. As with Prometheus's own there is no sum beside bounds below zero."""
+    """A histogram with labels. Like Prometheus's own, it has no sum if a bound is negative."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Spreads(Collector):
         registry.register(self)
 
     def of(self, *values: str) -> Spread:
-        """The distribution for these values of the labels; to be kept by those who observe."""
+        """The distribution for these label values. Callers keep it, to avoid the lookup."""
         known = self._spreads.get(values)
         if known is None:
             if len(values) != len(self._labels):
@@ -101,7 +101,7 @@ class Spreads(Collector):
         return known
 
     def forget(self, *values: str) -> None:
-        """There is nothing of these values any more."""
+        """Removes these label values."""
         self._spreads.pop(values, None)
 
     def collect(self) -> Iterator[HistogramMetricFamily]:

@@ -1,18 +1,39 @@
-"""The three of them together."""
+"""One process's telemetry: metrics of gRPC calls, instruments and traces."""
 
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from kvmesh.telemetry.metrics import Instruments
-from kvmesh.telemetry.rpc_metrics import RpcMetrics
+from kvmesh.telemetry.metrics import ClosedSet, Instruments
 from kvmesh.telemetry.settings import TelemetrySettings
 from kvmesh.telemetry.tracing import Tracing
+
+_METHODS_MAX = 256
+_REASONS_MAX = 64
+
+
+class RpcMetrics:
+    """Calls by method, code and reason. `method` is package.Service/Method; `reason` is `none` after success."""
+
+    def __init__(self, instruments: Instruments, *, side: str) -> None:
+        self._started = instruments.counter(f"rpc_{side}_started_calls", "Calls begun.", ["method"])
+        self._finished = instruments.counter(f"rpc_{side}_finished_calls", "Calls ended.", ["method", "code", "reason"])
+        self._duration = instruments.histogram(f"rpc_{side}_duration_seconds", "From begin to end.", ["method"])
+        self._methods = ClosedSet(_METHODS_MAX, is_word=False)
+        self._reasons = ClosedSet(_REASONS_MAX)
+
+    def started(self, method: str) -> None:
+        self._started.labels(self._methods.label(method)).inc()
+
+    def finished(self, method: str, *, code: str, reason: str, duration_s: float) -> None:
+        method = self._methods.label(method)
+        self._finished.labels(method, code, self._reasons.label(reason or "none")).inc()
+        self._duration.labels(method).observe(duration_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Telemetry:
-    """What a process's interceptors and services report to."""
+    """The process's interceptors and services report to this."""
 
     instruments: Instruments
     tracing: Tracing
@@ -29,10 +50,9 @@ class Telemetry:
         registry: CollectorRegistry | None = None,
         tracing: Tracing | None = None,
     ) -> "Telemetry":
-        """Telemetry of one service on a registry of its own, with the process's figures, unless one is given."""
+        """Telemetry of one service. Without a `registry` it makes one, with metrics of the process."""
         if registry is None:
             registry = CollectorRegistry()
-            # CPU seconds and memory of the process, under Prometheus's standard names.
             ProcessCollector(registry=registry)
         instruments = Instruments(registry, service)
         return cls(

@@ -1,7 +1,7 @@
-"""OpenTelemetry spans and the W3C trace context that links them across hops.
+"""OpenTelemetry spans, and the W3C trace context that links them across processes.
 
-Without an exporter no span is made and the SDK is not imported, but a caller's context still passes through every hop
-and into the logs, so that a mesh whose tracing is off does not cut its callers' traces.
+Without an exporter there are no spans and the SDK is not imported. A caller's trace context still passes through every process and
+into the logs, so that a mesh without tracing does not break its callers' traces.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f
 
 
 class Tracing:
-    """Makes spans. A part: closing it exports what is left, within the export's timeout."""
+    """Makes spans. A Part: `aclose` exports the remaining spans within the export's timeout."""
 
     def __init__(
         self,
@@ -40,17 +40,16 @@ class Tracing:
 
     @property
     def is_on(self) -> bool:
-        """Whether spans are made at all."""
         return self._tracer is not None
 
     async def start(self) -> None:
-        """Nothing to do; makes this a part."""
+        """Part of the Part interface."""
 
     async def aclose(self) -> None:
         """Exports the last spans. Idempotent."""
         provider, self._provider, self._tracer = self._provider, None, None
         if provider is not None:
-            # Shutting down joins the exporter's thread; the timeout leaves that thread behind rather than this process.
+            # Shutting down joins the exporter's thread. After the timeout the process exits without it.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._timeout_s):
                     await asyncio.to_thread(provider.shutdown)
@@ -63,7 +62,7 @@ class Tracing:
         parent: str | None = None,
         attributes: Mapping[str, Any] | None = None,
     ) -> Span:
-        """A span that the caller ends; a child of `parent` (a traceparent) or, without one, of the current span."""
+        """A span, which the caller must end. It is a child of `parent` (a traceparent) or else of the current span."""
         above = otel_context.get_current() if parent is None else _context_of(parent)
         if self._tracer is None:
             return trace.get_current_span(above)
@@ -78,7 +77,7 @@ class Tracing:
         parent: str | None = None,
         attributes: Mapping[str, Any] | None = None,
     ) -> Iterator[Span]:
-        """Inside, the span is the current one; it ends with the block, marked as failed when an exception leaves it."""
+        """Inside, the span is current. It ends with the block, as failed if an exception leaves the block."""
         span = self.start_span(name, kind=kind, parent=parent, attributes=attributes)
         is_own = self._tracer is not None
         with trace.use_span(span, end_on_exit=is_own, record_exception=False, set_status_on_exception=is_own):
@@ -86,7 +85,7 @@ class Tracing:
 
 
 def traceparent_of(span: Span) -> str:
-    """The span's W3C traceparent, empty when it has none."""
+    """The span's W3C traceparent; empty without a trace."""
     context = span.get_span_context()
     if not context.is_valid:
         return ""
@@ -94,7 +93,7 @@ def traceparent_of(span: Span) -> str:
 
 
 def current_traceparent() -> str:
-    """The current span's W3C traceparent, empty when there is none; for fields of messages."""
+    """The current span's W3C traceparent; empty without a trace."""
     return traceparent_of(trace.get_current_span())
 
 
@@ -103,7 +102,7 @@ def fail_span(span: Span, words: str) -> None:
 
 
 def _context_of(traceparent: str) -> otel_context.Context:
-    # An empty context: a server's parent is the caller, never what happens to be current in this task.
+    # Starts from an empty context: a server's parent is the caller, never the span that is current in this task.
     empty = otel_context.Context()
     match = _TRACEPARENT.match(traceparent)
     if match is None or match[1] == "ff" or (match[1] == "00" and match[5]):
@@ -119,7 +118,7 @@ def _provider(
 ) -> "TracerProvider | None":
     if not settings.otlp_endpoint and processor is None:
         return None
-    # Half a second of imports that a process without tracing does not pay.
+    # These imports take half a second.
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased

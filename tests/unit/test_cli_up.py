@@ -12,7 +12,7 @@ import pytest
 from kvmesh.cli.plan import MeshShape, plan_mesh
 from kvmesh.cli.up_settings import UpSettings
 from kvmesh.errors import InvalidRequestError
-from kvmesh.lifecycle.process_main import run_process
+from kvmesh.lifecycle.process import run_process
 from kvmesh.settings import load
 
 SHAPE = MeshShape(

@@ -1,4 +1,4 @@
-"""vLLM behind the mesh's engine protocol: one process, real NIXL, prefill and decode.
+"""The vLLM adapter: one process, real NIXL, prefill and decode.
 
-Importing `engine` imports neither vllm nor torch, because their environment is set first, in `VllmEngine.start`.
+Importing `engine` imports neither vllm nor torch: `VllmEngine.start` must set their environment first.
 """

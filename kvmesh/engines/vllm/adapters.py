@@ -1,4 +1,4 @@
-"""LoRA adapters. Requests name only adapters that vLLM has loaded, because a bad path in a request kills the engine."""
+"""LoRA adapters. Requests may name loaded adapters only, because a wrong path in a request kills the engine."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,12 +9,12 @@ from kvmesh.engines.vllm.fingerprint import adapter_fingerprint
 from kvmesh.errors import InvalidRequestError, NotFoundError, OverloadedError, UnsupportedError
 
 CONTENT_MARK = "\0"
-"""Between an adapter's name and the hash of its content; no name holds it."""
+"""Separates an adapter's name from the hash of its content. Names never contain it."""
 
 
 @dataclass(slots=True)
 class Adapters:
-    """Loaded adapters by name. `number` is vLLM's id, never used twice."""
+    """Loaded adapters by name. Each gets a new id in vLLM (`lora_int_id`)."""
 
     adapters_max: int
     is_enabled: bool
@@ -23,7 +23,7 @@ class Adapters:
     _next: int = 1
 
     def get(self, name: str) -> Any:
-        """vLLM's request for a loaded adapter; None for no name. NotFoundError for an unknown one."""
+        """vLLM's LoRARequest of a loaded adapter; None for an empty name. NotFoundError for an unknown name."""
         if not name:
             return None
         if name not in self._loaded:
@@ -34,25 +34,23 @@ class Adapters:
         return tuple(self._loaded)
 
     def full_name(self, name: str, source: str) -> str:
-        """The name that vLLM gets: the mesh's and a hash of the content. Reads the adapter's files, on a thread.
+        """The adapter's name in vLLM: its name in the mesh and a hash of its content. Reads the files: call it on a thread.
 
-        Cached blocks and handles are named by it, so that an adapter of the same name but with other weights does not use them.
-        Raises what makes loading impossible.
+        vLLM puts this name into block hashes, so an adapter of the same name with other weights never uses these blocks. Raises the
+        errors of `_check`.
         """
         self._check(name, source)
         return f"{name}{CONTENT_MARK}{adapter_fingerprint(source, self.hashes)}"
 
     def prepare(self, full_name: str, source: str) -> Any:
-        """A request to load; None when it is loaded already. Raises what makes it impossible."""
+        """The LoRARequest that loads an adapter; None when it is loaded already. InvalidRequestError if other content is loaded."""
         name = mesh_name(full_name)
         self._check(name, source)
         known = self._loaded.get(name)
         if known is not None and known.lora_name == full_name:
             return None
         if known is not None:
-            raise InvalidRequestError(
-                f"adapter {name} is loaded from elsewhere or with other content: unload it first", field="source"
-            )
+            raise InvalidRequestError(f"adapter {name} is loaded with other content: unload it first", field="source")
         from vllm.lora.request import LoRARequest
 
         self._next += 1
@@ -64,17 +62,17 @@ class Adapters:
         if name not in self._loaded and len(self._loaded) >= self.adapters_max:
             raise OverloadedError(f"{self.adapters_max} adapters are loaded already", reason="adapters_full")
         if not (Path(source) / "adapter_config.json").is_file():
-            raise NotFoundError(f"{source} holds no adapter_config.json", field="source", reason="adapter_not_found")
+            raise NotFoundError(f"{source} has no adapter_config.json", field="source", reason="adapter_not_found")
 
     def add(self, request: Any) -> None:
-        """Remembers one that vLLM has loaded."""
+        """Records an adapter that vLLM has loaded."""
         self._loaded[mesh_name(request.lora_name)] = request
 
     def remove(self, name: str) -> Any:
-        """Forgets one; its request, or None."""
+        """Removes an adapter. Returns its LoRARequest, or None."""
         return self._loaded.pop(name, None)
 
 
 def mesh_name(full_name: str) -> str:
-    """The mesh's name of an adapter from vLLM's, which holds a hash of the content as well."""
+    """The name in the mesh from an adapter's full name."""
     return full_name.partition(CONTENT_MARK)[0]

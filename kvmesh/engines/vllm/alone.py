@@ -1,8 +1,8 @@
-"""One vLLM engine without kvmesh, to compare with: `python -m kvmesh.engines.vllm.alone`.
+"""One vLLM engine without the mesh, as a reference for its tokens: `python -m kvmesh.engines.vllm.alone`.
 
-Reads {"model", "prompts", "max_tokens", "dtype"} as JSON on standard input and prints "ANSWERS " and the greedy token ids as
-JSON. Without "dtype", vLLM takes the model's own.
-One prompt at a time, as whoever compares must ask too: the order of additions inside a batch depends on the batch.
+Reads {"model", "prompts", "max_tokens", "dtype"} as JSON from standard input. Prints "ANSWERS " and the greedy token ids as JSON.
+Without "dtype", vLLM uses the model's own. It runs one prompt at a time, and so must the mesh in the comparison: rounding depends on
+the batch.
 """
 
 import json
@@ -40,7 +40,7 @@ def main() -> None:
         answers.append(list(output.outputs[0].token_ids))
     sys.stdout.write(f"{MARK}{json.dumps(answers)}\n")
     sys.stdout.flush()
-    # Libraries of the device may wait for ever at the end of the process.
+    # Device libraries may hang when the process exits normally.
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""vLLM's engine arguments from the settings. Called after the environment is set: imports vllm."""
+"""vLLM's engine arguments from the settings. Imports vllm, so the environment must be set before."""
 
 import dataclasses
 from pathlib import Path
@@ -20,9 +20,9 @@ ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 
 def engine_arguments(settings: VllmSettings, *, is_cpu: bool, holds_path: str) -> Any:
-    """vLLM's EngineArgs. `holds_path` is where the connector finds its hold table.
+    """vLLM's EngineArgs. The connector maps its hold table from `holds_path`.
 
-    InvalidRequestError for values that vLLM would refuse late or unclearly.
+    InvalidRequestError for values that vLLM would refuse late or with an unclear message.
     """
     from vllm.engine.arg_utils import EngineArgs
 
@@ -74,7 +74,7 @@ def base_arguments(settings: VllmSettings) -> dict[str, Any]:
 
 
 def cpu_arguments(settings: VllmSettings) -> dict[str, Any]:
-    """Explicit KV memory skips the profiling run, eager mode the compiler."""
+    """An explicit size of the KV memory avoids vLLM's profiling run; eager mode avoids the compiler."""
     return {
         "block_size": settings.block_size_tokens or CPU_BLOCK_SIZE_TOKENS,
         "kv_cache_memory_bytes": settings.kv_cache_bytes or CPU_KV_CACHE_BYTES,
@@ -84,7 +84,7 @@ def cpu_arguments(settings: VllmSettings) -> dict[str, Any]:
 
 
 def gpu_arguments(settings: VllmSettings) -> dict[str, Any]:
-    """vLLM's own choices unless a setting says otherwise."""
+    """Omitted arguments take vLLM's defaults."""
     values: dict[str, Any] = {
         "gpu_memory_utilization": settings.gpu_memory_fraction,
         "enforce_eager": bool(settings.enforce_eager),
@@ -101,15 +101,15 @@ def gpu_arguments(settings: VllmSettings) -> dict[str, Any]:
 
 
 def usage_context(*, is_cpu: bool) -> Any:
-    """Which of vLLM's defaults hold: on a GPU those of its server, which fit the device's memory (requests at once, tokens of a
-    step). On CPU those of an engine, whose steps are short."""
+    """Selects vLLM's defaults: on a GPU its server's, which depend on the device's memory (concurrent requests, tokens of a step); on
+    CPU its engine's, which give short steps."""
     from vllm.usage.usage_lib import UsageContext
 
     return UsageContext.ENGINE_CONTEXT if is_cpu else UsageContext.OPENAI_API_SERVER
 
 
 def connector_arguments(settings: VllmSettings, holds_path: str) -> dict[str, Any]:
-    """KV events into this process (the publisher is replaced after the start), and NIXL."""
+    """KV events and NIXL. The event publisher is replaced after the start, see `VllmCore`."""
     from vllm.config import KVEventsConfig, KVTransferConfig
 
     values: dict[str, Any] = {
@@ -122,7 +122,7 @@ def connector_arguments(settings: VllmSettings, holds_path: str) -> dict[str, An
             kv_role="kv_both" if settings.can_switch_role else ROLES[settings.role],
             kv_load_failure_policy="recompute",
             kv_connector_extra_config={
-                # Threads beyond the progress thread only cost: pulls are posted from the engine thread.
+                # No threads besides the progress thread: the engine thread posts the pulls.
                 "num_threads": 0,
                 HOLDS_PATH: holds_path,
                 "kv_lease_duration": int(settings.lease_s) if settings.lease_s.is_integer() else settings.lease_s,
@@ -132,7 +132,7 @@ def connector_arguments(settings: VllmSettings, holds_path: str) -> dict[str, An
 
 
 def loads_tokenizer(settings: VllmSettings) -> bool:
-    """The mesh speaks token ids; vLLM needs a tokenizer for structured output only."""
+    """Prompts are token ids, so vLLM needs a tokenizer for structured output only."""
     if settings.tokenizer != "auto":
         return settings.tokenizer == "load"
     folder = Path(settings.model)

@@ -1,11 +1,11 @@
-"""vLLM's NIXL pull connector, with proof that pulled blocks were held until the pull was over.
+"""vLLM's NIXL pull connector, extended by a proof that pulled blocks were held until the pull ended.
 
-vLLM's own connector trusts time: the prefill side frees blocks when their lease ends, whether or not a peer reads them.
-A decode side that was stopped in between reads blocks of other prompts and answers with wrong tokens. Here the prefill
-side ends a hold (`holds.py`) before it frees the blocks, and the decode side reads the hold's word after the blocks.
+vLLM's own connector relies on time: the prefill side frees blocks when their lease ends, even if a peer is reading them. A decode
+side that was suspended meanwhile reads blocks of other prompts and answers with wrong tokens. Here the prefill side ends a hold
+(`holds.py`) before it frees the blocks, and the decode side reads the hold's word after the blocks.
 
-Written against vLLM 0.32. vLLM loads the class by module path and name (`kv_connector_module_path`). The name is that of
-vLLM's own connector, because vLLM's configuration treats that name specially.
+Written against vLLM 0.32. vLLM loads the class by module path and name (`kv_connector_module_path`). The class has the name of vLLM's
+own connector, because vLLM's configuration treats that name specially.
 """
 
 import logging
@@ -23,18 +23,16 @@ from kvmesh.engines.vllm.holds import HOLDS_PATH, WORD_BYTES, HoldTable
 LOG = logging.getLogger(__name__)
 
 CHECKS_MAX = 1 << 14
-"""Hold words that are read at a time; a pull beyond this number counts as lost, and its prompt is computed."""
-
-
+"""Concurrent reads of hold words. A pull beyond this number counts as lost, and its prompt is computed."""
 HOLD = "hold"
 """Name of the hold in the connector's parameters of a request: `index`, `number`, and the table's `addresses` by rank."""
 
 
 class NixlConnector(NixlPullConnector):  # type: ignore[misc]
-    """Both halves of the connector. vLLM makes one for its scheduler and one for each worker."""
+    """Both halves of the connector. vLLM makes one instance for its scheduler and one for each worker."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
-        # NixlPullConnector would make vLLM's own halves here.
+        # Skips NixlPullConnector.__init__, which would make vLLM's own halves.
         NixlBaseConnector.__init__(self, vllm_config, role, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
             self.connector_scheduler = HoldingScheduler(vllm_config, self.engine_id, kv_cache_config)
@@ -43,14 +41,14 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc]
 
 
 class HoldingScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
-    """Begins a hold with each handed-out prompt and ends it before vLLM frees the blocks."""
+    """Starts a hold with each handed-out prompt and ends it before vLLM frees the blocks."""
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
         self._holds = HoldTable(vllm_config.kv_transfer_config.kv_connector_extra_config[HOLDS_PATH])
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
-        """Adds the hold to the parameters that go to the reader. A full table leaves it out."""
+        """Adds the hold to the parameters for the reader, unless the table is full."""
         is_delayed, parameters = super().request_finished(request, block_ids)
         if is_delayed and parameters is not None:
             hold = self._holds.add(request.request_id)
@@ -59,13 +57,13 @@ class HoldingScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         return is_delayed, parameters
 
     def update_connector_output(self, connector_output: Any) -> None:
-        """vLLM calls this right before it frees the blocks of `finished_sending`, for whatever reason they are in it."""
+        """Ends holds. vLLM calls this right before it frees the blocks of all requests in `finished_sending`."""
         for request_id in connector_output.finished_sending or ():
             self._holds.end(request_id)
         super().update_connector_output(connector_output)
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
-        """Passes the holds of the pulls that begin in this step to the workers."""
+        """Passes the holds of pulls that start in this step to the workers."""
         holds = {
             request_id: request.kv_transfer_params.get(HOLD)
             for request_id, (request, _, _, is_awaited) in self._reqs_need_recv.items()
@@ -78,9 +76,9 @@ class HoldingScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
 
 @dataclass(slots=True)
 class _Check:
-    """What is left to do for one pull: read the hold's word from a rank of `engine_id` once the blocks are here.
+    """The pending check of one pull: after the blocks, read the hold's word from a rank of `engine_id`.
 
-    `copy` is the index in the table of copies that the word is being read to; None before that.
+    `copy` is the index of the local copy of the word; None before its read is posted.
     """
 
     engine_id: str
@@ -91,8 +89,8 @@ class _Check:
 class HoldingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
     """Checks the hold of each pull when its transfers are done, and only then notifies the prefill side.
 
-    The notice must not travel with the transfer, as vLLM sends it: the prefill side would end the hold before its word is
-    read. A pull whose hold has ended counts as failed, and vLLM computes the prompt.
+    vLLM sends the notice with the transfer. Then the prefill side would end the hold before its word is read. A pull whose hold has
+    ended counts as failed, and vLLM computes the prompt.
     """
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
@@ -105,7 +103,7 @@ class HoldingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         self._checks: dict[str, _Check] = {}
 
     def register_kv_caches(self, kv_caches: Any) -> None:
-        """Registers the words too. Before the caches: these end with the metadata that peers read."""
+        """Registers the hold words too, before super(), which ends with the metadata that peers read."""
         for address, size in (
             (self.holds.address, self.holds.size_bytes),
             (self._copies.ctypes.data, self._copies.nbytes),
@@ -116,19 +114,19 @@ class HoldingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         super().register_kv_caches(kv_caches)
 
     def start_load_kv(self, metadata: Any) -> None:
-        """Remembers the holds until the pulls begin, which may be after a handshake."""
+        """Stores the holds until the pulls start, possibly after a handshake."""
         self._pull_holds.update(metadata.holds)
         super().start_load_kv(metadata)
 
     def get_transfer_results(self) -> Any:
-        """Forgets the holds of pulls that are over."""
+        """Removes the holds of finished pulls."""
         results = super().get_transfer_results()
         for request_id in results.finished_recving:
             self._pull_holds.pop(request_id, None)
         return results
 
     def _read_blocks(self, read_spec: Any, **arguments: Any) -> bool:
-        """Posts a read of blocks. Its notice is sent when vLLM has taken over the pulled blocks."""
+        """Posts a read of blocks. Its notice is sent after vLLM has accepted the pulled blocks."""
         is_posted = bool(super()._read_blocks(read_spec=read_spec, **arguments))
         if is_posted and any(read_spec.local_block_ids):
             request_id, engine_id = arguments["request_id"], arguments["dst_engine_id"]
@@ -140,10 +138,10 @@ class HoldingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         return is_posted
 
     def abandon(self, request_id: str) -> None:
-        """Ends the wait for the handshake of an aborted pull, which becomes a notice to the peer.
+        """Ends an aborted pull that waits for a handshake, and notifies the peer.
 
-        Blocks of a running transfer stay allocated until the transfer ends. NIXL cannot stop one: its bytes still arrive after
-        its handle was released or its peer removed, in blocks that another request uses by then (seen with nixl 1.5.1 over TCP).
+        Blocks of a running transfer stay allocated until it ends. NIXL cannot stop a transfer: its bytes still arrive after its handle was
+        released or its peer removed, in blocks that another request may use by then (seen with nixl 1.5.1 over TCP).
         """
         metadata = self._recving_metadata.get(request_id)
         if metadata is None:
@@ -154,14 +152,14 @@ class HoldingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
             self._recv_failures.add(request_id)
 
     def _pop_done_transfers(self, transfers: dict[str, list[Any]]) -> tuple[set[str], set[str]]:
-        """Pulls whose blocks are here get one more transfer, the hold's word. They are done when that is."""
+        """Starts the read of the hold's word for each pull whose blocks have arrived. The pull is done when that read is."""
         done, failed = super()._pop_done_transfers(transfers)
-        begun = {request_id for request_id in done - failed if self._begin_check(request_id, transfers, failed)}
-        done -= begun
-        # Words of 8 bytes are often here at once.
-        words = {request_id: transfers[request_id] for request_id in begun}
+        started = {request_id for request_id in done - failed if self._begin_check(request_id, transfers, failed)}
+        done -= started
+        # Reads of 8 bytes often complete at once.
+        words = {request_id: transfers[request_id] for request_id in started}
         words_done, words_failed = super()._pop_done_transfers(words)
-        for request_id in begun:
+        for request_id in started:
             if request_id in words_done:
                 del transfers[request_id]
             else:
@@ -173,7 +171,7 @@ class HoldingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         return done, failed
 
     def _begin_check(self, request_id: str, transfers: dict[str, list[Any]], failed: set[str]) -> bool:
-        """Posts the read of a hold's word. False: there is nothing to read, or the pull has failed."""
+        """Posts the read of a hold's word. False: nothing to read, or the pull has failed."""
         check = self._checks.get(request_id)
         if check is None or check.copy is not None or request_id in self._recv_failures:
             return False
@@ -190,7 +188,7 @@ class HoldingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
     def _post_check(self, check: _Check, copy: int) -> Any:
         if check.hold is None:
             raise LookupError("the handle has no hold")
-        # Any rank will do, since all ranks of an engine share one table.
+        # All ranks of an engine share one table, so any rank will do.
         rank = min(
             tensor_rank for pipeline_rank, tensor_rank in self._remote_agents[check.engine_id] if pipeline_rank == 0
         )
@@ -207,7 +205,7 @@ class HoldingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         return transfer
 
     def _end_check(self, request_id: str, failed: set[str]) -> None:
-        """Compares the word. A pull whose hold has ended is added to `failed`."""
+        """Compares the word with the hold's number. Adds a pull whose hold has ended to `failed`."""
         check = self._checks.pop(request_id, None)
         if check is None or check.copy is None:
             return

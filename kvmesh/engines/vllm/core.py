@@ -1,6 +1,6 @@
-"""vLLM's engine core as the runner uses it: requests in, one list of outputs per step out. One thread uses it.
+"""Wraps vLLM's engine core for the runner. Not thread-safe.
 
-vLLM's detokeniser and output processor are left out: the core's own step outputs hold token ids, which is all we send.
+vLLM's detokeniser and output processor are not used: the core's step outputs contain the token ids, which is all that workers send.
 """
 
 import gc
@@ -17,7 +17,7 @@ from kvmesh.engines.vllm.settings import VllmSettings
 
 
 def reports_transfer(future: Any) -> bool:
-    """Whether a batch's output is there and names finished transfers. One that failed counts: the step raises its error."""
+    """True when a batch's output is ready and names finished transfers, or the batch failed: the next step raises its error."""
     if not future.done():
         return False
     if future.exception() is not None:
@@ -27,24 +27,24 @@ def reports_transfer(future: Any) -> bool:
 
 
 class EventCatcher:
-    """vLLM's publisher interface, handing batches to a function of this process instead of a socket."""
+    """vLLM's publisher interface. Passes event batches to a function of this process instead of a socket."""
 
     def __init__(self, receive: Callable[[Sequence[Any]], None]) -> None:
         self._receive = receive
 
     def publish(self, events: Any) -> None:
-        """Called by the scheduler at the end of a step that changed the cache."""
+        """The scheduler calls this at the end of a step that changed the cache."""
         self._receive(events.events)
 
     def shutdown(self) -> None:
-        """Nothing is held."""
+        """Part of vLLM's interface."""
 
     def get_publisher_config(self) -> None:
-        """There is no endpoint to tell."""
+        """Part of vLLM's interface: there is no endpoint."""
 
 
 class VllmCore:
-    """Builds the engine in the calling thread, which takes seconds. Raises what vLLM raises."""
+    """Builds the engine in the calling thread, which takes seconds or minutes. Raises vLLM's errors."""
 
     def __init__(self, settings: VllmSettings, receive_events: Callable[[Sequence[Any]], None]) -> None:
         with collector_off():
@@ -81,17 +81,17 @@ class VllmCore:
         self._scheduler.kv_event_publisher = EventCatcher(receive_events)
         self._count_preemptions()
         self.can_chunk = bool(self.config.scheduler_config.enable_chunked_prefill)
-        """Whether a prompt may be computed in several steps."""
+        """True when a prompt may be computed in several steps."""
         self.chunk_tokens_min = (
             int(self.config.cache_config.block_size) if self._scheduler.need_mamba_block_aligned_split else 1
         )
         """Smallest part of a prompt that a step can compute."""
         self.step_tokens_max = int(self._scheduler.max_num_scheduled_tokens)
         self.step_prompt_tokens = 0
-        """Tokens of the newest step beyond one for each running request."""
+        """Prompt tokens of the newest step: its tokens without one per running request."""
 
     def limit_steps(self, tokens: Callable[[int], int]) -> None:
-        """Asks for each step's token budget. The argument is how many tokens running requests may decode."""
+        """Makes the scheduler call `tokens` for each step's budget, with the number of tokens that running requests may decode."""
         scheduler = self._scheduler
         schedule = scheduler.schedule
         per_request = 1 + int(getattr(scheduler, "num_spec_tokens", 0) or 0)
@@ -107,7 +107,7 @@ class VllmCore:
         scheduler.schedule = schedule_within
 
     def _count_preemptions(self) -> None:
-        # The scheduler tells preemptions only to vLLM's own statistics, which are off because they cost per request.
+        # vLLM counts preemptions in its statistics only, which are off because they cost time per request.
         preempt = self._scheduler._preempt_request
 
         def counting(*arguments: Any, **named: Any) -> Any:
@@ -117,45 +117,45 @@ class VllmCore:
         self._scheduler._preempt_request = counting
 
     def call_workers(self, method: str, *arguments: Any) -> list[Any]:
-        """Calls the worker extension on every rank."""
+        """Calls a method of the worker extension on every rank."""
         return list(self._core.collective_rpc(method, None, arguments))
 
     def add(self, request: Any) -> None:
         self._client.add_request(request)
 
     def abort(self, request_id: str) -> None:
-        """Ends a request; frees its blocks unless a pull is writing into them."""
+        """Ends a request. Frees its blocks unless a pull is writing to them."""
         self._client.abort_requests([request_id])
 
     def has_work(self) -> bool:
-        """True while stepping changes anything: requests, leases, pulls, cleaning up."""
+        """True while there are requests, leases, pulls or queued batches."""
         return bool(self._scheduler.has_requests() or self._core.batch_queue)
 
     def step(self) -> tuple[Sequence[Any], bool]:
-        """One step: its outputs, and whether the model ran."""
+        """Makes one step. Returns its outputs and whether the model ran."""
         outputs, was_executed = self._core.step_fn()
         self._core.post_step(model_executed=was_executed)
         mine = outputs.get(0) if outputs else None
         return (mine.outputs if mine is not None else ()), was_executed
 
     def has_transfer_result(self) -> bool:
-        """True when a batch that waits in vLLM's queue says that a transfer is over: the next step takes that in.
+        """True when a queued batch reports the end of a transfer, which the next step handles.
 
         With asynchronous scheduling a step returns nothing until two batches are queued.
         """
         return any(reports_transfer(entry[0]) for entry in self._core.batch_queue or ())
 
     def is_held(self, request_id: str) -> bool:
-        """True while the scheduler knows the request, a finished one with leased blocks included."""
+        """True while the scheduler knows the request, also after its end while its blocks are leased."""
         return request_id in self._scheduler.requests
 
     def has_begun(self, request_id: str) -> bool:
-        """True once a step has taken the request up; also when it is over and forgotten."""
+        """True after the first step that computed for the request, also when the request has ended."""
         request = self._scheduler.requests.get(request_id)
         return request is None or request.num_computed_tokens > 0
 
     def is_pulling(self, request_id: str) -> bool:
-        """True from the allocation of blocks until the transfer is over."""
+        """True from the allocation of blocks until the end of the transfer."""
         request = self._scheduler.requests.get(request_id)
         return (
             request is not None
@@ -164,31 +164,31 @@ class VllmCore:
         )
 
     def is_queued(self, request_id: str) -> bool:
-        """True until the pull of a request with a handle begins: the connector takes the mark off then, for good."""
+        """True until the pull of a request with a handle starts: the connector clears the flag then."""
         request = self._scheduler.requests.get(request_id)
         parameters = request.kv_transfer_params if request is not None else None
         return bool(parameters and parameters.get("do_remote_prefill"))
 
     def has_failed_pull(self, request_id: str) -> bool:
-        """True between the step that noticed a failed transfer and the one that computes instead."""
+        """True between the step that detects a failed transfer and the step that computes the prompt."""
         return request_id in self._scheduler.failed_recving_kv_req_ids
 
     def blocks_of(self, request_id: str) -> int:
         return sum(len(group) for group in self._scheduler.kv_cache_manager.get_block_ids(request_id))
 
     def reset_cache(self) -> bool:
-        """Forgets cached blocks and publishes that at once; vLLM would wait for the next step."""
+        """Drops cached blocks and publishes that at once, not with the next step as vLLM does."""
         is_done = bool(self._scheduler.reset_prefix_cache())
         if events := self._scheduler.kv_cache_manager.take_events():
             self._receive_events(events)
         return is_done
 
     def cache_group_kinds(self) -> Sequence[str]:
-        """vLLM's word for each KV cache group, by number."""
+        """vLLM's kind of each KV cache group, by group number."""
         return [kind for kind, _ in self._scheduler.kv_cache_manager.kv_cache_event_metadata]
 
     def add_adapter(self, request: Any) -> bool:
-        """Loads a LoRA adapter; raises to the caller only."""
+        """Loads a LoRA adapter. An error leaves the engine intact."""
         return bool(self._client.add_lora(request))
 
     def remove_adapter(self, number: int) -> None:
@@ -200,7 +200,7 @@ class VllmCore:
 
     @property
     def blocks_total(self) -> int:
-        """Blocks of the pool; one more is vLLM's placeholder."""
+        """Blocks of the pool without vLLM's placeholder block."""
         return int(self._pool.num_gpu_blocks) - 1
 
     def bytes_per_block(self) -> int:
@@ -210,13 +210,13 @@ class VllmCore:
         return total // int(self._pool.num_gpu_blocks) * int(self.config.parallel_config.tensor_parallel_size)
 
     def load(self) -> LoadRecord:
-        """Occupancy now; the runner adds its counters."""
+        """The present occupancy. The runner adds its counters."""
         scheduler = self._scheduler
         running, waiting = scheduler.get_request_counts()
         free = int(self._pool.get_num_free_blocks())
         left = sum(
             max(0, request.num_prompt_tokens - request.num_computed_tokens)
-            # Iterating over vLLM's priority queue copies and sorts it: 1.2 ms with 1 000 waiting, at every turn.
+            # Iterating over vLLM's priority queue copies and sorts it: 1.2 ms per step with 1 000 waiting requests.
             for queue in (getattr(scheduler.waiting, "_heap", scheduler.waiting), scheduler.running)
             for request in queue
         )
@@ -232,10 +232,10 @@ class VllmCore:
         )
 
     def close(self) -> None:
-        """Ends worker processes, the connector and its agent.
+        """Ends worker processes, the connector and its NIXL agent.
 
-        vLLM would thaw the whole heap to collect it: seconds of work, and every page that a forked child shares with its
-        siblings becomes its own. The process ends soon, so the heap stays frozen.
+        vLLM's shutdown calls `gc.unfreeze`, which is disabled here: collecting the whole heap takes seconds and copies every page that
+        forked workers share, although the process ends soon.
         """
         thaw = gc.unfreeze
         gc.unfreeze = lambda: None

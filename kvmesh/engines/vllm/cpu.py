@@ -1,6 +1,6 @@
-"""Repairs of vLLM's CPU engine: no compiler at run time, seeds that survive chunked prompts, adapters that stay separate.
+"""Fixes for vLLM's CPU engine: no compiler at run time, correct seeds with chunked prompts, separate adapters.
 
-`prepare_runner` is written against the V1 model runner of vLLM 0.32 and replaces methods of the instance it gets.
+`prepare_runner` replaces methods of a V1 model runner instance of vLLM 0.32.
 """
 
 import functools
@@ -13,25 +13,25 @@ LORA_OPERATIONS = ("bgmv_shrink", "bgmv_expand", "bgmv_expand_slice")
 
 
 def forbid_compiling() -> None:
-    """Makes `torch.compile` return plain functions. Call it before vLLM's sampler is imported.
+    """Makes `torch.compile` return its argument. Call it before vLLM's sampler is imported.
 
-    vLLM compiles some helpers of its sampler at their first use, whatever `enforce_eager` says. The first request with prompt
-    log-probabilities then waits for a C++ compiler (44 s), or ends the engine where there is none.
+    vLLM compiles some helpers of its sampler at their first use, even with `enforce_eager`. The first request with prompt
+    log-probabilities would wait for a C++ compiler (44 s), or kill the engine where there is no compiler.
     """
     importlib.import_module("torch._dynamo.config").disable = True  # type: ignore[attr-defined]
 
 
 def allow_model_compiling(is_allowed: bool) -> None:
-    """Decides for the model itself, which is compiled at the start. Helpers that are imported already stay plain."""
+    """Decides for the model itself, which is compiled at the start. Helpers that are already imported stay uncompiled."""
     if is_allowed:
         importlib.import_module("torch._dynamo.config").disable = False  # type: ignore[attr-defined]
     else:
-        # For ranks in processes of their own.
+        # For ranks that are separate processes.
         os.environ["TORCH_COMPILE_DISABLE"] = "1"
 
 
 def prepare_runner(runner: Any) -> None:
-    """Prepares a model runner for requests that end vLLM's CPU engine or that it answers wrongly."""
+    """Fixes a model runner for requests that would kill vLLM's CPU engine or get a wrong answer."""
     if not hasattr(runner, "discard_request_mask"):
         return  # The V2 model runner, which samples without generators of torch.
     keep_seeds(runner)
@@ -41,11 +41,11 @@ def prepare_runner(runner: Any) -> None:
 
 
 def keep_seeds(runner: Any) -> None:
-    """Keeps the seeds of requests whose prompt is computed in several steps.
+    """Preserves the random generators of seeded requests whose prompt is computed in several steps.
 
-    Each step samples a token for every request and discards those of unfinished prompts. vLLM takes back a discarded sample by
-    `Generator.set_offset`, which raises for CPU generators and ends the engine. Here the generators of such requests take no
-    part in the step: the discarded sample comes from the global generator, and the request's own does not advance.
+    Each step samples a token for every request and discards the tokens of unfinished prompts. vLLM rewinds their generators by
+    `Generator.set_offset`, which raises for CPU generators and kills the engine. Here the generators of such requests are removed for
+    the step: the discarded sample comes from the global generator, and the request's own does not advance.
     """
     sample_tokens = runner.sample_tokens
 
@@ -64,10 +64,10 @@ def keep_seeds(runner: Any) -> None:
 
 
 def separate_adapters() -> None:
-    """Keeps adapters off requests that name none. Idempotent.
+    """Stops adapters from affecting requests without an adapter. Idempotent.
 
-    vLLM marks a request without an adapter by the index -1. Its CPU operations use that index as it is, which selects the last
-    slot: once all slots hold adapters, the base model answers with the last one's weights. Here such rows count as zero.
+    vLLM marks a request without an adapter by the index -1. Its CPU operations use -1 as an index, which selects the last slot: once
+    all slots hold adapters, the base model answers with the last one's weights. Here the inputs of such rows are zero.
     """
     operations = importlib.import_module("vllm.lora.ops.torch_ops.lora_ops")
     wrapper = importlib.import_module("vllm.lora.punica_wrapper.punica_cpu")
@@ -90,10 +90,10 @@ def _without_unadapted(operation: Callable[..., None]) -> Callable[..., None]:
 
 
 def score_prompts_with_adapters(runner: Any) -> None:
-    """Scores prompts in an engine with adapters.
+    """Computes prompt log-probabilities in an engine with adapters.
 
-    The logits of prompt tokens run through the adapters' part of the output layer, which vLLM maps by the rows it samples: the
-    number of rows differs, and the CPU engine ends. Here all rows of one prompt use that prompt's adapter.
+    vLLM maps the adapters of the output layer by the rows that it samples. Prompt logits have another number of rows, which kills the
+    CPU engine. Here all rows of one prompt use that prompt's adapter.
     """
     score = runner._get_prompt_logprobs_dict
     wrappers = list(runner.lora_manager._adapter_manager.punica_wrapper_mapping.values())
@@ -113,7 +113,7 @@ def score_prompts_with_adapters(runner: Any) -> None:
 def add_prompt_logits(
     wrapper: Any, hidden_states: Any, logits: Any, rows: Any, lora_a: Any, lora_b: Any, scale: float, **_: Any
 ) -> None:
-    """Adds one adapter's share to the logits of neighbouring `rows` of `hidden_states`, which belong to one prompt."""
+    """Adds an adapter's contribution to the logits of consecutive `rows` of `hidden_states`, which belong to one prompt."""
     first = (rows.storage_offset() - hidden_states.storage_offset()) // hidden_states.stride(0)
     slot = int(wrapper._token_lora_indices[first])
     if slot >= 0:

@@ -18,7 +18,6 @@ UNIMPORTANT = ("_name_or_path", "transformers_version")
 
 
 def model_card(core: VllmCore, settings: VllmSettings) -> ModelCard:
-    """The card, from vLLM's view of the model's configuration."""
     config = core.config.model_config
     return ModelCard(
         name=settings.served_name or settings.model,
@@ -31,7 +30,7 @@ def model_card(core: VllmCore, settings: VllmSettings) -> ModelCard:
 
 
 def eos_token_ids(config: Any) -> tuple[int, ...]:
-    """End tokens, from the generation configuration or else the model's."""
+    """End tokens from the generation configuration, or else from the model's."""
     value = config.try_get_generation_config().get("eos_token_id")
     value = getattr(config.hf_text_config, "eos_token_id", None) if value is None else value
     if value is None:
@@ -40,9 +39,11 @@ def eos_token_ids(config: Any) -> tuple[int, ...]:
 
 
 def handle_form(core: VllmCore, settings: VllmSettings) -> HandleForm:
-    """The form of handles: vLLM's own NIXL hash covers versions, heads, layers, types and attention backend; ours adds
-    the content of the model's files, overrides of its configuration, the block size (unequal ones give wrong tokens silently), the
-    layout and the ranks."""
+    """The form of this engine's handles.
+
+    vLLM's own NIXL hash covers versions, heads, layers, types and the attention backend. Ours adds the content of the model's files,
+    overrides of its configuration, the block size (a mismatch gives wrong tokens silently), the layout and the ranks.
+    """
     from vllm.version import __version__ as vllm_version
 
     cache, model = core.config.cache_config, core.config.model_config
@@ -75,9 +76,9 @@ def handle_form(core: VllmCore, settings: VllmSettings) -> HandleForm:
 
 
 def configuration_hash(config: Any) -> str:
-    """Hash of the model's configuration as vLLM uses it: overrides in its arguments count like changes of config.json."""
+    """Hash of the model's configuration as vLLM uses it, including overrides in the engine arguments."""
     values = {**config.hf_config.to_dict(), "quantization": config.quantization}
-    # Where the model lies, and who wrote the file, do not matter.
+    # The model's path and the writer of the file do not matter.
     text = json.dumps(
         {key: value for key, value in values.items() if key not in UNIMPORTANT}, sort_keys=True, default=str
     )
@@ -85,10 +86,10 @@ def configuration_hash(config: Any) -> str:
 
 
 def ranks_factor(parallel: Any, *, splits_heads: bool) -> str:
-    """Equal for engines whose numbers of ranks the NIXL connector lets exchange KV.
+    """Equal for engines whose numbers of ranks allow the NIXL connector to exchange KV.
 
-    It reads from any number of tensor-parallel ranks that divides the own one or is a multiple of it. Powers of two always do;
-    another number is compatible with itself only. Pipeline and context ranks must be equal.
+    A connector can read from any number of tensor-parallel ranks that is a multiple or a divisor of its own. Powers of two always are;
+    any other number is compatible with itself only. Pipeline and context ranks must be equal.
     """
     size = int(parallel.tensor_parallel_size)
     tensor = "any power of two" if splits_heads and size.bit_count() == 1 else str(size)
@@ -97,7 +98,7 @@ def ranks_factor(parallel: Any, *, splits_heads: bool) -> str:
 
 
 def connector_version() -> int:
-    """Of vLLM's NIXL connector: its protocol changes between releases."""
+    """The protocol version of vLLM's NIXL connector."""
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NIXL_CONNECTOR_VERSION
 
     return int(NIXL_CONNECTOR_VERSION)
@@ -106,11 +107,11 @@ def connector_version() -> int:
 def capabilities(
     settings: VllmSettings, *, has_tokenizer: bool, tasks: Sequence[str] = (GENERATE_TASK,)
 ) -> Capabilities:
-    """The capability record. `tasks`: what vLLM says that the model can be asked."""
+    """The capability record. `tasks` are vLLM's names of the tasks that the model supports."""
     from vllm.version import __version__ as vllm_version
 
     own_role = Role(settings.role)
-    # Every engine decodes what it computed itself; handles of others need the connector's role.
+    # Every engine can decode prompts that it computed itself. Reading handles depends on the connector's role.
     both = settings.has_kv_transfer and (settings.can_switch_role or own_role is Role.PREFILL)
     features = ["priority", "kv_events", "reset_cache"]
     features += ["lora"] if settings.enable_lora else []

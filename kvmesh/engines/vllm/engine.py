@@ -1,7 +1,7 @@
 """The vLLM engine: the Engine interface on the event loop, vLLM on a thread of its own.
 
-An iteration of the thread ends with at most one `call_soon_threadsafe`, which carries the StepOutput for all requests, the load
-and the KV events together.
+An iteration of the thread ends with at most one `call_soon_threadsafe`, which passes the StepOutput of all requests and the KV
+events together.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ CLOSE_TIMEOUT_S = 10.0
 
 
 class VllmEngine:
-    """One vLLM engine in this process; vLLM's globals allow one at a time. See `kvmesh.engines.base.Engine`."""
+    """One vLLM engine in this process; vLLM's globals allow one at a time."""
 
     def __init__(self, settings: VllmSettings, *, now: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
@@ -78,16 +78,16 @@ class VllmEngine:
         self._core: VllmCore | None = None
         self._thread: EngineThread | None = None
 
-    # ---- the loop's side ----
+    # ---- on the event loop ----
 
     async def start(self) -> None:
-        """Imports vLLM, loads the model. Cancelled: the thread undoes what it has built when the build is over."""
+        """Imports vLLM and loads the model. After a cancel, the thread finishes loading and then closes the engine."""
         if self._thread is not None:
             raise InvalidRequestError("the engine was started already")
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         environment.prepare(self._settings)
-        self._thread = EngineThread(build=self._build, turn=self._turn, died=self._died, ended=self._ended)
+        self._thread = EngineThread(build=self._build, iterate=self._iterate, died=self._died, ended=self._ended)
         self._thread.start()
         try:
             async with asyncio.timeout(self._settings.start_timeout_s):
@@ -102,7 +102,7 @@ class VllmEngine:
 
     @contextlib.contextmanager
     def _failing_with_threads(self) -> Iterator[None]:
-        """Inside, the death of any thread ends the start: vLLM waits for ever for a listener that could not listen."""
+        """Inside, an exception in any thread fails the start. vLLM would wait for ever for a listener thread that failed."""
         before, loop, ready = threading.excepthook, asyncio.get_running_loop(), self._ready
 
         def died(words: str) -> None:
@@ -141,14 +141,14 @@ class VllmEngine:
             self._thread.call(lambda: self._runner.cancel(key))
 
     def release_nowait(self, handle_id: str) -> bool:
-        """Frees a lease. Looks into vLLM's table from outside its thread, which one lookup in a dict allows."""
+        """See Engine. Reads vLLM's table from another thread, which is safe for a single dict lookup."""
         if self._failure is not None or self._is_over or not self._runner.is_leased(handle_id):
             return False
         self._running_thread().call(lambda: self._runner.release(handle_id))
         return True
 
     def leased_handles(self) -> int:
-        """After the newest turn of the engine thread."""
+        """As of the newest iteration of the engine thread."""
         return self._leased_handles
 
     def steps(self) -> AsyncIterator[StepOutput]:
@@ -161,11 +161,10 @@ class VllmEngine:
         return self._events.batches()
 
     def load(self) -> LoadRecord:
-        """The load after the newest turn of the engine thread."""
+        """The load after the newest iteration of the engine thread."""
         return self._load
 
     async def load_adapter(self, name: str, source: str) -> None:
-        """Loads a LoRA adapter through vLLM's own check first."""
         full_name = await asyncio.to_thread(self._adapters.full_name, name, source)
         request = self._adapters.prepare(full_name, source)
         if request is None:
@@ -174,7 +173,7 @@ class VllmEngine:
             is_loaded = await self._call(lambda core: core.add_adapter(request))
         except MeshError:
             raise
-        except Exception as error:  # vLLM raises whatever its loaders do; the engine is unharmed.
+        except Exception as error:  # vLLM's loaders raise errors of any class. The engine is intact.
             raise InvalidRequestError(
                 f"vLLM cannot load adapter {name}: {str(error).splitlines()[0]}", field="source"
             ) from error
@@ -183,25 +182,24 @@ class VllmEngine:
         self._adapters.add(request)
 
     async def unload_adapter(self, name: str) -> None:
-        """Refuses new legs with it at once; vLLM forgets it when the last leg that has it is done."""
+        """Refuses new legs with the adapter at once. vLLM unloads it after the last leg that uses it."""
         request = self._adapters.remove(name)
         if request is not None:
             await self._call(lambda core: self._retire(request))
 
     async def reset_cache(self) -> bool:
-        """Forgets cached blocks that nobody holds."""
         return await self._call(lambda core: core.reset_cache())
 
     async def sleep(self, level: int) -> None:
-        """Always refused: vLLM on CPU frees nothing, and on a GPU this connector cannot register its memory anew."""
+        """Always refused: vLLM on CPU frees nothing, and on a GPU the connector cannot register its memory again."""
         raise UnsupportedError("vLLM cannot free memory that NIXL has registered", field="level")
 
     async def wake(self) -> None:
-        """Always refused, as `sleep` is."""
-        raise UnsupportedError("vLLM does not sleep here")
+        """Always refused."""
+        raise UnsupportedError("this engine does not sleep")
 
     async def set_role(self, role: Role) -> None:
-        """Serves another pool; the engine itself does both from its start."""
+        """See Engine. The engine itself supports both roles from its start."""
         if role is self._role:
             return
         if role not in self._description.capabilities.roles or not self._settings.can_switch_role:
@@ -231,7 +229,7 @@ class VllmEngine:
         return self._thread
 
     async def _call(self, function: Callable[[VllmCore], T]) -> T:
-        """Runs a function on the engine thread. A cancelled caller does not stop it."""
+        """Runs a function on the engine thread. Cancelling the caller does not stop it."""
         thread = self._running_thread()
         result: asyncio.Future[T] = self._loop.create_future()
 
@@ -239,7 +237,7 @@ class VllmEngine:
             assert self._core is not None
             try:
                 value = function(self._core)
-            except Exception as error:  # noqa: BLE001  # Raised again at the caller.
+            except Exception as error:  # noqa: BLE001  # Raised in the caller.
                 self._post_call(set_exception, result, error)
             else:
                 self._post_call(set_result, result, value)
@@ -270,7 +268,7 @@ class VllmEngine:
             self._failure = failure
             self._outputs.close_nowait(failure)
 
-    # ---- the engine thread's side ----
+    # ---- on the engine thread ----
 
     def _build(self) -> None:
         core = VllmCore(self._settings, self._take_events)
@@ -302,7 +300,7 @@ class VllmEngine:
         self._core = core
         self._post_call(set_result, self._ready, None)
 
-    def _turn(self) -> float | None:
+    def _iterate(self) -> float | None:
         assert self._core is not None
         if not self._core.has_work():
             self._post()
@@ -312,7 +310,7 @@ class VllmEngine:
             self._post()
             return IDLE_POLL_S
         if self._runner.has_output:
-            # A cancel has freed blocks: the step that follows may be long.
+            # Posts cancels before the next step, which may be long.
             self._post()
         was_active = self._runner.step()
         self._post()
@@ -360,7 +358,7 @@ class VllmEngine:
         try:
             if self._core is not None:
                 self._core.close()
-        except Exception:  # The thread ends here; there is no caller to raise to.
+        except Exception:  # The thread ends here, so there is no caller.
             LOG.exception("engine_close_failed")
         finally:
             self._post_call(self._finish_streams)
@@ -369,25 +367,25 @@ class VllmEngine:
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:
-            # The loop is closed, so no caller waits.
+            # The loop is closed.
             if self._thread is not None:
                 self._thread.stop()
 
 
 def set_result(future: "asyncio.Future[Any]", value: object) -> None:
-    """Unless the waiter has gone."""
+    """Does nothing if the waiter was cancelled."""
     if not future.done():
         future.set_result(value)
 
 
 def set_exception(future: "asyncio.Future[Any]", error: BaseException) -> None:
-    """Unless the waiter has gone."""
+    """Does nothing if the waiter was cancelled."""
     if not future.done():
         future.set_exception(error)
 
 
 def start_failure(error: BaseException) -> MeshError:
-    """Why the engine did not start."""
+    """The error that `start` raises."""
     text = " ".join(str(error).split())[:MESSAGE_CHARACTERS_MAX] or type(error).__name__
     if isinstance(error, MeshError):
         return error
@@ -399,5 +397,5 @@ def start_failure(error: BaseException) -> MeshError:
 
 
 def lost(error: BaseException) -> LostError:
-    """The engine's death as its consumer sees it."""
+    """The error that the consumer of steps gets."""
     return LostError(f"the vLLM engine died: {type(error).__name__}", reason="engine_died")

@@ -1,4 +1,4 @@
-"""Environment variables that must be set before torch, vllm and nixl are imported. A user's own values stay."""
+"""Environment variables that must be set before torch, vllm and nixl are imported. Variables that the user has set stay."""
 
 import importlib
 import importlib.metadata
@@ -14,29 +14,27 @@ from kvmesh.errors import UnavailableError
 from kvmesh.kv.nixl_api import set_progress_delay
 
 DEFAULTS = {
-    # One process: children of vLLM's own engine outlive a killed parent.
+    # One process: vLLM's engine processes would outlive a killed parent.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     # Two engines on two cores with two spinning threads each are 5 to 23 times slower.
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    # Ranks on CPU: vLLM's own binding wants a NUMA node for each and refuses to start without.
+    # Ranks on CPU: vLLM's own binding needs a NUMA node for each and refuses to start without.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "UCX_RCACHE_MAX_UNRELEASED": "1024",
     "UCX_LOG_LEVEL": "error",
     "NIXL_LOG_LEVEL": "ERROR",
-    # Full digests: 64 bits of a hash could collide and corrupt the translation of KV events.
+    # Full digests: 64-bit hashes could collide and corrupt the translation of KV events.
     "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0",
 }
-
-
 PLUGIN_GROUP = re.compile(r"vllm\.[a-z_]*plugins")
 VLLM_NAMES = ("vllm", "vllm-cpu")
 
 
 def set_defaults() -> None:
-    """The part that no setting changes; the fork server needs it before it knows any."""
+    """Sets the variables that do not depend on settings. The fork server calls this before it knows any settings."""
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     if "VLLM_PLUGINS" not in os.environ:
@@ -44,7 +42,7 @@ def set_defaults() -> None:
 
 
 def user_plugins() -> list[str]:
-    """Names of vLLM plugins that other packages install. vLLM's own cost half a second to load and do nothing here."""
+    """Names of vLLM plugins of other packages. vLLM's own take half a second to load and do nothing here."""
     return sorted(
         {
             entry.name
@@ -57,14 +55,14 @@ def user_plugins() -> list[str]:
 
 PORTS_TRIED = 64
 PROGRESS_DELAY_US = 200
-"""Sleep of NIXL's progress thread between polls. At 0, NIXL's own choice, the thread takes a whole core per engine."""
+"""Sleep of NIXL's progress thread between polls. At NIXL's default of 0 the thread uses a whole core per engine."""
 
 
 def prepare(settings: VllmSettings) -> int:
-    """Sets the environment for one engine in this process; the NIXL side channel's port."""
+    """Sets the environment for one engine in this process. Returns the port of the NIXL side channel."""
     set_defaults()
     os.environ.setdefault("VLLM_LOGGING_LEVEL", settings.log_level)
-    # In a child of the fork server vLLM has configured its logger already, by the server's environment.
+    # In a child of the fork server vLLM has configured its logger from the server's environment already.
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
     use_thread_count()
     if Path(settings.model).is_dir():
@@ -76,17 +74,18 @@ def prepare(settings: VllmSettings) -> int:
 
 
 def use_thread_count() -> None:
-    """Gives torch the threads that OMP_NUM_THREADS names. The fork server loads torch with one, whatever that says."""
+    """Gives torch OMP_NUM_THREADS threads. The fork server has loaded torch with one thread."""
     torch, count = sys.modules.get("torch"), os.environ["OMP_NUM_THREADS"].partition(",")[0].strip()
     if torch is not None and count.isdecimal() and int(count) > 0:
         torch.set_num_threads(int(count))
 
 
 def free_port(host: str, port: int) -> int:
-    """`port` if it is free, or a free one for 0. UnavailableError otherwise: vLLM would wait for its listener for ever.
+    """`port` if it is free, or a free port for 0. UnavailableError otherwise: vLLM would wait for its listener for ever.
 
-    vLLM takes a number only and listens some seconds later. Until then any outgoing connection may be given a port of the
-    kernel's own range, so one outside it is chosen, and by process, so that engines that start together do not meet.
+    vLLM gets a port number and listens some seconds later. Meanwhile the kernel may give any port of its ephemeral range to an
+    outgoing connection, so the port is outside of that range. It depends on the process id, so that engines that start together choose
+    different ports.
     """
     if port:
         _probe(host, port)
@@ -103,7 +102,7 @@ def free_port(host: str, port: int) -> int:
 
 
 def _quiet_ports() -> tuple[int, int]:
-    """First and number of ports below the range that the kernel gives to outgoing connections; 20000 up by default."""
+    """First port and number of ports below the kernel's ephemeral range; by default from 20000."""
     try:
         lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError):
@@ -123,5 +122,5 @@ def _probe(host: str, port: int) -> None:
 
 
 def calm_nixl() -> None:
-    """Lets the progress threads of vLLM's NIXL agents sleep between polls."""
+    """Makes the progress threads of vLLM's NIXL agents sleep between polls."""
     set_progress_delay(importlib.import_module("nixl._api"), PROGRESS_DELAY_US)

@@ -1,4 +1,4 @@
-"""Translates vLLM's cache events. Block hashes of the mesh are computed from the token ids of the events."""
+"""Translates vLLM's cache events. The mesh's block hashes are computed from the token ids in the events."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,28 +13,25 @@ TIERS: Mapping[str | None, KvTier] = {
     "CPU": KvTier.HOST,
     "STORAGE": KvTier.DISK,
 }
-
-
 REMOTE_TIERS: Mapping[str | None, KvTier] = {"CPU": KvTier.PEER, "STORAGE": KvTier.OBJECT}
-"""The same media when they are not the worker's own."""
-
+"""The same media on other machines."""
 FULL_PREFIX_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
-"""vLLM's kinds of cache groups that keep the blocks of the whole prefix (`KVCacheSpecKind`)."""
+"""Kinds of vLLM's cache groups that keep the blocks of the whole prefix (`KVCacheSpecKind`)."""
 
 
 def prefix_group(kinds: Sequence[str]) -> int:
-    """The group whose blocks tell how much of a prefix is cached: the first that keeps all of it.
+    """The group whose blocks show how much of a prefix is cached: the first one that keeps the whole prefix.
 
-    Groups with a window, chunks or a state free what lies behind, so that their blocks say nothing about the prefix. A model
-    that has only such groups is told by its first one: what is told is then less than what the engine can use, never more.
+    Groups with a window, chunks or a state free earlier blocks, so their blocks say nothing about the prefix. For a model with only
+    such groups the first one is used: the announced blocks are then fewer than the engine can use, never more.
     """
     return next((number for number, kind in enumerate(kinds) if kind in FULL_PREFIX_KINDS), 0)
 
 
 class EventTranslator:
-    """Keeps, per tier, engine hash -> mesh hash with a count, since vLLM may hold the same block twice and announces both.
+    """Maps engine hashes to mesh hashes and counts copies per tier, since vLLM may store a block twice and announce both.
 
-    Only one KV cache group counts, see `prefix_group`: the groups of a hybrid model name the same tokens. Not thread-safe.
+    Only one KV cache group counts, see `prefix_group`: the groups of a hybrid model announce the same tokens. Not thread-safe.
     """
 
     def __init__(self, group: int = 0) -> None:
@@ -43,11 +40,11 @@ class EventTranslator:
         self._copies: dict[tuple[KvTier, bytes | int], int] = {}
 
     def count_group(self, group: int) -> None:
-        """Says which group counts; before the first event."""
+        """Sets the group that counts. Call it before the first event."""
         self._group = group
 
     def translate(self, events: Sequence[Any]) -> list[KvEvent]:
-        """Events in order; changes that leave the set of cached blocks as it is give nothing."""
+        """Events in order. Changes that do not alter the set of cached blocks produce none."""
         found: list[KvEvent] = []
         for event in events:
             kind = type(event).__name__
@@ -60,7 +57,7 @@ class EventTranslator:
         return found
 
     def snapshot(self) -> list[KvEvent]:
-        """Events that give the present set from nothing, parents first (names are kept in the order of storing)."""
+        """Events that lead to the present state, parents first (`_names` keeps the order of storing)."""
         events: list[KvEvent] = [KvCleared()]
         for engine_hash, (name, parent) in self._names.items():
             events += [
@@ -98,7 +95,7 @@ class EventTranslator:
         return [*runs, KvStored(block_hashes=run, parent_hash=run_parent, tier=tier)] if run else runs
 
     def _stored_again(self, event: Any) -> list[KvEvent]:
-        """Offloading tells some blocks without their tokens: known ones have a name, others cannot be told of."""
+        """Handles blocks that offloading announces without tokens. Blocks with an unknown hash are ignored."""
         tier, runs = tier_of(event), []
         for engine_hash in event.block_hashes:
             if engine_hash not in self._names:
@@ -131,14 +128,14 @@ class EventTranslator:
 
 
 def tier_of(event: Any) -> KvTier:
-    """Where the event's blocks lie. A medium that is new to the mesh counts as the engine's own memory."""
+    """The tier of the event's blocks. An unknown medium counts as the engine's own memory."""
     if getattr(event, "locality", None) == "REMOTE" and event.medium in REMOTE_TIERS:
         return REMOTE_TIERS[event.medium]
     return TIERS.get(event.medium, KvTier.DEVICE)
 
 
 def salt_of(event: Any) -> str:
-    """The cache salt among the first block's extra keys: the string that is not the adapter's name."""
+    """The cache salt: among the first block's extra keys the string that is not the adapter's name."""
     keys = list(event.extra_keys[0] or ()) if event.extra_keys else []
     if event.lora_name and event.lora_name in keys:
         keys.remove(event.lora_name)

@@ -1,4 +1,4 @@
-"""Hashes of whole files, computed in parallel and remembered in the user's cache directory."""
+"""Hashes of whole files, computed in parallel and cached in the user's cache directory."""
 
 import json
 import logging
@@ -18,14 +18,14 @@ from kvmesh.errors import InternalError
 log = logging.getLogger(__name__)
 
 ENTRIES_MAX = 4096
-"""Files remembered, some 150 bytes each; the oldest entries go first."""
+"""Cached entries, some 150 bytes each. The oldest are dropped first."""
 THREADS_MAX = 8
-"""Reading is bound by the disk from a few threads on."""
+"""With more threads the disk is the limit."""
 CHUNK_BYTES = 1 << 22
 QUIET_S = 10.0
 """Time between two log lines about a long run."""
 SETTLED_S = 2.0
-"""A file that changed more recently could change again without another time stamp: its hash is not remembered."""
+"""The hash of a file that changed more recently is not cached: the file could change again within the same time stamp."""
 
 Stamp = list[int]
 
@@ -38,18 +38,18 @@ def cache_file() -> Path:
 
 @dataclass(slots=True)
 class FileHashes:
-    """XXH3 with 128 bits: ten times as fast as SHA-256, and no accident makes two files equal. Who can write a model's files
-    decides its answers anyway, so a cryptographic hash would protect nothing more.
+    """XXH3 hashes of 128 bits: ten times as fast as SHA-256, without accidental collisions. A cryptographic hash would not protect more,
+    since whoever can write a model's files decides its answers anyway.
 
-    A remembered hash counts while path, device, inode, size and both time stamps are unchanged. Without a usable cache file
-    every file is read.
+    A cached hash is valid while path, device, inode, size and both time stamps are unchanged. Without a usable cache file every file is
+    read.
     """
 
     path: Path = field(default_factory=cache_file)
     wall: Callable[[], float] = time.time
 
     def get(self, files: Iterable[Path]) -> dict[Path, str]:
-        """The hash of each file. OSError when one cannot be read; InternalError when one changes meanwhile."""
+        """The hash of each file. OSError when a file cannot be read, InternalError when one changes meanwhile."""
         known, found = self._load(), {}
         stamps = {path: stamp_of(path) for path in files}
         missing = []
@@ -88,7 +88,7 @@ class FileHashes:
         newest = dict(list(entries.items())[-ENTRIES_MAX:])
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Another process may write at the same time: the last one wins, and the other's files are read again one day.
+            # If two processes write at the same time, the last one wins, and the other's files are hashed again later.
             with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False, encoding="utf-8") as file:
                 json.dump(newest, file)
             os.replace(file.name, self.path)
@@ -97,13 +97,13 @@ class FileHashes:
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Device, inode, size, and times of the last change of content and of anything."""
+    """Device, inode, size, and times of the last change of content and of metadata."""
     state = path.stat()
     return [state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns]
 
 
 def hash_file(path: Path, progress: "Progress") -> str:
-    """Of the whole content. Lets other threads run while it computes."""
+    """The hash of the whole file. Releases the interpreter lock while it computes."""
     digest, buffer = xxh3_128(), memoryview(bytearray(CHUNK_BYTES))
     with path.open("rb", buffering=0) as file:
         while size := file.readinto(buffer):
@@ -113,7 +113,7 @@ def hash_file(path: Path, progress: "Progress") -> str:
 
 
 class Progress:
-    """Logs now and then how far a long run is. Thread-safe."""
+    """Logs the progress of a long run every QUIET_S. Thread-safe."""
 
     def __init__(self, total_bytes: int) -> None:
         self._total_bytes = total_bytes

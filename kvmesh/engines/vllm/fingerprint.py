@@ -1,4 +1,4 @@
-"""The KV compatibility hash: covers everything that must be equal for two engines to exchange KV, including the model's files."""
+"""Fingerprints of models and adapters for the KV compatibility hash."""
 
 import hashlib
 import json
@@ -23,11 +23,11 @@ MAIN = "main"
 def model_fingerprint(
     model: str, revision: str, hashes: FileHashes, *, cache_folder: str | None = None, needs_weights: bool = True
 ) -> str:
-    """Names a model by the content of its files, wherever they lie. Reads all of them, unless their hashes are known.
+    """Identifies a model by the content of its files. Reads all files whose hashes are not cached.
 
-    A hub name stands for its snapshot in the hub's local cache; nothing is fetched. Where no weights are found, as with models
-    that are streamed from an object store, name and revision are the identity. Without a revision the fingerprint is unique:
-    such an engine pairs with no other, since nothing says that both have the same weights.
+    For a hub name the files are those of its snapshot in the hub's local cache; nothing is downloaded. If there are no weights, as with
+    models that are streamed from an object store, name and revision identify the model. Without a revision the fingerprint is
+    unique, so the engine exchanges KV with no other: nothing shows that both have the same weights.
     """
     files = model_files(model, revision, cache_folder)
     if any(path.suffix in WEIGHT_SUFFIXES for path in files) or (files and not needs_weights):
@@ -39,9 +39,9 @@ def model_fingerprint(
 
 
 def model_files(model: str, revision: str, cache_folder: str | None = None) -> list[Path]:
-    """Files that decide what KV a model computes: configuration, code and weights, of multimodal models those of the processor.
+    """Files that determine a model's KV: configuration, code and weights, and for multimodal models the processor's files.
 
-    Tokenizers count for the latter only, which expand their media with it; the mesh's prompts are token ids already.
+    Tokenizers matter for multimodal models only, which use them to expand media. Other prompts arrive as token ids.
     """
     if Path(model).is_file():
         return [Path(model)]
@@ -56,7 +56,7 @@ def model_files(model: str, revision: str, cache_folder: str | None = None) -> l
 
 
 def snapshot_folder(model: str, revision: str, cache_folder: str | None = None) -> Path | None:
-    """Where the hub's local cache has the commit that a hub name and revision stand for; None where it has none."""
+    """The folder of a hub name and revision in the hub's local cache; None if it is not cached."""
     try:
         from huggingface_hub import try_to_load_from_cache
     except ImportError:
@@ -64,7 +64,7 @@ def snapshot_folder(model: str, revision: str, cache_folder: str | None = None) 
     for name in CONFIGURATIONS:
         try:
             path = try_to_load_from_cache(model, name, revision=revision or MAIN, cache_dir=cache_folder)
-        except ValueError:  # Not a name of the hub.
+        except ValueError:  # Not a hub name.
             return None
         if isinstance(path, str):
             return Path(path).parent
@@ -72,7 +72,7 @@ def snapshot_folder(model: str, revision: str, cache_folder: str | None = None) 
 
 
 def adapter_fingerprint(source: str, hashes: FileHashes) -> str:
-    """Names a LoRA adapter by the content of its configuration and weights."""
+    """Identifies a LoRA adapter by the content of its configuration and weights."""
     return files_fingerprint(
         (path for path in Path(source).iterdir() if path.suffix in (".json", *WEIGHT_SUFFIXES) and path.is_file()),
         hashes,
@@ -90,7 +90,7 @@ def files_fingerprint(files: Iterable[Path], hashes: FileHashes) -> str:
 
 
 def hub_hash(path: Path) -> str:
-    """The SHA-256 of a file in the hub's cache, which names large files by it; empty for others."""
+    """The SHA-256 of a large file in the hub's cache, which is the file's name there; empty for other files."""
     target = path.resolve()
     is_blob = path.is_symlink() and target.parent.name == "blobs" and BLOB_NAME.fullmatch(target.name)
     return f"sha256:{target.name}" if is_blob else ""

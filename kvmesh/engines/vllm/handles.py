@@ -23,7 +23,7 @@ PREFILL_PARAMETERS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandleForm:
-    """What handles of this engine look like: only equal ones are read."""
+    """The form of an engine's handles. An engine reads handles of its own form only."""
 
     format: str
     compatibility_hash: str
@@ -32,14 +32,14 @@ class HandleForm:
 
 
 def prompt_hash(seed: int, token_ids: Sequence[int]) -> str:
-    """Names the prompt whose KV a handle holds; adapter and salt are in the seed."""
+    """Identifies the prompt whose KV a handle holds. The seed includes adapter and salt."""
     return f"{chain_hash(seed, pack_tokens(token_ids)):016x}"
 
 
 def make_handle(
     form: HandleForm, parameters: Mapping[str, Any], *, tokens: int, prompt: str, lease_s: float
 ) -> KvHandle:
-    """A handle from what vLLM's connector returned at the end of a prefill. The worker adds its id and epoch."""
+    """A handle from the parameters that vLLM's connector returned. The worker adds its id and epoch."""
     blocks = sum(len(group) for group in parameters["remote_block_ids"])
     return KvHandle(
         handle_id=parameters["remote_request_id"],
@@ -55,11 +55,11 @@ def make_handle(
 
 
 def read_handle(form: HandleForm, handle: KvHandle, *, tokens: int, prompt: str) -> dict[str, Any]:
-    """The connector's parameters for pulling. KvLostError when the handle can never be read for this prompt."""
+    """The connector's parameters for the pull. KvLostError when the handle can never be read for this prompt."""
     if handle.format != form.format:
         raise KvLostError(f"this engine reads {form.format}, not {handle.format}", reason="kv_format", field="handle")
     if handle.compatibility_hash != form.compatibility_hash:
-        # Unequal block sizes are among what the hash covers: vLLM itself would answer with wrong tokens.
+        # The hash covers the block size, too: with unequal sizes vLLM itself would answer with wrong tokens.
         raise KvLostError("the handle's KV does not fit this engine", reason="kv_incompatible", field="handle")
     try:
         its_prompt, parameters = unpack(handle.payload)
@@ -74,13 +74,13 @@ def read_handle(form: HandleForm, handle: KvHandle, *, tokens: int, prompt: str)
 
 
 def pack(prompt: str, parameters: Mapping[str, Any]) -> bytes:
-    """A checksum and the JSON it is of."""
+    """JSON, preceded by its checksum."""
     body = json.dumps({"prompt": prompt, "parameters": dict(parameters)}).encode()
     return b"%016x" % xxh3_64_intdigest(body) + body
 
 
 def unpack(payload: bytes) -> tuple[str, dict[str, Any]]:
-    """Prompt hash and parameters. ValueError, KeyError or TypeError when it is not what `pack` made."""
+    """Prompt hash and parameters. ValueError, KeyError or TypeError when `pack` did not make the payload."""
     body = payload[16:]
     if int(payload[:16], 16) != xxh3_64_intdigest(body):
         raise ValueError("wrong checksum")
@@ -89,7 +89,7 @@ def unpack(payload: bytes) -> tuple[str, dict[str, Any]]:
 
 
 def are_sound(parameters: Mapping[str, Any], *, blocks: int) -> bool:
-    """What vLLM takes unseen: a wrong type or number of blocks would raise in its step and end the engine."""
+    """Checks what vLLM does not: a wrong type or number of blocks would raise in its step and kill the engine."""
     groups = parameters["remote_block_ids"]
     return (
         all(isinstance(parameters[name], str) for name in ("remote_engine_id", "remote_request_id", "remote_host"))
@@ -97,13 +97,13 @@ def are_sound(parameters: Mapping[str, Any], *, blocks: int) -> bool:
         and all(is_count(parameters.get(name, 1), 1) for name in ("dcp_size", "pp_size"))
         and all(is_count(block, 0) for group in groups for block in group)
         and is_sound_hold(parameters.get("hold"), int(parameters["tp_size"]))
-        # One group of full attention has all the blocks; a window's group has fewer.
+        # A group with full attention has all blocks; a group with a window has fewer.
         and max((len(group) for group in groups), default=0) == blocks
     )
 
 
 def is_sound_hold(hold: Any, ranks: int) -> bool:
-    """A hold as the connector and the runner wrote it, or none: such a handle is not pulled."""
+    """True for a well-formed hold, or none: a handle without a hold is not pulled."""
     return hold is None or (
         all(is_count(hold[name], 0) for name in ("index", "number"))
         and len(hold["addresses"]) >= ranks

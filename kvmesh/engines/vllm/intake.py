@@ -1,4 +1,4 @@
-"""Checks legs and translates them to vLLM's requests. Runs on the event loop."""
+"""Checks legs and translates them to vLLM requests. Runs on the event loop."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,12 +20,12 @@ from kvmesh.errors import InvalidRequestError, UnsupportedError
 from kvmesh.kv.blocks import seed_hash
 
 EMBED_TASK, GENERATE_TASK = "embed", "generate"
-"""vLLM's words for what a model can be asked."""
+"""vLLM's names of tasks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intake:
-    """Turns requests into legs. Knows the model and the engine, not what runs."""
+    """Makes legs from requests. Has no state of running legs."""
 
     core: VllmCore
     settings: VllmSettings
@@ -35,9 +35,9 @@ class Intake:
     defaults: dict[str, Any]
 
     def make_leg(self, request: EngineRequest, *, adapter: Any, number: int, now: float) -> LegState:
-        """A leg ready to run. `number` is new for each, since vLLM knows a request as long as its blocks are leased.
+        """A leg that is ready to run. `number` must be new for each leg, since vLLM knows a request id while its blocks are leased.
 
-        Raises InvalidRequestError, UnsupportedError or KvLostError; nothing is left behind.
+        Raises InvalidRequestError, UnsupportedError or KvLostError, without side effects.
         """
         generation = request.generation
         check_generation(
@@ -47,7 +47,7 @@ class Intake:
         )
         self._check(request)
         tokens = [*generation.token_ids, *generation.emitted_token_ids]
-        # vLLM's name of an adapter holds a hash of its content: KV of other weights under the same name is never read.
+        # The adapter's name in vLLM includes a hash of its content, so KV of other weights under the same name is never read.
         adapter_name = adapter.lora_name if adapter is not None else ""
         prompt = prompt_hash(seed_hash(adapter_name, generation.cache_salt), tokens)
         parameters, is_late = self._parameters(request, len(tokens), prompt)
@@ -87,14 +87,14 @@ class Intake:
         asks_prompt = request.generation.sampling.prompt_logprobs is not None
         if request.task is LegTask.GENERATE and request.handle is not None and asks_prompt:
             raise UnsupportedError(
-                "KV that was computed elsewhere says nothing of the prompt's log-probabilities",
+                "the prompt's log-probabilities are not known when its KV was computed elsewhere",
                 field=f"{FIELD}.prompt_logprobs",
             )
         if request.generation.sampling.constraint is not None and not self.has_tokenizer:
             raise UnsupportedError("structured output needs a tokenizer in the engine", field=f"{FIELD}.constraint")
 
     def _parameters(self, request: EngineRequest, tokens: int, prompt: str) -> tuple[dict[str, Any] | None, bool]:
-        """The connector's parameters, and whether there is a handle that cannot be pulled: it came too late or has no hold."""
+        """The connector's parameters, and whether there is a handle that cannot be pulled: it is too old or has no hold."""
         if request.task is LegTask.PREFILL:
             return dict(PREFILL_PARAMETERS), False
         if request.handle is None:
@@ -155,14 +155,14 @@ def pooling(request: EngineRequest) -> Any:
 
 
 def refusal(error: Exception) -> InvalidRequestError:
-    """vLLM's refusal with our name of the field it complains about."""
+    """vLLM's refusal as our error, with our name of the field."""
     parameter = getattr(error, "parameter", None)
     field = f"{FIELD}.{parameter}" if parameter else FIELD
     return InvalidRequestError(f"vLLM refused the request: {str(error).splitlines()[0]}", field=field)
 
 
 def without_handle(leg: LegState) -> None:
-    """Makes a leg's next attempt: the same request under a new inner id, computing its prompt here."""
+    """Prepares a leg's next attempt, which computes the prompt here: the same request under a new inner id."""
     import msgspec
 
     leg.attempt += 1

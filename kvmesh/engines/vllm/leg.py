@@ -10,9 +10,9 @@ from kvmesh.engines.base import EngineRequest
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class LegState:
-    """A leg as the runner keeps it. `inner_id` is vLLM's name for it, new for each attempt.
+    """A leg's state. `inner_id` is its request id in vLLM, new for each attempt.
 
-    `parameters` are the connector's for the present attempt; None when the prompt is computed here.
+    `parameters` are the connector's for the present attempt; None: the prompt is computed here without a handoff.
     """
 
     request: EngineRequest
@@ -40,12 +40,11 @@ class LegState:
 
     @property
     def is_prefill(self) -> bool:
-        """True for the leg that hands out."""
         return self.request.task is LegTask.PREFILL
 
     @property
     def computes_prompt(self) -> bool:
-        """True where what it waits for is its turn: no KV comes for it."""
+        """True for legs whose waiting time counts as queueing: those without a handle."""
         return self.request.handle is None and self.request.task is not LegTask.EMBED
 
     def usage(self) -> Usage:

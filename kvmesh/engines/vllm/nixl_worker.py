@@ -1,7 +1,7 @@
-"""Extends vLLM's worker, in whichever process it runs: frees KV that vLLM itself would hold.
+"""Extends vLLM's worker, in whichever process it runs, to free KV that vLLM itself would keep.
 
-vLLM mixes this class into its worker (`worker_extension_cls`) and calls it through `collective_rpc`. It is written against
-the NIXL pull connector of vLLM 0.32 and uses its insides; each method says which promise of vLLM's it relies on.
+vLLM mixes this class into its worker (`worker_extension_cls`) and calls it through `collective_rpc`. It uses private parts of the NIXL
+pull connector of vLLM 0.32 (docs/contribute/replaced-parts.md).
 """
 
 import importlib
@@ -14,7 +14,7 @@ from kvmesh.engines.vllm.environment import calm_nixl
 
 
 class KvmeshWorkerExtension:
-    """Methods have the prefix `kvmesh_`, since they live beside vLLM's own."""
+    """Methods have the prefix `kvmesh_`, since vLLM adds them to its own class."""
 
     def kvmesh_prepare(self) -> tuple[str, int]:
         """Prepares the model runner.
@@ -28,8 +28,11 @@ class KvmeshWorkerExtension:
         return ("", 0) if worker is None else (str(worker.compat_hash), worker.holds.address)
 
     def kvmesh_splits_heads(self) -> bool:
-        """Whether an engine with another number of ranks can read these blocks, as the connector's handshake decides it: the heads
-        of a block lie together, and no rank holds a copy of another's. Models with one latent head need neither."""
+        """True when an engine with another number of ranks can read these blocks.
+
+        The connector's handshake requires that the heads of a block are contiguous and that no rank holds a copy of another's. Models
+        with one latent head need neither.
+        """
         worker = connector_worker()
         if worker is None or worker._has_mamba or worker.use_host_buffer:
             return False
@@ -40,10 +43,10 @@ class KvmeshWorkerExtension:
         return bool(layouts[worker.kv_cache_layout].is_block_contiguous) and not is_copied
 
     def kvmesh_release(self, request_ids: Sequence[str]) -> None:
-        """Ends leases as if a peer had pulled: the next step frees the blocks.
+        """Ends leases as if a peer had pulled. The next step frees the blocks.
 
-        `_replicated_pcp_done_sending` is the connector's own way to report requests as sent without a peer's word; a
-        request taken out of `_reqs_to_process` gets no lease even if the scheduler hands it over in the next step.
+        The connector uses `_replicated_pcp_done_sending` to report requests as sent without a peer's notice. A request that is removed
+        from `_reqs_to_process` gets no lease even if the scheduler passes it on in the next step.
         """
         worker = connector_worker()
         if worker is None:
@@ -56,13 +59,13 @@ class KvmeshWorkerExtension:
             worker._replicated_pcp_done_sending.add(request_id)
 
     def kvmesh_abandon(self, request_id: str) -> None:
-        """Ends the pull of an aborted request, which vLLM does only when the peer answers. See `HoldingWorker.abandon`."""
+        """Ends the pull of an aborted request; vLLM does so only when the peer answers. See `HoldingWorker.abandon`."""
         worker = connector_worker()
         if worker is not None:
             worker.abandon(request_id)
 
     def kvmesh_has_peer(self, engine_id: str) -> bool:
-        """True when the handshake with a peer is done, so that heartbeats for its leases go out."""
+        """True after the handshake with a peer. From then on vLLM renews its leases by heartbeats."""
         worker = connector_worker()
         return worker is not None and engine_id in worker._remote_agents
 
@@ -73,6 +76,6 @@ def connector_worker() -> Any:
     return state.get_kv_transfer_group().connector_worker if state.has_kv_transfer_group() else None
 
 
-# A rank of a tensor-parallel engine imports this module before it initialises its device and makes its agent.
+# A rank of a tensor-parallel engine imports this module before it makes its NIXL agent.
 if importlib.util.find_spec("nixl") is not None:
     calm_nixl()

@@ -18,7 +18,7 @@ REASONS = {
 
 @dataclass(slots=True)
 class StepBuilder:
-    """Collects one StepOutput."""
+    """Collects the entries of one StepOutput."""
 
     keys: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -28,18 +28,16 @@ class StepBuilder:
     finishes: list[EngineFinish] = field(default_factory=list)
 
     def add(self, key: int, token_ids: Sequence[int]) -> None:
-        """One request's tokens of this step."""
         self.keys.append(key)
         self.token_ids.extend(token_ids)
         self.counts.append(len(token_ids))
 
     @property
     def has_output(self) -> bool:
-        """True when there is something to yield."""
         return bool(self.keys or self.finishes or self.prompt_logprobs)
 
     def take(self, step: int) -> StepOutput | None:
-        """The output, or None when nothing happened."""
+        """The output; None when there are no entries."""
         if not self.has_output:
             return None
         is_plain = len(self.token_ids) == len(self.keys) and all(count == 1 for count in self.counts)
@@ -55,7 +53,7 @@ class StepBuilder:
 
 
 def stop_token(output: Any, reason: FinishReason) -> int | None:
-    """The token that ended an answer: vLLM names stop tokens but not the model's main end token."""
+    """The token that ended an answer. vLLM reports stop tokens, but not the model's main end token."""
     if reason is not FinishReason.STOP:
         return None
     if isinstance(output.stop_reason, int):
@@ -64,7 +62,7 @@ def stop_token(output: Any, reason: FinishReason) -> int | None:
 
 
 def token_logprobs(lists: Any, alternatives: int) -> list[TokenLogprob]:
-    """vLLM's arrays: row i is token i, column 0 the chosen token, then the best ones."""
+    """From vLLM's arrays: row i is token i, column 0 the chosen token, then the best alternatives."""
     return [
         TokenLogprob(logprob=values[0], alternatives=list(zip(ids[1 : alternatives + 1], values[1:], strict=False)))
         for ids, values in zip(lists.logprob_token_ids.tolist(), lists.logprobs.tolist(), strict=True)

@@ -1,9 +1,9 @@
-"""vLLM's parsers in a process of their own: `python -m kvmesh.engines.vllm.parsers TOKENIZER_DIRECTORY`.
+"""vLLM's parsers in a separate process: `python -m kvmesh.engines.vllm.parsers TOKENIZER_DIRECTORY`.
 
-Importing them loads torch and takes seconds and half a gigabyte, so who has no engine asks this process. It reads a JSON
-object per line and answers each with one line, in order:
+Importing them loads torch and takes seconds and half a gigabyte, so processes without an engine use this one. It reads a JSON object
+per line and answers each with one line, in order:
 
-    (first, unasked)                                               {"tools": [names], "reasonings": [names]}
+    (at the start)                                                 {"tools": [names], "reasonings": [names]}
     {"op": "open", "session", "tool", "reasoning", "tools", "prompt_ids"}       {"session"} or {"session", "error"}
     {"op": "push", "session", "text", "ids", "is_last"}            {"session", "parts"} or {"session", "error"}
     {"op": "whole", "tool", "reasoning", "tools", "text", "ids"}   {"content", "reasoning", "calls"} or {"error"}
@@ -28,7 +28,7 @@ HARMONY = "openai"
 
 
 class Session:
-    """One answer."""
+    """Parses one answer."""
 
     def __init__(self, tokenizer: Any, message: dict[str, Any]) -> None:
         self._request = _request(message)
@@ -97,7 +97,7 @@ def _parser(tokenizer: Any, message: dict[str, Any], request: Any) -> Any:
 
 
 class Server:
-    """Answers messages one after the other."""
+    """Handles messages in order."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -110,7 +110,7 @@ class Server:
         }
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
-        """One answer. What a parser fails with is said, since it is foreign code that fails in any way."""
+        """The response to a message. Reports any exception of a parser, since parsers are foreign code."""
         named = {"session": message["session"]} if "session" in message else {}
         try:
             return named | self._operations[message["op"]](message)
@@ -131,7 +131,7 @@ class Server:
 
 
 def serve(server: Server, lines: IO[str], out: IO[str]) -> None:
-    """Runs until the input ends, which means that the parent process has ended."""
+    """Runs until the input ends, as it does when the parent process ends."""
     tools, reasonings = ToolParserManager.list_registered(), ReasoningParserManager.list_registered()
     print(json.dumps({"tools": sorted(tools), "reasonings": sorted(reasonings)}), file=out, flush=True)
     for line in lines:
@@ -139,7 +139,7 @@ def serve(server: Server, lines: IO[str], out: IO[str]) -> None:
 
 
 def main() -> int:
-    # vLLM and what it imports write to the standard output; that one is ours.
+    # vLLM and its imports write to standard output, which carries our responses.
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     serve(Server(AutoTokenizer.from_pretrained(sys.argv[1])), sys.stdin, out)

@@ -1,4 +1,4 @@
-"""Imports vLLM once, in the fork server, with the garbage collector off: two million objects are made, none is garbage."""
+"""Imports vLLM in the fork server, without garbage collection: the import makes two million objects, none of them garbage."""
 
 import contextlib
 import gc
@@ -33,13 +33,13 @@ CPU_MODULES = (
 )
 
 IMPORT_ENVIRONMENT = {"HUMMING_DISABLE_PARALLEL_BUILD": "1"}
-"""On CUDA, vLLM's quantisation modules import `humming`, which would start two threads that wait for compilers in the background.
-It compiles on demand instead."""
+"""On CUDA, vLLM's quantisation modules import `humming`, which would start two threads that compile in the background. With this it
+compiles on demand."""
 
 
 @contextlib.contextmanager
 def collector_off() -> Iterator[None]:
-    """Saves about two seconds of collections; what was made inside is taken as permanent."""
+    """Saves about two seconds of collections. Objects that are made inside are never collected."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -53,7 +53,7 @@ def collector_off() -> Iterator[None]:
 
 @contextlib.contextmanager
 def grpc_absent() -> Iterator[None]:
-    """vLLM imports gRPC for a tracing of its own, which is not used here; a process that forks should not have it."""
+    """Hides gRPC, which vLLM imports for its own tracing: a process that forks must not load it."""
     if "grpc" in sys.modules:
         yield
         return
@@ -65,7 +65,7 @@ def grpc_absent() -> Iterator[None]:
 
 
 def preload() -> None:
-    """For the fork server: imports everything a child would. Starts no thread, on CUDA neither, and makes no NIXL agent."""
+    """Imports everything that a worker would. Starts no thread, not even on CUDA, and makes no NIXL agent."""
     set_defaults()
     with grpc_absent(), collector_off(), one_thread_each(IMPORT_ENVIRONMENT):
         is_cpu = bool(importlib.import_module("vllm.platforms").current_platform.is_cpu())

@@ -1,7 +1,7 @@
-"""Ties the life of an engine's ranks to the engine: a rank is a process of its own, and vLLM lets it outlive a killed parent.
+"""Ends an engine's ranks with the engine. Ranks are processes, which vLLM lets outlive a killed parent.
 
-vLLM starts ranks by `fork`, or by `spawn` (on a CPU, or where CUDA is in use already). The kernel kills them with the *thread* that
-started them, which must be the engine's own: it ends with the engine.
+vLLM starts ranks by `fork`, or by `spawn` (on a CPU, or if CUDA is in use already). The kernel kills them with the *thread* that started
+them, so that must be the engine thread.
 """
 
 import contextlib
@@ -21,10 +21,10 @@ _forking = threading.local()
 
 @contextlib.contextmanager
 def ranks_die_with_this_thread() -> Iterator[None]:
-    """Processes that the calling thread forks or spawns inside, by multiprocessing, die with it from their first moment on.
+    """Inside, processes that the calling thread forks or spawns by multiprocessing die with it from their start on.
 
-    A fork runs `_bind_fork`. A spawned process first imports the main module of its parent; inside, that is SPAWNED_MAIN.
-    One thread of a process at a time may be inside.
+    A fork runs `_bind_fork`. A spawned process first imports the main module of its parent, which is SPAWNED_MAIN inside. Only one
+    thread of a process at a time may be inside.
     """
     main = sys.modules["__main__"]
     spec = main.__spec__
@@ -40,7 +40,7 @@ def ranks_die_with_this_thread() -> Iterator[None]:
 
 
 def bind_spawned_rank() -> None:
-    """Ends this process at once if the engine has died already."""
+    """Binds this process to the engine. Ends it at once if the engine has died already."""
     if engine_pid := os.environ.pop(ENGINE_VARIABLE, ""):
         die_with_parent(int(engine_pid))
 

@@ -10,7 +10,6 @@ from kvmesh.engines.vllm.settings import VllmSettings
 
 
 def make(settings: VllmSettings, host: EngineHost) -> Engine:
-    """Importing the engine sets no environment; `start` does."""
     from kvmesh.engines.vllm.engine import VllmEngine
 
     return VllmEngine(
@@ -26,8 +25,8 @@ def make(settings: VllmSettings, host: EngineHost) -> Engine:
 
 
 def device_flags(assignment: DeviceAssignment) -> Sequence[str]:
-    """All devices stay visible to the worker, since UCX's `cuda_ipc` needs to see the peer's."""
-    # A start takes minutes, and vLLM says what it does in its log at this level.
+    """All devices stay visible to the worker, since UCX's `cuda_ipc` needs the peer's devices."""
+    # A start takes minutes, and vLLM logs its progress at this level.
     flags = ["--vllm-log-level", "INFO", "--vllm-gpu-memory-fraction", f"{assignment.memory_fraction:g}"]
     if assignment.positions:
         flags += ["--vllm-device-ids", ",".join(str(position) for position in assignment.positions)]
@@ -37,7 +36,7 @@ def device_flags(assignment: DeviceAssignment) -> Sequence[str]:
 
 
 def all_capabilities() -> Capabilities:
-    """Those of a generating and of a pooling model together, with adapters and a tokenizer."""
+    """The capabilities of a generating and of a pooling model together, with adapters and a tokenizer."""
     from kvmesh.engines.vllm.description import capabilities
     from kvmesh.engines.vllm.intake import EMBED_TASK, GENERATE_TASK
 

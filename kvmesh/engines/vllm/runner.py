@@ -1,7 +1,7 @@
-"""The engine's side of the protocol, on the engine thread: legs in, one StepOutput per step out.
+"""Runs legs on vLLM and collects one StepOutput per step, on the engine thread.
 
-Between vLLM and the mesh stand three things that vLLM lacks: a deadline on a pull, a limit on how long a handle may
-queue without a heartbeat to its owner, and leases that can be given back.
+It adds three things that vLLM lacks: a deadline on a pull, a limit on how long a handle may wait without a heartbeat to its owner, and
+the early release of leases.
 """
 
 from collections.abc import Callable
@@ -21,12 +21,12 @@ from kvmesh.engines.vllm.settings import CPU_STEP_BUDGET_S, VllmSettings
 from kvmesh.errors import InternalError, InvalidRequestError
 
 TRANSFER_GRACE_S = 0.1
-"""How long an aborted pull may take to end by itself, which also notifies the peer, before it is abandoned."""
+"""An aborted pull may take this long to end by itself, which notifies the peer. Then it is abandoned."""
 
 
 @dataclass(frozen=True, slots=True)
 class AbortedPull:
-    """A pull that may still write into the blocks of an aborted leg. From `overdue_s` on its peer is not pulled from."""
+    """A pull that may still write to the blocks of an aborted leg. From `overdue_s` on its peer is not pulled from."""
 
     peer: str
     aborted_s: float
@@ -34,7 +34,7 @@ class AbortedPull:
 
 
 def step_budget(core: VllmCore, settings: VllmSettings) -> StepBudget | None:
-    """The limit on steps' time; None where there is none, or where prompts cannot be computed in parts."""
+    """The limit on the time of steps; None when there is none, or when prompts cannot be computed in parts."""
     budget_s = settings.step_budget_s
     if budget_s is None:
         budget_s = CPU_STEP_BUDGET_S if core.is_cpu else 0.0
@@ -44,7 +44,7 @@ def step_budget(core: VllmCore, settings: VllmSettings) -> StepBudget | None:
 
 
 def unmet_constraint() -> InvalidRequestError:
-    """Another attempt would fail in the same way."""
+    """InvalidRequestError, since another attempt would fail in the same way."""
     return InvalidRequestError(
         "the constraint cannot be compiled or cannot be met by any token of the model",
         field=f"{FIELD}.constraint",
@@ -53,7 +53,7 @@ def unmet_constraint() -> InvalidRequestError:
 
 
 class Runner:
-    """Owns all legs. `now` is monotonic seconds. Every method belongs to the engine thread."""
+    """Owns all legs. `now` returns monotonic seconds. Use it on the engine thread only."""
 
     def __init__(self, core: VllmCore, *, settings: VllmSettings, form: HandleForm, now: Callable[[], float]) -> None:
         self._core = core
@@ -63,7 +63,7 @@ class Runner:
         self._legs: dict[str, LegState] = {}
         self._inner_ids: dict[int, str] = {}
         self._queued: dict[str, LegState] = {}
-        """Legs that compute their prompt here and that no step has taken up yet."""
+        """Legs that compute their prompt here and have not been in a step yet."""
         self._pulls: dict[str, LegState] = {}
         self._leaving: dict[str, AbortedPull] = {}
         self._leases: dict[str, int] = {}
@@ -75,7 +75,7 @@ class Runner:
             core.limit_steps(self._budget.tokens)
 
     def add(self, leg: LegState) -> None:
-        """Hands a leg to vLLM. What it refuses now is the leg's finish."""
+        """Passes a leg to vLLM. A refusal by vLLM becomes the leg's finish."""
         if self._is_overdue(leg):
             without_handle(leg)
         try:
@@ -91,7 +91,7 @@ class Runner:
             self._pulls[leg.inner_id] = leg
 
     def cancel(self, key: int) -> None:
-        """Ends a leg and frees its blocks on both sides."""
+        """Ends a leg and frees its blocks, also those at the source."""
         inner_id = self._inner_ids.get(key)
         if inner_id is not None:
             leg = self._legs[inner_id]
@@ -108,7 +108,7 @@ class Runner:
             self._core.call_workers("kvmesh_release", [handle_id])
 
     def is_leased(self, handle_id: str) -> bool:
-        """True while a handle's blocks are held. May be asked from any thread."""
+        """True while a handle's blocks are held. Safe on any thread."""
         return handle_id in self._leases and self._core.is_held(handle_id)
 
     @property
@@ -117,18 +117,18 @@ class Runner:
         return len(self._leases)
 
     def is_pulling(self) -> bool:
-        """True while blocks of a prompt come over."""
+        """True while blocks are being transferred."""
         return any(leg.pull_ends_s is not None for leg in self._pulls.values())
 
     def uses_adapter(self, number: int) -> bool:
-        """True while a leg needs the adapter."""
+        """True while a leg uses the adapter."""
         return any(leg.adapter_number == number for leg in self._legs.values())
 
     def step(self) -> bool:
-        """One step of vLLM. True when the model ran or something came out."""
-        began = self._now()
+        """Makes one step. True when the model ran or there are outputs."""
+        started_s = self._now()
         outputs, was_executed = self._core.step()
-        self._note_begun(began)
+        self._record_queue_times(started_s)
         for output in outputs:
             leg = self._legs.get(output.request_id)
             if leg is not None:
@@ -137,24 +137,23 @@ class Runner:
         self._watch_leaving()
         self._step += 1
         if was_executed:
-            self._load = replace(self._load, step_s=self._now() - began)
+            self._load = replace(self._load, step_s=self._now() - started_s)
             if self._budget is not None:
                 self._budget.observe(self._core.step_prompt_tokens, self._load.step_s)
         return was_executed or bool(outputs)
 
-    def _note_begun(self, step_began_s: float) -> None:
+    def _record_queue_times(self, step_started_s: float) -> None:
         for inner_id, leg in list(self._queued.items()):
             if self._core.has_begun(inner_id):
-                leg.queue_s = max(0.0, step_began_s - leg.submitted_at_s)
+                leg.queue_s = max(0.0, step_started_s - leg.submitted_at_s)
                 del self._queued[inner_id]
 
     @property
     def has_output(self) -> bool:
-        """True when `take_output` has something."""
         return self._building.has_output
 
     def take_output(self) -> StepOutput | None:
-        """What happened since the last call."""
+        """The output since the last call; None when there is none."""
         output = self._building.take(self._step)
         if output is not None:
             self._building = StepBuilder()
@@ -193,7 +192,7 @@ class Runner:
             self._end(leg, output)
 
     def _count_prompt(self, leg: LegState, stats: Any) -> None:
-        """`computed` is what the model really ran over; a full transfer still computes the last token to sample."""
+        """Adds a prompt to the counters. Even after a full transfer the model computes the last token."""
         transferred = 0 if leg.was_recomputed else stats.num_external_cached_tokens
         local = stats.num_local_cached_tokens
         computed = max(1, stats.num_prompt_tokens - local - transferred)
@@ -211,10 +210,10 @@ class Runner:
     def _end(self, leg: LegState, output: Any) -> None:
         reason = REASONS[str(output.finish_reason)]
         if reason is FinishReason.ERROR and leg.request.generation.sampling.constraint is not None:
-            # vLLM ends a request alone whose grammar does not compile, or allows no token any more.
+            # vLLM ends a request if its grammar does not compile or allows no further token.
             self._finish(leg, reason, error=unmet_constraint())
         elif reason is FinishReason.ERROR:
-            self._finish(leg, reason, error=InternalError("vLLM gave up on the request", reason="engine_error"))
+            self._finish(leg, reason, error=InternalError("vLLM failed the request", reason="engine_error"))
         elif leg.request.task is LegTask.EMBED and reason is FinishReason.STOP:
             self._finish(leg, reason, embedding=output.pooling_output.float().tolist())
         elif not leg.is_prefill:
@@ -258,7 +257,7 @@ class Runner:
             self._leaving[leg.inner_id] = AbortedPull(leg.parameters["remote_engine_id"], now, overdue_s)
 
     def _watch_leaving(self) -> None:
-        """Frees the blocks of aborted pulls, once nothing writes into them any more."""
+        """Abandons aborted pulls that do not end by themselves. Their blocks are freed when nothing writes to them any more."""
         now = self._now()
         for inner_id, pull in list(self._leaving.items()):
             if not self._core.is_held(inner_id):
@@ -267,14 +266,14 @@ class Runner:
                 self._core.call_workers("kvmesh_abandon", inner_id)
 
     def _is_overdue(self, leg: LegState) -> bool:
-        """True when an earlier pull from the leg's peer should have ended. Another one would take more blocks out of use."""
+        """True when an earlier pull from the leg's peer is overdue. Another pull would block more memory."""
         if not self._leaving or leg.is_prefill or leg.parameters is None:
             return False
         peer, now = leg.parameters["remote_engine_id"], self._now()
         return any(pull.peer == peer and now >= pull.overdue_s for pull in self._leaving.values())
 
     def _watch_pulls(self) -> None:
-        """A leg is watched until its transfer is over, well or not: from then on it has tokens and must not begin anew."""
+        """Enforces deadlines. A leg is watched until its transfer ends: afterwards it has tokens and must not restart."""
         now = self._now()
         for leg in list(self._pulls.values()):
             if self._core.is_pulling(leg.inner_id):
@@ -291,7 +290,7 @@ class Runner:
                 self._check_queued(leg, now)
 
     def _check_queued(self, leg: LegState, now: float) -> None:
-        """A queued leg's handle lives on by heartbeats, which need a peer that ever answered."""
+        """Heartbeats renew the handle of a queued leg, but only if the handshake with its peer has succeeded."""
         assert leg.parameters is not None
         if self._core.call_workers("kvmesh_has_peer", leg.parameters["remote_engine_id"])[0]:
             leg.pull_by_s = now + self._settings.lease_s / 3

@@ -1,8 +1,8 @@
-"""Translates sampling parameters to vLLM's.
+"""Translates sampling parameters to vLLM's. None takes the model's generation default.
 
-None takes the model's generation default. Emitted tokens are part of vLLM's prompt, therefore: `max_tokens` and
-`min_tokens` are lowered by their number; repetition penalty is right as it is (it counts prompt and output alike);
-presence and frequency penalty, a seed, and a constraint would begin anew and are refused.
+Emitted tokens are part of vLLM's prompt. So `max_tokens` and `min_tokens` are reduced by their number. The repetition penalty needs no
+change, since it counts prompt and output alike. Presence and frequency penalties, a seed and a constraint would start anew, so they
+are refused.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ def decode_arguments(generation: Generation, defaults: Mapping[str, Any]) -> dic
     arguments["min_tokens"] = max(0, (sampling.min_tokens or 0) - emitted)
     arguments["ignore_eos"] = sampling.ignore_eos
     if emitted:
-        # The client has had them; vLLM would score what was emitted as well.
+        # The client has them already, and vLLM would include the emitted tokens.
         arguments.pop("prompt_logprobs", None)
     if sampling.stop_token_ids:
         arguments["stop_token_ids"] = list(sampling.stop_token_ids)
@@ -54,12 +54,12 @@ def decode_arguments(generation: Generation, defaults: Mapping[str, Any]) -> dic
 
 
 def prefill_arguments() -> dict[str, Any]:
-    """A prefill leg samples one token, which is dropped."""
+    """A prefill leg samples one token, which is discarded."""
     return {"temperature": 0.0, "max_tokens": 1, "ignore_eos": True}
 
 
 def check_emitted(generation: Generation, defaults: Mapping[str, Any]) -> None:
-    """Refuses what cannot be continued correctly after tokens that were emitted elsewhere."""
+    """Refuses parameters that cannot be continued correctly after tokens that another engine emitted."""
     emitted = len(generation.emitted_token_ids)
     if not emitted:
         return

@@ -1,4 +1,4 @@
-"""The main module of a spawned rank, which it imports before anything else: see ranks.py."""
+"""The main module of a spawned rank, which imports it first. See ranks.py."""
 
 from kvmesh.engines.vllm.ranks import bind_spawned_rank
 

@@ -1,4 +1,4 @@
-"""The engine thread: takes commands between steps, steps while there is work, sleeps when there is none."""
+"""The engine thread: runs commands between steps, steps while there is work, and waits otherwise."""
 
 import queue
 import threading
@@ -7,18 +7,18 @@ from collections.abc import Callable
 Command = Callable[[], None]
 FIRST_PAUSE_S = 0.0003
 PULL_PAUSE_S = 0.001
-"""NIXL tells nobody that a transfer is over: only a step looks. While a prompt's blocks come, a pause is time to the first token."""
+"""Only a step notices the end of a transfer. While a prompt's blocks arrive, a pause delays its first token."""
 
 
 class IdlePauses:
-    """How long the thread waits between steps that did nothing: short at first, then twice as long each time."""
+    """Pauses between steps that did nothing. They double from FIRST_PAUSE_S to the longest."""
 
     def __init__(self, longest_s: float) -> None:
         self._longest_s = longest_s
         self._pause_s = FIRST_PAUSE_S
 
     def after_step(self, *, is_active: bool, is_pulling: bool) -> float:
-        """The pause before the next step; 0 when the last one did something, or the next one will."""
+        """The pause before the next step. `is_active`: the last step did something, or the next one will."""
         if is_active:
             self._pause_s = FIRST_PAUSE_S
             return 0.0
@@ -28,20 +28,20 @@ class IdlePauses:
 
 
 class EngineThread:
-    """Runs `build`, then `turn` over and over. A turn answers how long to wait for a command before the next one:
-    0 not at all, None until one comes. Any exception ends the thread through `died`; `ended` is called last, always.
+    """Runs `build`, then `iterate` repeatedly. `iterate` returns how long to wait for a command before the next call; None: until one
+    arrives. An exception ends the thread and is passed to `died`. `ended` is always called last.
     """
 
     def __init__(
         self,
         *,
         build: Callable[[], None],
-        turn: Callable[[], float | None],
+        iterate: Callable[[], float | None],
         died: Callable[[BaseException], None],
         ended: Callable[[], None],
     ) -> None:
         self._build = build
-        self._turn = turn
+        self._iterate = iterate
         self._died = died
         self._ended = ended
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
@@ -52,11 +52,11 @@ class EngineThread:
         self._thread.start()
 
     def call(self, command: Command) -> None:
-        """Runs a command between steps. From any thread."""
+        """Runs a command between steps. Safe on any thread."""
         self._commands.put(command)
 
     def stop(self) -> None:
-        """Ends after the present step and the commands before this one. From any thread."""
+        """Ends the thread after the present step and all earlier commands. Safe on any thread."""
         self._commands.put(self._set_stopping)
 
     def join(self, timeout_s: float) -> bool:
@@ -74,8 +74,8 @@ class EngineThread:
             wait_s: float | None = 0.0
             while not self._is_stopping:
                 self._take_commands(wait_s)
-                wait_s = self._turn()
-        except BaseException as error:  # noqa: BLE001  # The boundary of the thread: `died` reports the error.
+                wait_s = self._iterate()
+        except BaseException as error:  # noqa: BLE001  # The boundary of the thread.
             self._died(error)
         finally:
             self._ended()
