@@ -19,10 +19,10 @@ from services.frontend.access.access import Access
 from services.frontend.api.apps import Apps, AppSettings
 from services.frontend.api.http.server import HttpServer
 from services.frontend.metrics import FrontendMetrics
-from services.frontend.models import ServedModel, StaticModels
+from services.frontend.models import ServedModel
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.settings import HttpSettings, PipelineSettings
-from tests.frontend_mesh import FakeMesh
+from tests.frontend_mesh import FakeMesh, StaticModels
 
 
 @dataclass(slots=True)
