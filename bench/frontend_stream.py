@@ -42,10 +42,10 @@ from kvmesh.rpc.codec.types import from_logprobs, to_logprobs  # noqa: E402
 from kvmesh.telemetry import Instruments  # noqa: E402
 from services.frontend.api.http.server import HttpServer  # noqa: E402
 from services.frontend.metrics import FrontendMetrics  # noqa: E402
-from services.frontend.models import ServedModel, StaticModels  # noqa: E402
+from services.frontend.models import ServedModel  # noqa: E402
 from services.frontend.pipeline.pipeline import Pipeline  # noqa: E402
 from services.frontend.settings import HttpSettings, PipelineSettings  # noqa: E402
-from tests.frontend_mesh import served_model, write_model  # noqa: E402
+from tests.frontend_mesh import StaticModels, served_model, write_model  # noqa: E402
 
 TOKENS = tuple(range(262, 350))
 """Tokens, in turn. Alternatives are random tokens of the vocabulary."""

@@ -22,10 +22,10 @@ from services.frontend.api.http.server import HttpServer
 from services.frontend.api.openapi.routes import add_description_routes
 from services.frontend.api.responses.serve import Responses
 from services.frontend.metrics import FrontendMetrics
-from services.frontend.models import ServedModel, StaticModels
+from services.frontend.models import ServedModel
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.settings import BatchSettings, HttpSettings, PipelineSettings, ResponsesSettings
-from tests.frontend_mesh import FakeMesh
+from tests.frontend_mesh import FakeMesh, StaticModels
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ where the real one can. It counts what is held, so that tests can see that nothi
 import asyncio
 import json
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from kvmesh.telemetry import Instruments
 from services.frontend.access.caller import ANYBODY
 from services.frontend.api.run import ApiRequest
 from services.frontend.metrics import FrontendMetrics
-from services.frontend.models import Models, ServedModel, StaticModels
+from services.frontend.models import Models, ServedModel, find_model, with_adapters
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.prepare import Prepared, prepare
 from services.frontend.settings import PipelineSettings
@@ -348,3 +348,18 @@ def tokens_of(text: TextModel, answer: str, *, ends: bool = True) -> list[int]:
 
 
 __all__ = ["FakeMesh", "Faults", "StaticModels", "make_pipeline", "served_model", "tokens_of", "write_model"]
+
+
+class StaticModels:
+    """A fixed set of models."""
+
+    def __init__(self, models: Iterable[ServedModel]) -> None:
+        self._models = with_adapters({model.name: model for model in models})
+
+    def find(self, name: str) -> ServedModel:
+        """See Models."""
+        return find_model(self._models, name)
+
+    def served(self) -> Sequence[ServedModel]:
+        """See Models."""
+        return [model for _, model in sorted(self._models.items()) if not model.adapter]

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -65,21 +65,6 @@ def with_adapters(models: Mapping[str, ServedModel]) -> dict[str, ServedModel]:
     """Adds each adapter under its own name. A model's name takes precedence."""
     adapters = {name: replace(model, adapter=name, adapters=()) for model in models.values() for name in model.adapters}
     return adapters | dict(models)
-
-
-class StaticModels:
-    """A fixed set of models, for simulations and tests."""
-
-    def __init__(self, models: Iterable[ServedModel]) -> None:
-        self._models = with_adapters({model.name: model for model in models})
-
-    def find(self, name: str) -> ServedModel:
-        """See Models."""
-        return find_model(self._models, name)
-
-    def served(self) -> Sequence[ServedModel]:
-        """See Models."""
-        return [model for _, model in sorted(self._models.items()) if not model.adapter]
 
 
 def find_model(models: Mapping[str, ServedModel], name: str) -> ServedModel:

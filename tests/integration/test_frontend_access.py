@@ -44,11 +44,11 @@ from services.frontend.access.settings import AccessSettings
 from services.frontend.api.grpc.servicer import SERVICE_NAME, InferenceServicer
 from services.frontend.api.http.server import HttpServer
 from services.frontend.metrics import FrontendMetrics
-from services.frontend.models import ServedModel, StaticModels
+from services.frontend.models import ServedModel
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.settings import HttpSettings, PipelineSettings
 from tests.certificates import Authority
-from tests.frontend_mesh import FakeMesh, Faults, served_model, tokens_of, write_model
+from tests.frontend_mesh import FakeMesh, Faults, StaticModels, served_model, tokens_of, write_model
 from tests.patience import PATIENCE_S
 
 TEXT = "Hello! one two three"

@@ -25,11 +25,11 @@ from services.frontend.api.http.half_close import PROBE
 from services.frontend.api.http.server import HttpServer
 from services.frontend.api.openai.chat_request import read_chat
 from services.frontend.metrics import FrontendMetrics
-from services.frontend.models import ServedModel, StaticModels
+from services.frontend.models import ServedModel
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.request import Conversation
 from services.frontend.settings import HttpSettings, PipelineSettings
-from tests.frontend_mesh import EOS, FakeMesh, Faults, served_model, tokens_of, write_model
+from tests.frontend_mesh import EOS, FakeMesh, Faults, StaticModels, served_model, tokens_of, write_model
 from tests.patience import PATIENCE_S
 
 TEXT = "Hello! naïve café 日本語 🙂👍🏽 one two three"

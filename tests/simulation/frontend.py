@@ -14,10 +14,11 @@ from kvmesh.rpc.router.link import GrpcRouterLink
 from kvmesh.rpc.router.settings import RouterLinkSettings
 from kvmesh.telemetry import Telemetry
 from services.frontend.metrics import FrontendMetrics
-from services.frontend.models import ServedModel, StaticModels
+from services.frontend.models import ServedModel
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.settings import PipelineSettings
 from services.frontend.text.text_model import TextModel
+from tests.frontend_mesh import StaticModels
 from tests.simulation.ledger import Phase
 from tests.simulation.world import World
 

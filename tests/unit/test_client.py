@@ -38,10 +38,10 @@ from services.frontend.access.interceptor import AccessInterceptor
 from services.frontend.access.keys import hash_of
 from services.frontend.access.settings import AccessSettings
 from services.frontend.api.grpc.servicer import SERVICE_NAME, InferenceServicer
-from services.frontend.models import ServedModel, StaticModels
+from services.frontend.models import ServedModel
 from services.frontend.pipeline.pipeline import Pipeline
 from tests.certificates import Authority
-from tests.frontend_mesh import FakeMesh, Faults, make_pipeline, served_model, tokens_of, write_model
+from tests.frontend_mesh import FakeMesh, Faults, StaticModels, make_pipeline, served_model, tokens_of, write_model
 from tests.patience import PATIENCE_S
 
 TEXT = "Hello! naïve 日本語 one two three"

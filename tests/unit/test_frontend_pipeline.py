@@ -28,11 +28,11 @@ from kvmesh.kv.blocks import block_hashes
 from kvmesh.rpc.clients import EmbedResult
 from services.frontend.access.caller import ANYBODY
 from services.frontend.api.http.boundary import error_headers
-from services.frontend.models import ServedModel, StaticModels
+from services.frontend.models import ServedModel
 from services.frontend.pipeline.embed import EmbedRequest
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.request import Conversation, Ending, Request, RequestResult
-from tests.frontend_mesh import FakeMesh, Faults, make_pipeline, served_model, tokens_of, write_model
+from tests.frontend_mesh import FakeMesh, Faults, StaticModels, make_pipeline, served_model, tokens_of, write_model
 from tests.virtual_loop import run_virtual
 
 TEXT = "Hello! How are you today? naïve 日本語 🙂 one two three"

@@ -36,9 +36,18 @@ from services.frontend.access.settings import AccessSettings
 from services.frontend.api.grpc.servicer import SERVICE_NAME, InferenceServicer
 from services.frontend.api.kserve.servicer import SERVICE_NAME as KSERVE_NAME
 from services.frontend.api.kserve.servicer import KserveServicer
-from services.frontend.models import ServedModel, StaticModels
+from services.frontend.models import ServedModel
 from services.frontend.settings import KserveSettings
-from tests.frontend_mesh import TEMPLATE, FakeMesh, Faults, make_pipeline, served_model, tokens_of, write_model
+from tests.frontend_mesh import (
+    TEMPLATE,
+    FakeMesh,
+    Faults,
+    StaticModels,
+    make_pipeline,
+    served_model,
+    tokens_of,
+    write_model,
+)
 
 TEXT = "Hello! one two three"
 USER = pb.ChatMessage(role=pb.CHAT_ROLE_USER, content="Hi")

@@ -22,9 +22,9 @@ from kvmesh.rpc.settings import RpcSettings
 from kvmesh.rpc.status import from_rpc_error
 from kvmesh.telemetry import Telemetry
 from services.frontend.api.grpc.servicer import SERVICE_NAME, InferenceServicer
-from services.frontend.models import ServedModel, StaticModels
+from services.frontend.models import ServedModel
 from services.frontend.pipeline.pipeline import Pipeline
-from tests.frontend_mesh import FakeMesh, Faults, make_pipeline, served_model, tokens_of, write_model
+from tests.frontend_mesh import FakeMesh, Faults, StaticModels, make_pipeline, served_model, tokens_of, write_model
 from tests.patience import PATIENCE_S
 
 TEXT = "Hello! naïve 日本語 🙂 one two three"

@@ -7,9 +7,9 @@ import pytest
 
 from kvmesh.core import FinishReason, Handoff, ReportKind
 from kvmesh.errors import DeadlineError, LostError, MeshError, OverloadedError, UnavailableError
-from services.frontend.models import ServedModel, StaticModels
+from services.frontend.models import ServedModel
 from services.frontend.pipeline.request import RequestResult
-from tests.frontend_mesh import FakeMesh, Faults, make_pipeline, tokens_of
+from tests.frontend_mesh import FakeMesh, Faults, StaticModels, make_pipeline, tokens_of
 from tests.unit.test_frontend_pipeline import TEXT, Heard, a_request, ask, cancelled_after, mesh, model, run
 
 __all__ = ["mesh", "model"]

@@ -9,9 +9,9 @@ from kvmesh.clock import LATE_S, awake_timeout
 from kvmesh.core import SamplingParams
 from kvmesh.errors import DeadlineError, UnavailableError
 from services.frontend.access.caller import ANYBODY
-from services.frontend.models import ServedModel, StaticModels
+from services.frontend.models import ServedModel
 from services.frontend.pipeline.request import Request, RequestResult
-from tests.frontend_mesh import FakeMesh, Faults, make_pipeline, served_model, tokens_of, write_model
+from tests.frontend_mesh import FakeMesh, Faults, StaticModels, make_pipeline, served_model, tokens_of, write_model
 from tests.unit.router_fleets import ask
 from tests.unit.test_frontend_pipeline import Heard
 from tests.unit.test_router_link import LATENCY_S, Stage

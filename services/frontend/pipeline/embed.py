@@ -1,12 +1,12 @@
 """Runs embedding requests: tokenises the inputs, places the request, runs one leg per input on the chosen worker."""
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from kvmesh.checks import PRIORITY_MAX, check_range
 from kvmesh.clock import Clock
-from kvmesh.core import Ask, Generation, Leg, LegFinish, LegTask, Report, ReportKind, Role, Usage
+from kvmesh.core import Ask, Generation, Leg, LegFinish, LegTask, Report, ReportKind, Role, SamplingParams, Usage
 from kvmesh.errors import (
     InternalError,
     InvalidRequestError,
@@ -51,59 +51,20 @@ class Embedder:
 
     async def tokens(self, request: EmbedRequest, model: ServedModel) -> list[Sequence[int]]:
         """Checks the request and tokenises its inputs. Raises errors of the client."""
-        self._check(request, model)
-        return [await self._tokens_of(request, model, i, each) for i, each in enumerate(request.inputs)]
-
-    async def run(
-        self,
-        request: EmbedRequest,
-        model: ServedModel,
-        inputs: Sequence[Sequence[int]],
-        *,
-        tenant: str,
-        deadline_s: float,
-    ) -> EmbedResult:
-        """Returns the vectors in the order of the inputs. Cancelling it cancels the legs."""
-        placements = RequestPlacements(
-            request.asked,
-            _ask(request, model, inputs, tenant=tenant, timeout_s=max(1e-3, deadline_s - self._clock.now())),
-            router=self._router,
-            clock=self._clock,
-            settings=self._settings,
-            deadline_s=deadline_s,
-        )
-        while True:
-            placed = await placements.place()
-            try:
-                return await self._call(request, model, inputs, placed, deadline_s, placements.number)
-            except RETRIABLE as error:
-                worker_id = placed.placement.decode.worker_id
-                placements.check_retry(error, failed_worker_id=worker_id, is_answer_shown=False)
-
-    def _check(self, request: EmbedRequest, model: ServedModel) -> None:
         if EMBEDDINGS not in model.features:
             raise UnsupportedError(
                 f"no worker of {model.name} gives embeddings", field="model", reason="embeddings_unsupported"
             )
-        check_range(request.asked.priority, "priority", low=-PRIORITY_MAX, high=PRIORITY_MAX)
+        check_range(request.asked.priority, "priority", -PRIORITY_MAX, PRIORITY_MAX)
         if not 1 <= len(request.inputs) <= self._settings.embed_inputs_max:
             most = self._settings.embed_inputs_max
             name = request.inputs_name
             raise InvalidRequestError(f"{name} must have 1 to {most} entries", field=name, reason="invalid_value")
+        return [await self._tokens_of_input(request, model, i) for i in range(len(request.inputs))]
 
-    async def _tokens_of(
-        self, request: EmbedRequest, model: ServedModel, i: int, prompt: str | Sequence[int]
-    ) -> Sequence[int]:
+    async def _tokens_of_input(self, request: EmbedRequest, model: ServedModel, i: int) -> Sequence[int]:
         name = request.inputs_name if len(request.inputs) == 1 else f"{request.inputs_name}[{i}]"
-        asked = request.asked
-        one = Request(
-            request_id=asked.request_id,
-            model=model.name,
-            prompt=prompt,
-            prompt_tokens_kept=asked.prompt_tokens_kept,
-            adds_special_tokens=asked.adds_special_tokens,
-            fields={"prompt": name},
-        )
+        one = replace(request.asked, prompt=request.inputs[i], sampling=SamplingParams(), fields={"prompt": name})
         token_ids = await tokens_of(one, model, self._settings)
         if not token_ids:
             raise InvalidRequestError(f"{name} must not be empty", field=name)
@@ -115,73 +76,91 @@ class Embedder:
             )
         return token_ids
 
-    async def _call(
+    async def run(
         self,
         request: EmbedRequest,
         model: ServedModel,
         inputs: Sequence[Sequence[int]],
-        placed: Placed,
+        *,
+        tenant: str,
         deadline_s: float,
-        number: int,
     ) -> EmbedResult:
-        began_s = self._clock.now()
-
-        def tell(kind: ReportKind, error: MeshError | None = None) -> None:
-            worker_id = placed.placement.decode.worker_id if error is not None else ""
-            elapsed_s = self._clock.now() - began_s
-            report = Report(kind=kind, elapsed_s=elapsed_s, error=error, failed_worker_id=worker_id)
-            self._router.report_nowait(placed.ask_id, report)
-
-        worker = placed.placement.decode
-        left_s = max(1e-3, deadline_s - self._clock.now())
-        try:
-            link = await self._links.link(worker, Role.DECODE, timeout_s=min(left_s, self._settings.link_timeout_s))
-            result = await self._run_legs(link, self._legs(request, model, inputs, number), deadline_s)
-        except MeshError as error:
-            tell(ReportKind.FAILED, error)
-            raise
-        except asyncio.CancelledError:
-            tell(ReportKind.CANCELLED)
-            raise
-        tell(ReportKind.FINISHED)
-        return result
-
-    def _legs(
-        self, request: EmbedRequest, model: ServedModel, inputs: Sequence[Sequence[int]], number: int
-    ) -> Iterator[Leg]:
+        """Returns the vectors in the order of the inputs. Cancelling it cancels the legs."""
         asked = request.asked
-        suffix = f"-{number}" if number else ""
-        for i, token_ids in enumerate(inputs):
-            yield Leg(
-                leg_id=f"{asked.request_id}-{i}{suffix}",
-                task=LegTask.EMBED,
-                generation=Generation(
-                    model=model.name,
-                    token_ids=token_ids,
-                    adapter=asked.adapter or model.adapter,
-                    priority=asked.priority,
-                    traceparent=asked.traceparent,
-                ),
-                dimensions=request.dimensions,
+        ask = Ask(
+            request_id=asked.request_id,
+            model=model.name,
+            # Inputs that do not fit together run one after the other: no worker needs room for more than a context.
+            prompt_tokens=min(sum(map(len, inputs)), model.context_tokens_max - 1),
+            adapter=asked.adapter or model.adapter,
+            tenant=tenant,
+            priority=asked.priority,
+            timeout_s=self._left_s(deadline_s),
+            session_id=asked.session_id,
+            required_features=(EMBEDDINGS,),
+            required_labels=asked.required_labels,
+            preferred_labels=asked.preferred_labels,
+            pinned_decode_worker_id=asked.pinned_decode_worker_id,
+            traceparent=asked.traceparent,
+        )
+        placements = RequestPlacements(
+            asked,
+            ask,
+            router=self._router,
+            clock=self._clock,
+            settings=self._settings,
+            deadline_s=deadline_s,
+        )
+        while True:
+            placed = await placements.place()
+            legs = _legs(request, model, inputs, placements.number)
+            try:
+                return await self._run_placed(placed, legs, deadline_s)
+            except RETRIABLE as error:
+                worker_id = placed.placement.decode.worker_id
+                placements.check_retry(error, failed_worker_id=worker_id, is_answer_shown=False)
+
+    async def _run_placed(self, placed: Placed, legs: Sequence[Leg], deadline_s: float) -> EmbedResult:
+        """Runs the legs of one placement and reports its end to the router."""
+        began_s = self._clock.now()
+        worker = placed.placement.decode
+
+        def report(kind: ReportKind, error: MeshError | None = None) -> None:
+            failed_worker_id = worker.worker_id if error is not None else ""
+            elapsed_s = self._clock.now() - began_s
+            self._router.report_nowait(
+                placed.ask_id, Report(kind=kind, elapsed_s=elapsed_s, error=error, failed_worker_id=failed_worker_id)
             )
 
-    async def _run_legs(self, link: LegLink, legs: Iterable[Leg], deadline_s: float) -> EmbedResult:
+        try:
+            timeout_s = min(self._left_s(deadline_s), self._settings.link_timeout_s)
+            link = await self._links.link(worker, Role.DECODE, timeout_s=timeout_s)
+            result = await self._run_legs(link, legs, deadline_s)
+        except MeshError as error:
+            report(ReportKind.FAILED, error)
+            raise
+        except asyncio.CancelledError:
+            report(ReportKind.CANCELLED)
+            raise
+        report(ReportKind.FINISHED)
+        return result
+
+    async def _run_legs(self, link: LegLink, legs: Sequence[Leg], deadline_s: float) -> EmbedResult:
         """Runs the legs, LEGS_MAX at a time. The first failure cancels the others."""
         room = asyncio.Semaphore(LEGS_MAX)
 
         async def run(leg: Leg) -> LegFinish:
             async with room:
-                whole = await run_leg(link, leg, timeout_s=max(1e-3, deadline_s - self._clock.now()))
+                whole = await run_leg(link, leg, timeout_s=self._left_s(deadline_s))
             if whole.finish is None or whole.finish.embedding is None:
                 raise InternalError("the worker gave no embedding", where=link.worker.worker_id)
             return whole.finish
 
-        tasks: list[asyncio.Task[LegFinish]] = []
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(run(leg)) for leg in legs]
         except* MeshError as errors:
-            failure = _first_failure(errors)
+            failure = errors.exceptions[0]
         else:
             finishes = [task.result() for task in tasks]
             return EmbedResult(
@@ -193,37 +172,27 @@ class Embedder:
             )
         raise failure
 
-
-def _first_failure(errors: "ExceptionGroup[MeshError]") -> MeshError:
-    first = errors.exceptions[0]
-    while isinstance(first, ExceptionGroup):
-        first = first.exceptions[0]
-    return first
+    def _left_s(self, deadline_s: float) -> float:
+        return max(1e-3, deadline_s - self._clock.now())
 
 
-def _ask(
-    request: EmbedRequest,
-    model: ServedModel,
-    inputs: Sequence[Sequence[int]],
-    *,
-    tenant: str,
-    timeout_s: float,
-) -> Ask:
+def _legs(
+    request: EmbedRequest, model: ServedModel, inputs: Sequence[Sequence[int]], placement_number: int
+) -> list[Leg]:
     asked = request.asked
-    tokens = sum(len(each) for each in inputs)
-    return Ask(
-        request_id=asked.request_id,
-        model=model.name,
-        # The inputs run one after the other where they do not fit together: no worker needs room for more than a context.
-        prompt_tokens=min(tokens, model.context_tokens_max - 1),
-        adapter=asked.adapter or model.adapter,
-        tenant=tenant,
-        priority=asked.priority,
-        timeout_s=timeout_s,
-        session_id=asked.session_id,
-        required_features=(EMBEDDINGS,),
-        required_labels=asked.required_labels,
-        preferred_labels=asked.preferred_labels,
-        pinned_decode_worker_id=asked.pinned_decode_worker_id,
-        traceparent=asked.traceparent,
-    )
+    suffix = f"-{placement_number}" if placement_number else ""
+    return [
+        Leg(
+            leg_id=f"{asked.request_id}-{i}{suffix}",
+            task=LegTask.EMBED,
+            generation=Generation(
+                model=model.name,
+                token_ids=token_ids,
+                adapter=asked.adapter or model.adapter,
+                priority=asked.priority,
+                traceparent=asked.traceparent,
+            ),
+            dimensions=request.dimensions,
+        )
+        for i, token_ids in enumerate(inputs)
+    ]

@@ -1,4 +1,4 @@
-"""Prepares a request: checks it against its model, renders, tokenises and hashes it. Only `tokens_of` and `hashes_of` may wait."""
+"""Prepares a request: checks it against its model, renders, tokenises and hashes it."""
 
 import asyncio
 from array import array
@@ -16,7 +16,7 @@ from services.frontend.settings import PipelineSettings
 from services.frontend.text.templates import cut_after_final_message
 
 STRUCTURED_OUTPUT = "structured_output"
-# Fields of the sampling and the capability that they need, in the closed words of the support matrix.
+# Sampling fields, the worker feature that each needs (kvmesh.core.FEATURES), and the words for its absence.
 _NEEDS: tuple[tuple[str, str, str], ...] = (
     ("constraint", STRUCTURED_OUTPUT, "do structured output"),
     ("prompt_logprobs", "prompt_logprobs", "give log-probabilities of the prompt"),
@@ -24,7 +24,7 @@ _NEEDS: tuple[tuple[str, str, str], ...] = (
     ("logit_bias", "logit_bias", "bias logits"),
 )
 SLOW_TOKENISER_FACTOR = 16
-"""The reference library takes at least this many times as long for a text as fastokens."""
+"""The reference library takes at least this many times as long as fastokens for a text."""
 _HASHED_AT_ONCE_TOKENS = 16_384
 _PROMPT_CHARACTERS_PER_TOKEN = 64
 """No tokenizer in use has longer tokens on average, so a longer text cannot fit the context."""
