@@ -1,10 +1,10 @@
-# Commands of this repository. `make up` and `make test` start from a bare clone and need nothing but Python 3.11+.
+# Commands of this repository. `make up` and `make test` start from a bare clone and need Python 3.11 to 3.13.
 #
 #   make up ARGS="--engine simulated --prefill 2"    arguments of `kvmesh up`
 #   make test ARGS="tests/unit -k hashes"            arguments of pytest; without: the whole suite
 #
 # KVMESH_VENV, KVMESH_CACHE   where packages and downloads go (.venv, .cache)
-# KVMESH_ENGINE_BUILD               engine build: cpu, gpu or none; by default what the machine has
+# KVMESH_ENGINE_BUILD         engine build: cpu, gpu or none (simulated engines only); by default what the machine has
 # KVMESH_PYTHON               which Python to build on
 
 KVMESH_VENV ?= $(CURDIR)/.venv

@@ -55,7 +55,7 @@ def talk(client: Client, model: str) -> None:
 
 def ask_later(client: Client, model: str) -> None:
     """A batch: many requests at once, answered when the mesh has room."""
-    animals = ("fox", "rabbit", "owl")
+    animals = ("cat", "rabbit", "horse")
     questions = {
         animal: {"model": model, "prompt": f"Once upon a time there was a {animal}", "max_tokens": 16, "seed": 1}
         for animal in animals

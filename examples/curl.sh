@@ -20,7 +20,7 @@ ask "$url/tokenize" -H "$json" -d "{\"model\": \"$model\", \"prompt\": \"Hello, 
 echo "== a batch"
 lines=$(mktemp)
 trap 'rm -f "$lines"' EXIT
-for animal in fox rabbit owl; do
+for animal in cat rabbit horse; do
   echo "{\"custom_id\": \"$animal\", \"method\": \"POST\", \"url\": \"/v1/completions\", \"body\": {\"model\": \"$model\", \"prompt\": \"Once upon a time there was a $animal\", \"max_tokens\": 16}}"
 done > "$lines"
 field() { sed -n "s/.*\"$1\": *\"\([^\"]*\)\".*/\1/p"; }

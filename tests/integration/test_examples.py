@@ -45,7 +45,7 @@ async def test_the_python_clients(mesh: tuple[RunningMesh, str]) -> None:
     assert status == 0, err
     assert "models: demo" in out and "-> Hello, mesh" in out and " tokens in, 24 out" in out
     answers = [line.partition(": ...")[0] for line in out.splitlines() if line.startswith("batch: ")]
-    assert sorted(answers) == ["batch: fox 200", "batch: owl 200", "batch: rabbit 200"]
+    assert sorted(answers) == ["batch: cat 200", "batch: horse 200", "batch: rabbit 200"]
     call = next(line for line in out.splitlines() if line.startswith("tool call: "))
     assert call.split()[2] == "get_weather" and "city" in json.loads(call.split(maxsplit=3)[3])
     status, out, err = await run(sys.executable, "examples/async_client.py", mesh[1])
@@ -79,7 +79,7 @@ async def test_curl(mesh: tuple[RunningMesh, str]) -> None:
     status, out, err = await run("sh", "examples/curl.sh", mesh[0].url)
     assert status == 0, err + out
     assert "data: [DONE]" in out and '    "data": [\n' in out and ": completed\n" in out
-    assert [line.partition(":")[0] for line in out.splitlines() if ": ..." in line] == ["fox", "rabbit", "owl"]
+    assert [line.partition(":")[0] for line in out.splitlines() if ": ..." in line] == ["cat", "rabbit", "horse"]
 
 
 async def test_the_client_against_real_processes(mesh: tuple[RunningMesh, str]) -> None:

@@ -1,0 +1,135 @@
+"""Several `kvmesh up` on one machine, and what their terminals show when something goes wrong. Real processes, simulated engines."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.mesh import ROOT, argv_simulated, descendants, process_state
+from tests.patience import PATIENCE_S
+
+
+class Terminal:
+    """Runs `kvmesh` commands in a directory of its own, with a temporary directory of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.temporary = folder / "t"
+        self.temporary.mkdir()
+        self.running: list[asyncio.subprocess.Process] = []
+        clean = {name: value for name, value in os.environ.items() if name != "KVMESH_STATE"}
+        self._env = {**clean, "TMPDIR": str(self.temporary), "PYTHONPATH": str(ROOT)}
+
+    async def start(self, *argv: str) -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "kvmesh.cli", *argv),
+            cwd=self.folder,
+            env=self._env,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        self.running.append(process)
+        return process
+
+    async def run(self, *argv: str) -> tuple[int | None, str]:
+        """Exit status and output."""
+        process = await self.start(*argv)
+        output, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+        return process.returncode, output.decode()
+
+    async def up(self, *argv: str) -> tuple[asyncio.subprocess.Process, list[str]]:
+        """A mesh that is ready, and the lines that it printed until then."""
+        process = await self.start("up", "--port", "0", "--greeting", "", *argv_simulated(*argv))
+        assert process.stdout is not None
+        lines: list[str] = []
+        async with asyncio.timeout(PATIENCE_S):
+            while not any("ready after" in line and "http" in line for line in lines):
+                line = await process.stdout.readline()
+                assert line, lines
+                lines.append(line.decode())
+        return process, lines
+
+
+@pytest.fixture
+async def terminal(tmp_path: Path) -> AsyncIterator[Terminal]:
+    terminal = Terminal(tmp_path)
+    yield terminal
+    for process in terminal.running:
+        if process.returncode is None:
+            process.send_signal(signal.SIGINT)
+            await asyncio.wait_for(process.communicate(), PATIENCE_S)
+
+
+async def test_meshes_have_names(terminal: Terminal) -> None:
+    """The second in one place gets a number and says so; the commands list them and take `--mesh`."""
+    _, first = await terminal.up()
+    name = terminal.folder.name
+    assert any(f"mesh {name}: registry http://127.0.0.1:" in line for line in first)
+    status, only = await terminal.run("status")
+    assert status == 0 and "decode" in only
+    _, second = await terminal.up()
+    assert any(f"a mesh named {name} runs already; this one is {name}-2" in line for line in second)
+    status, listed = await terminal.run("status")
+    assert (
+        status == 0 and f"\n{name} " in listed and f"\n{name}-2 " in listed and "choose one with --mesh NAME" in listed
+    )
+    status, shown = await terminal.run("status", "--mesh", f"{name}-2")
+    assert status == 0 and "decode" in shown
+    for command in (("chat",), ("explain", "x")):
+        status, words = await terminal.run(*command)
+        assert status == 1 and "2 meshes run here; choose one with --mesh NAME" in words
+    assert (terminal.folder / "run" / name / "decode-0.log").exists()
+    assert (terminal.folder / "run" / f"{name}-2" / "decode-0.log").exists()
+
+
+async def test_a_killed_up_leaves_nothing(terminal: Terminal) -> None:
+    """No process, and nothing in the temporary directory."""
+    process, _ = await terminal.up()
+    children = descendants(process.pid)
+    assert children
+    process.kill()
+    # The helper that cleans up, and every child, hold the output.
+    await asyncio.wait_for(process.communicate(), PATIENCE_S)
+    assert not any(terminal.temporary.iterdir())
+    assert not [pid for pid in children if process_state(pid) not in ("Z", "X", "")]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--engine-args=--wibble"), "--wibble is unknown"),
+        (("--policy=wibble"), "no policy is named 'wibble'"),
+        (("--frontend-args=--http-port=70000"), "--http-port"),
+    ],
+)
+async def test_a_process_that_cannot_start_is_one_sentence(terminal: Terminal, flags: str, words: str) -> None:
+    """The process, its end, the line that matters and the log's path; no traceback, no JSON."""
+    status, output = await terminal.run("up", "--port", "0", "--engine", "simulated", flags)
+    assert status == 1
+    (line,) = [line for line in output.splitlines() if "the mesh cannot start" in line]
+    assert words in line and "-0 (pid " in line and line.endswith(".log")
+    assert "Traceback" not in output and '{"' not in output
+
+
+async def test_inputs_are_checked_before_anything_starts(terminal: Terminal) -> None:
+    """A port that another mesh has, with its process; a model that is nowhere."""
+    server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        status, output = await terminal.run("up", "--port", str(port))
+    assert (status, output.count("\n")) == (2, 1)
+    assert f"port {port} is taken by PID {os.getpid()} (" in output and "; use --port" in output
+    status, output = await terminal.run("up", "--port", "0", "--model", "/nowhere")
+    assert (status, output) == (2, "kvmesh: the model directory /nowhere does not exist\n")
+    assert not any(terminal.temporary.iterdir())
+
+
+async def test_version(terminal: Terminal) -> None:
+    """Of kvmesh, Python and the engine."""
+    status, output = await terminal.run("--version")
+    assert status == 0 and output.startswith("kvmesh ") and ", Python 3." in output
