@@ -1,4 +1,4 @@
-"""The promises of legs.proto and worker.proto, kept over grpc.aio on loopback and over MemoryNetwork."""
+"""The guarantees of legs.proto and worker.proto, over grpc.aio on loopback and over MemoryNetwork."""
 
 import asyncio
 import time
@@ -65,7 +65,7 @@ async def prefill(kind: str) -> AsyncIterator[WorkerRig]:
 
 @dataclass
 class Sink:
-    """One leg as the frontend's link hears it."""
+    """Records one leg as the frontend's link receives it."""
 
     tokens: list[int] = field(default_factory=list)
     finishes: list[LegFinish] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Sink:
 
 
 async def read_to_end(call: Any) -> None:
-    """All messages of a stream; raises how it ended unless that was well."""
+    """Returns all messages of a stream; raises unless it ended with OK."""
     async with asyncio.timeout(PATIENCE_S):
         while await call.read() is not grpc.aio.EOF:
             pass
@@ -95,7 +95,7 @@ def links_to(rig: WorkerRig) -> GrpcLegLinks:
 
 
 async def test_the_frontend_speaks_first(rig: WorkerRig) -> None:
-    """Rule 1: anything but a Hello with an id is refused, and a second one too."""
+    """Rule 1: a first message other than a Hello with an id is rejected, and so is a second Hello."""
     for first in (pb.AttachRequest(cancels=[1]), pb.AttachRequest(hello=pb.Hello())):
         call = DecodeServiceStub(rig.channel).Attach()
         await call.write(first)
@@ -109,7 +109,7 @@ async def test_the_frontend_speaks_first(rig: WorkerRig) -> None:
 
 
 async def test_every_submission_gets_one_finish(rig: WorkerRig) -> None:
-    """Rule 2 and 3: done, refused, cancelled and overdue, tokens before the finish, and nothing is held afterwards."""
+    """Rules 2 and 3: finished, rejected, cancelled and overdue legs; tokens before the finish; no state is left."""
     frontend = await RawFrontend.attach(rig.channel)
     await frontend.submit(1, 2, tokens=12)
     await frontend.submit(3, prompt=[999_999])
@@ -145,7 +145,7 @@ async def test_a_slot_and_an_id_are_free_after_the_finish(rig: WorkerRig) -> Non
 
 
 async def test_a_slot_in_use_ends_the_stream(rig: WorkerRig) -> None:
-    """A finish for the second would be taken for the first's: the frontend's error is told as one."""
+    """The second leg's finish would look like the first's, so the frontend's error ends the stream."""
     frontend = await RawFrontend.attach(rig.channel)
     await frontend.submit(1, tokens=4000)
     await frontend.send(submission(1, make_leg("other")))
@@ -165,7 +165,7 @@ async def test_cancels_follow_the_submissions_of_their_message(rig: WorkerRig) -
 
 @pytest.mark.parametrize("how", ["cancel", "half-close"])
 async def test_the_end_of_the_stream_frees_the_blocks(rig: WorkerRig, how: str) -> None:
-    """Rule 4, ended by the frontend in either way."""
+    """Rule 5, for both ways in which a frontend ends it."""
     frontend = await RawFrontend.attach(rig.channel)
     await frontend.submit(1, 2, 3, tokens=4000)
     await frontend.read_until(lambda: len(frontend.tokens) == 3)
@@ -179,13 +179,13 @@ async def test_the_end_of_the_stream_frees_the_blocks(rig: WorkerRig, how: str) 
 
 
 async def test_silence_is_broken(rig: WorkerRig) -> None:
-    """Rule 5: an idle stream carries a frame per heartbeat."""
+    """Rule 6: an idle stream has a frame per heartbeat."""
     frontend = await RawFrontend.attach(rig.channel)
     await frontend.read_until(lambda: frontend.heartbeats == 2)
 
 
 async def test_a_stream_may_have_so_many_requests(kind: str) -> None:
-    """`submissions_max` is kept by the worker; the refused one may come again elsewhere."""
+    """The worker enforces `submissions_max`. A rejected leg may run elsewhere."""
     async with running_worker(kind, settings=replace(WORKER, submissions_max=2)) as rig:
         frontend = await RawFrontend.attach(rig.channel)
         await frontend.submit(1, 2, 3, tokens=400)
@@ -197,7 +197,7 @@ async def test_a_stream_may_have_so_many_requests(kind: str) -> None:
 
 
 async def test_a_message_may_hold_so_many_submissions(rig: WorkerRig) -> None:
-    """1 024, says the contract."""
+    """The contract's limit is 1 024."""
     frontend = await RawFrontend.attach(rig.channel)
     await frontend.send(*(pb.Submission(slot=slot) for slot in range(1025)))
     error = await frontend.read_to_end()
@@ -225,7 +225,7 @@ async def test_an_engines_death_ends_all_streams(rig: WorkerRig) -> None:
 
 
 async def test_who_watches_an_idle_worker_hears_of_what_begins_and_ends(rig: WorkerRig) -> None:
-    """Without waiting for the record that breaks the silence, which is a minute away here."""
+    """A load record arrives without waiting for the periodic one, which is a minute away here."""
     rig.worker.settings = replace(rig.worker.settings, load_interval_s=60.0)
     load = WorkerServiceStub(rig.channel).WatchLoad(worker_pb2.WatchLoadRequest())
     assert (await load.read()).load.running_requests == 0
@@ -244,7 +244,7 @@ async def test_who_watches_an_idle_worker_hears_of_what_begins_and_ends(rig: Wor
 
 
 async def test_a_worker_with_open_streams_stops_at_once(kind: str) -> None:
-    """Neither an idle Attach stream nor one in use nor a watch keeps the server for its grace."""
+    """Neither an idle Attach stream, nor one in use, nor a watch delays the stop by the grace period."""
     async with running_worker(kind, grace_s=600.0) as rig:
         await _stops_with_open_streams(rig)
 
@@ -265,7 +265,7 @@ async def _stops_with_open_streams(rig: WorkerRig) -> None:
 
 
 async def test_a_frontend_that_does_not_read_is_cut_off(kind: str) -> None:
-    """Its legs are cancelled and their blocks freed while it still reads nothing; another frontend goes on."""
+    """Its legs are cancelled and their blocks freed while it does not read; other frontends continue."""
     # 1 ms a step: an engine without any pace outruns readers, too.
     engine = replace(SLOW, profile=StepProfile(base_s=0.001), context_tokens_max=100_000, kv_blocks=200_000)
     settings = replace(WORKER, link_buffer_frames=500)
@@ -288,7 +288,7 @@ async def test_a_frontend_that_does_not_read_is_cut_off(kind: str) -> None:
 
 
 async def test_a_link_carries_legs(rig: WorkerRig) -> None:
-    """Tokens, then one finish; a cancel is answered; slots are used again."""
+    """Tokens, then one finish. A cancel is answered. Slots are reused."""
     links = links_to(rig)
     link = await links.link(rig.ref, Role.DECODE, timeout_s=PATIENCE_S)
     assert await links.link(rig.ref, Role.DECODE, timeout_s=PATIENCE_S) is link
@@ -310,7 +310,7 @@ async def test_a_link_carries_legs(rig: WorkerRig) -> None:
 
 @pytest.mark.parametrize("event", ["death", "stop", "closed"])
 async def test_a_link_that_ends_fails_its_legs_once(rig: WorkerRig, event: str) -> None:
-    """Engine died, worker stops, frontend closes: each leg is lost exactly once, and the next ask is refused or anew."""
+    """Engine failure, worker stop, frontend close: each leg is lost exactly once, and new legs are rejected or get a new link."""
     links = links_to(rig)
     link = await links.link(rig.ref, Role.DECODE, timeout_s=PATIENCE_S)
     sinks = [Sink() for _ in range(3)]
@@ -332,7 +332,7 @@ async def test_a_link_that_ends_fails_its_legs_once(rig: WorkerRig, event: str) 
 
 
 async def test_legs_beyond_one_message_and_their_cancels(kind: str) -> None:
-    """1 024 long prompts at once: none is forgotten, and a cancel given at once is not sent before its submission."""
+    """1 024 long prompts at once: all are sent, and no cancel is sent before its submission."""
     # The frontend's own work of a second must not look like the worker's silence.
     async with running_worker(kind, settings=replace(WORKER, heartbeat_s=2.0)) as rig:
         links = links_to(rig)
@@ -351,7 +351,7 @@ async def test_legs_beyond_one_message_and_their_cancels(kind: str) -> None:
 
 
 async def test_a_full_link_refuses_and_lives_on(kind: str) -> None:
-    """A leg beyond the Welcome's `submissions_max` is refused before it is sent; a finished one makes room."""
+    """A leg beyond `submissions_max` is rejected before it is sent. A finished leg makes room."""
     async with running_worker(kind, settings=replace(WORKER, submissions_max=2)) as rig:
         links = links_to(rig)
         link = await links.link(rig.ref, Role.DECODE, timeout_s=PATIENCE_S)
@@ -375,7 +375,7 @@ async def test_a_full_link_refuses_and_lives_on(kind: str) -> None:
 
 
 class ScriptedDecode(DecodeServiceServicer):
-    """A worker that says what the test wants."""
+    """A worker that sends what the test specifies."""
 
     def __init__(self, heartbeat_s: float = 60.0, worker_id: str = "w1") -> None:
         self.heard: list[pb.AttachRequest] = []
@@ -408,7 +408,7 @@ def finish_of(*slots: int) -> pb.StepFrame:
 
 
 async def test_a_cancel_that_crosses_does_not_hit_the_next_leg(kind: str) -> None:
-    """Slot 1 is cancelled, finishes and is used again before anything is sent: the new leg must not be cancelled."""
+    """Slot 1 is cancelled, finishes, and is reused before anything is sent: the new leg is not cancelled."""
     scripted = ScriptedDecode()
     async with serving(kind, lambda server: add_DecodeServiceServicer_to_server(scripted, server), 0.1) as (
         at,
@@ -450,7 +450,7 @@ async def test_a_silent_worker_is_lost_after_three_heartbeats(kind: str) -> None
 
 @pytest.mark.parametrize(("worker_id", "epoch"), [("w2", EPOCH), ("w1", EPOCH + 1)])
 async def test_another_worker_at_the_address_is_not_used(kind: str, worker_id: str, epoch: int) -> None:
-    """A port taken over, a process started anew: what was placed on is gone."""
+    """After a port was reused or a process restarted, the placement is invalid."""
     scripted = ScriptedDecode()
     async with serving(kind, lambda server: add_DecodeServiceServicer_to_server(scripted, server), 0.1) as (
         at,
@@ -465,7 +465,7 @@ async def test_another_worker_at_the_address_is_not_used(kind: str, worker_id: s
 
 
 async def test_all_who_wait_for_a_dead_worker_wait_once(kind: str) -> None:
-    """Ten requests placed on a worker that does not answer are told together, not one time-out after the other."""
+    """Ten requests on a worker that does not answer fail together after one timeout."""
 
     class Mute(DecodeServiceServicer):
         attached = 0
@@ -486,7 +486,7 @@ async def test_all_who_wait_for_a_dead_worker_wait_once(kind: str) -> None:
 
 
 async def test_a_request_too_large_for_the_wire_harms_nobody_else(kind: str) -> None:
-    """It is refused before it is sent: gRPC would end the stream."""
+    """It is rejected before it is sent, because gRPC would end the stream."""
     # Making it takes a while, which must not look like the worker's silence.
     async with running_worker(kind, settings=replace(WORKER, heartbeat_s=2.0)) as rig:
         links = links_to(rig)
@@ -556,14 +556,14 @@ async def test_generate_refuses_and_fails_by_status(rig: WorkerRig) -> None:
 
 
 async def hand_out(rig: WorkerRig, leg_id: str = "p1", timeout_s: float = PATIENCE_S, **more: Any) -> LegFinish:
-    """A prompt of a plain client."""
+    """Runs a prompt of a plain client."""
     call = PrefillServiceStub(rig.channel).Generate(plain(leg_id, LegTask.PREFILL, **more), timeout=timeout_s)
     (response,) = [response async for response in call]
     return from_finish(response.finish)
 
 
 async def test_prefill_hands_out_under_a_lease(prefill: WorkerRig) -> None:
-    """The lease is less than a whole one, and ReleaseKv gives the blocks back, once."""
+    """The remaining lease is less than a whole one. ReleaseKv frees the blocks once."""
     finish = await hand_out(prefill)
     assert finish.handle is not None and finish.handle.worker_epoch == EPOCH
     assert 0 < finish.handle.lease_s < SLOW.lease_s
@@ -593,7 +593,7 @@ async def test_a_cancelled_prefill_frees_its_blocks(kind: str, phase: str) -> No
 
 
 async def on_link(rig: WorkerRig, leg_id: str, **more: Any) -> WholeLeg:
-    """A prompt over a frontend's link."""
+    """Runs a prompt over a frontend's link."""
     links = links_to(rig)
     try:
         link = await links.link(rig.ref, Role.PREFILL, timeout_s=PATIENCE_S)
@@ -625,7 +625,7 @@ async def test_prefill_fails_by_status(prefill: WorkerRig) -> None:
 
 
 async def test_a_stopping_worker_loses_a_prefill_in_time(prefill: WorkerRig) -> None:
-    """The leg ends as lost at once, to be placed elsewhere."""
+    """The leg ends as lost at once, so that it can be placed elsewhere."""
     prefill.engine.inject(Stall(duration_s=0.5))
     running = asyncio.ensure_future(on_link(prefill, "x"))
     await wait_until(lambda: prefill.worker.statistics().legs == 1, "it runs")
@@ -639,7 +639,7 @@ async def test_a_stopping_worker_loses_a_prefill_in_time(prefill: WorkerRig) -> 
 
 
 async def test_sleep_that_is_refused_does_not_drain(rig: WorkerRig) -> None:
-    """A worker whose engine cannot do what is asked goes on serving; a bad interval is refused."""
+    """A worker whose engine cannot sleep continues to serve. An invalid interval is rejected."""
     stub = WorkerServiceStub(rig.channel)
     with pytest.raises(grpc.aio.AioRpcError):
         await stub.Sleep(worker_pb2.SleepRequest(level=3))
@@ -651,7 +651,7 @@ async def test_sleep_that_is_refused_does_not_drain(rig: WorkerRig) -> None:
 
 
 async def test_drain_counts_what_is_left(rig: WorkerRig) -> None:
-    """Requests in flight go on, new ones are refused, undo takes them again."""
+    """Requests in flight continue, new ones are rejected, undo accepts them again."""
     stub = WorkerServiceStub(rig.channel)
     frontend = await RawFrontend.attach(rig.channel)
     await frontend.submit(1, tokens=100)

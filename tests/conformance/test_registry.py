@@ -1,4 +1,4 @@
-"""What every registry promises. One suite, run against the embedded agent, real Consul, and the registry in memory."""
+"""What every registry guarantees. One suite, run against the embedded agent, real Consul, and the in-memory registry."""
 
 import asyncio
 import time
@@ -38,7 +38,7 @@ def registration(port: int = 1, **changes: object) -> Registration:
 
 
 async def until(registry: Registry, service: str, is_true: Callable[[Instance], bool]) -> Instance:
-    """The service's one instance once it is as wanted."""
+    """Returns the service's one instance once it satisfies the condition."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         view = await registry.instances(service)
@@ -66,7 +66,7 @@ async def until_gone(registry: Registry, service: str) -> None:
 
 
 async def view_where(views: AsyncGenerator[View, None], is_true: Callable[[View], bool]) -> View:
-    """The next view that is as wanted."""
+    """Returns the next view that satisfies the condition."""
     async with asyncio.timeout(PATIENCE_S):
         async for view in views:
             if is_true(view):
@@ -78,7 +78,7 @@ async def view_where(views: AsyncGenerator[View, None], is_true: Callable[[View]
 
 
 async def test_registration_arrives_whole(registry: ConsulRegistry, server: HealthServer) -> None:
-    """What an instance says of itself is what others read, and it passes once it beats and serves."""
+    """Readers get all fields of an instance. It passes once it heartbeats and serves."""
     mine = registration(server.port, meta={"role": "decode", "kv-hash": "ä" * 256}, tags=("a", "b"))
     await registry.register(mine)
     await registry.heartbeat(mine.instance_id, note="ready")
@@ -95,7 +95,7 @@ async def test_registration_arrives_whole(registry: ConsulRegistry, server: Heal
 
 
 async def test_no_heartbeat_yet_is_critical(registry: ConsulRegistry, server: HealthServer) -> None:
-    """A server that answers its checks is not taken for ready before it says so itself."""
+    """A server that answers its checks is not ready before its first heartbeat."""
     mine = registration(server.port)
     await registry.register(mine)
     await asyncio.sleep(0.6)
@@ -114,7 +114,7 @@ async def test_missed_heartbeats_turn_critical(registry: ConsulRegistry, server:
 
 
 async def test_heartbeat_carries_health(registry: ConsulRegistry, server: HealthServer) -> None:
-    """The worst check counts: an instance that calls itself degraded is warning although its server serves."""
+    """The worst check counts: a degraded instance is warning although its server serves."""
     mine = registration(server.port)
     await registry.register(mine)
     await registry.heartbeat(mine.instance_id, health=Health.WARNING, note="slow disk")
@@ -124,7 +124,7 @@ async def test_heartbeat_carries_health(registry: ConsulRegistry, server: Health
 
 
 async def test_dead_server_turns_critical_and_comes_back(registry: ConsulRegistry, server: HealthServer) -> None:
-    """A refused connection is noticed at the next check, however well the heartbeats go, and so is its return."""
+    """The next check notices a refused connection, in spite of heartbeats, and its recovery."""
     mine = registration(server.port)
     await registry.register(mine)
     await registry.heartbeat(mine.instance_id)
@@ -136,7 +136,7 @@ async def test_dead_server_turns_critical_and_comes_back(registry: ConsulRegistr
 
 
 async def test_server_that_says_not_serving_is_critical(registry: ConsulRegistry, server: HealthServer) -> None:
-    """The check asks grpc.health.v1, not just whether the port is open."""
+    """The check calls grpc.health.v1; an open port is not enough."""
     mine = registration(server.port)
     await server.set_serving(False)
     await registry.register(mine)
@@ -148,7 +148,7 @@ async def test_server_that_says_not_serving_is_critical(registry: ConsulRegistry
 
 
 async def test_drain_mark(registry: ConsulRegistry, server: HealthServer) -> None:
-    """A drain mark keeps requests away, says why, leaves the health as it is, and can be taken off; twice is once."""
+    """A drain mark stops requests, has a reason, keeps the health, and can be removed. Setting it twice has no effect."""
     mine = registration(server.port)
     await registry.register(mine)
     await registry.heartbeat(mine.instance_id)
@@ -165,7 +165,7 @@ async def test_drain_mark(registry: ConsulRegistry, server: HealthServer) -> Non
 
 
 async def test_drain_mark_outlives_a_second_registration(registry: ConsulRegistry, server: HealthServer) -> None:
-    """New meta for a draining instance does not bring requests back, and its checks keep their states."""
+    """New meta for a draining instance keeps the mark and the states of its checks."""
     mine = registration(server.port)
     await registry.register(mine)
     await registry.heartbeat(mine.instance_id)
@@ -178,7 +178,7 @@ async def test_drain_mark_outlives_a_second_registration(registry: ConsulRegistr
 
 
 async def test_deregister(registry: ConsulRegistry) -> None:
-    """An instance that signs off is gone, and signing off twice is no error."""
+    """A deregistered instance is gone. Deregistering twice is no error."""
     mine = registration()
     await registry.register(mine)
     await until(registry, mine.service, lambda instance: True)
@@ -188,7 +188,7 @@ async def test_deregister(registry: ConsulRegistry) -> None:
 
 
 async def test_forgotten_instance_is_told_so(registry: ConsulRegistry, server: HealthServer) -> None:
-    """A heartbeat or a drain mark for an instance that the registry does not know says so, and registering mends it."""
+    """A heartbeat or drain mark for an unknown instance raises; registering again repairs it."""
     mine = registration(server.port)
     with pytest.raises(NotFoundError):
         await registry.heartbeat(mine.instance_id)
@@ -200,7 +200,7 @@ async def test_forgotten_instance_is_told_so(registry: ConsulRegistry, server: H
 
 
 async def test_two_instances_are_told_apart(registry: ConsulRegistry) -> None:
-    """A view holds all instances of its service by id, and none of another."""
+    """A view has all instances of its service by id, and none of another service."""
     mine, other = registration(), registration()
     await registry.register(replace(mine, instance_id="z-2" + mine.instance_id))
     await registry.register(replace(mine, instance_id="a-1" + mine.instance_id))
@@ -227,14 +227,14 @@ BAD_REGISTRATIONS = {
 
 @pytest.mark.parametrize("field", BAD_REGISTRATIONS)
 async def test_registration_beyond_the_limits(registry: ConsulRegistry, field: str) -> None:
-    """What the registry would refuse, or take and not check right, is refused with the field's name."""
+    """Values that the registry would reject or mishandle are rejected with the field's name."""
     with pytest.raises(InvalidRequestError) as refusal:
         await registry.register(registration(**BAD_REGISTRATIONS[field]))
     assert refusal.value.field == field
 
 
 async def test_registration_at_the_limits(registry: ConsulRegistry) -> None:
-    """The limits are the registry's own: what stands at them is taken."""
+    """Values at the registry's own limits are accepted."""
     meta = {f"{number:02}" + "k" * 126: "é" * 256 for number in range(64)}
     mine = registration(meta=meta, instance_id="i" * 128, tags=["t" * 255] * 64)
     await registry.register(mine)
@@ -247,7 +247,7 @@ async def test_registration_at_the_limits(registry: ConsulRegistry) -> None:
 
 
 async def test_watch_sees_every_kind_of_change(registry: ConsulRegistry, server: HealthServer) -> None:
-    """The first view comes at once, empty or not; then registration, health, drain mark and departure each show."""
+    """The first view comes at once, empty or not. Then registration, health, drain mark and departure appear."""
     mine = registration(server.port)
     async with aclosing(registry.watch(mine.service)) as views:
         first = await view_where(views, lambda view: True)
@@ -264,7 +264,7 @@ async def test_watch_sees_every_kind_of_change(registry: ConsulRegistry, server:
 
 
 async def test_watch_is_prompt(agent: Agent) -> None:
-    """A change wakes the watch; it is not found at the end of a wait, which nobody here would live to see."""
+    """A change wakes the watch, long before its blocking query would time out."""
     registry = agent.client(watch_wait_s=600.0)
     mine = registration()
     async with aclosing(registry.watch(mine.service)) as views:
@@ -275,7 +275,7 @@ async def test_watch_is_prompt(agent: Agent) -> None:
 
 
 async def test_watch_is_silent_without_change(registry: ConsulRegistry, server: HealthServer) -> None:
-    """Waits that end, heartbeats and a second equal registration are not passed on as changes."""
+    """Timeouts of queries, heartbeats and equal registrations are not reported as changes."""
     mine = registration(server.port)
     await registry.register(mine)
     await registry.heartbeat(mine.instance_id)
@@ -295,7 +295,7 @@ async def test_watch_is_silent_without_change(registry: ConsulRegistry, server: 
 
 @pytest.mark.parametrize("how", ["refuse", "hang"])
 async def test_watch_outlives_an_outage(agent: Agent, how: str) -> None:
-    """While the registry is away the last good view stands, marked stale once; afterwards it is fresh again at once."""
+    """During an outage the last view stays, marked stale once. Afterwards it is fresh at once."""
     writer, registry = agent.client(), agent.client(watch_wait_s=1.0, call_timeout_s=0.5)
     mine = registration()
     await writer.register(mine)
@@ -318,7 +318,7 @@ async def test_watch_outlives_an_outage(agent: Agent, how: str) -> None:
 
 
 async def test_watch_begun_in_an_outage(agent: Agent) -> None:
-    """A service that starts before its registry is told that nothing is known, and then what is."""
+    """A service that starts before its registry gets an empty view, then the real one."""
     registry = agent.client()
     await agent.proxy.refuse()
     mine = registration()
@@ -332,7 +332,7 @@ async def test_watch_begun_in_an_outage(agent: Agent) -> None:
 
 
 async def test_watch_follows_a_registry_that_lost_its_state(agent: Agent) -> None:
-    """After a restart without memory the watch shows what is true now, and goes on seeing changes."""
+    """After a restart without memory the watch shows the new state, and later changes."""
     registry = agent.client()
     mine = registration()
     await registry.register(mine)
@@ -347,7 +347,7 @@ async def test_watch_follows_a_registry_that_lost_its_state(agent: Agent) -> Non
 
 
 async def test_many_watches_leave_room_for_calls(agent: Agent) -> None:
-    """Watches hold their own connections: short calls do not wait behind them."""
+    """Watches use their own connections: short calls do not wait for them."""
     registry = agent.client(calls_max=2)
     watches = [registry.watch(f"svc-watch-{number}") for number in range(40)]
     for views in watches:
@@ -379,7 +379,7 @@ async def test_cancelled_watch_frees_everything(registry: ConsulRegistry) -> Non
 
 
 async def test_closing_the_registry_ends_its_watches(agent: Agent) -> None:
-    """A watch ends, without an error, when its registry is closed: while it waits and while it backs off."""
+    """A watch ends without an error when its registry closes, during a query and during backoff."""
     waiting, failing = agent.client(), agent.client()
     views = waiting.watch("svc-closing")
     await anext(views)
@@ -411,7 +411,7 @@ def key(*segments: str) -> str:
 
 @pytest.mark.parametrize("value", [b"", b"text", bytes(range(256)), b"x" * (512 * 1024)], ids=len)
 async def test_value_comes_back(registry: ConsulRegistry, value: bytes) -> None:
-    """Any bytes up to the limit come back as they were put."""
+    """Any bytes up to the limit are returned unchanged."""
     name = key("a b", "%2F+?#&=ä")
     assert await registry.get(name) is None
     assert await registry.put(name, value)
@@ -425,7 +425,7 @@ async def test_value_comes_back(registry: ConsulRegistry, value: bytes) -> None:
 
 
 async def test_keys_are_listed_by_prefix(registry: ConsulRegistry) -> None:
-    """A prefix lists what begins with it, by key, and nothing else."""
+    """A prefix lists the keys that start with it, in order, and nothing else."""
     root = key()
     for name in ("b", "a", "deep/er", "deeper"):
         await registry.put(f"{root}/{name}", name.encode())
@@ -437,7 +437,7 @@ async def test_keys_are_listed_by_prefix(registry: ConsulRegistry) -> None:
 
 
 async def test_compare_and_set(registry: ConsulRegistry) -> None:
-    """A conditional write happens only on the state that its writer saw; index 0 stands for absence."""
+    """A conditional write succeeds only on the state that its writer read; index 0 means absent."""
     name = key("counter")
     assert await registry.put(name, b"1", expected_index=0)
     assert not await registry.put(name, b"2", expected_index=0)
@@ -472,7 +472,7 @@ async def test_compare_and_set_under_contention(registry: ConsulRegistry) -> Non
 
 @pytest.mark.parametrize("name", ["", "/lead", "a//b", "a/../b", "a/.", "a/", "k" * 513])
 async def test_bad_keys(registry: ConsulRegistry, name: str) -> None:
-    """Keys that the registry's HTTP server would change on the way are refused with the field's name."""
+    """Keys that the registry's HTTP server would change are rejected with the field's name."""
     for call in (registry.get(name), registry.put(name, b""), registry.delete(name)):
         with pytest.raises(InvalidRequestError) as refusal:
             await call
@@ -480,7 +480,7 @@ async def test_bad_keys(registry: ConsulRegistry, name: str) -> None:
 
 
 async def test_value_too_large(registry: ConsulRegistry) -> None:
-    """A value above Consul's limit is refused with the field's name."""
+    """A value above Consul's limit is rejected with the field's name."""
     with pytest.raises(InvalidRequestError) as refusal:
         await registry.put(key("big"), b"x" * (512 * 1024 + 1))
     assert refusal.value.field == "value"
@@ -490,7 +490,7 @@ async def test_value_too_large(registry: ConsulRegistry) -> None:
 
 
 async def test_lock_has_one_holder(registry: ConsulRegistry) -> None:
-    """Of two sessions one holds the lock, until it gives it back; the value stays when it does."""
+    """One of two sessions holds the lock until it releases it. The value survives the release."""
     name = key("leader")
     one = await registry.create_session(name="one", ttl_s=LONG_S)
     two = await registry.create_session(name="two", ttl_s=LONG_S)
@@ -512,7 +512,7 @@ async def test_lock_has_one_holder(registry: ConsulRegistry) -> None:
 
 
 async def test_lock_contention(registry: ConsulRegistry) -> None:
-    """Of many that reach for a lock at once, exactly one gets it."""
+    """If many sessions try to lock at once, exactly one succeeds."""
     name = key("leader")
     sessions = [await registry.create_session(name="x", ttl_s=LONG_S) for _ in range(6)]
     taken = await asyncio.gather(*(registry.acquire(name, session, session.encode()) for session in sessions))
@@ -525,7 +525,7 @@ async def test_lock_contention(registry: ConsulRegistry) -> None:
 
 
 async def test_destroyed_session_frees_its_locks(registry: ConsulRegistry) -> None:
-    """A session that ends gives its locks back and is known no more; ending it twice is no error."""
+    """A destroyed session releases its locks and is unknown. Destroying it twice is no error."""
     name = key("leader")
     one = await registry.create_session(name="one", ttl_s=LONG_S)
     assert await registry.acquire(name, one)
@@ -544,7 +544,7 @@ async def test_destroyed_session_frees_its_locks(registry: ConsulRegistry) -> No
 
 @pytest.mark.parametrize("session_id", ["no-uuid", str(uuid.UUID(int=0))])
 async def test_unknown_session(registry: ConsulRegistry, session_id: str) -> None:
-    """A session id that the registry does not know is told so, whatever its form."""
+    """An unknown session id raises, whatever its form."""
     with pytest.raises(NotFoundError):
         await registry.renew_session(session_id)
     with pytest.raises(NotFoundError):
@@ -553,7 +553,7 @@ async def test_unknown_session(registry: ConsulRegistry, session_id: str) -> Non
 
 
 async def test_lock_delay(registry: ConsulRegistry) -> None:
-    """The lock of a session that was lost cannot be taken for the delay, and then can."""
+    """The lock of a lost session is blocked for the delay, then free."""
     name = key("leader")
     one = await registry.create_session(name="one", ttl_s=LONG_S, lock_delay_s=1.0)
     two = await registry.create_session(name="two", ttl_s=LONG_S)
@@ -569,7 +569,7 @@ async def test_lock_delay(registry: ConsulRegistry) -> None:
 
 @pytest.mark.parametrize("ttl_s", [9.0, 86_401.0, float("nan")])
 async def test_session_ttl_beyond_the_limits(registry: ConsulRegistry, ttl_s: float) -> None:
-    """A TTL that Consul would refuse is refused with the field's name."""
+    """A TTL that Consul would reject is rejected with the field's name."""
     with pytest.raises(InvalidRequestError) as refusal:
         await registry.create_session(name="x", ttl_s=ttl_s)
     assert refusal.value.field == "ttl_s"
@@ -596,7 +596,7 @@ async def test_session_expires_in_real_time(registry: ConsulRegistry) -> None:
 
 
 async def test_token_is_passed(guarded_agent: Agent, server: HealthServer) -> None:
-    """With the token everything works; what is unknown is told as without access control."""
+    """With the token everything works; unknown objects raise the same errors as without access control."""
     registry = guarded_agent.client()
     mine = registration(server.port)
     with pytest.raises(NotFoundError):
@@ -615,7 +615,7 @@ async def test_token_is_passed(guarded_agent: Agent, server: HealthServer) -> No
 
 
 async def test_without_the_token_nothing_changes(guarded_agent: Agent) -> None:
-    """No token is refused as not permitted, an unknown token as not authenticated; a watch says so at once."""
+    """No token is permission denied, an unknown token unauthenticated; a watch raises at once."""
     anonymous, unknown = guarded_agent.client(token=""), guarded_agent.client(token=str(uuid.uuid4()))
     with pytest.raises(PermissionDeniedError):
         await anonymous.put(key("a"), b"1")
@@ -648,7 +648,7 @@ def every_call(registry: ConsulRegistry) -> dict[str, Callable[[], Awaitable[obj
 
 @pytest.mark.parametrize("how", ["refuse", "hang"])
 async def test_every_call_ends_when_the_registry_is_away(agent: Agent, how: str) -> None:
-    """Refused or silent, every call fails within its own timeout with the one error that says "try again"."""
+    """Refused or silent, every call fails within its timeout with UnavailableError."""
     warm, registry = agent.client(), agent.client(call_timeout_s=0.4)
     await warm.get("warm/connection")
     await _break(agent, how)
@@ -668,7 +668,7 @@ async def test_every_call_ends_when_the_registry_is_away(agent: Agent, how: str)
 
 
 async def test_calls_cancelled_anywhere_leave_room(agent: Agent) -> None:
-    """Wherever a call is cancelled, its slot is free afterwards and no task of it is left."""
+    """Wherever a call is cancelled, its slot is free afterwards and no task is left."""
     registry = agent.client(calls_max=1)
     name = key("cancelled")
     for steps in range(0, 60, 2):
@@ -705,7 +705,7 @@ async def test_watches_cancelled_anywhere_leave_room(agent: Agent) -> None:
 
 
 async def test_number_of_watches_is_bounded(agent: Agent) -> None:
-    """The next one beyond the limit is refused."""
+    """A watch beyond the limit is rejected."""
     registry = agent.client(watches_max=1)
     async with aclosing(registry.watch("svc-one")) as views:
         await anext(views)

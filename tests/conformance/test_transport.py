@@ -1,4 +1,4 @@
-"""What every KV transport promises (`kvmesh.kv.transport`), in memory and over real NIXL."""
+"""What every KV transport guarantees (`kvmesh.kv.transport`), in memory and over real NIXL."""
 
 import asyncio
 import os
@@ -22,14 +22,14 @@ SIZE = 1 << 16
 
 
 async def pull(reader: KvTransport, peer: bytes, pieces: Sequence[Piece], *, timeout_s: float) -> None:
-    """To its end, whether at once or not."""
+    """Runs a pull to its end, immediate or not."""
     rest = reader.pull_nowait(peer, pieces, timeout_s=timeout_s)
     if rest is not None:
         await rest
 
 
 class Ends:
-    """Two transports with memory: `source` holds numbered bytes, `reader` zeros. `make` gives more."""
+    """Two transports with memory: `source` has numbered bytes, `reader` zeros. `make` creates more."""
 
     def __init__(self, make: Callable[[], KvTransport], stack: AsyncExitStack) -> None:
         self._make, self._stack = make, stack
@@ -49,7 +49,7 @@ class Ends:
 
 @dataclass
 class TransportProcess:
-    """A NIXL transport in a process of its own that speaks TCP only: a process that stands still does not send."""
+    """A NIXL transport in a separate process that uses only TCP: a stopped process does not send."""
 
     process: asyncio.subprocess.Process
 
@@ -68,7 +68,7 @@ class TransportProcess:
             await process.wait()
 
     async def say(self, order: str) -> str:
-        """An order, and the answer."""
+        """Sends an order and returns the answer."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(order.encode() + b"\n")
         async with asyncio.timeout(PATIENCE_S):
@@ -92,7 +92,7 @@ async def ends(request: pytest.FixtureRequest) -> AsyncIterator[Ends]:
 
 
 async def test_pull_copies_exactly_the_runs(ends: Ends) -> None:
-    """Scattered runs land where they should, and nothing else changes."""
+    """Scattered runs arrive at their places, and no other byte changes."""
     remote, local = [0, 4096, 300, 60000], [512, 1024, 40000, 5000]
     pieces = [(theirs, mine, 500) for theirs, mine in zip(remote, local, strict=True)]
     await pull(ends.reader, ends.source.metadata, pieces, timeout_s=PATIENCE_S)
@@ -137,13 +137,13 @@ async def test_closed_peer(ends: Ends) -> None:
 
 @pytest.mark.parametrize("peer", [b"", b"nobody", b"NXL1" + b"\0" * 300])
 async def test_unknown_peer(ends: Ends, peer: bytes) -> None:
-    """KvLostError for metadata that names nobody."""
+    """KvLostError for metadata of an unknown peer."""
     with pytest.raises(KvLostError):
         await pull(ends.reader, peer, [(0, 0, 64)], timeout_s=PATIENCE_S)
 
 
 async def test_outside_the_memory(ends: Ends) -> None:
-    """Offsets past either end are refused, nothing is copied."""
+    """Offsets past either end are rejected, and nothing is copied."""
     for is_met in (False, True):
         for remote, local in ((SIZE - 10, 0), (0, SIZE - 10), (SIZE - 63, 0), (0, SIZE - 63)):
             with pytest.raises(KvLostError) as caught:
@@ -158,7 +158,7 @@ async def test_outside_the_memory(ends: Ends) -> None:
 
 
 async def test_cancel(ends: Ends) -> None:
-    """A cancelled pull ends soon, leaves the memory alone afterwards, and the transport goes on."""
+    """A cancelled pull ends soon and writes nothing afterwards; the transport continues."""
     for turns in range(6):
         pulling = asyncio.create_task(pull(ends.reader, ends.source.metadata, [(64, 0, 4096)], timeout_s=PATIENCE_S))
         for _ in range(turns):
@@ -174,7 +174,7 @@ async def test_cancel(ends: Ends) -> None:
 
 
 async def test_a_pull_in_progress_is_cancelled_at_any_moment(ends: Ends) -> None:
-    """Before its first turn too: what it wrote to is left alone once it has ended, and the transport goes on."""
+    """Even before its first step. It writes nothing after its end, and the transport continues."""
     await pull(ends.reader, ends.source.metadata, [(0, 0, 64)], timeout_s=PATIENCE_S)
     for turns in range(4):
         ends.reader_memory[:] = 0
@@ -221,7 +221,7 @@ async def test_a_pull_that_was_given_up_writes_nothing_later(how: str) -> None:
 
 
 async def test_a_source_that_stands_still_holds_up_no_close_and_no_cancel_for_ever() -> None:
-    """A killed source ends a pull that was given up; a transport closes although a pull of it can not end."""
+    """If the source is killed, an abandoned pull ends. A transport closes although one of its pulls cannot end."""
     require_part("nixl")
     async with AsyncExitStack() as stack:
         source, other = [await stack.enter_async_context(TransportProcess.start("source")) for _ in range(2)]
@@ -244,7 +244,7 @@ async def test_a_source_that_stands_still_holds_up_no_close_and_no_cancel_for_ev
 
 @pytest.mark.parametrize("peers_max", [1, 2])
 async def test_peers_beyond_the_bound_are_forgotten(peers_max: int) -> None:
-    """Workers come and go for months: the one unused longest is forgotten, and met again when it is needed."""
+    """The least recently used peer is dropped, and connected again when needed."""
     require_part("nixl")
     from kvmesh.kv.nixl_transport import NixlTransport
 
@@ -263,7 +263,7 @@ async def test_peers_beyond_the_bound_are_forgotten(peers_max: int) -> None:
 
 
 async def test_small_pulls_from_a_peer_that_was_read_are_over_at_once() -> None:
-    """On one machine, without a thread; a large one, and one where the loop posts none, takes turns."""
+    """On one machine, without a thread. Large pulls, and pulls that are not posted by the loop, take several steps."""
     require_part("nixl")
     from kvmesh.kv.nixl_transport import NixlTransport
 
@@ -292,7 +292,7 @@ async def test_small_pulls_from_a_peer_that_was_read_are_over_at_once() -> None:
 
 
 async def test_close_is_idempotent_and_refuses_afterwards(ends: Ends) -> None:
-    """A closed transport says so."""
+    """A closed transport raises."""
     await ends.reader.aclose()
     await ends.reader.aclose()
     with pytest.raises(MeshError):
@@ -300,7 +300,7 @@ async def test_close_is_idempotent_and_refuses_afterwards(ends: Ends) -> None:
 
 
 async def test_pull_times_out_on_a_hanging_network() -> None:
-    """The deadline holds when nothing answers."""
+    """The deadline ends a pull when nothing answers."""
     network = MemoryNetwork(clock=SystemClock(), hangs_pulls=True)
     source, reader = MemoryTransport(network), MemoryTransport(network)
     for transport in (source, reader):
@@ -311,7 +311,7 @@ async def test_pull_times_out_on_a_hanging_network() -> None:
 
 
 async def test_the_pull_after_a_message_does_not_wait_for_it() -> None:
-    """NIXL's first transfer after a message takes long; `notify` leaves that one behind it."""
+    """NIXL's first transfer after a message is slow; `notify` makes that transfer itself."""
     require_part("nixl")
     from kvmesh.kv.nixl_transport import NixlTransport
 

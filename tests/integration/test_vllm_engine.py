@@ -1,4 +1,4 @@
-"""The vLLM adapter on real engines, each in a process of its own, with KV over real NIXL."""
+"""The vLLM adapter on real engines, each in its own process, with KV over real NIXL."""
 
 import asyncio
 import contextlib
@@ -75,7 +75,7 @@ FIRST_PULL_S = 25.0
 async def pair(
     server: ForkServer, settings: Callable[..., VllmSettings], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[Drive, Drive]]:
-    """A prefill and a decode engine that all harmless tests share."""
+    """A prefill and a decode engine that tests without side effects share."""
     folder = tmp_path_factory.mktemp("pair")
     made = [settings(role, pull_timeout_s=FIRST_PULL_S) for role in ("prefill", "decode")]
     drives = [Drive(RemoteEngine(server, each, folder)) for each in made]
@@ -108,7 +108,7 @@ async def reset(*drives: Drive) -> None:
 async def test_handoff_gives_the_local_answer_and_computes_no_block_twice(
     pair: tuple[Drive, Drive], length: int
 ) -> None:
-    """The decode engine answers with the tokens it would have found alone, and pulls the prompt instead of computing it."""
+    """The decode engine gives the tokens that it would give alone, and pulls the prompt instead of computing it."""
     prefill, decode = pair
     generation = greedy(length, seed=length)
     await reset(prefill, decode)
@@ -146,7 +146,7 @@ async def test_many_handoffs_at_once(pair: tuple[Drive, Drive]) -> None:
 
 
 async def test_a_cached_prefix_is_not_pulled_again(pair: tuple[Drive, Drive]) -> None:
-    """Where the decode engine holds the prompt's first blocks, only the rest comes over, and the answer is the same."""
+    """If the decode engine has the first blocks cached, only the rest is pulled. The answer is the same."""
     prefill, decode = pair
     long, short = greedy(200, seed=7), greedy(96, seed=7)
     await reset(prefill, decode)
@@ -161,7 +161,7 @@ async def test_a_cached_prefix_is_not_pulled_again(pair: tuple[Drive, Drive]) ->
 
 
 async def test_events_name_the_cached_blocks_pulled_ones_too(pair: tuple[Drive, Drive]) -> None:
-    """Both engines announce a prompt's full blocks under the mesh's names; forgetting is announced at once."""
+    """Both engines publish a prompt's full blocks under the mesh's hashes, and a cache reset at once."""
     prefill, decode = pair
     generation = greedy(200, seed=11, tokens=1, cache_salt="tenant")
     names = set(block_hashes(generation.token_ids, 32, seed=seed_hash("", "tenant")))
@@ -178,7 +178,7 @@ async def test_events_name_the_cached_blocks_pulled_ones_too(pair: tuple[Drive, 
 
 
 async def test_events_follow_eviction(make: Make) -> None:
-    """In a small cache that must forget blocks, events still tell exactly what is there: a told prefix is a hit."""
+    """With a small cache that evicts, events still match the cache: a published prefix is a hit."""
     engine = await make("decode", context_tokens_max=512, kv_cache_bytes=640 << 10)
     blocks = engine.engine.describe().kv_blocks_total
     for seed in range(12):
@@ -201,7 +201,7 @@ async def test_events_follow_eviction(make: Make) -> None:
 
 
 async def test_unequal_block_sizes_are_refused(pair: tuple[Drive, Drive], make: Make) -> None:
-    """vLLM itself answers with wrong tokens there; here the compatibility hash differs and the handle is refused."""
+    """vLLM itself gives wrong tokens here; kvmesh's compatibility hash differs, and the handle is rejected."""
     prefill, _ = pair
     decode = await make("decode", block_size_tokens=64)
     handle = await prefill.prefill(greedy(100))
@@ -234,7 +234,7 @@ async def test_a_handle_of_another_prompt_is_refused(pair: tuple[Drive, Drive]) 
 
 
 async def test_a_late_handle_is_not_pulled(pair: tuple[Drive, Drive]) -> None:
-    """With less of its lease left than the margin, its blocks may be another request's by now: the prompt is computed."""
+    """If less of its lease is left than the margin, the prompt is computed."""
     prefill, decode = pair
     generation = greedy(100, seed=3)
     alone = await decode.decode(generation)
@@ -250,7 +250,7 @@ async def test_a_late_handle_is_not_pulled(pair: tuple[Drive, Drive]) -> None:
 
 
 async def test_a_pull_after_the_lease_has_ended_gives_no_wrong_token(make: Make, pair: tuple[Drive, Drive]) -> None:
-    """A frontend that was stopped holds a handle whose time seems to be left. The blocks belong to other prompts by then."""
+    """A stopped frontend has a handle whose lease seems valid, but the blocks belong to other prompts."""
     times = {"lease_s": 1.0, "pull_timeout_s": 0.9}
     prefill, decode = await asyncio.gather(make("prefill", kv_cache_bytes=4 << 20, **times), make("decode", **times))
     generation = greedy(300, seed=21)
@@ -269,7 +269,7 @@ async def test_a_pull_after_the_lease_has_ended_gives_no_wrong_token(make: Make,
 
 
 async def test_bytes_that_come_late_reach_no_other_request(make: Make, pair: tuple[Drive, Drive]) -> None:
-    """The prefill process stands still, so the pull is given up. When the process goes on, it sends the bytes after all."""
+    """The prefill process is stopped, so the pull is abandoned. When it continues, it still sends the bytes."""
     more = {"kv_cache_bytes": 4 << 20, "environ": {"UCX_TLS": "tcp,self"}, "lease_s": 60.0, "pull_timeout_s": 1.0}
     prefill, decode = await asyncio.gather(make("prefill", **more), make("decode", **more))
     await decode.decode(greedy(50), await prefill.prefill(greedy(50)))
@@ -307,7 +307,7 @@ async def test_a_handle_is_pulled_once(pair: tuple[Drive, Drive]) -> None:
 
 
 async def test_a_handle_without_a_hold_is_not_pulled(pair: tuple[Drive, Drive]) -> None:
-    """Nothing could show that its blocks are still held."""
+    """Without a hold nothing proves that its blocks are still held."""
     prefill, decode = pair
     generation = greedy(300, seed=23)
     handle = await prefill.prefill(generation)
@@ -320,7 +320,7 @@ async def test_a_handle_without_a_hold_is_not_pulled(pair: tuple[Drive, Drive]) 
 
 
 async def test_a_lease_ends(make: Make) -> None:
-    """Blocks that nobody pulls are freed when the lease is over, and are counted as leased until then."""
+    """Blocks that are not pulled are freed when the lease ends, and count as leased until then."""
     prefill = await make("prefill", lease_s=1.5, pull_timeout_s=1.0)
     began = time.monotonic()
     handle = await prefill.prefill(greedy(100))
@@ -334,7 +334,7 @@ async def test_a_lease_ends(make: Make) -> None:
 
 
 async def test_a_released_handle_frees_its_blocks(pair: tuple[Drive, Drive]) -> None:
-    """Given back, a lease ends within a step; a second time there is nothing to give back, nor after a pull."""
+    """A release ends the lease within a step. A second release, or one after a pull, does nothing."""
     prefill, decode = pair
     generation = greedy(300, seed=5, tokens=2)
     handle = await prefill.prefill(generation)
@@ -349,7 +349,7 @@ async def test_a_released_handle_frees_its_blocks(pair: tuple[Drive, Drive]) -> 
 
 
 async def test_a_queued_handle_outlives_its_lease(make: Make, pair: tuple[Drive, Drive]) -> None:
-    """While a leg waits for room, heartbeats keep the prefill side's blocks: no recompute, right tokens."""
+    """While a leg waits for capacity, heartbeats keep the prefill side's blocks: no recompute, right tokens."""
     short = {"lease_s": 2.0, "pull_timeout_s": 1.5}
     prefill, decode = await make("prefill", **short), await make("decode", running_requests_max=1, **short)
     generation = greedy(100, seed=9)
@@ -369,8 +369,7 @@ async def test_a_queued_handle_outlives_its_lease(make: Make, pair: tuple[Drive,
 
 @pytest.mark.parametrize("have_met", [True, False])
 async def test_a_hung_prefill_process_is_given_up(make: Make, pair: tuple[Drive, Drive], have_met: bool) -> None:
-    """vLLM waits for ever. Here the leg computes its prompt after the deadline, others are served meanwhile, and all
-    blocks come back on both sides."""
+    """vLLM waits for ever. Here the leg computes its prompt after the deadline, others continue, and both sides free the blocks."""
     times = {"lease_s": 60.0, "pull_timeout_s": 4.0}
     prefill, decode = await asyncio.gather(make("prefill", **times), make("decode", **times))
     generation = greedy(300, seed=13)
@@ -403,7 +402,7 @@ async def test_a_hung_prefill_process_is_given_up(make: Make, pair: tuple[Drive,
 
 
 async def test_a_pull_from_a_hung_process_can_be_cancelled(make: Make) -> None:
-    """The finish comes at once, though the peer never answered. The blocks are free once the peer cannot write to them any more."""
+    """The finish comes at once. The blocks are free once the peer can no longer write to them."""
     prefill, decode = await asyncio.gather(make("prefill"), make("decode"))
     await decode.decode(greedy(50), await prefill.prefill(greedy(50)))
     handle = await prefill.prefill(greedy(300, seed=15))
@@ -423,7 +422,7 @@ async def test_a_pull_from_a_hung_process_can_be_cancelled(make: Make) -> None:
 
 @pytest.mark.parametrize("have_met", [True, False])
 async def test_a_dead_prefill_process_is_given_up(make: Make, pair: tuple[Drive, Drive], have_met: bool) -> None:
-    """Killed between prefill and pull: the leg computes its prompt, within the deadline even when the two never met."""
+    """Killed between prefill and pull: the leg computes its prompt within the deadline, even if the two never connected."""
     times = {"lease_s": 10.0, "pull_timeout_s": 1.0}
     prefill, decode = await asyncio.gather(make("prefill", **times), make("decode", **times))
     generation = greedy(200, seed=17)
@@ -441,7 +440,7 @@ async def test_a_dead_prefill_process_is_given_up(make: Make, pair: tuple[Drive,
 
 
 async def test_a_running_answer_outlives_its_source(make: Make, pair: tuple[Drive, Drive]) -> None:
-    """Once pulled, a leg has no more to do with its source: that it dies, is forgotten, and the lease passes, is nothing."""
+    """After the pull, the source may die and its lease may end."""
     times = {"lease_s": 1.5, "pull_timeout_s": 0.7}
     prefill, decode = await asyncio.gather(make("prefill", **times), make("decode", **times))
     long, short = greedy(100, seed=33, tokens=1500), greedy(100, seed=34)
@@ -462,7 +461,7 @@ async def test_a_running_answer_outlives_its_source(make: Make, pair: tuple[Driv
 
 
 async def test_cancel_frees_both_sides(pair: tuple[Drive, Drive]) -> None:
-    """Wherever a request is: decoding, just submitted with a handle, prefilling."""
+    """In every phase: decoding, submitted with a handle, prefilling."""
     prefill, decode = pair
     running = decode.submit(LegTask.GENERATE, greedy(100, tokens=1500))
     await decode.got[running].first.wait()
@@ -485,7 +484,7 @@ async def test_cancel_frees_both_sides(pair: tuple[Drive, Drive]) -> None:
 
 
 async def test_a_bad_adapter_leaves_the_engine_alive(make: Make, tmp_path: Path) -> None:
-    """vLLM dies of a request with a bad LoRA path. Here a bad adapter is refused when loaded, an unknown one when named."""
+    """A bad LoRA path ends vLLM. Here a bad adapter is rejected on load, an unknown one on use."""
     engine = await make("decode", enable_lora=True)
     with pytest.raises(NotFoundError):
         await engine.engine.load_adapter("absent", str(tmp_path / "absent"))
@@ -502,7 +501,7 @@ async def test_a_bad_adapter_leaves_the_engine_alive(make: Make, tmp_path: Path)
 
 
 async def test_an_engine_that_dies_says_so(make: Make) -> None:
-    """A step that raises ends the stream with LostError; later submits are refused, closing works."""
+    """A step that raises ends the stream with LostError. Later submits are rejected, closing works."""
     engine = await make("decode")
     engine.submit(LegTask.GENERATE, greedy(10, tokens=2000))
     await engine.remote.break_engine()
@@ -515,7 +514,7 @@ async def test_an_engine_that_dies_says_so(make: Make) -> None:
 
 
 async def test_roles_can_be_switched(make: Make) -> None:
-    """An engine started for both serves either pool; one started for its own refuses."""
+    """An engine started for both roles serves either; one started for a single role rejects the other."""
     both, own = await asyncio.gather(make("decode"), make("decode", can_switch_role=False))
     await both.engine.set_role(Role.PREFILL)
     assert both.engine.describe().role is Role.PREFILL
@@ -528,7 +527,7 @@ async def test_roles_can_be_switched(make: Make) -> None:
 
 
 async def test_an_idle_engine_costs_no_core(pair: tuple[Drive, Drive]) -> None:
-    """NIXL's progress thread would burn a whole core per engine."""
+    """By default NIXL's progress thread would use a whole core per engine."""
     before = [cpu_s(drive.remote.pid) for drive in pair]
     await asyncio.sleep(1.5)
     spent = [cpu_s(drive.remote.pid) - start for drive, start in zip(pair, before, strict=True)]
@@ -541,7 +540,7 @@ def cpu_s(pid: int) -> float:
 
 
 async def test_a_continuation_repeats_nothing(pair: tuple[Drive, Drive]) -> None:
-    """With emitted tokens the engine goes on where the answer stopped, greedy and with repetition penalty alike."""
+    """With emitted tokens the engine continues the answer, greedy and with repetition penalty."""
     _, decode = pair
     for penalty in (None, 1.3):
         whole = greedy(50, seed=23, tokens=20)
@@ -562,14 +561,14 @@ async def test_a_continuation_repeats_nothing(pair: tuple[Drive, Drive]) -> None
 async def test_what_cannot_be_continued_is_refused(
     pair: tuple[Drive, Drive], sampling: SamplingParams, field: str
 ) -> None:
-    """vLLM would begin anew after emitted tokens, and the answer would differ from an uninterrupted one."""
+    """vLLM would restart after emitted tokens, and the answer would differ from an uninterrupted one."""
     with pytest.raises(UnsupportedError) as caught:
         pair[1].submit(LegTask.GENERATE, greedy(10, sampling=sampling, emitted_token_ids=[5]))
     assert caught.value.field == f"generation.sampling.{field}"
 
 
 async def test_sampling_reaches_the_engine(pair: tuple[Drive, Drive]) -> None:
-    """Seed, stop tokens, bias, logprobs, minimum and priority do what they say."""
+    """Seed, stop tokens, bias, logprobs, minimum and priority have their effects."""
     _, decode = pair
     base = greedy(40, seed=25)
     seeded = replace(base, sampling=SamplingParams(temperature=1.0, seed=7, max_tokens=16, ignore_eos=True))
@@ -597,7 +596,7 @@ async def test_sampling_reaches_the_engine(pair: tuple[Drive, Drive]) -> None:
 
 
 async def test_the_largest_priority_goes_first(make: Make) -> None:
-    """Of two that wait, the later with the larger priority runs first."""
+    """Of two waiting requests, the later one with the larger priority runs first."""
     engine = await make("decode", running_requests_max=1)
     blocker = engine.submit(LegTask.GENERATE, greedy(10, tokens=2000))
     await engine.got[blocker].first.wait()
@@ -626,7 +625,7 @@ async def test_the_largest_priority_goes_first(make: Make) -> None:
     ],
 )
 async def test_bad_input_names_its_field(pair: tuple[Drive, Drive], generation: Any, field: str) -> None:
-    """Refused before vLLM's scheduler sees it; the engine goes on."""
+    """Rejected before vLLM's scheduler gets it; the engine continues."""
     with pytest.raises(InvalidRequestError) as caught:
         pair[1].submit(LegTask.GENERATE, generation)
     assert caught.value.field == field
@@ -634,7 +633,7 @@ async def test_bad_input_names_its_field(pair: tuple[Drive, Drive], generation: 
 
 
 async def test_the_hash_tells_models_apart(pair: tuple[Drive, Drive], make: Make, tmp_path: Path) -> None:
-    """Equal engines have equal hashes; other weights of the same shape have another."""
+    """Equal engines have equal hashes; other weights of the same shape give another hash."""
     own = {drive.engine.describe().kv_compatibility_hash for drive in pair}
     assert len(own) == 1
     other = await make("decode", model=str(make_model(tmp_path / "other", seed=1)))
@@ -642,7 +641,7 @@ async def test_the_hash_tells_models_apart(pair: tuple[Drive, Drive], make: Make
 
 
 async def test_nothing_outlives_a_killed_parent(model: Path, tmp_path: Path) -> None:
-    """The process that started fork server and engine is killed: both are gone within seconds, with all their memory."""
+    """When the parent of fork server and engine is killed, both end within seconds and free their memory."""
     code = PARENT.format(model=str(model), folder=str(tmp_path))
     parent = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", code), stdout=asyncio.subprocess.PIPE, cwd=Path.cwd()
@@ -688,7 +687,7 @@ asyncio.run(main())
 
 
 async def test_the_preload_leaves_a_process_that_may_fork(tmp_path: Path) -> None:
-    """One thread, no gRPC, which the children import for themselves."""
+    """One thread, and no gRPC, which each child imports itself."""
     code = (
         "import os, sys; from kvmesh.engines.vllm.preload import preload; preload();"
         "assert 'grpc' not in sys.modules; assert 'vllm.v1.worker.cpu_worker' in sys.modules or not sys.argv;"
@@ -705,7 +704,7 @@ async def test_the_preload_leaves_a_process_that_may_fork(tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 async def test_ranks_die_with_a_killed_engine(make: Make) -> None:
-    """The ranks of a tensor-parallel engine are processes of their own: they answer as one, and none outlives it."""
+    """Tensor-parallel ranks are processes; none outlives the engine."""
     engine = await make("decode", tensor_parallel_size=2)
     assert len((await engine.decode(greedy(100))).tokens) == 12
     handle = await engine.prefill(greedy(100))
@@ -725,7 +724,7 @@ async def test_ranks_die_with_a_killed_engine(make: Make) -> None:
 async def test_ranks_die_with_an_engine_that_is_killed_while_it_starts(
     server: ForkServer, settings: Callable[..., VllmSettings], tmp_path: Path, stage: str
 ) -> None:
-    """The kernel kills a rank with its engine. One that still imports vLLM ends by itself, before it starts its device."""
+    """The kernel kills a rank with its engine. A rank that still imports vLLM ends before it starts its device."""
     remote = RemoteEngine(server, settings("decode", tensor_parallel_size=2), tmp_path)
     starting = asyncio.create_task(remote.start())
     try:
@@ -760,7 +759,7 @@ def child_of(remote: RemoteEngine) -> Child:
 
 
 def ranks_of(remote: RemoteEngine, *, is_titled: bool) -> list[int]:
-    """Rank processes that vLLM has started. It sets their title when the imports are done and the device comes next."""
+    """Rank processes that vLLM has started. They set their title after the imports, before they start the device."""
     if remote.child is None:
         return []
     mark = "VLLM::Worker" if is_titled else "multiprocessing.spawn"
@@ -778,7 +777,7 @@ def command_of(pid: int) -> str:
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("wide", ["prefill", "decode"])
 async def test_unequal_ranks_exchange_kv(pair: tuple[Drive, Drive], make: Make, wide: str) -> None:
-    """One rank hands over to two and two to one: the tokens are those of one engine, and no prompt block is computed twice."""
+    """One rank to two, and two to one: the same tokens as one engine, and no prompt block is computed twice."""
     other = await make(wide, tensor_parallel_size=2, pull_timeout_s=FIRST_PULL_S)
     prefill, decode = (other, pair[1]) if wide == "prefill" else (pair[0], other)
     assert len({each.engine.describe().kv_compatibility_hash for each in (prefill, decode)}) == 1
@@ -801,7 +800,7 @@ def children_of(pid: int) -> list[int]:
 async def test_structured_output_and_its_refusal(
     make: Make, pair: tuple[Drive, Drive], model: Path, tmp_path: Path
 ) -> None:
-    """With a tokenizer the engine keeps to a choice, a regex and a schema; without one it refuses."""
+    """With a tokenizer the engine enforces a choice, a regex and a schema; without one it rejects them."""
     with_tokenizer = add_tokenizer(make_model(tmp_path / "model", context=512))
     engine = await make("decode", model=str(with_tokenizer))
     base = greedy(20)
@@ -824,7 +823,7 @@ async def test_structured_output_and_its_refusal(
 
 
 async def test_embeddings_of_a_pooling_model(make: Make, model: Path, tmp_path: Path) -> None:
-    """Unit vectors, the same for the same tokens; a model that gives vectors generates nothing, and the other way round."""
+    """Unit vectors, equal for equal tokens. A pooling model generates nothing, and the reverse."""
     engine = await make("decode", runner="pooling", has_kv_transfer=False)
     features = engine.engine.describe().capabilities.features
     assert "embeddings" in features and "logprobs" not in features
@@ -841,7 +840,7 @@ async def test_embeddings_of_a_pooling_model(make: Make, model: Path, tmp_path: 
 
 
 async def test_prompt_logprobs(pair: tuple[Drive, Drive]) -> None:
-    """One per prompt token from the second on, also for a prompt that is cached and one of many steps."""
+    """One per prompt token from the second on, also for a cached prompt and one of many steps."""
     decode = pair[1]
     for length in (33, 33, 700):
         generation = greedy(length, seed=4, tokens=2)
@@ -854,7 +853,7 @@ async def test_prompt_logprobs(pair: tuple[Drive, Drive]) -> None:
 
 
 async def test_cancel_at_any_moment_strands_nothing(pair: tuple[Drive, Drive]) -> None:
-    """Cancels at random moments of handoffs, before, during and after the pull: every leg finishes once, no block stays."""
+    """Cancels at random times before, during and after the pull: each leg finishes once, no block is left."""
     prefill, decode = pair
     random = Random(4)
     await reset(prefill, decode)
@@ -870,7 +869,7 @@ async def test_cancel_at_any_moment_strands_nothing(pair: tuple[Drive, Drive]) -
 
 
 async def test_closing_finishes_what_runs(make: Make) -> None:
-    """Running legs finish as cancelled, the streams end, the process exits by itself."""
+    """Running legs finish as cancelled, the streams end, the process exits."""
     engine = await make("decode")
     keys = [engine.submit(LegTask.GENERATE, greedy(10, seed=seed, tokens=2000)) for seed in range(3)]
     await engine.got[keys[0]].first.wait()
@@ -894,7 +893,7 @@ async def test_closing_finishes_what_runs(make: Make) -> None:
     ],
 )
 async def test_a_start_that_fails_says_why(make: Make, more: dict[str, Any], error: type[Exception], word: str) -> None:
-    """No hang and no trace for people to read: one sentence that names the setting."""
+    """No hang and no traceback: one sentence that names the setting."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
