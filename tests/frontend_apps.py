@@ -115,8 +115,9 @@ async def running_apps(
     batches = Batches(apps.batches, directory, pipeline, responses, instruments, instance_id=instance_id)
     routes = [responses.add_routes, add_message_routes, batches.add_routes, add_description_routes]
     server = HttpServer(pipeline, replace(http or HttpSettings(), port=0), registry, more_routes=routes)
+    parts: list[Part] = [*([access] if access is not None else []), responses, batches, server]
     async with AsyncExitStack() as stack:
-        for part in (*([access] if access is not None else []), responses, batches, server):
+        for part in parts:
             await stack.enter_async_context(running_part(part))
         session = await stack.enter_async_context(aiohttp.ClientSession())
         yield RunningApps(f"http://127.0.0.1:{server.port}", mesh, pipeline, batches, registry, session)

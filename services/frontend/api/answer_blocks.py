@@ -1,7 +1,7 @@
 """The blocks of an answer (text, reasoning, tool calls), and the sink that collects a whole answer."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -11,6 +11,28 @@ from kvmesh.core import FinishReason, TokenLogprob
 from services.frontend.api.answer_reader import AnswerReader
 from services.frontend.parsers.parts import CallArguments, CallBegin, Part, Reasoning
 from services.frontend.pipeline.request import Ending
+
+
+@dataclass(slots=True, kw_only=True)
+class AnswerUpdate:
+    """The text, tokens and ending of one choice since the last update that its client has taken."""
+
+    choice: int
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: Sequence[TokenLogprob] | None = None
+    ending: Ending | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def add(self, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None:
+        self.texts.append(text)
+        self.token_ids.extend(token_ids)
+        if logprobs is not None:
+            self.logprobs = [*(self.logprobs or ()), *logprobs]
 
 
 class BlockKind(StrEnum):

@@ -42,15 +42,19 @@ class Body(Struct, forbid_unknown_fields=True):
     """An object of a request. Unknown fields are refused: ignoring one would silently change the answer."""
 
 
-class ModelBody(Body, kw_only=True):
+class RefusingBody(Body):
+    """An object with fields that are `refused`."""
+
+    def __post_init__(self) -> None:
+        refuse_fields(self)
+
+
+class ModelBody(RefusingBody, kw_only=True):
     """A request that names a model."""
 
     model: Annotated[
         ModelName | None, Meta(description="A model's or an adapter's name; may be absent where one model is served.")
     ] = None
-
-    def __post_init__(self) -> None:
-        refuse_fields(self)
 
     def model_name(self) -> str:
         """Returns the name. Raises InvalidRequestError if it is absent."""
@@ -146,7 +150,7 @@ class FieldGroup:
 
 
 def refuse_fields(body: Body) -> None:
-    """Raises FieldError for the first `refused` field that has a value; called by `__post_init__`."""
+    """Raises FieldError for the first `refused` field that has a value."""
     group, reasons = _refused_fields(type(body))
     for name, value in group.given(body):
         why, neutral = reasons[name]

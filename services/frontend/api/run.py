@@ -3,13 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from kvmesh.core import TokenLogprob, Usage
 from kvmesh.errors import InternalError, MeshError
 from services.frontend.access.caller import Caller
 from services.frontend.api.answer_reader import AnswerReader
 from services.frontend.metrics import UNKNOWN_MODEL
+from services.frontend.models import ServedModel
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.prepare import Prepared
 from services.frontend.pipeline.request import AnswerSink, Ending, Request, RequestResult
@@ -62,15 +63,17 @@ class RequestContext:
     usage: Usage = field(default_factory=Usage)
     ttft_s: float | None = None
 
-    def record_model(self, request: Request) -> None:
-        """Records the model. Raises NotFoundError, and UnavailableError if it has no workers."""
+    def find_model(self, name: str, *, adapter: str = "") -> ServedModel:
+        """Returns and records a model. Raises NotFoundError, and UnavailableError if it has no workers."""
         # First, so that no error discloses a model that the caller may not use.
-        self.caller.check_model(request.adapter or request.model)
-        self.model_name = self.pipeline.models.find(request.model).name
+        self.caller.check_model(adapter or name)
+        model = self.pipeline.models.find(name)
+        self.model_name = model.name
+        return model
 
     async def prepare(self, request: Request) -> Prepared:
         """Records the model and prepares the request. Raises errors of the client."""
-        self.record_model(request)
+        self.find_model(request.model, adapter=request.adapter)
         return await self.pipeline.prepare(request, caller=self.caller, began_s=self.began_s)
 
     def account(self, *, path: str, code: int, reason: str, client_id: str = "") -> None:
@@ -139,13 +142,7 @@ def sum_usage(usages: Sequence[Usage]) -> Usage:
     """Totals over prompts."""
     if len(usages) == 1:
         return usages[0]
-    return Usage(
-        prompt_tokens=sum(usage.prompt_tokens for usage in usages),
-        output_tokens=sum(usage.output_tokens for usage in usages),
-        cached_tokens=sum(usage.cached_tokens for usage in usages),
-        transferred_tokens=sum(usage.transferred_tokens for usage in usages),
-        reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
-    )
+    return Usage(**{each.name: sum(getattr(usage, each.name) for usage in usages) for each in fields(Usage)})
 
 
 class _OffsetSink:

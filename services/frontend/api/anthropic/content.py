@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from kvmesh.errors import UnsupportedError
 from services.frontend.api.openai.chat_request import CalledName, template_call
-from services.frontend.api.request_body import Body, FieldError, JsonObject, refuse_fields, refused
+from services.frontend.api.request_body import Body, FieldError, JsonObject, RefusingBody, refused
 from services.frontend.pipeline.request import content_of
 
 BLOCKS_MAX = 1024
@@ -23,15 +23,12 @@ class CacheControl(Body, kw_only=True):
     ttl: Literal["5m", "1h"] | None = None
 
 
-class TextFields(Body, kw_only=True):
+class TextFields(RefusingBody, kw_only=True):
     """A block of text, without its type."""
 
     text: str
     cache_control: CacheControl | None = None
     citations: Annotated[Any, refused("there are no citations", [])] = None
-
-    def __post_init__(self) -> None:
-        refuse_fields(self)
 
 
 class TextBlock(TextFields, kw_only=True, tag_field="type", tag="text"):

@@ -1,14 +1,12 @@
 """The bodies of POST /v1/messages and /v1/messages/count_tokens."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from kvmesh.errors import InvalidRequestError
 from services.frontend.api.anthropic.content import CacheControl, Message, TextBlocks, continues_last, template_messages
-from services.frontend.api.openai.chat_request import TOOLS_MAX, JsonSchema, ToolName, template_tool
+from services.frontend.api.openai.chat_request import TOOLS_MAX, JsonSchema, ToolName, choose_tools, template_tool
 from services.frontend.api.openai.constraints import json_schema
 from services.frontend.api.openai.sampling import ServiceTier, StopString, UserName, sampling_params
 from services.frontend.api.request_body import (
@@ -18,9 +16,9 @@ from services.frontend.api.request_body import (
     FieldError,
     JsonObject,
     ModelBody,
+    RefusingBody,
     invalid_value,
     read_body,
-    refuse_fields,
     refused,
 )
 from services.frontend.api.run import ApiRequest
@@ -29,7 +27,7 @@ from services.frontend.pipeline.request import Conversation, Request, ToolChoice
 BUDGET_WARNING = "thinking.budget_tokens is not enforced; max_tokens bounds thinking and answer together"
 
 
-class MessageTool(Body, kw_only=True):
+class MessageTool(RefusingBody, kw_only=True):
     """A tool that may be called."""
 
     type: Literal["custom"] | None = None
@@ -42,9 +40,6 @@ class MessageTool(Body, kw_only=True):
     defer_loading: Annotated[Any, refused("the model always sees all tools", False)] = None
     input_examples: Annotated[Any, refused("write them into the description", [])] = None
     allowed_callers: Annotated[Any, refused("tools are called by the model itself only", ["direct"])] = None
-
-    def __post_init__(self) -> None:
-        refuse_fields(self)
 
 
 class MessageToolChoice(Body, kw_only=True):
@@ -61,7 +56,7 @@ class MessageToolChoice(Body, kw_only=True):
             raise FieldError("name", "must be given with the type tool, and only then")
 
 
-class Thinking(Body, kw_only=True):
+class Thinking(RefusingBody, kw_only=True):
     """`thinking`."""
 
     type: Literal["enabled", "disabled", "adaptive"]
@@ -69,7 +64,7 @@ class Thinking(Body, kw_only=True):
     display: Annotated[Any, refused("reasoning is not summarised", "summarized")] = None
 
     def __post_init__(self) -> None:
-        refuse_fields(self)
+        super().__post_init__()
         if (self.budget_tokens is not None) != (self.type == "enabled"):
             raise FieldError("budget_tokens", "must be given with the type enabled, and only then")
 
@@ -131,7 +126,7 @@ class MessageRequest(CountRequest, kw_only=True):
 def read_message(values: Mapping[str, Any], request_id: str, *, counts_only: bool = False) -> tuple[ApiRequest, bool]:
     """Reads a body. InvalidRequestError and UnsupportedError name the field. `counts_only`: nothing is generated.
 
-    Returns also whether the client set a thinking budget, which deserves BUDGET_WARNING.
+    Returns also whether the client set a thinking budget; BUDGET_WARNING is then due.
     """
     body = read_body(CountRequest if counts_only else MessageRequest, values)
     given: dict[str, Any] = {}
@@ -178,21 +173,11 @@ _MODES = {"auto": ToolMode.AUTO, "any": ToolMode.REQUIRED, "tool": ToolMode.NAME
 
 
 def _chosen_tools(body: CountRequest) -> tuple[list[JsonObject], ToolChoice]:
-    """Returns the tools for the template, none if none may be called, and how they are chosen."""
-    given, selection = body.tools or [], body.tool_choice
-    if selection is not None and selection.type == "none":
-        return [], ToolChoice(mode=ToolMode.NONE)
-    if selection is not None and not given:
-        raise InvalidRequestError("tool_choice needs tools", field="tool_choice", reason="invalid_value")
-    tools = [template_tool(each.name, each.description, each.input_schema) for each in given]
-    choice = ToolChoice(strict=[each.name for each in given if each.strict])
-    if selection is None:
-        return tools, choice
-    if selection.name is not None and selection.name not in [each.name for each in given]:
-        raise invalid_value("tool_choice.name", "the name of one of the tools")
-    return tools, replace(
-        choice,
-        mode=_MODES[selection.type],
-        name=selection.name or "",
-        is_parallel=not selection.disable_parallel_tool_use,
+    given, selection = body.tools or (), body.tool_choice
+    return choose_tools(
+        [template_tool(each.name, each.description, each.input_schema) for each in given],
+        mode=None if selection is None else _MODES[selection.type],
+        strict=[each.name for each in given if each.strict],
+        name=None if selection is None else selection.name,
+        is_parallel=selection is None or not selection.disable_parallel_tool_use,
     )

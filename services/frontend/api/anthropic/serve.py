@@ -4,7 +4,6 @@ import re
 
 from aiohttp import web
 
-from kvmesh.errors import InvalidRequestError
 from services.frontend.api.answer_blocks import AnswerCollector
 from services.frontend.api.answer_reader import make_reader
 from services.frontend.api.anthropic.body import (
@@ -20,6 +19,7 @@ from services.frontend.api.http.boundary import Boundary
 from services.frontend.api.http.exchange import Exchange
 from services.frontend.api.http.steering import steer
 from services.frontend.api.http.streaming import event_stream, streamed_response
+from services.frontend.api.request_body import invalid_value
 from services.frontend.api.run import ApiRequest, run_all
 from services.frontend.pipeline.prepare import tokens_of
 
@@ -39,9 +39,7 @@ async def _read(exchange: Exchange, *, counts_only: bool) -> ApiRequest:
     # No version has changed the bodies so far, so any date is accepted.
     version = exchange.request.headers.get(VERSION_HEADER)
     if version is not None and not _VERSION.match(version):
-        raise InvalidRequestError(
-            f"{VERSION_HEADER} must be a date such as 2023-06-01", field=VERSION_HEADER, reason="invalid_value"
-        )
+        raise invalid_value(VERSION_HEADER, "a date such as 2023-06-01")
     request, has_budget = await exchange.read_request(
         lambda values: read_message(values, exchange.request_id, counts_only=counts_only)
     )
@@ -76,6 +74,5 @@ async def _serve_message(exchange: Exchange) -> web.StreamResponse:
 async def _serve_count(exchange: Exchange) -> web.StreamResponse:
     request, pipeline = (await _read(exchange, counts_only=True)).requests[0], exchange.pipeline
     pipeline.access.check(request, exchange.caller)
-    model = pipeline.models.find(request.model)
-    exchange.model_name = model.name
+    model = exchange.find_model(request.model)
     return exchange.json_response({"input_tokens": len(await tokens_of(request, model, pipeline.settings))})

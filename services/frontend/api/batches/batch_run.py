@@ -212,6 +212,8 @@ class BatchRun:
             await asyncio.wait({self._writing})
         if self._unsaved:
             await asyncio.wait({self._write_unsaved()})
+        if self._writing is not None and not self._writing.cancelled():
+            self._writing.exception()  # Prevents asyncio's warning about an exception that was never retrieved.
 
     async def _store_unrun(self, status: str) -> None:
         """Stores an error for every line that has no result."""

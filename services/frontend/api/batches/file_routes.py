@@ -10,7 +10,7 @@ from services.frontend.api.batches.upload import read_upload
 from services.frontend.api.http.boundary import Boundary
 from services.frontend.api.http.exchange import Exchange
 from services.frontend.api.request_body import invalid_value
-from services.frontend.api.responses.pages import list_body, read_limit, read_order
+from services.frontend.api.responses.pages import list_body, read_limit, read_order, refuse_unknown_parameters
 from services.frontend.settings import BatchSettings
 from services.frontend.stores.batch_rows import INPUT_PURPOSE, OUTPUT_PURPOSE, file_body
 from services.frontend.stores.files import FileStore
@@ -59,7 +59,7 @@ class FileRoutes:
 
     async def _list(self, exchange: Exchange) -> web.StreamResponse:
         query = exchange.request.query
-        refuse_unknown(exchange.request, ("limit", "after", "order", "purpose"))
+        refuse_unknown_parameters(query, ("limit", "after", "order", "purpose"))
         purpose = query.get("purpose")
         if purpose not in (None, INPUT_PURPOSE, OUTPUT_PURPOSE):
             raise invalid_value("purpose", f"{INPUT_PURPOSE} or {OUTPUT_PURPOSE}")
@@ -98,10 +98,3 @@ def file_id_of(request: web.Request) -> str:
 
 def is_file_id(text: str) -> bool:
     return _ID.match(text) is not None
-
-
-def refuse_unknown(request: web.Request, known: tuple[str, ...]) -> None:
-    """Raises InvalidRequestError for a query parameter that is not known."""
-    for name in request.query:
-        if name not in known:
-            raise InvalidRequestError(f"unknown parameter: {name[:64]}", field=name[:64], reason="unknown_field")

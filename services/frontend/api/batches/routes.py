@@ -7,14 +7,13 @@ from aiohttp import web
 from msgspec import Meta
 
 from kvmesh.errors import UnsupportedError
-from services.frontend.api.batches.file_routes import refuse_unknown
 from services.frontend.api.batches.line_runner import ENDPOINTS
 from services.frontend.api.batches.service import BatchService
 from services.frontend.api.batches.upload import check_ttl
 from services.frontend.api.http.boundary import Boundary
 from services.frontend.api.http.exchange import Exchange
 from services.frontend.api.request_body import Body, invalid_value, read_body
-from services.frontend.api.responses.pages import list_body, read_limit
+from services.frontend.api.responses.pages import list_body, read_limit, refuse_unknown_parameters
 from services.frontend.api.responses.read import StoredMetadata
 from services.frontend.settings import BatchSettings
 from services.frontend.stores.batch_rows import batch_body
@@ -91,8 +90,8 @@ class BatchRoutes:
         return window_s
 
     async def _list(self, exchange: Exchange) -> web.StreamResponse:
-        refuse_unknown(exchange.request, ("limit", "after"))
         query = exchange.request.query
+        refuse_unknown_parameters(query, ("limit", "after"))
         rows, has_more = await self._service.store.page(
             exchange.owner, limit=read_limit(query), after=query.get("after")
         )

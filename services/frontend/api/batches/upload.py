@@ -7,12 +7,12 @@ from aiohttp import BodyPartReader, MultipartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from kvmesh.errors import InvalidRequestError, UnsupportedError
+from services.frontend.api.http.exchange import BODY_TOO_LARGE
 from services.frontend.api.request_body import invalid_value
 from services.frontend.settings import BatchSettings
 from services.frontend.stores.batch_rows import INPUT_PURPOSE
 from services.frontend.stores.files import NewFile
 
-FILE_TOO_LARGE = "body_too_large"
 _WRITE_BYTES = 1 << 20
 _READ_BYTES = 1 << 16
 _FIELD_BYTES_MAX = 1024
@@ -84,7 +84,7 @@ async def _write(part: BodyPartReader, file: NewFile, settings: BatchSettings, i
         size_bytes += len(chunk)
         if size_bytes > settings.file_bytes_max:
             raise InvalidRequestError(
-                f"the file is larger than {settings.file_bytes_max} bytes", field="file", reason=FILE_TOO_LARGE
+                f"the file is larger than {settings.file_bytes_max} bytes", field="file", reason=BODY_TOO_LARGE
             )
         data += chunk
         if len(data) >= _WRITE_BYTES or not chunk:

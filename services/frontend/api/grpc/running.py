@@ -3,29 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 from kvmesh.core import TokenLogprob
 from kvmesh.errors import MeshError
 from kvmesh.rpc.http_status import http_status
+from services.frontend.api.answer_blocks import AnswerUpdate
 from services.frontend.api.run import CLIENT_GONE, RequestContext
 from services.frontend.pipeline.request import Ending, Request
-
-
-@dataclass(slots=True, kw_only=True)
-class AnswerUpdate:
-    """The text, tokens and ending of one choice since its last update."""
-
-    choice: int
-    texts: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] | None = None
-    prompt_logprobs: Sequence[TokenLogprob] | None = None
-    ending: Ending | None = None
-
-    @property
-    def text(self) -> str:
-        return "".join(self.texts)
 
 
 class PullSink:
@@ -42,11 +26,7 @@ class PullSink:
     def on_text(
         self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
     ) -> None:
-        update = self._of(choice)
-        update.texts.append(text)
-        update.token_ids.extend(token_ids)
-        if logprobs is not None:
-            update.logprobs = [*(update.logprobs or ()), *logprobs]
+        self._of(choice).add(text, token_ids, logprobs)
         if not self.is_whole:
             self._wakeup.set()
 

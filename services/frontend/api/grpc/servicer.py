@@ -25,11 +25,12 @@ from kvmesh.rpc.codec.inference import (
 from kvmesh.rpc.codec.scalars import required_text
 from kvmesh.rpc.deadline import remaining_s
 from services.frontend.access.interceptor import rpc_caller
+from services.frontend.api.answer_blocks import AnswerUpdate
 from services.frontend.api.answer_reader import AnswerReader, make_reader
 from services.frontend.api.batches.service import BatchService
 from services.frontend.api.batches.servicer import BatchServicer
 from services.frontend.api.grpc.requests import chat_request, conversation_of, embed_request, generate_request
-from services.frontend.api.grpc.running import AnswerUpdate, RunningRequest, accounted
+from services.frontend.api.grpc.running import RunningRequest, accounted
 from services.frontend.api.openai.bodies import echoed_prompt
 from services.frontend.api.run import RequestContext
 from services.frontend.models import ServedModel

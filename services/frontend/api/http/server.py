@@ -136,7 +136,7 @@ class HttpServer:
     async def _health(self, _: web.Request) -> web.Response:
         models = [model.name for model in self._pipeline.models.served()]
         is_healthy = bool(models) and not self._pipeline.is_draining
-        status = "ok" if is_healthy else "draining" if self._pipeline.is_draining else "no model can be asked"
+        status = "ok" if is_healthy else "draining" if self._pipeline.is_draining else "no model is available"
         body = {"status": status, "models": models, "problems": dict(self._problems())}
         return json_response(body, status=200 if is_healthy else 503)
 

@@ -15,6 +15,7 @@ import orjson
 from kvmesh.clock import awake_timeout
 from kvmesh.core import TokenLogprob, Usage
 from kvmesh.errors import MeshError
+from services.frontend.api.answer_blocks import AnswerUpdate
 from services.frontend.pipeline.request import Ending
 
 LAST_CHUNK = b"0\r\n\r\n"
@@ -91,26 +92,6 @@ class EventPace:
             self._open -= 1
 
 
-class _Backlog:
-    """Text of one choice that could not be written yet."""
-
-    __slots__ = ("_logprobs", "_texts", "_token_ids")
-
-    def __init__(self) -> None:
-        self._texts: list[str] = []
-        self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprob] | None = None
-
-    def add(self, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None:
-        self._texts.append(text)
-        self._token_ids.extend(token_ids)
-        if logprobs is not None:
-            self._logprobs = [*(self._logprobs or ()), *logprobs]
-
-    def take(self) -> tuple[str, list[int], list[TokenLogprob] | None]:
-        return "".join(self._texts), self._token_ids, self._logprobs
-
-
 class EventStream:
     """Answer sink that is one HTTP response. Nothing is written before the first text, so that failures can be bodies.
 
@@ -157,7 +138,7 @@ class EventStream:
         # Several choices share a socket: their chunks of one step are collected and written together.
         self._is_shared = choices > 1
         self._is_open = [False] * choices
-        self._backlogs: list[_Backlog | None] = [None] * choices
+        self._backlogs: list[AnswerUpdate | None] = [None] * choices
         self._pending: list[bytes] = []
         self._open_choices = choices
         self._has_begun = False
@@ -208,12 +189,12 @@ class EventStream:
         backlog = self._backlogs[choice]
         if is_full or (self._pace is not None and self._is_early(choice, self._pace)):
             if backlog is None:
-                backlog = self._backlogs[choice] = _Backlog()
+                backlog = self._backlogs[choice] = AnswerUpdate(choice=choice)
             backlog.add(text, token_ids, logprobs)
             return
         if backlog is not None:
             backlog.add(text, token_ids, logprobs)
-            text, token_ids, logprobs = backlog.take()
+            text, token_ids, logprobs = backlog.text, backlog.token_ids, backlog.logprobs
             self._backlogs[choice] = None
         data = self._begin_choice(choice) + self._encode(choice, text, token_ids, logprobs)
         if len(token_ids) == self._tokens_max and not self._is_shared:
@@ -251,7 +232,9 @@ class EventStream:
         for choice, backlog in enumerate(self._backlogs):
             if backlog is not None:
                 self._backlogs[choice] = None
-                data += self._begin_choice(choice) + self._encode(choice, *backlog.take())
+                data += self._begin_choice(choice) + self._encode(
+                    choice, backlog.text, backlog.token_ids, backlog.logprobs
+                )
         return data
 
     def _encode(
@@ -281,7 +264,7 @@ class EventStream:
         backlog, self._backlogs[choice] = self._backlogs[choice], None
         self._line = None
         if backlog is not None:
-            data += self._encode(choice, *backlog.take())
+            data += self._encode(choice, backlog.text, backlog.token_ids, backlog.logprobs)
         self._open_choices -= 1
         data += self._encoder.end_choice(choice, ending)
         if self._open_choices:

@@ -6,7 +6,7 @@ import orjson
 
 from kvmesh.core import TokenLogprob
 from kvmesh.rpc.codec.kserve import Tensor
-from services.frontend.api.grpc.running import AnswerUpdate
+from services.frontend.api.answer_blocks import AnswerUpdate
 from services.frontend.api.kserve.read import OUTPUTS, Inference
 from services.frontend.pipeline.prepare import Prepared
 from services.frontend.text.text_model import TextModel

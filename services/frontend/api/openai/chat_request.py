@@ -287,48 +287,66 @@ def template_tools(tools: Sequence[ChatTool]) -> list[JsonObject]:
     return [template_tool(each.function.name, each.function.description, each.function.parameters) for each in tools]
 
 
-def _chosen_tools(body: ChatRequest) -> tuple[list[JsonObject], ToolChoice]:
-    """Returns the tools for the template, none if none may be called, and how they are chosen."""
-    given, selection = body.tools or [], body.tool_choice
-    if not given and selection is None:
-        return [], ToolChoice()
-    if selection == "none":
-        return [], ToolChoice(mode=ToolMode.NONE)
-    if selection is not None and not given:
+def choose_tools(
+    tools: list[JsonObject],
+    *,
+    mode: ToolMode | None,
+    strict: Sequence[str],
+    name: str | None = None,
+    name_field: str = "tool_choice.name",
+    is_parallel: bool = True,
+) -> tuple[list[JsonObject], ToolChoice]:
+    """Returns the tools for the template, none if none may be called, and how they are chosen.
+
+    `mode` None: the client did not choose. `strict`: tools whose arguments must match their schema.
+    """
+    if mode is ToolMode.NONE:
+        return [], ToolChoice(mode=mode)
+    if mode is not None and not tools:
         raise InvalidRequestError("tool_choice needs tools", field="tool_choice", reason="invalid_value")
-    choice = ToolChoice(
-        is_parallel=body.parallel_tool_calls is not False,
-        strict=[each.function.name for each in given if each.function.strict],
-    )
-    tools = template_tools(given)
-    if selection is None:
-        return tools, choice
+    if mode is ToolMode.NAMED:
+        _check_tool_name(name, tools, name_field)
+    choice = ToolChoice(mode=mode or ToolMode.AUTO, name=name or "", is_parallel=is_parallel, strict=strict)
+    return tools, choice
+
+
+def _check_tool_name(name: str | None, tools: Sequence[JsonObject], field: str) -> None:
+    if name not in [tool["function"]["name"] for tool in tools]:
+        raise invalid_value(field, "the name of one of the tools")
+
+
+def _chosen_tools(body: ChatRequest) -> tuple[list[JsonObject], ToolChoice]:
+    selection, tools = body.tool_choice, template_tools(body.tools or ())
+    mode: ToolMode | None = None
+    name: str | None = None
+    allowed: AllowedTools | None = None
     if isinstance(selection, str):
-        return tools, replace(choice, mode=ToolMode(selection))
-    names = [each.function.name for each in given]
-    if selection.type == "allowed_tools":
-        return _allowed_tools(selection, tools, choice)
-    name = _known_name(selection.function, names, "tool_choice")
-    return tools, replace(choice, mode=ToolMode.NAMED, name=name)
-
-
-def _known_name(function: NamedFunction | None, names: Sequence[str], path: str) -> str:
-    name = None if function is None else function.name
-    if name is None or name not in names:
-        raise invalid_value(f"{path}.function.name", "the name of one of the tools")
-    return name
+        mode = ToolMode(selection)
+    elif selection is not None and selection.type == "allowed_tools":
+        allowed = selection.allowed_tools
+        if allowed is None:
+            raise invalid_value("tool_choice.allowed_tools", "an object")
+        mode = ToolMode(allowed.mode)
+    elif selection is not None:
+        mode, name = ToolMode.NAMED, selection.function.name if selection.function is not None else None
+    tools, choice = choose_tools(
+        tools,
+        mode=mode,
+        strict=[each.function.name for each in body.tools or () if each.function.strict],
+        name=name,
+        name_field="tool_choice.function.name",
+        is_parallel=body.parallel_tool_calls is not False,
+    )
+    return (tools, choice) if allowed is None else _allowed_tools(allowed, tools, choice)
 
 
 def _allowed_tools(
-    selection: ToolSelection, tools: list[JsonObject], choice: ToolChoice
+    allowed: AllowedTools, tools: list[JsonObject], choice: ToolChoice
 ) -> tuple[list[JsonObject], ToolChoice]:
-    allowed, path = selection.allowed_tools, "tool_choice.allowed_tools"
-    if allowed is None:
-        raise invalid_value(path, "an object")
-    names = [tool["function"]["name"] for tool in tools]
-    kept = {_known_name(each.function, names, f"{path}.tools[{i}]") for i, each in enumerate(allowed.tools or ())}
-    if not kept:
-        raise invalid_value(f"{path}.tools", "a list of at least one tool")
-    strict = [name for name in choice.strict if name in kept]
-    tools = [tool for tool in tools if tool["function"]["name"] in kept]
-    return tools, replace(choice, mode=ToolMode(allowed.mode), strict=strict)
+    names = [None if each.function is None else each.function.name for each in allowed.tools or ()]
+    for i, name in enumerate(names):
+        _check_tool_name(name, tools, f"tool_choice.allowed_tools.tools[{i}].function.name")
+    if not names:
+        raise invalid_value("tool_choice.allowed_tools.tools", "a list of at least one tool")
+    tools = [tool for tool in tools if tool["function"]["name"] in names]
+    return tools, replace(choice, strict=[name for name in choice.strict if name in names])

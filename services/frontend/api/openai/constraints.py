@@ -14,8 +14,8 @@ from services.frontend.api.request_body import (
     FieldError,
     Ignored,
     JsonObject,
+    RefusingBody,
     invalid_value,
-    refuse_fields,
     refused,
 )
 
@@ -56,7 +56,7 @@ class ResponseFormat(Body, kw_only=True):
 _OF_TAG = ("format", "structures", "triggers")
 
 
-class StructuredOutputs(Body, kw_only=True):
+class StructuredOutputs(RefusingBody, kw_only=True):
     """`structured_outputs`: exactly one of the kinds."""
 
     json: Document | None = None
@@ -68,9 +68,6 @@ class StructuredOutputs(Body, kw_only=True):
     disable_any_whitespace: Annotated[Any, refused("the engine chooses", False)] = None
     disable_additional_properties: Annotated[Any, refused("the engine chooses", False)] = None
     whitespace_pattern: Annotated[Any, refused("the engine chooses")] = None
-
-    def __post_init__(self) -> None:
-        refuse_fields(self)
 
 
 def one_constraint(given: Sequence[tuple[str, Any]]) -> tuple[Constraint | None, str]:

@@ -33,7 +33,7 @@ async def serve_embeddings(exchange: Exchange) -> web.StreamResponse:
 
 async def embeddings_answer(context: RequestContext, request: EmbedRequest, form: str) -> dict[str, Any]:
     """Runs the request and returns the JSON body of its answer."""
-    context.record_model(request.asked)
+    context.find_model(request.asked.model)
     result = await context.pipeline.embed(request, caller=context.caller, began_s=context.began_s)
     context.usage = result.usage
     return _embeddings_body(request.asked.model, result, form)

@@ -17,7 +17,6 @@ from services.frontend.api.openai.chat_request import (
 )
 from services.frontend.api.openai.sampling import Verbosity
 from services.frontend.api.request_body import JsonObject, ModelBody, TokenId, invalid_value, read_body
-from services.frontend.models import ServedModel
 from services.frontend.pipeline.prepare import checked_ids, tokens_of
 from services.frontend.pipeline.request import Prompt, Request, ToolChoice
 
@@ -49,7 +48,7 @@ class DetokenizeRequest(ModelBody, kw_only=True):
 async def serve_tokenize(exchange: Exchange) -> web.StreamResponse:
     """Tokenises a text, or a conversation as the model receives it."""
     body = await exchange.read_request(lambda values: read_body(TokenizeRequest, values))
-    model = _model(exchange, body)
+    model = exchange.find_model(body.model_name())
     prompt, name = _prompt(body)
     request = Request(
         request_id=exchange.request_id,
@@ -94,13 +93,6 @@ _OF_CONVERSATION = (
 async def serve_detokenize(exchange: Exchange) -> web.StreamResponse:
     """Returns the text of token ids, special tokens included."""
     body = await exchange.read_request(lambda values: read_body(DetokenizeRequest, values))
-    model = _model(exchange, body)
+    model = exchange.find_model(body.model_name())
     text = model.text.decode(checked_ids(body.tokens, "tokens", model), skip_special_tokens=False)
     return exchange.json_response({"prompt": text})
-
-
-def _model(exchange: Exchange, body: ModelBody) -> ServedModel:
-    model = exchange.pipeline.models.find(body.model_name())
-    exchange.caller.check_model(model.adapter or model.name)
-    exchange.model_name = model.name
-    return model

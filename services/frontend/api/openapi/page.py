@@ -1,4 +1,4 @@
-"""/docs: the document as a page for people. No script, nothing from outside."""
+"""/docs: the document as an HTML page without scripts and external resources."""
 
 from collections.abc import Iterator, Mapping
 from html import escape
@@ -23,7 +23,7 @@ _HEAD = (
 
 
 def docs_page(document: Mapping[str, Any]) -> str:
-    """The page."""
+    """Returns the HTML page of an OpenAPI document."""
     return "".join(_page(document))
 
 
@@ -90,13 +90,13 @@ def _row(name: str, schema: Mapping[str, Any], is_needed: bool) -> str:
 
 
 def _help(schema: Mapping[str, Any]) -> str:
-    """Its description, or those of its alternatives."""
+    """Returns the description of a schema, or those of its alternatives."""
     own = str(schema.get("description", ""))
     return own or " ".join(filter(None, map(_help, schema.get("anyOf", ()))))
 
 
 def _type(schema: Mapping[str, Any]) -> str:
-    """A schema in a few words."""
+    """Returns a short description of a schema's type."""
     if name := schema.get("$ref", "").rpartition("/")[2]:
         return f'<a class="type" href="#{escape(name)}">{escape(name)}</a>'
     if "anyOf" in schema:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from services.frontend.api.openai.chat_request import parsed_arguments, template_call
-from services.frontend.api.request_body import Body, Ignored, JsonObject, invalid_value, refuse_fields, refused
+from services.frontend.api.request_body import Body, Ignored, JsonObject, RefusingBody, invalid_value, refused
 from services.frontend.pipeline.request import content_of, text_of
 
 ITEMS_MAX = 4096
@@ -94,7 +94,7 @@ class CallOutputItem(Body, kw_only=True, tag_field="type", tag="function_call_ou
     status: Status | None = None
 
 
-class ReasoningItem(Body, kw_only=True, tag_field="type", tag="reasoning"):
+class ReasoningItem(RefusingBody, kw_only=True, tag_field="type", tag="reasoning"):
     """Reasoning of an earlier answer."""
 
     summary: Annotated[list[SummaryText], Meta(max_length=PARTS_MAX)] | None = None
@@ -102,9 +102,6 @@ class ReasoningItem(Body, kw_only=True, tag_field="type", tag="reasoning"):
     encrypted_content: Annotated[Any, refused("reasoning is not encrypted; use content", "")] = None
     id: ItemId | None = None
     status: Status | None = None
-
-    def __post_init__(self) -> None:
-        refuse_fields(self)
 
 
 Item = MessageItem | CallItem | CallOutputItem | ReasoningItem

@@ -1,9 +1,10 @@
 """Pages of lists, as in OpenAI's API."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from kvmesh.errors import InvalidRequestError
+from services.frontend.api.request_body import invalid_value
 
 PAGE_MAX = 100
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
@@ -21,14 +22,18 @@ def numbered_items(items: Sequence[Mapping[str, Any]], response_id: str) -> list
     return numbered
 
 
+def refuse_unknown_parameters(query: Mapping[str, str], known: Collection[str]) -> None:
+    for name in query:
+        if name not in known:
+            raise InvalidRequestError(f"unknown parameter: {name[:64]}", field=name[:64], reason="unknown_field")
+
+
 def read_limit(query: Mapping[str, str], *, default: int = 20, limit_max: int = PAGE_MAX) -> int:
     text = query.get("limit")
     if text is None:
         return default
     if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= limit_max):
-        raise InvalidRequestError(
-            f"limit must be an integer from 1 to {limit_max}", field="limit", reason="invalid_value"
-        )
+        raise invalid_value("limit", f"an integer from 1 to {limit_max}")
     return int(text)
 
 
@@ -36,21 +41,19 @@ def read_order(query: Mapping[str, str]) -> bool:
     """Returns whether the newest item comes first."""
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
-        raise InvalidRequestError("order must be asc or desc", field="order", reason="invalid_value")
+        raise invalid_value("order", "asc or desc")
     return order == "desc"
 
 
 def page_of(items: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
     """Returns one page of a complete list. InvalidRequestError names the parameter."""
-    for name in query:
-        if name not in ("limit", "order", "after", "include", "include[]"):
-            raise InvalidRequestError(f"unknown parameter: {name[:64]}", field=name[:64], reason="unknown_field")
+    refuse_unknown_parameters(query, ("limit", "order", "after", "include", "include[]"))
     limit, after = read_limit(query), query.get("after")
     ordered = list(reversed(items)) if read_order(query) else list(items)
     if after is not None:
         places = [i for i, item in enumerate(ordered) if item["id"] == after]
         if not places:
-            raise InvalidRequestError("after must be the id of an item", field="after", reason="invalid_value")
+            raise invalid_value("after", "the id of an item")
         ordered = ordered[places[0] + 1 :]
     return list_body(ordered[:limit], has_more=len(ordered) > limit)
 

@@ -2,18 +2,19 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from kvmesh.core import Constraint, ConstraintKind
-from kvmesh.errors import InvalidRequestError, UnsupportedError
+from kvmesh.errors import UnsupportedError
 from services.frontend.api.openai.chat_request import (
     TOOLS_MAX,
     Effort,
     JsonSchema,
     ToolName,
+    choose_tools,
     template_advice,
     template_tool,
 )
@@ -32,9 +33,9 @@ from services.frontend.api.request_body import (
     Count,
     FieldError,
     JsonObject,
+    RefusingBody,
     invalid_value,
     read_body,
-    refuse_fields,
     refused,
 )
 from services.frontend.api.responses.items import ITEMS_MAX, Item, messages_of, stored_items
@@ -80,31 +81,25 @@ class ResponseTextFormat(Body, kw_only=True):
                 raise FieldError(name, "must be given with the type json_schema, and only then")
 
 
-class ResponseText(Body, kw_only=True):
+class ResponseText(RefusingBody, kw_only=True):
     """`text`."""
 
     format: ResponseTextFormat | None = None
     verbosity: Verbosity | None = None
 
 
-class ResponseReasoning(Body, kw_only=True):
+class ResponseReasoning(RefusingBody, kw_only=True):
     """`reasoning`. The answer contains the whole reasoning, so summaries are not needed."""
 
     effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Annotated[Any, refused("use summary")] = None
 
-    def __post_init__(self) -> None:
-        refuse_fields(self)
 
-
-class ResponseStreamOptions(Body, kw_only=True):
+class ResponseStreamOptions(RefusingBody, kw_only=True):
     """`stream_options`."""
 
     include_obfuscation: Annotated[Any, refused("streams are not padded", False)] = None
-
-    def __post_init__(self) -> None:
-        refuse_fields(self)
 
 
 class ResponseRequest(CommonSampling, kw_only=True):
@@ -220,8 +215,6 @@ def read_response(values: Mapping[str, Any], *, stores_by_default: bool, has_sto
             raise UnsupportedError(f"include can hold {', '.join(INCLUDES)}", field=f"include[{i}]")
     if body.previous_response_id is not None and not is_response_id(body.previous_response_id):
         raise invalid_value("previous_response_id", "the id of a response")
-    if not body.tools and body.tool_choice not in (None, "auto", "none"):
-        raise InvalidRequestError("tool_choice needs tools", field="tool_choice", reason="invalid_value")
     if body.store and not has_store:
         raise UnsupportedError("store is not supported: this frontend keeps nothing", field="store")
     stores = has_store and (stores_by_default if body.store is None else body.store)
@@ -292,16 +285,17 @@ def _constraint(body: ResponseRequest) -> Constraint | None:
 
 
 def _chosen_tools(body: ResponseRequest) -> tuple[list[JsonObject], ToolChoice]:
-    """Returns the tools for the template, none if none may be called, and how they are chosen."""
-    given, selection = body.tools or [], body.tool_choice
-    if selection == "none":
-        return [], ToolChoice(mode=ToolMode.NONE)
-    tools = [template_tool(each.name, each.description, each.parameters) for each in given]
-    choice = ToolChoice(
-        is_parallel=body.parallel_tool_calls is not False, strict=[each.name for each in given if each.strict]
-    )
+    given, selection = body.tools or (), body.tool_choice
+    mode, name = None, None
     if isinstance(selection, ResponseToolChoice):
-        if selection.name not in [each.name for each in given]:
-            raise invalid_value("tool_choice.name", "the name of one of the tools")
-        return tools, replace(choice, mode=ToolMode.NAMED, name=selection.name)
-    return tools, replace(choice, mode=ToolMode(selection or "auto"))
+        mode, name = ToolMode.NAMED, selection.name
+    elif selection is not None and selection != "auto":
+        # OpenAI's clients send `auto` also without tools.
+        mode = ToolMode(selection)
+    return choose_tools(
+        [template_tool(each.name, each.description, each.parameters) for each in given],
+        mode=mode,
+        strict=[each.name for each in given if each.strict],
+        name=name,
+        is_parallel=body.parallel_tool_calls is not False,
+    )
