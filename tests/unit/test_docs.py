@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvmesh.cli.up_settings import UpSettings
-from kvmesh.client.retries import RetryPolicy
-from kvmesh.client.settings import ClientSettings
+from kvmesh.client.settings import ClientSettings, RetryPolicy
 from kvmesh.settings.declare import specs
 from services.decode.settings import DecodeSettings
 from services.frontend.settings import FrontendSettings

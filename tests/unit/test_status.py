@@ -139,22 +139,24 @@ def test_our_own_odd_values_do_not_break_the_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "has_begun", "cls"),
+    ("code", "has_begun", "cls", "message"),
     [
-        (grpc.StatusCode.UNAVAILABLE, False, UnavailableError),
-        (grpc.StatusCode.UNAVAILABLE, True, LostError),
-        (grpc.StatusCode.INTERNAL, True, LostError),
-        (grpc.StatusCode.INTERNAL, False, InternalError),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, True, errors.DeadlineError),
-        (grpc.StatusCode.CANCELLED, False, errors.CancelledByCallerError),
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, False, OverloadedError),
-        (grpc.StatusCode.UNIMPLEMENTED, False, errors.UnsupportedError),
+        (grpc.StatusCode.UNAVAILABLE, False, UnavailableError, "w1 cannot be reached"),
+        (grpc.StatusCode.UNAVAILABLE, True, LostError, "the connection to w1 broke"),
+        (grpc.StatusCode.INTERNAL, True, LostError, "the connection to w1 broke"),
+        (grpc.StatusCode.INTERNAL, False, InternalError, "the call to w1 ended with INTERNAL"),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, True, errors.DeadlineError, "w1 did not answer in time"),
+        (grpc.StatusCode.CANCELLED, False, errors.CancelledByCallerError, "the call to w1 ended with CANCELLED"),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, False, OverloadedError, "words"),
+        (grpc.StatusCode.UNIMPLEMENTED, False, errors.UnsupportedError, "w1 does not have this method"),
     ],
 )
-def test_a_bare_status_code_is_understood(code: grpc.StatusCode, has_begun: bool, cls: type[MeshError]) -> None:
-    """What gRPC itself or a foreign server reports gets the nearest class; a break after work began is a loss."""
+def test_a_bare_status_code_is_understood(
+    code: grpc.StatusCode, has_begun: bool, cls: type[MeshError], message: str
+) -> None:
+    """What gRPC or a foreign server reports gets the nearest class. gRPC's own words do not become the message."""
     error = from_rpc_error(rpc_error(code, "words"), where="w1", has_begun=has_begun)
-    assert (type(error), error.message, error.where) == (cls, "words", "w1")
+    assert (type(error), error.message, error.where) == (cls, message, "w1")
 
 
 def test_a_message_too_large_is_not_retried() -> None:

@@ -55,7 +55,7 @@ class Embedder:
             raise UnsupportedError(
                 f"no worker of {model.name} gives embeddings", field="model", reason="embeddings_unsupported"
             )
-        check_range(request.asked.priority, "priority", -PRIORITY_MAX, PRIORITY_MAX)
+        check_range(request.asked.priority, "priority", low=-PRIORITY_MAX, high=PRIORITY_MAX)
         if not 1 <= len(request.inputs) <= self._settings.embed_inputs_max:
             most = self._settings.embed_inputs_max
             name = request.inputs_name

@@ -108,9 +108,8 @@ class Responses:
 
     async def _count(self, exchange: Exchange) -> web.StreamResponse:
         request = await self._to_request(exchange, await exchange.read_request(self.parse))
-        pipeline = exchange.pipeline
-        exchange.record_model(request)
-        token_ids = await tokens_of(request, pipeline.models.find(request.model), pipeline.settings)
+        model = exchange.find_model(request.model)
+        token_ids = await tokens_of(request, model, exchange.pipeline.settings)
         return exchange.json_response({"object": "response.input_tokens", "input_tokens": len(token_ids)})
 
     def parse(self, values: Mapping[str, Any]) -> ParsedResponse:
