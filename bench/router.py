@@ -103,8 +103,8 @@ def fill(core: RouterCore, blocks: int, depths_each: int) -> list[list[int]]:
 
 def forget_lookups(core: RouterCore) -> None:
     """What earlier lookups found is of no use to the next one."""
-    core.index.device.clear_lookup_cache()
-    core.placer.cached_tokens.clear_cache()
+    core.index.device._lookup_cache.clear()
+    core.placer.cached_tokens._cache.clear()
 
 
 def measure(

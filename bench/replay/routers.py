@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from bench.replay.engine import Job, ReplayEngine
 from bench.replay.placers import Placer, RouterPlacer, Spot
 from kvmesh.core import KvEvent
+from services.router.core_settings import SyncSettings
 from services.router.replicas.peer_reservations import PeerReservations, PeerSession
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class RoutersPlacer:
     def __init__(self, replay: "Replay", policy: str) -> None:
         self._replay = replay
         self._placers = [RouterPlacer(replay, policy, f"router-{i}") for i in range(replay.shape.routers)]
-        peers = [PeerReservations(placer.core) for placer in self._placers]
+        peers = [PeerReservations(placer.core, SyncSettings()) for placer in self._placers]
         for one, other in combinations(peers, 2):
             ends = ((one, one.open_session()), (other, other.open_session()))
             for (speaker, says), (hearer, hears) in (ends, ends[::-1]):
