@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from kvmesh.core import FinishReason, TokenLogprob, Usage
 from kvmesh.errors import LostError, MeshError
-from kvmesh.rpc.codec.asking import Piece
+from kvmesh.rpc.codec.client_inference import Piece
 
 
 @dataclass(slots=True, kw_only=True)
