@@ -140,9 +140,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self.handler.reports.apply_all()
         workers = [worker for _, worker in sorted(self._core.fleet.workers.items())]
         views = [view for worker in workers for view in self._views(worker) if request.model in ("", view.model)]
-        return pb.ListWorkersResponse(
-            workers=[to_worker_view(view) for view in views], index_blocks=len(self._core.index.device)
-        )
+        return pb.ListWorkersResponse(workers=[to_worker_view(view) for view in views])
 
     async def SyncPeers(
         self, request_iterator: AsyncIterator[pb.SyncPeersRequest], context: ServicerContext[Any, Any]
