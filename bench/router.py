@@ -102,9 +102,9 @@ def fill(core: RouterCore, blocks: int, depths_each: int) -> list[list[int]]:
 
 
 def forget_lookups(core: RouterCore) -> None:
-    """Clears the lookup cache."""
-    core.index.device.clear_lookup_cache()
-    core.placer.cached_tokens.clear_cache()
+    """Clears the lookup caches."""
+    core.index.device._lookup_cache.clear()
+    core.placer.cached_tokens._cache.clear()
 
 
 def measure(

@@ -117,7 +117,7 @@ class RouterPlacer:
                     self._replay.go(job, self._spot(answer.outcome))
                 else:
                     self._replay.place_later(job)
-            if not self.core.is_drain_unfinished:
+            if not self.core.admission.has_more:
                 break
 
     def _spot(self, placement: Placement) -> Spot:

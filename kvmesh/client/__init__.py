@@ -12,8 +12,8 @@ from kvmesh.client.settings import ClientSettings, RetryPolicy
 from kvmesh.client.sync import Client
 from kvmesh.client.sync_stream import Stream
 from kvmesh.core import Constraint, ConstraintKind, SamplingParams, Usage
-from kvmesh.rpc.codec.asking import Embedded, ModelInfo, Piece
-from kvmesh.rpc.codec.batch_asking import Batch, BatchAnswer, BatchProblem
+from kvmesh.rpc.codec.client_batches import Batch, BatchAnswer, BatchProblem
+from kvmesh.rpc.codec.client_inference import Embedded, ModelInfo, Piece
 from kvmesh.rpc.codec.inference import Options
 
 __all__ = [

@@ -13,7 +13,7 @@ from kvmesh.client.aio_stream import AsyncStream
 from kvmesh.client.answer import Answer, gathered
 from kvmesh.client.calling import Calling, ChatArguments, GenerateArguments, Messages, Question, T
 from kvmesh.client.settings import ClientSettings
-from kvmesh.rpc.codec.asking import (
+from kvmesh.rpc.codec.client_inference import (
     Embedded,
     ModelInfo,
     Piece,

@@ -6,7 +6,7 @@ from typing import Any
 
 from kvmesh.client.aio_stream import AsyncStream
 from kvmesh.errors import DeadlineError
-from kvmesh.rpc.codec.batch_asking import (
+from kvmesh.rpc.codec.client_batches import (
     Batch,
     BatchAnswer,
     batch_results_message,

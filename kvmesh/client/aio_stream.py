@@ -1,4 +1,4 @@
-"""An answer that comes in pieces, for asyncio."""
+"""A streamed answer, for asyncio."""
 
 import asyncio
 from collections.abc import AsyncGenerator

@@ -1,11 +1,11 @@
-"""A whole answer, gathered from its pieces."""
+"""A whole answer, assembled from its pieces."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvmesh.core import FinishReason, TokenLogprob, Usage
 from kvmesh.errors import LostError, MeshError
-from kvmesh.rpc.codec.asking import Piece
+from kvmesh.rpc.codec.client_inference import Piece
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """All choices of a request, in order."""
+    """All choices of a response, in order."""
 
     request_id: str
     choices: Sequence[Choice]

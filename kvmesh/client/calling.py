@@ -11,7 +11,13 @@ import grpc
 from kvmesh.client.settings import ClientSettings
 from kvmesh.core import SamplingParams
 from kvmesh.errors import LostError, MeshError
-from kvmesh.rpc.codec.asking import Piece, chat_message, from_chat_response, from_generate_response, generate_message
+from kvmesh.rpc.codec.client_inference import (
+    Piece,
+    chat_message,
+    from_chat_response,
+    from_generate_response,
+    generate_message,
+)
 from kvmesh.rpc.codec.inference import Options
 from kvmesh.rpc.status import from_rpc_error
 

@@ -13,7 +13,7 @@ from kvmesh.client.calling import Calling, ChatArguments, GenerateArguments, Mes
 from kvmesh.client.settings import ClientSettings
 from kvmesh.client.sync_batches import Batches
 from kvmesh.client.sync_stream import Stream
-from kvmesh.rpc.codec.asking import (
+from kvmesh.rpc.codec.client_inference import (
     Embedded,
     ModelInfo,
     Piece,

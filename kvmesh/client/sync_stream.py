@@ -1,4 +1,4 @@
-"""An answer that comes in pieces, for threads."""
+"""A streamed answer, for threads."""
 
 import threading
 from collections.abc import Generator

@@ -1,11 +1,11 @@
-"""Deadlines: the time left at one hop is the timeout of the next."""
+"""The caller's deadline. The time left at one hop is the timeout of the next."""
 
 import math
 from typing import Any
 
 import grpc.aio
 
-# gRPC reports a call without deadline as one that ends in some hundreds of years.
+# gRPC reports a call without a deadline as one that ends in hundreds of years.
 _NO_DEADLINE_S = 10 * 365 * 86_400.0
 
 

@@ -28,7 +28,7 @@ class Health:
 
     @property
     def is_serving(self) -> bool:
-        """The state that watchers received last."""
+        """The state that was sent to watchers last."""
         return self._is_serving
 
     async def add_to(self, server: Any) -> None:
@@ -36,20 +36,20 @@ class Health:
         add_HealthServicer_to_server(self._servicer, server)
 
     async def set_serving(self, is_serving: bool) -> None:
-        """Tells every watcher. Not serving means: no new requests, those in flight go on."""
+        """Sends the state to all watchers. Not serving: clients send no new requests; those in flight continue."""
         self._is_serving = is_serving
         states = health_pb2.HealthCheckResponse
         for name in self._names:
             await self._servicer.set(name, states.SERVING if is_serving else states.NOT_SERVING)
 
     async def close(self) -> None:
-        """Tells every watcher that this server goes away; later states are ignored."""
+        """Sends NOT_SERVING to all watchers for good; later states are ignored."""
         self._is_serving = False
         await self._servicer.enter_graceful_shutdown()
 
 
 def add_reflection(service_names: Sequence[str], server: Any) -> None:
-    """Adds reflection in both versions, which differ in their package's name only; new clients ask for v1."""
+    """Adds reflection in both versions, which differ only in the package's name; new clients use v1."""
     servicer: Any = reflection.aio.ReflectionServicer((*service_names, HEALTH, CHANNELZ, REFLECTION_ALPHA))
     add: Any = add_ServerReflectionServicer_to_server
     add(servicer, server)

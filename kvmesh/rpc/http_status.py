@@ -18,7 +18,7 @@ from kvmesh.errors import (
     UnsupportedError,
 )
 
-# Status, and the `type` word of OpenAI's error body. 499 is nginx's word for a client that went away.
+# Status, and `type` in OpenAI's error body. 499 is nginx's status for a client that disconnected.
 HTTP_STATUS: Mapping[type[MeshError], tuple[int, str]] = {
     InvalidRequestError: (400, "invalid_request_error"),
     UnsupportedError: (400, "invalid_request_error"),
@@ -36,7 +36,7 @@ HTTP_STATUS: Mapping[type[MeshError], tuple[int, str]] = {
 
 
 QUOTA_REASONS = frozenset({"requests_quota", "tokens_quota", "concurrency_quota"})
-"""An overload that is the caller's own doing: 429. Any other is the mesh's: 503."""
+"""Reasons of an overload caused by the caller itself: 429. Other overloads are 503."""
 
 
 def http_status(error: MeshError) -> tuple[int, str]:

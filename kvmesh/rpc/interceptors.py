@@ -21,7 +21,7 @@ _UNIMPLEMENTED = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNIMPLEMENTED.v
 
 
 def server_interceptors(telemetry: Telemetry) -> "list[grpc.aio.ServerInterceptor]":
-    """What every server uses: telemetry outside, so that it sees the status that the error boundary chose."""
+    """The interceptors of every server. Telemetry is the outer one, so that it sees the status that the error boundary sets."""
     return [TelemetryServerInterceptor(telemetry), ErrorInterceptor()]
 
 
@@ -51,7 +51,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
 
 class _Undecodable:
-    """Stands for a request that is no message of its type: gRPC itself would call it a defect of the server."""
+    """A request that cannot be decoded. gRPC itself would report a server error."""
 
 
 def _lenient(deserialize: Any) -> Any:

@@ -47,7 +47,7 @@ class RpcServer:
 
     @property
     def is_serving(self) -> bool:
-        """The state that health watchers received last."""
+        """The health that was sent to watchers last."""
         return self._health.is_serving
 
     async def start(self) -> None:
@@ -63,11 +63,11 @@ class RpcServer:
         _logger.info("rpc_server_started", extra={"data": {"address": self.address, "tls": self._settings.has_tls}})
 
     async def set_serving(self, is_serving: bool) -> None:
-        """Tells health watchers whether to send new requests here."""
+        """Sets the health that watchers see."""
         await self._health.set_serving(is_serving)
 
     async def aclose(self) -> None:
-        """Stops with grace. Idempotent; cancelling it leaves the stop going on without grace."""
+        """Stops with grace. Idempotent. If it is cancelled, the stop continues without grace."""
         server, self._server = self._server, None
         if server is None:
             return

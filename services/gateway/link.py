@@ -168,5 +168,5 @@ class HostedRouterLink:
             timer.cancel()
         if self._reports:
             reports, self._reports = self._reports, []
-            self._handler.report(self._frontend_id, reports)
-            self._handler.schedule_reports()
+            self._handler.reports.add(self._frontend_id, reports)
+            self._handler.reports.schedule()

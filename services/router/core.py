@@ -52,8 +52,8 @@ class RouterCore:
             settings=settings,
             generator=generator,
         )
-        self._admission = Admission(settings)
-        self.queue = self._admission.queue
+        self.admission = Admission(settings)
+        self.queue = self.admission.queue
         self._id_prefix = f"{router_id}-{run_id}-" if run_id else f"{router_id}-"
         self._placements = 0
         self._now = 0.0
@@ -63,11 +63,6 @@ class RouterCore:
     @property
     def policy_name(self) -> str:
         return self.placer.policy.name
-
-    @property
-    def is_drain_unfinished(self) -> bool:
-        """True when `drain_queue` stopped at its limit while there was room."""
-        return self._admission.has_more
 
     def ask(self, frontend_id: str, ask_id: int, ask: Ask, *, now: float, wall: float) -> Placement | Queued:
         """Places a request and reserves its workers, or queues it, or raises the refusal. `wall` is for explanations."""
@@ -104,17 +99,10 @@ class RouterCore:
         To be called when room may have appeared, and regularly, since queued asks expire.
         """
 
-        def place(queued: QueuedAsk) -> tuple[Placement, int]:
-            return self._place_queued(queued, now, wall)
-
         self.health.advance(now)
         if self.queue.requests:
             self._now = now
-        return self._admission.drain(place, now)
-
-    def take_queue_outcomes(self) -> list[QueueOutcome]:
-        """Outcomes of asks that another ask displaced or that were withdrawn. `drain_queue` returns them too."""
-        return self._admission.take_outcomes()
+        return self.admission.drain(lambda queued: self._place_queued(queued, now, wall), now)
 
     def withdraw(self, frontend_id: str, ask_id: int, *, now: float, has_caller: bool = True) -> bool:
         """Removes an ask from the queue; False when it is not queued. Without a caller there is no outcome."""
@@ -122,9 +110,9 @@ class RouterCore:
         if queued is None:
             return False
         if has_caller:
-            self._admission.withdraw(queued, now)
+            self.admission.withdraw(queued, now)
         else:
-            self._admission.forget(queued, now)
+            self.admission.forget(queued, now)
         return True
 
     def report(self, frontend_id: str, ask_id: int, report: Report, *, now: float | None = None) -> Reservation | None:
@@ -245,7 +233,7 @@ class RouterCore:
             return
         if queued.ask.request_id != request_id:
             raise InvalidRequestError(f"ask_id {ask_id} is in use on this stream", field="ask_id")
-        self._admission.forget(queued, now)
+        self.admission.forget(queued, now)
 
     def _enqueue(self, frontend_id: str, record: DecisionRecord, now: float) -> Queued:
         queued = QueuedAsk(
@@ -256,7 +244,7 @@ class RouterCore:
             arrived_s=now,
             tokens=self._uncached_tokens(record.ask),
         )
-        return self._admission.enqueue(queued, now)
+        return self.admission.enqueue(queued, now)
 
     def _uncached_tokens(self, ask: Ask) -> int:
         """Prompt tokens that no worker has cached on the device; at least 1."""

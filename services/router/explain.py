@@ -133,10 +133,7 @@ def cost_margin(decision: Decision) -> float | None:
 
 def _finite_candidates(decision: Decision) -> Iterator[Candidate]:
     """An infinite cost has a full worker, or one that the decision left out."""
-    for prefill, decode, cost, terms in decision.candidates():
-        if isfinite(cost):
-            prefill_ref = prefill.ref if prefill is not None else None
-            yield Candidate(prefill=prefill_ref, decode=decode.ref, cost=cost, terms=terms)
+    return (each for each in decision.candidates() if isfinite(each.cost))
 
 
 def _removed_candidates(record: DecisionRecord) -> Iterator[Candidate]:

@@ -1,5 +1,7 @@
 """The metrics of the router."""
 
+from functools import partial
+
 from kvmesh.core import Placement, Report, ReportKind, Role
 from kvmesh.core.routing import FIRST_TOKEN, PREFILLED
 from kvmesh.errors import MeshError
@@ -40,32 +42,10 @@ class RouterMetrics:
         # A lookup by label values takes longer than the count itself.
         self._placed_by = {reason: self._placed.of(reason) for reason in (*_REASONS, core.policy_name)}
         self._reports_by = {kind: self._reports.of(kind.value) for kind in ReportKind}
-        instruments.gauge_function("index_blocks", "Distinct blocks in the index.", lambda: len(core.index.device))
-        instruments.gauge_function("reservations", "Placed requests that are not finished.", lambda: len(core.book))
         self._waits = instruments.histogram("queue_wait_seconds", "Time in the queue, by outcome.", ("outcome",))
         self._served = instruments.counter(
             "queue_served_prompt_tokens", "Prompt tokens of placed requests that were queued.", ("priority",)
         )
-        requests = instruments.gauge("queue_requests", "Queued requests.", ("priority",))
-        tokens = instruments.gauge(
-            "queue_tokens", "Prompt tokens of queued requests that no worker has cached.", ("priority",)
-        )
-        for name in PRIORITY_CLASSES:
-            requests.labels(name).set_function(lambda name=name: self._queued(name)[0])  # type: ignore[misc]
-            tokens.labels(name).set_function(lambda name=name: self._queued(name)[1])  # type: ignore[misc]
-        instruments.gauge_function("queue_kinds", "Kinds of queued requests.", lambda: len(core.queue.subqueues))
-        for role in (Role.PREFILL, Role.DECODE):
-            instruments.gauge_function(
-                f"{role.value}_workers",
-                "Workers that get requests.",
-                lambda role=role: self._count_available(role),  # type: ignore[misc]
-            )
-        for trust in Trust:
-            instruments.gauge_function(
-                f"{trust.value}_feeds",
-                f"Workers whose part of the index is {trust.value}.",
-                lambda trust=trust: self._count_feeds(trust),  # type: ignore[misc]
-            )
         # The only label that is not from a closed set; WorkerLabels bounds it.
         self._errors = instruments.spreads(
             "prediction_error_ratio",
@@ -75,40 +55,53 @@ class RouterMetrics:
         )
         self._errors_by_worker: dict[str, dict[str, Spread]] = {"prefill": {}, "ttft": {}}
         """By phase, for workers with a label of their own."""
-        self._labels = WorkerLabels(core.health.settings.labelled_workers_max)
+        self._labels = WorkerLabels(core.settings.health.labelled_workers_max)
         self._health_events = instruments.counter(
             "health_events", "Changes of the health of workers, by kind.", ("kind",)
         )
-        for state in (BreakerState.OPEN, BreakerState.HALF_OPEN):
-            instruments.gauge_function(
-                f"{state.value}_breakers",
-                f"Workers whose breaker is {state.value}.",
-                lambda state=state: core.health.count_breakers(state),  # type: ignore[misc]
-            )
-        instruments.gauge_function("wedged_workers", "Workers with work that make no step.", core.health.count_wedged)
-        for fault in OverlapFault:
-            instruments.gauge_function(
-                f"{fault.value}_workers",
-                "Workers whose cached blocks can never match the prompts.",
-                lambda fault=fault: core.health.count_overlap_faults(fault),  # type: ignore[misc]
-            )
-        instruments.gauge_function(
-            "kv_feed_gaps", "Gaps in the KV events of present workers.", lambda: self._sum_of_feeds("gaps")
+        self._add_queue_gauges()
+        self._add_worker_gauges()
+
+    def _add_queue_gauges(self) -> None:
+        core, gauge = self._core, self._instruments.gauge_function
+        gauge("reservations", "Placed requests that are not finished.", lambda: len(core.book))
+        gauge("queue_kinds", "Kinds of queued requests.", lambda: len(core.queue.subqueues))
+        requests = self._instruments.gauge("queue_requests", "Queued requests.", ("priority",))
+        tokens = self._instruments.gauge(
+            "queue_tokens", "Prompt tokens of queued requests that no worker has cached.", ("priority",)
         )
-        instruments.gauge_function(
+        for name in PRIORITY_CLASSES:
+            requests.labels(name).set_function(partial(self._sum_of_queued, name, 0))
+            tokens.labels(name).set_function(partial(self._sum_of_queued, name, 1))
+
+    def _add_worker_gauges(self) -> None:
+        core, gauge = self._core, self._instruments.gauge_function
+        index, health = core.index, core.health
+        gauge("index_blocks", "Distinct blocks in the index.", lambda: len(index.device))
+        gauge(
+            "predicted_placements", "Placements whose blocks are predicted to be cached.", lambda: len(index.predicted)
+        )
+        gauge("kv_feed_gaps", "Gaps in the KV events of present workers.", partial(self._sum_of_feeds, "gaps"))
+        gauge(
             "kv_feed_snapshots",
             "KV snapshots of present workers that were applied.",
-            lambda: self._sum_of_feeds("snapshots"),
+            partial(self._sum_of_feeds, "snapshots"),
         )
-        instruments.gauge_function(
-            "predicted_placements",
-            "Placements whose blocks are predicted to be cached.",
-            lambda: len(core.index.predicted),
-        )
+        gauge("wedged_workers", "Workers with work that make no step.", health.count_wedged)
+        for role in (Role.PREFILL, Role.DECODE):
+            gauge(f"{role.value}_workers", "Workers that get requests.", partial(self._count_available, role))
+        for trust in Trust:
+            about = f"Workers whose part of the index is {trust.value}."
+            gauge(f"{trust.value}_feeds", about, partial(self._count_feeds, trust))
+        for state in (BreakerState.OPEN, BreakerState.HALF_OPEN):
+            about = f"Workers whose breaker is {state.value}."
+            gauge(f"{state.value}_breakers", about, partial(health.count_breakers, state))
+        for fault in OverlapFault:
+            about = "Workers whose cached blocks can never match the prompts."
+            gauge(f"{fault.value}_workers", about, partial(health.count_overlap_faults, fault))
 
     def add_peer_gauges(self, peers: PeerReservations) -> None:
-        counts = peers.counts
-        add = self._instruments.gauge_function
+        counts, add = peers.counts, self._instruments.gauge_function
         add("peers", "Other routers with an open stream.", lambda: sum(1 for each in peers if each.origin))
         add("peer_reservations", "Reservations of peers that are counted.", lambda: peers.counted)
         add("peer_reservations_unknown_worker", "Reservations of peers on unknown workers.", lambda: peers.pending)
@@ -174,9 +167,10 @@ class RouterMetrics:
                 spreads[worker_id] = spread
         spread.observe(ratio)
 
-    def _queued(self, name: str) -> tuple[int, int]:
-        sums = [each for priority, each in self._core.queue.sums().items() if priority_class(priority) == name]
-        return sum(requests for requests, _ in sums), sum(tokens for _, tokens in sums)
+    def _sum_of_queued(self, name: str, column: int) -> int:
+        """Queued requests (0) or tokens (1) of a class of priorities."""
+        sums = self._core.queue.sums().items()
+        return sum(each[column] for priority, each in sums if priority_class(priority) == name)
 
     def _count_available(self, role: Role) -> int:
         return sum(1 for w in self._core.fleet.workers.values() if w.role is role and not w.excluded_by)

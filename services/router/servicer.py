@@ -128,7 +128,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
 
     async def Explain(self, request: pb.ExplainRequest, context: ServicerContext[Any, Any]) -> pb.ExplainResponse:
         request_id = required_text(request.request_id, "request_id", 128)
-        self.handler.apply_reports()
+        self.handler.reports.apply_all()
         record = self._core.history.get(request_id)
         if record is None:
             raise NotFoundError(f"no placement of request {request_id!r} is remembered", reason="placement_not_found")
@@ -137,12 +137,10 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     async def ListWorkers(
         self, request: pb.ListWorkersRequest, context: ServicerContext[Any, Any]
     ) -> pb.ListWorkersResponse:
-        self.handler.apply_reports()
+        self.handler.reports.apply_all()
         workers = [worker for _, worker in sorted(self._core.fleet.workers.items())]
         views = [view for worker in workers for view in self._views(worker) if request.model in ("", view.model)]
-        return pb.ListWorkersResponse(
-            workers=[to_worker_view(view) for view in views], index_blocks=len(self._core.index.device)
-        )
+        return pb.ListWorkersResponse(workers=[to_worker_view(view) for view in views])
 
     async def SyncPeers(
         self, request_iterator: AsyncIterator[pb.SyncPeersRequest], context: ServicerContext[Any, Any]
@@ -165,11 +163,11 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         reports, asks = read_route_request(message)
         if reports:
             # All reports are read before one is applied: an invalid one rejects the whole message.
-            self.handler.report(frontend_id, [(report.ask_id, from_report(report)) for report in reports])
+            self.handler.reports.add(frontend_id, [(report.ask_id, from_report(report)) for report in reports])
         for ask in asks:
             self._on_ask(frontend_id, ask, responses)
         if reports:
-            self.handler.schedule_reports()
+            self.handler.reports.schedule()
 
     def _on_ask(self, frontend_id: str, message: pb.Ask, responses: ResponseQueue) -> None:
         try:

@@ -17,6 +17,7 @@ from services.router.core_settings import CoreSettings
 from services.router.index.kv_feed import Trust
 from services.router.serving.membership import Membership
 from services.router.settings import MembershipSettings
+from tests.index_checks import blocks_of, flush_all
 from tests.integration.test_router_service import end, eventually
 from tests.integration.workers import ToldWorker
 
@@ -80,8 +81,8 @@ async def test_a_router_that_starts_anew_holds_what_the_workers_hold():
                     await eventually(lambda core=core: are_exact(core, workers))
             for worker, blocks in zip(workers, held, strict=True):
                 feed = core.fleet.workers[worker.description.worker.worker_id].feed
-                assert core.index.device.blocks_of(feed.bits[0]) == blocks
+                assert blocks_of(core.index.device, feed.bits[0]) == blocks
             while core.index.sweep(10_000):
                 pass
-            core.index.device.flush_all()
+            flush_all(core.index.device)
             assert len(core.index.device) == len(set().union(*held))

@@ -142,7 +142,9 @@ def test_the_fast_cost_is_the_slow_cost(case):
         decision = router.history.get(ask.request_id).decision
         assert math.isclose(decision.cost, min(expected.values()), rel_tol=1e-9, abs_tol=1e-12)
         assert math.isclose(decision.cost, expected[placed.prefill.worker_id, placed.decode.worker_id], rel_tol=1e-9)
-        told = {(p.ref.worker_id, d.ref.worker_id): (cost, terms) for p, d, cost, terms in decision.candidates()}
+        told = {
+            (each.prefill.worker_id, each.decode.worker_id): (each.cost, each.terms) for each in decision.candidates()
+        }
         assert told.keys() == expected.keys()
         for pair, (cost, terms) in told.items():
             assert math.isclose(cost, expected[pair], rel_tol=1e-9, abs_tol=1e-12)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from services.router.index.kv_feed import Trust
+from tests.index_checks import blocks_of
 from tests.simulation.frontend import SimulatedFrontend
 from tests.simulation.router import SimulatedRouter
 from tests.simulation.worker import SimulatedWorker
@@ -47,7 +48,7 @@ def router_problems(router: SimulatedRouter, workers: Mapping[str, SimulatedWork
         feed = known.feed if known is not None else None
         if feed is None or feed.trust is not Trust.EXACT:
             problems.append(f"the index of {worker_id} is not exact")
-        elif (listed := _blocks_of(router, feed.bits[0])) != cached:
+        elif (listed := blocks_of(core.index.device, feed.bits[0])) != cached:
             problems.append(f"{worker_id}: {len(listed - cached)} blocks too many, {len(cached - listed)} too few")
     if set(core.fleet.workers) != set(workers):
         problems.append(f"knows {sorted(core.fleet.workers)}, there are {sorted(workers)}")
@@ -55,10 +56,6 @@ def router_problems(router: SimulatedRouter, workers: Mapping[str, SimulatedWork
     if strangers:
         problems.append(f"{len(strangers)} blocks that nobody has")
     return [f"{router.router_id}: {problem}" for problem in problems]
-
-
-def _blocks_of(router: SimulatedRouter, bit: int) -> set[int]:
-    return router.core.index.device.blocks_of(bit)
 
 
 def frontend_problems(frontend: SimulatedFrontend) -> list[str]:

@@ -147,7 +147,7 @@ async def test_a_placement_that_crosses_a_cancel_is_given_back():
         crossed = asyncio.create_task(on.link.place(ask("r2"), timeout_s=PATIENCE_S))
         await asyncio.sleep(0.01)
         on.link.report_nowait(first.ask_id, Report(kind=ReportKind.FINISHED, elapsed_s=0.1))
-        on.servicer.handler.apply_reports()
+        on.servicer.handler.reports.apply_all()
         assert on.servicer.dispatcher.drain() == 1
         crossed.cancel()
         await asyncio.wait([crossed])

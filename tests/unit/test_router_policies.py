@@ -125,7 +125,7 @@ def test_the_cost_function_to_compare_with():
     placement = router.ask("f", 1, ask("r1", [1, 2, 3, 4]), now=0.0, wall=0.0)
     assert (placement.prefill.worker_id, placement.cached_tokens) == ("p1", 48)
     choice = router.history.get("r1").decision
-    costs = {(p.ref.worker_id, d.ref.worker_id): cost for p, d, cost, _ in choice.candidates()}
+    costs = {(each.prefill.worker_id, each.decode.worker_id): each.cost for each in choice.candidates()}
     assert costs["p1", "d1"] == (4 - 3) + 4 + 4
     assert costs["p2", "d1"] == 4 + 4 + 4
     other = "d2" if placement.decode.worker_id == "d1" else "d1"

@@ -296,7 +296,7 @@ def test_a_withdrawn_ask_is_answered_and_gone():
     assert stage.router.withdraw("f", 2, now=1.0)
     assert not stage.router.withdraw("f", 2, now=1.0)
     assert stage.router.withdraw("f", 3, now=1.0, has_caller=False)
-    [answer] = stage.router.take_queue_outcomes()
+    [answer] = stage.router.admission.take_outcomes()
     assert isinstance(answer.outcome, CancelledByCallerError)
     assert (stage.router.queue.requests, stage.router.queue.prompt_tokens, len(stage.router.queue.subqueues)) == (
         0,
@@ -328,10 +328,10 @@ def test_one_turn_is_bounded():
     for number in range(200):
         stage.finish(f"r{number}")
     assert len(stage.drain()) == PLACEMENTS_PER_DRAIN_MAX
-    assert stage.router.is_drain_unfinished
+    assert stage.router.admission.has_more
     assert len(stage.drain()) == PLACEMENTS_PER_DRAIN_MAX
     assert len(stage.drain()) == 150 - 2 * PLACEMENTS_PER_DRAIN_MAX
-    assert not stage.router.is_drain_unfinished
+    assert not stage.router.admission.has_more
 
 
 def test_a_request_that_waited_ends_with_its_own_time():

@@ -1,9 +1,9 @@
-"""A placement decision with the scores it was based on. Explanations are worked out from it on request."""
+"""A placement decision with the scores it was based on, from which explanations are computed on request."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kvmesh.core import Handoff
+from kvmesh.core import Candidate, Handoff
 from services.router.placement.pair_search import ScoredLeg
 from services.router.placement.pools import Pool
 from services.router.placement.topology import Group
@@ -14,8 +14,6 @@ from services.router.workers.worker import Target
 PAIRS_PER_SIDE = 32
 """Best candidates of each side in an explanation: a pair of two others is worse than one of these."""
 PREFERENCE = "preference"
-
-Terms = Sequence[tuple[str, float]]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -40,19 +38,17 @@ class Decision:
     handoff_times: HandoffTimes | None
     """The handoff times that the cost contains. None: the cost contains no transfer."""
 
-    def candidates(self) -> Iterator[tuple[Target | None, Target, float, Terms]]:
-        """Prefill target, decode target, cost and terms of the candidates, in no order; of many only the best."""
+    def candidates(self) -> Iterator[Candidate]:
+        """The candidates and their costs, in no order; of many only the best."""
         if len(self.legs) == 1:
             (leg,) = self.legs
             for i in leg.costs.argsort(kind="stable")[: PAIRS_PER_SIDE**2].tolist():
-                yield None, leg.targets[i], leg.costs.item(i), tuple(_terms(leg, i))
+                yield Candidate(decode=leg.targets[i].ref, cost=leg.costs.item(i), terms=tuple(_terms(leg, i)))
             return
         for group in self.pool.groups:
             yield from self._pairs_of(group, *self.legs)
 
-    def _pairs_of(
-        self, group: Group, prefill_leg: ScoredLeg, decode_leg: ScoredLeg
-    ) -> Iterator[tuple[Target, Target, float, Terms]]:
+    def _pairs_of(self, group: Group, prefill_leg: ScoredLeg, decode_leg: ScoredLeg) -> Iterator[Candidate]:
         for i in prefill_leg.costs[group.prefills].argsort(kind="stable")[:PAIRS_PER_SIDE].tolist():
             for j in decode_leg.costs[group.decodes].argsort(kind="stable")[:PAIRS_PER_SIDE].tolist():
                 prefill, decode = i + group.prefills.start, j + group.decodes.start
@@ -64,7 +60,8 @@ class Decision:
                     transfer_s = time.seconds(uncached, bytes_per_token=group.kv_bytes_per_token)
                     terms.append(("transfer", transfer_s))
                     cost += transfer_s
-                yield prefill_leg.targets[prefill], decode_leg.targets[decode], cost, terms
+                refs = prefill_leg.targets[prefill].ref, decode_leg.targets[decode].ref
+                yield Candidate(prefill=refs[0], decode=refs[1], cost=cost, terms=terms)
 
 
 def _terms(leg: ScoredLeg, position: int, other: ScoredLeg | None = None) -> Iterator[tuple[str, float]]:

@@ -38,7 +38,7 @@ class QueueOutcome:
 
 
 class Admission:
-    """The queue, and the outcomes that the caller has not taken yet."""
+    """The queue, and the outcomes of asks that another ask displaced, that were withdrawn, or that a drain ended."""
 
     def __init__(self, settings: CoreSettings) -> None:
         self.queue = AskQueue(settings)

@@ -74,7 +74,7 @@ class QueueDispatcher:
 
     def flush(self) -> None:
         """Sends the outcomes of asks that were displaced or withdrawn, without a drain."""
-        self._send(self._core.take_queue_outcomes())
+        self._send(self._core.admission.take_outcomes())
 
     def _send(self, outcomes: Sequence[QueueOutcome]) -> None:
         for outcome in outcomes:
@@ -92,7 +92,7 @@ class QueueDispatcher:
         while True:
             if not self._streams:
                 await self._wakeup.wait()
-            elif not self._core.is_drain_unfinished:
+            elif not self._core.admission.has_more:
                 await self._wait_tick()
             self._wakeup.clear()
             answered = self.drain()

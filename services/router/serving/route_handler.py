@@ -1,11 +1,10 @@
 """Handles asks and reports of frontends: those of Route streams, and those of a frontend in the same process."""
 
 import logging
-from collections.abc import Sequence
 from time import perf_counter
 
 from kvmesh.clock import Clock
-from kvmesh.core import Ask, Placement, Report
+from kvmesh.core import Ask, Placement
 from kvmesh.errors import MeshError
 from kvmesh.telemetry import Tracing
 from services.router.core import RouterCore
@@ -29,7 +28,7 @@ class RouteHandler:
         self._clock = clock
         self._tracing = tracing
         self._dispatcher = dispatcher
-        self._reports = ReportBuffer(core, metrics, clock, dispatcher)
+        self.reports = ReportBuffer(core, metrics, clock, dispatcher)
         self._streams: dict[str, int] = {}
         """Streams by frontend."""
 
@@ -47,19 +46,8 @@ class RouteHandler:
 
     def end_responses(self, responses: ResponseQueue) -> None:
         """No more responses are written: applies the reports that came, and removes the stream's asks from the queue."""
-        self.apply_reports()
+        self.reports.apply_all()
         self._dispatcher.on_stream_ended(responses)
-
-    def report(self, frontend_id: str, reports: Sequence[tuple[int, Report]]) -> None:
-        """Takes reports on placed requests by ask number. To be followed by `schedule_reports`."""
-        self._reports.add(frontend_id, reports)
-
-    def schedule_reports(self) -> None:
-        """Applies the reports after the asks that came with them are answered."""
-        self._reports.schedule()
-
-    def apply_reports(self) -> None:
-        self._reports.apply_all()
 
     def ask(self, frontend_id: str, ask_id: int, ask: Ask, responses: ResponseQueue) -> None:
         """Places, queues or refuses a request; the answer is put into `responses`."""

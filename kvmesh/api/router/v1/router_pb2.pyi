@@ -268,12 +268,10 @@ class ListWorkersRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class ListWorkersResponse(_message.Message):
-    __slots__ = ("workers", "index_blocks")
+    __slots__ = ("workers",)
     WORKERS_FIELD_NUMBER: _ClassVar[int]
-    INDEX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     workers: _containers.RepeatedCompositeFieldContainer[WorkerView]
-    index_blocks: int
-    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerView, _Mapping]]] = ..., index_blocks: _Optional[int] = ...) -> None: ...
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerView, _Mapping]]] = ...) -> None: ...
 
 class WorkerView(_message.Message):
     __slots__ = ("worker", "role", "model", "trust", "trust_reason", "load", "index_blocks", "requests_in_flight", "prompt_tokens_in_flight", "excluded_by", "kv_compatibility_hash", "coefficients", "breaker", "tiers")

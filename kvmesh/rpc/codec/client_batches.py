@@ -10,6 +10,7 @@ from kvmesh.api.inference.v1 import inference_pb2 as pb
 from kvmesh.core import Usage
 from kvmesh.errors import InvalidRequestError
 from kvmesh.rpc.codec.batch import ENDPOINT_NUMBERS, ENDPOINTS
+from kvmesh.rpc.codec.message_codec import MessageCodec
 from kvmesh.rpc.codec.scalars import from_timestamp, to_positive_duration
 from kvmesh.rpc.codec.types import from_usage
 
@@ -47,17 +48,20 @@ class Batch:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing of it will change any more."""
+        """True when the batch does not change any more."""
         return self.status in _ENDED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchAnswer:
-    """One request's answer: the body that the HTTP API gives, or `{"error": ...}`. `status_code` 0: it was not run."""
+    """The response to one request: the HTTP API's body, or `{"error": ...}`. `status_code` 0: it was not run."""
 
     custom_id: str
     status_code: int
     body: Mapping[str, Any]
+
+
+_BATCH = MessageCodec(pb.Batch, Batch, problems=MessageCodec(pb.BatchProblem, BatchProblem))
 
 
 def create_batch_message(
@@ -68,7 +72,7 @@ def create_batch_message(
     window_s: float | None,
     metadata: Mapping[str, str] | None,
 ) -> pb.CreateBatchRequest:
-    """`requests`: bodies of the HTTP API by custom id; None: they are in the file."""
+    """`requests`: bodies of the HTTP API by custom id. None: they are in the file."""
     if endpoint not in ENDPOINT_NUMBERS:
         raise InvalidRequestError(f"endpoint must be one of {', '.join(ENDPOINT_NUMBERS)}", field="endpoint")
     if (requests is None) != bool(input_file_id):
@@ -103,21 +107,11 @@ def batch_results_message(batch_id: str) -> pb.ListBatchResultsRequest:
 
 
 def from_batch(message: pb.Batch) -> Batch:
-    return Batch(
-        id=message.id,
+    return _BATCH.decode(
+        message,
         endpoint=ENDPOINTS.get(message.endpoint, ""),
         status=pb.BatchStatus.Name(message.status).removeprefix("BATCH_STATUS_").lower(),
-        input_file_id=message.input_file_id,
-        output_file_id=message.output_file_id,
-        error_file_id=message.error_file_id,
-        lines_total=message.lines_total,
-        lines_completed=message.lines_completed,
-        lines_failed=message.lines_failed,
         usage=from_usage(message.usage),
-        problems=[
-            BatchProblem(reason=each.reason, message=each.message, line=each.line, field=each.field)
-            for each in message.problems
-        ],
         created_s=from_timestamp(message.created_at),
         expires_s=from_timestamp(message.expires_at),
         metadata=dict(message.metadata),

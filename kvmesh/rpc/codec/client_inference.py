@@ -14,6 +14,7 @@ from kvmesh.api.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from kvmesh.core import FinishReason, TokenLogprob, Usage
 from kvmesh.errors import InvalidRequestError, MeshError
 from kvmesh.rpc.codec.inference import ROLES, Options, ToolCallPiece
+from kvmesh.rpc.codec.message_codec import MessageCodec
 from kvmesh.rpc.codec.sampling import to_sampling
 from kvmesh.rpc.codec.scalars import to_positive_duration
 from kvmesh.rpc.codec.struct import to_struct
@@ -62,6 +63,9 @@ class ModelInfo:
     features: Sequence[str]
     workers_ready: int
     adapters: Sequence[str]
+
+
+_MODEL = MessageCodec(pb.Model, ModelInfo)
 
 
 def inference_stub(channel: Any) -> Any:
@@ -218,39 +222,33 @@ def _tool(value: Mapping[str, Any], field: str) -> pb.Tool:
 
 
 def from_generate_response(message: pb.GenerateResponse) -> Piece:
-    return Piece(
-        request_id=message.request_id,
-        choice=message.choice,
-        text=message.text,
-        token_ids=list(message.token_ids),
-        logprobs=from_logprobs(message.logprobs) if message.HasField("logprobs") else None,
-        prompt_logprobs=from_logprobs(message.prompt_logprobs) if message.HasField("prompt_logprobs") else None,
-        finish_reason=FINISH_REASONS.get(message.finish_reason),
-        usage=from_usage(message.usage) if message.HasField("usage") else None,
-    )
+    prompt_logprobs = from_logprobs(message.prompt_logprobs) if message.HasField("prompt_logprobs") else None
+    return Piece(**_shared_fields(message), prompt_logprobs=prompt_logprobs)
 
 
 def from_chat_response(message: pb.ChatResponse) -> Piece:
+    first = [message.warning] if message.HasField("warning") else []
     return Piece(
-        request_id=message.request_id,
-        choice=message.choice,
-        text=message.text,
+        **_shared_fields(message),
         reasoning=message.reasoning,
         tool_calls=[
             ToolCallPiece(index=call.index, call_id=call.id, name=call.name, arguments=call.arguments)
             for call in message.tool_calls
         ],
-        token_ids=list(message.token_ids),
-        logprobs=from_logprobs(message.logprobs) if message.HasField("logprobs") else None,
-        finish_reason=FINISH_REASONS.get(message.finish_reason),
-        warnings=_warnings(message),
-        usage=from_usage(message.usage) if message.HasField("usage") else None,
+        warnings=[from_detail(each) for each in (*first, *message.further_warnings)],
     )
 
 
-def _warnings(message: pb.ChatResponse) -> list[MeshError]:
-    first = [message.warning] if message.HasField("warning") else []
-    return [from_detail(each) for each in (*first, *message.further_warnings)]
+def _shared_fields(message: pb.GenerateResponse | pb.ChatResponse) -> dict[str, Any]:
+    return {
+        "request_id": message.request_id,
+        "choice": message.choice,
+        "text": message.text,
+        "token_ids": list(message.token_ids),
+        "logprobs": from_logprobs(message.logprobs) if message.HasField("logprobs") else None,
+        "finish_reason": FINISH_REASONS.get(message.finish_reason),
+        "usage": from_usage(message.usage) if message.HasField("usage") else None,
+    }
 
 
 def from_embed_response(message: pb.EmbedResponse) -> Embedded:
@@ -258,13 +256,4 @@ def from_embed_response(message: pb.EmbedResponse) -> Embedded:
 
 
 def from_models_response(message: pb.ListModelsResponse) -> list[ModelInfo]:
-    return [
-        ModelInfo(
-            name=model.name,
-            context_tokens_max=model.context_tokens_max,
-            features=list(model.features),
-            workers_ready=model.workers_ready,
-            adapters=list(model.adapters),
-        )
-        for model in message.models
-    ]
+    return list(map(_MODEL.decode, message.models))
