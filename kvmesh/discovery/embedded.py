@@ -59,7 +59,9 @@ class EmbeddedAgent:
         # Starts at the time of day, so that no index of an earlier run matches by accident.
         self._state = AgentState(self._settings, first_index=max(1, int(self._clock.wall())))
         self._live = LiveState(self._state, self._clock)
-        self._queries = BlockingQueries(self._live, self._settings, generator or random.Random())
+        self._queries = BlockingQueries(
+            self._live, generator or random.Random(), waiting_max=self._settings.watchers_max
+        )
         self._probes: Probes | None = None
         self._runner: web.AppRunner | None = None
         self._task: asyncio.Task[None] | None = None
@@ -130,15 +132,14 @@ class EmbeddedAgent:
             name=settings.node_name,
             address=settings.host,
             port=self._port,
-            datacenter=settings.datacenter,
             index=self._state.index,
         )
         application = web.Application(
             # Larger than the limit, which the key's own check enforces: a value of exactly the limit must pass.
             client_max_size=VALUE_BYTES_MAX + 1024,
-            middlewares=[error_middleware(settings)],
+            middlewares=[error_middleware(settings.token)],
         )
-        routes = AgentRoutes(live=self._live, queries=self._queries, node=node, settings=settings)
+        routes = AgentRoutes(live=self._live, queries=self._queries, node=node)
         application.add_routes(routes.routes())
         return application
 

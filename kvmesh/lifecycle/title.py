@@ -19,14 +19,14 @@ def set_title(words: Sequence[str], *, needed: int = 1) -> bool:
         return False
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = int(fields[_ARGUMENTS_START]), int(fields[_ARGUMENTS_END])
-    title = _fitting_words(words, end - start)
+    title = fitting_words(words, end - start)
     if not start or title.count(b"\0") < needed:
         return False
     ctypes.memmove(start, title.ljust(end - start, b"\0"), end - start)
     return True
 
 
-def _fitting_words(words: Sequence[str], room: int) -> bytes:
+def fitting_words(words: Sequence[str], room: int) -> bytes:
     """The first words that fit into `room` bytes, each with a terminating zero."""
     title = b""
     for word in words:

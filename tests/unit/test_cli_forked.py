@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvmesh.lifecycle.title import fitting
+from kvmesh.lifecycle.title import fitting_words
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks are used on Linux only")
@@ -131,9 +131,9 @@ def test_nothing_is_forked_while_threads_run(tmp_path: Path) -> None:
 
 def test_a_title_has_whole_words_only() -> None:
     """Who looks for a word does not find the half of it."""
-    assert fitting(["ab", "cd"], 6) == b"ab\0cd\0"
-    assert fitting(["ab", "cd"], 5) == b"ab\0"
-    assert fitting(["ab"], 2) == b""
+    assert fitting_words(["ab", "cd"], 6) == b"ab\0cd\0"
+    assert fitting_words(["ab", "cd"], 5) == b"ab\0"
+    assert fitting_words(["ab"], 2) == b""
 
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS"])
