@@ -65,18 +65,13 @@ class EmbeddedAgent:
         self._probes: Probes | None = None
         self._runner: web.AppRunner | None = None
         self._task: asyncio.Task[None] | None = None
-        self._port = 0
+        self.port = 0
 
     @property
     def address(self) -> str:
         """http://host:port (https:// over TLS), once started."""
         scheme = "https" if self._settings.certificate_file else "http"
-        return f"{scheme}://{grpc_target(self._settings.host, self._port)}"
-
-    @property
-    def port(self) -> int:
-        """The port, once started."""
-        return self._port
+        return f"{scheme}://{grpc_target(self._settings.host, self.port)}"
 
     def statistics(self) -> AgentStatistics:
         return AgentStatistics(
@@ -96,7 +91,7 @@ class EmbeddedAgent:
         tls = _tls_context(settings) if settings.certificate_file else None
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         listener = socket.create_server((settings.host, settings.port), family=family)
-        self._port = int(listener.getsockname()[1])
+        self.port = int(listener.getsockname()[1])
         # handler_cancellation: a client that disconnects frees its blocking query at once.
         self._runner = web.AppRunner(
             self._application(), handler_cancellation=True, access_log=None, shutdown_timeout=settings.close_timeout_s
@@ -128,10 +123,10 @@ class EmbeddedAgent:
         settings = self._settings
         node = Node(
             # Derived from name and port, so that a restarted agent is the same node.
-            node_id=str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{settings.node_name}:{self._port}")),
+            node_id=str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{settings.node_name}:{self.port}")),
             name=settings.node_name,
             address=settings.host,
-            port=self._port,
+            port=self.port,
             index=self._state.index,
         )
         application = web.Application(
