@@ -1,4 +1,4 @@
-"""Which worker runs on which devices, with which share of their memory. Pure: numbers in, placements out."""
+"""Assigns devices and shares of their memory to workers. Pure functions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from kvmesh.errors import InvalidRequestError
 
 MEMORY_FRACTION = 0.9
-"""Share of a device that engines take together: vLLM's own default for one engine alone."""
+"""Share of a device's memory for all its engines together: vLLM's default for one engine."""
 RESERVE_BYTES = 1 << 30
 RESERVE_FRACTION = 0.08
-"""What an engine needs beside weights and KV where its memory is not profiled: CUDA's context, activations, CUDA graphs. An
-estimate that errs on the large side; a smaller KV cache is no failure, a full device is."""
+"""Memory for CUDA's context, activations and CUDA graphs, for engines whose memory is not profiled. A generous estimate: a smaller KV
+cache is no failure, a full device is."""
 KV_BYTES_MIN = 256 << 20
 GIB = 1 << 30
 
@@ -30,9 +30,9 @@ class WorkerGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """The place of one worker. `positions` count the visible devices, from 0, one for each rank.
+    """One worker's devices. `positions` are indices of visible devices, one for each rank.
 
-    `sharers` is the most workers that one of its devices holds, and `turn` how many of them start before this one.
+    `sharers` is the largest number of workers on one of its devices. `turn` is the number of them that start before this one.
     """
 
     role: str
@@ -47,7 +47,7 @@ class Placement:
 
 
 def topology_order(positions: Sequence[int], distance: Callable[[int, int], int]) -> Sequence[int]:
-    """Devices in an order in which neighbours are close: the next one is the nearest to the last. Ties keep the given order."""
+    """Sorts devices so that each one is the nearest to the one before it. Ties keep the given order."""
     left, order = list(positions), list[int]()
     while left:
         last = order[-1] if order else None
@@ -60,15 +60,15 @@ def topology_order(positions: Sequence[int], distance: Callable[[int, int], int]
 def place_workers(
     order: Sequence[int], groups: Sequence[WorkerGroup], *, workers_per_device: int
 ) -> Sequence[Placement]:
-    """A place for each worker, on the devices of `order`.
+    """Assigns devices of `order` to each worker.
 
-    Ranks of one worker are neighbours. Workers share devices only where there are fewer devices than ranks, and roles do
-    not share a device where that does not take more workers on any device. InvalidRequestError, with the arithmetic, when
-    more than `workers_per_device` would share one.
+    Ranks of one worker are adjacent in `order`. Workers share devices only if there are fewer devices than ranks. Roles share devices only
+    if that reduces the largest number of workers on a device. InvalidRequestError, with the arithmetic, when more than
+    `workers_per_device` would share one.
     """
     groups = [group for group in groups if group.workers]
     _check_sizes(len(order), groups)
-    # Larger groups first, so that they begin at multiples of their size: pairs and quads are what links join.
+    # Larger groups first, so that they start at multiples of their size: links connect pairs and quads.
     groups = sorted(groups, key=lambda group: -group.devices)
     apart, together = _apart(len(order), groups), _mixed(len(order), groups)
     blocks = together if apart is None or _most(together) < _most(apart) else apart
@@ -78,7 +78,7 @@ def place_workers(
 
 
 Blocks = Sequence[tuple[WorkerGroup, Sequence[int]]]
-"""For each worker in turn its group and its places in the order of devices."""
+"""For each worker its group and its indices in the order of devices."""
 
 
 def _check_sizes(devices: int, groups: Sequence[WorkerGroup]) -> None:
@@ -92,7 +92,7 @@ def _check_sizes(devices: int, groups: Sequence[WorkerGroup]) -> None:
 
 
 def _apart(devices: int, groups: Sequence[WorkerGroup]) -> Blocks | None:
-    """Each role on devices of its own; None when there are too few for that."""
+    """Each role on separate devices; None when there are too few devices."""
     if len(groups) < 2:
         return _spread(range(devices), groups[0]) if groups else ()
     first, second = groups
@@ -102,14 +102,14 @@ def _apart(devices: int, groups: Sequence[WorkerGroup]) -> Blocks | None:
 
 
 def _spread(devices: Sequence[int], group: WorkerGroup) -> Blocks:
-    """The workers of a group over its devices, as evenly as that goes."""
+    """Spreads the workers of a group over its devices as evenly as possible."""
     starts = range(0, len(devices) - group.devices + 1, group.devices)
     places = [devices[start : start + group.devices] for start in starts]
     return [(group, places[number % len(places)]) for number in range(group.workers)]
 
 
 def _mixed(devices: int, groups: Sequence[WorkerGroup]) -> Blocks:
-    """Each worker where the fewest are, whatever their role."""
+    """Places each worker on the devices with the fewest workers of any role."""
     loads = [0] * devices
     blocks = []
     for group in groups:
@@ -174,17 +174,18 @@ def _placements(order: Sequence[int], groups: Sequence[WorkerGroup], blocks: Blo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryShare:
-    """A worker's part of each of its devices. `kv_bytes` 0: vLLM measures what is left."""
+    """A worker's share of the memory of each of its devices. `kv_bytes` 0: vLLM measures what is left."""
 
     fraction: float
     kv_bytes: int = 0
 
 
 def share_memory(placement: Placement, *, device_bytes: int, weight_bytes: int) -> MemoryShare:
-    """Equal parts for the workers that share a device. Where its size and that of the weights are known (not 0), the KV memory is
-    given as a number, since vLLM's measurement would count the memory of a neighbour that starts or stops meanwhile.
+    """Equal shares for the workers on a device.
 
-    InvalidRequestError, with the arithmetic, when a part does not hold the weights.
+    If the sizes of the device and of the weights are known (not 0), the KV memory is a fixed number, since vLLM's measurement would count
+    the memory of another worker that starts or stops meanwhile. InvalidRequestError, with the arithmetic, when a share cannot hold
+    the weights.
     """
     fraction = int(MEMORY_FRACTION / placement.sharers * 1000) / 1000
     if placement.sharers == 1 or not device_bytes or not weight_bytes:

@@ -1,6 +1,6 @@
-"""`kvmesh doctor`: ten checks of this machine and of a mesh on it, and what to do about what is wrong.
+"""`kvmesh doctor`: ten checks of this machine and of a mesh on it, with advice for each problem.
 
-It starts a mesh of its own, then one vLLM engine alone and `vllm serve` beside it, and ends them all. On a CPU as on a GPU.
+Starts a mesh of its own, then one vLLM engine alone and `vllm serve`, on CPU or GPU, and ends them all.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ EXIT_STOPPED = 130
 MESH_CHECKS = ("mesh", "UCX transport", "KV moved", "exactness", "throughput")
 ANSWER_TOKENS = 16
 PROMPT_WORDS = (24, 60, 120, 200, 320)
-"""Short prompts are not handed over; these are a few blocks and more."""
+"""A few blocks and more, since short prompts are not handed off."""
 NIXL_PROBE = """
 import importlib, os
 from kvmesh.kv.nixl_api import api_module
@@ -65,25 +65,25 @@ POLL_S = 0.2
 TAIL_LINES = 6
 CPU_SERVER = "vllm.entrypoints.openai.api_server"
 CPU_SERVE_FLAGS = ("--enforce-eager", "--block-size", "32", "--kv-cache-memory-bytes", str(128 << 20))
-"""As the mesh's engines run on a CPU."""
+"""The flags of the mesh's engines on a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorSettings:
-    """What to check."""
+    """Settings of `kvmesh doctor`."""
 
     model: str = setting(str(DEMO_MODEL), "model directory in Hugging Face layout, or a hub name")
-    mesh: bool = setting(True, "checks 6 to 10, which start a mesh and engines. No: only the machine is checked")
+    mesh: bool = setting(True, "checks 6 to 10, which start a mesh and engines. False: only the machine is checked")
     up_args: str = setting("", "more flags for `kvmesh up`, as one string: --up-args='--tensor-parallel 2'")
     serve_args: str = setting("", "more flags for `vllm serve`, as one string")
     requests: int = setting(48, "requests of the throughput check", min=1, max=100_000)
-    concurrency: int = setting(16, "requests at a time in the throughput check", min=1, max=4096)
+    concurrency: int = setting(16, "concurrent requests in the throughput check", min=1, max=4096)
     timeout_s: float = setting(1200.0, "longest start of a mesh or an engine, a download included", min=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnMesh:
-    """The mesh that is checked."""
+    """The mesh under test."""
 
     url: str
     registry: str
@@ -92,7 +92,7 @@ class OwnMesh:
 
 
 class Doctor:
-    """Runs the checks in order and prints each as it ends."""
+    """Runs the checks in order and prints each result."""
 
     def __init__(self, settings: DoctorSettings, run_dir: Path) -> None:
         self._settings = settings
@@ -102,7 +102,7 @@ class Doctor:
         self.findings: list[Finding] = []
 
     async def run(self) -> int:
-        """All checks; the exit status. A signal ends it, and all that it started."""
+        """Runs all checks and returns the exit status. A signal ends it and everything that it has started."""
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -137,7 +137,7 @@ class Doctor:
         self._note(compiler_finding(self._build, compiler_needs()))
 
     async def _nixl(self) -> Finding:
-        """Check 5: NIXL loads and makes an agent with UCX. In a process of its own, since an agent's thread never rests."""
+        """Check 5: NIXL loads and makes an agent with UCX. In a separate process, since an agent's thread keeps running."""
         name, log = "NIXL", self._run_dir / "nixl.log"
         async with self._process(log, "-c", NIXL_PROBE, env={"NIXL_LOG_LEVEL": "ERROR"}) as process:
             try:
@@ -147,9 +147,7 @@ class Doctor:
                 status = None
         if status == 0:
             return Finding(check=name, status=Status.OK, found="an agent with UCX starts")
-        advice = (
-            "without it no KV moves: --prefill 0 serves without. KVMESH_ENGINE_BUILD=cpu make up, or gpu, installs it"
-        )
+        advice = "without NIXL no KV is transferred; --prefill 0 serves without it. KVMESH_ENGINE_BUILD=cpu make up, or gpu, installs it"
         found = tail(log) if status is not None else f"no agent after {NIXL_TIMEOUT_S:g} s"
         return Finding(check=name, status=Status.FAILED if self._build else Status.WARNING, found=found, advice=advice)
 
@@ -170,7 +168,7 @@ class Doctor:
             self._note(Finding(check=check, status=Status.FAILED, found=f"{error or type(error).__name__}"))
 
     async def _moved(self, mesh: OwnMesh) -> tuple[list[list[int]], list[list[int]]]:
-        """Checks 7 and 8; the prompts and the mesh's answers."""
+        """Checks 7 and 8. Returns the prompts and the mesh's answers."""
         texts = [probe.sentences(number, words) for number, words in enumerate(PROMPT_WORDS)]
         prompts = await probe.tokenise(mesh.url, mesh.model, texts)
         before = await transferred_tokens(mesh.registry)
@@ -187,7 +185,7 @@ class Doctor:
     async def _beside(
         self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], speed: float, model: str
     ) -> None:
-        """Checks 9 and 10, with the mesh gone, so that the engine has the device for itself."""
+        """Checks 9 and 10, after the mesh has ended, so that the engine has the device to itself."""
         self._note(exactness_finding(self._build, answers, await self._alone(prompts)))
         async with self._running_serve(model) as url:
             self._note(throughput_finding(speed, await self._speed(url, model, first=1000)))
@@ -214,11 +212,11 @@ class Doctor:
             if line.startswith("ANSWERS "):
                 answers: list[list[int]] = json.loads(line.removeprefix("ANSWERS "))
                 return answers
-        raise UnavailableError(f"one vLLM engine alone gave no answer: {tail(log)}")
+        raise UnavailableError(f"vLLM alone gave no answer: {tail(log)}")
 
     @asynccontextmanager
     async def _running_mesh(self) -> AsyncIterator[OwnMesh]:
-        """`kvmesh up` with one worker of each role, unless the flags say otherwise."""
+        """Runs `kvmesh up`, by default with one worker of each role."""
         state, log = self._run_dir / "mesh.json", self._run_dir / "up.log"
         settings = self._settings
         flags = ("--port", "0", "--run-dir", str(self._run_dir), "--greeting", "", "--no-planner")
@@ -238,14 +236,14 @@ class Doctor:
 
     @asynccontextmanager
     async def _running_serve(self, model: str) -> AsyncIterator[str]:
-        """`vllm serve` with one engine; its address."""
+        """Runs `vllm serve` with one engine. Yields its address."""
         log, port = self._run_dir / "serve.log", free_port()
-        # The command `vllm` looks for a package of that name, and the CPU build has another one.
+        # The command `vllm` needs a package of that name, and the CPU build has another name.
         command = ("vllm.entrypoints.cli.main", "serve") if self._build == "gpu" else (CPU_SERVER, "--model")
         flags = () if self._build == "gpu" else CPU_SERVE_FLAGS
         address = ("--served-model-name", model, "--host", "127.0.0.1", "--port", str(port))
         argv = ("-m", *command, self._settings.model, *address, *flags, *shlex.split(self._settings.serve_args))
-        # Several processes share the cores of a CPU: as many threads as there are cores make each other wait.
+        # Several processes share the cores of a CPU. With a thread per core each they would slow each other down.
         env = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"} if self._build == "cpu" else {}
         async with self._process(log, *argv, env=env) as process:
             url = f"http://127.0.0.1:{port}"
@@ -260,7 +258,7 @@ class Doctor:
     async def _process(
         self, log: Path, *argv: str, env: dict[str, str] | None = None, answers: bool = False
     ) -> AsyncIterator[asyncio.subprocess.Process]:
-        """A Python process below a guard. It is gone at the end, with all that it started; also when this process is killed."""
+        """Runs Python under a guard, which ends it and everything that it has started, also when this process is killed."""
         with log.open("wb") as file:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "kvmesh.cli.guard", str(os.getpid())),
@@ -278,7 +276,7 @@ class Doctor:
 
 
 async def stop(guard: asyncio.subprocess.Process) -> None:
-    """Stops what a guard runs, as Ctrl-C does. After STOP_TIMEOUT_S the guard kills it."""
+    """Stops a guard's program as Ctrl-C does. After STOP_TIMEOUT_S the guard kills it."""
     try:
         send(guard, signal.SIGINT)
         with contextlib.suppress(TimeoutError):
@@ -290,7 +288,6 @@ async def stop(guard: asyncio.subprocess.Process) -> None:
 
 
 def send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    """Sends a signal to a process, if it still runs."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(number)
@@ -314,7 +311,7 @@ async def transferred_tokens(registry_address: str) -> float:
 
 
 async def first_model(url: str) -> str:
-    """The model that a mesh serves."""
+    """The name of the mesh's model."""
     async with probe.session() as client, client.get(f"{url}/v1/models") as response:
         return str((await response.json())["data"][0]["id"])
 
@@ -328,14 +325,13 @@ async def is_healthy(url: str) -> bool:
 
 
 def free_port() -> int:
-    """A port that is free now."""
     with socket.socket() as probe_socket:
         probe_socket.bind(("127.0.0.1", 0))
         return int(probe_socket.getsockname()[1])
 
 
 def tail(log: Path) -> str:
-    """The last lines of a log, in one line."""
+    """The last lines of a log, joined."""
     lines = log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
     return " | ".join(line.strip() for line in lines if line.strip()) or "no output"
 

@@ -1,7 +1,7 @@
-"""`kvmesh explain ID`: why a request went where it went, from the router that placed it.
+"""`kvmesh explain ID`: why the router placed a request on its workers.
 
-ID is what the client got: the header x-request-id (x-kvmesh-request-id where the client sent an id of its own), the id of the
-answer, with or without `chatcmpl-`, or `request_id` in the log.
+ID is the request's id: the header x-request-id of the response (x-kvmesh-request-id if the client sent an id of its own), the id of
+the answer, with or without `chatcmpl-`, or `request_id` in the log.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 from kvmesh.cli.state import find_mesh
 from kvmesh.cli.tables import Row, render_table
-from kvmesh.core import Candidate, Explanation, Report
+from kvmesh.core import Candidate, Explanation, Report, WorkerRef
 from kvmesh.discovery.base import ROUTER, Instance
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.settings import DiscoverySettings
@@ -29,13 +29,13 @@ SECONDS = "s"
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainSettings:
-    """Which mesh to ask, and how much to show."""
+    """Settings of `kvmesh explain`."""
 
     mesh: str = setting("", "name of a mesh that `kvmesh up` runs here; needed where there are several")
     consul: str = setting("", "address of the Consul agent; empty: the mesh that `kvmesh up` started here")
     token: str = setting("", "Consul ACL token", secret=True)
-    candidates_max: int = setting(20, "rows of the table of candidates; the chosen one is always among them", min=1)
-    timeout_s: float = setting(2.0, "longest wait for one router", min=0.01)
+    candidates_max: int = setting(20, "rows in the table of candidates; the chosen candidate is always shown", min=1)
+    timeout_s: float = setting(2.0, "longest wait for a router's answer", min=0.01)
 
 
 def render(explanation: Explanation, router_id: str, candidates_max: int) -> str:
@@ -53,8 +53,8 @@ def _head(explanation: Explanation, router_id: str) -> Iterable[str]:
     if placement is not None:
         prefill = f"prefill {placement.prefill.worker_id}, " if placement.prefill is not None else "no prefill worker, "
         yield f"placed    {prefill}decode {placement.decode.worker_id} ({', '.join(placement.reasons)})"
-        yield f"cached    {placement.cached_tokens} prompt tokens expected{_found(explanation)}"
-        yield f"ttft      {_times(explanation)}"
+        yield f"cached    {placement.cached_tokens} prompt tokens expected{_observed_cached(explanation)}"
+        yield f"ttft      {_ttft(explanation)}"
     elif explanation.error is not None:
         yield f"refused   {explanation.error.reason}: {explanation.error.message}"
     else:
@@ -63,44 +63,44 @@ def _head(explanation: Explanation, router_id: str) -> Iterable[str]:
         yield f"margin    {_cost(explanation.margin, explanation.cost_unit)} to the second best"
 
 
-def _found(explanation: Explanation) -> str:
+def _observed_cached(explanation: Explanation) -> str:
     found = [report.cached_tokens for report in explanation.reports if report.cached_tokens is not None]
     return f", {found[-1]} found" if found else ""
 
 
-def _times(explanation: Explanation) -> str:
+def _ttft(explanation: Explanation) -> str:
     expected_s = explanation.placement.expected_ttft_s if explanation.placement is not None else None
     observed_s, queued_s = explanation.observed_ttft_s, explanation.queued_s
-    said = [f"{_seconds(expected_s)} expected" if expected_s is not None else "not estimated"]
+    parts = [f"{_seconds(expected_s)} expected" if expected_s is not None else "not estimated"]
     if observed_s is None:
-        said.append("none observed")
+        parts.append("none observed")
     else:
-        said.append(f"{_seconds(observed_s)} observed")
+        parts.append(f"{_seconds(observed_s)} observed")
         served_s = observed_s - (queued_s or 0.0)
         if expected_s:
-            said.append(f"{(served_s - expected_s) / expected_s:+.0%}")
+            parts.append(f"{(served_s - expected_s) / expected_s:+.0%}")
     if queued_s is not None:
-        said.append(f"{_seconds(queued_s)} of it in the queue")
-    return ", ".join(said)
+        parts.append(f"{_seconds(queued_s)} of it in the queue")
+    return ", ".join(parts)
 
 
 def _table(explanation: Explanation, candidates_max: int) -> str:
     shown = _shown(explanation, candidates_max)
-    # A dict keeps the terms in the order in which they were weighed.
+    # A dict keeps the router's order of the cost terms.
     names = list(dict.fromkeys(name for candidate in shown for name, _ in candidate.terms))
-    columns = ("", "PREFILL", "DECODE", "COST", *(name.upper() for name in names), "TAKEN OFF BY")
+    columns = ("", "PREFILL", "DECODE", "COST", *(name.upper() for name in names), "REMOVED BY")
     text = render_table(columns, [_row(candidate, explanation, names) for candidate in shown])
     left = len(explanation.candidates) - len(shown)
     return f"{text}\n... and {left} more" if left else text
 
 
 def _shown(explanation: Explanation, candidates_max: int) -> Sequence[Candidate]:
-    """The best and those taken off share the rows; the chosen one is always shown."""
-    weighed = [candidate for candidate in explanation.candidates if not candidate.removed_by]
+    """The best candidates and some of the removed ones. The chosen one is always included."""
+    scored = [candidate for candidate in explanation.candidates if not candidate.removed_by]
     removed = [candidate for candidate in explanation.candidates if candidate.removed_by]
-    removed = removed[: max(candidates_max - len(weighed), candidates_max // 2)]
+    removed = removed[: max(candidates_max - len(scored), candidates_max // 2)]
     room = max(1, candidates_max - len(removed))
-    best, rest = weighed[:room], weighed[room:]
+    best, rest = scored[:room], scored[room:]
     chosen = [candidate for candidate in rest if _is_chosen(candidate, explanation)]
     return [*(best[: room - 1] if chosen else best), *chosen, *removed]
 
@@ -109,12 +109,12 @@ def _row(candidate: Candidate, explanation: Explanation, names: Sequence[str]) -
     terms = dict(candidate.terms)
     unit = explanation.cost_unit
     costs = [_cost(terms[name], unit) if name in terms else "-" for name in names]
-    is_weighed = not candidate.removed_by and bool(candidate.terms)
+    is_scored = not candidate.removed_by and bool(candidate.terms)
     return (
         "*" if _is_chosen(candidate, explanation) else "",
         _worker(candidate.prefill),
         _worker(candidate.decode),
-        _cost(candidate.cost, unit) if is_weighed else "-",
+        _cost(candidate.cost, unit) if is_scored else "-",
         *costs,
         candidate.removed_by,
     )
@@ -130,20 +130,19 @@ def _is_chosen(candidate: Candidate, explanation: Explanation) -> bool:
     )
 
 
-def _worker(worker: object) -> str:
-    """A worker and, where it has several, its rank."""
+def _worker(worker: WorkerRef | None) -> str:
+    """The worker's id, with its data-parallel rank if it has several."""
     if worker is None:
         return "-"
-    rank = getattr(worker, "data_parallel_rank", None)
-    name = str(getattr(worker, "worker_id", ""))
-    return name if rank is None else f"{name}/{rank}"
+    rank = worker.data_parallel_rank
+    return worker.worker_id if rank is None else f"{worker.worker_id}/{rank}"
 
 
 def _report_text(report: Report) -> str:
-    said = f"{report.kind.value} after {_seconds(report.elapsed_s)}"
+    text = f"{report.kind.value} after {_seconds(report.elapsed_s)}"
     if report.error is not None:
-        said += f" ({report.error.reason}{f' at {report.failed_worker_id}' if report.failed_worker_id else ''})"
-    return said
+        text += f" ({report.error.reason}{f' at {report.failed_worker_id}' if report.failed_worker_id else ''})"
+    return text
 
 
 def _cost(value: float, unit: str) -> str:
@@ -157,11 +156,11 @@ def _seconds(value: float) -> str:
 async def find(
     routers: Sequence[Instance], channels: ChannelPool, request_id: str, timeout_s: float
 ) -> tuple[Explanation, str]:
-    """The newest explanation that a router has. NotFoundError: all answered, none knows it; else what went wrong."""
+    """The newest explanation, with its router. NotFoundError when all routers answered and none knows the request."""
     if not routers:
         raise UnavailableError("no router is registered", reason="no_router")
-    asked = [GrpcRouterClient(channels, router.address).explain(request_id, timeout_s=timeout_s) for router in routers]
-    answers = await asyncio.gather(*asked, return_exceptions=True)
+    calls = [GrpcRouterClient(channels, router.address).explain(request_id, timeout_s=timeout_s) for router in routers]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
     found: list[tuple[Explanation, str]] = []
     problems: list[str] = []
     for router, answer in zip(routers, answers, strict=True):
@@ -173,12 +172,12 @@ async def find(
         else:
             raise answer
     if found:
-        # Placed again after a router was lost: the newer decision is the one that counted.
+        # A request that was placed again, after the loss of a router, has two decisions. The newer one counts.
         return max(found, key=lambda pair: pair[0].decided_at_s)
     if problems:
-        raise UnavailableError(f"no router that answered remembers it; {'; '.join(problems)}", reason="no_router")
+        raise UnavailableError(f"no router that answered knows the request; {'; '.join(problems)}", reason="no_router")
     raise NotFoundError(
-        f"no router remembers a request {request_id!r}; each keeps its newest decisions only",
+        f"no router knows a request {request_id!r}; each keeps its newest decisions only",
         reason="placement_not_found",
         field="request_id",
     )
@@ -202,7 +201,7 @@ async def _explain(settings: ExplainSettings, address: str, request_id: str) -> 
 
 def main(argv: Sequence[str]) -> int:
     words = list(argv)
-    given = words.pop(0) if words and not words[0].startswith("-") else ""
+    request_id = words.pop(0) if words and not words[0].startswith("-") else ""
     try:
         settings = load(
             ExplainSettings, argv=words, environ=os.environ, program="kvmesh explain ID", description=__doc__ or ""
@@ -210,7 +209,7 @@ def main(argv: Sequence[str]) -> int:
     except SettingsError as error:
         print(error, file=sys.stderr)
         return 2
-    if not given:
+    if not request_id:
         print("kvmesh: which request? usage: kvmesh explain ID [--help]", file=sys.stderr)
         return 2
     try:
@@ -219,5 +218,5 @@ def main(argv: Sequence[str]) -> int:
         print(f"kvmesh: {error.message}", file=sys.stderr)
         return 1
     for prefix in PREFIXES:
-        given = given.removeprefix(prefix)
-    return asyncio.run(_explain(settings, address, given))
+        request_id = request_id.removeprefix(prefix)
+    return asyncio.run(_explain(settings, address, request_id))

@@ -1,4 +1,4 @@
-"""What vLLM's CUDA build needs of a machine, and what is missing here. Standard library only, as `scripts/set_up.py` needs it."""
+"""Checks what vLLM's CUDA build needs on this machine. Standard library only, since `scripts/set_up.py` imports it."""
 
 import os
 import shutil
@@ -11,24 +11,24 @@ from pathlib import Path
 from kvmesh.cli.nvidia import Driver
 
 CUDA_NEEDED = (13, 0)
-"""What torch 2.13, which vLLM 0.32 pins, is built for on PyPI."""
+"""The CUDA version of torch 2.13 on PyPI, which vLLM 0.32 pins."""
 DRIVER_NEEDED = 580
-"""The first driver that runs CUDA 13."""
+"""The first driver for CUDA 13."""
 INSTALLED_BYTES = 9 * 10**9
 DOWNLOADED_BYTES = 5 * 10**9
-"""Measured with vllm 0.32.0 on Python 3.11: 8.4 GiB in the environment, 4.4 GB of packages, which pip keeps."""
+"""Measured with vllm 0.32.0 on Python 3.11: 8.4 GiB in the environment, 4.4 GB of packages in pip's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """Something that is missing: what and why, and the command that mends it, empty where there is no single one."""
+    """A missing requirement and the command that installs it; empty if there is no single command."""
 
     problem: str
     command: str = ""
 
 
 def driver_needs(driver: Driver) -> Sequence[Need]:
-    """Whether the driver is new enough. A driver that is not there is not judged."""
+    """Reports a driver that is too old. A missing driver is not reported."""
     if not driver.devices:
         return ()
     major = driver.version.partition(".")[0]
@@ -52,7 +52,7 @@ def compiler_needs() -> Sequence[Need]:
     if not compiler:
         found.append(
             Need(
-                problem="there is no C compiler (gcc or clang), and Triton compiles kernels with it",
+                problem="there is no C compiler (gcc or clang), which Triton needs to compile kernels",
                 command="apt-get install gcc libc6-dev",
             )
         )
@@ -61,7 +61,7 @@ def compiler_needs() -> Sequence[Need]:
         version = f"{sys.version_info[0]}.{sys.version_info[1]}"
         found.append(
             Need(
-                problem=f"{header} is missing, and Triton compiles kernels with it",
+                problem=f"{header} is missing, which Triton needs to compile kernels",
                 command=f"apt-get install python{version}-dev",
             )
         )
@@ -69,7 +69,7 @@ def compiler_needs() -> Sequence[Need]:
 
 
 def disk_needs(needed_bytes: Mapping[Path, int]) -> Sequence[Need]:
-    """Free room for what goes to each folder; folders of one file system are added up."""
+    """Checks free disk space for each folder. Folders of one file system are added up."""
     totals: dict[int, tuple[Path, int]] = {}
     for folder, size in needed_bytes.items():
         existing = next(path for path in (folder, *folder.parents) if path.exists())
@@ -89,7 +89,7 @@ def disk_needs(needed_bytes: Mapping[Path, int]) -> Sequence[Need]:
 
 
 def render_needs(needs: Sequence[Need]) -> str:
-    """A list for people, each problem with its command."""
+    """A list of problems with their commands."""
     lines = []
     for need in needs:
         lines.append(f"  - {need.problem}")

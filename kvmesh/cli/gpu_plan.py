@@ -1,4 +1,4 @@
-"""The GPUs of a mesh's workers, as flags and variables for each worker, and as a table for people."""
+"""Plans the GPUs of a mesh's workers: flags and variables for each worker, and a table for people."""
 
 import importlib.metadata
 from collections.abc import Mapping, Sequence
@@ -14,12 +14,12 @@ from kvmesh.errors import InvalidRequestError
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
 BUS_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-"""CUDA numbers devices by speed otherwise, the driver's library by their place on the bus."""
+"""Makes CUDA number devices by bus position, like the driver's library, instead of by speed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPlaces:
-    """What each worker gets, by its name, and the lines that say so. Empty: engines choose devices themselves."""
+    """Flags, start turns and variables by worker name, and the table. Empty: engines choose devices themselves."""
 
     argv: Mapping[str, Sequence[str]] = field(default_factory=dict)
     turns: Mapping[str, int] = field(default_factory=dict)
@@ -28,7 +28,7 @@ class WorkerPlaces:
 
 
 def installed_build(gpu: GpuSupport) -> str:
-    """`gpu` or `cpu`, as the engine's installed distribution says; empty without the engine."""
+    """`gpu` or `cpu`, by the engine's installed distribution; empty if the engine is not installed."""
     for name, build in gpu.builds.items():
         try:
             importlib.metadata.version(name)
@@ -48,9 +48,9 @@ def place_on_gpus(
     workers_per_device: int,
     model: Path,
 ) -> WorkerPlaces:
-    """Places for all workers. `visible` is CUDA_VISIBLE_DEVICES, `has_order` whether the user set CUDA_DEVICE_ORDER.
+    """Places all workers. `visible` is CUDA_VISIBLE_DEVICES; `has_order`: the user has set CUDA_DEVICE_ORDER.
 
-    InvalidRequestError when there is no device, or when the workers do not fit.
+    InvalidRequestError when there is no device or when the workers do not fit.
     """
     devices = visible_devices(driver.devices, visible)
     if not devices:
@@ -87,7 +87,7 @@ def place_on_gpus(
 
 
 def assignment(placement: Placement, share: MemoryShare, devices: int) -> DeviceAssignment:
-    """The GPUs of one worker, out of so many visible devices."""
+    """The GPUs of one worker among `devices` visible ones."""
     takes_all = placement.positions == tuple(range(devices))
     return DeviceAssignment(
         positions=() if takes_all else placement.positions, memory_fraction=share.fraction, kv_bytes=share.kv_bytes
@@ -95,7 +95,7 @@ def assignment(placement: Placement, share: MemoryShare, devices: int) -> Device
 
 
 def weight_bytes(model: Path) -> int:
-    """Size of a model directory's weights, 0 for a hub name. Of the formats that a directory holds the first one counts."""
+    """Bytes of a model directory's weights in the first format that it has; 0 for a hub name."""
     if not model.is_dir():
         return 0
     for suffix in WEIGHT_SUFFIXES:
@@ -107,7 +107,7 @@ def weight_bytes(model: Path) -> int:
 def table(
     driver: Driver, *, devices: Sequence[Device], placements: Sequence[Placement], shares: Mapping[str, MemoryShare]
 ) -> Sequence[str]:
-    """Which worker runs where, with which memory, and which devices are idle."""
+    """The lines that show each worker's GPUs and memory, and idle GPUs."""
     cuda = f", CUDA {driver.cuda[0]}.{driver.cuda[1]}" if driver.cuda[0] else ""
     lines = [f"{len(devices)} GPUs by {driver.source} (driver {driver.version}{cuda}): {names(devices)}"]
     rows: list[Row] = []
@@ -132,6 +132,6 @@ def table(
 
 
 def names(devices: Sequence[Device]) -> str:
-    """Each kind of device with its count."""
+    """Device names with their counts."""
     kinds = dict.fromkeys(device.name for device in devices)
     return ", ".join(f"{sum(device.name == kind for device in devices)} x {kind}" for kind in kinds)

@@ -1,8 +1,8 @@
-"""Runs a program, and ends all that it started when it ends or when the process that asked for it dies.
+"""Runs a program, and kills all its descendants when the program ends or the guard's parent dies.
 
-`python -m kvmesh.cli.guard PARENT_PID PROGRAM ARGUMENT...`. A program that starts processes of its own may be killed, or its
-parent may be: on Linux the guard adopts what is left behind, in whatever session, and kills it. SIGINT goes to the program;
-SIGTERM, which is also what the kernel sends when the parent dies, kills everything. The exit status is the program's.
+`python -m kvmesh.cli.guard PARENT_PID PROGRAM ARGUMENT...`. On Linux the guard adopts orphaned descendants, whatever their session, and
+kills them. It passes SIGINT to the program. SIGTERM, which the kernel also sends when the parent dies, kills everything. The exit
+status is the program's.
 """
 
 import contextlib
@@ -18,12 +18,12 @@ from kvmesh.lifecycle.process import die_with_parent
 PR_SET_CHILD_SUBREAPER = 36
 SIGNALS = (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM)
 EXIT_BY_SIGNAL = 128
-"""As a shell counts a program that a signal ended."""
+"""A shell's exit status for a program that a signal ended, less the signal's number."""
 
 
 def run(parent_pid: int, command: Sequence[str]) -> int:
-    """Returns when the program and all its descendants have ended."""
-    # A signal that comes early waits for sigwait.
+    """Returns the exit status when the program and all its descendants have ended."""
+    # Early signals stay pending until sigwait.
     former_mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -43,7 +43,7 @@ def run(parent_pid: int, command: Sequence[str]) -> int:
 
 
 def reap(program: int) -> int | None:
-    """Collects children that have ended. The program's exit status, or minus the signal that ended it; None while it runs."""
+    """Reaps ended children. Returns the program's exit status, or minus its signal; None while it runs."""
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == program:
@@ -53,7 +53,7 @@ def reap(program: int) -> int | None:
 
 
 def kill_descendants() -> None:
-    """Kills children until none is left: those of a killed one become children of this process."""
+    """Kills children until none is left. The children of a killed process become children of this one."""
     while True:
         for pid in children():
             with contextlib.suppress(ProcessLookupError):
@@ -65,7 +65,7 @@ def kill_descendants() -> None:
 
 
 def children() -> Sequence[int]:
-    """Children of this process, which has one thread. Empty where the kernel does not list them."""
+    """Children of this single-threaded process. Empty if the kernel does not list them."""
     with contextlib.suppress(OSError):
         return [int(word) for word in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
     return ()

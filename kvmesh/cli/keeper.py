@@ -1,4 +1,4 @@
-"""Keeps the children of one mesh running: starts each again when it dies, and gives up one that dies too often."""
+"""Keeps the child processes of a mesh running: restarts each when it dies, and gives up one that dies too often."""
 
 import asyncio
 import contextlib
@@ -13,21 +13,21 @@ from kvmesh.discovery.base import DECODE, FRONTEND, PREFILL, ROUTER, Registry
 from kvmesh.errors import MeshError
 
 RECHECK_S = 1.0
-"""How often the registry is read for other instances of a service of which no child is left."""
+"""Poll interval for other instances of a service whose children have all been given up."""
 REGISTRATION_POLL_S = 0.2
 NEEDED = {
     "frontend": (FRONTEND, ("services.frontend", "services.gateway")),
     "router": (ROUTER, ("services.router", "services.gateway")),
     "decode worker": (DECODE, ("services.decode",)),
 }
-"""What a mesh cannot serve without: service in the registry, and the modules of the children that provide it. Decode workers
-can compute prompts themselves, so no prefill worker is needed."""
+"""Services that a mesh needs, with the modules of the children that provide them. Decode workers can compute prompts themselves, so no
+prefill worker is needed."""
 Start = Callable[[ChildSpec], Awaitable[Child]]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Slot:
-    """The place of one child. `child` is the newest process; None before the first start."""
+    """One child. `child` is its newest process; None before the first start."""
 
     spec: ChildSpec
     history: RestartHistory
@@ -41,7 +41,7 @@ class Keeper:
     """The slots of one mesh, in groups that are stopped one after the other.
 
     1. A slot has at most one process at a time.
-    2. A process is in its slot as soon as it runs, so that a stop in between finds it.
+    2. A process is in its slot from its start on, so that a stop always finds it.
     """
 
     registry: Registry
@@ -50,7 +50,7 @@ class Keeper:
     say: Callable[[str], None]
     """Prints one line for people."""
     restart: Start
-    """Starts a child again, which may need other means than its first start."""
+    """Restarts a child, possibly in another way than its first start."""
     groups: list[list[Slot]] = field(default_factory=list)
     _dead_ids: set[str] = field(default_factory=set)
     _gave_up: asyncio.Event = field(default_factory=asyncio.Event)
@@ -74,7 +74,7 @@ class Keeper:
             if any(child.exited.is_set() for child in children):
                 return False
             listed: set[str] = set()
-            # A registry that cannot be reached is asked again.
+            # Retries while the registry is unreachable.
             with contextlib.suppress(MeshError):
                 for service in {service_of(slot.spec) for slot in slots}:
                     view = await self.registry.instances(service)
@@ -91,7 +91,7 @@ class Keeper:
         group.append(slot)
 
     async def keep_running(self) -> str:
-        """Restarts children until nothing can serve any more; says then which service is missing. Cancel it to stop."""
+        """Restarts children until a needed service is missing. Returns its name. Cancel it to stop."""
         keepers = [asyncio.create_task(self._keep(slot), name=f"keep-{slot.spec.name}") for slot in self.slots()]
         try:
             await self._gave_up.wait()
@@ -126,16 +126,16 @@ class Keeper:
         self._gave_up.set()
 
     async def _wait_death(self, slot: Slot, child: Child) -> tuple[str, float]:
-        """The cause, and how long the process lived."""
+        """Returns the cause of death and the lifetime in seconds."""
         await child.exited.wait()
-        # The registry lists a killed process until its time to live ends.
+        # The registry lists a killed process until its TTL expires.
         service = slot.spec.module.rpartition(".")[2]
         names = ("frontend", "router") if service == "gateway" else (service,)
         self._dead_ids.update(f"{name}-{socket.gethostname()}-{child.pid}" for name in names)
         return child.cause(), self.clock.now() - slot.started_at_s
 
     async def _missing_service(self) -> str:
-        """A service that the mesh needs and that neither a child here nor another instance in the registry provides."""
+        """A needed service without a child here and without another instance in the registry; empty: none is missing."""
         kept = {slot.spec.module for slot in self.slots() if not slot.is_given_up}
         for name, (service, modules) in NEEDED.items():
             if not kept.intersection(modules) and not await self._has_other(service):
@@ -143,7 +143,7 @@ class Keeper:
         return ""
 
     async def _has_other(self, service: str) -> bool:
-        """Whether the registry lists an instance that is not a dead child of ours. An unreachable registry counts as yes."""
+        """True when the registry lists an instance that is not a dead child, or is unreachable."""
         try:
             view = await self.registry.instances(service)
         except MeshError:
@@ -152,17 +152,17 @@ class Keeper:
 
 
 def service_of(spec: ChildSpec) -> str:
-    """A worker's service in the registry."""
+    """The worker's service in the registry."""
     return {"services.prefill": PREFILL, "services.decode": DECODE}[spec.module]
 
 
 def instance_id(child: Child) -> str:
-    """What a process that was given no id registers as."""
+    """The default instance id of a process."""
     return f"{child.spec.module.rpartition('.')[2]}-{socket.gethostname()}-{child.pid}"
 
 
 def with_ports(flags: Sequence[str], ports: Mapping[str, int]) -> Sequence[str]:
-    """Flags with the values of some of them replaced: `--http-port` 0 becomes the port that the first process chose."""
+    """Replaces values of flags: `--http-port` 0 becomes the port that the first process chose."""
     words = list(flags)
     for flag, port in ports.items():
         if flag in words:

@@ -1,6 +1,6 @@
-"""What the NVIDIA driver says of this machine: its version and its devices, through NVML or `nvidia-smi`.
+"""Reads the NVIDIA driver's version and devices, through NVML or `nvidia-smi`.
 
-Standard library only: `scripts/set_up.py` reads it before anything is installed.
+Uses the standard library only, since `scripts/set_up.py` imports it before anything is installed.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 NVML_LIBRARIES = ("libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1")
 SMI_PATHS = ("/usr/lib/wsl/lib", "/usr/local/nvidia/bin", "/opt/bin")
 SMI_TIMEOUT_S = 30.0
-"""`nvidia-smi` wakes devices that sleep, which takes some seconds each."""
+"""`nvidia-smi` wakes sleeping devices, which takes some seconds each."""
 SMI_FIELDS = "index,uuid,name,memory.total,driver_version"
 NVLINK_DISTANCE = 1
 FARTHEST_DISTANCE = 50
@@ -24,7 +24,7 @@ TEXT_BYTES = 96
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One GPU as the driver numbers it, in the order of the bus."""
+    """One GPU. `index` is the driver's number, in the order of the bus."""
 
     index: int
     uuid: str
@@ -34,9 +34,9 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Driver:
-    """`problem` says why there are no devices. `cuda` is the newest CUDA version that the driver runs, (0, 0) if unknown.
+    """`problem` explains why there are no devices. `cuda` is the newest CUDA version that the driver supports; (0, 0): unknown.
 
-    `distances` holds, for two indices, how far apart devices are: 1 for NVLink, then NVML's levels from 10 (one board) to 50
+    `distances` maps pairs of indices to the distance between devices: 1 for NVLink, then NVML's levels from 10 (one board) to 50
     (different processors).
     """
 
@@ -49,7 +49,7 @@ class Driver:
 
 
 def read_driver() -> Driver:
-    """Asks NVML, then `nvidia-smi`. Never raises."""
+    """Reads NVML, or else `nvidia-smi`. Never raises."""
     by_library = _read_nvml()
     if by_library.devices:
         return by_library
@@ -58,9 +58,9 @@ def read_driver() -> Driver:
 
 
 def visible_devices(devices: Sequence[Device], wanted: str | None) -> Sequence[Device]:
-    """The devices that `CUDA_VISIBLE_DEVICES` leaves, in its order; all of them when it is not set (None).
+    """The devices that `CUDA_VISIBLE_DEVICES` selects, in its order; all devices when it is not set (None).
 
-    As CUDA reads it: numbers, or unique beginnings of UUIDs; the first entry that names no device ends the list.
+    Like CUDA, accepts numbers and unique prefixes of UUIDs, and ignores the rest of the list after an entry that names no device.
     """
     if wanted is None:
         return devices
@@ -77,7 +77,7 @@ def visible_devices(devices: Sequence[Device], wanted: str | None) -> Sequence[D
 
 
 class _NvmlError(Exception):
-    """What an NVML call refused, with its code."""
+    """An NVML call failed."""
 
 
 def _read_nvml() -> Driver:
@@ -141,7 +141,7 @@ def _device(library: ctypes.CDLL, index: int, handle: ctypes.c_void_p) -> Device
     try:
         _call(library, "nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
     except _NvmlError:
-        # Devices that share the processor's memory have no figure of their own.
+        # Devices that share the processor's memory do not report their own.
         memory.total = 0
     return Device(
         index=index,

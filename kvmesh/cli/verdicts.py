@@ -1,4 +1,4 @@
-"""What `kvmesh doctor` concludes from what it found. Pure: facts in, findings out."""
+"""The findings of `kvmesh doctor`. Pure functions from observations to findings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from kvmesh.cli.gpu_needs import Need
 from kvmesh.cli.nvidia import Device, Driver
 
 DEVICE_TRANSPORTS = ("cuda_ipc", "rc_mlx5", "dc_mlx5", "rc_verbs", "gdr_copy", "efa")
-"""UCX's ways to move memory of GPUs without a copy through the host."""
+"""UCX transports between GPUs without a copy through host memory."""
 LOCAL_TRANSPORTS = ("cma", "knem", "xpmem", "posix", "sysv")
-"""UCX's ways between processes of one machine."""
+"""UCX transports between processes of one machine."""
 THROUGHPUT_RATIO_MIN = 0.7
-"""Below this share of `vllm serve`'s tokens per second the check warns."""
+"""Below this share of `vllm serve`'s tokens per second the finding is a warning."""
 THROUGHPUT_RATIO_BROKEN = 0.1
-"""Below this share the check fails: no split of the work costs this much, so something waits for a timeout."""
+"""Below this share the finding is a failure: the overhead of a mesh is never this large, so something waits for a timeout."""
 
 
 class Status(StrEnum):
-    """How a check ended."""
+    """The result of a check."""
 
     OK = "ok"
     WARNING = "warning"
@@ -28,7 +28,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One check's end: what was found, and what to do about it."""
+    """What a check found, and what to do about it."""
 
     check: str
     status: Status
@@ -42,7 +42,7 @@ def exit_status(findings: Sequence[Finding]) -> int:
 
 
 def skipped(check: str, why: str) -> Finding:
-    """A check that does not apply here, or that needs one that failed."""
+    """A check that does not apply, or that depends on a failed one."""
     return Finding(check=check, status=Status.SKIPPED, found=why)
 
 
@@ -86,7 +86,7 @@ def driver_finding(build: str, driver: Driver, needs: Sequence[Need]) -> Finding
 
 
 def devices_finding(build: str, driver: Driver, visible: Sequence[Device], wanted: str | None) -> Finding:
-    """Check 3: what the engines may use."""
+    """Check 3: the devices that engines may use."""
     name = "devices"
     if not driver.devices:
         return skipped(name, "the driver lists none")
@@ -108,7 +108,7 @@ def devices_finding(build: str, driver: Driver, visible: Sequence[Device], wante
 
 
 def compiler_finding(build: str, needs: Sequence[Need]) -> Finding:
-    """Check 4: what Triton needs."""
+    """Check 4: the requirements of Triton."""
     name = "compiler"
     if build != "gpu":
         return skipped(name, "only kernels on a GPU are compiled when an engine starts")
@@ -123,11 +123,11 @@ def compiler_finding(build: str, needs: Sequence[Need]) -> Finding:
 
 
 def transport_finding(build: str, transports: Sequence[str], *, is_one_device: bool) -> Finding:
-    """Check 7: how KV blocks travel. `transports` are the names that UCX wrote into the decode worker's log."""
+    """Check 7: how KV blocks are transferred. `transports` are the names in UCX's lines of the decode worker's log."""
     name = "UCX transport"
     if not transports:
-        advice = "see the decode worker's log; UCX_LOG_LEVEL=info makes UCX write what it chose"
-        return Finding(check=name, status=Status.WARNING, found="UCX did not say what it chose", advice=advice)
+        advice = "see the decode worker's log; UCX_LOG_LEVEL=info makes UCX log its transports"
+        return Finding(check=name, status=Status.WARNING, found="UCX did not log its transports", advice=advice)
     found = " ".join(transports)
     if build == "gpu" and not any(each in DEVICE_TRANSPORTS for each in transports):
         return Finding(
@@ -147,23 +147,23 @@ def transport_finding(build: str, transports: Sequence[str], *, is_one_device: b
 
 
 def moved_finding(moved_tokens: float, prompt_tokens: int) -> Finding:
-    """Check 8: prompts were computed by the prefill worker, and their KV came over."""
+    """Check 8: the prefill worker computed the prompts, and their KV was transferred."""
     name = "KV moved"
     found = f"transferred_tokens_total rose by {moved_tokens:.0f} for {prompt_tokens} prompt tokens"
     if moved_tokens <= 0:
-        advice = "the decode worker computed the prompts itself: its log names the pulls that failed; check 7 says how UCX travels"
+        advice = "the decode worker computed the prompts itself: its log names the pulls that failed; check 7 shows UCX's transports"
         return Finding(check=name, status=Status.FAILED, found=found, advice=advice)
     if moved_tokens < prompt_tokens / 2:
-        advice = "prompts that are short or cached at the decode worker do not move; `kvmesh explain` says why each went where"
+        advice = "prompts that are short or cached at the decode worker do not move; `kvmesh explain` shows why"
         return Finding(check=name, status=Status.WARNING, found=found, advice=advice)
     return Finding(check=name, status=Status.OK, found=found)
 
 
 def exactness_finding(build: str, through_mesh: Sequence[Sequence[int]], alone: Sequence[Sequence[int]]) -> Finding:
-    """Check 9: greedy tokens of the mesh are those of one vLLM engine.
+    """Check 9: greedy tokens of the mesh equal those of one vLLM engine.
 
-    Transferred blocks are equal bit for bit, but the engine that decodes computes a prompt's last token in another batch than
-    one engine alone. On a GPU that may change the last bits, and with them a choice between two equally likely tokens.
+    Transferred blocks are bit-identical. But the decoding engine computes a prompt's last token in another batch than a single engine.
+    On a GPU that may change the last bits, and so the choice between two equally likely tokens.
     """
     name = "exactness"
     equal = sum(list(ours) == list(theirs) for ours, theirs in zip(through_mesh, alone, strict=True))
@@ -172,19 +172,21 @@ def exactness_finding(build: str, through_mesh: Sequence[Sequence[int]], alone: 
     if equal == len(alone):
         return Finding(check=name, status=Status.OK, found=found)
     if build == "gpu" and begun >= len(alone) - 1 and equal * 2 >= len(alone):
-        advice = "rounding may do this; VLLM_BATCH_INVARIANT=1 for mesh and engine tells rounding from wrong blocks"
+        advice = (
+            "rounding can cause this; VLLM_BATCH_INVARIANT=1 for mesh and engine distinguishes it from wrong blocks"
+        )
         return Finding(check=name, status=Status.WARNING, found=found, advice=advice)
-    advice = "do not serve: blocks arrive damaged. Report it with both logs; --prefill 0 serves without transfers"
+    advice = "do not serve: blocks arrive damaged. Report this with both logs; --prefill 0 serves without transfers"
     return Finding(check=name, status=Status.FAILED, found=found, advice=advice)
 
 
 def throughput_finding(mesh_tokens_s: float, serve_tokens_s: float) -> Finding:
-    """Check 10: output tokens per second of the mesh beside `vllm serve` with one engine, the same requests."""
+    """Check 10: output tokens per second of the mesh, compared with `vllm serve` with one engine and the same requests."""
     name = "throughput"
     ratio = mesh_tokens_s / serve_tokens_s if serve_tokens_s else 0.0
     found = f"{mesh_tokens_s:.0f} tokens/s, `vllm serve` {serve_tokens_s:.0f}: {ratio:.2f} of it"
     if ratio < THROUGHPUT_RATIO_BROKEN:
-        advice = "something waits: the workers' logs name transfers and requests that timed out; see also check 7"
+        advice = "something waits for a timeout: the workers' logs name transfers and requests that timed out; see also check 7"
         return Finding(check=name, status=Status.FAILED, found=found, advice=advice)
     if ratio < THROUGHPUT_RATIO_MIN:
         advice = "prefill and decode share a device or its cores, or transfers are slow (check 7); compare --prefill 0"
@@ -193,7 +195,7 @@ def throughput_finding(mesh_tokens_s: float, serve_tokens_s: float) -> Finding:
 
 
 def transports_in(log: str) -> Sequence[str]:
-    """Names of the transports in UCX's `cfg#` lines, `rma(cma/memory) am(tcp/lo)`, in order, each once."""
+    """The distinct transports in UCX's `cfg#` lines, such as `rma(cma/memory) am(tcp/lo)`, in order."""
     found: dict[str, None] = {}
     for line in log.splitlines():
         if "cfg#" not in line and "ep_cfg" not in line:

@@ -59,22 +59,19 @@ class EmbeddedAgent:
         # Starts at the time of day, so that no index of an earlier run matches by accident.
         self._state = AgentState(self._settings, first_index=max(1, int(self._clock.wall())))
         self._live = LiveState(self._state, self._clock)
-        self._queries = BlockingQueries(self._live, self._settings, generator or random.Random())
+        self._queries = BlockingQueries(
+            self._live, generator or random.Random(), waiting_max=self._settings.watchers_max
+        )
         self._probes: Probes | None = None
         self._runner: web.AppRunner | None = None
         self._task: asyncio.Task[None] | None = None
-        self._port = 0
+        self.port = 0
 
     @property
     def address(self) -> str:
         """http://host:port (https:// over TLS), once started."""
         scheme = "https" if self._settings.certificate_file else "http"
-        return f"{scheme}://{grpc_target(self._settings.host, self._port)}"
-
-    @property
-    def port(self) -> int:
-        """The port, once started."""
-        return self._port
+        return f"{scheme}://{grpc_target(self._settings.host, self.port)}"
 
     def statistics(self) -> AgentStatistics:
         return AgentStatistics(
@@ -94,7 +91,7 @@ class EmbeddedAgent:
         tls = _tls_context(settings) if settings.certificate_file else None
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         listener = socket.create_server((settings.host, settings.port), family=family)
-        self._port = int(listener.getsockname()[1])
+        self.port = int(listener.getsockname()[1])
         # handler_cancellation: a client that disconnects frees its blocking query at once.
         self._runner = web.AppRunner(
             self._application(), handler_cancellation=True, access_log=None, shutdown_timeout=settings.close_timeout_s
@@ -126,19 +123,18 @@ class EmbeddedAgent:
         settings = self._settings
         node = Node(
             # Derived from name and port, so that a restarted agent is the same node.
-            node_id=str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{settings.node_name}:{self._port}")),
+            node_id=str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{settings.node_name}:{self.port}")),
             name=settings.node_name,
             address=settings.host,
-            port=self._port,
-            datacenter=settings.datacenter,
+            port=self.port,
             index=self._state.index,
         )
         application = web.Application(
             # Larger than the limit, which the key's own check enforces: a value of exactly the limit must pass.
             client_max_size=VALUE_BYTES_MAX + 1024,
-            middlewares=[error_middleware(settings)],
+            middlewares=[error_middleware(settings.token)],
         )
-        routes = AgentRoutes(live=self._live, queries=self._queries, node=node, settings=settings)
+        routes = AgentRoutes(live=self._live, queries=self._queries, node=node)
         application.add_routes(routes.routes())
         return application
 

@@ -20,6 +20,13 @@ SESSION_TTL_MIN_S = 10.0
 SESSION_TTL_MAX_S = 86_400.0
 LOCK_DELAY_MAX_S = 60.0
 DEREGISTER_AFTER_MIN_S = 60.0
+"""With a shorter time a brief outage would remove instances."""
+WAIT_DEFAULT_S = 300.0
+WAIT_MAX_S = 600.0
+"""Longest wait of a blocking query."""
+CHECK_TIMEOUT_DEFAULT_S = 10.0
+"""Timeout of a gRPC check that does not state one."""
+CHECKS_PER_SERVICE_MAX = 8
 INTERVAL_MIN_S = 0.05
 
 # A DNS label, so that Consul's DNS interface can serve the name too.

@@ -48,7 +48,7 @@ class Presence:
         self._settings = settings or PresenceSettings()
         self._clock = clock or SystemClock()
         self._random = (generator or random.Random()).random
-        self._wanted = registration
+        self.registration = registration
         self._health, self._note = health, note
         self._is_draining, self._drain_reason = False, ""
         # What the registry has accepted; None: unknown.
@@ -58,10 +58,6 @@ class Presence:
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._registrations = self._heartbeats = self._failures = 0
-
-    @property
-    def registration(self) -> Registration:
-        return self._wanted
 
     def statistics(self) -> PresenceStatistics:
         return PresenceStatistics(
@@ -81,7 +77,7 @@ class Presence:
             await self._write()
         except (UnavailableError, OverloadedError) as error:
             self._on_failure(error)
-        self._task = asyncio.create_task(self._run(), name=f"presence {self._wanted.instance_id}")
+        self._task = asyncio.create_task(self._run(), name=f"presence {self.registration.instance_id}")
         self._task.add_done_callback(_log_defect)
 
     async def set_health(self, health: Health, note: str = "") -> None:
@@ -96,9 +92,9 @@ class Presence:
 
     async def update(self, registration: Registration) -> None:
         """Replaces the registration (new meta, for example) under the same id. Waits for one attempt, like the other setters."""
-        if registration.instance_id != self._wanted.instance_id:
-            raise ValueError(f"{registration.instance_id} is not {self._wanted.instance_id}")
-        self._wanted = registration
+        if registration.instance_id != self.registration.instance_id:
+            raise ValueError(f"{registration.instance_id} is not {self.registration.instance_id}")
+        self.registration = registration
         await self._attempt()
 
     async def aclose(self) -> None:
@@ -112,13 +108,15 @@ class Presence:
         try:
             # Waits for a running attempt, which could register the instance again.
             async with asyncio.timeout(self._settings.close_timeout_s), self._attempt_lock:
-                await self._registry.deregister(self._wanted.instance_id)
+                await self._registry.deregister(self.registration.instance_id)
         except (MeshError, TimeoutError) as error:
-            _log.warning("instance_left_registered", extra={"instance_id": self._wanted.instance_id, "why": str(error)})
+            _log.warning(
+                "instance_left_registered", extra={"instance_id": self.registration.instance_id, "why": str(error)}
+            )
         self._written = None
 
     async def _run(self) -> None:
-        period_s = self._wanted.ttl_s / self._settings.heartbeats_per_ttl
+        period_s = self.registration.ttl_s / self._settings.heartbeats_per_ttl
         backoff = Backoff(
             first_s=min(self._settings.backoff_first_s, period_s),
             max_s=min(self._settings.backoff_max_s, period_s),
@@ -129,7 +127,7 @@ class Presence:
         while not await sleep_unless(self._clock, pause_s, self._closing):
             if await self._attempt():
                 backoff.reset()
-                pause_s = self._wanted.ttl_s / self._settings.heartbeats_per_ttl
+                pause_s = self.registration.ttl_s / self._settings.heartbeats_per_ttl
             else:
                 pause_s = backoff.next_s()
 
@@ -154,12 +152,12 @@ class Presence:
         try:
             await self._write_once()
         except NotFoundError:
-            _log.info("instance_forgotten_by_registry", extra={"instance_id": self._wanted.instance_id})
+            _log.info("instance_forgotten_by_registry", extra={"instance_id": self.registration.instance_id})
             self._written = None
             await self._write_once()
 
     async def _write_once(self) -> None:
-        wanted = self._wanted
+        wanted = self.registration
         if self._written != wanted:
             self._written = self._written_mark = None
             await self._registry.register(wanted)
@@ -174,7 +172,7 @@ class Presence:
 
     def _on_failure(self, error: MeshError) -> None:
         self._failures += 1
-        extra = {"instance_id": self._wanted.instance_id, "reason": error.reason, "why": error.message}
+        extra = {"instance_id": self.registration.instance_id, "reason": error.reason, "why": error.message}
         _log.warning("heartbeat_failed", extra=extra)
 
 

@@ -1,18 +1,18 @@
-"""The interface of engines. One adapter package per engine implements `Engine`; `tests/conformance` tests each of them.
+"""The interface of engines. Each adapter package implements `Engine`; `tests/conformance` tests all of them.
 
-An engine runs steps; after each step it yields one StepOutput for all its requests. Nothing is done per request per token
-outside the step. A request is named by `key`, an integer that the worker chooses and that is free again after its finish.
+An engine runs steps and yields one StepOutput per step for all its requests. `key` is an integer that the worker chooses for a request.
+The worker may use it again after the request's finish.
 
 Invariants every adapter keeps:
-1. Each accepted submit is answered by exactly one EngineFinish, in a StepOutput, whatever happens, cancel included.
+1. Each accepted request gets exactly one EngineFinish, in a StepOutput, also after a cancel.
 2. Tokens of a request come in order, before or in the same StepOutput as its finish, and never after it.
-3. A cancel frees the request's blocks within one step (250 ms); a cancelled prefill leaves no lease. Blocks that a running transfer
-   writes to are freed when the transfer ends.
-4. A handle that is expired, from another epoch, or of another compatibility hash is never read: the prompt is computed instead
-   (`was_recomputed`), or the request refused. The same holds for a pull that does not end within its deadline, and for one whose
-   blocks were not held until its last byte came.
+3. A cancel frees the request's blocks within one step (250 ms). A cancelled prefill leaves no lease. Blocks that a transfer is writing
+   to are freed when the transfer ends.
+4. A handle that has expired, or has another epoch or compatibility hash, is never read: the prompt is computed (`was_recomputed`), or
+   the request is refused. The same holds for a pull that misses its deadline, or whose blocks were not held until its last byte
+   arrived.
 5. A handed-out handle's blocks are freed when pulled, released, or `lease_s` after it was made.
-6. KV events come in the order of the changes, none lost; replaying them from the start gives the set of cached blocks.
+6. KV events come in the order of the changes and none is lost. Replaying them from the start gives the set of cached blocks.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -34,16 +34,16 @@ from kvmesh.core import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest(Leg):
-    """A leg under the worker's key."""
+    """A leg with the worker's key."""
 
     key: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFinish(LegFinish):
-    """The end of the leg under `key`.
+    """The end of the leg with this `key`.
 
-    `queue_s`: time from submit to the step that began to compute the prompt; 0 where none did.
+    `queue_s` is the time from submit to the first step that computed the prompt; 0: there was none.
     """
 
     key: int
@@ -54,10 +54,9 @@ class EngineFinish(LegFinish):
 class StepOutput:
     """The result of one engine step: entry i is request `keys[i]` with the next `counts[i]` ids of `token_ids`.
 
-    `counts` None means one token per entry. `logprobs` holds, for keys that asked, one TokenLogprob per token of the entry.
-    A prefill leg has no entry, only a finish. The lists belong to the receiver. `prompt_logprobs` holds, for keys that asked,
-    one TokenLogprob per prompt token from the second on; once per leg, not after its first token's step, and not for legs
-    that continue emitted tokens.
+    `counts` None means one token per entry. A prefill leg has a finish but no entry. The receiver owns the lists.
+    `logprobs` has one TokenLogprob per token of the entry, for requests that asked for them. `prompt_logprobs` has one per prompt token
+    from the second on: once per leg, at the latest in the step of its first token, and not for legs that continue emitted tokens.
     """
 
     step: int
@@ -71,10 +70,11 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineDescription:
-    """What an engine is, known after `start`.
+    """An engine's properties, known after `start`.
 
-    `kv_compatibility_hash` covers everything that must be equal for two engines to exchange KV: weights, dtype,
-    block size, layout, tensor shape, engine and connector version. `rendezvous_address` is host:port or empty.
+    `kv_compatibility_hash` covers everything that must be equal for two engines to exchange KV: weights, dtype, block size, layout, tensor
+    shape, engine and connector version. `rendezvous_address` is host:port or empty. `profile` is the engine's speed, if it knows it.
+    `removes_kv_from_ends`: its KV events never store a block that is stored already, and remove a block only after those that follow it.
     """
 
     model: ModelCard
@@ -86,29 +86,30 @@ class EngineDescription:
     lease_s: float
     rendezvous_address: str = ""
     profile: PerformanceProfile | None = None
-    """Its speed, if the engine knows it."""
     removes_kv_from_ends: bool = False
-    """Its KV events never store a block that is stored, and remove none before those that follow it."""
 
 
 class Engine(Protocol):
     """An inference engine behind one worker. All methods run on the worker's event loop; none blocks it for long."""
 
     async def start(self) -> None:
-        """Loads the model. Raises a MeshError that says what is missing. Cancelling it leaves nothing behind."""
+        """Loads the model. Raises a MeshError that names what is missing. Cancelling it releases everything."""
         ...
 
     def describe(self) -> EngineDescription:
-        """What the engine is. After `start` only."""
+        """The engine's properties. Call it after `start` only."""
         ...
 
     def submit_nowait(self, request: EngineRequest) -> None:
-        """Accepts a leg or raises: InvalidRequestError, NotFoundError (adapter), UnsupportedError, OverloadedError,
-        UnavailableError, KvLostError (a handle that can never be read here). A refused leg has left no trace."""
+        """Accepts a leg, or raises without side effects.
+
+        InvalidRequestError, NotFoundError (adapter), UnsupportedError, OverloadedError, UnavailableError, or KvLostError (this engine can
+        never read the handle).
+        """
         ...
 
     def cancel_nowait(self, key: int) -> None:
-        """Stops a leg; its CANCELLED finish follows. Unknown keys are ignored, since the finish may have crossed."""
+        """Stops a leg. Its CANCELLED finish follows. Unknown keys are ignored: the leg may have just finished."""
         ...
 
     def release_nowait(self, handle_id: str) -> bool:
@@ -116,7 +117,7 @@ class Engine(Protocol):
         ...
 
     def leased_handles(self) -> int:
-        """How many handed-out handles hold blocks: neither pulled, nor released, nor expired."""
+        """The number of handed-out handles that are neither pulled, nor released, nor expired."""
         ...
 
     def steps(self) -> AsyncIterator[StepOutput]:
@@ -134,23 +135,23 @@ class Engine(Protocol):
         ...
 
     def load(self) -> LoadRecord:
-        """The load after the newest step; worker_id, epoch, sequence and is_draining are filled in by the worker."""
+        """The load after the newest step. The worker sets worker_id, epoch, sequence and is_draining."""
         ...
 
     async def load_adapter(self, name: str, source: str) -> None:
-        """Makes a LoRA adapter usable. UnsupportedError, NotFoundError or InvalidRequestError; the engine lives on."""
+        """Loads a LoRA adapter. UnsupportedError, NotFoundError, InvalidRequestError or OverloadedError, which leave the engine intact."""
         ...
 
     async def unload_adapter(self, name: str) -> None:
-        """Forgets an adapter. Idempotent."""
+        """Unloads an adapter. Idempotent."""
         ...
 
     async def reset_cache(self) -> bool:
-        """Evicts cached blocks without a holder. False: requests hold blocks and nothing was done."""
+        """Evicts all cached blocks. False: requests hold blocks, and nothing was evicted."""
         ...
 
     async def sleep(self, level: int) -> None:
-        """Frees what can be freed. UnsupportedError when the engine cannot."""
+        """Frees memory. UnsupportedError when the engine cannot sleep."""
         ...
 
     async def wake(self) -> None:
@@ -158,9 +159,9 @@ class Engine(Protocol):
         ...
 
     async def set_role(self, role: Role) -> None:
-        """Serves another pool from now on. UnsupportedError when the engine cannot."""
+        """Changes the pool that the engine serves. UnsupportedError when it cannot."""
         ...
 
     async def aclose(self) -> None:
-        """Ends everything: running legs finish as CANCELLED, processes and memory are gone. Idempotent, bounded."""
+        """Finishes running legs as CANCELLED and releases processes and memory. Idempotent, bounded."""
         ...

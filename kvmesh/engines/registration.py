@@ -1,4 +1,4 @@
-"""What a worker process and `kvmesh up` know about an engine before they import it: one record per adapter package."""
+"""The record of an adapter package that a worker process and `kvmesh up` read before they import the engine."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineHost:
-    """What a worker process gives its engine. `model` is a directory or a hub name."""
+    """A worker process's parameters for its engine. `model` is a directory or a hub name."""
 
     model: str
     served_name: str
@@ -25,7 +25,10 @@ class EngineHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceAssignment:
-    """One worker's GPUs. `positions` among the visible devices; empty: all of them. `kv_bytes` 0: the engine measures what is free."""
+    """One worker's GPUs.
+
+    `positions` are indices of visible devices; empty: all. `kv_bytes` 0: the engine measures the free memory.
+    """
 
     positions: Sequence[int]
     memory_fraction: float
@@ -34,9 +37,9 @@ class DeviceAssignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSupport:
-    """How `kvmesh up` gives GPUs to workers of an engine.
+    """How `kvmesh up` assigns GPUs to workers of an engine.
 
-    `builds` maps the distribution that set-up installs to `gpu` or `cpu`. `ranks_flag` takes the number of tensor-parallel ranks.
+    `builds` maps names of distributions to `gpu` or `cpu`. `ranks_flag` sets the number of tensor-parallel ranks.
     """
 
     builds: Mapping[str, str]
@@ -49,13 +52,12 @@ class EngineRegistration(Generic[S]):
     """One engine.
 
     `name` is the value of `--engine` and the prefix of the engine's flags; `title` is the name in messages.
-    `make` imports the engine. ImportError when its packages are not installed.
-    `make_settings` gives the defaults of a worker process; fields in `set_by_host` are filled in by `make` and have no flag.
-    `start_timeout_s` is what the engine's start may take beyond that of the other parts.
-    `preload` is the `module:function` that imports the engine in a fork server, from which workers are then forked; empty: workers are
-    started without one.
+    `make` imports the engine. It raises ImportError when the engine's packages are not installed.
+    `make_settings` returns the defaults of a worker process. `make` sets the fields in `set_by_host`, so they have no flags.
+    `start_timeout_s` is the limit on the engine's start, in addition to that of the other parts.
+    `preload` is the `module:function` that imports the engine in a fork server, which then forks workers; empty: no fork server.
     `prefill_joins_late`: the mesh serves before its prefill workers are registered.
-    `capabilities` gives the record with every optional feature on; `unsupported` gives the reason for features that will not come.
+    `capabilities` returns the record with every optional feature on; `unsupported` explains features that are not planned.
     """
 
     name: str

@@ -93,7 +93,8 @@ class NixlTransport:
         self._spare = np.zeros(1, np.uint8)
         self._spare_base = self._spare.ctypes.data
         """Destination of the byte that is read after a message."""
-        self._metadata = b""
+        self.metadata = b""
+        """Base address, size, then NIXL's own metadata; about 500 bytes."""
         self._ready: asyncio.Event = asyncio.Event()
         self._expecting: asyncio.Event = asyncio.Event()
         self._peers: dict[bytes, _Peer] = {}
@@ -122,16 +123,11 @@ class NixlTransport:
         self._agent = api.nixl_agent(f"kvmesh-{secrets.token_hex(8)}", api.nixl_agent_config())
         self._register(memory)
         head = _HEAD.pack(_MAGIC, memory.ctypes.data, memory.size)
-        self._metadata = head + self._agent.get_agent_metadata()
+        self.metadata = head + self._agent.get_agent_metadata()
         self._register(self._spare)  # After the metadata was read: peers need not know this memory.
 
     def _register(self, memory: Memory) -> None:
         self._registrations.append(self._agent.register_memory([(memory.ctypes.data, memory.size, 0, "")], "DRAM"))
-
-    @property
-    def metadata(self) -> bytes:
-        """Base address, size, then NIXL's own metadata; about 500 bytes."""
-        return self._metadata
 
     def pull_nowait(self, peer: bytes, pieces: Sequence[Piece], *, timeout_s: float) -> Awaitable[None] | None:
         """See KvTransport. After a timeout or a cancel, the awaitable ends when the transfer no longer writes to the memory.

@@ -1,4 +1,4 @@
-"""Settings of KV handoff that all engines share."""
+"""Settings of KV handoffs, for all engines."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from kvmesh.settings import setting
 
 @dataclass(frozen=True, kw_only=True)
 class KvSettings:
-    """Times of a KV handoff, in seconds."""
+    """Time limits of a KV handoff."""
 
     lease_s: float = setting(30.0, "how long handed-out KV blocks are held for the decode worker", min=0.1)
     pull_timeout_s: float = setting(10.0, "a pull that takes longer is abandoned and the prompt computed", min=0.01)

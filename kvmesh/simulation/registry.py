@@ -50,9 +50,7 @@ class MemoryAgent:
         self.live = LiveState(AgentState(self.settings), self._clock)
         self._probes = Probes(self.live, self._clock, probes_max=self.settings.probes_max, roots=None, connect=connect)
         self._tasks: list[asyncio.Task[None]] = []
-        self._node = shapes.Node(
-            node_id="memory", name=self.settings.node_name, address="memory", port=0, datacenter="dc1", index=1
-        )
+        self._node = shapes.Node(node_id="memory", name=self.settings.node_name, address="memory", port=0, index=1)
 
     def registry(self) -> "MemoryRegistry":
         """A client. Each process of a mesh has its own, so that one can be cut off alone."""
@@ -109,8 +107,8 @@ class MemoryRegistry:
 
     async def register(self, registration: Registration) -> None:
         limits.check_registration(registration)
-        body = wire.registration_body(registration, check_timeout_s=self._agent.settings.check_timeout_s)
-        definition = requests.service_definition(json.dumps(body).encode(), self._agent.settings)
+        body = wire.registration_body(registration, check_timeout_s=limits.CHECK_TIMEOUT_DEFAULT_S)
+        definition = requests.service_definition(json.dumps(body).encode())
         await self._change(lambda state, now: state.catalog.register(definition, now))
 
     async def deregister(self, instance_id: str) -> None:

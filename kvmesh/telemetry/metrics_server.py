@@ -25,16 +25,11 @@ class MetricsServer:
         self._wanted_port = port
         self._is_healthy = is_healthy
         self._runner: web.AppRunner | None = None
-        self._port = 0
-
-    @property
-    def port(self) -> int:
-        """The bound port; 0 before `start`."""
-        return self._port
+        self.port = 0
 
     @property
     def address(self) -> str:
-        return f"{self._host}:{self._port}"
+        return f"{self._host}:{self.port}"
 
     async def start(self) -> None:
         """OSError when the address cannot be bound."""
@@ -45,7 +40,7 @@ class MetricsServer:
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
         await self._runner.setup()
         await web.TCPSite(self._runner, self._host, self._wanted_port).start()
-        self._port = self._runner.addresses[0][1]
+        self.port = self._runner.addresses[0][1]
         _logger.debug("metrics_server_started", extra={"data": {"address": self.address}})
 
     async def aclose(self) -> None:

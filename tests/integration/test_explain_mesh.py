@@ -74,5 +74,5 @@ async def test_the_clients_id_explains_its_request(tmp_path: Path) -> None:
 
         status, text = await explain(mesh, "never-sent")
         assert status == 1
-        assert text.startswith("kvmesh: no router remembers a request 'never-sent'")
+        assert text.startswith("kvmesh: no router knows a request 'never-sent'")
         assert "Traceback" not in text

@@ -78,7 +78,7 @@ def test_it_reads_from_top_to_bottom():
         "ttft      10.0 ms expected, 515.0 ms observed, +50%, 500.0 ms of it in the queue\n"
         "margin    7.7 ms to the second best\n"
         "\n"
-        "   PREFILL  DECODE  COST     QUEUE   PREFILL  TAKEN OFF BY\n"
+        "   PREFILL  DECODE  COST     QUEUE   PREFILL  REMOVED BY\n"
         "*  p1       d1      12.3 ms  1.0 ms  11.3 ms\n"
         "   p2       d1      20.0 ms  1.0 ms  19.0 ms\n"
         "   -        d2/1    -        -       -        wedged\n"

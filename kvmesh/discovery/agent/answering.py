@@ -12,7 +12,6 @@ from aiohttp.typedefs import Middleware
 from kvmesh.discovery.agent import requests
 from kvmesh.discovery.agent.live import LiveState
 from kvmesh.discovery.limits import VALUE_BYTES_MAX
-from kvmesh.discovery.settings import AgentSettings
 from kvmesh.errors import (
     InvalidRequestError,
     MeshError,
@@ -33,11 +32,11 @@ _STATUSES: tuple[tuple[type[MeshError], int], ...] = (
 
 
 class BlockingQueries:
-    """Answers reads, which wait for a change if the client asks for that. At most `watchers_max` wait at once."""
+    """Answers reads, which wait for a change if the client asks for that. At most `waiting_max` wait at once."""
 
-    def __init__(self, live: LiveState, settings: AgentSettings, generator: random.Random) -> None:
+    def __init__(self, live: LiveState, generator: random.Random, *, waiting_max: int) -> None:
         self._live = live
-        self._settings = settings
+        self._waiting_max = waiting_max
         self._generator = generator
         self.waiting = 0
 
@@ -51,13 +50,13 @@ class BlockingQueries:
         if "filter" in request.query:
             raise InvalidRequestError("filter expressions are not supported by the embedded agent", field="filter")
         index = requests.number(request.query.get("index", "0"), "index")
-        wait_s = requests.wait_s(request.query.get("wait"), self._settings)
+        wait_s = requests.wait_s(request.query.get("wait"))
         if index > 0 and index_of() == index:
             await self._wait(index, index_of, wait_s)
         return json_response(request, body_of(), index=index_of())
 
     async def _wait(self, index: int, index_of: Callable[[], int], wait_s: float) -> None:
-        if self.waiting >= self._settings.watchers_max:
+        if self.waiting >= self._waiting_max:
             raise OverloadedError(f"{self.waiting} blocking queries wait already", reason="watchers_max")
         self.waiting += 1
         try:
@@ -84,7 +83,7 @@ def index_headers(index: int) -> dict[str, str]:
     return {"X-Consul-Index": str(index), "X-Consul-KnownLeader": "true", "X-Consul-LastContact": "0"}
 
 
-def error_middleware(settings: AgentSettings) -> Middleware:
+def error_middleware(token: str) -> Middleware:
     """Checks the token, if one is set, and turns MeshErrors into HTTP statuses."""
 
     @web.middleware
@@ -92,7 +91,7 @@ def error_middleware(settings: AgentSettings) -> Middleware:
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         try:
-            _check_token(request, settings.token)
+            _check_token(request, token)
             return await handler(request)
         except web.HTTPRequestEntityTooLarge:
             return web.Response(status=413, text=f"Request body too large, max size: {VALUE_BYTES_MAX} bytes.")

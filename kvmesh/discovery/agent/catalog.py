@@ -5,7 +5,7 @@
 3. An overdue heartbeat makes its check critical; a check that was critical for `deregister_after_s` removes its instance.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from kvmesh.discovery.agent.records import Check, CheckDefinition, Counter, Service, ServiceDefinition
 from kvmesh.discovery.base import Health
@@ -17,26 +17,16 @@ _OVERDUE = "TTL expired"
 
 
 class Catalog:
-    """All services of the agent, by id."""
+    """All services by id. `index` is that of the last change. Callers must not change `services`."""
 
     def __init__(self, counter: Counter, *, services_max: int) -> None:
         self._counter = counter
         self._services_max = services_max
-        self._services: dict[str, Service] = {}
+        self.services: dict[str, Service] = {}
         self._service_of_check: dict[str, str] = {}
         self._name_index: dict[str, int] = {}
         self._last_extinction = counter.value
-        self._index = counter.value
-
-    @property
-    def index(self) -> int:
-        """The index of the last change of any service or check."""
-        return self._index
-
-    @property
-    def services(self) -> Mapping[str, Service]:
-        """All services by id. Not to be changed."""
-        return self._services
+        self.index = counter.value
 
     def name_index(self, name: str) -> int:
         """The index of the last change among the instances of a name."""
@@ -44,14 +34,14 @@ class Catalog:
 
     def instances(self, name: str) -> list[Service]:
         """The instances of a name, by id."""
-        found = [service for service in self._services.values() if service.definition.name == name]
+        found = [service for service in self.services.values() if service.definition.name == name]
         return sorted(found, key=lambda service: service.definition.service_id)
 
     def register(self, definition: ServiceDefinition, now: float) -> None:
         """Adds or replaces an instance. Checks with the same id and the drain mark keep their state, as in Consul."""
         service_id = definition.service_id
-        old = self._services.get(service_id)
-        if old is None and len(self._services) >= self._services_max:
+        old = self.services.get(service_id)
+        if old is None and len(self.services) >= self._services_max:
             raise OverloadedError(f"the agent holds {self._services_max} services", reason="services_max")
         for check in definition.checks:
             if self._service_of_check.get(check.check_id, service_id) != service_id:
@@ -65,18 +55,18 @@ class Catalog:
             service.checks[check_definition.check_id] = _check(check_definition, known, index, now)
         if old is not None:
             service.checks |= {i: check for i, check in old.checks.items() if i.startswith(SERVICE_MAINTENANCE)}
-        self._services[service_id] = service
+        self.services[service_id] = service
         self._service_of_check |= dict.fromkeys(service.checks, service_id)
         self._touch(definition.name, index)
 
     def deregister(self, service_id: str) -> bool:
         """Removes an instance. False: there was none."""
-        service = self._services.get(service_id)
+        service = self.services.get(service_id)
         if service is None:
             return False
         index = self._counter.advance()
         self._remove(service, index)
-        self._index = index
+        self.index = index
         return True
 
     def heartbeat(self, check_id: str, status: Health, output: str, now: float) -> None:
@@ -96,7 +86,7 @@ class Catalog:
 
     def set_maintenance(self, service_id: str, is_enabled: bool, reason: str) -> None:
         """Sets or removes the maintenance mark. A mark that is already set keeps its reason, as in Consul."""
-        service = self._services.get(service_id)
+        service = self.services.get(service_id)
         if service is None:
             raise NotFoundError(f'No service registered with ID "{service_id}"')
         check_id = f"{SERVICE_MAINTENANCE}{service_id}"
@@ -131,10 +121,10 @@ class Catalog:
         return min((time for time in times if time is not None), default=None)
 
     def _all_checks(self) -> Iterator[tuple[Service, Check]]:
-        return ((service, check) for service in self._services.values() for check in service.checks.values())
+        return ((service, check) for service in self.services.values() for check in service.checks.values())
 
     def _found(self, check_id: str) -> tuple[Check | None, Service | None]:
-        service = self._services.get(self._service_of_check.get(check_id, ""))
+        service = self.services.get(self._service_of_check.get(check_id, ""))
         return (service.checks.get(check_id), service) if service is not None else (None, None)
 
     def _set(self, service: Service, *, check: Check, status: Health, output: str, now: float) -> None:
@@ -148,17 +138,17 @@ class Catalog:
 
     def _remove(self, service: Service, index: int) -> None:
         name = service.definition.name
-        del self._services[service.definition.service_id]
+        del self.services[service.definition.service_id]
         for check_id in service.checks:
             self._service_of_check.pop(check_id, None)
-        if any(other.definition.name == name for other in self._services.values()):
+        if any(other.definition.name == name for other in self.services.values()):
             self._name_index[name] = index
         else:
             self._name_index.pop(name, None)
             self._last_extinction = index
 
     def _touch(self, name: str, index: int) -> None:
-        self._name_index[name] = self._index = index
+        self._name_index[name] = self.index = index
 
 
 def _check(definition: CheckDefinition, known: Check | None, index: int, now: float) -> Check:

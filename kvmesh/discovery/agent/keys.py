@@ -20,25 +20,16 @@ class KeyRecord:
 
 
 class Keys:
-    """All keys, bounded in number and in total bytes."""
+    """All keys, bounded in number and in total bytes. `index` is that of the last change."""
 
     def __init__(self, counter: Counter, *, keys_max: int, bytes_max: int) -> None:
         self._counter = counter
         self._keys_max = keys_max
         self._bytes_max = bytes_max
-        self._bytes = 0
+        self.held_bytes = 0
         self._records: dict[str, KeyRecord] = {}
         self._unlockable_until: dict[str, float] = {}
-        self._index = counter.value
-
-    @property
-    def index(self) -> int:
-        """The index of the last change of any key."""
-        return self._index
-
-    @property
-    def held_bytes(self) -> int:
-        return self._bytes
+        self.index = counter.value
 
     def __len__(self) -> int:
         return len(self._records)
@@ -62,8 +53,8 @@ class Keys:
         """Removes a key. Idempotent."""
         old = self._records.pop(key, None)
         if old is not None:
-            self._index = self._counter.advance()
-            self._bytes -= _size(key, old.value)
+            self.index = self._counter.advance()
+            self.held_bytes -= _size(key, old.value)
 
     def acquire(self, key: str, session_id: str, value: bytes, *, now: float) -> bool:
         """Takes a key's lock for a session. The holder may repeat it to set a new value."""
@@ -87,8 +78,8 @@ class Keys:
     def drop_session(self, session_id: str, *, lock_delay_s: float, now: float) -> None:
         """Releases the locks of an ended session. They cannot be acquired for `lock_delay_s`."""
         for record in [record for record in self._records.values() if record.session == session_id]:
-            self._index = self._counter.advance()
-            self._records[record.key] = replace(record, session="", modify_index=self._index)
+            self.index = self._counter.advance()
+            self._records[record.key] = replace(record, session="", modify_index=self.index)
             if lock_delay_s > 0:
                 self._unlockable_until[record.key] = now + lock_delay_s
 
@@ -102,18 +93,18 @@ class Keys:
 
     def _store(self, key: str, value: bytes, *, session: str, lock_index: int) -> None:
         old = self._records.get(key)
-        held = self._bytes + _size(key, value) - (_size(key, old.value) if old else 0)
+        held = self.held_bytes + _size(key, value) - (_size(key, old.value) if old else 0)
         if (old is None and len(self._records) >= self._keys_max) or held > self._bytes_max:
             raise OverloadedError("the agent holds no more keys", reason="keys_max")
-        self._bytes = held
-        self._index = self._counter.advance()
+        self.held_bytes = held
+        self.index = self._counter.advance()
         self._records[key] = KeyRecord(
             key=key,
             value=value,
             lock_index=lock_index,
             session=session,
-            create_index=old.create_index if old else self._index,
-            modify_index=self._index,
+            create_index=old.create_index if old else self.index,
+            modify_index=self.index,
         )
 
 

@@ -15,7 +15,7 @@ _IDLE_S = 3600.0
 
 
 class LiveState:
-    """Owner of an AgentState: every change goes through `change`, every wait through `wait_change`."""
+    """Owns an AgentState. Every change goes through `change`, every wait through `wait_change`. `is_closing`: waits end at once."""
 
     def __init__(self, state: AgentState, clock: Clock) -> None:
         self.state = state
@@ -23,17 +23,12 @@ class LiveState:
         # A dict keeps the order of arrival; with a set, simulated runs would not be reproducible.
         self._waiters: dict[asyncio.Future[None], None] = {}
         self._has_changed = asyncio.Event()
-        self._is_closing = False
+        self.is_closing = False
 
     @property
     def waiting(self) -> int:
         """Callers of `wait_change`."""
         return len(self._waiters)
-
-    @property
-    def is_closing(self) -> bool:
-        """True after `close`: waits end at once."""
-        return self._is_closing
 
     def change(self, decide: Callable[[AgentState, float], T]) -> T:
         """Applies what is due, then `decide`, and wakes all waiters if anything changed."""
@@ -50,7 +45,7 @@ class LiveState:
 
     async def wait_change(self) -> None:
         """Waits for any change or for `close`."""
-        if self._is_closing:
+        if self.is_closing:
             return
         waiter = asyncio.get_running_loop().create_future()
         self._waiters[waiter] = None
@@ -69,7 +64,7 @@ class LiveState:
             await sleep_unless(self._clock, pause_s, self._has_changed)
 
     def close(self) -> None:
-        self._is_closing = True
+        self.is_closing = True
         self.wake()
 
     def wake(self) -> None:

@@ -9,7 +9,6 @@ from kvmesh.discovery import limits
 from kvmesh.discovery.agent.records import CheckDefinition, ServiceDefinition
 from kvmesh.discovery.agent.sessions import SessionDefinition
 from kvmesh.discovery.base import Health
-from kvmesh.discovery.settings import AgentSettings
 from kvmesh.discovery.wire import duration_seconds
 from kvmesh.errors import InvalidRequestError
 
@@ -60,7 +59,7 @@ class Fields:
             raise _invalid(f"{self._where}{name}", str(error)) from None
 
 
-def service_definition(body: bytes, settings: AgentSettings) -> ServiceDefinition:
+def service_definition(body: bytes) -> ServiceDefinition:
     """The body of /v1/agent/service/register."""
     fields = Fields(_json(body), _SERVICE_FIELDS)
     name = fields.get("Name", str, "")
@@ -78,9 +77,9 @@ def service_definition(body: bytes, settings: AgentSettings) -> ServiceDefinitio
     records = [*fields.get("Checks", list, [])]
     if (single := fields.get("Check", dict, {})) != {}:
         records.append(single)
-    if len(records) > settings.checks_per_service_max:
-        raise _invalid("Checks", f"holds at most {settings.checks_per_service_max}")
-    checks = [_check(record, service_id, number, settings) for number, record in enumerate(records, start=1)]
+    if len(records) > limits.CHECKS_PER_SERVICE_MAX:
+        raise _invalid("Checks", f"holds at most {limits.CHECKS_PER_SERVICE_MAX}")
+    checks = [_check(record, service_id, number) for number, record in enumerate(records, start=1)]
     if len({check.check_id for check in checks}) != len(checks):
         raise _invalid("Checks", "must have different ids")
     return ServiceDefinition(
@@ -88,7 +87,7 @@ def service_definition(body: bytes, settings: AgentSettings) -> ServiceDefinitio
     )
 
 
-def _check(record: object, service_id: str, number: int, settings: AgentSettings) -> CheckDefinition:
+def _check(record: object, service_id: str, number: int) -> CheckDefinition:
     fields = Fields(record, _CHECK_FIELDS, f"Checks[{number - 1}].")
     ttl_s = fields.duration_s("TTL", None)
     target, _, grpc_service = fields.get("GRPC", str, "").partition("/")
@@ -109,8 +108,8 @@ def _check(record: object, service_id: str, number: int, settings: AgentSettings
         grpc_service=grpc_service,
         grpc_uses_tls=fields.get("GRPCUseTLS", bool, False),
         interval_s=interval_s,
-        timeout_s=fields.duration_s("Timeout", None) or settings.check_timeout_s,
-        deregister_after_s=max(after_s, settings.deregister_after_min_s) if after_s else None,
+        timeout_s=fields.duration_s("Timeout", None) or limits.CHECK_TIMEOUT_DEFAULT_S,
+        deregister_after_s=max(after_s, limits.DEREGISTER_AFTER_MIN_S) if after_s else None,
     )
 
 
@@ -120,13 +119,12 @@ def heartbeat(body: bytes) -> tuple[Health, str]:
     return fields.parsed("Status", Health, Health.PASSING), fields.get("Output", str, "")
 
 
-def session_definition(body: bytes, settings: AgentSettings) -> SessionDefinition:
+def session_definition(body: bytes) -> SessionDefinition:
     """The body of /v1/session/create. Consul ties sessions to checks of their node; those fields are accepted and ignored."""
     fields = Fields(_json(body) if body else {}, _SESSION_FIELDS)
     ttl_s = fields.duration_s("TTL", None)
-    if ttl_s is not None and not settings.session_ttl_min_s <= ttl_s <= settings.session_ttl_max_s:
-        low, high = settings.session_ttl_min_s, settings.session_ttl_max_s
-        raise _invalid("TTL", f"must be {low:g}s to {high:g}s")
+    if ttl_s is not None and not limits.SESSION_TTL_MIN_S <= ttl_s <= limits.SESSION_TTL_MAX_S:
+        raise _invalid("TTL", f"must be {limits.SESSION_TTL_MIN_S:g}s to {limits.SESSION_TTL_MAX_S:g}s")
     lock_delay_s = fields.duration_s("LockDelay", _LOCK_DELAY_DEFAULT_S)
     if lock_delay_s is None or lock_delay_s > limits.LOCK_DELAY_MAX_S:
         raise _invalid("LockDelay", f"must be at most {limits.LOCK_DELAY_MAX_S:g}s")
@@ -142,15 +140,15 @@ def number(text: str, field: str) -> int:
     return int(text)
 
 
-def wait_s(text: str | None, settings: AgentSettings) -> float:
+def wait_s(text: str | None) -> float:
     """The longest wait of a blocking query. None: the query does not state one."""
     if text is None:
-        return settings.wait_default_s
+        return limits.WAIT_DEFAULT_S
     try:
         asked_s = duration_seconds(text)
     except ValueError:
         raise _invalid("wait", "is not a duration") from None
-    return min(asked_s, settings.wait_max_s) if asked_s > 0 and math.isfinite(asked_s) else settings.wait_default_s
+    return min(asked_s, limits.WAIT_MAX_S) if asked_s > 0 and math.isfinite(asked_s) else limits.WAIT_DEFAULT_S
 
 
 def _json(body: bytes) -> object:

@@ -11,20 +11,16 @@ from kvmesh.discovery.agent.answering import BlockingQueries, index_headers, jso
 from kvmesh.discovery.agent.live import LiveState
 from kvmesh.discovery.agent.records import Service
 from kvmesh.discovery.agent.state import AgentState
-from kvmesh.discovery.settings import AgentSettings
 from kvmesh.errors import InvalidRequestError
 
 
 class AgentRoutes:
     """The handlers. Each change goes through `LiveState.change`, which wakes blocking queries."""
 
-    def __init__(
-        self, *, live: LiveState, queries: BlockingQueries, node: shapes.Node, settings: AgentSettings
-    ) -> None:
+    def __init__(self, *, live: LiveState, queries: BlockingQueries, node: shapes.Node) -> None:
         self._live = live
         self._queries = queries
         self._node = node
-        self._settings = settings
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -48,7 +44,7 @@ class AgentRoutes:
     # Services
 
     async def register(self, request: web.Request) -> web.Response:
-        definition = requests.service_definition(await request.read(), self._settings)
+        definition = requests.service_definition(await request.read())
         self._live.change(lambda state, now: state.catalog.register(definition, now))
         return web.Response()
 
@@ -154,7 +150,7 @@ class AgentRoutes:
         return json_response(request, True)
 
     async def create_session(self, request: web.Request) -> web.Response:
-        definition = requests.session_definition(await request.read(), self._settings)
+        definition = requests.session_definition(await request.read())
         session_id = str(uuid.uuid4())
         self._live.change(lambda state, now: state.sessions.create(session_id, definition, now))
         return json_response(request, {"ID": session_id})

@@ -27,18 +27,13 @@ class Session:
 
 
 class Sessions:
-    """All sessions by id, in the order of their creation."""
+    """All sessions by id, in the order of their creation. `index` is that of the last change."""
 
     def __init__(self, counter: Counter, *, sessions_max: int) -> None:
         self._counter = counter
         self._sessions_max = sessions_max
         self._sessions: dict[str, Session] = {}
-        self._index = counter.value
-
-    @property
-    def index(self) -> int:
-        """The index of the last session created or ended."""
-        return self._index
+        self.index = counter.value
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -46,8 +41,8 @@ class Sessions:
     def create(self, session_id: str, definition: SessionDefinition, now: float) -> Session:
         if len(self._sessions) >= self._sessions_max:
             raise OverloadedError(f"the agent holds {self._sessions_max} sessions", reason="sessions_max")
-        self._index = self._counter.advance()
-        session = Session(session_id=session_id, definition=definition, expires_at=None, create_index=self._index)
+        self.index = self._counter.advance()
+        session = Session(session_id=session_id, definition=definition, expires_at=None, create_index=self.index)
         self._sessions[session_id] = session
         return self.renew(session_id, now)
 
@@ -64,7 +59,7 @@ class Sessions:
         """Ends a session. The caller releases its locks."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
-            self._index = self._counter.advance()
+            self.index = self._counter.advance()
         return session
 
     def get(self, session_id: str) -> Session | None:

@@ -10,6 +10,7 @@ from kvmesh.discovery.agent.sessions import Session
 
 Json = dict[str, Any]
 VERSION = "1.8.7"
+DATACENTER = "dc1"
 _WEIGHTS = {"Passing": 1, "Warning": 1}
 
 
@@ -21,7 +22,6 @@ class Node:
     name: str
     address: str
     port: int
-    datacenter: str
     index: int
 
 
@@ -31,7 +31,7 @@ def node_shape(node: Node) -> Json:
         "ID": node.node_id,
         "Node": node.name,
         "Address": node.address,
-        "Datacenter": node.datacenter,
+        "Datacenter": DATACENTER,
         "TaggedAddresses": {"lan": node.address, "lan_ipv4": node.address, "wan": node.address},
         "Meta": {"consul-network-segment": ""},
         "CreateIndex": node.index,
@@ -111,7 +111,7 @@ def self_shape(node: Node) -> Json:
     """/v1/agent/self. Prometheus reads the datacenter from it."""
     return {
         "Config": {
-            "Datacenter": node.datacenter,
+            "Datacenter": DATACENTER,
             "NodeName": node.name,
             "NodeID": node.node_id,
             "Revision": "kvmesh",

@@ -82,7 +82,7 @@ class BlockPool:
         self._idle: OrderedDict[_Run, None] = OrderedDict()
         """Cached runs without a holder, least recently used first."""
         self._idle_blocks = 0
-        self._leased = 0
+        self.leased = 0
         self._events: list[KvEvent] = []
         self._removed: list[int] = []
 
@@ -90,13 +90,9 @@ class BlockPool:
     def available(self) -> int:
         return self._free.count + self._idle_blocks
 
-    @property
-    def leased(self) -> int:
-        return self._leased
-
     def counts(self) -> BlockCounts:
-        held = self.total - self.available - self._leased
-        return BlockCounts(free=self._free.count, cached=self._idle_blocks, leased=self._leased, held=held)
+        held = self.total - self.available - self.leased
+        return BlockCounts(free=self._free.count, cached=self._idle_blocks, leased=self.leased, held=held)
 
     # Holding
 
@@ -188,7 +184,7 @@ class BlockPool:
     def lease(self, blocks: Sequence[int]) -> None:
         """Turns one reference on each block into a lease."""
         for run in self._runs_of(blocks):
-            self._leased += 0 if run.leases else len(run.blocks)
+            self.leased += 0 if run.leases else len(run.blocks)
             run.leases += 1
 
     def end_lease(self, blocks: Sequence[int]) -> None:
@@ -196,7 +192,7 @@ class BlockPool:
         runs = self._runs_of(blocks)
         for run in runs:
             run.leases -= 1
-            self._leased -= 0 if run.leases else len(run.blocks)
+            self.leased -= 0 if run.leases else len(run.blocks)
         self._drop(runs)
 
     def _runs_of(self, blocks: Sequence[int]) -> list[_Run]:
