@@ -108,7 +108,7 @@ class DiscoveredModels:
         return find_model(self._served, name)
 
     def _problem(self, name: str) -> str:
-        """Why a known model takes no requests; empty if it does not exist."""
+        """Returns why a known model takes no requests; empty if it does not exist."""
         if name in self._problems:
             return self._problems[name]
         if name in self._created_s:
@@ -120,7 +120,7 @@ class DiscoveredModels:
         return [model for name, model in sorted(self._served.items()) if not model.adapter]
 
     def problems(self) -> Mapping[str, str]:
-        """Why known models take no requests, by model."""
+        """Returns why known models take no requests, by model."""
         return dict(self._problems)
 
     async def start(self) -> None:

@@ -140,7 +140,7 @@ class Attempt:
         return None if scores_prompt and not self._may_answer(link) else link
 
     def _may_answer(self, prefill: LegLink) -> bool:
-        """Whether the prefill worker answers by itself. Prefill computes the first token, so it can answer with a single one."""
+        """Returns whether the prefill worker can answer alone. It computes the first token, so it can if only one is left."""
         generation = self._prepared.generation
         is_single = generation.sampling.max_tokens == len(generation.emitted_token_ids) + 1
         return is_single and self._placement.handoff is Handoff.SEQUENTIAL and LegTask.GENERATE in prefill.tasks
@@ -181,7 +181,7 @@ class Attempt:
             self._report(ReportKind.PREFILLED, cached_tokens=self.usage.cached_tokens)
 
     async def _answer_at_prefill(self, i: int, prefill: LegLink) -> None:
-        """Runs the whole leg on the prefill worker and passes its single token on as if it had come frame by frame."""
+        """Runs the whole leg on the prefill worker and passes its single token to the sink like a step frame."""
         whole = await self._run_prefill(i, prefill, LegTask.GENERATE)
         choice = self._choices[i]
         self._report_prefilled(i)
@@ -270,7 +270,7 @@ class Attempt:
         silent_s = self._silence_ends_s()
         now_s = self._clock.now()
         left_s = min(self._deadline_s, silent_s) - now_s
-        # Only once in a row: a process that is always late must end its requests too.
+        # Not twice in a row, or a process that is always late would never end its requests.
         self._is_waking = left_s <= 0 and not self._is_waking and stood_still(self._due_s, now_s)
         if self._is_waking:
             # This process was suspended, not the worker: its tokens or its end may be unread in the socket.
@@ -327,7 +327,7 @@ class Attempt:
         return left_s
 
     def _decode_cached_tokens(self) -> int | None:
-        """Cached prompt tokens of a decode worker that computed the prompt itself. None if prefill did and has reported them."""
+        """Returns the cached prompt tokens of a decode worker that computed the prompt. None if a prefill worker did and reported them."""
         finish = self._choices[0].finish
         return None if self._placement.prefill is not None or finish is None else finish.usage.cached_tokens
 
