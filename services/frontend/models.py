@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from kvmesh.clock import Clock
@@ -108,7 +109,7 @@ class DiscoveredModels:
         return find_model(self._served, name)
 
     def _problem(self, name: str) -> str:
-        """Why a known model takes no requests; empty if it does not exist."""
+        """Returns why a known model takes no requests; empty if it does not exist."""
         if name in self._problems:
             return self._problems[name]
         if name in self._created_s:
@@ -120,7 +121,7 @@ class DiscoveredModels:
         return [model for name, model in sorted(self._served.items()) if not model.adapter]
 
     def problems(self) -> Mapping[str, str]:
-        """Why known models take no requests, by model."""
+        """Returns why known models take no requests, by model."""
         return dict(self._problems)
 
     async def start(self) -> None:
@@ -259,7 +260,7 @@ class DiscoveredModels:
             # A parser that vLLM lacks stays missing, and each attempt takes seconds.
             raise refusal
         process = ParserProcess(
-            model_directory(card.source, card.revision, self._settings.cache_dir),
+            self._directory(card),
             tool=_remote_name(self._parsers.tool_parser(card.name)),
             reasoning=_remote_name(self._parsers.reasoning_parser(card.name)),
             settings=self._settings.parser_process,
@@ -271,6 +272,9 @@ class DiscoveredModels:
             raise
         return process
 
+    def _directory(self, card: WorkerCard) -> Path:
+        return model_directory(card.source, revision=card.revision, cache_dir=self._settings.cache_dir)
+
     async def _load_in_thread(self, card: WorkerCard) -> TextModel:
         # In a thread that ends afterwards: fastokens keeps 4 MiB for each thread that has ever used it.
         thread = ThreadPoolExecutor(1, thread_name_prefix="load-model")
@@ -281,7 +285,7 @@ class DiscoveredModels:
 
     def _load(self, card: WorkerCard) -> TextModel:
         text = load_text_model(
-            model_directory(card.source, card.revision, self._settings.cache_dir),
+            self._directory(card),
             self._clock,
             tool_parser=self._parsers.tool_parser(card.name),
             reasoning_parser=self._parsers.reasoning_parser(card.name),

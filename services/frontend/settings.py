@@ -43,7 +43,7 @@ class HttpSettings:
         min=100,
     )
     keep_alive_s: float = setting(
-        15.0, "Silence in a stream after which a comment is sent, so that proxies keep it open. 0: none.", min=0
+        15.0, "Time without data after which a stream gets a comment, so that proxies keep it open. 0: none.", min=0
     )
     cors_origins: tuple[str, ...] = setting(
         (), "Origins whose pages may send requests from a browser, such as https://app.example; `*`: all. Empty: none."
@@ -150,12 +150,12 @@ class ResponsesSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSettings:
-    """Limits of requests on their way through the mesh."""
+    """Limits of requests."""
 
-    requests_max: int = setting(4096, "Requests in flight; more are refused with Retry-After.", min=1)
-    choices_max: int = setting(16, "Choices (n) of one prompt.", min=1, max=128)
-    prompts_max: int = setting(64, "Prompts of one completion request.", min=1)
-    embed_inputs_max: int = setting(2048, "Inputs of one embedding request; OpenAI takes as many.", min=1, max=2048)
+    requests_max: int = setting(4096, "Most requests in flight; more are refused with Retry-After.", min=1)
+    choices_max: int = setting(16, "Most choices (n) of one prompt.", min=1, max=128)
+    prompts_max: int = setting(64, "Most prompts of one completion request.", min=1)
+    embed_inputs_max: int = setting(2048, "Most inputs of one embedding request; OpenAI's limit.", min=1, max=2048)
     request_timeout_s: float = setting(600.0, "Longest duration of a request; clients may set a shorter one.", min=0.1)
     first_token_timeout_s: float = setting(300.0, "Longest wait for the first token.", min=0.1)
     idle_timeout_s: float = setting(60.0, "Longest time between two tokens of a request.", min=0.1)
@@ -186,8 +186,8 @@ class PipelineSettings:
     )
     inline_characters_max: int = setting(
         65_536,
-        "Longer prompts are tokenised in a thread; this length takes about 1 ms on the event loop. A sixteenth of it for models "
-        "without fastokens.",
+        "Longest prompt that is tokenised on the event loop, which takes about 1 ms; longer ones use a thread. "
+        "Models without fastokens: a sixteenth of it.",
         min=0,
     )
 
@@ -196,13 +196,13 @@ class PipelineSettings:
 class ModelSettings:
     """Tokenizers, chat templates and parsers of the served models."""
 
-    cache_dir: str = setting("", "Hugging Face cache with the models that are not a directory; empty: its default.")
+    cache_dir: str = setting("", "Hugging Face cache of models that are not a directory; empty: its default.")
     reload_s: float = setting(
         5.0, "Pause before another attempt to load a model whose files could not be read.", min=0.1
     )
     fast_tokenizer: bool = setting(
         True,
-        "Whether fastokens encodes prompts of models for which it gives the same tokens; it takes a tenth of the time.",
+        "Whether fastokens tokenises prompts of models for which it gives the same tokens; it takes a tenth of the time.",
     )
     remembered_characters_max: int = setting(
         2_000_000,
@@ -219,13 +219,13 @@ class FrontendSettings:
 
     instance_id: str = setting("", "Registered id; empty: host name and process id.")
     processes: int = setting(
-        1, "Processes that share the HTTP port; one for each core that the frontend may use.", min=1, max=256
+        1, "Processes that share the HTTP port; set one per core that the frontend may use.", min=1, max=256
     )
     supervisor: SupervisorSettings = field(default_factory=SupervisorSettings)
     tool_parser: str = setting(
         "auto",
         "How tool calls are parsed: a family, auto (by the model's chat template and tokens), none, or vllm:NAME "
-        "(vLLM's parser, in a process of its own); for several models MODEL=FAMILY,MODEL=FAMILY.",
+        "(vLLM's parser, in a separate process); for several models MODEL=FAMILY,MODEL=FAMILY.",
     )
     reasoning_parser: str = setting("auto", "How reasoning is parsed; values as for tool_parser.")
     http: HttpSettings = field(default_factory=HttpSettings)
@@ -256,5 +256,5 @@ class FrontendSettings:
 
     @property
     def parser_names(self) -> ParserNames:
-        """Both settings of parsers."""
+        """The settings of parsers."""
         return ParserNames(tools=self.tool_parser, reasoning=self.reasoning_parser)

@@ -59,14 +59,14 @@ class HostedRouterLink:
         self._timer: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
-        """The router takes requests from now on."""
+        """Sends asks from now on, since the router takes requests."""
         if not self._closed:
             self._handler.add_stream(self._frontend_id)
             self._is_open = True
         self._opened.set()
 
     async def start(self) -> None:
-        """Part of the interface; asks wait for the router within their own timeout."""
+        """Does nothing: each ask waits for the router within its own timeout."""
 
     async def aclose(self) -> None:
         """Fails the asks that wait as unavailable. Idempotent."""

@@ -85,7 +85,7 @@ def directory(endpoint: str, cache: Path, source: str, **env: str) -> "subproces
     code = (
         "import sys; from services.frontend.text.model_files import model_directory\n"
         "from kvmesh.errors import MeshError\n"
-        "try:\n    print(model_directory(sys.argv[1], '', sys.argv[2]))\n"
+        "try:\n    print(model_directory(sys.argv[1], revision='', cache_dir=sys.argv[2]))\n"
         "except MeshError as error:\n    sys.exit(f'{error.reason}: {error.message}')\n"
     )
     return subprocess.run(

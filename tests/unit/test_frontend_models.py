@@ -170,10 +170,10 @@ def test_a_hub_model_is_found_in_the_cache(tmp_path: Path) -> None:
     write_model(snapshot)
     (tmp_path / "models--org--name" / "refs").mkdir()
     (tmp_path / "models--org--name" / "refs" / "main").write_text("abc")
-    assert find_directory("org/name", "", str(tmp_path)) == snapshot
-    assert find_directory(str(snapshot), "", "") == snapshot
+    assert find_directory("org/name", revision="", cache_dir=str(tmp_path)) == snapshot
+    assert find_directory(str(snapshot), revision="", cache_dir="") == snapshot
     with pytest.raises(UnsupportedError, match="org/other"):
-        find_directory("org/other", "", str(tmp_path))
+        find_directory("org/other", revision="", cache_dir=str(tmp_path))
 
 
 def test_generation_defaults(tmp_path: Path) -> None:

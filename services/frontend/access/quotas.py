@@ -87,7 +87,9 @@ class Quotas:
         if account.requests is not None and (wait_s := account.requests.wait_s(1, now_s)):
             message = f"more than {quota.requests_per_minute} requests a minute"
             raise OverloadedError(message, reason=REQUESTS, retry_after_s=wait_s)
-        reserved = self._reserve_tokens(account, quota, prompt_tokens, output_tokens_max, now_s)
+        reserved = _reserve_tokens(
+            account.tokens, quota, prompt_tokens=prompt_tokens, output_tokens_max=output_tokens_max, now_s=now_s
+        )
         if account.requests is not None:
             account.requests.take(1)
         account.in_flight += 1
@@ -104,22 +106,6 @@ class Quotas:
         if account.tokens is not None:
             account.tokens.level(now_s)
             account.tokens.take(usage.prompt_tokens + usage.output_tokens - permit.reserved_tokens)
-
-    def _reserve_tokens(
-        self, account: TenantAccount, quota: Quota, prompt_tokens: int, output_tokens_max: int, now_s: float
-    ) -> float:
-        bucket = account.tokens
-        if bucket is None:
-            return 0.0
-        if prompt_tokens > bucket.per_minute:
-            message = f"the prompt has {prompt_tokens} tokens, more than this key's {quota.tokens_per_minute} a minute"
-            raise InvalidRequestError(message, reason="request_exceeds_quota")
-        reserved = min(prompt_tokens + output_tokens_max, bucket.per_minute)
-        if wait_s := bucket.wait_s(reserved, now_s):
-            message = f"more than {quota.tokens_per_minute} tokens a minute, answers counted at their longest"
-            raise OverloadedError(message, reason=TOKENS, retry_after_s=wait_s)
-        bucket.take(reserved)
-        return reserved
 
     def _account(self, caller: Caller, now_s: float) -> TenantAccount:
         account = self._accounts.get(caller.tenant)
@@ -149,3 +135,20 @@ class Quotas:
             del self._accounts[name]
         if len(self._accounts) >= self._tenants_max:
             raise OverloadedError("too many tenants at a time", reason="tenants_full", retry_after_s=60.0)
+
+
+def _reserve_tokens(
+    bucket: TokenBucket | None, quota: Quota, *, prompt_tokens: int, output_tokens_max: int, now_s: float
+) -> float:
+    """Takes the request's tokens from the bucket and returns their number."""
+    if bucket is None:
+        return 0.0
+    if prompt_tokens > bucket.per_minute:
+        message = f"the prompt has {prompt_tokens} tokens, more than this key's {quota.tokens_per_minute} a minute"
+        raise InvalidRequestError(message, reason="request_exceeds_quota")
+    reserved = min(prompt_tokens + output_tokens_max, bucket.per_minute)
+    if wait_s := bucket.wait_s(reserved, now_s):
+        message = f"more than {quota.tokens_per_minute} tokens a minute, answers counted at their longest"
+        raise OverloadedError(message, reason=TOKENS, retry_after_s=wait_s)
+    bucket.take(reserved)
+    return reserved

@@ -75,12 +75,12 @@ def _section_tag(section: _Section, tags: Sequence[Format], *, is_parallel: bool
     return {"type": "tag", "begin": section.mark + section.rest, "content": calls, "end": section.closing}
 
 
-def _json_call(before: str = "", behind: str = "") -> _CallTag:
-    return _CallTag(begin=f'{before}{{"name": "%s", "arguments": ', ends=(f"}}{behind}",))
+def _json_call(before: str = "", after: str = "") -> _CallTag:
+    return _CallTag(begin=f'{before}{{"name": "%s", "arguments": ', ends=(f"}}{after}",))
 
 
 def _json_list(*marks: tuple[str, str, str], excluded: Sequence[str] = ()) -> CallTags:
-    """`marks`: mark and rest of each section, and the text behind the list's bracket."""
+    """`marks`: mark and rest of each section, and the text after the list's bracket."""
     sections = [_Section(mark=mark, rest=rest, separator=", ", closing=f"]{end}") for mark, rest, end in marks]
     return CallTags(calls=(_json_call(),), sections=sections, excluded=excluded)
 

@@ -1,7 +1,7 @@
 """DeepSeek V3, R1 and V3.1.
 
 V3 and R1: `<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>name\\n```json\\n{...}\\n```<｜tool▁call▁end｜>
-<｜tool▁calls▁end｜>`; V3.1: `<｜tool▁call▁begin｜>name<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`. The text behind the separator tells
+<｜tool▁calls▁end｜>`; V3.1: `<｜tool▁call▁begin｜>name<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`. The text after the separator tells
 them apart.
 """
 

@@ -10,7 +10,7 @@ from services.frontend.parsers.feed import Feed, Reader, Steps
 class ToolFamily:
     """A format of tool calls.
 
-    `readers`: the reader for each opening mark. It is entered behind the mark and returns behind the closing mark; it raises
+    `readers`: the reader for each opening mark. It is entered after the mark and returns after the closing mark; it raises
     Malformed if the text is not a call.
     `closing_marks`: further marks that may be special tokens and must reach the readers.
     `template_marks`: a chat template that fits the family contains at least one of these texts.
@@ -57,7 +57,7 @@ class ReasoningFamily:
     `ends_at_tools`: a tool call's mark ends reasoning too, since models forget the closing mark before calls.
     `template_marks`, `hidden_marks`, `mark_tokens`: see ToolFamily. Without `template_marks`, `openings` and `closings` count.
     `answer_marks`: an opening and a closing mark around the answer that follows.
-    `label`: text that the model may write behind the opening mark before it reasons.
+    `label`: text that the model may write after the opening mark before it reasons.
     """
 
     name: str

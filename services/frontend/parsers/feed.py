@@ -91,7 +91,7 @@ class Feed:
         self.parts: list[Part] = []
         self.blanks = ""
         self.drops_blanks = False
-        """True if blanks before the next content are dropped, as behind reasoning."""
+        """True if blanks before the next content are dropped, as after reasoning."""
         self.plain: re.Pattern[str] | None = None
         """While set, a piece without a match and without blanks at its end is one part unchanged (the fast path)."""
         self.plain_kind: Callable[[str], Part] = str
@@ -100,7 +100,7 @@ class Feed:
         self.is_reasoning = False
         """True between reasoning's marks."""
         self.is_broken = False
-        """True behind a call that failed after its begin, until the next one begins."""
+        """True after a call that failed after its begin, until the next one begins."""
         self.calls = 0
         """Number of calls begun."""
         self.has_arguments = False
@@ -176,10 +176,10 @@ class Feed:
         if reason:
             self.warn(reason)
 
-    # Reading. Each method moves the cursor behind what it returns, and raises Malformed if the text does not match.
+    # Reading. Each method moves the cursor after what it returns, and raises Malformed if the text does not match.
 
     def unexpected(self, *literals: str) -> Malformed:
-        """Returns the error for a cursor at which none of the expected literals stands: other text, or the end of the answer."""
+        """Returns the error for text that is none of the expected literals: truncated at the end of the answer, else malformed."""
         rest = self.text[self.at :]
         is_cut = self.is_over and (not rest or any(literal.startswith(rest) for literal in literals))
         return Malformed(TRUNCATED if is_cut else MALFORMED)
@@ -275,7 +275,7 @@ class Feed:
             nonlocal length
             length += len(text)
             if length > characters_max:
-                # The cursor goes back to the limit, so that it is where it would be had the text come in other pieces.
+                # Moves the cursor back to the limit, so that its position does not depend on where pieces end.
                 self.at -= length - characters_max
                 raise Malformed
             pieces.append(text)

@@ -67,7 +67,7 @@ def _reader(opening: str, closing: str, quote: str) -> Reader:
 
 
 def _stream_mapping(feed: Feed, call: _GemmaCall, depth: int) -> Steps:
-    """Delivers a mapping, from behind its opening brace to behind its closing one."""
+    """Delivers a mapping, from after its opening brace to after its closing one."""
     separator = "{"
     while True:
         yield from feed.skip_blanks()
@@ -130,7 +130,7 @@ def _stream_list(feed: Feed, call: _GemmaCall, depth: int) -> Steps:
 
 
 def _stream_text(feed: Feed, call: _GemmaCall, types: frozenset[str]) -> Steps:
-    """Delivers a text from behind its opening quote. Models quote numbers too; the schema's type takes precedence."""
+    """Delivers a text from after its opening quote. Models quote numbers too; the schema's type takes precedence."""
     ends = call.text_ends
     is_text = not types or "string" in types
     if is_text:

@@ -1,5 +1,5 @@
 """GLM 4.5 to 4.7 and Hunyuan 3: `<tool_call>name\\n<arg_key>key</arg_key>\\n<arg_value>value</arg_value>\\n</tool_call>`; from 4.7 on without
-the line breaks. Hunyuan has `<tool_sep>` behind the name, a section around the calls, and in its open models the suffix
+the line breaks. Hunyuan has `<tool_sep>` after the name, a section around the calls, and in its open models the suffix
 `:opensource` in every mark."""
 
 from services.frontend.parsers.family import ToolFamily
@@ -16,7 +16,7 @@ def _closed(mark: str) -> str:
 
 
 def _call_reader(suffix: str) -> Reader:
-    """`suffix`: of the words in the marks."""
+    """`suffix`: the end of the word in each mark."""
     section, opening, separator, key, value = (
         f"<{word}{suffix}>" for word in ("tool_calls", "tool_call", "tool_sep", "arg_key", "arg_value")
     )

@@ -1,8 +1,8 @@
-"""Harmony (gpt-oss): an answer is messages, each `<|start|>role<|channel|>name<|message|>text<|end|>`; the prompt ends behind
+"""Harmony (gpt-oss): an answer is messages, each `<|start|>role<|channel|>name<|message|>text<|end|>`; the prompt ends after
 the first role.
 
 The channel `analysis` is reasoning, `final` and `commentary` are content, and a message to `functions.name` is a call. Marks
-behind a channel's name: ` to=functions.name`, also before the channel, and ` <|constrain|>json`.
+after a channel's name: ` to=functions.name`, also before the channel, and ` <|constrain|>json`.
 """
 
 import re

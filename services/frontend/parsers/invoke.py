@@ -66,7 +66,7 @@ class InvokeTags:
         )
 
     def read_call(self, feed: Feed, *, is_bare: bool = False) -> Steps:
-        """Reads on behind `invoke`. `is_bare`: the call is in no section, so it must name a function of the request."""
+        """Continues after `invoke`. `is_bare`: the call is in no section, so it must name a function of the request."""
         function = yield from read_attribute(feed)
         if is_bare and feed.tools and function not in feed.tools:
             raise Malformed(UNKNOWN_TOOL)
@@ -227,7 +227,7 @@ DEEPSEEK_V3_2 = _family(
     shows_special=True,
     unknown=ANYTHING,
 )
-# V4.1 has a blank behind the token, and a third word.
+# V4.1 has a blank after the token, and a third word.
 DEEPSEEK_V4_1 = _family(
     "deepseek_v4_1",
     f"{_DSML} ",

@@ -1,4 +1,4 @@
-"""Calls as JSON behind a mark: `[{"name": ..., "arguments": {...}}, ...]`, or one object. The families differ in marks only."""
+"""Calls as JSON after a mark: `[{"name": ..., "arguments": {...}}, ...]`, or one object. The families differ in marks only."""
 
 from services.frontend.parsers.family import ToolFamily
 from services.frontend.parsers.feed import Feed, Malformed, Reader, Steps
@@ -9,8 +9,8 @@ from services.frontend.parsers.readers import close_call
 def json_reader(opening: str, closing: str = "", shape: Shape = HERMES_SHAPE, *, is_closed: bool = True) -> Reader:
     """Returns a reader of one call or a list of calls.
 
-    `is_closed`: behind the calls nothing but the closing mark may follow. An opening mark that ends with a bracket contains
-    that of the list or of the object; other JSON behind it is text.
+    `is_closed`: after the calls nothing but the closing mark may follow. An opening mark that ends with a bracket contains
+    that of the list or of the object; other JSON after it is text.
     """
 
     def read(feed: Feed) -> Steps:
@@ -38,7 +38,7 @@ def json_reader(opening: str, closing: str = "", shape: Shape = HERMES_SHAPE, *,
 
 
 def read_list(feed: Feed, shape: Shape = HERMES_SHAPE) -> Steps:
-    """Reads a list from behind its bracket. An empty list means that nothing is called. The closing bracket may be missing."""
+    """Reads a list from after its bracket. An empty list means that nothing is called. The closing bracket may be missing."""
     yield from feed.skip_blanks()
     if not (yield from feed.has("]")):
         while True:
@@ -79,7 +79,7 @@ GRANITE = ToolFamily(
     template_marks=(_GRANITE,),
 )
 
-# Granite 20B for function calling: one object behind each mark.
+# Granite 20B for function calling: one object after each mark.
 _GRANITE_20B = "<function_call>"
 GRANITE_20B = ToolFamily(
     name="granite_20b_fc", readers={_GRANITE_20B: json_reader(_GRANITE_20B)}, template_marks=(_GRANITE_20B,)
@@ -111,7 +111,7 @@ COHERE_COMMAND = ToolFamily(
     template_marks=(_COMMAND,),
 )
 
-# InternLM 2 and 3: one object, behind two tokens.
+# InternLM 2 and 3: one object, after two tokens.
 _INTERNLM, _INTERNLM_END = "<|action_start|><|plugin|>", "<|action_end|>"
 INTERNLM = ToolFamily(
     name="internlm",
@@ -122,7 +122,7 @@ INTERNLM = ToolFamily(
     template_marks=(_INTERNLM, "<|action_start|>"),
 )
 
-# GigaChat 3: one object, behind a token or, in the earlier format, behind a role.
+# GigaChat 3: one object, after a token or, in the earlier format, after a role.
 _GIGACHAT, _GIGACHAT_ROLE, _GIGACHAT_END = "<|function_call|>", "function call<|role_sep|>\n", "<|message_sep|>"
 GIGACHAT3 = ToolFamily(
     name="gigachat3",

@@ -23,10 +23,10 @@ _IN_STRING = r'["\\\x00-\x1f]'
 _OUTSIDE = r'["{}\[\]]'
 _QUOTES_AND_ESCAPES = {quote: re.compile(rf"[{quote}\\]") for quote in "\"'"}
 _BLANKS = re.compile(r"\s*")
-_BEHIND_STRING = (",", ":", "}", "]")
+_AFTER_STRING = (",", ":", "}", "]")
 _SCALAR = re.compile(r"[-+.0-9A-Za-z]")
 _CLOSING = {"{": "}", "[": "]"}
-# `json.dumps` with arguments makes an encoder each time.
+# `json.dumps` with arguments creates an encoder each time.
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
@@ -99,11 +99,11 @@ def stream_container(feed: Feed, emit: Emit, to_part: ToPart | None = None) -> S
 
 
 def string_goes_on(
-    feed: Feed, mark_characters: int, quote: str = '"', behind: Collection[str] = _BEHIND_STRING
+    feed: Feed, mark_characters: int, quote: str = '"', after: Collection[str] = _AFTER_STRING
 ) -> Generator[None, None, int]:
     """Returns the number of characters up to the end of a string, for a mark at the cursor inside the string.
 
-    The mark is text of the string if the next quote ends a string, which the characters behind it show (`behind`). After an
+    The mark is text of the string if the next quote ends a string, which the characters after it show (`after`). After an
     unfinished string the next quote, if any, begins one: of the next call, or in text. Then it raises Interrupted.
     """
     ahead = mark_characters
@@ -119,7 +119,7 @@ def string_goes_on(
             if next_at - feed.at > HELD_CHARACTERS_MAX:
                 break
             if next_at < len(feed.text) or feed.is_over:
-                if feed.text[next_at : next_at + 1] in ("", *behind):
+                if feed.text[next_at : next_at + 1] in ("", *after):
                     return ahead
                 break
         if feed.is_over:
@@ -153,11 +153,11 @@ def stream_quoted(
     *,
     read_escape: Callable[[Feed], TextSteps],
     is_end: Callable[[Feed], BoolSteps] | None = None,
-    behind: Collection[str] = _BEHIND_STRING,
+    after: Collection[str] = _AFTER_STRING,
 ) -> Steps:
-    """Emits the characters of a string as they come, from behind its opening quote to behind its closing one.
+    """Emits the characters of a string as they come, from after its opening quote to after its closing one.
 
-    `read_escape` is called at a backslash; `is_end` at a quote, to say whether it ends the string. `behind`: see
+    `read_escape` is called at a backslash; `is_end` at a quote, to say whether it ends the string. `after`: see
     `string_goes_on`, which decides about marks.
     """
     pattern, _ = feed.stops.combined_with(rf"[{quote}\\]")
@@ -182,12 +182,12 @@ def stream_quoted(
             emit((yield from read_escape(feed)))
         else:
             if feed.at >= text_until:
-                text_until = feed.at + (yield from string_goes_on(feed, len(word), quote, behind))
+                text_until = feed.at + (yield from string_goes_on(feed, len(word), quote, after))
             _hand_out(feed, feed.at + len(word), emit)
 
 
 def _read_escape(feed: Feed) -> TextSteps:
-    """Reads one escape, or the two that stand for one character. Half of such a pair becomes U+FFFD."""
+    """Reads one escape, or the two of a surrogate pair. A lone surrogate becomes U+FFFD."""
     yield from feed.wait(2)
     length = 6 if feed.text[feed.at + 1] == "u" else 2
     yield from feed.wait(length)

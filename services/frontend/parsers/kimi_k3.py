@@ -48,7 +48,7 @@ def _read_call(feed: Feed) -> Steps:
 
 
 def _attributes(feed: Feed) -> Generator[None, None, Mapping[str, str]]:
-    """Reads the attributes of an element's opening mark, from behind its name to behind the mark."""
+    """Reads the attributes of an element's opening mark, from after its name to after the mark."""
     head = yield from feed.take_until(_HEAD_ENDS, _HEAD_CHARACTERS_MAX)
     yield from feed.expect(SEPARATOR)
     found = _ATTRIBUTE.findall(head)

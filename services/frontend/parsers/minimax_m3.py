@@ -1,4 +1,4 @@
-"""MiniMax M3: calls as XML whose every tag stands behind the token `]<]minimax[>[`, written `§` here:
+"""MiniMax M3: calls as XML in which each tag follows the token `]<]minimax[>[`, shown as `§` here:
 `§<tool_call>§<invoke name="name">§<key>value§</key>§</invoke>§</tool_call>`.
 
 A parameter is an element named after it. Elements nest: children make an object or, where the schema says so, a list.
@@ -79,7 +79,7 @@ def _closing_tag(name: str) -> str:
 
 
 def _read_element(feed: Feed, name: str, schema: Any, depth: int) -> Generator[None, None, Any]:
-    """Returns the value of an element, from behind its opening tag to behind its closing one, which may be missing."""
+    """Returns the value of an element, from after its opening tag to after its closing one, which may be missing."""
     if depth >= DEPTH_MAX:
         raise Malformed
     text = yield from feed.take_until(_VALUE_ENDS.marks)

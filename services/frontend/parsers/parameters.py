@@ -74,7 +74,7 @@ def stream_parameter(
 ) -> Steps:
     """Delivers a parameter whose value is at the cursor, and consumes the closing mark, which may be missing.
 
-    `is_padded`: one line break before and one behind the value are layout.
+    `is_padded`: one line break before and one after the value are layout.
     """
     begin_parameter(feed, name)
     if is_padded:

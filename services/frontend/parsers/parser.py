@@ -26,7 +26,7 @@ class AnswerParser:
 
     @property
     def calls(self) -> int:
-        """Calls begun so far."""
+        """Number of calls begun."""
         return self._feed.calls
 
     def push(self, text: str, tokens: int = 0) -> Sequence[Part]:
@@ -62,7 +62,7 @@ class AnswerParser:
         feed = self._feed
         feed.is_over = True
         next(self._steps, None)
-        # Blanks behind the last call are dropped; in an answer without calls they are content.
+        # Blanks after the last call are dropped; in an answer without calls they are content.
         if feed.blanks and not feed.calls:
             feed.parts.append(feed.blanks)
         feed.blanks = ""
@@ -72,7 +72,7 @@ class AnswerParser:
 def _answer_steps(
     feed: Feed, tools: ToolFamily | None, reasoning: ReasoningFamily | None, *, is_inside: bool = False
 ) -> Steps:
-    """Reads an answer: content, and at each mark what the mark begins. `is_inside`: it begins inside reasoning."""
+    """Reads an answer: content, and at each mark the reasoning or call that it begins. `is_inside`: begins inside reasoning."""
     readers: dict[str, Reader] = {}
     if tools is not None:
         readers |= dict.fromkeys(tools.closing_marks, _skip_if_broken) | dict.fromkeys(tools.hidden_marks, _skip_mark)
@@ -97,7 +97,7 @@ def _skip_mark(feed: Feed) -> Steps:
 
 
 def _skip_if_broken(feed: Feed) -> Steps:
-    """Drops a closing mark behind a malformed call. Elsewhere such a mark is text."""
+    """Drops a closing mark after a malformed call. Elsewhere such a mark is text."""
     if not feed.is_broken:
         raise Malformed("")
     yield from ()
@@ -137,7 +137,7 @@ def _reasoning_reader(family: ReasoningFamily, tools: ToolFamily | None) -> Read
 
 
 def _answer_mark_readers(opening: str, closing: str) -> dict[str, Reader]:
-    """Returns readers that drop the marks around the answer behind the reasoning, as in `<think>...</think><response>...</response>`.
+    """Returns readers that drop the marks around the answer after the reasoning, as in `<think>...</think><response>...</response>`.
 
     Marks that do not enclose the whole answer are content.
     """

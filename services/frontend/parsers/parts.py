@@ -27,7 +27,7 @@ class Reasoning(NamedTuple):
 
 
 class CallBegin(NamedTuple):
-    """The begin of a call. `number` counts from 0; `call_id` is empty unless the model wrote one."""
+    """The beginning of a call. `number` counts from 0; `call_id` is empty unless the model wrote one."""
 
     number: int
     name: str

@@ -22,7 +22,7 @@ _WORDS = {
 }  # fmt: skip
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
 _HEXADECIMAL_DIGITS = {"x": 2, "u": 4, "U": 8}
-_BEHIND_STRING = ("", ",", ":", ")", "]", "}")
+_AFTER_STRING = ("", ",", ":", ")", "]", "}")
 _BLANKS = re.compile(r"\s*")
 _KEYWORD = re.compile(r"\w+\s*")
 DEPTH_MAX = 64
@@ -41,7 +41,7 @@ def stream_literal(feed: Feed, emit: Emit, depth: int = 0) -> Steps:
             character,
             read_escape=_read_escape,
             is_end=_is_string_end,
-            behind=_BEHIND_STRING,
+            after=_AFTER_STRING,
         )
         emit('"')
     elif character in ("[", "("):
@@ -73,19 +73,19 @@ def _number(feed: Feed) -> TextSteps:
 
 def _is_string_end(feed: Feed) -> BoolSteps:
     """Returns whether the quote at the cursor ends its string. Models nest quotes of one kind, as in shell commands, so the text
-    behind the quote decides."""
+    after the quote decides."""
     while True:
-        behind = _BLANKS.match(feed.text, feed.at + 1)
-        assert behind is not None, "the pattern matches the empty string"
-        at = behind.end()
+        after = _BLANKS.match(feed.text, feed.at + 1)
+        assert after is not None, "the pattern matches the empty string"
+        at = after.end()
         keyword = _KEYWORD.match(feed.text, at)
         end = keyword.end() if keyword is not None else at
         if at - feed.at > BLANKS_MAX or end - at > NAME_CHARACTERS_MAX:
             return True
-        # A keyword behind the quote: the comma is missing. The string has ended, and the call is malformed.
+        # A keyword after the quote: the comma is missing. The string has ended, and the call is malformed.
         if (end < len(feed.text) and feed.stops.held(feed.text, at) != at) or feed.is_over:
             is_keyword = keyword is not None and feed.text[end : end + 1] == "="
-            return is_keyword or feed.text[at : at + 1] in _BEHIND_STRING or feed.stops.is_at(feed.text, at)
+            return is_keyword or feed.text[at : at + 1] in _AFTER_STRING or feed.stops.is_at(feed.text, at)
         yield
 
 

@@ -55,7 +55,7 @@ def _read_calls(feed: Feed, *, is_bare: bool, is_listed: bool) -> Steps:
             return
         if is_listed and not has_comma:
             raise feed.unexpected()
-        # Without a list, calls stand on lines of their own, up to the closing mark.
+        # Without a list, each call is on its own line, up to the closing mark.
         following = yield from feed.peek()
         if not is_listed and (not following or (yield from feed.is_at_mark())):
             return
@@ -108,7 +108,7 @@ FAMILY = ToolFamily(
 
 
 def _marked_family(name: str, opening: str, closing: str, *, is_hidden: bool = False) -> ToolFamily:
-    """Calls between two marks and nowhere else. `is_hidden`: the marks are special tokens."""
+    """Returns a family with calls only between two marks. `is_hidden`: the marks are special tokens."""
     return ToolFamily(
         name=name,
         readers={opening: _marked_reader(closing)},

@@ -24,7 +24,7 @@ def _name(feed: Feed) -> TextSteps:
 
 
 def _functions_reader(opening: str, closing: str, *, is_padded: bool) -> Reader:
-    """Reads one or several functions, from behind the first mark."""
+    """Reads one or several functions, from after the first mark."""
     ends = ValueEnds(
         PARAMETER_END,
         others=(PARAMETER, FUNCTION_END),

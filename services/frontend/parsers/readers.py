@@ -4,10 +4,10 @@ from services.frontend.parsers.feed import Feed, Reader, Steps
 
 
 def section_reader(opening: str, read_call: Reader, closing: str, *, separator: str = "") -> Reader:
-    """Returns a reader of a section of calls. It is entered behind the section's opening mark and returns behind its closing one.
+    """Returns a reader of a section of calls. It is entered after the section's opening mark and returns after its closing one.
 
-    `opening`: the mark of each call; `read_call` reads on behind it. `separator`: a mark without meaning that may stand between
-    calls. The closing mark may be missing behind a whole call, at the end of the answer and before another mark.
+    `opening`: the mark of each call; `read_call` continues after it. `separator`: a mark without meaning that may stand between
+    calls. The closing mark may be missing after a whole call, at the end of the answer and before another mark.
     """
 
     def read(feed: Feed) -> Steps:

@@ -1,4 +1,4 @@
-"""xLAM: `[{"name": ..., "arguments": {...}}, ...]` without marks, in a fence of Markdown, or behind the marks of Hermes or Mistral.
+"""xLAM: `[{"name": ..., "arguments": {...}}, ...]` without marks, in a fence of Markdown, or after the marks of Hermes or Mistral.
 
 Without marks a list contains calls if its first element has the keys of a call and names a function of the request.
 """
@@ -14,7 +14,7 @@ _MISTRAL = "TOOL_CALLS]"
 
 
 def _read_bare(feed: Feed) -> Steps:
-    """Reads on behind a bracket."""
+    """Continues after a bracket."""
     if (yield from feed.has(_MISTRAL)):
         yield from feed.skip_blanks()
         yield from feed.expect("[")
@@ -22,7 +22,7 @@ def _read_bare(feed: Feed) -> Steps:
 
 
 def _read_calls(feed: Feed) -> Steps:
-    """Reads a list from behind its bracket."""
+    """Reads a list from after its bracket."""
     yield from feed.skip_blanks()
     if (yield from feed.peek()) not in ("{", ""):
         raise Malformed("")

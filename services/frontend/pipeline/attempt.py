@@ -111,7 +111,7 @@ class Attempt:
         is_answered_by_prefill = prefill is not None and self._may_answer(prefill)
         decode = None if is_answered_by_prefill else await self._link(self._placement.decode, Role.DECODE)
         if len(self._choices) == 1 and self._placement.handoff is not Handoff.RENDEZVOUS:
-            await self._start_leg(0, prefill, decode)
+            await self._start_legs(prefill, decode)
             await self._wait_end()
             return
         starting = asyncio.ensure_future(self._start_legs(prefill, decode))
@@ -140,7 +140,7 @@ class Attempt:
         return None if scores_prompt and not self._may_answer(link) else link
 
     def _may_answer(self, prefill: LegLink) -> bool:
-        """Whether the prefill worker answers by itself. Prefill computes the first token, so it can answer with a single one."""
+        """Returns whether the prefill worker can answer alone. It computes the first token, so it can if only one is left."""
         generation = self._prepared.generation
         is_single = generation.sampling.max_tokens == len(generation.emitted_token_ids) + 1
         return is_single and self._placement.handoff is Handoff.SEQUENTIAL and LegTask.GENERATE in prefill.tasks
@@ -153,38 +153,38 @@ class Attempt:
             raise
 
     async def _start_legs(self, prefill: LegLink | None, decode: LegLink | None) -> None:
-        """Starts one leg after the other: from the second one on the prompt is in the prefill worker's cache."""
+        """Starts one choice after the other: from the second one on the prompt is in the prefill worker's cache.
+
+        Without `prefill` the decode worker computes the prompt; without `decode` the prefill worker answers.
+        """
         for i in range(len(self._choices)):
-            await self._start_leg(i, prefill, decode)
+            if prefill is None:
+                assert decode is not None
+                self._submit(i, decode)
+            elif decode is None:
+                await self._answer_at_prefill(i, prefill)
+            elif self._placement.handoff is Handoff.RENDEZVOUS:
+                await self._start_rendezvous(i, prefill, decode)
+            elif self._placement.handoff is Handoff.SEQUENTIAL:
+                await self._hand_over(i, prefill, decode)
+            else:
+                raise InternalError(f"the router chose a handoff that is not supported: {self._placement.handoff}")
+            if decode is not None:
+                # The link writes in this iteration of the event loop. Reporting afterwards keeps it off the path to the first token.
+                await asyncio.sleep(0)
+                if prefill is not None:
+                    self._report_prefilled(i)
 
-    async def _start_leg(self, i: int, prefill: LegLink | None, decode: LegLink | None) -> None:
-        """Without `prefill` the decode worker computes the prompt; without `decode` the prefill worker answers."""
-        if prefill is None:
-            assert decode is not None
-            self._submit(i, decode)
-        elif decode is None:
-            await self._answer_at_prefill(i, prefill)
-            return
-        elif self._placement.handoff is Handoff.RENDEZVOUS:
-            await self._start_rendezvous(i, prefill, decode)
-        elif self._placement.handoff is Handoff.SEQUENTIAL:
-            await self._hand_over(i, prefill, decode)
-        else:
-            raise InternalError(f"the router chose a handoff that is not supported: {self._placement.handoff}")
-        # The link writes in this iteration of the event loop. Reporting afterwards keeps it off the path to the first token.
-        await asyncio.sleep(0)
-        if prefill is not None and self._is_last(i):
+    def _report_prefilled(self, i: int) -> None:
+        """Reports PREFILLED after the prompt of the last choice."""
+        if i == len(self._choices) - 1:
             self._report(ReportKind.PREFILLED, cached_tokens=self.usage.cached_tokens)
-
-    def _is_last(self, i: int) -> bool:
-        return i == len(self._choices) - 1
 
     async def _answer_at_prefill(self, i: int, prefill: LegLink) -> None:
-        """Runs the whole leg on the prefill worker and passes its single token on as if it had come frame by frame."""
+        """Runs the whole leg on the prefill worker and passes its single token to the sink like a step frame."""
         whole = await self._run_prefill(i, prefill, LegTask.GENERATE)
         choice = self._choices[i]
-        if self._is_last(i):
-            self._report(ReportKind.PREFILLED, cached_tokens=self.usage.cached_tokens)
+        self._report_prefilled(i)
         if whole.prompt_logprobs is not None:
             choice.on_prompt(whole.prompt_logprobs)
         if whole.token_ids:
@@ -270,7 +270,7 @@ class Attempt:
         silent_s = self._silence_ends_s()
         now_s = self._clock.now()
         left_s = min(self._deadline_s, silent_s) - now_s
-        # Only once in a row: a process that is always late must end its requests too.
+        # Not twice in a row, or a process that is always late would never end its requests.
         self._is_waking = left_s <= 0 and not self._is_waking and stood_still(self._due_s, now_s)
         if self._is_waking:
             # This process was suspended, not the worker: its tokens or its end may be unread in the socket.
@@ -327,7 +327,7 @@ class Attempt:
         return left_s
 
     def _decode_cached_tokens(self) -> int | None:
-        """Cached prompt tokens of a decode worker that computed the prompt itself. None if prefill did and has reported them."""
+        """Returns the cached prompt tokens of a decode worker that computed the prompt. None if a prefill worker did and reported them."""
         finish = self._choices[0].finish
         return None if self._placement.prefill is not None or finish is None else finish.usage.cached_tokens
 

@@ -12,7 +12,7 @@ BLANKS_MAX = 64
 
 
 class CallEnd:
-    """Ends a forced answer at white space behind a complete call. Has the interface of a StopFinder.
+    """Ends a forced answer at white space after a complete call. Has the interface of a StopFinder.
 
     If no other call may follow, the first blank ends the answer, else more than `BLANKS_MAX` do. `matched` is then empty,
     since no stop string was found. `stops` processes the text first. An answer that does not begin with a bracket is not
@@ -77,7 +77,7 @@ class CallEnd:
 def make_stop_finder(request: Request) -> CallEnd | StopFinder | None:
     """Returns the finder of the answer's end; None without stop strings and forced calls.
 
-    With `min_tokens` the client wants a forced answer to go on behind its call.
+    With `min_tokens` the client wants a forced answer to go on after its call.
     """
     stops = None
     if request.sampling.stop:

@@ -115,7 +115,7 @@ class ChoiceSink:
         is_clear = self._stops is None and not self._held_ids and not self._is_over
         self._whole = self._detokeniser.whole() if is_clear else ()
         if is_first:
-            # After the text was passed on: the listener reports to the router, which can wait.
+            # After the text was passed on, since the listener reports to the router, which is less urgent.
             self._on_first()
 
     def on_prompt(self, logprobs: Sequence[TokenLogprob]) -> None:
@@ -124,7 +124,7 @@ class ChoiceSink:
             self._sink.on_prompt(self._number, logprobs)
 
     def _show(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None, first: int) -> None:
-        """Passes tokens on one by one, so that none behind a stop string is reported. `first`: number of tokens before these."""
+        """Passes tokens on one by one, so that none after a stop string is reported. `first`: number of tokens before these."""
         stops = self._stops
         for i, token_id in enumerate(token_ids):
             text = self._detokeniser.push((token_id,))

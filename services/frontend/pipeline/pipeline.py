@@ -116,7 +116,8 @@ class Pipeline:
             return await self._run(prepared, relay, began_s)
 
     async def _run(self, prepared: Prepared, sink: AnswerSink, began_s: float) -> RequestResult:
-        run = RequestRun(prepared, sink, self.metrics.of_model(prepared.model.name), self.clock, began_s)
+        metrics = self.metrics.of_model(prepared.model.name)
+        run = RequestRun(prepared, sink, metrics=metrics, clock=self.clock, began_s=began_s)
         request_id = prepared.request.request_id
         with self._admitted(request_id):
             permit = self.access.enter(
@@ -245,7 +246,7 @@ class RequestRun:
     """State of one request that outlives its attempts."""
 
     def __init__(
-        self, prepared: Prepared, sink: AnswerSink, metrics: ModelMetrics, clock: Clock, began_s: float
+        self, prepared: Prepared, sink: AnswerSink, *, metrics: ModelMetrics, clock: Clock, began_s: float
     ) -> None:
         self._prepared = prepared
         self._sink = sink

@@ -79,10 +79,10 @@ class RequestPlacements:
             return await self._place_or_wait()
         except UnavailableError as error:
             if self._deadline_s - self._clock.now() <= CLOCK_GRAIN_S:
-                # The client's deadline is over; that no worker was free is not the cause.
+                # The deadline passed. The lack of a worker is not the cause that the client should see.
                 raise DeadlineError("the request's time is over") from error
             if self._first_failure is not None:
-                # The failure of the worker says more than that there is no other one.
+                # The failure of the worker tells the client more than the lack of another worker.
                 raise self._first_failure from error
             error.retry_after_s = error.retry_after_s or self._settings.retry_after_s
             raise

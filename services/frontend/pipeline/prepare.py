@@ -146,7 +146,7 @@ def _rendered(conversation: Conversation, model: ServedModel, field: str) -> str
 
 
 def _truncated(token_ids: "array[int]", request: Request, model: ServedModel) -> "array[int]":
-    """Truncates the prompt at its beginning if the client asked for it."""
+    """Truncates the prompt at its beginning if the request allows it."""
     count = request.prompt_tokens_kept
     if count is None:
         return token_ids

@@ -144,7 +144,7 @@ class AnswerSink(Protocol):
         ...
 
     def on_prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
-        """Receives log-probabilities of the prompt's tokens from the second on, before the choice's text, if asked for.
+        """Receives log-probabilities of the prompt's tokens from the second on, before the choice's text, if requested.
 
         Called again when the request is placed again; the last call counts.
         """

@@ -214,7 +214,7 @@ class BatchStore:
     def results(
         self, connection: Connection, claim: Claim, *, after_line: int, is_error: bool, count: int
     ) -> list[tuple[int, bytes]]:
-        """Returns up to `count` results behind a line, in the order of the lines."""
+        """Returns up to `count` results after a line, in the order of the lines."""
         rows = connection.execute(
             "SELECT line, record FROM results WHERE batch_id = ? AND line > ? AND is_error = ? ORDER BY line LIMIT ?",
             (claim.batch_id, after_line, int(is_error), count),

@@ -167,7 +167,7 @@ def _special_ids(tokenizer: Tokenizer) -> dict[int, str]:
 
 
 def _byte_pieces(tokenizer: Tokenizer) -> list[bytes]:
-    """Each token's bytes, as the byte-level decoder makes them: tokens outside its alphabet stand for themselves."""
+    """Returns each token's bytes, as the byte-level decoder does. A token with characters outside its alphabet is its own text."""
     alphabet = _byte_alphabet()
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     pieces = [b""] * (max(vocabulary.values(), default=-1) + 1)
@@ -180,7 +180,7 @@ def _byte_pieces(tokenizer: Tokenizer) -> list[bytes]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-in for each byte."""
+    """Returns the byte for each character of GPT-2's alphabet, which represents every byte by a printable character."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -126,7 +126,7 @@ def add_word_alternative(tokenizer_json: str) -> str | None:
 
     The result is the same. A match that begins with a letter, or with a space and a letter, is no contraction, since these
     begin with an apostrophe; the next alternative matches the space and all letters. `WORD` matches the same if these letters
-    and the character behind them are ASCII; the possessive `++` prevents a shorter match.
+    and the character after them are ASCII; the possessive `++` prevents a shorter match.
     """
     if json.dumps(LETTERS)[1:-1] not in tokenizer_json:
         return None  # Parsing megabytes of JSON would be in vain for most tokenizers.

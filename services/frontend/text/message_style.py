@@ -142,7 +142,7 @@ def _parts(*texts: str) -> list[dict[str, str]]:
 
 
 def _takes_none(render: Render, *, has_calls: bool) -> bool:
-    """Whether the template renders a message without content, and does not show the word None in its place."""
+    """Returns whether the template renders a message without content, and does not print the word None for it."""
     before, after = (PROBE[:1], PROBE[2:]) if has_calls else _PLACES["assistant"]
     own = PROBE[1] if has_calls else {"role": "assistant"}
     absent, empty = (render([*before, {**own, "content": content}, *after]) for content in (None, ""))

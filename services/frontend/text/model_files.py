@@ -23,20 +23,20 @@ TEXT_FILES = (
 OFFLINE = ("1", "on", "true", "yes")
 
 
-def model_directory(source: str, revision: str, cache_dir: str) -> Path:
+def model_directory(source: str, *, revision: str, cache_dir: str) -> Path:
     """Returns the directory of a model's text files. Blocks while it downloads those of a hub model into the cache.
 
     Raises UnsupportedError if the model does not exist, UnavailableError if the hub cannot be reached.
     """
     try:
-        return find_directory(source, revision, cache_dir)
+        return find_directory(source, revision=revision, cache_dir=cache_dir)
     except UnsupportedError:
         if not HUB_NAME.fullmatch(source) or os.environ.get("HF_HUB_OFFLINE", "").lower() in OFFLINE:
             raise
-    return _fetch(source, revision, cache_dir)
+    return _fetch(source, revision=revision, cache_dir=cache_dir)
 
 
-def _fetch(source: str, revision: str, cache_dir: str) -> Path:
+def _fetch(source: str, *, revision: str, cache_dir: str) -> Path:
     from huggingface_hub import snapshot_download  # The import takes half a second, and few frontends need it.
 
     try:
@@ -51,7 +51,7 @@ def _fetch(source: str, revision: str, cache_dir: str) -> Path:
     return Path(folder)
 
 
-def find_directory(source: str, revision: str, cache_dir: str) -> Path:
+def find_directory(source: str, *, revision: str, cache_dir: str) -> Path:
     """Returns `source` if it is a directory, else its snapshot in the Hugging Face cache. Downloads nothing."""
     directory = Path(source).expanduser()
     if directory.is_dir():

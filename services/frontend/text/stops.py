@@ -1,7 +1,7 @@
 """Finds stop strings in text that comes in pieces.
 
 The answer ends at the match that is complete first; of several, at the one that began first. The result does not depend on
-the borders of the pieces.
+where pieces end.
 """
 
 from collections.abc import Sequence

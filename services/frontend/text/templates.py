@@ -126,7 +126,7 @@ def _local_time(clock: Clock) -> datetime.datetime:
 
 
 def cut_after_final_message(text: str, conversation: Conversation) -> str | None:
-    """Cuts a rendered conversation behind the text of its last message. None if the template does not show that text.
+    """Cuts a rendered conversation after the text of its last message. None if the template does not show that text.
 
     Templates close each message with their own marks and may strip its text, so the search runs backwards.
     """

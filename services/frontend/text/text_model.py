@@ -182,7 +182,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _template_sources(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Templates by name: `default`, and `tool_use` where conversations with tools have one of their own."""
+    """Returns templates by name: `default`, and `tool_use` if conversations with tools have a separate one."""
     found = config.get("chat_template") or _read_json(directory / "chat_template.json").get("chat_template") or ""
     if isinstance(found, list):
         pairs = [(each.get("name"), each.get("template")) for each in found if isinstance(each, dict)]
@@ -195,7 +195,7 @@ def _template_sources(directory: Path, config: Mapping[str, Any]) -> dict[str, s
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Named tokens: bos_token, eos_token, and those that only some models have, such as image_token."""
+    """Returns named tokens: bos_token, eos_token, and those that only some models have, such as image_token."""
     extra = config.get("extra_special_tokens")
     named = {**(extra if isinstance(extra, dict) else {}), **config}
     tokens: dict[str, str] = {}
@@ -207,7 +207,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _generation_defaults(config: Mapping[str, Any]) -> dict[str, float | int]:
-    """Sampling that the model's authors recommend. `do_sample: false`, when written down, means greedy."""
+    """Returns the sampling that the model's authors recommend. An explicit `do_sample: false` means greedy."""
     if config.get("do_sample") is False:
         return {"temperature": 0.0}
     found = {name: config.get(name) for name in _DEFAULTS}
