@@ -87,6 +87,15 @@ def parse_object(body: bytes) -> dict[str, Any]:
     return value
 
 
+def object_in(text: str) -> JsonObject | None:
+    """Parses a string that contains a JSON object; None if it contains anything else."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def read_body(kind: type[Kind], values: Mapping[str, Any], prefix: str = "") -> Kind:
     """Checks an object against its class. Raises InvalidRequestError and UnsupportedError, which name `prefix` + the field."""
     try:

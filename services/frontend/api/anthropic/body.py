@@ -3,12 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
-
 from kvmesh.core import FinishReason, Usage
 from kvmesh.errors import MeshError
 from services.frontend.api.answer_blocks import Block, BlockKind
 from services.frontend.api.http.exchange import status_of
+from services.frontend.api.request_body import object_in
 from services.frontend.pipeline.request import Ending
 
 MESSAGES_PATH = "/v1/messages"
@@ -75,11 +74,8 @@ def block_body(block: Block) -> dict[str, Any]:
     text = block.text
     if block.kind is not BlockKind.CALL:
         return _text_block(block.kind, text)
-    try:
-        arguments = orjson.loads(text) if text else {}
-    except orjson.JSONDecodeError:
-        arguments = None
-    if not isinstance(arguments, dict):
+    arguments = object_in(text) if text else {}
+    if arguments is None:
         return {"type": "text", "text": f"{block.name}: {text}"}
     return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": arguments}
 

@@ -12,7 +12,7 @@ from kvmesh.rpc.codec.batch import BatchCall, BatchResult
 from services.frontend.api.batches.file_routes import is_file_id
 from services.frontend.api.batches.lines import CUSTOM_ID_CHARACTERS_MAX
 from services.frontend.api.batches.runner import BatchRunner
-from services.frontend.api.request_body import Body, invalid_value, read_body
+from services.frontend.api.request_body import Body, invalid_value, object_in, read_body
 from services.frontend.api.responses.read import StoredMetadata
 from services.frontend.settings import BatchSettings
 from services.frontend.stores.batch_rows import INPUT_PURPOSE
@@ -148,11 +148,8 @@ def _encode_lines(lines: Sequence[tuple[str, str]], endpoint: str) -> Iterator[b
         if not 1 <= len(custom_id) <= CUSTOM_ID_CHARACTERS_MAX:
             message = f"{path}.custom_id must have 1 to {CUSTOM_ID_CHARACTERS_MAX} characters"
             raise InvalidRequestError(message, field=f"{path}.custom_id")
-        try:
-            value = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            value = None
-        if not isinstance(value, dict):
+        value = object_in(body)
+        if value is None:
             raise InvalidRequestError(f"{path}.body must be a JSON object", field=f"{path}.body")
         line = {"custom_id": custom_id, "method": "POST", "url": endpoint, "body": value}
         yield orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)

@@ -153,9 +153,7 @@ class InferenceServicer(BatchServicer):
         return pb.ListModelsResponse(models=models)
 
     def _model(self, name: str) -> ServedModel:
-        model = self._pipeline.models.find(required_text(name, "model", MODEL_CHARACTERS_MAX))
-        rpc_caller.get().check_model(model.adapter or model.name)
-        return model
+        return self._context().find_model(required_text(name, "model", MODEL_CHARACTERS_MAX))
 
 
 def _chat_response(
@@ -176,7 +174,7 @@ def _chat_response(
         return None
     return to_chat_response(
         request_id,
-        update.choice,
+        choice,
         text=text,
         reasoning=reasoning,
         tool_calls=calls,

@@ -14,7 +14,15 @@ from kvmesh.telemetry import current_traceparent
 from services.frontend.api.grpc.requests import timeout_s
 from services.frontend.api.openai.completion_request import MAX_TOKENS_DEFAULT
 from services.frontend.api.openai.sampling import SamplingFields, sampling_params
-from services.frontend.api.request_body import INTEGER_MAX, TOKENS_MAX, Ignored, invalid_value, read_body, refused
+from services.frontend.api.request_body import (
+    INTEGER_MAX,
+    TOKENS_MAX,
+    Ignored,
+    invalid_value,
+    object_in,
+    read_body,
+    refused,
+)
 from services.frontend.pipeline.request import Request
 
 SAMPLING = "sampling_parameters"
@@ -120,11 +128,8 @@ def _values(call: InferCall) -> dict[str, Any]:
 def _document(text: Any) -> Mapping[str, Any]:
     if text is None:
         return {}
-    try:
-        document = orjson.loads(text) if isinstance(text, str) else None
-    except orjson.JSONDecodeError:
-        document = None
-    if not isinstance(document, dict):
+    document = object_in(text) if isinstance(text, str) else None
+    if document is None:
         raise InvalidRequestError(f"inputs.{SAMPLING} must be a JSON object", field=f"inputs.{SAMPLING}")
     return document
 

@@ -176,9 +176,10 @@ class KserveServicer(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
 
     def _model(self, name: str, model_version: str) -> ServedModel:
         check_version(model_version, "version")
-        model = self._pipeline.models.find(required_text(name, "name", MODEL_CHARACTERS_MAX))
-        rpc_caller.get().check_model(model.adapter or model.name)
-        return model
+        name = required_text(name, "name", MODEL_CHARACTERS_MAX)
+        # First, so that no error discloses a model that the caller may not use.
+        rpc_caller.get().check_model(name)
+        return self._pipeline.models.find(name)
 
 
 class StreamWriter:

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Protocol
 
-import orjson
 from msgspec import Meta
 
 from kvmesh.errors import InvalidRequestError
@@ -16,6 +15,7 @@ from services.frontend.api.request_body import (
     Ignored,
     JsonObject,
     invalid_value,
+    object_in,
     read_body,
     refused,
 )
@@ -241,7 +241,11 @@ def _template_message(message: ChatMessage, i: int) -> JsonObject:
         result = {"role": message.role, "content": content}
     if message.tool_calls:
         result["tool_calls"] = [
-            template_call(call.id or "", call.function.name, _arguments(call, f"messages[{i}].tool_calls[{j}]"))
+            template_call(
+                call.id or "",
+                call.function.name,
+                parsed_arguments(call.function.arguments, f"messages[{i}].tool_calls[{j}].function.arguments"),
+            )
             for j, call in enumerate(message.tool_calls)
         ]
     for name in ("name", "tool_call_id", "reasoning_content", "reasoning"):
@@ -258,20 +262,12 @@ def template_call(call_id: str, name: str, arguments: JsonObject) -> JsonObject:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _arguments(call: ToolCall, path: str) -> JsonObject:
-    arguments = parsed_arguments(call.function.arguments)
+def parsed_arguments(text: str | None, path: str) -> JsonObject:
+    """Parses a call's arguments; empty without text. Raises InvalidRequestError if the text is not a JSON object."""
+    arguments = object_in(text) if text else {}
     if arguments is None:
-        raise invalid_value(f"{path}.function.arguments", "a JSON object in a string")
+        raise invalid_value(path, "a JSON object in a string")
     return arguments
-
-
-def parsed_arguments(text: str | None) -> JsonObject | None:
-    """Parses a call's arguments; empty without text, None if the text is not a JSON object."""
-    try:
-        arguments = orjson.loads(text) if text else {}
-    except orjson.JSONDecodeError:
-        return None
-    return arguments if isinstance(arguments, dict) else None
 
 
 def template_tool(name: str, description: str | None, parameters: JsonObject | None) -> JsonObject:

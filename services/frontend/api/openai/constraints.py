@@ -16,6 +16,7 @@ from services.frontend.api.request_body import (
     JsonObject,
     RefusingBody,
     invalid_value,
+    object_in,
     refused,
 )
 
@@ -111,13 +112,8 @@ def json_schema(value: JsonObject | str, name: str) -> Constraint:
 
 
 def _document(value: JsonObject | str, name: str, kind: ConstraintKind) -> Constraint:
-    document: Any = value
-    if isinstance(value, str):
-        try:
-            document = orjson.loads(value)
-        except orjson.JSONDecodeError:
-            document = None
-    if not isinstance(document, dict):
+    document = object_in(value) if isinstance(value, str) else value
+    if document is None:
         raise invalid_value(name, "a JSON object")
     data = orjson.dumps(document)
     if len(data) > DOCUMENT_BYTES_MAX:

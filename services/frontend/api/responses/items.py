@@ -5,8 +5,16 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from services.frontend.api.openai.chat_request import parsed_arguments, template_call
-from services.frontend.api.request_body import Body, Ignored, JsonObject, RefusingBody, invalid_value, refused
+from services.frontend.api.openai.chat_request import template_call
+from services.frontend.api.request_body import (
+    Body,
+    Ignored,
+    JsonObject,
+    RefusingBody,
+    invalid_value,
+    object_in,
+    refused,
+)
 from services.frontend.pipeline.request import content_of, text_of
 
 ITEMS_MAX = 4096
@@ -174,7 +182,7 @@ def _add_to_assistant(messages: list[JsonObject], item: Mapping[str, Any]) -> No
     if kind == "message":
         last["content"] = _content(item["content"])
     elif kind == "function_call":
-        arguments = parsed_arguments(item["arguments"])
+        arguments = object_in(item["arguments"]) if item["arguments"] else {}
         if arguments is None:
             raise invalid_value("input", "items whose calls have a JSON object in a string as arguments")
         last.setdefault("tool_calls", []).append(template_call(item["call_id"], item["name"], arguments))
