@@ -74,6 +74,7 @@ DOCUMENTS = [
 INDEXES = [ROOT / "docs/README.md", ROOT / "docs/understand/decisions/README.md"]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE_SPAN = re.compile(r"`([^`\s]+)`")
+SPAN = re.compile(r"`([^`]+)`")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 SOURCE_FILE = re.compile(r"[\w./-]+\.(py|proto|sh)")
 # A code span is a path of the repository when it begins with one of these.
@@ -112,6 +113,27 @@ def test_every_page_is_in_the_index() -> None:
     }
     pages = set(ROOT.glob("docs/**/*.md")) - {ROOT / "docs/README.md"}
     assert sorted(str(page.relative_to(ROOT)) for page in pages - linked) == []
+
+
+# Messages of the operating system and of libraries.
+FOREIGN_MESSAGES = {"address already in use"}
+
+
+def test_messages_of_the_troubleshooting_page_are_in_the_code() -> None:
+    """Code spans in the first column are messages or codes of the product, or parts of them. `...` stands for values."""
+    text = (ROOT / "docs/operate/troubleshooting.md").read_text(encoding="utf-8")
+    sections = text.partition("## The mesh does not start")[2]
+    first_cells = [line.split("|")[1] for line in sections.splitlines() if line.startswith("| ")]
+    messages = {part.strip() for cell in first_cells for span in SPAN.findall(cell) for part in span.split("...")}
+    messages -= FOREIGN_MESSAGES | {""}
+    source = "\n".join(
+        path.read_text(encoding="utf-8")
+        for folder in ("kvmesh", "services")
+        for path in (ROOT / folder).rglob("*.py")
+        if "api" not in path.relative_to(ROOT).parts[1:2]
+    )
+    assert len(messages) > 20
+    assert sorted(message for message in messages if message.lower() not in source.lower()) == []
 
 
 def is_reachable(page: Path, link: str) -> bool:
