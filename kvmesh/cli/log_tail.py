@@ -14,7 +14,9 @@ _EXCEPTION = re.compile(
     r"^(?:\([^)]*\)\s*)?(?:ERROR [^\]]*\]\s*)?([\w.]*(?:Error|Exception|Interrupt|Exit)\b(?:: .*)?)$"
 )
 """The last line of a traceback, also behind the prefixes of vLLM's log."""
-_VAGUE = re.compile(r"Engine core initialization failed|See (?:root cause|stack trace) above|--help` lists all settings")
+_VAGUE = re.compile(
+    r"Engine core initialization failed|See (?:root cause|stack trace) above|--help` lists all settings"
+)
 """Messages that point to another one further up."""
 
 
