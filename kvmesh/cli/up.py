@@ -391,9 +391,10 @@ def _run(settings: UpSettings, place: MeshPlace, places: WorkerPlaces, started_a
         cache.mkdir(parents=True, exist_ok=True)
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
     log_path = place.run_dir / "up.log"
-    logging.basicConfig(filename=log_path, filemode="w", format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         forked = fork_services(settings)
+        # After the forks, which configure logging themselves.
+        logging.basicConfig(filename=log_path, filemode="w", format="%(asctime)s %(levelname)s %(name)s %(message)s")
         mesh = Mesh(settings, place=place, started_at_s=started_at_s, forked=forked, places=places)
         return asyncio.run(mesh.run())
     except Exception as error:

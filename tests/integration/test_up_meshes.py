@@ -29,17 +29,17 @@ class Terminal:
             *(sys.executable, "-m", "kvmesh.cli", *argv),
             cwd=self.folder,
             env=self._env,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
         self.running.append(process)
         return process
 
-    async def run(self, *argv: str) -> tuple[int | None, str]:
-        """Exit status and output."""
+    async def run(self, *argv: str, typed: str = "") -> tuple[int | None, str]:
+        """Exit status and output. `typed` is the input."""
         process = await self.start(*argv)
-        output, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+        output, _ = await asyncio.wait_for(process.communicate(typed.encode()), PATIENCE_S)
         return process.returncode, output.decode()
 
     async def up(self, *argv: str) -> tuple[asyncio.subprocess.Process, list[str]]:
@@ -80,6 +80,8 @@ async def test_meshes_have_names(terminal: Terminal) -> None:
     )
     status, shown = await terminal.run("status", "--mesh", f"{name}-2")
     assert status == 0 and "decode" in shown
+    status, words = await terminal.run("chat", "--mesh", name, typed="/help\n/wibble\n")
+    assert status == 0 and "Ctrl-C     stop an answer" in words and "no such command: /wibble" in words
     for command in (("chat",), ("explain", "x")):
         status, words = await terminal.run(*command)
         assert status == 1 and "2 meshes run here; choose one with --mesh NAME" in words
@@ -126,6 +128,13 @@ async def test_inputs_are_checked_before_anything_starts(terminal: Terminal) -> 
     assert f"port {port} is taken by PID {os.getpid()} (" in output and "; use --port" in output
     status, output = await terminal.run("up", "--port", "0", "--model", "/nowhere")
     assert (status, output) == (2, "kvmesh: the model directory /nowhere does not exist\n")
+    assert not any(terminal.temporary.iterdir())
+
+
+async def test_words_of_simulated_engines_are_said_to_be_made_up(terminal: Terminal) -> None:
+    """A newcomer must not take them for a broken model. Nothing is left behind."""
+    status, output = await terminal.run("up", "--port", "0", "--once", *argv_simulated("--greeting", "Hello!"))
+    assert status == 0 and "the simulated engine makes up these words; it computes no model" in output
     assert not any(terminal.temporary.iterdir())
 
 
