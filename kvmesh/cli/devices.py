@@ -70,10 +70,10 @@ def place_workers(
     _check_sizes(len(order), groups)
     # Larger groups first, so that they start at multiples of their size: links connect pairs and quads.
     groups = sorted(groups, key=lambda group: -group.devices)
-    apart, together = _apart(len(order), groups), _mixed(len(order), groups)
-    blocks = together if apart is None or _most(together) < _most(apart) else apart
-    if _most(blocks) > workers_per_device:
-        raise InvalidRequestError(_refusal(len(order), groups, _most(blocks), workers_per_device), field="gpus")
+    apart, together = _place_separately(len(order), groups), _place_together(len(order), groups)
+    blocks = together if apart is None or _largest_load(together) < _largest_load(apart) else apart
+    if _largest_load(blocks) > workers_per_device:
+        raise InvalidRequestError(_refusal(len(order), groups, _largest_load(blocks), workers_per_device), field="gpus")
     return _placements(order, groups, blocks)
 
 
@@ -91,14 +91,14 @@ def _check_sizes(devices: int, groups: Sequence[WorkerGroup]) -> None:
             )
 
 
-def _apart(devices: int, groups: Sequence[WorkerGroup]) -> Blocks | None:
+def _place_separately(devices: int, groups: Sequence[WorkerGroup]) -> Blocks | None:
     """Each role on separate devices; None when there are too few devices."""
     if len(groups) < 2:
         return _spread(range(devices), groups[0]) if groups else ()
     first, second = groups
     splits = range(first.devices, devices - second.devices + 1, first.devices)
     options = [[*_spread(range(split), first), *_spread(range(split, devices), second)] for split in splits]
-    return min(options, key=lambda blocks: (_most(blocks), _sum_of_squares(blocks)), default=None)
+    return min(options, key=lambda blocks: (_largest_load(blocks), _sum_of_squares(blocks)), default=None)
 
 
 def _spread(devices: Sequence[int], group: WorkerGroup) -> Blocks:
@@ -108,7 +108,7 @@ def _spread(devices: Sequence[int], group: WorkerGroup) -> Blocks:
     return [(group, places[number % len(places)]) for number in range(group.workers)]
 
 
-def _mixed(devices: int, groups: Sequence[WorkerGroup]) -> Blocks:
+def _place_together(devices: int, groups: Sequence[WorkerGroup]) -> Blocks:
     """Places each worker on the devices with the fewest workers of any role."""
     loads = [0] * devices
     blocks = []
@@ -133,7 +133,7 @@ def _loads(blocks: Blocks) -> Mapping[int, int]:
     return loads
 
 
-def _most(blocks: Blocks) -> int:
+def _largest_load(blocks: Blocks) -> int:
     return max(_loads(blocks).values(), default=0)
 
 

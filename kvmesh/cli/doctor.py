@@ -107,36 +107,36 @@ class Doctor:
         assert task is not None
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, task.cancel)
-        self._machine()
-        self._note(await self._nixl())
+        self._check_machine()
+        self._report(await self._check_nixl())
         if not self._settings.mesh:
             why = "--no-mesh"
         elif self._build == "gpu" and exit_status(self.findings):
             why = "a check above failed"
         else:
             why = ""
-            await self._mesh()
+            await self._check_mesh()
         for check in MESH_CHECKS[len(self.findings) - 5 :]:
-            self._note(skipped(check, why or "a check above failed"))
+            self._report(skipped(check, why or "a check above failed"))
         return exit_status(self.findings)
 
-    def _note(self, finding: Finding) -> None:
+    def _report(self, finding: Finding) -> None:
         self.findings.append(finding)
         number = len(self.findings)
         print(f"{number:2} {finding.check:<14} {finding.status.value:<8} {finding.found}", flush=True)
         if finding.advice:
             print(f"{'':18}{'':9}-> {finding.advice}", flush=True)
 
-    def _machine(self) -> None:
+    def _check_machine(self) -> None:
         """Checks 1 to 4."""
         driver, wanted = read_driver(), os.environ.get("CUDA_VISIBLE_DEVICES")
         self._driver = driver
-        self._note(build_finding(self._build, driver))
-        self._note(driver_finding(self._build, driver, driver_needs(driver)))
-        self._note(devices_finding(self._build, driver, visible_devices(driver.devices, wanted), wanted))
-        self._note(compiler_finding(self._build, compiler_needs()))
+        self._report(build_finding(self._build, driver))
+        self._report(driver_finding(self._build, driver, driver_needs(driver)))
+        self._report(devices_finding(self._build, driver, visible_devices(driver.devices, wanted), wanted))
+        self._report(compiler_finding(self._build, compiler_needs()))
 
-    async def _nixl(self) -> Finding:
+    async def _check_nixl(self) -> Finding:
         """Check 5: NIXL loads and makes an agent with UCX. In a separate process, since an agent's thread keeps running."""
         name, log = "NIXL", self._run_dir / "nixl.log"
         async with self._process(log, "-c", NIXL_PROBE, env={"NIXL_LOG_LEVEL": "ERROR"}) as process:
@@ -151,23 +151,23 @@ class Doctor:
         found = tail(log) if status is not None else f"no agent after {NIXL_TIMEOUT_S:g} s"
         return Finding(check=name, status=Status.FAILED if self._build else Status.WARNING, found=found, advice=advice)
 
-    async def _mesh(self) -> None:
+    async def _check_mesh(self) -> None:
         """Checks 6 to 10."""
         try:
             async with self._running_mesh() as mesh:
-                self._note(Finding(check="mesh", status=Status.OK, found=f"answers as {mesh.model} at {mesh.url}"))
-                prompts, answers = await self._moved(mesh)
-                speed = await self._speed(mesh.url, mesh.model, first=1000)
+                self._report(Finding(check="mesh", status=Status.OK, found=f"answers as {mesh.model} at {mesh.url}"))
+                prompts, answers = await self._check_transfers(mesh)
+                speed = await self._measure_tokens_per_s(mesh.url, mesh.model, first=1000)
             if self._build:
-                await self._beside(prompts, answers, speed, mesh.model)
+                await self._compare_with_vllm(prompts, answers, speed, mesh.model)
             else:
                 for check in MESH_CHECKS[3:]:
-                    self._note(skipped(check, "there is no vLLM to compare with"))
+                    self._report(skipped(check, "there is no vLLM to compare with"))
         except (MeshError, OSError, TimeoutError, aiohttp.ClientError) as error:
             check = MESH_CHECKS[len(self.findings) - 5]
-            self._note(Finding(check=check, status=Status.FAILED, found=f"{error or type(error).__name__}"))
+            self._report(Finding(check=check, status=Status.FAILED, found=f"{error or type(error).__name__}"))
 
-    async def _moved(self, mesh: OwnMesh) -> tuple[list[list[int]], list[list[int]]]:
+    async def _check_transfers(self, mesh: OwnMesh) -> tuple[list[list[int]], list[list[int]]]:
         """Checks 7 and 8. Returns the prompts and the mesh's answers."""
         texts = [probe.sentences(number, words) for number, words in enumerate(PROMPT_WORDS)]
         prompts = await probe.tokenise(mesh.url, mesh.model, texts)
@@ -176,21 +176,23 @@ class Doctor:
         moved = await transferred_tokens(mesh.registry) - before
         log = (mesh.run_dir / "decode-0.log").read_text(errors="replace")
         if self._build:
-            self._note(transport_finding(self._build, transports_in(log), is_one_device=len(self._driver.devices) == 1))
+            self._report(
+                transport_finding(self._build, transports_in(log), is_one_device=len(self._driver.devices) == 1)
+            )
         else:
-            self._note(skipped("UCX transport", "simulated engines"))
-        self._note(moved_finding(moved, sum(len(prompt) for prompt in prompts)))
+            self._report(skipped("UCX transport", "simulated engines"))
+        self._report(moved_finding(moved, sum(len(prompt) for prompt in prompts)))
         return prompts, answers
 
-    async def _beside(
+    async def _compare_with_vllm(
         self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], speed: float, model: str
     ) -> None:
         """Checks 9 and 10, after the mesh has ended, so that the engine has the device to itself."""
-        self._note(exactness_finding(self._build, answers, await self._alone(prompts)))
+        self._report(exactness_finding(self._build, answers, await self._run_vllm_alone(prompts)))
         async with self._running_serve(model) as url:
-            self._note(throughput_finding(speed, await self._speed(url, model, first=1000)))
+            self._report(throughput_finding(speed, await self._measure_tokens_per_s(url, model, first=1000)))
 
-    async def _speed(self, url: str, model: str, *, first: int) -> float:
+    async def _measure_tokens_per_s(self, url: str, model: str, *, first: int) -> float:
         settings = self._settings
         return await probe.tokens_per_s(
             url,
@@ -202,7 +204,7 @@ class Doctor:
             first=first,
         )
 
-    async def _alone(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    async def _run_vllm_alone(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         task = json.dumps({"model": self._settings.model, "prompts": prompts, "max_tokens": ANSWER_TOKENS})
         log = self._run_dir / "alone.log"
         async with self._process(log, "-m", "kvmesh.engines.vllm.alone", answers=True) as process:

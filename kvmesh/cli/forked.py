@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from kvmesh.cli.children import Child, ChildSpec
 from kvmesh.kv.nixl_api import SELECTING_MODULE, api_module
-from kvmesh.lifecycle.import_threads import one_thread_each
+from kvmesh.lifecycle.import_threads import single_threaded_imports
 from kvmesh.worker.fork_loop import die_with, redirect, reseed, run_module, set_title_of
 
 ORDER_BYTES_MAX = 1 << 20
@@ -93,7 +93,7 @@ def import_all(modules: Sequence[str]) -> None:
     gc.disable()
     try:
         # numpy's linear algebra, which no service uses, would start threads.
-        with one_thread_each():
+        with single_threaded_imports():
             for name in (*modules, *_late_modules()):
                 with suppress(ImportError):
                     importlib.import_module(name)

@@ -10,7 +10,6 @@ import logging
 import random
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -29,18 +28,11 @@ _log = logging.getLogger(__name__)
 _WAIT_JITTER = 1 / 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsulStatistics:
-    """Counts since the start, and open watches. A call fails when the registry does not answer or its answer is malformed."""
-
-    calls: int
-    calls_failed: int
-    watches_open: int
-    views_given: int
-
-
 class ConsulRegistry:
-    """`Registry` over HTTP. Safe for any number of tasks of one event loop; `aclose()` ends its watches."""
+    """`Registry` over HTTP, for any number of tasks of one event loop. `aclose` ends its watches.
+
+    `calls_failed` counts calls without a valid answer of the registry.
+    """
 
     def __init__(
         self,
@@ -54,15 +46,7 @@ class ConsulRegistry:
         self._random = (generator or random.Random()).random
         self._connection = Connection(settings)
         self._closed = asyncio.Event()
-        self._calls = self._calls_failed = self._watches_open = self._views_given = 0
-
-    def statistics(self) -> ConsulStatistics:
-        return ConsulStatistics(
-            calls=self._calls,
-            calls_failed=self._calls_failed,
-            watches_open=self._watches_open,
-            views_given=self._views_given,
-        )
+        self.calls_failed = self.watches_open = 0
 
     async def register(self, registration: Registration) -> None:
         """See `Registry.register`. InvalidRequestError names the field that exceeds Consul's limits."""
@@ -101,16 +85,15 @@ class ConsulRegistry:
         not stop because its token was revoked.
         """
         limits.check_service(service)
-        if self._watches_open >= self._settings.watches_max:
-            raise OverloadedError(f"{self._watches_open} watches are open", reason="watches_max")
-        self._watches_open += 1
+        if self.watches_open >= self._settings.watches_max:
+            raise OverloadedError(f"{self.watches_open} watches are open", reason="watches_max")
+        self.watches_open += 1
         try:
             async with aclosing(self._views(service)) as views:
                 async for view in views:
-                    self._views_given += 1
                     yield view
         finally:
-            self._watches_open -= 1
+            self.watches_open -= 1
 
     async def _views(self, service: str) -> AsyncGenerator[View, None]:
         state = WatchState(service)
@@ -223,11 +206,10 @@ class ConsulRegistry:
         return await self._counted(self._connection.call(method, path, params=params, body=body))
 
     async def _counted(self, call: Awaitable[ConsulResponse]) -> ConsulResponse:
-        self._calls += 1
         try:
             return await call
         except UnavailableError:
-            self._calls_failed += 1
+            self.calls_failed += 1
             raise
 
 

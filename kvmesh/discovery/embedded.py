@@ -12,7 +12,6 @@ import socket
 import ssl
 import sys
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import web
@@ -32,19 +31,6 @@ from kvmesh.discovery.wire import grpc_target
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentStatistics:
-    """What the agent holds now."""
-
-    index: int
-    services: int
-    keys: int
-    keys_bytes: int
-    sessions: int
-    watchers: int
-    probes: int
-
-
 class EmbeddedAgent:
     """The agent on the running event loop. Its state is in memory only: after a restart, instances register again."""
 
@@ -57,9 +43,9 @@ class EmbeddedAgent:
         self._settings = settings or AgentSettings()
         self._clock = clock or SystemClock()
         # Starts at the time of day, so that no index of an earlier run matches by accident.
-        self._state = AgentState(self._settings, first_index=max(1, int(self._clock.wall())))
-        self._live = LiveState(self._state, self._clock)
-        self._queries = BlockingQueries(
+        self.state = AgentState(self._settings, first_index=max(1, int(self._clock.wall())))
+        self._live = LiveState(self.state, self._clock)
+        self.queries = BlockingQueries(
             self._live, generator or random.Random(), waiting_max=self._settings.watchers_max
         )
         self._probes: Probes | None = None
@@ -72,17 +58,6 @@ class EmbeddedAgent:
         """http://host:port (https:// over TLS), once started."""
         scheme = "https" if self._settings.certificate_file else "http"
         return f"{scheme}://{grpc_target(self._settings.host, self.port)}"
-
-    def statistics(self) -> AgentStatistics:
-        return AgentStatistics(
-            index=self._state.index,
-            services=len(self._state.catalog.services),
-            keys=len(self._state.keys),
-            keys_bytes=self._state.keys.held_bytes,
-            sessions=len(self._state.sessions),
-            watchers=self._queries.waiting,
-            probes=len(self._probes) if self._probes is not None else 0,
-        )
 
     async def start(self) -> None:
         """Serves. OSError when the port is taken or a file cannot be read; leaves nothing open then."""
@@ -127,14 +102,14 @@ class EmbeddedAgent:
             name=settings.node_name,
             address=settings.host,
             port=self.port,
-            index=self._state.index,
+            index=self.state.index,
         )
         application = web.Application(
             # Larger than the limit, which the key's own check enforces: a value of exactly the limit must pass.
             client_max_size=VALUE_BYTES_MAX + 1024,
             middlewares=[error_middleware(settings.token)],
         )
-        routes = AgentRoutes(live=self._live, queries=self._queries, node=node)
+        routes = AgentRoutes(live=self._live, queries=self.queries, node=node)
         application.add_routes(routes.routes())
         return application
 

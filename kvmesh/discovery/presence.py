@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import random
-from dataclasses import dataclass
 
 from kvmesh.clock import Clock, SystemClock
 from kvmesh.discovery.base import Health, Registration, Registry
@@ -12,17 +11,6 @@ from kvmesh.discovery.settings import PresenceSettings
 from kvmesh.errors import MeshError, NotFoundError, OverloadedError, UnavailableError
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PresenceStatistics:
-    """`is_registered`: the registry accepted the newest registration."""
-
-    is_registered: bool
-    is_draining: bool
-    registrations: int
-    heartbeats: int
-    failures: int
 
 
 class Presence:
@@ -57,16 +45,12 @@ class Presence:
         self._attempt_lock = asyncio.Lock()
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._registrations = self._heartbeats = self._failures = 0
+        self.registrations = self.heartbeats = self.failures = 0
 
-    def statistics(self) -> PresenceStatistics:
-        return PresenceStatistics(
-            is_registered=self._written is not None,
-            is_draining=self._is_draining,
-            registrations=self._registrations,
-            heartbeats=self._heartbeats,
-            failures=self._failures,
-        )
+    @property
+    def is_registered(self) -> bool:
+        """True when the registry has accepted the newest registration."""
+        return self._written is not None
 
     async def start(self) -> None:
         """Registers, and starts the task that sends heartbeats. The task retries if the registry is unreachable.
@@ -162,16 +146,16 @@ class Presence:
             self._written = self._written_mark = None
             await self._registry.register(wanted)
             self._written = wanted
-            self._registrations += 1
+            self.registrations += 1
         if self._written_mark is not (is_draining := self._is_draining):
             # A new registration writes False too: an earlier process with this id may have left a mark.
             await self._registry.set_draining(wanted.instance_id, is_draining, reason=self._drain_reason)
             self._written_mark = is_draining
         await self._registry.heartbeat(wanted.instance_id, health=self._health, note=self._note)
-        self._heartbeats += 1
+        self.heartbeats += 1
 
     def _on_failure(self, error: MeshError) -> None:
-        self._failures += 1
+        self.failures += 1
         extra = {"instance_id": self.registration.instance_id, "reason": error.reason, "why": error.message}
         _log.warning("heartbeat_failed", extra=extra)
 

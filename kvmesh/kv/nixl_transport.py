@@ -169,7 +169,7 @@ class NixlTransport:
         try:
             handle = await asyncio.shield(posting)
         except asyncio.CancelledError:
-            await _outlast(asyncio.create_task(self._abandon(posting, peer), name="nixl-abandon"))
+            await _wait_uninterrupted(asyncio.create_task(self._abandon(posting, peer), name="nixl-abandon"))
             raise
         if handle is not None:
             await self._follow(handle, peer, deadline_s)
@@ -408,7 +408,7 @@ class NixlTransport:
         if self._listening is not None:
             self._listening.cancel()
         if self._pulls:
-            await _outlast(asyncio.create_task(self._wait_pulls(), name="nixl-close"))
+            await _wait_uninterrupted(asyncio.create_task(self._wait_pulls(), name="nixl-close"))
         self._is_closed = True
         if self._running:
             _leaked.append(self._memory)
@@ -461,7 +461,7 @@ class _Following(asyncio.Future[None]):
             self.set_result(None)
 
 
-async def _outlast(task: asyncio.Future[None]) -> None:
+async def _wait_uninterrupted(task: asyncio.Future[None]) -> None:
     """Waits until a bounded task has ended, then raises a cancel that arrived meanwhile. Ignores the task's error."""
     was_cancelled = False
     while not task.done():

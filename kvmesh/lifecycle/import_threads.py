@@ -9,7 +9,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS
 
 
 @contextlib.contextmanager
-def one_thread_each(more: Mapping[str, str] | None = None) -> Iterator[None]:
+def single_threaded_imports(more: Mapping[str, str] | None = None) -> Iterator[None]:
     """Inside, these libraries load with one thread. Afterwards the environment is restored, for processes that are started later.
 
     `more` are further variables to set inside.

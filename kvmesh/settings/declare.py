@@ -22,14 +22,8 @@ _UNITS = {
 }
 
 
-class Required:
-    """The default of a setting without a default."""
-
-    def __repr__(self) -> str:
-        return "required"
-
-
-REQUIRED = Required()
+REQUIRED: Any = object()
+"""The default of a setting without a default."""
 
 
 def setting(
@@ -47,7 +41,7 @@ def setting(
     `min` and `max` are inclusive. A secret is left out of `repr` and masked in `--help`.
     """
     metadata = {"help": help, "unit": unit, "min": min, "max": max, "choices": tuple(choices), "secret": secret}
-    if isinstance(default, Required):
+    if default is REQUIRED:
         return typing.cast(T, dataclasses.field(repr=not secret, metadata=metadata))
     if isinstance(default, dict):
         return typing.cast(T, dataclasses.field(default_factory=default.copy, repr=not secret, metadata=metadata))

@@ -11,7 +11,6 @@ import asyncio
 import json
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import grpc.aio
@@ -76,19 +75,12 @@ class MemoryAgent:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryRegistryStatistics:
-    """A snapshot."""
-
-    watches_open: int
-
-
 class MemoryRegistry:
     """Implements `Registry` on an agent of the same event loop. Calls take one iteration of the loop and no time."""
 
     def __init__(self, agent: MemoryAgent) -> None:
         self._agent = agent
-        self._watches_open = 0
+        self.watches_open = 0
         self._is_closed = False
         self._is_reachable = True
 
@@ -101,9 +93,6 @@ class MemoryRegistry:
         """Cuts this client off from the agent, or ends that."""
         self._is_reachable = is_reachable
         self._agent.live.wake()
-
-    def statistics(self) -> MemoryRegistryStatistics:
-        return MemoryRegistryStatistics(watches_open=self._watches_open)
 
     async def register(self, registration: Registration) -> None:
         limits.check_registration(registration)
@@ -134,7 +123,7 @@ class MemoryRegistry:
     async def watch(self, service: str) -> AsyncGenerator[View, None]:
         """See `Registry.watch`. Ends when the registry or its agent is closed."""
         limits.check_service(service)
-        self._watches_open += 1
+        self.watches_open += 1
         watching, live = WatchState(service), self._agent.live
         try:
             while not self._is_closed and not live.is_closing:
@@ -145,7 +134,7 @@ class MemoryRegistry:
                     continue
                 await live.wait_change()
         finally:
-            self._watches_open -= 1
+            self.watches_open -= 1
 
     async def get(self, key: str) -> Entry | None:
         limits.check_key(key)

@@ -81,7 +81,7 @@ async def test_lives_and_leaves(registry: ConsulRegistry, mine: Registration, st
     await one.aclose()
     assert (await registry.instances(mine.service)).instances == ()
     await one.aclose()
-    assert not one.statistics().is_registered
+    assert not one.is_registered
 
 
 async def test_comes_back_when_forgotten(registry: ConsulRegistry, mine: Registration, stack: AsyncExitStack) -> None:
@@ -91,7 +91,7 @@ async def test_comes_back_when_forgotten(registry: ConsulRegistry, mine: Registr
     await until(registry, mine.service, takes_requests)
     await registry.deregister(mine.instance_id)
     await until(registry, mine.service, takes_requests)
-    assert one.statistics().registrations == 2
+    assert one.registrations == 2
 
 
 async def test_draining_instance_comes_back_draining(agent: Agent, mine: Registration, stack: AsyncExitStack) -> None:
@@ -145,8 +145,8 @@ async def test_starts_without_a_registry(agent: Agent, mine: Registration, stack
     await agent.proxy.refuse()
     one = presence(stack, registry, mine)
     await one.start()
-    assert not one.statistics().is_registered
-    await wait_until(lambda: one.statistics().failures >= 2)
+    assert not one.is_registered
+    await wait_until(lambda: one.failures >= 2)
     await agent.proxy.resume()
     await until(registry, mine.service, takes_requests)
 
@@ -250,11 +250,11 @@ async def test_heartbeats_thrice_per_ttl(agent: Agent, mine: Registration) -> No
     for sent in range(1, 4):
         await clock.advance(15.0)
         await asyncio.sleep(0.1)
-        assert one.statistics().heartbeats == sent
+        assert one.heartbeats == sent
         await clock.advance(6.0)
         async with asyncio.timeout(PATIENCE_S):
-            while one.statistics().heartbeats == sent:
+            while one.heartbeats == sent:
                 await asyncio.sleep(0.02)
         await settle()
-        assert one.statistics().heartbeats == sent + 1
+        assert one.heartbeats == sent + 1
     await one.aclose()

@@ -356,11 +356,11 @@ async def test_many_watches_leave_room_for_calls(agent: Agent) -> None:
     await asyncio.sleep(0.2)
     async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(*(registry.get("no/such/key") for _ in range(10)))
-    assert registry.statistics().watches_open == 40
+    assert registry.watches_open == 40
     for task in following:
         task.cancel()
     await asyncio.gather(*following, return_exceptions=True)
-    assert registry.statistics().watches_open == 0
+    assert registry.watches_open == 0
 
 
 async def test_cancelled_watch_frees_everything(registry: ConsulRegistry) -> None:
@@ -373,7 +373,7 @@ async def test_cancelled_watch_frees_everything(registry: ConsulRegistry) -> Non
     following.cancel()
     with pytest.raises(asyncio.CancelledError):
         await following
-    assert registry.statistics().watches_open == 0
+    assert registry.watches_open == 0
     await asyncio.sleep(0.05)
     assert {task for task in asyncio.all_tasks() - before if "Proxy" not in repr(task)} == set()
 
@@ -680,7 +680,7 @@ async def test_calls_cancelled_anywhere_leave_room(agent: Agent) -> None:
         async with asyncio.timeout(PATIENCE_S):
             await registry.get(name)
     assert not [task for task in asyncio.all_tasks() if "ConsulRegistry" in repr(task)]
-    assert registry.statistics().calls_failed == 0
+    assert registry.calls_failed == 0
 
 
 async def test_watches_cancelled_anywhere_leave_room(agent: Agent) -> None:
@@ -699,7 +699,7 @@ async def test_watches_cancelled_anywhere_leave_room(agent: Agent) -> None:
             await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert registry.statistics().watches_open == 0
+        assert registry.watches_open == 0
     async with asyncio.timeout(PATIENCE_S):
         assert not (await anext(registry.watch("svc-cancelled"))).is_stale
 

@@ -110,12 +110,12 @@ async def test_blocking_query_waits_for_its_index(stack: AsyncExitStack) -> None
     waiting = asyncio.ensure_future(web.get(f"/v1/health/service/svc?index={index}&wait=600s"))
     names = asyncio.ensure_future(web.get(f"/v1/catalog/services?index={index}&wait=600s"))
     async with asyncio.timeout(PATIENCE_S):
-        while agent.statistics().watchers < 2:
+        while agent.queries.waiting < 2:
             await asyncio.sleep(0.01)
     await registry.register(MINE)
     assert [entry["Service"]["ID"] for entry in await (await waiting).json()] == ["one"]
     assert await (await names).json() == {"svc": []}
-    assert agent.statistics().watchers == 0
+    assert agent.queries.waiting == 0
 
 
 async def test_gone_client_frees_its_query(stack: AsyncExitStack) -> None:
@@ -126,12 +126,12 @@ async def test_gone_client_frees_its_query(stack: AsyncExitStack) -> None:
             index = answer.headers["X-Consul-Index"]
         waiting = asyncio.ensure_future(web.get(f"/v1/health/service/svc?index={index}"))
         async with asyncio.timeout(PATIENCE_S):
-            while agent.statistics().watchers < 1:
+            while agent.queries.waiting < 1:
                 await asyncio.sleep(0.01)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
     async with asyncio.timeout(PATIENCE_S):
-        while agent.statistics().watchers:
+        while agent.queries.waiting:
             await asyncio.sleep(0.01)
 
 
@@ -190,7 +190,7 @@ async def test_bad_registrations_are_refused(stack: AsyncExitStack, body: bytes,
     web = await http(stack, agent)
     async with web.put("/v1/agent/service/register", data=body) as answer:
         assert (answer.status, field in await answer.text()) == (400, True)
-    assert agent.statistics().services == 0
+    assert not agent.state.catalog.services
 
 
 BAD_CALLS = [
@@ -245,7 +245,7 @@ async def test_everything_is_bounded(stack: AsyncExitStack) -> None:
     assert await put("/v1/agent/service/register", b'{"Name": "b"}') == 200
     assert [await put("/v1/kv/a"), await put("/v1/kv/b"), await put("/v1/kv/a")] == [200, 429, 200]
     assert [await put("/v1/session/create"), await put("/v1/session/create")] == [200, 429]
-    index = agent.statistics().index
+    index = agent.state.index
     async with web.get("/v1/catalog/services") as answer:
         index = int(answer.headers["X-Consul-Index"])
     waiting = asyncio.ensure_future(web.get(f"/v1/catalog/services?index={index}"))
@@ -293,7 +293,7 @@ async def test_index_survives_a_restart(stack: AsyncExitStack) -> None:
     clock = ManualClock()
     first = await start(stack, clock)
     await clock.advance(60.0)
-    assert (await start(stack, clock)).statistics().index > first.statistics().index
+    assert (await start(stack, clock)).state.index > first.state.index
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -58,7 +58,7 @@ async def test_wrong_ca_is_refused(authority: Authority, tmp_path: Path) -> None
             with pytest.raises(UnavailableError) as failure:
                 await _put(DiscoverySettings(address=agent.address, ca_file=ca_file))
             assert failure.value.reason == "registry_certificate"
-        assert agent.statistics().keys == 0
+        assert len(agent.state.keys) == 0
     finally:
         await agent.aclose()
 

@@ -1,15 +1,11 @@
 """The simulated engine's registration."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from kvmesh.core import Capabilities
 from kvmesh.engines.base import Engine
 from kvmesh.engines.registration import EngineHost, EngineRegistration
 from kvmesh.engines.simulated.settings import SimulatedSettings
-
-if TYPE_CHECKING:
-    from kvmesh.kv.transport import KvTransport
 
 
 def make(settings: SimulatedSettings, host: EngineHost) -> Engine:
@@ -23,15 +19,11 @@ def make(settings: SimulatedSettings, host: EngineHost) -> Engine:
         lease_s=host.kv.lease_s,
         pull_timeout_s=host.kv.pull_timeout_s,
     )
-    return SimulatedEngine(settings, host.clock, _transport(settings))
-
-
-def _transport(settings: SimulatedSettings) -> "KvTransport | None":
     if settings.kv_transport == "none":
-        return None
+        return SimulatedEngine(settings, host.clock)
     from kvmesh.kv.nixl_transport import NixlTransport
 
-    return NixlTransport()
+    return SimulatedEngine(settings, host.clock, NixlTransport())
 
 
 def all_capabilities() -> Capabilities:

@@ -151,7 +151,7 @@ class Scheduler:
         handle: KvHandle | None = None,
         embedding: Sequence[float] | None = None,
     ) -> None:
-        self._leave(leg)
+        self._remove_from_phase(leg)
         del self._legs[leg.key]
         self._finishes.append(
             EngineFinish(
@@ -166,10 +166,10 @@ class Scheduler:
             )
         )
 
-    def _leave(self, leg: LegState) -> None:
+    def _remove_from_phase(self, leg: LegState) -> None:
         """Removes a leg from its phase and drops its blocks."""
         phase, leg.phase = leg.phase, Phase.DONE
-        self._give_up_handle(leg)
+        self._queue_release(leg)
         if phase is Phase.PULLING:
             self.aborted_pulls.append(leg)
             return
@@ -182,7 +182,7 @@ class Scheduler:
         self.pool.drop(leg.blocks)
         leg.blocks = []
 
-    def _give_up_handle(self, leg: LegState) -> None:
+    def _queue_release(self, leg: LegState) -> None:
         """Queues a release to the source of a handle that will not be pulled."""
         if leg.payload is not None and leg.request.handle is not None:
             self.releases.append((leg.payload.peer, leg.request.handle.handle_id))
@@ -236,7 +236,7 @@ class Scheduler:
 
     def _preempt_one(self) -> None:
         leg = max([*self._decoding.legs, *self._prefilling], key=_rank)
-        self._leave(leg)
+        self._remove_from_phase(leg)
         leg.phase = Phase.WAITING
         leg.names = names_of(leg, self.settings.block_size_tokens)
         leg.computed = leg.named_blocks = 0
@@ -275,7 +275,7 @@ class Scheduler:
         if leg.payload is not None and now_s >= leg.payload_expires_at_s:
             leg.payload, leg.was_recomputed = None, True
         if leg.payload is None or leg.request.handle is None or leg.computed >= leg.request.handle.tokens:
-            self._give_up_handle(leg)
+            self._queue_release(leg)
             self._begin_prompt(leg)
             return
         leg.phase = Phase.PULLING
@@ -385,7 +385,7 @@ class Scheduler:
         leg = order.leg
         if leg.phase is not Phase.PULLING or leg.blocks is not order.blocks:
             return
-        self._leave(leg)
+        self._remove_from_phase(leg)
         self._pulling.discard(leg)
         leg.blocks, leg.phase = [], Phase.WAITING
         leg.computed = leg.named_blocks = 0

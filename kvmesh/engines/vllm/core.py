@@ -11,7 +11,7 @@ from kvmesh.core import LoadRecord
 from kvmesh.engines.vllm.arguments import engine_arguments, usage_context
 from kvmesh.engines.vllm.cpu import allow_model_compiling, forbid_compiling
 from kvmesh.engines.vllm.holds import HoldMemory
-from kvmesh.engines.vllm.preload import collector_off
+from kvmesh.engines.vllm.preload import garbage_collection_off
 from kvmesh.engines.vllm.ranks import ranks_die_with_this_thread
 from kvmesh.engines.vllm.settings import VllmSettings
 
@@ -47,7 +47,7 @@ class VllmCore:
     """Builds the engine in the calling thread, which takes seconds or minutes. Raises vLLM's errors."""
 
     def __init__(self, settings: VllmSettings, receive_events: Callable[[Sequence[Any]], None]) -> None:
-        with collector_off():
+        with garbage_collection_off():
             from vllm.platforms import current_platform
 
             self.is_cpu = bool(current_platform.is_cpu())

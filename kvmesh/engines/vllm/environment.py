@@ -121,6 +121,6 @@ def _probe(host: str, port: int) -> None:
             raise UnavailableError(f"the NIXL side channel cannot listen on {host}:{port}: {error.strerror}") from error
 
 
-def calm_nixl() -> None:
+def reduce_nixl_polling() -> None:
     """Makes the progress threads of vLLM's NIXL agents sleep between polls."""
     set_progress_delay(importlib.import_module("nixl._api"), PROGRESS_DELAY_US)

@@ -63,10 +63,10 @@ def read_handle(form: HandleForm, handle: KvHandle, *, tokens: int, prompt: str)
         raise KvLostError("the handle's KV does not fit this engine", reason="kv_incompatible", field="handle")
     try:
         its_prompt, parameters = unpack(handle.payload)
-        is_sound = are_sound(parameters, blocks=-(-tokens // form.block_size_tokens))
+        is_valid = are_valid(parameters, blocks=-(-tokens // form.block_size_tokens))
     except (ValueError, KeyError, TypeError) as error:
         raise KvLostError("the handle's payload is damaged", reason="kv_payload", field="handle") from error
-    if not is_sound:
+    if not is_valid:
         raise KvLostError("the handle's payload does not fit the prompt", reason="kv_payload", field="handle")
     if handle.tokens != tokens or its_prompt != prompt:
         raise KvLostError("the handle holds another prompt's KV", reason="kv_prompt", field="handle")
@@ -88,7 +88,7 @@ def unpack(payload: bytes) -> tuple[str, dict[str, Any]]:
     return str(data["prompt"]), dict(data["parameters"])
 
 
-def are_sound(parameters: Mapping[str, Any], *, blocks: int) -> bool:
+def are_valid(parameters: Mapping[str, Any], *, blocks: int) -> bool:
     """Checks what vLLM does not: a wrong type or number of blocks would raise in its step and kill the engine."""
     groups = parameters["remote_block_ids"]
     return (
@@ -96,13 +96,13 @@ def are_sound(parameters: Mapping[str, Any], *, blocks: int) -> bool:
         and all(is_count(parameters[name], 1) for name in ("remote_port", "tp_size"))
         and all(is_count(parameters.get(name, 1), 1) for name in ("dcp_size", "pp_size"))
         and all(is_count(block, 0) for group in groups for block in group)
-        and is_sound_hold(parameters.get("hold"), int(parameters["tp_size"]))
+        and is_valid_hold(parameters.get("hold"), int(parameters["tp_size"]))
         # A group with full attention has all blocks; a group with a window has fewer.
         and max((len(group) for group in groups), default=0) == blocks
     )
 
 
-def is_sound_hold(hold: Any, ranks: int) -> bool:
+def is_valid_hold(hold: Any, ranks: int) -> bool:
     """True for a well-formed hold, or none: a handle without a hold is not pulled."""
     return hold is None or (
         all(is_count(hold[name], 0) for name in ("index", "number"))

@@ -161,7 +161,7 @@ def refusal(error: Exception) -> InvalidRequestError:
     return InvalidRequestError(f"vLLM refused the request: {str(error).splitlines()[0]}", field=field)
 
 
-def without_handle(leg: LegState) -> None:
+def prepare_recomputation(leg: LegState) -> None:
     """Prepares a leg's next attempt, which computes the prompt here: the same request under a new inner id."""
     import msgspec
 

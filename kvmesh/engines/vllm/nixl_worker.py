@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvmesh.engines.vllm.cpu import prepare_runner
-from kvmesh.engines.vllm.environment import calm_nixl
+from kvmesh.engines.vllm.environment import reduce_nixl_polling
 
 
 class KvmeshWorkerExtension:
@@ -78,4 +78,4 @@ def connector_worker() -> Any:
 
 # A rank of a tensor-parallel engine imports this module before it makes its NIXL agent.
 if importlib.util.find_spec("nixl") is not None:
-    calm_nixl()
+    reduce_nixl_polling()

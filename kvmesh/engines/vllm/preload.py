@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator
 
 from kvmesh.engines.vllm.cpu import forbid_compiling
-from kvmesh.engines.vllm.environment import calm_nixl, set_defaults
-from kvmesh.lifecycle.import_threads import one_thread_each
+from kvmesh.engines.vllm.environment import reduce_nixl_polling, set_defaults
+from kvmesh.lifecycle.import_threads import single_threaded_imports
 
 MODULES = (
     "torch",
@@ -38,7 +38,7 @@ compiles on demand."""
 
 
 @contextlib.contextmanager
-def collector_off() -> Iterator[None]:
+def garbage_collection_off() -> Iterator[None]:
     """Saves about two seconds of collections. Objects that are made inside are never collected."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -52,7 +52,7 @@ def collector_off() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def grpc_absent() -> Iterator[None]:
+def without_grpc() -> Iterator[None]:
     """Hides gRPC, which vLLM imports for its own tracing: a process that forks must not load it."""
     if "grpc" in sys.modules:
         yield
@@ -67,11 +67,11 @@ def grpc_absent() -> Iterator[None]:
 def preload() -> None:
     """Imports everything that a worker would. Starts no thread, not even on CUDA, and makes no NIXL agent."""
     set_defaults()
-    with grpc_absent(), collector_off(), one_thread_each(IMPORT_ENVIRONMENT):
+    with without_grpc(), garbage_collection_off(), single_threaded_imports(IMPORT_ENVIRONMENT):
         is_cpu = bool(importlib.import_module("vllm.platforms").current_platform.is_cpu())
         if is_cpu:
             forbid_compiling()
         for name in (*MODULES, *CPU_MODULES) if is_cpu else MODULES:
             importlib.import_module(name)
         if importlib.util.find_spec("nixl") is not None:
-            calm_nixl()
+            reduce_nixl_polling()

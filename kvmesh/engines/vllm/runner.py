@@ -13,7 +13,7 @@ from kvmesh.engines.base import EngineFinish, StepOutput
 from kvmesh.engines.vllm.budget import TOKENS_MIN, StepBudget
 from kvmesh.engines.vllm.core import VllmCore
 from kvmesh.engines.vllm.handles import HandleForm, make_handle
-from kvmesh.engines.vllm.intake import without_handle
+from kvmesh.engines.vllm.intake import prepare_recomputation
 from kvmesh.engines.vllm.leg import LegState
 from kvmesh.engines.vllm.outputs import REASONS, StepBuilder, stop_token, token_logprobs
 from kvmesh.engines.vllm.sampling import FIELD
@@ -65,7 +65,7 @@ class Runner:
         self._queued: dict[str, LegState] = {}
         """Legs that compute their prompt here and have not been in a step yet."""
         self._pulls: dict[str, LegState] = {}
-        self._leaving: dict[str, AbortedPull] = {}
+        self._aborted_pulls: dict[str, AbortedPull] = {}
         self._leases: dict[str, int] = {}
         self._building = StepBuilder()
         self._step = 0
@@ -77,7 +77,7 @@ class Runner:
     def add(self, leg: LegState) -> None:
         """Passes a leg to vLLM. A refusal by vLLM becomes the leg's finish."""
         if self._is_overdue(leg):
-            without_handle(leg)
+            prepare_recomputation(leg)
         try:
             self._core.add(leg.core_request)
         except self._core.refusals as error:
@@ -134,7 +134,7 @@ class Runner:
             if leg is not None:
                 self._take(leg, output)
         self._watch_pulls()
-        self._watch_leaving()
+        self._watch_aborted_pulls()
         self._step += 1
         if was_executed:
             self._load = replace(self._load, step_s=self._now() - started_s)
@@ -254,23 +254,23 @@ class Runner:
         if was_pulling and leg.parameters is not None:
             now = self._now()
             overdue_s = now if is_overdue else now + self._settings.pull_timeout_s
-            self._leaving[leg.inner_id] = AbortedPull(leg.parameters["remote_engine_id"], now, overdue_s)
+            self._aborted_pulls[leg.inner_id] = AbortedPull(leg.parameters["remote_engine_id"], now, overdue_s)
 
-    def _watch_leaving(self) -> None:
+    def _watch_aborted_pulls(self) -> None:
         """Abandons aborted pulls that do not end by themselves. Their blocks are freed when nothing writes to them any more."""
         now = self._now()
-        for inner_id, pull in list(self._leaving.items()):
+        for inner_id, pull in list(self._aborted_pulls.items()):
             if not self._core.is_held(inner_id):
-                del self._leaving[inner_id]
+                del self._aborted_pulls[inner_id]
             elif now >= pull.aborted_s + TRANSFER_GRACE_S:
                 self._core.call_workers("kvmesh_abandon", inner_id)
 
     def _is_overdue(self, leg: LegState) -> bool:
         """True when an earlier pull from the leg's peer is overdue. Another pull would block more memory."""
-        if not self._leaving or leg.is_prefill or leg.parameters is None:
+        if not self._aborted_pulls or leg.is_prefill or leg.parameters is None:
             return False
         peer, now = leg.parameters["remote_engine_id"], self._now()
-        return any(pull.peer == peer and now >= pull.overdue_s for pull in self._leaving.values())
+        return any(pull.peer == peer and now >= pull.overdue_s for pull in self._aborted_pulls.values())
 
     def _watch_pulls(self) -> None:
         """Enforces deadlines. A leg is watched until its transfer ends: afterwards it has tokens and must not restart."""
@@ -301,5 +301,5 @@ class Runner:
         self._abort(leg, is_overdue=is_overdue)
         self._legs.pop(leg.inner_id)
         self._pulls.pop(leg.inner_id)
-        without_handle(leg)
+        prepare_recomputation(leg)
         self.add(leg)
