@@ -60,7 +60,7 @@ SCENARIOS: Sequence[tuple[MeshKind, Sequence[Scenario]]] = (
             *_rows("grpc", (512, 64, [1]), (128, 128, [32, 128]), (2000, 16, [32])),
         ],
     ),
-    (PACED, _rows("http", (128, 128, [32, 128]))),
+    (PACED, [*_rows("http", (128, 128, [32, 128])), *_rows("grpc", (128, 128, [32]))]),
 )
 """The first row's time to first token is what the mesh adds, because the engines take no time."""
 
