@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = one_token_words(options.model)
     clock = SystemClock()
     model, reference = (
-        load_text_model(options.model, clock, is_fast=is_fast, remembered_characters_max=REMEMBERED_CHARACTERS)
+        load_text_model(options.model, clock, is_fast=is_fast, cached_characters_max=REMEMBERED_CHARACTERS)
         for is_fast in (True, False)
     )
     asked = conversation(words, options.tokens, 1)

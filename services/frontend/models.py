@@ -291,7 +291,7 @@ class DiscoveredModels:
             reasoning_parser=self._parsers.reasoning_parser(card.name),
             limits=self._settings.template,
             is_fast=self._settings.fast_tokenizer,
-            remembered_characters_max=self._settings.remembered_characters_max,
+            cached_characters_max=self._settings.cached_characters_max,
         )
         for problem in text.selection.problems:
             _log.warning("parser_does_not_fit", model=card.name, why=problem)

@@ -204,7 +204,7 @@ class ModelSettings:
         True,
         "Whether fastokens tokenises prompts of models for which it gives the same tokens; it takes a tenth of the time.",
     )
-    remembered_characters_max: int = setting(
+    cached_characters_max: int = setting(
         2_000_000,
         "Characters of earlier prompts whose tokens are cached, for each model; about 15 bytes each. 0: none.",
         min=0,

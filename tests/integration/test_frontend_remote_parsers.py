@@ -119,13 +119,13 @@ def test_one_side_alone_is_vllms(tmp_path: Path) -> None:
 
 
 async def test_text_behind_a_lost_process_is_let_go(tmp_path: Path) -> None:
-    """A process that dies between two texts fails the answer; the texts behind it reach nobody and raise nothing."""
+    """A process that dies between two texts fails the answer; later texts are dropped and raise nothing."""
     process = ParserProcess(write(tmp_path), tool="hermes", reasoning="", settings=ParserProcessSettings())
-    process._is_ready = True  # As if it ran, without the seconds that vLLM takes to load.
-    heard: list[Any] = []
+    process.is_running = True  # As if it ran, without the seconds that vLLM takes to load.
+    received: list[Any] = []
     session = process.open_nowait(
-        tools=[], parses_tools=True, prompt_ids=[], on_reply=heard.append, on_failure=heard.append
+        tools=[], parses_tools=True, prompt_ids=[], on_reply=received.append, on_failure=received.append
     )
     process.push_nowait(session, "late", [1], is_last=True)
     process.close_nowait(session)
-    assert (heard, process.sessions) == ([], 0)
+    assert (received, process.sessions) == ([], 0)

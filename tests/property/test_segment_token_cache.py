@@ -25,7 +25,7 @@ DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
 REFERENCE = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
 CUTS = ("<|im_start|>", "<|im_end|>")
 MODELS = {
-    is_fast: load_text_model(DEMO, SystemClock(), is_fast=is_fast, remembered_characters_max=20_000)
+    is_fast: load_text_model(DEMO, SystemClock(), is_fast=is_fast, cached_characters_max=20_000)
     for is_fast in (True, False)
 }
 MARKS = [token.content for token in REFERENCE.get_added_tokens_decoder().values()]

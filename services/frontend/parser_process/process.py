@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _log = event_logger(__name__)
 RESTART_PAUSE_MAX_S = 60.0
+REPLY_BYTES_MAX = 16 << 20
+"""Longest reply. One text of an answer is some kilobytes; a longer reply is a defect of the process."""
 MODULE = "kvmesh.engines.vllm.parsers"
 OnReply = Callable[[Sequence[Sequence[Any]]], None]
 OnFailure = Callable[[MeshError], None]
@@ -45,7 +47,6 @@ class ParserProcessSettings:
         1.0, "Pause before a process that has exited is restarted; doubles after each failure, up to a minute.", min=0.1
     )
     answers_max: int = setting(512, "Answers parsed at a time; more are refused with Retry-After.", min=1)
-    line_bytes_max: int = setting(16 << 20, "Longest reply of the process.", min=65_536)
 
 
 class ParserProcess:
@@ -82,7 +83,7 @@ class ParserProcess:
     async def _spawn(self) -> None:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", MODULE, str(self._directory),
-            stdin=PIPE, stdout=PIPE, limit=self._settings.line_bytes_max,
+            stdin=PIPE, stdout=PIPE, limit=REPLY_BYTES_MAX,
             env=os.environ | {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"},
         )  # fmt: skip
         try:

@@ -39,13 +39,13 @@ class TextModel:
         selection: Selection | None = None,
         fast: FastTokenizer | None = None,
         template_source: str = "",
-        remembered_characters_max: int = 0,
+        cached_characters_max: int = 0,
     ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._fast = fast
-        self._segment_cache = self._make_segment_cache(template_source, remembered_characters_max)
+        self._segment_cache = self._make_segment_cache(template_source, cached_characters_max)
         self._detokenisers = Detokenisers(tokenizer)
         self.names = TokenNames(self._detokenisers.token_bytes)
         """Names of single tokens in log-probabilities."""
@@ -138,7 +138,7 @@ def load_text_model(
     reasoning_parser: str = AUTO,
     limits: TemplateLimits | None = None,
     is_fast: bool = True,
-    remembered_characters_max: int = 0,
+    cached_characters_max: int = 0,
 ) -> TextModel:
     """Loads the files; takes up to a second. Raises UnsupportedError with the file that is missing or malformed."""
     path = directory / "tokenizer.json"
@@ -167,7 +167,7 @@ def load_text_model(
         selection=select(tool_parser, reasoning_parser, template=tool_source or source, added_tokens=added_tokens),
         fast=fast,
         template_source=source + tool_source,
-        remembered_characters_max=remembered_characters_max,
+        cached_characters_max=cached_characters_max,
     )
 
 
