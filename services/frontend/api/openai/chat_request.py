@@ -312,6 +312,8 @@ def _check_tool_name(name: str | None, tools: Sequence[JsonObject], field: str) 
 
 
 def _chosen_tools(body: ChatRequest) -> tuple[list[JsonObject], ToolChoice]:
+    if not body.tools and body.tool_choice is None:
+        return [], ToolChoice()
     selection, tools = body.tool_choice, template_tools(body.tools or ())
     mode: ToolMode | None = None
     name: str | None = None
