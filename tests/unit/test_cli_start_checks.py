@@ -40,9 +40,10 @@ async def test_an_unreachable_consul_is_said_once(unused_tcp_port: int) -> None:
     address = f"127.0.0.1:{unused_tcp_port}"
     problem = await consul_problem(address, say=lines.append, limit_s=0.0)
     assert problem == f"the Consul agent at {address} did not answer for 0 s: Connection refused; see --consul"
-    assert lines == []
+    assert lines == [f"the Consul agent at {address} cannot be reached: Connection refused; retrying for 0 s"]
+    lines.clear()
     await consul_problem(address, say=lines.append, limit_s=0.01)
-    assert lines == [f"the Consul agent at {address} cannot be reached: Connection refused; retrying for 0.01 s"]
+    assert len(lines) == 1
 
 
 @pytest.fixture
