@@ -21,6 +21,7 @@ from kvmesh.clock import SystemClock
 from kvmesh.core import SamplingParams
 from kvmesh.kv.blocks import block_hashes
 from kvmesh.lifecycle import run
+from services.frontend.access.caller import ANYBODY
 from services.frontend.models import ServedModel
 from services.frontend.pipeline.prepare import hashes_of, prepare, tokens_of
 from services.frontend.pipeline.request import Conversation, Request
@@ -98,7 +99,8 @@ async def loop_delays(model: TextModel, words: Sequence[str], tokens: int, secon
             request_id=str(prompts), model="demo", prompt=asked[prompts % len(asked)], sampling=SamplingParams(max_tokens=1)
         )  # fmt: skip
         token_ids = await tokens_of(request, served, PipelineSettings())
-        prepare(request, served, token_ids, await hashes_of(token_ids, request, served), attempt_timeout_s=1.0)
+        hashes = await hashes_of(token_ids, request, served)
+        prepare(request, served, token_ids, hashes, caller=ANYBODY, attempt_timeout_s=1.0)
         prompts += 1
     await ticking
     found = percentiles(late_s)

@@ -81,12 +81,13 @@ async def consul_problem(address: str, *, say: Callable[[str], None], limit_s: f
                     cause = f"it answers {response.status} {(await response.text())[:100].strip()}"
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                 cause = _cause(error)
-            if time.monotonic() >= deadline:
-                return f"the Consul agent at {address} did not answer for {limit_s:g} s: {cause}; see --consul"
             if not is_said:
                 is_said = True
                 say(f"the Consul agent at {address} cannot be reached: {cause}; retrying for {limit_s:g} s")
-            await asyncio.sleep(min(CONSUL_RETRY_S, deadline - time.monotonic()))
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
+                return f"the Consul agent at {address} did not answer for {limit_s:g} s: {cause}; see --consul"
+            await asyncio.sleep(min(CONSUL_RETRY_S, remaining_s))
 
 
 def is_hub_name(model: str) -> bool:

@@ -37,7 +37,10 @@ def engine(method):
 
 if __name__ == "__main__":
     import sys
-    threading.Thread(target=engine, args=sys.argv[1:]).start()
+    # From Python 3.12 on, no thread starts once the main thread has ended.
+    thread = threading.Thread(target=engine, args=sys.argv[1:])
+    thread.start()
+    thread.join()
 """
 
 
