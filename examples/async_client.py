@@ -28,7 +28,8 @@ async def main() -> None:
         question = [{"role": "user", "content": "Hello! Who are you?"}]
         whole = client.chat(model, question, sampling=SamplingParams(max_tokens=64))
         stories = (
-            first_words(client, model, f"Once upon a time there was a {animal}") for animal in ("cat", "rabbit", "horse")
+            first_words(client, model, f"Once upon a time there was a {animal}")
+            for animal in ("cat", "rabbit", "horse")
         )
         answer, *begun = await asyncio.gather(whole, *stories)
         print("whole:", answer.choices[0].text)
