@@ -95,9 +95,38 @@ class BatchStore:
         return _owned(connection, owner, batch_id)
 
     @reads
-    def page(self, connection: Connection, owner: str, *, limit: int, after: str | None) -> tuple[Sequence[Row], bool]:
-        """Returns a page, the newest first, and whether more batches follow."""
-        return read_page(connection, "batches", owner, limit=limit, after=after)
+    def page(
+        self,
+        connection: Connection,
+        owner: str,
+        *,
+        limit: int,
+        after: str | None,
+        endpoints: Sequence[str],
+        newest_first: bool = True,
+    ) -> tuple[Sequence[Row], bool]:
+        """Returns a page of the batches of these endpoints, and whether more follow."""
+        return read_page(
+            connection,
+            "batches",
+            owner,
+            limit=limit,
+            after=after,
+            newest_first=newest_first,
+            condition=f"endpoint IN ({', '.join('?' * len(endpoints))})",
+            values=endpoints,
+        )
+
+    @writes
+    def delete(self, connection: Connection, owner: str, batch_id: str) -> Row:
+        """Deletes a batch and its results. Raises InvalidRequestError if it has not ended."""
+        row = _owned(connection, owner, batch_id)
+        if row["ended_s"] is None:
+            raise InvalidRequestError(
+                "a batch that has not ended cannot be deleted", field="batch_id", reason="batch_not_ended"
+            )
+        connection.execute("DELETE FROM batches WHERE id = ?", (batch_id,))
+        return row
 
     @writes
     def cancel(self, connection: Connection, owner: str, batch_id: str) -> Row:

@@ -1,11 +1,12 @@
 """POST /v1/messages and /v1/messages/count_tokens."""
 
 import re
+from typing import Any
 
 from aiohttp import web
 
 from services.frontend.api.answer_blocks import AnswerCollector
-from services.frontend.api.answer_reader import make_reader
+from services.frontend.api.answer_reader import AnswerReader, make_reader
 from services.frontend.api.anthropic.body import (
     MESSAGES_PATH,
     VERSION_HEADER,
@@ -20,8 +21,8 @@ from services.frontend.api.http.exchange import Exchange
 from services.frontend.api.http.steering import steer
 from services.frontend.api.http.streaming import event_stream, streamed_response
 from services.frontend.api.request_body import invalid_value
-from services.frontend.api.run import ApiRequest, run_all
-from services.frontend.pipeline.prepare import tokens_of
+from services.frontend.api.run import ApiRequest, RequestContext, run_all
+from services.frontend.pipeline.prepare import Prepared, tokens_of
 
 MAX_TOKENS_HEADER = "X-Kvmesh-Max-Tokens"
 """The limit that applied, if the model's context leaves less than `max_tokens`."""
@@ -61,14 +62,20 @@ async def _serve_message(exchange: Exchange) -> web.StreamResponse:
         async with event_stream(exchange, [prepared], events, choices=1) as stream:
             await run_all(exchange, [prepared], stream, reader)
         return streamed_response(exchange.request)
-    collected = AnswerCollector(reader)
-    await run_all(exchange, [prepared], collected, reader)
+    body = await whole_message(exchange, request.model, prepared, reader)
     exchange.warn(*reader.warnings)
+    return exchange.json_response(body)
+
+
+async def whole_message(
+    context: RequestContext, model: str, prepared: Prepared, reader: AnswerReader
+) -> dict[str, Any]:
+    """Runs the request and returns the JSON body of its answer."""
+    collected = AnswerCollector(reader)
+    await run_all(context, [prepared], collected, reader)
     answer = collected.choices[0]
     content = [block_body(block) for block in answer.blocks.all]
-    return exchange.json_response(
-        message_body(exchange.request_id, request.model, content, answer.ending, exchange.usage)
-    )
+    return message_body(context.request_id, model, content, answer.ending, context.usage)
 
 
 async def _serve_count(exchange: Exchange) -> web.StreamResponse:

@@ -23,6 +23,10 @@ from kvmesh.errors import (
 from kvmesh.rpc.http_status import http_status
 from services.frontend.access.caller import ANYBODY
 from services.frontend.api.answer_reader import make_reader
+from services.frontend.api.anthropic.body import MESSAGES_PATH
+from services.frontend.api.anthropic.body import error_body as messages_error_body
+from services.frontend.api.anthropic.read import read_message
+from services.frontend.api.anthropic.serve import whole_message
 from services.frontend.api.batches.lines import Line
 from services.frontend.api.openai.bodies import error_body
 from services.frontend.api.openai.chat_request import read_chat
@@ -63,6 +67,7 @@ class LineRunner:
     async def run(self, endpoint: str, owner: str, line: Line) -> Result:
         """Returns the line's result. Raises DrainingError if the frontend stops before there is one."""
         pipeline, settings = self._pipeline, self._settings
+        to_error_body = messages_error_body if endpoint == MESSAGES_PATH else error_body
         lost = 0
         pause_s = _RETRY_S
         while True:
@@ -80,12 +85,12 @@ class LineRunner:
             except MeshError as error:
                 lost += isinstance(error, _LOST)
                 if not isinstance(error, _LOST) or lost >= settings.attempts_max:
-                    return self._result(line, context, http_status(error)[0], error_body(error))
+                    return self._result(line, context, http_status(error)[0], to_error_body(error))
             except Exception as error:  # noqa: BLE001 (the boundary that keeps a defect from ending the batch; logged)
                 request_id = context.request_id
                 _log.error("batch_line_defect", exc_info=error, extra={"data": {"request_id": request_id}})
                 failure = InternalError(f"internal error {request_id}", request_id=request_id)
-                return self._result(line, context, 500, error_body(failure))
+                return self._result(line, context, 500, to_error_body(failure))
             await asyncio.sleep(pause_s * (0.5 + self._random.random()))
 
     async def _answer(self, endpoint: str, context: RequestContext, body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -102,6 +107,11 @@ class LineRunner:
             embed, form = read_embeddings(body, context.request_id)
             embed = replace(embed, asked=replace(embed.asked, priority=priority))
             return await embeddings_answer(context, embed, form)
+        if endpoint == MESSAGES_PATH:
+            request, _ = read_message(body, context.request_id)
+            prepared_message = await context.prepare(replace(request.requests[0], priority=priority))
+            reader = make_reader(prepared_message, choices=1)
+            return await whole_message(context, request.model, prepared_message, reader)
         if endpoint == CHAT:
             request = read_chat(body, context.request_id)
         else:

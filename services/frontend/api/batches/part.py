@@ -7,6 +7,7 @@ from aiohttp import web
 
 from kvmesh.errors import NotFoundError, UnavailableError
 from kvmesh.telemetry import Instruments, event_logger
+from services.frontend.api.anthropic.batches import MessageBatchRoutes
 from services.frontend.api.batches.batch_run import BatchResources, LineSlots
 from services.frontend.api.batches.file_routes import FileRoutes
 from services.frontend.api.batches.line_runner import LineRunner
@@ -101,8 +102,9 @@ class Batches:
         if self._is_on:
             FileRoutes(self._files, self._settings).add_routes(app, boundary)
             BatchRoutes(self._service, self._settings).add_routes(app, boundary)
+            MessageBatchRoutes(self._service, self._settings).add_routes(app, boundary)
             return
-        for path in ("/v1/files{rest:(/.*)?}", "/v1/batches{rest:(/.*)?}"):
+        for path in ("/v1/files{rest:(/.*)?}", "/v1/batches{rest:(/.*)?}", "/v1/messages/batches{rest:(/.*)?}"):
             app.router.add_route("*", path, boundary.handler(_serve_off))
 
 

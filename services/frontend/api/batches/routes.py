@@ -93,7 +93,7 @@ class BatchRoutes:
         query = exchange.request.query
         refuse_unknown_parameters(query, ("limit", "after"))
         rows, has_more = await self._service.store.page(
-            exchange.owner, limit=read_limit(query), after=query.get("after")
+            exchange.owner, limit=read_limit(query), after=query.get("after"), endpoints=ENDPOINTS
         )
         return exchange.json_response(list_body([batch_body(row) for row in rows], has_more=has_more))
 

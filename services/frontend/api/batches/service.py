@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from sqlite3 import Row
 from typing import BinaryIO
 
 import orjson
 
-from kvmesh.errors import InvalidRequestError, MeshError, UnsupportedError
+from kvmesh.errors import InvalidRequestError, MeshError, NotFoundError, UnsupportedError
 from kvmesh.rpc.codec.batch import BatchCall, BatchResult
+from services.frontend.api.anthropic.body import MESSAGES_PATH
 from services.frontend.api.batches.file_routes import is_file_id
 from services.frontend.api.batches.lines import CUSTOM_ID_CHARACTERS_MAX
 from services.frontend.api.batches.runner import BatchRunner
@@ -65,7 +67,7 @@ class BatchService:
             raise InvalidRequestError(message, field="input_file_id", reason="invalid_value")
         row = await self.store.create(
             owner,
-            f"batch_{self._new_id()}",
+            f"{'msgbatch' if endpoint == MESSAGES_PATH else 'batch'}_{self._new_id()}",
             endpoint=endpoint,
             input_file_id=input_file_id,
             completion_window=completion_window,
@@ -123,6 +125,14 @@ class BatchService:
         row = await self.store.cancel(owner, batch_id)
         self._runner.wake(batch_id)
         return row
+
+    async def delete(self, owner: str, batch_id: str) -> None:
+        """Deletes a batch that has ended, and its files. Raises InvalidRequestError if it has not ended."""
+        row = await self.store.delete(owner, batch_id)
+        for file_id in (row["input_file_id"], row["output_file_id"], row["error_file_id"]):
+            if file_id is not None:
+                with suppress(NotFoundError):
+                    await self._files.delete(owner, file_id)
 
     async def results(self, owner: str, batch_id: str) -> AsyncGenerator[BatchResult, None]:
         """Yields answers, then failures. Raises UnsupportedError while the batch has not ended."""

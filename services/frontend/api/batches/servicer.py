@@ -12,6 +12,7 @@ from kvmesh.api.inference.v1 import inference_pb2_grpc
 from kvmesh.errors import InvalidRequestError, NotFoundError
 from kvmesh.rpc.codec.batch import batch_id_of, from_create_batch, to_batch, to_batch_result
 from services.frontend.access.interceptor import rpc_caller
+from services.frontend.api.batches.line_runner import ENDPOINTS
 from services.frontend.api.batches.service import BatchService
 from services.frontend.stores.batch_rows import batch_body
 
@@ -36,7 +37,7 @@ class BatchServicer(inference_pb2_grpc.InferenceServiceServicer):
         if request.page_size > PAGE_MAX:
             raise InvalidRequestError(f"page_size must be at most {PAGE_MAX}", field="page_size")
         rows, has_more = await self._service.store.page(
-            _owner(), limit=request.page_size or PAGE_DEFAULT, after=request.after or None
+            _owner(), limit=request.page_size or PAGE_DEFAULT, after=request.after or None, endpoints=ENDPOINTS
         )
         return pb.ListBatchesResponse(batches=[_batch(row) for row in rows], has_more=has_more)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from services.frontend.api.anthropic.batches import MessageBatchRequest
 from services.frontend.api.anthropic.read import CountRequest, MessageRequest
 from services.frontend.api.batches.routes import BatchRequest
 from services.frontend.api.openai.chat_request import ChatRequest
@@ -51,6 +52,7 @@ REQUESTS: Sequence[type[Body]] = (
     ResponseRequest,
     MessageRequest,
     CountRequest,
+    MessageBatchRequest,
     BatchRequest,
     EmbeddingRequest,
     TokenizeRequest,

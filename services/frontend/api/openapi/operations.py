@@ -64,6 +64,7 @@ class Operation:
 _FILE = {"file_id": text(length_min=1)}
 _RESPONSE = {"response_id": text(length_min=1)}
 _BATCH = {"batch_id": text(length_min=1)}
+_MESSAGE_BATCH = {"message_batch_id": text(length_min=1)}
 _PAGE: dict[str, Schema] = {"limit": integer(1, 100), "after": text()}
 _ORDER = one_of("asc", "desc")
 
@@ -107,6 +108,22 @@ OPERATIONS: Sequence[Operation] = (
           "Message", streams=True, errors="MessageError"),
     _post("/v1/messages/count_tokens", "countTokens", "Count a message's tokens", MESSAGES, "CountRequest", "Count",
           errors="MessageError"),
+    _post("/v1/messages/batches", "createMessageBatch", "Run requests to /v1/messages later", MESSAGES,
+          "MessageBatchRequest", "MessageBatch", errors="MessageError"),
+    _get("/v1/messages/batches", "listMessageBatches", "All message batches, the newest first", MESSAGES,
+         "MessageBatchList", query={"limit": integer(1, 1000), "after_id": text(), "before_id": text()},
+         errors="MessageError"),
+    _get("/v1/messages/batches/{message_batch_id}", "getMessageBatch", "A message batch and its progress", MESSAGES,
+         "MessageBatch", parameters=_MESSAGE_BATCH, errors="MessageError"),
+    Operation(method="delete", path="/v1/messages/batches/{message_batch_id}", name="deleteMessageBatch",
+              help="Delete a message batch that has ended", tag=MESSAGES, answer="DeletedMessageBatch",
+              parameters=_MESSAGE_BATCH, errors="MessageError"),
+    Operation(method="post", path="/v1/messages/batches/{message_batch_id}/cancel", name="cancelMessageBatch",
+              help="Cancel a message batch", tag=MESSAGES, answer="MessageBatch", parameters=_MESSAGE_BATCH,
+              errors="MessageError"),
+    _get("/v1/messages/batches/{message_batch_id}/results", "getMessageBatchResults",
+         "The results of a message batch that has ended, one JSON object per line", MESSAGES, "",
+         answer_type="application/x-jsonl", parameters=_MESSAGE_BATCH, errors="MessageError"),
     Operation(method="post", path="/v1/files", name="createFile", help="Upload a file", tag=FILES, body="Upload",
               body_type="multipart/form-data", answer="File"),
     _get("/v1/files", "listFiles", "All files", FILES, "FileList",

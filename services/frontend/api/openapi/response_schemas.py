@@ -136,6 +136,19 @@ RESPONSE_SCHEMAS: Mapping[str, Schema] = {
     "MessageError": response_object({
         "type": constant("error"), "error": response_object({"type": text(), "message": text()}),
     }),
+    "MessageBatch": response_object({
+        "id": text(), "type": constant("message_batch"), "processing_status": one_of("in_progress", "canceling", "ended"),
+        "request_counts": response_object(
+            dict.fromkeys(("processing", "succeeded", "errored", "canceled", "expired"), _COUNT)
+        ),
+        "created_at": text(), "expires_at": text(), "ended_at": nullable(text()),
+        "cancel_initiated_at": nullable(text()), "archived_at": _NULL, "results_url": nullable(text()),
+    }),
+    "MessageBatchList": response_object({
+        "data": array(reference("MessageBatch")), "has_more": boolean(), "first_id": nullable(text()),
+        "last_id": nullable(text()),
+    }),
+    "DeletedMessageBatch": response_object({"id": text(), "type": constant("message_batch_deleted")}),
     "Upload": {
         "type": "object",
         "properties": {
