@@ -88,8 +88,8 @@ def test_no_pair_that_cannot_exchange_kv_and_nobody_who_is_out(specs, moves, pol
             assert can_exchange(*chosen)
         for candidate in scored_candidates(router.history.get(f"r{number}").decision):
             if candidate.prefill is not None and candidate.decode is not None:
-                workers = router.fleet.workers
-                assert can_exchange(workers[candidate.prefill.worker_id], workers[candidate.decode.worker_id])
+                known = router.fleet.workers
+                assert can_exchange(known[candidate.prefill.worker_id], known[candidate.decode.worker_id])
         if what == "fail":
             note = Report(
                 kind=ReportKind.FAILED, elapsed_s=0.1, error=LostError("gone"), failed_worker_id=used[-1].worker_id
