@@ -16,7 +16,8 @@ from kvmesh.engines.registry import ENGINES
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs" / "operate" / "support-matrix.md"
-COLUMNS = ("vllm", "sglang", "trtllm", "simulated")
+# The order of the columns. Engines that are not named here follow.
+COLUMNS = tuple(dict.fromkeys(("vllm", "sglang", "trtllm", "simulated", *ENGINES)))
 LATER = "no: later"
 VLLM = "tests/integration/test_vllm_engine.py"
 CONFORMANCE = "tests/conformance/test_engine.py"

@@ -46,6 +46,8 @@ def _about(spec: Spec) -> str:
 
 def default_text(spec: Spec) -> str:
     """The default as `--help` prints it. Secrets are masked."""
+    if spec.default is REQUIRED:
+        return "required"
     if spec.is_secret:
         return "***" if spec.default else "none"
     value = _plain(spec.default)

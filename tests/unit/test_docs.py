@@ -63,6 +63,23 @@ def test_stated_defaults_are_the_declared_ones(page: Path) -> None:
     assert wrong == []
 
 
+SETTING_KEY = re.compile(r"`([a-z_]+(?:\.[a-z0-9_]+)+)`")
+KEYS = {spec.key for spec in SPECS}
+GROUPS = {spec.path[0] for spec in SPECS if len(spec.path) > 1}
+FILE_ENDINGS = (".py", ".toml", ".json", ".sqlite")
+
+
+# The change log also names settings of earlier versions.
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_keys_are_settings(page: Path) -> None:
+    """A code span such as `queue.wait_s_max`, which begins with a group of settings, is a setting."""
+    found = SETTING_KEY.findall(page.read_text(encoding="utf-8"))
+    keys = {name for name in found if name.partition(".")[0] in GROUPS and not name.endswith(FILE_ENDINGS)}
+    assert sorted(keys - KEYS) == []
+
+
 # Results of runs: they name tests as they were called then.
 RESULTS = {ROOT / "docs/contribute/mutations.md"}
 DOCUMENTS = [

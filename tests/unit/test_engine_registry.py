@@ -11,6 +11,7 @@ from kvmesh.engines.registry import ENGINES
 from kvmesh.settings import SettingsError, load
 from kvmesh.worker.host import make_engine
 from kvmesh.worker.settings import HostSettings
+from tests.conformance.engine_cases import CASES
 
 
 def settings(engine: str, *argv: str, **environ: str) -> HostSettings:
@@ -35,6 +36,11 @@ def test_the_lease_is_one_setting(name: str) -> None:
     engine = make_engine(chosen, Role.PREFILL, SystemClock())
     own = getattr(engine, "settings", None) or engine._settings  # type: ignore[attr-defined]
     assert (own.lease_s, own.pull_timeout_s) == (7.5, 1.5)
+
+
+def test_every_engine_runs_the_conformance_suite() -> None:
+    """The support matrix calls features *verified* because of it."""
+    assert {parameters.values[0].name for parameters in CASES} == set(ENGINES)
 
 
 def test_a_pull_ends_before_its_lease() -> None:

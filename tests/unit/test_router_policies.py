@@ -1,7 +1,10 @@
 """Policies beyond the default one, and how a user adds one."""
 
+import re
 import sys
 from collections import Counter
+from dataclasses import fields
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -9,11 +12,13 @@ import pytest
 from bench.policies.dynamo_cost import DynamoCostPolicy
 from kvmesh.errors import InvalidRequestError
 from services.router.core import RouterCore
+from services.router.core_settings import CoreSettings
 from services.router.explain import scored_candidates
 from services.router.placement.policies import GROUP, POLICIES, PolicyContext, make_policy
 from services.router.workers.cost_settings import CostSettings
 from tests.unit.router_fleets import ask, core, holds, join
 
+ROOT = Path(__file__).resolve().parents[2]
 CONTEXT = PolicyContext(cost=CostSettings(), generator=Random(1))
 
 
@@ -41,6 +46,14 @@ def test_every_policy_places_says_so_and_explains(name):
     choice = router.history.get("r1").decision
     for candidate in scored_candidates(choice):
         assert sum(value for _, value in candidate.terms) == pytest.approx(candidate.cost)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_is_documented(name):
+    """The help of the setting and the page of policies name it."""
+    help_text = next(field.metadata["help"] for field in fields(CoreSettings) if field.name == "policy")
+    assert re.search(rf"\b{name}\b", help_text)
+    assert f"`{name}`" in (ROOT / "docs/understand/routing-cost.md").read_text()
 
 
 def test_power_of_two_takes_the_less_loaded_of_two():
@@ -74,7 +87,7 @@ def test_without_a_session_the_first_block_decides():
 
 def test_full_workers_are_passed_over_by_every_policy():
     """Limits hold whatever weighs."""
-    for name in ("round_robin", "random", "least_loaded", "power_of_two", "consistent_hash", "kv"):
+    for name in POLICIES.keys() - {"pinned"}:
         router = fleet(name, decodes=2, requests_per_decode_max=3)
         placed = Counter(where(router, number, session_id="s") for number in range(1, 7))
         assert placed == {"d0": 3, "d1": 3}
@@ -134,6 +147,6 @@ def test_the_cost_function_to_compare_with():
 
 def test_an_unknown_policy_is_refused_with_what_there_is():
     """A slip of the pen is told at the start."""
-    with pytest.raises(InvalidRequestError, match="kv, least_loaded, pinned") as refusal:
+    with pytest.raises(InvalidRequestError, match=r"known policies: .*kv, ") as refusal:
         make_policy("kw", CONTEXT)
     assert refusal.value.field == "policy"

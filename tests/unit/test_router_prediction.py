@@ -7,9 +7,11 @@ from prometheus_client import CollectorRegistry
 
 from kvmesh.core import Report, ReportKind
 from kvmesh.telemetry import Telemetry
+from services.router.core_settings import SyncSettings
 from services.router.health.monitor import HealthSettings
 from services.router.health.prediction_error import OTHER, WorkerLabels, error_ratio
 from services.router.metrics import RouterMetrics
+from services.router.replicas.peer_reservations import PeerReservations
 from tests.unit.router_fleets import ask, core, join
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,7 +65,8 @@ def test_reports_fill_the_histogram_of_the_worker_that_they_are_about():
 def test_the_readme_lists_the_metrics_that_there_are():
     """Neither a row without a metric nor a metric without a row."""
     telemetry = Telemetry.create("router", registry=CollectorRegistry())
-    RouterMetrics(telemetry.instruments, core())
+    router = core()
+    RouterMetrics(telemetry.instruments, router).add_peer_gauges(PeerReservations(router, SyncSettings()))
     prefix = "kvmesh_router_"
     there = {metric.name.removeprefix(prefix) for metric in telemetry.registry.collect()}
     text = (ROOT / "services/router/README.md").read_text().partition("## Metrics")[2]

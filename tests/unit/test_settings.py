@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from kvmesh.settings import SettingsError, group, help_text, load, load_or_exit, required, setting
+from kvmesh.settings.declare import specs
+from kvmesh.settings.show import default_text
 
 
 class Policy(StrEnum):
@@ -219,6 +221,12 @@ def test_help_into_a_closed_pipe_is_silent(argv: list[str]) -> None:
     finally:
         os.close(writer)
     assert done.stderr == b""
+
+
+def test_a_setting_without_a_default_is_shown_as_required() -> None:
+    """On the page of settings, as in `--help`."""
+    spec = next(spec for spec in specs(RouterSettings) if spec.key == "model")
+    assert default_text(spec) == "required"
 
 
 def test_hidden_settings_have_no_flag() -> None:
