@@ -222,7 +222,7 @@ async def test_embeddings(mesh: RunningMesh, client: openai.AsyncOpenAI) -> None
         ({"input": "a", "dimensions": 0}, 400, "dimensions"),
         ({"input": "a", "dimensions": 100_000}, 400, "dimensions"),
         ({"input": "a", "encoding_format": "hex"}, 400, "encoding_format"),
-        ({"input": "a", "flavour": 1}, 400, "flavour"),
+        ({"input": "a", "messages": 1}, 400, "messages"),
         ({"input": "a", "model": "other"}, 404, "model"),
         ({"input": ["a"] * 3000}, 400, "input"),
     ],

@@ -81,6 +81,28 @@ async def test_the_client_reads_an_answer(running: RunningApps, client: openai.A
     assert prompt(running).startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>")
 
 
+async def test_input_tokens_are_counted_as_they_are_used(running: RunningApps, client: openai.AsyncOpenAI) -> None:
+    """Also those of the conversation that a response continues."""
+    answer = await client.responses.create(model="tiny", input="Hi", instructions="Be brief.")
+    assert answer.usage is not None
+    counted = await client.responses.input_tokens.count(model="tiny", input="Hi", instructions="Be brief.")
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", answer.usage.input_tokens)
+    more = await client.responses.create(model="tiny", input="More", previous_response_id=answer.id)
+    counted = await client.responses.input_tokens.count(model="tiny", input="More", previous_response_id=answer.id)
+    assert more.usage is not None and counted.input_tokens == more.usage.input_tokens
+
+
+async def test_truncation_auto_drops_what_does_not_fit(running: RunningApps) -> None:
+    """The first tokens of the prompt; without it the request is refused."""
+    context = running.pipeline.models.find("tiny").context_tokens_max
+    long = {**BODY, "input": "word " * context, "max_output_tokens": 10}
+    status, answer, _ = await running.call("POST", PATH, long)
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+    status, answer, _ = await running.call("POST", PATH, {**long, "truncation": "auto"})
+    assert (status, answer["truncation"]) == (200, "auto")
+    assert answer["usage"]["input_tokens"] == context - 10
+
+
 async def test_a_stream_says_what_the_whole_answer_says(running: RunningApps, client: openai.AsyncOpenAI) -> None:
     """Through the client's own accumulator."""
     async with client.responses.stream(model="tiny", input="Hi") as stream:

@@ -169,7 +169,7 @@ async def test_a_worker_that_cannot_start_ends_the_mesh_at_once(tmp_path: Path) 
             pass
     text = str(caught.value)
     assert "the mesh cannot start: " in text
-    assert "kv_transport must be" in text
+    assert "kv-transport must be" in text
     assert "starting it again" not in text
 
 
