@@ -1,123 +1,204 @@
-"""Asks held-out questions of every kind and prints a table: `python models/demo/evaluate.py`.
+"""Asks the held-out prompts of `evaluation/prompts.txt` and prints counts for each kind and the twenty worst answers.
 
-Held out means: the question's text is in no training sample, though its parts are (the same sum or country asked in
-other words). The dialogs for memory and reading are new ones, not held-out questions. An answer counts if it equals the
-expected one, character for character.
+Greedy decoding in float32, one prompt at a time, so that two runs give the same answers. In a dialog the model sees its own
+earlier answers. An answer that does not end within the limit is wrong, whatever it holds. `python models/demo/evaluate.py`
 """
 
 import argparse
 import json
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import torch
-from corpus import mixture
-from corpus.tools import Message, call_messages, call_text, tool_set
+import xgrammar
 from rendering import HERE
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-SEED = 99
 ANSWER_TOKENS_MAX = 128
+WORST = 20
+PROMPTS = HERE / "evaluation"
+Message = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    category: str
-    messages: list[Message]
-    tools: list[Message]
-    answer: str
+class Prompt:
+    """`tools` and `schema` are names in evaluation/tools.json and evaluation/schemas.json."""
+
+    kind: str
+    check: str
+    turns: list[str]
+    expected: str
+    tools: list[str]
+    schema: str
+
+
+def prompts(path: Path) -> Iterator[Prompt]:
+    """Reads the file; its head says what a line means."""
+    kind = check = ""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            kind, check = line.strip("[]").split()
+        elif " => " in line and not line.startswith("#"):
+            asked, _, expected = line.rpartition(" => ")
+            asked = re.sub(r"\{([^{}]*)\}", r"\1", asked)
+            names, asked = asked.split(": ", 1) if check in ("call", "schema") else ("", asked)
+            yield Prompt(
+                kind=kind,
+                check=check,
+                turns=asked.split(" // "),
+                expected=expected.strip(),
+                tools=names.split(", ") if check == "call" else [],
+                schema=names if check == "schema" else "",
+            )
 
 
 class Answerer:
-    """The model with greedy decoding, one question at a time."""
+    """The model with greedy decoding. With a schema, only tokens that the schema allows, as vLLM does it with xgrammar."""
 
-    def __init__(self, directory: Path, dtype: torch.dtype) -> None:
+    def __init__(self, directory: Path) -> None:
         self._tokenizer: Any = AutoTokenizer.from_pretrained(directory)
-        self._model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
+        self._model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        self._ends = set(self._model.generation_config.eos_token_id)
+        vocabulary = xgrammar.TokenizerInfo.from_huggingface(
+            self._tokenizer, vocab_size=self._model.config.vocab_size, stop_token_ids=sorted(self._ends)
+        )
+        self._compiler = xgrammar.GrammarCompiler(vocabulary)
 
-    def answer(self, messages: list[Message], tools: list[Message]) -> str:
+    @torch.inference_mode()
+    def answer(self, messages: list[Message], tools: list[Message], schema: Message | None) -> tuple[str, bool]:
+        """The answer, and whether it ended by itself."""
         text = self._tokenizer.apply_chat_template(
             messages, tools=tools or None, add_generation_prompt=True, tokenize=False
         )
         ids = self._tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
-        with torch.inference_mode():
-            output = self._model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=ANSWER_TOKENS_MAX, do_sample=False
-            )
-        return str(self._tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True))
+        allowed = None
+        if schema is not None:
+            allowed = xgrammar.GrammarMatcher(self._compiler.compile_json_schema(json.dumps(schema)))
+        mask = xgrammar.allocate_token_bitmask(1, self._model.config.vocab_size)
+        cache, found = None, []
+        while len(found) < ANSWER_TOKENS_MAX:
+            output = self._model(ids, past_key_values=cache, use_cache=True)
+            cache, scores = output.past_key_values, output.logits[:, -1]
+            if allowed is not None:
+                allowed.fill_next_token_bitmask(mask)
+                xgrammar.apply_token_bitmask_inplace(scores, mask)
+            token = int(scores.argmax())
+            if token in self._ends:
+                return str(self._tokenizer.decode(found, skip_special_tokens=True)), True
+            if allowed is not None:
+                allowed.accept_token(token)
+            found.append(token)
+            ids = torch.tensor([[token]])
+        return str(self._tokenizer.decode(found, skip_special_tokens=True)), False
 
 
-def tool_questions(rng: Random) -> tuple[Question, Question]:
-    """The request that must lead to a call, and the result that must lead to an answer in words."""
-    use = mixture.ask_tool(rng, held_out=True)
-    schemas = tool_set(rng, use)
-    messages = call_messages(use)
-    call = call_text(use.schema["function"]["name"], use.arguments)
-    return (
-        Question(category="tool call", messages=messages[:1], tools=schemas, answer=call),
-        Question(category="tool result", messages=messages[:3], tools=schemas, answer=use.answer),
-    )
+def _contains(answer: str, expected: str) -> bool:
+    def has(part: str) -> bool:
+        return re.search(rf"\b{re.escape(part.strip())}", answer, re.IGNORECASE) is not None
+
+    return any(all(has(part) for part in either.split(" & ")) for either in expected.split(" | "))
 
 
-def single_questions(rng: Random, category: str, count: int) -> list[Question]:
-    """Up to `count` different questions; the small categories do not have that many."""
-    found = dict(mixture.ask(rng, category, held_out=True) for _ in range(20 * count))
-    return [
-        Question(category=category, messages=[{"role": "user", "content": text}], tools=[], answer=answer)
-        for text, answer in list(found.items())[:count]
-    ]
+def _exact(answer: str, expected: str) -> bool:
+    return answer.strip().strip("\"'").rstrip(".!?").strip("\"'") == expected
 
 
-def questions(count: int) -> Iterator[Question]:
-    """`count` questions of every category, the same ones in every run."""
-    rng = Random(SEED)
-    for category in mixture.QUESTIONS:
-        yield from single_questions(rng, category, count)
-    for turns in (0, 2, 8):
-        for _ in range(count):
-            messages = mixture.remembering(rng, turns).messages
-            yield Question(
-                category=f"memory over {turns} turns", messages=messages[:-1], tools=[], answer=messages[-1]["content"]
-            )
-    for _ in range(count):
-        messages = mixture.reading(rng).messages
-        yield Question(category="reading", messages=messages[:-1], tools=[], answer=messages[-1]["content"])
-    for _ in range(count):
-        yield from tool_questions(rng)
+def _numbers(answer: str, expected: str) -> bool:
+    found = re.findall(r"\d+", answer)
+    return found == expected.split() or (len(expected.split()) == 1 and expected in found)
+
+
+def _call(answer: str) -> Message:
+    body = re.fullmatch(r"\s*<tool_call>\n(.*)\n</tool_call>\s*", answer, re.DOTALL)
+    try:
+        found = json.loads(body[1]) if body else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _is_called(answer: str, expected: str) -> bool:
+    name, _, arguments = expected.partition(" ")
+    return _call(answer) == {"name": name, "arguments": json.loads(arguments)}
+
+
+def _is_object(answer: str, expected: str) -> bool:
+    try:
+        value = json.loads(answer)
+    except ValueError:
+        return False
+    return expected == "*" or bool(value == json.loads(expected))
+
+
+CHECKS: dict[str, Callable[[str, str], bool]] = {
+    "contains": _contains,
+    "exact": _exact,
+    "numbers": _numbers,
+    "call": _is_called,
+    "schema": _is_object,
+}
+
+
+def ask(answerer: Answerer, prompt: Prompt) -> tuple[str, bool]:
+    """The answer to the last turn, and whether it ended."""
+    tools = json.loads((PROMPTS / "tools.json").read_text(encoding="utf-8"))
+    schemas = json.loads((PROMPTS / "schemas.json").read_text(encoding="utf-8"))
+    messages: list[Message] = []
+    answer, is_ended = "", True
+    for turn in prompt.turns:
+        messages.append({"role": "user", "content": turn})
+        answer, is_ended = answerer.answer(messages, [tools[name] for name in prompt.tools], schemas.get(prompt.schema))
+        messages.append({"role": "assistant", "content": answer})
+    return answer, is_ended
 
 
 def report(asked: Counter[str], right: Counter[str]) -> str:
     """The table for the model card."""
-    lines = ["| category | asked | right |", "|---|---:|---:|"]
-    lines += [f"| {category} | {count} | {right[category] / count:.0%} |" for category, count in asked.items()]
-    return "\n".join([*lines, f"| **all** | {asked.total()} | {right.total() / asked.total():.0%} |"])
+    lines = ["| kind | asked | right | |", "|---|---:|---:|---:|"]
+    lines += [f"| {kind} | {count} | {right[kind]} | {right[kind] / count:.0%} |" for kind, count in asked.items()]
+    return "\n".join([*lines, f"| **all** | {asked.total()} | {right.total()} | {right.total() / asked.total():.1%} |"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=40, help="questions per category")
     parser.add_argument("--model", type=Path, default=HERE, help="model directory")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="float32")
-    parser.add_argument("--show", type=int, default=0, help="wrong answers to print per category")
+    parser.add_argument("--prompts", type=Path, default=PROMPTS / "prompts.txt", help="file of prompts")
+    parser.add_argument("--kind", nargs="*", default=[], help="these kinds only")
+    parser.add_argument("--worst", type=int, default=WORST, help="wrong answers to print")
     arguments = parser.parse_args()
-    answerer = Answerer(arguments.model, getattr(torch, arguments.dtype))
-    asked, right = Counter[str](), Counter[str]()
-    for question in questions(arguments.count):
-        answer = answerer.answer(question.messages, question.tools)
-        asked[question.category] += 1
-        right[question.category] += answer == question.answer
-        if answer != question.answer and asked[question.category] - right[question.category] <= arguments.show:
-            print(
-                json.dumps(
-                    {"asked": question.messages[-1]["content"], "expected": question.answer, "answered": answer},
-                    ensure_ascii=False,
-                )
-            )
+    torch.set_num_threads(1)
+    answerer = Answerer(arguments.model)
+    asked, right, side = Counter[str](), Counter[str](), Counter[str]()
+    wrong: list[tuple[float, str]] = []
+    for prompt in prompts(arguments.prompts):
+        if arguments.kind and prompt.kind not in arguments.kind:
+            continue
+        answer, is_ended = ask(answerer, prompt)
+        is_right = is_ended and CHECKS[prompt.check](answer, prompt.expected)
+        asked[prompt.kind] += 1
+        right[prompt.kind] += is_right
+        if prompt.check == "call":
+            side["the right tool of two is called"] += _call(answer).get("name") == prompt.expected.split()[0]
+        if prompt.check == "schema":
+            side["valid by its schema"] += is_ended and _is_object(answer, "*")
+        if not is_right:
+            near = SequenceMatcher(None, answer, prompt.expected).ratio()
+            line = {
+                "kind": prompt.kind,
+                "asked": " // ".join(prompt.turns),
+                "expected": prompt.expected,
+                "answered": answer,
+            }
+            wrong.append((near, json.dumps(line, ensure_ascii=False)))
     print(report(asked, right))
+    for what, count in side.items():
+        print(f"{what}: {count}")
+    print("\n".join(line for _, line in sorted(wrong)[: arguments.worst]))
 
 
 if __name__ == "__main__":
