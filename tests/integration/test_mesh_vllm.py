@@ -221,12 +221,15 @@ async def test_the_greeting_comes_over_nixl(tmp_path: Path) -> None:
 IN_TURNS = """
 import asyncio, os, sys, time
 from kvmesh.cli.gpu_plan import WorkerPlaces
+from kvmesh.cli.state import claim_place
 from kvmesh.cli.up import Mesh
 from kvmesh.cli.up_settings import UpSettings
 from kvmesh.settings import load
 settings = load(UpSettings, argv=sys.argv[1:], environ=os.environ, program="kvmesh up", description="")
 places = WorkerPlaces(turns={"prefill-0": 0, "decode-0": 1})
-sys.exit(asyncio.run(Mesh(settings, started_at_s=time.monotonic(), forked={}, places=places).run()))
+with claim_place("in-turns", settings.run_dir) as place:
+    mesh = Mesh(settings, place=place, started_at_s=time.monotonic(), forked={}, places=places)
+    sys.exit(asyncio.run(mesh.run()))
 """
 """`kvmesh up` with workers placed as those that share a GPU are: the CPU build measures no memory, and needs no turns."""
 
