@@ -98,7 +98,7 @@ async def test_a_cancelled_batch_says_which_requests_did_not_run(model: ServedMo
 
 
 async def test_lists_page_in_both_directions(running: RunningApps, client: anthropic.AsyncAnthropic) -> None:
-    """The newest first; OpenAI's list has none of them."""
+    """The newest first; OpenAI's API has none of them."""
     made = [(await client.messages.batches.create(requests=[request(i)])).id for i in range(5)]
     listed = [each.id async for each in client.messages.batches.list(limit=2)]
     assert listed == made[::-1]
@@ -106,6 +106,9 @@ async def test_lists_page_in_both_directions(running: RunningApps, client: anthr
     assert [each.id for each in page.data] == [made[3], made[2]] and page.has_more
     _, others, _ = await running.call("GET", "/v1/batches")
     assert others["data"] == []
+    for method, path in (("GET", ""), ("POST", "/cancel")):
+        status, _, _ = await running.call(method, f"/v1/batches/{made[0]}{path}")
+        assert status == 404, path
 
 
 BAD: list[Any] = [

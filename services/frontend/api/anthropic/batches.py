@@ -11,7 +11,6 @@ import orjson
 from aiohttp import web
 from msgspec import Meta
 
-from kvmesh.errors import NotFoundError
 from kvmesh.rpc.codec.batch import BatchCall, BatchResult
 from services.frontend.api.anthropic.body import MESSAGES_PATH, error_body
 from services.frontend.api.batches.service import BatchService
@@ -44,7 +43,7 @@ class MessageBatchRequest(Body, kw_only=True):
 
 
 class MessageBatchRoutes:
-    """Anthropic's batches API. Its lists contain no batches of OpenAI's API, nor the reverse."""
+    """Anthropic's batches API. It does not show batches of OpenAI's API, nor the reverse."""
 
     def __init__(self, service: BatchService, settings: BatchSettings) -> None:
         self._service = service
@@ -126,11 +125,7 @@ class MessageBatchRoutes:
         return response
 
     async def _row(self, exchange: Exchange) -> Row:
-        batch_id = exchange.request.match_info["id"]
-        row = await self._service.store.get(exchange.owner, batch_id)
-        if row["endpoint"] != MESSAGES_PATH:
-            raise NotFoundError(f"there is no batch {batch_id[:64]!r}", field="batch_id", reason="batch_not_found")
-        return row
+        return await self._service.get(exchange.owner, exchange.request.match_info["id"], (MESSAGES_PATH,))
 
     async def _batch_body(self, exchange: Exchange, row: Row) -> dict[str, Any]:
         """Converts a row to Anthropic's batch object."""

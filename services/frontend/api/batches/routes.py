@@ -98,9 +98,10 @@ class BatchRoutes:
         return exchange.json_response(list_body([batch_body(row) for row in rows], has_more=has_more))
 
     async def _get(self, exchange: Exchange) -> web.StreamResponse:
-        row = await self._service.store.get(exchange.owner, exchange.request.match_info["id"])
+        row = await self._service.get(exchange.owner, exchange.request.match_info["id"], ENDPOINTS)
         return exchange.json_response(batch_body(row))
 
     async def _cancel(self, exchange: Exchange) -> web.StreamResponse:
-        row = await self._service.cancel(exchange.owner, exchange.request.match_info["id"])
+        row = await self._service.get(exchange.owner, exchange.request.match_info["id"], ENDPOINTS)
+        row = await self._service.cancel(exchange.owner, row["id"])
         return exchange.json_response(batch_body(row))

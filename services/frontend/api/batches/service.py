@@ -120,6 +120,13 @@ class BatchService:
             await asyncio.shield(asyncio.to_thread(file.discard))
         return file_id
 
+    async def get(self, owner: str, batch_id: str, endpoints: Sequence[str]) -> Row:
+        """Returns a batch of one of the endpoints. Raises NotFoundError for others, which belong to another API."""
+        row = await self.store.get(owner, batch_id)
+        if row["endpoint"] not in endpoints:
+            raise NotFoundError(f"there is no batch {batch_id[:64]!r}", field="batch_id", reason="batch_not_found")
+        return row
+
     async def cancel(self, owner: str, batch_id: str) -> Row:
         """Starts to cancel a batch. Its requests in flight are cancelled shortly after."""
         row = await self.store.cancel(owner, batch_id)
