@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Collection
 from contextlib import asynccontextmanager
 
 import pytest
@@ -249,15 +250,18 @@ async def test_each_ask_of_a_message_is_answered():
         report = to_report(1, Report(kind=ReportKind.FINISHED, elapsed_s=0.1))
         more = pb.Ask(ask_id=6, request_id="r6", prompt_tokens=3, model="demo")
         await call.write(pb.RouteRequest(reports=[report], asks=[more]))
-        assert await _answers(call, 2) == {5: "d1", 6: "queued"}
+        assert await _answers(call, 2, placed={5}) == {5: "d1", 6: "queued"}
         call.cancel()
 
 
-async def _answers(call, count: int) -> dict[int, str]:
-    """What is said of so many asks: a worker, a reason or `queued`, whatever messages it comes in."""
+async def _answers(call, count: int, *, placed: Collection[int] = ()) -> dict[int, str]:
+    """Return the answer to each of `count` asks: a worker, a reason or `queued`.
+
+    The router repeats `queued` while an ask waits, so that answer is not final for an ask in `placed`.
+    """
     said: dict[int, str] = {}
     async with asyncio.timeout(PATIENCE_S):
-        while len(said) < count:
+        while len(said) < count or any(said.get(ask_id, "queued") == "queued" for ask_id in placed):
             message = await call.read()
             for placement in message.placements:
                 said[placement.ask_id] = placement.decode.worker_id
