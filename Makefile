@@ -27,8 +27,8 @@ up: ## Install what is missing and start a whole mesh on this machine
 	@$(SETUP)
 	@exec "$(BIN)/kvmesh" up $(ARGS)
 
-test: setup ## Install what is missing and run the tests
-	@"$(BIN)/python" -m pytest $(ARGS)
+test: setup ## Install what is missing and run the tests, a file of tests on each of two processors at a time
+	@"$(BIN)/python" -m pytest -n 2 --dist loadfile $(ARGS)
 
 setup: ## Only install: packages, engine, the tests' real servers
 	@$(SETUP) --tests

@@ -13,8 +13,10 @@ import pytest
 
 from tests.servers import Server, consul_server, free_ports, prometheus_server
 
-# How long an example takes says how busy the machine is, and nothing else.
-hypothesis.settings.register_profile("untimed", parent=hypothesis.settings(), deadline=None)
+# How long an example takes, or its generation, says how busy the machine is, and nothing else.
+hypothesis.settings.register_profile(
+    "untimed", parent=hypothesis.settings(), deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("untimed")
 
 
