@@ -141,7 +141,7 @@ def process_state(pid: int) -> str:
     """As in /proc; Z when it has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # Gone, or gone between the opening and the reading.
         return "Z"
 
 
