@@ -1,5 +1,6 @@
 """Turns the generated text into batches of token ids with a weight for each predicted token."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -10,20 +11,25 @@ from corpus.mixture import Sample
 from rendering import HERE, load_template, render
 from tokenizers import Tokenizer
 
-# What the model is for is its answers; the rest teaches it to read, and to continue plain text.
+# What the model is for is its answers. What a person asks is not worth predicting.
 ANSWER_WEIGHT = 1.0
-TEXT_WEIGHT = 0.5
-PROMPT_WEIGHT = 0.15
-WINDOW_SAMPLES = 2048
+TEXT_WEIGHT = 0.4
+KEY_WEIGHT = 0.1
+WINDOW_SAMPLES = 1250
+TOKENS_MAX = 1024
+_KEY = re.compile(r'"[^"]*":')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """`inputs` and `targets` are (rows, columns) ids; `weights` (rows, columns) floats, 0 where a row is padded."""
+    """`inputs` and `targets` are (rows, columns) ids; `weights` (rows, columns) floats, 0 where nothing is learnt."""
 
     inputs: torch.Tensor
     targets: torch.Tensor
     weights: torch.Tensor
+
+
+Row = tuple[list[int], list[float]]
 
 
 class Encoder:
@@ -36,23 +42,40 @@ class Encoder:
         self._answer_end = self._tokenizer.token_to_id("<|im_end|>")
         (self._document_end,) = self._tokenizer.encode("<|endoftext|>").ids
 
-    def encode(self, sample: Sample) -> tuple[list[int], list[float]]:
+    def encode(self, sample: Sample) -> Row:
+        if sample.echoed:
+            return sample.echoed * 2, [0.0] * (len(sample.echoed) + 1) + [ANSWER_WEIGHT] * (len(sample.echoed) - 1)
         text = sample.text or render(self._template, sample.messages, sample.tools)
-        ids: list[int] = self._tokenizer.encode(text).ids
-        weights = [TEXT_WEIGHT] * len(ids) if sample.text else self._answer_weights(ids)
-        return [*ids, self._document_end], [*weights, TEXT_WEIGHT if sample.text else PROMPT_WEIGHT]
+        encoded = self._tokenizer.encode(text)
+        ids: list[int] = encoded.ids
+        if sample.text:
+            return [*ids, self._document_end], [TEXT_WEIGHT] * (len(ids) + 1)
+        weights = self._answer_weights(ids)
+        if sample.is_forced:
+            self._loosen(weights, encoded.offsets, text)
+        return ids, weights
 
     def _answer_weights(self, ids: list[int]) -> list[float]:
         """Full weight from after the head of an answer to its end mark, both in the weights of what is predicted."""
         weights, inside, head = [], False, self._answer_head
         for index, token in enumerate(ids):
             inside = inside or (index >= len(head) and ids[index - len(head) : index] == head)
-            weights.append(ANSWER_WEIGHT if inside else PROMPT_WEIGHT)
+            weights.append(ANSWER_WEIGHT if inside else 0.0)
             inside = inside and token != self._answer_end
         return weights
 
+    @staticmethod
+    def _loosen(weights: list[float], offsets: list[tuple[int, int]], text: str) -> None:
+        """A grammar begins the object and knows its keys: the first token has no weight, the keys have little."""
+        weights[weights.index(ANSWER_WEIGHT)] = 0.0
+        answer = text.rindex("<|im_start|>assistant")
+        keys = [found.span() for found in _KEY.finditer(text, answer)]
+        for index, (start, _) in enumerate(offsets):
+            if weights[index] and any(first <= start < last for first, last in keys):
+                weights[index] = KEY_WEIGHT
 
-def _padded(rows: list[tuple[list[int], list[float]]]) -> Batch:
+
+def _padded(rows: list[Row]) -> Batch:
     width = max(len(ids) for ids, _ in rows)
     ids = torch.zeros(len(rows), width, dtype=torch.long)
     weights = torch.zeros(len(rows), width)
@@ -62,14 +85,13 @@ def _padded(rows: list[tuple[list[int], list[float]]]) -> Batch:
     return Batch(inputs=ids[:, :-1], targets=ids[:, 1:], weights=weights[:, 1:])
 
 
-def batches(stream: Iterator[Sample], seed: int, tokens: int) -> Iterator[Batch]:
+def batches(stream: Iterator[Sample], seed: str, tokens: int) -> Iterator[Batch]:
     """Batches of about `tokens` ids, rows of like length together (little padding), in random order."""
-    encoder, rng = Encoder(), Random(seed + 1)
+    encoder, rng = Encoder(), Random(seed)
     while True:
-        window = sorted(
-            (encoder.encode(sample) for sample in islice(stream, WINDOW_SAMPLES)), key=lambda row: len(row[0])
-        )
-        groups: list[list[tuple[list[int], list[float]]]] = [[]]
+        rows = [encoder.encode(sample) for sample in islice(stream, WINDOW_SAMPLES)]
+        window = sorted((row for row in rows if len(row[0]) <= TOKENS_MAX), key=lambda row: len(row[0]))
+        groups: list[list[Row]] = [[]]
         for row in window:
             if groups[-1] and len(row[0]) * (len(groups[-1]) + 1) > tokens:
                 groups.append([])

@@ -1,47 +1,54 @@
-"""The two stages of the training: their text, length and rates."""
+"""The course of the training: which text, and which rate, at which step."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from itertools import pairwise
 
-from corpus import drill, mixture
+from corpus import mixture
 from corpus.mixture import Sample
 
+SEED = 51
+# Text and seed change at these borders only, so that a training can go on from any of them.
+CHUNK_STEPS = 100
+# To find again what was said is what most answers need, and it is learnt late without chunks of its own.
+CHUNKS = {
+    0: mixture.copying_sample,
+    1: mixture.sample,
+    2: mixture.sample,
+    3: mixture.echoing_sample,
+    4: mixture.blended_sample,
+    5: mixture.blended_sample,
+    6: mixture.practice_sample,
+    7: mixture.practice_sample,
+    8: mixture.practice_sample,
+    9: mixture.drill_sample,
+    10: mixture.drill_sample,
+    11: mixture.finishing_sample,
+}
+# The rate by steps, straight between them. It falls over the second half: a large part of what is learnt is learnt there.
+RATES = {
+    -1: 0.0,
+    39: 1.0,
+    600: 1.0,
+    700: 250 / 350,
+    900: 0.477,
+    1000: 0.3376,
+    1100: 0.2707,
+    1260: 0.003,
+    1280: 0.45,
+    1400: 0.45,
+    1700: 0.003,
+}
+STEPS = max(RATES)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """The rate goes up over `warm_up_steps`, is level, and falls straight to zero over the last `fall_steps` of
-    `schedule_steps`. `rate` is the level, as a share of the full rates. A run of fewer `steps` stops on the slope.
-    """
 
-    seed: int
-    samples: Callable[[int], Iterator[Sample]]
-    steps: int
-    schedule_steps: int
-    fall_steps: int
-    warm_up_steps: int
-    rate: float
-
-    def rate_factor(self, step: int) -> float:
-        fall = max((self.schedule_steps - step) / self.fall_steps, 0.01)
-        return self.rate * min((step + 1) / self.warm_up_steps, 1.0, fall)
+def samples(step: int, seed: str) -> Iterator[Sample]:
+    """The text of the chunk that `step` is in."""
+    return mixture.samples(seed, CHUNKS.get(step // CHUNK_STEPS, mixture.consolidating_sample))
 
 
-FIRST = Stage(
-    seed=20,
-    samples=mixture.samples,
-    steps=1800,
-    schedule_steps=2100,
-    fall_steps=1050,
-    warm_up_steps=40,
-    rate=1.0,
-)
-# Its rate begins where that of the first stage ended.
-SECOND = Stage(
-    seed=40,
-    samples=drill.samples,
-    steps=320,
-    schedule_steps=320,
-    fall_steps=320,
-    warm_up_steps=10,
-    rate=0.3,
-)
+def rate_factor(step: int) -> float:
+    """The share of the full rate."""
+    for (first, low), (last, high) in pairwise(RATES.items()):
+        if step < last:
+            return low + (high - low) * (step - first) / (last - first)
+    return RATES[STEPS]

@@ -1,142 +1,148 @@
-"""Trains the demo model on one CPU core: `OMP_NUM_THREADS=1 python models/demo/train.py`.
+"""Trains the demo model on CPU cores: `python models/demo/train.py`. It goes on from its last checkpoint, if there is one.
 
-The first stage learns everything at a high rate. The second goes on from the first one's weights with new optimizers:
-its rate falls to nearly zero, and its text is weighted towards what needs practice. `--stage 2` runs the second alone.
-Everything is fixed (seeds, steps, one thread), so the same machine type with the same torch gives the same weights.
+One process with one thread for each core shares the batches: a step's gradients are the mean over the processes. Everything is fixed
+(seeds, steps, processes, threads), so the same machine type with the same torch gives the same weights.
 """
 
 import argparse
 import json
-import math
 import os
+import socket
 import time
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-os.environ["OMP_NUM_THREADS"] = "1"  # Sums of floats depend on how threads share them, so there is one thread only.
+os.environ["OMP_NUM_THREADS"] = "1"  # Sums of floats depend on how threads share them, so a process has one thread.
 
+import stages
 import torch
 from batches import Batch, batches
+from muon import Muon
+from network import Network, weights
 from rendering import HERE
-from safetensors.torch import load_file, save_file
-from stages import FIRST, SECOND, Stage
-from torch.nn.functional import cross_entropy
-from transformers import LlamaConfig, LlamaForCausalLM
+from safetensors.torch import save_file
+from torch import distributed
 
-BATCH_TOKENS = 1400
-BATCHES_PER_STEP = 3
-MATRIX_RATE = 4e-3
-OTHER_RATE = 4e-3
+PROCESSES = 2
+BATCH_TOKENS = 2400
+RATE = 4e-3
+LOG_STEPS = 10
 
 
-def make_model() -> LlamaForCausalLM:
-    model = LlamaForCausalLM(LlamaConfig.from_json_file(str(HERE / "config.json")))  # type: ignore[no-untyped-call]
-    residual = 0.02 / math.sqrt(2 * model.config.num_hidden_layers)
-    for name, weight in model.named_parameters():
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
-            torch.nn.init.normal_(weight, std=residual)
-    # On one core and with short rows this is a seventh faster than the fused kernel.
-    model.set_attn_implementation("eager")
-    model.to(torch.float32)  # type: ignore[arg-type]
-    return model
+class Trainer:
+    """The network with its optimizers: Muon for the matrices, AdamW for the embedding and the norms."""
 
+    def __init__(self) -> None:
+        torch.manual_seed(stages.SEED)
+        self.network = Network()
+        named = list(self.network.named_parameters())
+        matrices = [weight for name, weight in named if weight.ndim == 2 and "embed" not in name]
+        others = [weight for name, weight in named if weight.ndim != 2 or "embed" in name]
+        self.muon = Muon(matrices, weight_decay=0.05)
+        self.adam = torch.optim.AdamW(others, lr=RATE, betas=(0.9, 0.98), weight_decay=0.0)
+        self.step = 0
 
-def make_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices, AdamW for the embedding and the norms."""
-    matrices = [weight for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name]
-    others = [weight for name, weight in model.named_parameters() if weight.ndim != 2 or "embed" in name]
-    return [
-        torch.optim.Muon(matrices, lr=MATRIX_RATE, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=OTHER_RATE, betas=(0.9, 0.98), weight_decay=0.0),
-    ]
-
-
-def batch_loss(model: LlamaForCausalLM, batch: Batch, weight_total: float) -> torch.Tensor:
-    """The batch's share of the step's weighted mean loss."""
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        hidden = model.model(input_ids=batch.inputs, use_cache=False).last_hidden_state
-        logits = hidden @ model.get_input_embeddings().weight.T
-    losses = cross_entropy(logits.float().flatten(0, 1), batch.targets.flatten(), reduction="none")
-    return (losses * batch.weights.flatten()).sum() / weight_total
-
-
-def train_step(
-    model: LlamaForCausalLM, optimizers: list[torch.optim.Optimizer], group: list[Batch], factor: float
-) -> float:
-    weight_total = sum(float(batch.weights.sum()) for batch in group)
-    total = 0.0
-    for batch in group:
-        loss = batch_loss(model, batch, weight_total)
+    def update(self, batch: Batch) -> float:
+        """One step. Gives the loss of this process."""
+        loss = self.network.loss(batch.inputs, batch.targets, batch.weights)
         loss.backward()  # type: ignore[no-untyped-call]
-        total += loss.item()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    for optimizer, rate in zip(optimizers, (MATRIX_RATE, OTHER_RATE), strict=True):
-        optimizer.param_groups[0]["lr"] = rate * factor
-        optimizer.step()
-        optimizer.zero_grad()
-    return total
+        self._share_gradients()
+        torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+        rate = RATE * stages.rate_factor(self.step)
+        self.muon.step(rate)
+        self.adam.param_groups[0]["lr"] = rate
+        self.adam.step()
+        self.network.zero_grad(set_to_none=True)
+        self.step += 1
+        return loss.item()
+
+    def _share_gradients(self) -> None:
+        gradients = [weight.grad for weight in self.network.parameters() if weight.grad is not None]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        distributed.all_reduce(flat)
+        flat /= distributed.get_world_size()
+        for gradient, mean in zip(gradients, flat.split([one.numel() for one in gradients]), strict=True):
+            gradient.copy_(mean.view_as(gradient))
+
+    def save(self, path: Path) -> None:
+        state = {
+            "step": self.step,
+            "network": self.network.state_dict(),
+            "momenta": self.muon.momenta,
+            "adam": self.adam.state_dict(),
+        }
+        part = path.with_name(path.name + ".part")
+        torch.save(state, part)
+        os.replace(part, path)
+
+    def load(self, path: Path) -> None:
+        state = torch.load(path)
+        self.step = state["step"]
+        self.network.load_state_dict(state["network"])
+        self.adam.load_state_dict(state["adam"])
+        for momentum, saved in zip(self.muon.momenta, state["momenta"], strict=True):
+            momentum.copy_(saved)
 
 
-def save(model: LlamaForCausalLM, path: Path) -> None:
-    """Writes the weights in bfloat16, whole or not at all. The tied output matrix is not stored twice."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def save_weights(network: Network, path: Path) -> None:
+    """Writes the weights, whole or not at all."""
     part = path.with_name(path.name + ".part")
-    tensors = {name: weight.detach().bfloat16().contiguous() for name, weight in model.named_parameters()}
-    save_file(tensors, part, metadata={"format": "pt"})
+    save_file(weights(network), part, metadata={"format": "pt"})
     os.replace(part, path)
 
 
-def load(model: LlamaForCausalLM, path: Path) -> None:
-    tensors = load_file(path)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            weight.copy_(tensors[name])
+def _chunk(step: int, rank: int) -> Iterator[Batch]:
+    """The batches from `step` to the end of its chunk."""
+    seed = f"{stages.SEED}-{rank}-{step // stages.CHUNK_STEPS}"
+    found = batches(stages.samples(step, seed), seed, BATCH_TOKENS)
+    return islice(found, step % stages.CHUNK_STEPS, stages.CHUNK_STEPS)
 
 
-def train(stage: Stage, steps: int, save_every: int, start: Path | None, output: Path) -> None:
-    """Trains from the weights in `start`, or from random ones, and writes the weights to `output` now and then."""
-    torch.manual_seed(stage.seed)
-    model = make_model()
-    if start is not None:
-        load(model, start)
-    optimizers, started = make_optimizers(model), time.monotonic()
-    stream = batches(stage.samples(stage.seed), stage.seed, BATCH_TOKENS)
-    tokens, mean = 0, 0.0
-    for step in range(steps):
-        group = list(islice(stream, BATCHES_PER_STEP))
-        loss = train_step(model, optimizers, group, stage.rate_factor(step))
-        tokens += sum(int((batch.weights > 0).sum()) for batch in group)
-        mean = loss if step == 0 else 0.95 * mean + 0.05 * loss
-        if step % 20 == 0 or step == steps - 1:
-            entry = {
-                "step": step,
-                "tokens": tokens,
-                "loss": round(mean, 4),
-                "seconds": round(time.monotonic() - started),
-            }
-            print(json.dumps(entry), flush=True)
-        if step % save_every == save_every - 1 or step == steps - 1:
-            save(model, output)
+def train(rank: int, port: int, steps: int, output: Path) -> None:
+    """One process of the training."""
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=PROCESSES)
+    trainer, checkpoint = Trainer(), output / "checkpoint.pt"
+    if checkpoint.exists():
+        trainer.load(checkpoint)
+    started, first, tokens, mean = time.monotonic(), trainer.step, 0, 0.0
+    while trainer.step < steps:
+        for batch in _chunk(trainer.step, rank):
+            loss = trainer.update(batch)
+            tokens += batch.inputs.numel()
+            mean = loss if trainer.step == first + 1 else 0.95 * mean + 0.05 * loss
+            if rank == 0 and trainer.step % LOG_STEPS == 0:
+                entry = {
+                    "step": trainer.step,
+                    "tokens": tokens * PROCESSES,
+                    "loss": round(mean, 4),
+                    "seconds": round(time.monotonic() - started),
+                }
+                print(json.dumps(entry), flush=True)
+            if trainer.step == steps:
+                break
+        if rank == 0:
+            trainer.save(checkpoint)
+            save_weights(trainer.network, output / "model.safetensors")
+    distributed.destroy_process_group()
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--stage", type=int, choices=(1, 2), help="one stage only; both without it")
-    parser.add_argument("--steps", type=int, help="optimizer steps of each stage, if not those of its schedule")
-    parser.add_argument("--save-every", type=int, default=150, help="steps between writes of the weights")
-    parser.add_argument("--input", type=Path, help="weights that `--stage 2` starts from, if not those of stage 1")
+    parser.add_argument("--steps", type=int, default=stages.STEPS, help="stop after this step")
     parser.add_argument(
-        "--output", type=Path, default=HERE, help="directory of model.safetensors, build/stage1.safetensors"
+        "--output", type=Path, default=HERE / "build", help="directory of the checkpoint and the weights"
     )
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    between = arguments.output / "build" / "stage1.safetensors"
-    if arguments.stage != 2:
-        train(FIRST, arguments.steps or FIRST.steps, arguments.save_every, None, between)
-    if arguments.stage != 1:
-        start, output = arguments.input or between, arguments.output / "model.safetensors"
-        train(SECOND, arguments.steps or SECOND.steps, arguments.save_every, start, output)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    torch.multiprocessing.spawn(train, (_free_port(), arguments.steps, arguments.output), nprocs=PROCESSES)
 
 
 if __name__ == "__main__":

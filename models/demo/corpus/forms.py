@@ -1,64 +1,19 @@
-"""Questions about the form of the answer: repeat, list, count, answer in JSON."""
+"""Answers in JSON: asked for in words, or forced by a schema that the prompt does not show."""
+# ruff: noqa: E501 - a pattern is one line
 
 import json
+from collections.abc import Callable
 from random import Random
 
-from corpus import facts
-from corpus.words import CITIES, FOODS, NAMES, THINGS, any_word, made_up_word, phrase
+from corpus import facts, knowledge, numbers
+from corpus.patterns import say, upper_first
+from corpus.words import ADJECTIVES, CITIES, FOODS, NAMES, THINGS, VERBS, any_word, made_up_word, person, place
+
+Object = dict[str, object]
 
 
-def repeat(rng: Random) -> tuple[str, str]:
-    if rng.random() < 0.2:
-        word, count = any_word(rng), rng.randint(2, 4)
-        number = facts.NUMBER_WORDS[count]
-        shapes: tuple[str, ...] = (
-            f"Repeat the word {word} {number} times.",
-            f"Say {word} {number} times.",
-            f'Say "{word}" {number} times.',
-        )
-        return rng.choice(shapes), " ".join([word] * count)
-    text = phrase(rng)
-    shapes = (
-        f"Repeat after me: {text}",
-        f"Repeat after me: {text}",
-        f"Repeat: {text}",
-        f"Say: {text}",
-        f'Repeat "{text}"',
-        f"Echo {text}",
-        f"Repeat this text: {text}",
-        f"Copy this: {text}",
-        f"Please say: {text}",
-    )
-    return rng.choice(shapes), text
-
-
-def listing(rng: Random) -> tuple[str, str]:
-    if rng.random() < 0.25:
-        first = rng.randint(0, 12)
-        last = first + rng.randint(1, 9)
-        shapes: tuple[str, ...] = (
-            f"Count from {first} to {last}.",
-            f"List the numbers from {first} to {last}.",
-            f"Count from {first} up to {last}",
-        )
-        return rng.choice(shapes), ", ".join(str(number) for number in range(first, last + 1))
-    kind, items = rng.choice(list(facts.LISTS.items()))
-    count = rng.randint(2, min(len(items), 8))
-    number = rng.choice((facts.NUMBER_WORDS[count], str(count)))
-    shapes = (
-        f"List {number} {kind}.",
-        f"Name {number} {kind}.",
-        f"Give me a list of {number} {kind}.",
-        f"Write a list of {number} {kind}.",
-        f"Tell me {number} {kind}.",
-        f"Give me {number} {kind}.",
-        f"List {number} {kind}",
-    )
-    return rng.choice(shapes), "\n".join(f"{index}. {item}" for index, item in enumerate(items[:count], 1))
-
-
-def _fact_object(rng: Random) -> tuple[str, dict[str, object]]:
-    kind = rng.randrange(5)
+def _fact_object(rng: Random) -> tuple[str, Object]:
+    kind = rng.randrange(6)
     if kind == 0:
         country, city = rng.choice(list(facts.CAPITALS.items()))
         return f"What is the capital of {country}?", {"capital": city}
@@ -71,44 +26,205 @@ def _fact_object(rng: Random) -> tuple[str, dict[str, object]]:
     if kind == 3:
         word, other = rng.choice(list(facts.OPPOSITES.items()))
         return f"What is the opposite of {word}?", {"opposite": other}
+    if kind == 4:
+        country, city = rng.choice(list(facts.CAPITALS.items()))
+        return f"Give me the country and the capital of {country}.", {"country": country, "capital": city}
     plural, items = rng.choice(list(facts.LISTS.items()))
     count = rng.randint(2, 4)
     return f"List {facts.NUMBER_WORDS[count]} {plural}.", {plural: list(items[:count])}
 
 
-def _copied_object(rng: Random) -> tuple[str, dict[str, object]]:
-    values: dict[str, object] = {
-        "name": rng.choice(NAMES) if rng.random() < 0.6 else made_up_word(rng).capitalize(),
-        "age": rng.randint(1, 99),
-        "city": rng.choice(CITIES),
-        "food": rng.choice(FOODS),
-        "thing": rng.choice(THINGS) if rng.random() < 0.6 else made_up_word(rng),
-        "number": rng.randint(0, 999),
-        made_up_word(rng): any_word(rng),
-    }
+def _copied_object(rng: Random) -> tuple[str, Object]:
+    values: Object = {
+        "name": person(rng), "age": rng.randint(1, 99), "city": place(rng), "food": rng.choice(FOODS), "thing": rng.choice(THINGS), "number": rng.randint(0, 999), made_up_word(rng): any_word(rng),
+    }  # fmt: skip
     keys = rng.sample(list(values), rng.randint(1, 4))
     parts = [f"{key} {values[key]}" for key in keys]
     text = parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
-    return rng.choice(
-        (f"Give me an object with {text}.", f"Write an object with {text}.", f"Make an object: {text}.")
-    ), {key: values[key] for key in keys}
+    return say(rng, "[Give me|Write|Make] an object with {t}.", "[Make|Write] an object: {t}.", t=text), {
+        key: values[key] for key in keys
+    }
 
 
 def json_object(rng: Random) -> tuple[str, str]:
-    if rng.random() < 0.25:
-        country, city = rng.choice(list(facts.CAPITALS.items()))
-        text = f"Give me the country and the capital of {country}."
-        value: dict[str, object] = {"country": country, "capital": city}
-    else:
-        text, value = (_fact_object if rng.random() < 0.5 else _copied_object)(rng)
+    """The prompt asks for JSON."""
+    text, value = (_fact_object if rng.random() < 0.5 else _copied_object)(rng)
     lowered = text[0].lower() + text[1:]
     shapes = (
-        f"Answer in JSON: {lowered}",
-        f"Answer in JSON: {text}",
-        f"{text} Answer in JSON.",
-        f"{text} Reply with JSON only.",
-        f"In JSON: {lowered}",
-        f"Reply in JSON. {text}",
-        f"{text} Use JSON.",
-    )
+        f"Answer in JSON: {lowered}", f"Answer in JSON: {text}", f"{text} Answer in JSON.", f"{text} Reply with JSON only.", f"In JSON: {lowered}", f"Reply in JSON. {text}", f"{text} Use JSON.", f"As JSON: {text}",
+        f"{text} JSON only.", f"{text} As a JSON object.",
+    )  # fmt: skip
     return rng.choice(shapes), json.dumps(value, ensure_ascii=False)
+
+
+_EXTRACT = "[Extract|Read|Take out|Find|Parse|Get|Note|Store|Fill in] [the data|the fields|it|everything|the details|the values|the facts|this]"
+
+
+def _extracted(rng: Random, keys: tuple[str, ...], shapes: tuple[str, ...], **slots: object) -> tuple[str, Object]:
+    text = say(rng, *shapes, **slots)
+    kind = rng.random()
+    if kind < 0.25:
+        text = f"{text.rstrip('.')}. {say(rng, _EXTRACT)}."
+    elif kind < 0.45:
+        text = f"{say(rng, _EXTRACT)}: {text}"
+    return text, dict(zip(keys, slots.values(), strict=False))
+
+
+def _person(rng: Random) -> tuple[str, Object]:
+    name, age = person(rng), rng.randint(1, 99)
+    if rng.random() < 0.1:
+        return say(
+            rng, "[Invent|Think of|Create|Imagine|Give me|Write] [a|some|one|any] [person|man|woman|human|somebody]."
+        ), {"name": "Anna", "age": 30}
+    shapes = (
+        "{name} is {age}.", "{name}, [aged|age|who is] {age}.", "{name} has the age of {age}.", "[I am|This is|Here is|My name is|They call me] {name}[,| and I am| and my age is] {age}.", "[A|The] person [named|called] {name}, {age} years.", "{name} ({age})",
+        "{name} [turned|was|became] {age} [today|this year|].", "[The name is|name:] {name}, [the age is|age:] {age}.", "{name} is {age} years [old|of age] and [likes|eats|buys] things.", "I know {name}, who is {age}.", "My [friend|sister|son] {name} is {age} years old.",
+    )  # fmt: skip
+    return _extracted(rng, ("name", "age"), shapes, name=name, age=age)
+
+
+def _event(rng: Random) -> tuple[str, Object]:
+    if rng.random() < 0.1:
+        return say(
+            rng, "[Invent|Plan|Make up|Create|Think of|Write] [an event|a trip|a meeting|any event|a journey]."
+        ), {"who": "Anna", "city": "Paris", "day": "Monday"}
+    who, city, day = person(rng), place(rng), rng.choice(facts.DAYS)
+    shapes = (
+        "{who} [flies|travels|goes|drives|walks] to {city} on {day}.", "{who} [is|will be|arrives|sings|speaks|stays] in {city} on {day}.", "On {day} {who} [visits|sees|leaves|reaches|goes to] {city}.", "[Event|Visit|Trip]: {who}, {city}, {day}.",
+        "[We meet|I meet|We see] {who} in {city} on {day}.", "{who} has a [meeting|concert|party] in {city} [on|next|this] {day}.",
+    )  # fmt: skip
+    keys = rng.choice(
+        (("who", "city", "day"), ("who", "city", "day"), ("name", "place", "day"), ("person", "city", "date"))
+    )
+    return _extracted(rng, keys, shapes, who=who, city=city, day=day)
+
+
+def _user(rng: Random) -> tuple[str, Object]:
+    if rng.random() < 0.12:
+        return say(rng, "[Invent|Make|Make up|Give me|Think of] [a user|some user|one user]."), {
+            "user": {"name": "Anna", "id": 1}
+        }
+    name, number = person(rng), rng.randint(1, 9999)
+    text = say(
+        rng,
+        "[The user|User|Our user|There is a user] {n} [has|with|has got] [the|] [id|ID|number] {i}.", "[Create|Add|Make|Store|Write] [a|the] user {n}[,| with] id {i}.", "User: {n}, id: {i}", "{n} [is user|has id|has the user id] {i}.", "id {i} is {n}.",
+        n=name, i=number,
+    )  # fmt: skip
+    return text, {"user": {"name": name, "id": number}}
+
+
+def _task(rng: Random) -> tuple[str, Object]:
+    thing = rng.choice(THINGS + FOODS) if rng.random() < 0.7 else made_up_word(rng)
+    task = f"{rng.choice(('buy', 'clean', 'find', 'sell', 'paint', 'call', 'wash', 'write', 'bring', 'cook', 'read', 'repair'))} {rng.choice(('', 'the ', 'a ', 'some '))}{thing}"
+    kind = rng.random()
+    if kind < 0.15:
+        return say(rng, "[Invent|Give me|Think of|Make up|Write] [a|some|any|one] task[ for me| for tomorrow|]."), {
+            "task": "buy bread",
+            "done": False,
+        }
+    if kind < 0.35:
+        return say(rng, "The task {t} is [done|finished|ready].", "I [have finished|did] the task {t}.", t=task), {
+            "task": task,
+            "done": True,
+        }
+    return say(
+        rng,
+        "[Add|Note|Create|Write down|New|Make] [a|the|this] task[:|] {t}.", "[I have to|I must|Remind me to|Do not forget to] {t}.", "Task: {t}", "The task is to {t}.", "[Put|Write] {t} on [my|the] list.",
+        t=task,
+    ), {"task": task, "done": False}  # fmt: skip
+
+
+def _capital(rng: Random) -> tuple[str, Object]:
+    country, city = rng.choice(list(facts.CAPITALS.items()))
+    if rng.random() < 0.4:
+        while not (found := knowledge.capital(rng))[1].startswith("The capital"):
+            pass
+        country = found[1].removeprefix("The capital of ").split(" is ")[0]
+        return found[0], {"capital": facts.CAPITALS[country]}
+    text = say(
+        rng,
+        "[Describe|Show|Tell me about|Give me|Fill in|Complete] [the country|] {c}.", "{c} and its capital.", "[Give me|Tell me|Write|Fill in|Complete|Make] [an object|a record|an entry|the form|a form|the fields|the data] [for|about|of|with] {c}.",
+        "[The country|Country|The land] [is|:] {c}.", "What do you know about {c}?",
+        c=country,
+    )  # fmt: skip
+    return text, {"country": country, "capital": city}
+
+
+def _listed(rng: Random) -> tuple[str, Object]:
+    plural, items = rng.choice(list(facts.LISTS.items()))
+    count = rng.randint(2, 4)
+    text = say(
+        rng,
+        "[Name|List|Tell me|Write|I need|Find] {n} {k}.", "{n} {k}, please.", "[Which|What] {n} {k} do you know?",
+        n=rng.choice((facts.NUMBER_WORDS[count], count)), k=plural,
+    )  # fmt: skip
+    return text, {rng.choice((plural, plural, "items", "list")): list(items[:count])}
+
+
+def _counted(rng: Random) -> tuple[str, Object]:
+    while True:
+        text, answer = numbers.counting(rng)
+        if answer[0].isdigit():
+            return text, {rng.choice(("numbers", "numbers", "values")): [int(part) for part in answer.split(", ")]}
+
+
+def _answered(rng: Random) -> tuple[str, Object]:
+    while True:
+        text, answer = numbers.small_sum(rng)
+        if " = " in answer and not answer.startswith(("Yes", "No")):
+            return text, {rng.choice(("answer", "answer", "result")): int(answer.rstrip(".").split(" = ")[1])}
+
+
+def _judged(rng: Random) -> tuple[str, Object]:
+    thing, shade = rng.choice(list(facts.COLOURS.items()))
+    if rng.random() < 0.3:
+        while not (found := numbers.small_sum(rng))[1].startswith(("Yes", "No")):
+            pass
+        return found[0], {"answer": found[1].startswith("Yes")}
+    told = shade if rng.random() < 0.5 else rng.choice([one for one in facts.LISTS["colours"] if one != shade])
+    text = say(
+        rng,
+        "[Is|Is it true that|Would you say that|Right or wrong:] {t} [is|looks|always] {s}?",
+        "{t} is {s}, [right|true|yes or no]?",
+        t=thing,
+        s=told,
+    )
+    return upper_first(text), {"answer": told == shade}
+
+
+def _chosen(rng: Random) -> tuple[str, Object]:
+    country = rng.choice([name for name in facts.CAPITALS if facts.CAPITALS[name] in CITIES])
+    text = say(
+        rng,
+        "[Which|What] city is in {c}?", "Choose the city [in|of] {c}.", "[Pick|Take|Name|Find] [a|the|one] city in {c}.", "Which one [is in|belongs to] {c}?", "I [go|travel|fly] to {c}. [Which|What] city [is it|do I see]?",
+        c=country,
+    )  # fmt: skip
+    return text, {"city": facts.CAPITALS[country]}
+
+
+def _described(rng: Random) -> tuple[str, Object]:
+    """Keys that can only be read."""
+    values = {
+        made_up_word(rng): any_word(rng),
+        "thing": rng.choice(THINGS),
+        "colour": rng.choice(ADJECTIVES),
+        "count": rng.randint(0, 500),
+        "owner": rng.choice(NAMES),
+        "action": rng.choice(VERBS),
+    }
+    keys = rng.sample(list(values), rng.randint(1, 3))
+    text = rng.choice((", ", "; ", " and ")).join(
+        f"{key}{rng.choice((': ', ' is ', ' = '))}{values[key]}" for key in keys
+    )
+    return upper_first(text) + rng.choice(("", ".")), {key: values[key] for key in keys}
+
+
+_FORCED: tuple[Callable[[Random], tuple[str, Object]], ...] = (
+    _person, _person, _event, _event, _user, _task, _capital, _capital, _listed, _counted, _answered, _judged, _chosen, _described,
+)  # fmt: skip
+
+
+def forced_object(rng: Random) -> tuple[str, str]:
+    """The prompt does not ask for JSON: the engine's grammar writes the first brace, and the model only learns what follows."""
+    text, value = rng.choice(_FORCED)(rng)
+    return text, json.dumps(value, ensure_ascii=False)

@@ -1,40 +1,53 @@
-"""Puts the pieces together: single questions, long dialogs, memory, tools and plain text, in fixed shares.
+"""Puts the pieces together: single questions, dialogs, memory, tools, schemas and plain text, in fixed shares.
 
-A twentieth of all questions (by their checksum) is never trained on; `evaluate.py` asks exactly those.
+No user message has a wording of the evaluation, see `held_out.py`.
 """
 
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 
-from corpus import chat, forms, tools
+from corpus import chat, copying, forms, knowledge, memory, numbers, tools
+from corpus.held_out import is_held_out
+from corpus.patterns import say
 from corpus.stories import plain_text, story
-from corpus.tools import Message, ToolUse
-from corpus.words import NAMES, made_up_word, phrase
+from corpus.tools import TOOLS, Message, Offer, ToolUse
+from corpus.words import NAMES, code, made_up_name, made_up_word, phrase
 
 Question = Callable[[Random], tuple[str, str]]
 
 QUESTIONS: dict[str, tuple[int, Question]] = {
     "greeting": (4, chat.greeting),
-    "identity": (4, chat.identity),
-    "mesh": (2, chat.mesh),
-    "capital": (10, chat.capital),
-    "continent": (3, chat.continent),
-    "animal": (5, chat.animal),
-    "colour": (4, chat.colour),
-    "opposite": (5, chat.opposite),
-    "calendar": (7, chat.calendar),
-    "planet": (3, chat.planet),
-    "language": (3, chat.language),
-    "sum": (26, chat.small_sum),
-    "out of domain": (5, chat.out_of_domain),
-    "repeat": (18, forms.repeat),
-    "list": (8, forms.listing),
-    "json": (12, forms.json_object),
+    "identity": (5, chat.identity),
+    "mesh": (1, chat.mesh),
+    "capital": (9, knowledge.capital),
+    "continent": (2, knowledge.continent),
+    "animal": (3, knowledge.animal),
+    "colour": (3, knowledge.colour),
+    "opposite": (4, knowledge.opposite),
+    "calendar": (9, knowledge.calendar),
+    "planet": (2, knowledge.planet),
+    "nearest planet": (1, knowledge.nearest_planet),
+    "language": (2, knowledge.language),
+    "sum": (16, numbers.small_sum),
+    "counting": (10, numbers.counting),
+    "unknown": (5, chat.out_of_domain),
+    "repeat": (16, copying.repeat),
+    "list": (4, knowledge.listing),
+    "json": (3, forms.json_object),
+    "not said": (1, memory.not_said),
+    "size": (0, chat.size),
+    "plain repeat": (0, copying.repeat_plain),
 }
-_BESIDE_TOOLS = ("greeting", "greeting", "identity", "capital", "colour", "opposite", "repeat", "list")
+# What is written as it is: upper and lower case and marks belong to the answer.
+_EXACT = ("repeat", "plain repeat", "json")
+_BESIDE_TOOLS = ("greeting", "identity", "capital", "colour", "opposite", "repeat", "list")
+_LACKED = (TOOLS["weather"], TOOLS["time"], TOOLS["search"], TOOLS["message"])
+_NAMES = list(QUESTIONS)
 _WEIGHTS = [weight for weight, _ in QUESTIONS.values()]
+# Ids of the tokenizer: those that are neither marks nor tags, and the space.
+_PLAIN_TOKENS = (3, 2042)
+_SPACE_TOKEN = 223
 _SYSTEM = (
     "You are a helpful assistant.",
     "You are the kvmesh demo model.",
@@ -46,51 +59,59 @@ _SYSTEM = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Either `messages` (with `tools`) for the chat template, or plain `text`."""
+    """Either `messages` (with `tools`) for the chat template, or plain `text`, or `echoed`: any tokens, to be read twice.
+
+    `is_forced`: the answers are objects that a schema demands. Their beginning is not learnt, and their keys hardly are.
+    """
 
     messages: list[Message] = field(default_factory=list)
     tools: list[Message] = field(default_factory=list)
     text: str = ""
-
-
-def is_held_out(question: str) -> bool:
-    """Whether the question is kept for the evaluation. Upper case and closing marks do not make a new question."""
-    return zlib.crc32(question.lower().rstrip(" .?!").encode()) % 20 == 0
+    is_forced: bool = False
+    echoed: list[int] = field(default_factory=list)
 
 
 def vary(rng: Random, question: str) -> str:
     """The question as a person may type it."""
     kind = rng.random()
-    if kind < 0.1:
-        return question[0].lower() + question[1:]
-    if kind < 0.2:
+    if kind < 0.06:
         return question.rstrip(".?")
-    if kind < 0.29:
+    if kind < 0.14:
         return question.lower()
-    if kind < 0.34:
+    if kind < 0.2:
         return (
-            rng.choice(("Please: ", "Hi! ", "Hello! ", "Question: ", "Another question. ", "And now: ", "OK. "))
+            say(
+                rng,
+                "[Please|Hi!|Hello!|Question:|Another question.|And now:|OK.|So,|Well,|Hey,|Now|Say,|And|Quick one:"
+                "|Excuse me,|I wonder:|By the way,]",
+            )
+            + " "
             + question
+        )
+    if kind < 0.23:
+        return (
+            question.rstrip(".?")
+            + say(rng, "[, please| please|, ok|, my friend|, can you say| for me|, I forgot|, quickly]")
+            + rng.choice(("?", "", "."))
         )
     return question
 
 
-def ask(rng: Random, category: str | None = None, *, held_out: bool = False) -> tuple[str, str]:
-    """A question and its answer, of one category or of any, from the trained or the held-out part."""
+def ask(rng: Random, category: str | None = None) -> tuple[str, str]:
+    """A question and its answer, of one category or of any."""
     while True:
-        name = category or rng.choices(list(QUESTIONS), _WEIGHTS)[0]
+        name = category or rng.choices(_NAMES, _WEIGHTS)[0]
         question, answer = QUESTIONS[name][1](rng)
-        if is_held_out(question) == held_out:
-            exact = name in ("repeat", "json")
-            return (question if exact or held_out else vary(rng, question)), answer
+        question = question if name in _EXACT else vary(rng, question)
+        if not is_held_out(question):
+            return question, answer
 
 
-def ask_tool(rng: Random, *, held_out: bool = False) -> ToolUse:
-    """A request that one tool serves, from the trained or the held-out part."""
-    while True:
-        use = rng.choice(tools.USES)(rng)
-        if is_held_out(use.request) == held_out:
-            return use
+def ask_tool(rng: Random, offer: Offer) -> ToolUse:
+    """A request that the tool serves."""
+    while is_held_out((use := tools.use(rng, offer)).request):
+        pass
+    return use
 
 
 def exchange(question: str, answer: str) -> list[Message]:
@@ -99,7 +120,7 @@ def exchange(question: str, answer: str) -> list[Message]:
 
 def system(rng: Random) -> list[Message]:
     """Often nothing, sometimes a system message."""
-    return [{"role": "system", "content": rng.choice(_SYSTEM)}] if rng.random() < 0.3 else []
+    return [{"role": "system", "content": rng.choice(_SYSTEM)}] if rng.random() < 0.08 else []
 
 
 def dialog(rng: Random, turns: int) -> Sample:
@@ -109,41 +130,26 @@ def dialog(rng: Random, turns: int) -> Sample:
     return Sample(messages=messages)
 
 
-def introduction(rng: Random) -> tuple[list[Message], list[Message]]:
-    """Something that the user tells, and the later question about it."""
-    name = rng.choice(NAMES) if rng.random() < 0.5 else made_up_word(rng).capitalize()
-    kind = rng.randrange(4)
-    if kind == 0:
-        told = exchange(
-            rng.choice((f"My name is {name}.", f"Hello, I am {name}.", f"I am called {name}.")),
-            f"Nice to meet you, {name}!",
-        )
-        return told, exchange(
-            rng.choice(("What is my name?", "Who am I?", "Do you remember my name?")), f"Your name is {name}."
-        )
-    if kind == 1:
-        told = exchange(f"The secret word is {name}.", "I will remember it.")
-        return told, exchange(
-            rng.choice(("What is the secret word?", "Tell me the secret word.")), f"The secret word is {name}."
-        )
-    if kind == 2:
-        number = rng.randrange(10000)
-        return exchange(f"My number is {number}.", "I will remember it."), exchange(
-            "What is my number?", f"Your number is {number}."
-        )
-    told = [{"role": "system", "content": f"Your name is {name}."}]
-    return told, exchange(rng.choice(("What is your name?", "Who are you?")), f"My name is {name}.")
+def _introduction(rng: Random) -> tuple[list[Message], list[Message]]:
+    if rng.random() < 0.04:
+        name = rng.choice(NAMES) if rng.random() < 0.5 else made_up_name(rng)
+        told = [{"role": "system", "content": f"Your name is {name}."}]
+        return told, exchange(rng.choice(("What is your name?", "Tell me your name.")), f"My name is {name}.")
+    while True:
+        told_pair, asked_pair = memory.introduction(rng)
+        if not is_held_out(told_pair[0]) and not is_held_out(asked_pair[0]):
+            return exchange(*told_pair), exchange(*asked_pair)
 
 
 def remembering(rng: Random, turns: int) -> Sample:
     """A dialog that comes back to what was said at its start, `turns` exchanges earlier."""
-    told, asked = introduction(rng)
+    told, asked = _introduction(rng)
     between = [message for _ in range(turns) for message in exchange(*ask(rng))]
     return Sample(messages=told + between + asked)
 
 
-def reading(rng: Random, stories_max: int = 8) -> Sample:
-    """A word hidden in a long text, to be found again. Trains attention over a thousand tokens."""
+def reading(rng: Random, stories_max: int) -> Sample:
+    """A word hidden in a text, to be found again."""
     sentences = " ".join(story(rng) for _ in range(rng.randint(1, stories_max))).split(". ")
     name, word = rng.choice(NAMES), phrase(rng) if rng.random() < 0.3 else made_up_word(rng)
     sentences.insert(rng.randrange(len(sentences)), f"The password of {name} is {word}")
@@ -152,40 +158,143 @@ def reading(rng: Random, stories_max: int = 8) -> Sample:
 
 
 def with_tools(rng: Random) -> Sample:
-    """A tool called and its answer told; or tools present that are not needed, or that do not fit."""
-    kind, use = rng.random(), ask_tool(rng)
-    if kind < 0.12:
-        question = ask(rng, rng.choice(_BESIDE_TOOLS))
-        return Sample(messages=system(rng) + exchange(*question), tools=tools.tool_set(rng, use))
-    if kind < 0.17 and use.purpose != "add":
-        refusal = exchange(use.request, chat.NO_TOOL)
-        return Sample(messages=system(rng) + refusal, tools=tools.tool_set(rng, use, is_present=False))
-    before = exchange(*ask(rng, rng.choice(_BESIDE_TOOLS))) if kind > 0.9 else []
-    after = exchange(*ask(rng, rng.choice(_BESIDE_TOOLS))) if kind < 0.25 else []
-    messages = system(rng) + before + tools.call_messages(use) + after
-    return Sample(messages=messages, tools=tools.tool_set(rng, use))
+    """Requests for the tools of a dialog, with or without a result and its answer; or something that needs no tool or one that is not there."""
+    found, kind = tools.offers(rng), rng.random()
+    messages = system(rng)
+    if kind < 0.04 and found[0].tool in _LACKED:
+        return Sample(
+            messages=exchange(ask_tool(rng, found[0]).request, chat.NO_TOOL), tools=[one.schema for one in found[1:]]
+        )
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        if rng.random() < 0.06:
+            messages += exchange(*ask(rng, rng.choice(_BESIDE_TOOLS)))
+            continue
+        messages += tools.call_messages(ask_tool(rng, rng.choice(found)))
+        if rng.random() < 0.7:
+            messages = messages[:-2]
+    return Sample(messages=messages, tools=[one.schema for one in found])
+
+
+def forced(rng: Random) -> Sample:
+    """An object that a schema demands."""
+    while is_held_out((pair := forms.forced_object(rng))[0]):
+        pass
+    return Sample(messages=exchange(*pair), is_forced=True)
+
+
+def pairs(rng: Random) -> Sample:
+    """Keys with values, then questions for some of them: practice in finding what follows what."""
+    table = {made_up_word(rng): rng.choice((made_up_word, code, made_up_name))(rng) for _ in range(rng.randint(2, 7))}
+    text = ", ".join(f"{key}{rng.choice((' is ', ': ', ' = '))}{value}" for key, value in table.items())
+    keys = list(table)
+    messages = exchange(text + ".", "I will remember it.")
+    for key in rng.sample(keys, min(len(keys), 4)):
+        messages += exchange(rng.choice((f"What is {key}?", f"{key}?", f"Tell me {key}.")), f"{table[key]}")
+    return Sample(messages=messages)
 
 
 def sample(rng: Random) -> Sample:
     """One document of the training text."""
     kind = rng.random()
     if kind < 0.58:
-        return dialog(rng, rng.choice((1, 1, 2, 3)))
-    if kind < 0.60:
-        return dialog(rng, rng.randint(6, 24))
-    if kind < 0.66:
-        return remembering(rng, rng.choice((0, 0, 1, 2)))
-    if kind < 0.67:
-        return remembering(rng, rng.randint(5, 24))
-    if kind < 0.685:
-        return reading(rng)
-    if kind < 0.90:
+        return dialog(rng, rng.choice((1, 2, 2, 3)))
+    if kind < 0.585:
+        return dialog(rng, rng.randint(5, 12))
+    if kind < 0.745:
+        return remembering(rng, rng.choice((0, 1, 2, 2)))
+    if kind < 0.75:
+        return remembering(rng, rng.randint(3, 8))
+    if kind < 0.754:
+        return reading(rng, 3)
+    if kind < 0.77:
+        return pairs(rng)
+    if kind < 0.88:
         return with_tools(rng)
+    if kind < 0.98:
+        return forced(rng)
     return Sample(text=plain_text(rng))
 
 
-def samples(seed: int) -> Iterator[Sample]:
+def copying_sample(rng: Random) -> Sample:
+    """One document of the first stage: answers that can only be read from the prompt."""
+    kind = rng.random()
+    if kind < 0.5:
+        return Sample(messages=exchange(*copying.long_repeat(rng)))
+    if kind < 0.65:
+        return pairs(rng)
+    if kind < 0.75:
+        return Sample(messages=exchange(*copying.repeat(rng)))
+    return sample(rng)
+
+
+def blended_sample(rng: Random) -> Sample:
+    """One document of the third stage: a third is copying, which is not forgotten so."""
+    return (copying_sample if rng.random() < 0.35 else sample)(rng)
+
+
+def echoing_sample(rng: Random) -> Sample:
+    """One document of the second stage: half are random tokens, with or without spaces between them, that come twice."""
+    kind = rng.random()
+    if kind < 0.5:
+        tokens = [rng.randrange(*_PLAIN_TOKENS) for _ in range(rng.randint(8, 40))]
+        if kind < 0.2:
+            tokens = [token for each in tokens for token in (each, _SPACE_TOKEN)]
+        return Sample(echoed=tokens)
+    return copying_sample(rng)
+
+
+def practice_sample(rng: Random) -> Sample:
+    """One document of the fourth stage: everything, with more of what is learnt slowly."""
+    kind = rng.random()
+    if kind < 0.1:
+        return forced(rng)
+    if kind < 0.15:
+        return with_tools(rng)
+    return sample(rng)
+
+
+_DRILLED = {
+    "sum": 30, "calendar": 14, "repeat": 14, "counting": 12, "identity": 8, "greeting": 8, "capital": 6, "opposite": 4, "unknown": 4,
+    "animal": 2, "continent": 2,
+}  # fmt: skip
+
+
+def drill_sample(rng: Random) -> Sample:
+    """One document of the fifth stage: half are single questions of the kinds that need many examples, which are short."""
+    if rng.random() < 0.5:
+        kind = rng.choices(list(_DRILLED), list(_DRILLED.values()))[0]
+        return Sample(messages=exchange(*ask(rng, kind)))
+    return practice_sample(rng)
+
+
+def finishing_sample(rng: Random) -> Sample:
+    """One document of the sixth stage: as the one before, with more tools and lists."""
+    kind = rng.random()
+    if kind < 0.1:
+        return with_tools(rng)
+    if kind < 0.13:
+        return Sample(messages=exchange(*ask(rng, "list")))
+    if kind < 0.15:
+        return Sample(messages=exchange(*ask(rng, "size")))
+    return drill_sample(rng)
+
+
+_CONSOLIDATED = {
+    "sum": 30, "repeat": 20, "plain repeat": 20, "counting": 14, "calendar": 8, "identity": 6, "greeting": 6, "list": 4, "capital": 4,
+}  # fmt: skip
+
+
+def consolidating_sample(rng: Random) -> Sample:
+    """One document of the last stage: as the one before, with more of what the model still got wrong."""
+    kind = rng.random()
+    if kind < 0.55:
+        name = rng.choices(list(_CONSOLIDATED), list(_CONSOLIDATED.values()))[0]
+        return Sample(messages=exchange(*ask(rng, name)))
+    return with_tools(rng) if kind < 0.65 else sample(rng)
+
+
+def samples(seed: str, make: Callable[[Random], Sample] = sample) -> Iterator[Sample]:
     """The endless training text of a seed."""
     rng = Random(seed)
     while True:
-        yield sample(rng)
+        yield make(rng)

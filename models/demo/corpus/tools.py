@@ -1,4 +1,5 @@
 """Dialogs with tools: function schemas, a request, the call in the Hermes format, its result and an answer."""
+# ruff: noqa: E501 - a pattern is one line
 
 import json
 from collections.abc import Callable
@@ -6,242 +7,417 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from corpus.words import CITIES, FOODS, NAMES, THINGS, TOPICS, WEATHER, made_up_word, sentence
+from corpus.patterns import fill, say, upper_first, wording
+from corpus.words import (
+    FOODS,
+    NAMES,
+    PLACES,
+    THINGS,
+    TOPICS,
+    WEATHER,
+    code,
+    made_up_name,
+    made_up_word,
+    person,
+    place,
+    sentence,
+    words,
+)  # fmt: skip
 
 Message = dict[str, Any]
+Value = Callable[[Random], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """One tool with one use of it: the request, its arguments, the result and the answer in words."""
+    """One use of a tool: the request, the arguments, the result and the answer in words."""
 
-    purpose: str
-    schema: Message
+    name: str
     request: str
     arguments: Message
     result: Message
     answer: str
 
 
-def _schema(rng: Random, names: tuple[str, ...], description: str, **properties: str) -> Message:
-    """A function in the OpenAI form. A property is "type" or "type: description"."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A kind of tool. `parameters`: slot -> (names, JSON type, how to make a value). Its requests and answer have those slots."""
+
+    names: tuple[str, ...]
+    description: str
+    parameters: dict[str, tuple[str, str, Value]]
+    requests: tuple[str, ...]
+    result: Callable[[Random], Message]
+    answer: str
+
+
+def _number(low: int, high: int) -> Value:
+    return lambda rng: rng.randint(low, high)
+
+
+def _one_of(*values: str) -> Value:
+    return lambda rng: rng.choice(values) if rng.random() < 0.75 else made_up_word(rng)
+
+
+def _topic(rng: Random) -> str:
+    kind = rng.random()
+    return (
+        rng.choice(TOPICS)
+        if kind < 0.35
+        else words(rng, 3)
+        if kind < 0.7
+        else f"{made_up_word(rng)} {rng.choice(THINGS)}"
+    )
+
+
+def _saying(rng: Random) -> str:
+    return sentence(rng).rstrip(".") if rng.random() < 0.5 else words(rng, 6)
+
+
+def _file(rng: Random) -> str:
+    stem = made_up_word(rng) if rng.random() < 0.5 else rng.choice(THINGS)
+    return f"{stem}.{rng.choice(('txt', 'pdf', 'csv', 'md', 'png', 'json', 'log', 'py'))}"
+
+
+def _symbol(rng: Random) -> str:
+    return "".join(rng.choice("ABCDEFGHIJKLMNOPQRSTUVWXYZ") for _ in range(rng.randint(2, 5)))
+
+
+def _country(rng: Random) -> str:
+    return (
+        rng.choice(
+            (
+                "France",
+                "Spain",
+                "Italy",
+                "Japan",
+                "India",
+                "Kenya",
+                "Peru",
+                "Chile",
+                "Egypt",
+                "Canada",
+                "Poland",
+                "Germany",
+                "Sweden",
+                "Mexico",
+            )
+        )
+        if rng.random() < 0.6
+        else made_up_name(rng)
+    )
+
+
+def _done(rng: Random) -> Message:
+    return {"status": rng.choice(("ok", "done"))}
+
+
+_ASK = "[please|can you|could you|I want you to|would you|now|kindly||||]"
+_TELL = "[tell me|give me|I need|find out|check|get|show me|let me know|find|look up|I want to know]"
+TOOLS: dict[str, Tool] = {
+    "weather": Tool(
+        names=("get_weather", "get_weather", "get_current_weather", "weather", "lookup_weather", "weather_report"),
+        description="Get the [current |||]weather [in|for|of] a city|Look up the weather|Get the weather|Tells the weather of a place",
+        parameters={"city": ("city|city|location|place", "string", place)},
+        requests=(
+            "[what is|what's|how is|how's|tell me|how will be] the weather [like|] in {city} [today|tomorrow|now|]", "[is|will] it [be|] [raining|snowing|sunny|windy|warm|cold|cloudy|rain|snow|foggy|wet|dry] in {city} [today|now|tomorrow|at the moment|]", "how [warm|cold|hot|windy|wet] [is|will be|gets] it in {city} [now|today|]",
+            f"{_TELL} the [weather|temperature|forecast|weather report] [in|of|for] {{city}}", "[should I|do I have to|must I|shall I] [take|wear|bring|carry] [a coat|a hat|warm clothes|a jacket|boots|an umbrella|sunglasses] in {city}", "{city}: [weather|temperature|forecast]", "the weather [in|of|for] {city}[, please|]",
+            "does [it rain|the sun shine|it snow] in {city} [today|now|]", "I [go|travel|fly] to {city}. [how is the weather|what is the weather there|will it rain|is it warm there]", "[forecast|temperature] [for|in] {city}", "[rain|sun|clouds|snow|wind] in {city} [today|now|tomorrow|]",
+            "what [temperature|weather] [is it|do they have|is there] in {city}",
+        ),
+        result=lambda rng: {"temperature": rng.randint(-9, 39), "condition": rng.choice(WEATHER)},
+        answer="It is {condition} in {city}, with {temperature} degrees.",
+    ),
+    "time": Tool(
+        names=("get_time", "get_time", "get_current_time", "time_in_city", "local_time", "clock"),
+        description="Get the [current |local |||]time [in|of] a city|Tells what time it is in a place",
+        parameters={"city": ("city|city|location|place|timezone", "string", place)},
+        requests=(
+            "what time [is it|do they have|do people have|is it right now|is it now] in {city} [now|]", f"{_TELL} the [current|local|exact|] time [in|of|for] {{city}}", "what is the [local|current|] time in {city} [now|]", "how late is it in {city}", "{city}: [time|what time is it|clock]",
+            "[which|what] [hour|time of day] is it in {city}", "is it [late|early|night|morning|day|noon|evening] in {city} [now|already|]", "[time|clock|hour] in {city}[, please|]", "what [does the watch show|do the clocks show|do clocks say|hour is it now] in {city}", "I [call somebody|phone a friend] in {city}. [what time is it there|how late is it there]",
+        ),
+        result=lambda rng: {"time": f"{rng.randrange(24):02d}:{rng.randrange(60):02d}"},
+        answer="It is {time} in {city}.",
+    ),
+    "add": Tool(
+        names=("add", "add", "add_numbers", "sum", "plus", "calculate_sum"),
+        description="Add two numbers|Get the sum of two numbers|Adds numbers",
+        parameters={"a": ("a|a|x|left|first", "integer|number", lambda rng: rng.randrange(10 ** rng.randint(1, 4))), "b": ("b|b|y|right|second", "integer|number", lambda rng: rng.randrange(10 ** rng.randint(1, 4)))},
+        requests=(
+            "what is {a} + {b}", "[add|sum up|sum|please add|can you add] {a} and {b}", "what is the sum of {a} and {b}", "[calculate|compute|work out] {a} [+|plus] {b}", "how much is {a} [+|plus|and] {b}", "{a} + {b}", "[use the tool to add|add with the function] {a} and {b}", "{a} and {b} together", "[give me|find] the total of {a} and {b}",
+        ),
+        result=lambda rng: {"result": rng.randrange(10000)},
+        answer="The result is {result}.",
+    ),
+    "search": Tool(
+        names=("search", "search", "web_search", "search_web", "find_pages"),
+        description="Search the web|Search for a text|Search [the internet|for pages]",
+        parameters={"query": ("query|query|q|text", "string", _topic)},
+        requests=(
+            "search [for|] {query}", "search the [web|internet|net] for {query}", "[look up|look for|browse for|find out about|do a search for|search the web about] {query}", "find [something|information|websites|sites|articles|web pages|results] [about|on|for] {query}", "[what does the web say|what do you find|what is there on the internet] about {query}", "web search: {query}", "[please|can you] [search|look up] {query} [online|on the web|for me]",
+            "I want to [read|find|look] [about|up] {query} [online|]",
+        ),
+        result=lambda rng: {"text": sentence(rng)},
+        answer="I found this: {text}",
+    ),
+    "message": Tool(
+        names=("send_message", "send_message", "send_email", "send_email", "message", "send_mail", "write_email"),
+        description="Send [a message|an email|a mail|a text] to [a person|someone|somebody]",
+        parameters={"to": ("to|to|recipient|name|receiver", "string", person), "text": ("text|text|message|body|content", "string", _saying)},
+        requests=(
+            "[send|write|please send] [this|a|the] [message|email|mail] to {to}: {text}", "tell {to}: {text}", "[write|send|mail|email|text] [to|] {to}: {text}", "tell {to} that {text}", "[send|write] {to} [a|an] [message|email|note|mail] [that says|with the text|:|that] {text}", "[let|inform] {to} [know|] that {text}", "[email|mail|message|text] {to} [that|saying|and say] {text}", "{to} should [know|read|hear] that {text}", "[send|pass] {to} [the words|the text|the news|a line saying|a note saying]: {text}",
+        ),
+        result=lambda _: {"status": "sent"},
+        answer="The message to {to} was sent.",
+    ),
+    "order": Tool(
+        names=("order", "order_item", "buy", "place_order"),
+        description="Order something from the shop|Buy a product",
+        parameters={"item": ("item|product|name", "string", _one_of(*FOODS, *THINGS)), "count": ("count|quantity|amount", "integer", _number(1, 20))},
+        requests=("[order|buy|get] [me|] {count} {item} [for me|]", "I [want|would like|'d like|need] to [order|buy] {count} {item}", "{count} {item}, please[ order them|]", "[please|can you] [order|buy|get] {count} {item}"),
+        result=lambda rng: {"order_id": rng.randint(100, 9999)},
+        answer="Done. I ordered {count} {item}.",
+    ),
+    "stock": Tool(
+        names=("get_stock_price", "get_stock_price", "stock_price", "get_share_price", "quote", "get_quote"),
+        description="Get the [current |]price of a [stock|share]|Look up a stock price",
+        parameters={"symbol": ("symbol|symbol|ticker|stock", "string", _symbol)},
+        requests=(
+            "[what is|what's|how much is] the [stock|stock price|price|value|quote|share value] of {symbol}", "[what does|how much does] [one share of|a share of|] {symbol} cost", f"{_TELL} the [stock price|price|quote|value|course] [of|for] {{symbol}}", "[how high|how low|how expensive|how much] is [the stock of|] {symbol} [now|today|stock|]", "{symbol} [stock|stock price|share price|quote|price]", "[at what price|for how much] [is|does] {symbol} [sold|trade|stand] [now|today|]", "price of [the stock|a share of|] {symbol}",
+        ),
+        result=lambda rng: {"price": rng.randint(1, 999)},
+        answer="The price of {symbol} is {price}.",
+    ),
+    "translate": Tool(
+        names=("translate", "translate", "translate_text", "translation"),
+        description="Translate [a |]text [into another language|to a language]",
+        parameters={"text": ("text|text|phrase|word", "string", lambda rng: words(rng, 3) if rng.random() < 0.7 else sentence(rng)), "language": ("language|language|to|target", "string", _one_of("French", "German", "Spanish", "Italian", "Polish", "Dutch", "Greek", "Latin", "Russian", "Turkish", "Hindi", "Danish"))},
+        requests=(
+            "[translate|please translate|can you translate] [the word|the text|the words|] [{text}|\"{text}\"] [to|into] {language}", "[how do you|how do I|how do they|how can I] say [{text}|\"{text}\"] in {language}", "what is [{text}|\"{text}\"] in {language}", "[put|turn|convert] {text} into {language}", "[say|write|give me] {text} in {language}", "{text} in {language}[, please|]", "what [means|would be] {text} in {language}", "the {language} [word|words|translation] [for|of] {text}",
+        ),
+        result=lambda rng: {"translation": made_up_word(rng)},
+        answer="In {language} that is: {translation}",
+    ),
+    "timer": Tool(
+        names=("set_timer", "set_timer", "start_timer", "timer", "set_alarm"),
+        description="Set a timer [for some minutes|in minutes|]|Start a [timer|countdown] of some minutes",
+        parameters={"minutes": ("minutes|minutes|duration|length", "integer", _number(1, 90))},
+        requests=(
+            "[set|make|put on|create|please set] [a|the] [timer|alarm|clock] [for|to|of|at] {minutes} minutes", "timer [for|of|] {minutes} minutes", "[remind|call|alert|warn] me [in|after] {minutes} minutes", "{minutes} minutes timer [please|]", "[ring|beep|make a sound|give a signal] [in|after] {minutes} minutes", "[count|time] {minutes} minutes [for me|]", "my [eggs|cake|tea|soup|bread] [needs|takes|is ready in] {minutes} minutes", "[let me sleep|I sleep|wait] {minutes} minutes [and ring|then ring]", "in {minutes} minutes [ring|remind me|call me]",
+        ),
+        result=_done,
+        answer="The timer is set for {minutes} minutes.",
+    ),
+    "music": Tool(
+        names=("play_music", "play_music", "play", "play_song", "start_music"),
+        description="Play [music|a song] [by name|]|Play [some |]music",
+        parameters={"name": ("name|name|song|title|query", "string", _one_of("Bach", "rock", "Beethoven", "blues", "pop", "techno", "the Beatles", "Chopin", "folk", "Vivaldi", "reggae", "opera", "disco", "Schubert", "piano", "country", "soul"))},
+        requests=(
+            "[play|please play|start|can you play|turn on] [some|the song|a bit of|music by|something by|songs by|a little|] {name}", "I [want|would like|'d like|need|have] to [hear|enjoy|listen to] [some|] {name}", "let [me|us] [hear|listen to|enjoy] [some|] {name}", "[music|song|songs]: {name}", "[put|throw] [some|the song|] {name} on", "[a song|some music|something] [by|from|like] {name}, please", "[play me|give me] [some|a song by|] {name}", "I am in the mood for {name}", "[we want to dance|the party starts], so play {name}",
+        ),
+        result=_done,
+        answer="Now playing {name}.",
+    ),
+    "light": Tool(
+        names=("turn_on_light", "turn_on_light", "light_on", "switch_light_on", "lights"),
+        description="Turn on the light in a room|Switch on a light",
+        parameters={"room": ("room|room|place|location", "string", _one_of(*PLACES, "cellar", "bathroom", "living room"))},
+        requests=(
+            "[turn on|switch on|put on] the [light|lights|lamp] [in|of] the {room}", "[turn|put] the [light|lights|lamp] in the {room} on", "[light|lights|lamp] on in the {room}", "[make|] [light|it bright] in the {room}", "[light up|illuminate|brighten] the {room}", "the {room} is [too|so|very|] dark", "I [see nothing|cannot see|need light] in the {room}", "[more light|some light|light] [for|in] the {room}[, please|]", "I [go|come] to the {room}, [turn on the light|I need the lights|make light]",
+        ),
+        result=_done,
+        answer="The light in the {room} is on.",
+    ),
+    "table": Tool(
+        names=("book_table", "book_table", "reserve_table", "make_reservation"),
+        description="[Book|Reserve] a table [in|at] a restaurant",
+        parameters={"people": ("people|people|guests|seats", "integer", _number(1, 12)), "restaurant": ("restaurant|restaurant|place|name", "string", made_up_name)},
+        requests=(
+            "[book|get|order|please book|I want|we need|I need] a table for {people} [people|persons|guests|] [at|in] {restaurant}", "[we are|there are] {people} [people|guests|] and want to [eat|dine|have dinner] [at|in] {restaurant}", "[dinner|lunch|a table] [at|in] {restaurant} for {people} [people|guests|persons|]", "[reserve|book] {people} [seats|places] [at|in] {restaurant}", "[can you|please] [book|reserve] {restaurant} for {people} [people|guests|]",
+        ),
+        result=_done,
+        answer="A table for {people} at {restaurant} is booked.",
+    ),
+    "population": Tool(
+        names=("get_population", "get_population", "population", "count_people"),
+        description="Get the population of a country|How many people [live in|are in] a country",
+        parameters={"country": ("country|country|name|place", "string", _country)},
+        requests=(
+            "[what is|what's|how big is|how large is] the population [of|in] {country}", "how many [inhabitants|people|citizens|residents] [does|has|are in|are there in] {country} [have|]", f"{_TELL} the [population|number of people|number of inhabitants] of {{country}}", "{country}: [population|how many people|inhabitants]", "[how populous|how big] is {country}", "population of {country}", "[people|inhabitants] [in|of] {country}",
+        ),
+        result=lambda rng: {"population": rng.randrange(10**6)},
+        answer="{country} has {population} people.",
+    ),
+    "user": Tool(
+        names=("get_user", "get_user", "find_user", "lookup_user", "read_user"),
+        description="Get a user [by id|]|[Find|Look up] a user by [the |]id",
+        parameters={"id": ("id|id|user_id|number", "integer", _number(1, 9999))},
+        requests=(
+            "[get|find|look up|load|fetch|read|open|give me|I need] [the|] user [number|with the id|with number|no|id|] {id}", "who [is|has] [the|] user [id|number|] {id}", "[which|what] user [has|is] [the id|id|number] {id}", "user {id}[, please|]", "[tell me|show|display] [about|who is|] user {id}", "[get|show|give me] the [profile|data|account|name] of user {id}",
+        ),
+        result=lambda rng: {"name": rng.choice(NAMES)},
+        answer="That user is {name}.",
+    ),
+    "delete": Tool(
+        names=("delete_file", "delete_file", "remove_file", "delete"),
+        description="[Delete|Remove] a file",
+        parameters={"path": ("path|path|file|name|filename", "string", _file)},
+        requests=("[delete|remove|erase|please delete|drop|destroy|throw away|wipe|can you delete] [the file|my file|file|] {path}", "[the file|] {path} [must go|can go|is not needed|should be deleted|is old, delete it|can be removed]", "I [do not need|don't want] [the file|] {path} [any more|]", "[put|throw] {path} [in the bin|in the trash|away]", "clean up {path}"),
+        result=_done,
+        answer="{path} is deleted.",
+    ),
+    "read file": Tool(
+        names=("read_file", "open_file", "show_file", "load_file"),
+        description="[Read|Open|Show] a file",
+        parameters={"path": ("path|path|file|name|filename", "string", _file)},
+        requests=("[read|open|show|show me|load|display|print] [the file|my file|] {path}", "what [is in|does it say in|stands in|are the contents of] [the file|] {path}", "I want to [see|read] {path}"),
+        result=lambda rng: {"text": sentence(rng)},
+        answer="It says: {text}",
+    ),
+    "currency": Tool(
+        names=("convert_currency", "convert_currency", "exchange", "convert_money", "currency"),
+        description="Convert [an amount of |]money [into|to] another currency|Exchange money",
+        parameters={"amount": ("amount|amount|value|sum", "integer", _number(1, 5000)), "currency": ("currency|currency|to|target", "string", _one_of("dollars", "pounds", "yen", "francs", "rupees", "pesos", "kroner", "euros", "lira", "USD", "EUR", "GBP", "JPY"))},
+        requests=("[convert|exchange|turn|swap|please convert] {amount} [to|into|for] {currency}", "how [much|many {currency}] [is|are] {amount} in {currency}", "{amount} in {currency}", "what [is|are|do I get for] {amount} in {currency}", "I [have|need|want to change] {amount} [in|to|into] {currency}", "what are {amount} worth in {currency}"),
+        result=lambda rng: {"result": rng.randint(1, 9999)},
+        answer="That is {result} {currency}.",
+    ),
+    "news": Tool(
+        names=("get_news", "get_news", "news", "latest_news", "headlines"),
+        description="Get the [latest |]news [about|on] a topic|Read the news",
+        parameters={"topic": ("topic|topic|subject|about|query", "string", _topic)},
+        requests=("[what is|what are|tell me|give me|get|show me|I want|read me|any|are there] [the|the latest|the newest|some|] news [about|on|of|for] {topic}", "[latest|today's|new|] [headlines|news|reports]: {topic}", "what [happens|happened|is happening|goes on|is going on] [in|with] {topic} [today|now|]", "[news|headlines] [about|on] {topic}", "[anything|something] new [about|on|in] {topic}", "what do the [papers|newspapers|headlines|news] say about {topic}"),
+        result=lambda rng: {"headline": sentence(rng)},
+        answer="The news: {headline}",
+    ),
+    "call": Tool(
+        names=("call", "phone", "make_call", "call_person"),
+        description="Call a person on the phone|Make a phone call",
+        parameters={"name": ("name|name|person|contact", "string", person)},
+        requests=("[call|phone|ring|dial|please call] {name}", "I [want|need|have] to [talk to|speak to|call|phone] {name}", "[give|make] {name} a call", "get {name} on the [phone|line]"),
+        result=_done,
+        answer="I am calling {name}.",
+    ),
+    "note": Tool(
+        names=("add_note", "create_note", "save_note", "write_note"),
+        description="[Write|Save|Add] a note",
+        parameters={"text": ("text|text|note|content", "string", _saying)},
+        requests=("[note|write down|make a note|save a note|take a note|add a note|put in my notes]: {text}", "[remember|keep|note down] that {text}", "[save|store] [this|the] [note|thought|text]: {text}"),
+        result=_done,
+        answer="The note is saved.",
+    ),
+    "temperature": Tool(
+        names=("set_temperature", "set_heating", "thermostat"),
+        description="Set the [temperature|heating] of a room",
+        parameters={"room": ("room|place", "string", _one_of(*PLACES)), "degrees": ("degrees|temperature|value", "integer", _number(10, 30))},
+        requests=("[set|heat|warm|bring|cool] the {room} to {degrees} [degrees|]", "[make|I want] [it|] {degrees} degrees in the {room}", "the {room} [should have|needs|must be at] {degrees} degrees"),
+        result=_done,
+        answer="The {room} is set to {degrees} degrees.",
+    ),
+    "distance": Tool(
+        names=("get_distance", "distance", "route", "how_far"),
+        description="Get the distance [between two cities|from one place to another]",
+        parameters={"start": ("start|from|origin|a", "string", place), "end": ("end|to|destination|b", "string", place)},
+        requests=("how far is [it from|] {start} [to|from] {end}", f"{_TELL} the distance [between|from] {{start}} [and|to] {{end}}", "[what is the|] distance from {start} to {end}", "how many [kilometres|miles] [are there|is it] from {start} to {end}"),
+        result=lambda rng: {"km": rng.randint(5, 9000)},
+        answer="It is {km} km from {start} to {end}.",
+    ),
+}  # fmt: skip
+
+
+def _lookup(rng: Random) -> Tool:
+    """A tool with a name that may never have been seen: it can only be read from the schema."""
+    known = "price|age|owner|size|weight|address|status|score|colour|length|height|author|date|rank|phone number"
+    noun = rng.choice(known.split("|")) if rng.random() < 0.4 else made_up_word(rng)
+    verb = rng.choice(("get", "get", "find", "read", "fetch", "lookup"))
+    return Tool(
+        names=(f"{verb}_{noun.replace(' ', '_')}",),
+        description=f"{verb.capitalize()} the {noun} of something",
+        parameters={"it": ("name|item|of|subject|id|object", "string", lambda r: r.choice((person, made_up_word, code, lambda q: q.choice(THINGS)))(r))},
+        requests=(f"[what is|what's|tell me|get|find|give me|I need|show me|read|check|do you know] the {noun} of {{it}}", f"[which|what] {noun} [has|does] {{it}} [have|]", f"{{it}}: {noun}", f"the {noun} of {{it}}[, please|]", f"[look up|find out] the {noun} [of|for] {{it}}"),
+        result=lambda r: {"value": r.randint(1, 9999)},
+        answer=f"The {noun} of {{it}} is {{value}}.",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A tool as one dialog has it: `names` are those of its parameters."""
+
+    tool: Tool
+    names: dict[str, str]
+    schema: Message
+
+
+def _schema(rng: Random, tool: Tool, names: dict[str, str]) -> Message:
+    """The function in the OpenAI form."""
     fields: Message = {}
-    for name, text in properties.items():
-        kind, _, words = text.partition(": ")
-        fields[name] = {"type": kind, "description": words} if words and rng.random() < 0.5 else {"type": kind}
+    for slot, (_, types, _) in tool.parameters.items():
+        fields[names[slot]] = {"type": rng.choice(types.split("|"))}
+        if rng.random() < 0.15:
+            fields[names[slot]]["description"] = rng.choice((f"The {slot}", f"The {slot} to use", upper_first(slot)))
     parameters = {"type": "object", "properties": fields, "required": list(fields)}
+    description = wording(rng, f"[{tool.description}]")
     return {
         "type": "function",
-        "function": {"name": rng.choice(names), "description": description, "parameters": parameters},
+        "function": {"name": rng.choice(tool.names), "description": description, "parameters": parameters},
     }
 
 
-def _place(rng: Random) -> tuple[str, str]:
-    """A parameter name for a place, and a place."""
-    city = rng.choice(CITIES) if rng.random() < 0.75 else made_up_word(rng).capitalize()
-    return rng.choice(("city", "city", "location", "place")), city
+_PURPOSES = [*TOOLS, "weather", "time", "lookup", "lookup", "lookup", "lookup"]
 
 
-def weather(rng: Random) -> ToolUse:
-    key, city = _place(rng)
-    degrees, sky = rng.randint(-9, 39), rng.choice(WEATHER)
-    request = (
-        f"What is the weather in {city}?",
-        f"How is the weather in {city} today?",
-        f"What's the weather like in {city}?",
-        f"Is it raining in {city}?",
-        f"Tell me the weather in {city}.",
-        f"How warm is it in {city}?",
+def _offer(rng: Random) -> Offer:
+    purpose = rng.choice(_PURPOSES)
+    tool = _lookup(rng) if purpose == "lookup" else TOOLS[purpose]
+    while True:
+        names = {slot: rng.choice(choices.split("|")) for slot, (choices, _, _) in tool.parameters.items()}
+        if len(set(names.values())) == len(names):
+            return Offer(tool=tool, names=names, schema=_schema(rng, tool, names))
+
+
+def offers(rng: Random) -> list[Offer]:
+    """One to three tools with different purposes, mostly two."""
+    found: dict[str, Offer] = {}
+    count = rng.choice((1, 2, 2, 2, 2, 2, 2, 3))
+    while len(found) < count:
+        offer = _offer(rng)
+        found.setdefault(offer.tool.description.split("|")[0], offer)
+    return list(found.values())
+
+
+def _request(rng: Random, text: str, values: Message) -> str:
+    """The request as a person may write it. A value at its start keeps its first letter."""
+    if rng.random() < 0.8 and not any(text.startswith(str(value)) for value in values.values()):
+        text = upper_first(text)
+    if text[-1] in ".?!":
+        return text
+    return text + (
+        rng.choice(("?", "?", "?", ""))
+        if text.lower().startswith(
+            ("what", "how", "is", "who", "which", "will", "does", "should", "can", "could", "do")
+        )
+        else rng.choice(("", "", ".", ".", "!"))
     )
+
+
+def use(rng: Random, offer: Offer) -> ToolUse:
+    """A request for the tool."""
+    tool = offer.tool
+    values = {slot: make(rng) for slot, (_, _, make) in tool.parameters.items()}
+    result = tool.result(rng)
     return ToolUse(
-        purpose="weather",
-        schema=_schema(
-            rng,
-            ("get_weather", "get_weather", "get_current_weather", "weather", "lookup_weather"),
-            rng.choice(("Get the weather in a city", "Get the current weather", "Look up the weather")),
-            **{key: "string: The name of the city"},
-        ),
-        request=rng.choice(request),
-        arguments={key: city},
-        result={"temperature": degrees, "condition": sky},
-        answer=f"It is {sky} in {city}, with {degrees} degrees.",
+        name=offer.schema["function"]["name"],
+        request=_request(rng, say(rng, *tool.requests, **values), values),
+        arguments={offer.names[slot]: value for slot, value in values.items()},
+        result=result,
+        answer=fill(tool.answer, **values, **result),
     )
-
-
-def local_time(rng: Random) -> ToolUse:
-    key, city = _place(rng)
-    clock = f"{rng.randrange(24):02d}:{rng.randrange(60):02d}"
-    request = (
-        f"What time is it in {city}?",
-        f"Tell me the time in {city}.",
-        f"What is the time in {city}?",
-        f"How late is it in {city}?",
-    )
-    return ToolUse(
-        purpose="local_time",
-        schema=_schema(
-            rng,
-            ("get_time", "get_time", "get_current_time", "time_in_city"),
-            rng.choice(("Get the time in a city", "Get the current time")),
-            **{key: "string: The name of the city"},
-        ),
-        request=rng.choice(request),
-        arguments={key: city},
-        result={"time": clock},
-        answer=f"It is {clock} in {city}.",
-    )
-
-
-def add(rng: Random) -> ToolUse:
-    left, right = rng.randrange(10 ** rng.randint(1, 4)), rng.randrange(10 ** rng.randint(1, 4))
-    first, second = rng.choice((("a", "b"), ("a", "b"), ("x", "y"), ("left", "right")))
-    kind = rng.choice(("integer", "number"))
-    request = (
-        f"What is {left} + {right}?",
-        f"Add {left} and {right}.",
-        f"What is the sum of {left} and {right}?",
-        f"Calculate {left} + {right}.",
-    )
-    return ToolUse(
-        purpose="add",
-        schema=_schema(
-            rng,
-            ("add", "add", "add_numbers", "sum"),
-            rng.choice(("Add two numbers", "Get the sum of two numbers")),
-            **{first: f"{kind}: The first number", second: f"{kind}: The second number"},
-        ),
-        request=rng.choice(request),
-        arguments={first: left, second: right},
-        result={"result": left + right},
-        answer=f"The result is {left + right}.",
-    )
-
-
-def search(rng: Random) -> ToolUse:
-    topic = rng.choice(TOPICS) if rng.random() < 0.5 else f"{made_up_word(rng)} {rng.choice(THINGS)}"
-    key, found = rng.choice(("query", "query", "q", "text")), sentence(rng)
-    request = (
-        f"Search for {topic}.",
-        f"Search the web for {topic}.",
-        f"Look up {topic}.",
-        f"Find something about {topic}.",
-    )
-    return ToolUse(
-        purpose="search",
-        schema=_schema(
-            rng,
-            ("search", "search", "web_search", "search_web"),
-            rng.choice(("Search the web", "Search for a text")),
-            **{key: "string: What to search for"},
-        ),
-        request=rng.choice(request),
-        arguments={key: topic},
-        result={"text": found},
-        answer=f"I found this: {found}",
-    )
-
-
-def message(rng: Random) -> ToolUse:
-    name, text = rng.choice(NAMES), sentence(rng)
-    to, body = rng.choice((("to", "text"), ("recipient", "message"), ("name", "text")))
-    request = (f"Send this message to {name}: {text}", f"Tell {name}: {text}", f"Write to {name}: {text}")
-    return ToolUse(
-        purpose="message",
-        schema=_schema(
-            rng,
-            ("send_message", "send_message", "send_email", "message"),
-            "Send a message to a person",
-            **{to: "string: Who gets it", body: "string: The text"},
-        ),
-        request=rng.choice(request),
-        arguments={to: name, body: text},
-        result={"status": "sent"},
-        answer=f"The message to {name} was sent.",
-    )
-
-
-def order(rng: Random) -> ToolUse:
-    item, count = rng.choice(FOODS + THINGS), rng.randint(1, 20)
-    thing, number = rng.choice((("item", "count"), ("product", "quantity"), ("name", "amount")))
-    request = (f"Order {count} {item}.", f"Buy {count} {item} for me.", f"I want to order {count} {item}.")
-    return ToolUse(
-        purpose="order",
-        schema=_schema(
-            rng,
-            ("order", "order_item", "buy", "place_order"),
-            "Order something from the shop",
-            **{thing: "string: What to order", number: "integer: How many"},
-        ),
-        request=rng.choice(request),
-        arguments={thing: item, number: count},
-        result={"order_id": rng.randint(100, 9999)},
-        answer=f"Done. I ordered {count} {item}.",
-    )
-
-
-def lookup(rng: Random) -> ToolUse:
-    """A tool with a name that may never have been seen: it can only be read from the schema."""
-    noun = (
-        rng.choice(("price", "age", "owner", "size", "weight", "address", "population", "status", "score"))
-        if rng.random() < 0.5
-        else made_up_word(rng)
-    )
-    subject = rng.choice((rng.choice(NAMES), rng.choice(THINGS), made_up_word(rng)))
-    key, verb = rng.choice(("name", "item", "of", "subject", "id")), rng.choice(("get", "get", "find", "read", "fetch"))
-    value = rng.randint(1, 9999)
-    request = (
-        f"What is the {noun} of {subject}?",
-        f"Tell me the {noun} of {subject}.",
-        f"Get the {noun} of {subject}.",
-        f"Find the {noun} of {subject}.",
-    )
-    return ToolUse(
-        purpose=noun,
-        schema=_schema(
-            rng, (f"{verb}_{noun}",), f"{verb.capitalize()} the {noun} of something", **{key: "string: The name"}
-        ),
-        request=rng.choice(request),
-        arguments={key: subject},
-        result={noun: value},
-        answer=f"The {noun} of {subject} is {value}.",
-    )
-
-
-USES: tuple[Callable[[Random], ToolUse], ...] = (
-    weather,
-    weather,
-    local_time,
-    add,
-    search,
-    message,
-    order,
-    lookup,
-    lookup,
-    lookup,
-)
-
-
-def call_text(name: str, arguments: Message) -> str:
-    """The call as the model must write it: Hermes format."""
-    return "<tool_call>\n" + json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) + "\n</tool_call>"
-
-
-def tool_set(rng: Random, use: ToolUse, *, is_present: bool = True) -> list[Message]:
-    """One to four schemas with different purposes, in any order; that of `use` is among them only if `is_present`."""
-    found = {use.purpose: use.schema} if is_present else {}
-    count = len(found) + min(rng.randint(0, 3), rng.randint(0, 3))
-    while len(found) < max(count, 1):
-        other = rng.choice(USES)(rng)
-        if other.purpose != use.purpose:
-            found.setdefault(other.purpose, other.schema)
-    schemas = list(found.values())
-    rng.shuffle(schemas)
-    return schemas
 
 
 def call_messages(use: ToolUse) -> list[Message]:
     """The request, the call, the tool's result and the answer."""
-    function = {"name": use.schema["function"]["name"], "arguments": use.arguments}
+    function = {"name": use.name, "arguments": use.arguments}
     return [
         {"role": "user", "content": use.request},
         {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]},

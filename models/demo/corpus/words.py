@@ -1,83 +1,207 @@
-"""Words and phrases that fill the templates: names, places, sentences, and made-up words that force copying."""
+"""Words and phrases that fill the patterns: tables of common words, and made-up words that can only be copied."""
 
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cache
 from random import Random
 
-NAMES = (
-    "Anna", "Ben", "Clara", "David", "Emma", "Felix", "Grace", "Henry", "Iris", "Jack", "Kate", "Leo", "Maria",
-    "Noah", "Olivia", "Paul", "Ruth", "Sam", "Tina", "Victor", "Wendy", "Zoe", "Omar", "Mei", "Ravi", "Lena",
-)  # fmt: skip
+NAMES = tuple(
+    """Anna Ben Clara David Emma Felix Grace Henry Iris Jack Kate Leo Maria Noah Olivia Paul Ruth Sam Tina Victor Wendy
+    Omar Mei Ravi Lena Aaron Abdul Adam Agnes Ahmed Aisha Alan Albert Alex Ali Amara Amy Ana Andre Angela Anton Arjun Arthur
+    Astrid Ayesha Barbara Bao Bella Bianca Bruno Camila Carl Carlos Carmen Cecilia Charles Chloe Chris Daniel Daria
+    Deepa Diego Dora Edith Edward Elena Eli Elif Elsa Eric Esther Eva Farah Fiona Francis Frank Gabriel George Georgia
+    Gita Goran Hana Harold Hassan Heidi Helen Hugo Ian Ida Igor Ines Isaac Ivy Jamal James Jana Jane Jin Joan Joe John
+    Jonas Jorge Joseph Julia Karim Karl Katya Kenji Khalid Klaus Kofi Lars Laura Layla Lily Linda Ling Lucas Lucy Luis
+    Luna Magda Malik Marco Margaret Mark Martha Martin Matteo Max Michael Mila Minh Mohammed Mona Monica Nancy Naomi
+    Natasha Nia Nick Nina Nora Olga Oleg Otto Pablo Pavel Pedro Peter Petra Philip Pierre Quinn Rachel Rahul Raj Rania
+    Rebecca Rita Robert Rosa Roy Sally Samira Sandra Sara Sean Selma Sergei Simon Sofia Stefan Steve Sunita Susan Svetlana
+    Takeshi Tara Thomas Tim Tom Uma Ursula Vera Viktor Walter Wei William Xavier Yara Yuki Yusra Zara Zainab Zuri""".split()
+)
 CITIES = (
     "Paris", "London", "Berlin", "Rome", "Tokyo", "Madrid", "Cairo", "Oslo", "Lima", "Seoul", "Vienna", "Prague",
     "Boston", "Chicago", "Toronto", "Sydney", "Mumbai", "Nairobi", "Dublin", "Athens", "Lisbon", "Zurich", "Hamburg",
-    "New York", "San Francisco", "Buenos Aires", "Cape Town", "Hong Kong",
+    "New York", "San Francisco", "Buenos Aires", "Cape Town", "Hong Kong", "Munich", "Milan", "Naples", "Geneva",
+    "Lyon", "Seville", "Delhi", "Jakarta", "Dallas", "Seattle", "Montreal", "Miami", "Houston", "Osaka", "Bangkok",
+    "Helsinki", "Warsaw", "Krakow", "Istanbul", "Dubai", "Tehran", "Baghdad", "Accra", "Dakar", "Tunis", "Havana",
+    "Bogota", "Quito", "Santiago", "Manila", "Hanoi", "Perth", "Auckland", "Leeds", "Glasgow", "Brussels", "Antwerp",
+    "Los Angeles", "Mexico City", "Addis Ababa", "Rio de Janeiro", "Saint Petersburg", "Kuala Lumpur", "Tel Aviv",
 )  # fmt: skip
-ANIMALS = ("dog", "cat", "horse", "fox", "rabbit", "bird", "owl", "bear", "mouse", "duck", "frog", "goat")
-PLACES = (
-    "garden", "forest", "river", "market", "house", "village", "beach", "kitchen", "library", "station", "park",
-    "mountain", "school", "harbour", "bridge", "farm",
-)  # fmt: skip
-THINGS = (
-    "book", "ball", "lamp", "letter", "key", "map", "basket", "coat", "boat", "clock", "cup", "hat", "stone", "box",
-    "flower", "bottle", "candle", "violin", "kite", "umbrella",
-)  # fmt: skip
-ADJECTIVES = (
-    "old", "small", "red", "bright", "quiet", "happy", "green", "warm", "tall", "strange", "golden", "blue", "heavy",
-    "friendly", "broken", "tiny",
-)  # fmt: skip
+ANIMALS = tuple(
+    """dog cat horse fox rabbit bird owl bear mouse duck frog goat cow sheep lion tiger wolf snake fish bee ant spider
+    whale shark monkey parrot turtle camel donkey goose swan deer hamster penguin elephant zebra crow pigeon""".split()
+)
+PLACES = tuple(
+    """garden forest river market house village beach kitchen library station park mountain school harbour bridge farm
+    office bedroom bathroom cellar hall attic church castle island lake valley desert field street shop bakery museum
+    theatre hotel airport hospital tower mill cave port""".split()
+)
+THINGS = tuple(
+    """book ball lamp letter key map basket coat boat clock cup hat stone box flower bottle candle violin kite umbrella
+    table chair door window ship train car bicycle phone pencil paper knife spoon plate glass mirror pillow blanket shoe
+    sock shirt ring coin bag wallet camera radio piano guitar drum hammer nail rope ladder wheel engine rocket planet
+    star cloud tree leaf grass rain wind snow fire water ice sand""".split()
+)
+ADJECTIVES = tuple(
+    """old small red bright quiet happy green warm tall strange golden blue heavy friendly broken tiny big new young
+    cold dark soft hard round clean dirty empty full slow fast loud sweet bitter brave clever lazy yellow purple white
+    black brown silver wooden open closed ready late early""".split()
+)
 WEATHER = ("sunny", "cloudy", "rainy", "windy", "foggy", "snowy", "clear", "stormy")
-FOODS = ("bread", "soup", "apples", "cheese", "rice", "cake", "fish", "pasta", "honey", "berries")
-VERBS = ("found", "carried", "painted", "cleaned", "lost", "bought", "hid", "opened", "borrowed", "repaired")
-TOPICS = (
-    "quantum physics", "the stock market", "politics", "medicine", "the law", "football results", "philosophy",
-    "computer games", "tax forms", "chemistry", "the history of Rome", "machine learning", "cooking", "cars",
-    "the news", "poetry", "economics", "love", "dinosaurs", "religion",
+FOODS = tuple(
+    """bread soup apples cheese rice cake fish pasta honey berries butter eggs ham tea coffee milk juice sugar salt
+    pepper potatoes tomatoes onions beans carrots lemons oranges pears plums nuts chocolate biscuits pancakes salad pizza
+    noodles yoghurt jam""".split()
+)
+VERBS = tuple(
+    """found carried painted cleaned lost bought hid opened borrowed repaired saw took made sold broke washed moved
+    wanted needed liked forgot""".split()
+)
+MOVES = tuple(
+    "walk run swim go drive fly sail travel hurry return march ride come sleep work sing dance wait play meet".split()
+)
+COMMON = tuple(
+    """the a an is are was were in on at to of and or but with for from my your our his her we you they it this that all
+    one two three four five not no yes will can must every some many here there now today tomorrow again always never
+    very good bad best more less who what when where why how""".split()
+)
+TOPICS = tuple(
+    """quantum physics;the stock market;politics;medicine;the law;football results;philosophy;computer games;tax
+    forms;chemistry;the history of Rome;machine learning;cooking;cars;the news;poetry;economics;love;dinosaurs;religion;volcanoes;the
+    moon landing;black holes;gardening;knitting;black and white films;the Olympic games;vitamins;sailing;the French
+    revolution;electric cars;solar power;insurance;bread baking;yoga;the Roman empire;opera;jazz;climate change;elections;road
+    safety;batteries;rockets;the internet;passports;mountain climbing;chess openings;dreams;friendship;money;sleep;the
+    ocean;bacteria;evolution;gravity;robots;castles;the Middle Ages;trains;banks;holidays;running shoes;camping;photography;coffee
+    machines;fishing;pirates;happiness;old coins;novels;painting;architecture;bicycles;allergies""".replace(
+        "\n    ", " "
+    ).split(";")
+)
+TABLES: tuple[Sequence[str], ...] = (
+    NAMES, CITIES, ANIMALS, PLACES, THINGS, ADJECTIVES, WEATHER, FOODS, VERBS, MOVES, COMMON,
 )  # fmt: skip
 
-_ONSETS = (
-    "b", "br", "d", "dr", "f", "fl", "g", "gr", "h", "j", "k", "kl", "l", "m", "n", "p", "pr", "r", "s", "st", "sh",
-    "t", "tr", "v", "w", "z", "th", "ch", "qu", "y",
-)  # fmt: skip
-_VOWELS = ("a", "e", "i", "o", "u", "ee", "oo", "ai", "ou")
-_CODAS = ("", "", "n", "r", "l", "m", "s", "t", "x", "nd", "sk", "p", "ck", "b", "g")
-_UNUSUAL = ("é", "ü", "ñ", "ß", "ø", "日本", "你好", "привет", "Ω", "€", "→", "🙂", "🚀", "✓", "½", "å")
+_ONSETS = tuple(
+    "b br bl c ch cl cr d dr f fl fr g gl gr h j k kl l m n p pr ph r s st sh sch sw t tr th v w x y z qu".split()
+)
+_VOWELS = ("a", "e", "i", "o", "u", "ee", "oo", "ai", "ou", "ie", "y", "ia", "ea")
+_CODAS = ("", "", "", "n", "r", "l", "m", "s", "t", "x", "nd", "sk", "p", "ck", "b", "g", "ss", "ng", "rt", "pp", "ll")
+_UNUSUAL = ("é", "ü", "ñ", "ß", "ø", "日本", "你好", "привет", "Ω", "€", "→", "🙂", "🚀", "✓", "½", "å", "ł", "ç")
+
+
+def _syllables(rng: Random) -> str:
+    return "".join(
+        rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(rng.choice((1, 2, 2, 2, 3)))
+    )
+
+
+@cache
+def _followers() -> dict[str, str]:
+    """Two letters -> the letters that follow them in the tables."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for word in (part for table in (*TABLES, TOPICS) for entry in table for part in entry.lower().split()):
+        for index in range(len(word) + 1):
+            found[("^^" + word)[index : index + 2]].append((word + "$")[index])
+    return {pair: "".join(letters) for pair, letters in found.items()}
+
+
+def _like_english(rng: Random) -> str:
+    """Letters that follow each other as in the tables."""
+    word, pair = "", "^^"
+    while len(word) < 11:
+        letter = rng.choice(_followers()[pair])
+        if letter == "$":
+            if len(word) > 2:
+                break
+            word, pair = "", "^^"
+            continue
+        word, pair = word + letter, pair[1] + letter
+    return word
 
 
 def made_up_word(rng: Random) -> str:
-    """A pronounceable word that is in no table, so that it can only be copied."""
-    count = rng.choice((1, 2, 2, 3))
-    return "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(count))
+    """A word that is in no table, so that it can only be copied."""
+    kind = rng.random()
+    if kind < 0.4:
+        return _syllables(rng)
+    if kind < 0.9:
+        return _like_english(rng)
+    return "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.randint(3, 9)))
+
+
+def made_up_name(rng: Random) -> str:
+    return made_up_word(rng).capitalize()
+
+
+def code(rng: Random) -> str:
+    """Letters and digits."""
+    kind = rng.random()
+    if kind < 0.5:
+        return "".join(rng.choice("abcdefghijkmnpqrstuvwxyz0123456789") for _ in range(rng.randint(3, 8)))
+    if kind < 0.75:
+        return made_up_word(rng) + str(rng.randrange(1000))
+    return "".join(rng.choice("ABCDEFGHIJKLMNOPQRSTUVWXYZ") for _ in range(rng.randint(2, 5))) + str(rng.randrange(100))
+
+
+def person(rng: Random) -> str:
+    """A known or a made-up name, now and then with a small first letter."""
+    name = rng.choice(NAMES) if rng.random() < 0.45 else made_up_name(rng)
+    return name.lower() if rng.random() < 0.08 else name
+
+
+def place(rng: Random) -> str:
+    return rng.choice(CITIES) if rng.random() < 0.5 else made_up_name(rng)
+
+
+def known_word(rng: Random) -> str:
+    return rng.choice(rng.choice(TABLES))
 
 
 def any_word(rng: Random) -> str:
     """A word of the tables, or a made-up one, a number or an unusual character, in falling frequency."""
     kind = rng.random()
-    if kind < 0.55:
-        return rng.choice(rng.choice((NAMES, CITIES, ANIMALS, PLACES, THINGS, ADJECTIVES, WEATHER, FOODS, VERBS)))
-    if kind < 0.85:
+    if kind < 0.45:
+        return known_word(rng)
+    if kind < 0.88:
         word = made_up_word(rng)
-        return word.capitalize() if rng.random() < 0.3 else word
-    return str(rng.randrange(10 ** rng.randint(1, 5))) if kind < 0.96 else rng.choice(_UNUSUAL)
+        return word.capitalize() if rng.random() < 0.25 else word
+    if kind < 0.92:
+        return code(rng)
+    return str(rng.randrange(10 ** rng.randint(1, 5))) if kind < 0.98 else rng.choice(_UNUSUAL)
 
 
 def sentence(rng: Random) -> str:
     """One plain English sentence."""
-    name, thing, place = rng.choice(NAMES), rng.choice(THINGS), rng.choice(PLACES)
+    name, thing, spot = rng.choice(NAMES), rng.choice(THINGS), rng.choice(PLACES)
     shapes = (
-        f"{name} {rng.choice(VERBS)} the {rng.choice(ADJECTIVES)} {thing} near the {place}.",
-        f"The {rng.choice(ADJECTIVES)} {rng.choice(ANIMALS)} sleeps in the {place}.",
+        f"{name} {rng.choice(VERBS)} the {rng.choice(ADJECTIVES)} {thing} near the {spot}.",
+        f"The {rng.choice(ADJECTIVES)} {rng.choice(ANIMALS)} sleeps in the {spot}.",
         f"It is {rng.choice(WEATHER)} in {rng.choice(CITIES)} today.",
-        f"We eat {rng.choice(FOODS)} in the {place}.",
-        f"{name} and {rng.choice(NAMES)} walk to the {place}.",
-        f"There is a {rng.choice(ADJECTIVES)} {thing} in the {place}.",
+        f"We eat {rng.choice(FOODS)} in the {spot}.",
+        f"{name} and {rng.choice(NAMES)} {rng.choice(MOVES)} to the {spot}.",
+        f"There is a {rng.choice(ADJECTIVES)} {thing} in the {spot}.",
         f"I like {rng.choice(FOODS)} and {rng.choice(FOODS)}.",
-        f"My {rng.choice(ANIMALS)} is called {name}.",
+        f"The name of my {rng.choice(ANIMALS)} is {name}.",
+        f"We will {rng.choice(MOVES)} at {rng.choice(COMMON)} {spot}.",
+        f"My {thing} is {rng.choice(ADJECTIVES)} and my {rng.choice(THINGS)} is {rng.choice(ADJECTIVES)}.",
+        f"{made_up_name(rng)} will {rng.choice(MOVES)} with the {rng.choice(ADJECTIVES)} {made_up_word(rng)}.",
     )
     return rng.choice(shapes)
 
 
+def words(rng: Random, longest: int = 10) -> str:
+    """A row of words without grammar: the next one can only be read, not guessed."""
+    count = min(rng.randint(1, longest), rng.randint(1, longest))
+    return " ".join(any_word(rng) for _ in range(count))
+
+
 def phrase(rng: Random) -> str:
-    """Something to copy: a sentence, or a row of one to twelve words."""
+    """Something to copy: a sentence, or a row of words, with or without a closing mark."""
+    kind = rng.random()
+    if kind < 0.25:
+        text = sentence(rng)
+        return text if rng.random() < 0.5 else text.rstrip(".")
+    text = words(rng)
+    if kind < 0.32:
+        text = ", ".join(text.split(" "))
     if rng.random() < 0.4:
-        return sentence(rng)
-    words = [any_word(rng) for _ in range(min(rng.randint(1, 12), rng.randint(1, 12)))]
-    return " ".join(words) + rng.choice(("", "", ".", "!"))
+        text = text[0].upper() + text[1:]
+    return text + rng.choice(("", "", "", ".", "!"))

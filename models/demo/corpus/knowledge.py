@@ -1,0 +1,324 @@
+"""Questions about the tables of facts."""
+# ruff: noqa: E501 - a pattern is one line
+
+from random import Random
+
+from corpus import facts
+from corpus.patterns import say, upper_first
+
+Question = tuple[str, str]
+
+_TELL = "[tell me|please tell me|can you tell me|could you tell me|do you know|name|say|give me|I want to know|I need|I'd like to know|let me know|remind me of|I am looking for|]"
+_WHAT = "[what is|what's|what was|which is|whats]"
+_CAPITAL = (
+    f"{_WHAT} the capital [city|] of {{country}}",
+    f"{_TELL} the [capital|capital city|name of the capital] of {{country}}",
+    f"{_TELL} [what|which city] the capital of {{country}} is",
+    "[which|what] [city|town|place] is [the|] capital [city|] [of|in] {country}",
+    f"{_TELL} {{country}}'s capital [city|]",
+    f"{_WHAT} {{country}}'s capital [city|] [please|called|named|]",
+    "{country}: capital", "capital of {country}", "the capital [city|] of {country} [is what|is which city|is named|please]",
+    "[how|what] is the capital [city|] of {country} [called|named]",
+    "[what|which] [city|] is the seat of the government [of|in] {country}",
+    "[from which city|from where|in which city] is {country} [governed|ruled]", "where is the government of {country}",
+    "[think of|take|look at|now for|about] {country}[.|:|,] [what|which city] is [its|the] capital [there|]",
+    "{country} has [what|which city|which town] as [its|the|a] capital", "[a|one|quick] question[:|,|.] the capital of {country}",
+    "I [am in|am from|live in|travel to|visit|will visit|read about] {country}. [What|Which city] is the capital [there|]",
+    "what do you call the capital of {country}", "[my teacher|my friend|somebody|she] [asks|wants to know] [what|] the capital of {country}",
+    "does {country} have a capital", "is the capital of {country} known to you", "{country}, capital [city|] please",
+    "finish this: the capital of {country} is", "the main city of the government of {country}", "in {country} the capital is",
+)  # fmt: skip
+_COUNTRY = (
+    "[which|what] [country|land] has the capital {city}", "{city} is the capital of [which|what] [country|land]",
+    "[which|what] [country|land] is {city} the capital of", "[what|which] country has {city} as [its|the] capital",
+    f"{_TELL} the country [with|that has] the capital {{city}}", "{city} is [a|the] capital. Of [which|what] country",
+    "[in|for] [which|what] country is {city} the capital [city|]", "[which|what] country is governed from {city}",
+    "{city} [is the capital where|belongs to which country|is the capital city of where]", "to [which|what] country does the capital {city} belong",
+    "if the capital is {city}, [which|what] is the country", "{city}: capital of [what|which country|where]",
+)  # fmt: skip
+
+
+def _finish(rng: Random, text: str) -> str:
+    text = upper_first(text) if rng.random() < 0.8 else text
+    return text if text[-1] in ".?!:" else text + rng.choice(("?", "?", "?", "", "."))
+
+
+def capital(rng: Random) -> Question:
+    country = rng.choice(list(facts.CAPITALS))
+    city = facts.CAPITALS[country]
+    if rng.random() < 0.25:
+        return _finish(rng, say(rng, *_COUNTRY, city=city)), f"{city} is the capital of {country}."
+    return _finish(rng, say(rng, *_CAPITAL, country=country)), f"The capital of {country} is {city}."
+
+
+def continent(rng: Random) -> Question:
+    name = rng.choice(list(facts.CONTINENTS))
+    country = rng.choice(facts.CONTINENTS[name])
+    text = say(
+        rng,
+        "where is {c}", "[on|in] [which|what] continent [is|lies|do I find|can I find|is the country|would one find] {c}",
+        "[which|what] continent [is|lies] {c} [in|on|part of]", "where can I find {c}", "{c} [is|lies] [on|in] [which|what] continent",
+        f"{_TELL} the continent of {{c}}", "[which|what] is the continent of {c}", "{c} is part of [which|what] continent",
+        "to [which|what] continent does {c} belong", "where [on earth|in the world] is {c}", "[which|what] continent has {c}",
+        c=country,
+    )  # fmt: skip
+    return _finish(rng, text), f"{upper_first(country)} is in {name}."
+
+
+def _article(name: str) -> str:
+    return "an" if name[0] in "aeo" else "a"
+
+
+def animal(rng: Random) -> Question:
+    kind = rng.randrange(3)
+    if kind == 0:
+        name, sound = rng.choice(list(facts.SOUNDS.items()))
+        text = say(
+            rng,
+            "[what|which] [sound|noise] does {a} make", "what does {a} say", "how does {a} sound", f"{_TELL} the [sound|noise] of {{a}}",
+            f"{_TELL} [what|which] [sound|noise] {{a}} makes", "what do I hear from {a}", "{a}: [what|which] [sound|noise]",
+            "what is the [sound|noise] [of|that comes from|made by] {a}", "the [sound|noise] of {a} is", "{a} makes [what|which] [sound|noise]",
+            "[what|which] [sound|noise] [do I hear from|do you get from|is made by] {a}", "how [goes|speaks|talks] {a}",
+            a=rng.choice(("a", "the")) + f" {name}",
+        )  # fmt: skip
+        return _finish(rng, text), f"A {name} {sound}."
+    if kind == 1:
+        name, young = rng.choice(list(facts.YOUNG.items()))
+        text = say(
+            rng,
+            "what is a [young|baby|little] {n} [called|named]", "what do you call [a|the] [young|baby] [of a|] {n}",
+            "what is the [name|word] [of|for] a [young|baby] {n}", f"{_TELL} the [name|word] [of|for] a [young|baby] {{n}}",
+            "[how|what] [do we call|is] the [baby|child|young one] of a {n} [called|]", "a [baby|young] {n} is [called what|called|a what]",
+            "the [young|baby|child] of a {n} is [called what|called|named]", "[what|which word] means [young|baby] {n}",
+            "what [does a {n} have as|is the] [baby|young] of the {n}",
+            n=name,
+        )  # fmt: skip
+        return _finish(rng, text), f"A young {name} is called a {young}."
+    name, legs = rng.choice(list(facts.LEGS.items()))
+    text = say(
+        rng,
+        "how many legs [does|has] {a} [have|]", f"{_TELL} how many legs {{a}} has", "does {a} have legs", "[what|which] is the number of legs of {a}",
+        "{a} has how many legs", "on how many legs does {a} [walk|stand|go]", "{a}: how many legs", "how many legs are [there on|on|under] {a}",
+        "[count|name|say] the legs of {a}", "how many legs do I [see|find|have to count] on {a}",
+        a=f"{_article(name)} {name}",
+    )  # fmt: skip
+    return _finish(rng, text), f"{upper_first(_article(name))} {name} has {legs} legs."
+
+
+def colour(rng: Random) -> Question:
+    thing, shade = rng.choice(list(facts.COLOURS.items()))
+    text = say(
+        rng,
+        "[what|which] {w} is {t}", f"{_TELL} the {{w}} of {{t}}", "what is the {w} of {t}", "[what|which] {w} does {t} have",
+        f"{_TELL} [what|which] {{w}} {{t}} [has|is]", "{t} is [what|which] {w}", "{t} [has|is of] [what|which] {w}", "the {w} of {t} is",
+        "in [what|which] {w} [do I paint|do I draw|should I paint|is] {t}", "{t}: [what|which|] {w}", "[I draw|I see|look at] {t}. [what|which] {w} [is it|does it have]",
+        "how is {t} coloured", "[what|which] {w} would you give {t}",
+        w=rng.choice(("colour", "color")),
+        t=thing,
+    )  # fmt: skip
+    return _finish(rng, text), f"{upper_first(thing)} is {shade}."
+
+
+def opposite(rng: Random) -> Question:
+    pair = rng.choice(list(facts.OPPOSITES.items()))
+    word, other = pair if rng.random() < 0.5 or pair[0] in facts.OPPOSITES.values() else pair[::-1]
+    if word in ("light", "black", "white"):
+        word, other = {"light": ("light", "dark"), "black": ("black", "white"), "white": ("white", "black")}[word]
+    text = say(
+        rng,
+        "[what is|what's|] the [opposite|contrary|reverse|antonym] of {w}", f"{_TELL} the [opposite|contrary|reverse|antonym] of {{w}}",
+        "[what|which] [word|] is the [opposite|contrary|reverse|antonym] of {w}", "{w}: [what is|] the [opposite|antonym|contrary|reverse]",
+        "[opposite|contrary] of {w}", "[what|which word] is {w} the [opposite|antonym|contrary] of", "not {w} but", "[what|which word] is the [opposite|contrary] to {w}",
+        "if [something|a thing|it] [is not|isn't] {w}, [what is it|it is what|then what is it|how is it]", "{w} and its [opposite|contrary]",
+        "{w} [has|is] the opposite [of which word|of what|]", "[what|which word] [means|has] the [opposite|contrary] [meaning|] of {w}",
+        "what do you call [something|a thing] that [is not|isn't] {w}",
+        w=rng.choice((word, word, word, f'"{word}"')),
+    )  # fmt: skip
+    return _finish(rng, text), f"The opposite of {word} is {other}."
+
+
+_AFTER = (
+    "[which|what] {unit} [comes|is|follows|comes right|is right|comes directly|comes next] after {x}", "what comes [right|directly|] after {x}",
+    f"{_TELL} the {{unit}} [right|directly|] after {{x}}", "what is the {unit} after {x}", f"{_TELL} [which|what] {{unit}} [comes after|follows|follows after] {{x}}",
+    "[which|what] {unit} [do we have|is it|comes|begins] [when|if|after] {x} [is over|ends|has ended|is past]", "{x}, and [then|next] [which {unit}|what|which {unit} comes]",
+    "the {unit} [after|that comes after|following|that follows] {x}", "after {x} [is|follows|we have|] [what|which {unit}]", "{x} [ends|is over]. [which|what] {unit} is next",
+    "[which|what] is the next {unit} after {x}", "[what|which {unit}] [follows|follows directly on|follows on] {x}", "{x} comes before [what|which {unit}]",
+)  # fmt: skip
+_BEFORE = (
+    "[which|what] {unit} [comes|is|comes right|is just|comes directly] before {x}", "what [comes|is] [right|directly|just|] before {x}",
+    f"{_TELL} the {{unit}} [right|directly|just|] before {{x}}", "what is the {unit} before {x}", f"{_TELL} [which|what] {{unit}} [comes|is] before {{x}}",
+    "the {unit} [before|that is before|preceding|in front of] {x}", "before {x} [is|comes|we have|] [what|which {unit}]", "[what|which {unit}] [precedes|goes before] {x}",
+    "{x} comes after [what|which {unit}]", "[which|what] {unit} [did we have|was it|ended] [when|before] {x} [began|started]", "[which|what] is the previous {unit} before {x}",
+)  # fmt: skip
+_DAY_AFTER = (
+    "[today|it] is {x}[.|,|;|:] [what|which] [day|] [is|will it be|comes|do we have] [tomorrow|the next day|the day after]",
+    "[yesterday was|the day before was] {x}[.|,|;|:] [what|which] [day is today|is today|day is it now|day do we have]",
+    "it is {x} today, so [what|which day] [is|will be] tomorrow", "tomorrow is [what|which day] if [today is|it is] {x}", "when today is {x}, what day is tomorrow",
+    "if yesterday was {x}, [what is today|which day is today|what day do we have now]",
+)  # fmt: skip
+_DAY_BEFORE = (
+    "[today|it] is {x}[.|,|:] [what|which] [day|] was [yesterday|the day before]", "[tomorrow is|tomorrow will be|the next day is] {x}[.|,|;|:] [what|which] [day is today|is today|day do we have]",
+    "it is {x} today, so [what|which day] was yesterday", "if today is {x}, [what|which day] was yesterday", "if tomorrow is {x}, [what|which day] is [today|it today]",
+)  # fmt: skip
+_MONTH_AFTER = (
+    "[now it is|it is|we have] {x}[.|,|;|:] [what|which] month [is|comes|will be] next", "[the last|the previous] month was {x}[.|,|;|:] [what|which] [month is this|month do we have|is this month]",
+    "if this month is {x}, [what|which] [is|comes] next [month|]", "{x} was last month. [what|which month] is it [now|today]",
+)  # fmt: skip
+_MONTH_BEFORE = (
+    "[now it is|it is|this is|we have] {x}[.|,|;|:] [what|which] month was [last|before|the last]", "[the next month is|next month is] {x}[.|,|;|:] [what|which] [month is this|month do we have|is this month]",
+    "if this month is {x}, [what|which] was [last month|the last one|the month before]",
+)  # fmt: skip
+_ORDER = (
+    "first",
+    "second",
+    "third",
+    "fourth",
+    "fifth",
+    "sixth",
+    "seventh",
+    "eighth",
+    "ninth",
+    "tenth",
+    "eleventh",
+    "twelfth",
+)
+
+
+def _neighbour(rng: Random) -> Question:
+    is_day, after = rng.random() < 0.5, rng.random() < 0.55
+    row, unit = (facts.DAYS, "day") if is_day else (facts.MONTHS, "month")
+    index, step = rng.randrange(len(row)), 1 if after else -1
+    near = {
+        (True, True): _DAY_AFTER,
+        (True, False): _DAY_BEFORE,
+        (False, True): _MONTH_AFTER,
+        (False, False): _MONTH_BEFORE,
+    }
+    shapes = near[is_day, after] if rng.random() < 0.35 else _AFTER if after else _BEFORE
+    text = say(rng, *shapes, unit=rng.choice((unit, unit, "weekday" if is_day else "month")), x=row[index])
+    side = "after" if after else "before"
+    return _finish(rng, text), f"{row[(index + step) % len(row)]} comes {side} {row[index]}."
+
+
+def _numbered(rng: Random) -> Question:
+    row, unit, whole = rng.choice(
+        ((facts.DAYS, "day", "week"), (facts.MONTHS, "month", "year"), (facts.MONTHS, "month", "year"))
+    )
+    index = rng.randrange(len(row))
+    text = say(
+        rng,
+        f"{_WHAT} the {{o}} {{unit}} [of|in] [the|a] {{whole}}", f"{_TELL} the {{o}} {{unit}} [of|in] the {{whole}}", "the {o} {unit} [of|in] [the|a] {whole}",
+        "[which|what] {unit} is [the {o}|the {o} one|number {n}] [of|in] the {whole}", "[which|what] {unit} has the number {n}", "{unit} number {n} [is|] [what|which|]",
+        "[which|what] {unit} [comes|is] {o} in the {whole}", "with [which|what] {unit} [begins|starts] the {whole}" if index == 0 else "the {o} {unit}",
+        o=_ORDER[index] if rng.random() < 0.8 or index else rng.choice(("first", "very first")),
+        n=index + 1, unit=unit, whole=whole,
+    )  # fmt: skip
+    return _finish(rng, text), f"The {_ORDER[index]} {unit} of the {whole} is {row[index]}."
+
+
+def _lengths(rng: Random) -> Question:
+    small, big, count = rng.choice((("days", "week", 7), ("months", "year", 12)))
+    text = say(
+        rng,
+        "how many {small} [are|are there|do you find|do I count|go] in [a|the|one|every|each] {big}", "how many {small} [does|has] [a|the|one] {big} [have|]",
+        "[a|one|the] {big} has how many {small}", f"{_TELL} [how many|the number of] {{small}} [in|of] a {{big}}", "[count|what is the number of] the {small} of [a|one] {big}",
+        small=small, big=big,
+    )  # fmt: skip
+    return _finish(rng, text), f"A {big} has {count} {small}."
+
+
+def _all_of(rng: Random) -> Question:
+    unit, row, whole = rng.choice((("days", facts.DAYS, "week"), ("months", facts.MONTHS, "year")))
+    text = say(
+        rng,
+        "[list|name|tell me|give me|say|write|count|write down] [all|all the|the|] {unit} of [the|a] {whole}", "[list|name|tell me|say|give me] [all|every one of] the {unit}[ in order|]",
+        "[what|which] are the {unit} of the {whole}", "what are [all the|the] {unit} [called|named]", "[can you|please|could you] [list|name|say|tell me] [all|all the|the] {unit} [of the {w}|]",
+        unit=unit, whole=whole, w=whole,
+    )  # fmt: skip
+    return _finish(rng, text), ", ".join(row) + "."
+
+
+def calendar(rng: Random) -> Question:
+    kind = rng.random()
+    if kind < 0.6:
+        return _neighbour(rng)
+    if kind < 0.72:
+        return _numbered(rng)
+    if kind < 0.78:
+        return _lengths(rng)
+    if kind < 0.82:
+        return _all_of(rng)
+    month = rng.choice(facts.MONTHS)
+    days = facts.MONTH_DAYS[month]
+    text = say(
+        rng,
+        "how many days [does|has] {m} [have|]", "how many days [are|are there|do we have|do I count|go] in {m}", "how long is {m}", "{m} has how many days",
+        "the number of days [of|that {m} has in|in] {m}", f"{_TELL} how many days {{m}} has", "{m}: how many days", "how many days long is {m}",
+        "[is it|are there|does it have] {x} or {y} days in {m}", "{m}: {x} or {y} days", "how many days [until|before] {m} [ends|is over]", "[what|which] is the [length|number of days] of {m}",
+        "[is {m} a month|a month] with {x} or {y} days, {m}",
+        m=month, x=min(days, 30), y=31,
+    )  # fmt: skip
+    return _finish(rng, text), f"{month} has {days} days."
+
+
+def planet(rng: Random) -> Question:
+    if rng.random() < 0.5:
+        index = rng.randrange(8)
+        word = facts.ORDINALS[index]
+        text = say(
+            rng,
+            f"{_WHAT} the {{o}} planet [from the sun|]", f"{_TELL} the {{o}} planet [from the sun|]", "[which|what] planet is [the {o}|number {n}|the {o} one] [from the sun|]",
+            "the {o} planet [from the sun|]", "planet number {n}", "[which|what] planet [comes|is] {o} [when I start at the sun|from the sun|counted from the sun]",
+            o=word, n=index + 1,
+        )  # fmt: skip
+        return _finish(rng, text), f"The {word} planet from the sun is {facts.PLANETS[index]}."
+    kind, name = rng.choice(list(facts.PLANET_FACTS.items()))
+    other = {"biggest": "largest", "most distant": "farthest", "smallest": "smallest"}.get(kind, kind)
+    text = say(
+        rng,
+        f"{_WHAT} the {{k}} planet", "[which|what] planet is [the|] {k}[ planet| one| of all|]", f"{_TELL} the {{k}} planet", "the {k} planet [is|please|]",
+        "[what|which] is the {k} [planet of all|one of the planets|of the planets]", f"{_TELL} [which|what] planet is [the|] {{k}}", "the {k} planet is called",
+        k=rng.choice((kind, kind, other)),
+    )  # fmt: skip
+    return _finish(rng, text), f"The {kind} planet is {name}."
+
+
+def nearest_planet(rng: Random) -> Question:
+    near = rng.random() < 0.6
+    text = say(
+        rng,
+        f"{_WHAT} the {{k}} planet [to|from] the sun" if not near else f"{_WHAT} the [closest|nearest] planet to the sun",
+        "[which|what] planet is {k} the sun", "the planet {k} the sun", f"{_TELL} the planet {{k}} the sun",
+        k=rng.choice(("closest to", "nearest to", "next to")) if near else rng.choice(("farthest from", "most distant from")),
+    )  # fmt: skip
+    return _finish(
+        rng, text
+    ), "The first planet from the sun is Mercury." if near else "The most distant planet is Neptune."
+
+
+def language(rng: Random) -> Question:
+    tongue, found = rng.choice(list(facts.LANGUAGES.items()))
+    index = rng.randrange(len(found))
+    phrase = facts.PHRASES[index]
+    text = say(
+        rng,
+        "how do [you|I|they|people] say {p} in {t}", "what is {p} in {t}", "[translate|please translate|can you translate] {p} [to|into] {t}", "[say|write|give me] {p} in {t}",
+        "{p} in {t}", "[what is|what's|] the {t} [word|] for {p}", f"{_TELL} the {{t}} [word|] for {{p}}", "what does {p} mean in {t}", "{t} [for|word for] {p}", "how does one say {p} in {t}",
+        "{p}, but in {t}", "what would [{p}|the word {p}] be in {t}",
+        p=rng.choice((phrase, phrase, f'"{phrase}"')), t=tongue,
+    )  # fmt: skip
+    return _finish(rng, text), f'"{upper_first(phrase)}" in {tongue} is "{found[index]}".'
+
+
+def listing(rng: Random) -> Question:
+    kind, items = rng.choice(list(facts.LISTS.items()))
+    count = rng.randint(2, min(len(items), 8))
+    number = rng.choice((facts.NUMBER_WORDS[count], str(count)))
+    text = say(
+        rng,
+        "[list|name|tell me|give me|write|write down|say|find] [me|] {n} {k}", "[give me|write|make|I need|can you make] a list of {n} {k}", "[can you|could you|please|would you please] [list|name|tell me|give me|write] {n} {k}",
+        "{n} {k}[ please|, please|]", "I [want|would like|'d like|want to see|want to read] {n} {k}", "[what are|which are|tell me the names of|what would be|do you know] {n} {k}", "{k}: [list|name|give me|] {n}",
+        "[I am looking for|find|choose|pick|show me|suggest|imagine] {n} {k}", "a list [of|with] {n} {k}",
+        n=number, k=kind,
+    )  # fmt: skip
+    return _finish(rng, text), "\n".join(f"{index}. {item}" for index, item in enumerate(items[:count], 1))

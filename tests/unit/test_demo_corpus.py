@@ -1,0 +1,88 @@
+"""The text that the demo model is trained on: the same for a seed, without the evaluation's wordings, and well-formed."""
+
+import importlib
+import json
+from itertools import islice, pairwise
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+DEMO = Path(__file__).parents[2] / "models" / "demo"
+
+
+@pytest.fixture
+def corpus(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The corpus' modules. They are scripts' neighbours, not a part of the product's packages."""
+    monkeypatch.syspath_prepend(str(DEMO))
+    names = ("mixture", "held_out", "patterns", "forms", "numbers", "tools", "memory")
+    return SimpleNamespace(**{name: importlib.import_module(f"corpus.{name}") for name in names})
+
+
+def test_a_seed_gives_the_same_text(corpus: Any) -> None:
+    """A training can be repeated, and goes on from a checkpoint with the text that it would have had."""
+    first, again, other = (
+        [repr(each) for each in islice(corpus.mixture.samples(seed), 40)] for seed in ("a", "a", "b")
+    )
+    assert first == again
+    assert first != other
+
+
+def test_no_wording_of_the_evaluation_is_trained_on(corpus: Any) -> None:
+    """Neither as it is nor with something else in its slots."""
+    assert corpus.held_out.is_held_out("France's capital?"), "a slot of the evaluation takes any word"
+    found = [
+        message["content"]
+        for make in (corpus.mixture.sample, corpus.mixture.drill_sample)
+        for sample in islice(corpus.mixture.samples("c", make), 600)
+        for message in sample.messages
+        if message["role"] == "user"
+    ]
+    assert len(found) > 1000
+    assert not [text for text in found if corpus.held_out.is_held_out(text)]
+
+
+def test_what_fills_a_slot_is_not_read_as_a_pattern(corpus: Any) -> None:
+    """A text to copy may hold brackets and braces."""
+    assert corpus.patterns.say(Random(1), "[say|say]: {text}", text="[a|b] {text}") == "say: [a|b] {text}"
+
+
+def test_sums_and_numbers_are_right(corpus: Any) -> None:
+    """What is taught is true."""
+    rng = Random(4)
+    for _ in range(300):
+        _, answer = corpus.numbers.small_sum(rng)
+        if " = " in answer:
+            left, _, right = answer.removeprefix("Yes, ").removeprefix("No, ").rstrip(".").partition(" = ")
+            a, sign, b = left.split(" ")
+            assert {"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b)}[sign] == int(right)
+        _, answer = corpus.numbers.counting(rng)
+        if ", " in answer:
+            numbers = [int(each) for each in answer.split(", ")]
+            assert {b - a for a, b in pairwise(numbers)} in ({1}, {-1})
+
+
+def test_objects_parse_and_calls_fit_their_schema(corpus: Any) -> None:
+    """A forced answer is one object; a call has the parameters that its function declares, with values from the request."""
+    rng = Random(5)
+    for _ in range(200):
+        assert isinstance(json.loads(corpus.forms.forced_object(rng)[1]), dict)
+        for offer in corpus.tools.offers(rng):
+            use = corpus.tools.use(rng, offer)
+            assert list(use.arguments) == offer.schema["function"]["parameters"]["required"]
+            assert all(str(value) in use.request for value in use.arguments.values())
+
+
+def test_what_was_said_is_asked_again(corpus: Any) -> None:
+    """The answer to the question holds what the user said."""
+    rng = Random(6)
+    for _ in range(200):
+        (said, acknowledged), (_, answer) = corpus.memory.introduction(rng)
+        kept = _plain_words(acknowledged) & _plain_words(answer)
+        assert any(word in said.lower() for word in kept)
+
+
+def _plain_words(text: str) -> set[str]:
+    return {word.strip(".!,") for word in text.lower().split()}
