@@ -16,8 +16,10 @@ ARGS ?=
 
 # Set-up writes to standard error only and is silent when there is nothing to do.
 SETUP = python=$$(sh scripts/python.sh) && "$$python" scripts/set_up.py
+# SGLang has a virtual environment of its own, which only its users need.
+SETUP_SGLANG = python=$$(sh scripts/python.sh) && "$$python" scripts/set_up_sglang.py
 
-.PHONY: help up test setup check format proto contracts lock bench mutate clean
+.PHONY: help up test setup check format proto contracts lock evidence bench mutate clean
 .DEFAULT_GOAL := help
 
 help: ## Show the commands
@@ -25,6 +27,7 @@ help: ## Show the commands
 
 up: ## Install what is missing and start a whole mesh on this machine
 	@$(SETUP)
+	@$(if $(findstring sglang,$(ARGS) $(KVMESH_ENGINE)),$(SETUP_SGLANG))
 	@exec "$(BIN)/kvmesh" up $(ARGS)
 
 test: setup ## Install what is missing and run the tests, a file of tests on each of two processors at a time
@@ -32,6 +35,7 @@ test: setup ## Install what is missing and run the tests, a file of tests on eac
 
 setup: ## Only install: packages, engine, the tests' real servers
 	@$(SETUP) --tests
+	@$(SETUP_SGLANG)
 
 check: setup ## Format, lint, types, import contracts, protos, generated code; all of them, whatever fails
 	@status=0; \
@@ -46,6 +50,7 @@ check: setup ## Format, lint, types, import contracts, protos, generated code; a
 	run python scripts/support_matrix.py --check; \
 	run python scripts/settings_page.py --check; \
 	run python scripts/api_fields.py --check; \
+	run python scripts/migration_guides.py --check; \
 	exit $$status
 
 format: setup ## Format the code and mend what the linter can mend
@@ -61,6 +66,11 @@ contracts: setup ## Write protos/contracts.binpb, which `make check` compares th
 lock: setup ## Write constraints*.txt from what .venv holds
 	"$(BIN)/python" scripts/write_lock.py
 
+evidence: setup ## Run the tests that prove engine features, and write the support matrix from what passed
+	@record=$$(mktemp) && \
+	{ KVMESH_EVIDENCE="$$record" "$(BIN)/python" -m pytest -q -m proves tests/conformance tests/integration tests/unit $(ARGS); status=$$?; \
+	"$(BIN)/python" scripts/support_matrix.py --record "$$record" || status=1; rm -f "$$record"; exit $$status; }
+
 bench: setup ## Run the load scenarios against a mesh of simulated engines
 	@"$(BIN)/python" -m bench $(ARGS)
 
@@ -68,6 +78,6 @@ mutate: setup ## Plant defects in a copy, one at a time, and check that tests ca
 	@"$(BIN)/python" scripts/mutate.py $(ARGS)
 
 clean: ## Remove all that set-up, tests and checks wrote
-	rm -rf "$(KVMESH_VENV)" "$(KVMESH_CACHE)" kvmesh.egg-info build dist
+	rm -rf "$(KVMESH_VENV)" "$(KVMESH_VENV)-sglang" "$(KVMESH_CACHE)" kvmesh.egg-info build dist
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find kvmesh services scripts tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -71,7 +71,7 @@ class Stepper:
     def report_nowait(self, *_: object, **__: object) -> None:
         pass
 
-    async def link(self, worker: WorkerRef, role: Role, *, timeout_s: float) -> "Stepper":
+    async def link(self, worker: WorkerRef, role: Role, *, timeout_s: float, waits_for_lost: bool = True) -> "Stepper":
         self.worker = worker
         return self
 

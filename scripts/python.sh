@@ -11,5 +11,5 @@ for name in ${KVMESH_PYTHON:-python3.11 python3.12 python3.13 python3}; do
   seen="$seen $name ($("$path" -c 'import platform; print(platform.python_version())' 2>/dev/null || echo 'does not run'))"
 done
 echo "kvmesh needs Python 3.11 or later; found:${seen:- none of python3.11, python3.12, python3.13, python3 on PATH}." >&2
-echo "Install it (Debian, Ubuntu: apt-get install python3.11 python3.11-venv) or set KVMESH_PYTHON." >&2
+echo "Install it (Debian, Ubuntu: apt-get update && apt-get install python3.11 python3.11-venv) or set KVMESH_PYTHON." >&2
 exit 1

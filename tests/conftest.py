@@ -11,6 +11,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+from tests.evidence import pytest_runtest_makereport as pytest_runtest_makereport
 from tests.servers import Server, consul_server, free_ports, prometheus_server
 
 # How long an example takes, or its generation, says how busy the machine is, and nothing else.

@@ -111,6 +111,10 @@ class Faults:
     prefill_hangs: bool = False
     prefill_hangs_after: int | None = None
     """So many prefills end; those after them hang."""
+    prefill_s: float | None = None
+    """How long a prefill takes; None: a step."""
+    prefill_ends_with: MeshError | None = None
+    """How the next prefill ends, after that time."""
     stands_still_s: float = 0.0
     """The frontend stands still for so long after the finish of a prefill."""
 
@@ -126,7 +130,12 @@ class FakeMesh:
     answers: bool = True
     """Prefill workers answer single tokens."""
     answered_by_prefill: list[int] = field(default_factory=list)
+    told_failed: list[str] = field(default_factory=list)
     told_cached: dict[ReportKind, int] = field(default_factory=dict)
+    prefill_cached: int = 4
+    """Prompt tokens that the prefill worker finds in its cache."""
+    decode_cached: int = 0
+    """Prompt tokens that a decode worker has although the prefill worker computes the prompt."""
     handoff: Handoff = Handoff.SEQUENTIAL
     faults: Faults = field(default_factory=Faults)
     asks: list[Ask] = field(default_factory=list)
@@ -168,12 +177,14 @@ class FakeMesh:
 
     def report_nowait(self, ask_id: int, report: Report) -> None:
         self.reports.append((ask_id, report.kind))
+        if report.kind is ReportKind.FAILED:
+            self.told_failed.append(report.failed_worker_id)
         if report.is_answered_by_prefill:
             self.answered_by_prefill.append(ask_id)
         if report.cached_tokens is not None:
             self.told_cached[report.kind] = report.cached_tokens
 
-    async def link(self, worker: WorkerRef, role: Role, *, timeout_s: float) -> "FakeLink":
+    async def link(self, worker: WorkerRef, role: Role, *, timeout_s: float, waits_for_lost: bool = True) -> "FakeLink":
         assert timeout_s > 0
         if role is Role.DECODE and self.faults.link:
             raise self.faults.link.pop(0)
@@ -184,7 +195,7 @@ class FakeMesh:
         assert leg.leg_id not in self.running, "leg ids are unique among live legs"
         match leg.task:
             case LegTask.PREFILL:
-                run = self._prefill(leg, worker)
+                run = self._prefill(leg, sink, worker)
             case LegTask.EMBED:
                 run = self._embed(leg)
             case _:
@@ -207,18 +218,25 @@ class FakeMesh:
 
         return cancel
 
-    async def _prefill(self, leg: Leg, worker: WorkerRef) -> LegFinish:
+    async def _prefill(self, leg: Leg, sink: LegSink, worker: WorkerRef) -> LegFinish:
+        faults = self.faults
         self.prefilling += 1
         try:
-            await asyncio.sleep(1000 if self._hangs() else self.step_s)
+            takes_s = self.step_s if faults.prefill_s is None else faults.prefill_s
+            await asyncio.sleep(1000 if self._hangs() else takes_s)
         finally:
             self.prefilling -= 1
-        usage = Usage(prompt_tokens=len(leg.generation.token_ids), cached_tokens=4)
+        if (error := faults.prefill_ends_with) is not None:
+            faults.prefill_ends_with = None
+            return LegFinish(reason=FinishReason.ERROR, error=error)
+        if leg.rendezvous is not None and leg.generation.sampling.prompt_logprobs is not None:
+            sink.on_prompt([TokenLogprob(logprob=-0.5) for _ in leg.generation.token_ids[1:]])
+        usage = Usage(prompt_tokens=len(leg.generation.token_ids), cached_tokens=self.prefill_cached)
         return LegFinish(reason=FinishReason.HANDED_OFF, usage=usage, handle=self._handle(leg, worker))
 
     async def _embed(self, leg: Leg) -> LegFinish:
         await asyncio.sleep(self.step_s)
-        usage = Usage(prompt_tokens=len(leg.generation.token_ids))
+        usage = Usage(prompt_tokens=len(leg.generation.token_ids), cached_tokens=1)
         return LegFinish(reason=FinishReason.STOP, usage=usage, embedding=[0.5, 0.5])
 
     def _hangs(self) -> bool:
@@ -239,7 +257,7 @@ class FakeMesh:
         if is_answered_by_prefill and self._hangs():
             await asyncio.sleep(1000)
         computes = leg.handle is None and leg.rendezvous is None
-        cached = 4 if is_answered_by_prefill else 2 if computes else 0
+        cached = self.prefill_cached if is_answered_by_prefill else 2 if computes else self.decode_cached
         usage = Usage(prompt_tokens=len(leg.generation.token_ids), cached_tokens=cached)
         finish = await self._tokens(leg.generation, sink)
         return LegFinish(reason=finish, usage=usage) if isinstance(finish, FinishReason) else finish

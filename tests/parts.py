@@ -18,17 +18,20 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = Path(os.environ.get("KVMESH_CACHE") or ROOT / ".cache")
 
-Part = Literal["consul", "prometheus", "nixl", "vllm"]
+Part = Literal["consul", "prometheus", "nixl", "vllm", "sglang"]
 # The package of each Python part, and its backends, one of which must be there.
 PACKAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "nixl": ("nixl", ("nixl_cu13", "nixl_cu12", "nixl_rocm")),
     "vllm": ("vllm", ("vllm",)),
 }
 
+READY = ".kvmesh-sglang"
+"""Set-up writes this file when SGLang's environment is complete."""
+
 
 def require_part(name: Part) -> Path:
-    """The part's binary or package folder; ends the test with the reason where there is none."""
-    found = _package(name) if name in PACKAGES else _binary(name)
+    """The part's binary, package folder or (SGLang) Python; ends the test with the reason where there is none."""
+    found = sglang_python() if name == "sglang" else _package(name) if name in PACKAGES else _binary(name)
     if isinstance(found, Path):
         return found
     if is_required() and _can_be_had(name):
@@ -59,6 +62,14 @@ def _package(name: str) -> Path | str:
     return Path(spec.origin).parent
 
 
+def sglang_python() -> Path | str:
+    """The Python of SGLang's own virtual environment, or why there is none."""
+    python = Path(f"{sys.prefix}-sglang") / "bin" / "python"
+    return (
+        python if (python.parent.parent / READY).exists() else f"{python.parent.parent} is not set up; run `make setup`"
+    )
+
+
 def is_required() -> bool:
     """Whether a missing part is a failure."""
     return bool(os.environ.get("CI")) or os.environ.get("KVMESH_REQUIRE_PARTS") == "1"
@@ -66,6 +77,6 @@ def is_required() -> bool:
 
 def _can_be_had(name: str) -> bool:
     """Whether set-up can provide the part on this kind of machine."""
-    if name in PACKAGES:
+    if name in PACKAGES or name == "sglang":
         return sys.platform == "linux" and platform.machine() == "x86_64"
     return Path("/etc/debian_version").exists() and shutil.which("apt-get") is not None

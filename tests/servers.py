@@ -45,10 +45,10 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def consul_server(folder: Path, config: Mapping[str, Any] | None = None) -> Iterator[Server]:
+def consul_server(folder: Path, config: Mapping[str, Any] | None = None, *, host: str = HOST) -> Iterator[Server]:
     """A Consul agent in development mode that has elected itself leader; `config` is added to its configuration.
 
-    It keeps all state in memory. Only HTTP and the two ports that a server cannot do without are open.
+    It keeps all state in memory and serves HTTP on `host`. Only HTTP and the two ports that a server cannot do without are open.
     """
     binary = require_part("consul")
     http, server, serf = free_ports(3)
@@ -56,8 +56,8 @@ def consul_server(folder: Path, config: Mapping[str, Any] | None = None) -> Iter
     ports = {"http": http, "server": server, "serf_lan": serf, **unused}
     path = folder / f"consul-{http}.json"
     path.write_text(json.dumps({"ports": ports, "disable_update_check": True, **(config or {})}))
-    command = [str(binary), "agent", "-dev", f"-bind={HOST}", f"-client={HOST}", f"-config-file={path}"]
-    with running(command, folder / f"consul-{http}.log", f"{HOST}:{http}", _has_leader) as running_server:
+    command = [str(binary), "agent", "-dev", f"-bind={HOST}", f"-client={host}", f"-config-file={path}"]
+    with running(command, folder / f"consul-{http}.log", f"{host}:{http}", _has_leader) as running_server:
         yield running_server
 
 

@@ -153,6 +153,7 @@ async def running_worker(
     clock = SystemClock()
     membership = Membership(rig.worker, MemoryAgent().registry(), host="w", uses_tls=False)
     await rig.worker.start()
+    await membership.files.start()
 
     def add_services(server: Any) -> None:
         if role is Role.DECODE:

@@ -1,12 +1,14 @@
 """The `kvmesh` command: one word picks what to do, each with a `--help` of its own."""
 
 import importlib
-import os
 import platform
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
+
+from kvmesh.cli.output import discard
 
 EXIT_UNREAD = 141
 """As a shell counts a program that SIGPIPE ended."""
@@ -16,13 +18,16 @@ COMMANDS = {
     "chat": ("kvmesh.cli.chat", "talk to a mesh in the terminal"),
     "key": ("kvmesh.cli.key", "make an API key"),
     "status": ("kvmesh.cli.status", "show a mesh as tables"),
+    "top": ("kvmesh.cli.top", "show the workers of a mesh, refreshed each second"),
     "doctor": ("kvmesh.cli.doctor", "check this machine, and a mesh on it"),
     "explain": ("kvmesh.cli.explain", "say why a request went where it went"),
+    "advise": ("kvmesh.cli.advise.command", "propose an engine, a layout and the command that starts it"),
+    "translate-args": ("kvmesh.cli.translate_args", "translate the flags of an engine's own server"),
 }
 
 
 def usage() -> str:
-    lines = [f"  kvmesh {name:<8} {text}" for name, (_, text) in COMMANDS.items()]
+    lines = [f"  kvmesh {name:<14} {text}" for name, (_, text) in COMMANDS.items()]
     return "\n".join(["usage: kvmesh COMMAND [--help]", "       kvmesh --version", "", *lines])
 
 
@@ -36,8 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader closed the pipe (`kvmesh status | head`). Python flushes again when the process exits, which must not fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)
         return EXIT_UNREAD
 
 
@@ -49,7 +53,9 @@ def _run(words: Sequence[str]) -> int:
         print(f"kvmesh {version('kvmesh')}, Python {platform.python_version()}{_engine_version()}")
         return 0
     if words[0] not in COMMANDS:
-        print(f"kvmesh: no such command: {words[0]}\n\n{usage()}", file=sys.stderr)
+        close = get_close_matches(words[0], COMMANDS, n=1)
+        guess = f"; did you mean {close[0]}?" if close else ""
+        print(f"kvmesh: no such command: {words[0]}{guess}\n\n{usage()}", file=sys.stderr)
         return 2
     return int(importlib.import_module(COMMANDS[words[0]][0]).main(words[1:]))
 

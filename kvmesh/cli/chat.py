@@ -92,6 +92,7 @@ def main(argv: Sequence[str]) -> int:
     url = settings.url
     try:
         url = url or find_mesh(settings.mesh, otherwise="--url").url
+        url = url if "://" in url else f"http://{url}"
         return _chat(settings, url.rstrip("/"))
     except (aiohttp.ClientError, TimeoutError) as error:
         print(f"kvmesh: {url} cannot be reached: {error}", file=sys.stderr)

@@ -1,10 +1,12 @@
-"""`kvmesh doctor`: ten checks of this machine and of a mesh on it, with advice for each problem.
+"""`kvmesh doctor`: checks a machine, or a running mesh, with advice for each problem.
 
-Starts a mesh of its own, then one vLLM engine alone and `vllm serve`, on CPU or GPU, and ends them all.
+With --mesh or --consul it checks that mesh and starts nothing. Otherwise it runs ten checks of this machine and of a mesh on it: it starts
+a mesh of its own, then one vLLM engine alone and `vllm serve`, on CPU or GPU, and ends them all.
 """
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import shlex
@@ -23,7 +25,9 @@ import aiohttp
 from kvmesh.cli import probe
 from kvmesh.cli.gpu_needs import compiler_needs, driver_needs
 from kvmesh.cli.gpu_plan import installed_build
+from kvmesh.cli.mesh_doctor import MeshDoctor
 from kvmesh.cli.nvidia import Driver, read_driver, visible_devices
+from kvmesh.cli.state import find_mesh
 from kvmesh.cli.up_settings import DEMO_MODEL, model_problem
 from kvmesh.cli.verdicts import (
     Finding,
@@ -45,7 +49,11 @@ from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.engines.vllm.registration import VLLM_GPU
 from kvmesh.errors import MeshError, UnavailableError
-from kvmesh.settings import SettingsError, load, setting
+from kvmesh.network.names import host_port
+from kvmesh.rpc.channels import ChannelPool
+from kvmesh.rpc.settings import RpcSettings
+from kvmesh.rpc.worker_client import GrpcWorkerClient
+from kvmesh.settings import SettingsError, group, load, setting
 
 EXIT_STOPPED = 130
 MESH_CHECKS = ("mesh", "UCX transport", "KV moved", "exactness", "throughput")
@@ -72,8 +80,12 @@ CPU_SERVE_FLAGS = ("--enforce-eager", "--block-size", "32", "--kv-cache-memory-b
 class DoctorSettings:
     """Settings of `kvmesh doctor`."""
 
+    mesh: str = setting("", "name of a mesh that `kvmesh up` runs here: checks this mesh")
+    consul: str = setting("", "address of a Consul agent: checks the mesh that is registered there")
+    discovery_token: str = setting("", "ACL token for the Consul agent", secret=True)
+    rpc: RpcSettings = group(RpcSettings)
     model: str = setting(str(DEMO_MODEL), "model directory in Hugging Face layout, or a hub name")
-    mesh: bool = setting(True, "checks 6 to 10, which start a mesh and engines. False: only the machine is checked")
+    own_mesh: bool = setting(True, "checks 6 to 10, which start a mesh and engines. False: only the machine is checked")
     up_args: str = setting("", "more flags for `kvmesh up`, as one string: --up-args='--tensor-parallel 2'")
     serve_args: str = setting("", "more flags for `vllm serve`, as one string")
     requests: int = setting(48, "requests of the throughput check", min=1, max=100_000)
@@ -109,8 +121,8 @@ class Doctor:
             loop.add_signal_handler(number, task.cancel)
         self._check_machine()
         self._report(await self._check_nixl())
-        if not self._settings.mesh:
-            why = "--no-mesh"
+        if not self._settings.own_mesh:
+            why = "--no-own-mesh"
         elif self._build == "gpu" and exit_status(self.findings):
             why = "a check above failed"
         else:
@@ -122,10 +134,7 @@ class Doctor:
 
     def _report(self, finding: Finding) -> None:
         self.findings.append(finding)
-        number = len(self.findings)
-        print(f"{number:2} {finding.check:<14} {finding.status.value:<8} {finding.found}", flush=True)
-        if finding.advice:
-            print(f"{'':18}{'':9}-> {finding.advice}", flush=True)
+        print_finding(len(self.findings), finding)
 
     def _check_machine(self) -> None:
         """Checks 1 to 4."""
@@ -165,7 +174,7 @@ class Doctor:
                     self._report(skipped(check, "there is no vLLM to compare with"))
         except (MeshError, OSError, TimeoutError, aiohttp.ClientError) as error:
             check = MESH_CHECKS[len(self.findings) - 5]
-            self._report(Finding(check=check, status=Status.FAILED, found=f"{error or type(error).__name__}"))
+            self._report(Finding(check=check, status=Status.FAILED, found=_text(error, self._settings.timeout_s)))
 
     async def _check_transfers(self, mesh: OwnMesh) -> tuple[list[list[int]], list[list[int]]]:
         """Checks 7 and 8. Returns the prompts and the mesh's answers."""
@@ -277,6 +286,12 @@ class Doctor:
             await stop(process)
 
 
+def _text(error: Exception, timeout_s: float) -> str:
+    if isinstance(error, TimeoutError):
+        return f"timed out; --timeout-s is {timeout_s:g} s"
+    return str(error) or type(error).__name__
+
+
 async def stop(guard: asyncio.subprocess.Process) -> None:
     """Stops a guard's program as Ctrl-C does. After STOP_TIMEOUT_S the guard kills it."""
     try:
@@ -302,7 +317,7 @@ async def transferred_tokens(registry_address: str) -> float:
         view = await registry.instances(DECODE)
         async with probe.session() as client:
             for instance in view.instances:
-                address = f"http://{instance.host}:{instance.meta['metrics_port']}/metrics"
+                address = f"http://{host_port(instance.host, int(instance.meta['metrics_port']))}/metrics"
                 async with client.get(address) as response:
                     for line in (await response.text()).splitlines():
                         if line.startswith("kvmesh_worker_transferred_tokens_total"):
@@ -338,6 +353,33 @@ def tail(log: Path) -> str:
     return " | ".join(line.strip() for line in lines if line.strip()) or "no output"
 
 
+def print_finding(number: int, finding: Finding) -> None:
+    print(f"{number:2} {finding.check:<14} {finding.status.value:<8} {finding.found}", flush=True)
+    if finding.advice:
+        print(f"{'':18}{'':9}-> {finding.advice}", flush=True)
+
+
+def check_running_mesh(settings: DoctorSettings) -> int:
+    """The exit status."""
+
+    async def run(address: str) -> int:
+        registry = ConsulRegistry(DiscoverySettings(address=address, token=settings.discovery_token))
+        channels = ChannelPool(settings.rpc)
+        numbers = itertools.count(1)
+        try:
+            doctor = MeshDoctor(registry, GrpcWorkerClient(channels), registry_address=address)
+            return await doctor.run(lambda finding: print_finding(next(numbers), finding))
+        finally:
+            await channels.aclose()
+            await registry.aclose()
+
+    try:
+        return asyncio.run(run(settings.consul or find_mesh(settings.mesh, otherwise="--consul").registry))
+    except MeshError as error:
+        print(f"kvmesh: {error.message}", file=sys.stderr)
+        return 1
+
+
 def main(argv: Sequence[str]) -> int:
     try:
         settings = load(
@@ -346,6 +388,8 @@ def main(argv: Sequence[str]) -> int:
     except SettingsError as error:
         print(error, file=sys.stderr)
         return 2
+    if settings.mesh or settings.consul:
+        return check_running_mesh(settings)
     if problem := model_problem(settings.model):
         print(f"kvmesh: {problem}", file=sys.stderr)
         return 2
@@ -354,6 +398,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         status = asyncio.run(doctor.run())
     except asyncio.CancelledError:
+        shutil.rmtree(run_dir, ignore_errors=True)
         return EXIT_STOPPED
     if {finding.status for finding in doctor.findings} <= {Status.OK, Status.SKIPPED}:
         shutil.rmtree(run_dir, ignore_errors=True)

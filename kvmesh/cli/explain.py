@@ -1,7 +1,7 @@
 """`kvmesh explain ID`: why the router placed a request on its workers.
 
 ID is the request's id: the header x-request-id of the response (x-kvmesh-request-id if the client sent an id of its own), the id of
-the answer, with or without `chatcmpl-`, or `request_id` in the log.
+the answer, with or without its prefix such as `chatcmpl-`, or `request_id` in the log.
 """
 
 import asyncio
@@ -11,29 +11,28 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from kvmesh.cli.state import find_mesh
+from kvmesh.cli.connection import MeshChoice, connect
 from kvmesh.cli.tables import Row, render_table
 from kvmesh.core import Candidate, Explanation, Report, WorkerRef
 from kvmesh.discovery.base import ROUTER, Instance
-from kvmesh.discovery.consul import ConsulRegistry
-from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import MeshError, NotFoundError, UnavailableError
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.router.client import GrpcRouterClient
-from kvmesh.rpc.settings import RpcSettings
-from kvmesh.settings import SettingsError, load, setting
+from kvmesh.settings import SettingsError, load, setting, split_operands
 
-PREFIXES = ("chatcmpl-", "cmpl-")
+PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
+"""Each HTTP API writes one before the request's id in its answers."""
 SECONDS = "s"
+USAGE = (
+    "Usage: kvmesh explain ID [--mesh NAME]. ID is in the header x-request-id of a response, in the answer's field id,"
+    " and in the log"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExplainSettings:
+class ExplainSettings(MeshChoice):
     """Settings of `kvmesh explain`."""
 
-    mesh: str = setting("", "name of a mesh that `kvmesh up` runs here; needed where there are several")
-    consul: str = setting("", "address of the Consul agent; empty: the mesh that `kvmesh up` started here")
-    token: str = setting("", "Consul ACL token", secret=True)
     candidates_max: int = setting(20, "rows in the table of candidates; the chosen candidate is always shown", min=1)
     timeout_s: float = setting(2.0, "longest wait for a router's answer", min=0.01)
 
@@ -183,40 +182,36 @@ async def find(
     )
 
 
-async def _explain(settings: ExplainSettings, address: str, request_id: str) -> int:
-    registry = ConsulRegistry(DiscoverySettings(address=address, token=settings.token))
-    channels = ChannelPool(RpcSettings())
-    try:
-        view = await registry.instances(ROUTER)
-        explanation, router_id = await find(view.instances, channels, request_id, settings.timeout_s)
-        print(render(explanation, router_id, settings.candidates_max))
-        return 0
-    except MeshError as error:
-        print(f"kvmesh: {error.message}", file=sys.stderr)
-        return 1
-    finally:
-        await channels.aclose()
-        await registry.aclose()
+async def _explain(settings: ExplainSettings, address: str, request_id: str) -> str:
+    async with connect(settings, address) as connection:
+        view = await connection.registry.instances(ROUTER)
+        explanation, router_id = await find(view.instances, connection.channels, request_id, settings.timeout_s)
+        return render(explanation, router_id, settings.candidates_max)
 
 
 def main(argv: Sequence[str]) -> int:
-    words = list(argv)
-    request_id = words.pop(0) if words and not words[0].startswith("-") else ""
+    operands, flags = split_operands(ExplainSettings, argv)
     try:
         settings = load(
-            ExplainSettings, argv=words, environ=os.environ, program="kvmesh explain ID", description=__doc__ or ""
+            ExplainSettings, argv=flags, environ=os.environ, program="kvmesh explain ID", description=__doc__ or ""
         )
     except SettingsError as error:
         print(error, file=sys.stderr)
         return 2
-    if not request_id:
-        print("kvmesh: which request? usage: kvmesh explain ID [--help]", file=sys.stderr)
+    if len(operands) != 1:
+        problem = f"{len(operands)} ids are given: {' '.join(operands)}" if operands else "no request is named"
+        print(f"kvmesh: {problem}. {USAGE}", file=sys.stderr)
         return 2
     try:
-        address = settings.consul or find_mesh(settings.mesh, otherwise="--consul").registry
+        print(asyncio.run(_explain(settings, settings.registry_address(), request_id_in(operands[0]))))
+        return 0
     except MeshError as error:
         print(f"kvmesh: {error.message}", file=sys.stderr)
         return 1
+
+
+def request_id_in(answer_id: str) -> str:
+    """The request's id in the id of an answer."""
     for prefix in PREFIXES:
-        request_id = request_id.removeprefix(prefix)
-    return asyncio.run(_explain(settings, address, request_id))
+        answer_id = answer_id.removeprefix(prefix)
+    return answer_id

@@ -14,6 +14,8 @@ CUDA_NEEDED = (13, 0)
 """The CUDA version of torch 2.13 on PyPI, which vLLM 0.32 pins."""
 DRIVER_NEEDED = 580
 """The first driver for CUDA 13."""
+APT_INSTALL = "apt-get update && apt-get install"
+"""A bare container has no lists of packages."""
 INSTALLED_BYTES = 9 * 10**9
 DOWNLOADED_BYTES = 5 * 10**9
 """Measured with vllm 0.32.0 on Python 3.11: 8.4 GiB in the environment, 4.4 GB of packages in pip's cache."""
@@ -40,7 +42,7 @@ def driver_needs(driver: Driver) -> Sequence[Need]:
     return [
         Need(
             problem=f"the NVIDIA driver {driver.version} {runs}; torch is built for CUDA {needed}: driver {DRIVER_NEEDED} or later",
-            command=f"apt-get install nvidia-driver-{DRIVER_NEEDED}-server   # then reboot",
+            command=f"{APT_INSTALL} nvidia-driver-{DRIVER_NEEDED}-server   # then reboot",
         )
     ]
 
@@ -53,7 +55,7 @@ def compiler_needs() -> Sequence[Need]:
         found.append(
             Need(
                 problem="there is no C compiler (gcc or clang), which Triton needs to compile kernels",
-                command="apt-get install gcc libc6-dev",
+                command=f"{APT_INSTALL} gcc libc6-dev",
             )
         )
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
@@ -62,7 +64,7 @@ def compiler_needs() -> Sequence[Need]:
         found.append(
             Need(
                 problem=f"{header} is missing, which Triton needs to compile kernels",
-                command=f"apt-get install python{version}-dev",
+                command=f"{APT_INSTALL} python{version}-dev",
             )
         )
     return found

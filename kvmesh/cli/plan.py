@@ -44,6 +44,9 @@ class MeshShape:
     policy: str
     log_level: str
     run_dir: Path
+    address: str = ""
+    port_range: str = ""
+    discovery_token: str = ""
     engine_argv: Sequence[str] = ()
     role_argv: Mapping[str, Sequence[str]] = field(default_factory=dict)
     places: WorkerPlaces = field(default_factory=WorkerPlaces)
@@ -62,7 +65,8 @@ class MeshShape:
 def plan_mesh(shape: MeshShape) -> MeshPlan:
     """One specification per process. Processes pick ports that are not named themselves and register them."""
     frontend_argv = (
-        *("--http-host", shape.host, "--http-port", str(shape.port), "--rpc-port", str(shape.grpc_port)),
+        *(("--http-host", shape.host) if shape.host else ()),
+        *("--http-port", str(shape.port), "--rpc-port", str(shape.grpc_port)),
         # Meshes on one machine must not run each other's batches.
         *("--state-dir", str(shape.run_dir / "state")),
         *("--processes", str(shape.frontend_processes)),
@@ -107,14 +111,20 @@ def _service(
     shape: MeshShape, service: str, *, argv: Sequence[str], number: int = 0, env: Mapping[str, str] | None = None
 ) -> ChildSpec:
     name = f"{service}-{number}"
+    token = {"KVMESH_DISCOVERY_TOKEN": shape.discovery_token} if shape.discovery_token else {}
     return ChildSpec(
         name=name,
         module=f"services.{service}",
         argv=(*_common(shape), *argv),
-        env=env or {},
+        # Flags can be read by other users of the machine.
+        env={**token, **(env or {})},
         log_path=shape.run_dir / f"{name}.log",
     )
 
 
 def _common(shape: MeshShape) -> Sequence[str]:
-    return ("--discovery-address", shape.registry, "--telemetry-log-level", shape.log_level)
+    return (
+        *("--discovery-address", shape.registry, "--telemetry-log-level", shape.log_level),
+        *(("--address", shape.address) if shape.address else ()),
+        *(("--port-range", shape.port_range) if shape.port_range else ()),
+    )

@@ -7,7 +7,9 @@ from typing import TextIO
 
 import aiohttp
 
+from kvmesh.cli.output import discard
 from kvmesh.discovery.base import DECODE, FRONTEND, PLANNER, PREFILL, ROUTER, Instance, Registry, View
+from kvmesh.network.names import host_port
 
 SERVICE_NAMES = {FRONTEND: "frontend", ROUTER: "router", PREFILL: "prefill", DECODE: "decode", PLANNER: "planner"}
 HOSTS = {"frontend": ("gateway",), "router": ("gateway",)}
@@ -24,8 +26,12 @@ class Progress:
         """Lines printed so far: what happens is said, so a start goes on while this grows."""
 
     def say(self, text: str) -> None:
+        """Prints a line. Never fails: a mesh whose terminal is gone still serves, and stops in order."""
         self.lines += 1
-        print(f"kvmesh: {text}", file=self._stream, flush=True)
+        try:
+            print(f"kvmesh: {text}", file=self._stream, flush=True)
+        except OSError:
+            discard(self._stream)
 
     async def wait_ready(
         self, registry: Registry, *, names: Sequence[str], awaited: Sequence[str], started_at_s: float
@@ -65,7 +71,7 @@ class Progress:
 
 def http_url(frontend: Instance) -> str:
     """Where a frontend answers."""
-    return f"http://{frontend.host}:{frontend.meta['http_port']}"
+    return f"http://{host_port(frontend.host, int(frontend.meta['http_port']))}"
 
 
 async def _wait_healthy(url: str) -> None:

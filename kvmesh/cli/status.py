@@ -4,29 +4,27 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from kvmesh.cli.state import find_mesh, running_meshes
+from kvmesh.cli.connection import CALL_TIMEOUT_S, Connection, MeshChoice, connect
+from kvmesh.cli.path_warnings import path_warnings
+from kvmesh.cli.state import running_meshes
 from kvmesh.cli.tables import Row, render_table
-from kvmesh.core import KvTier, WorkerView
+from kvmesh.core import KvTier, LoadRecord, WorkerView
 from kvmesh.core.plan import PlanReport
 from kvmesh.discovery.base import PLANNER, ROUTER, SERVICES, Instance, Registry
-from kvmesh.discovery.consul import ConsulRegistry
-from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import MeshError
-from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.planner_client import GrpcPlannerClient
-from kvmesh.rpc.router.client import GrpcRouterClient
-from kvmesh.rpc.settings import RpcSettings
-from kvmesh.settings import SettingsError, load, setting
+from kvmesh.settings import SettingsError, load
 
-CALL_TIMEOUT_S = 2.0
+ROUTERS_MAX = 16
+"""Routers that are asked for warnings: each knows the paths of its own frontends."""
 MESH_COLUMNS = ("MESH", "URL", "REGISTRY", "PID", "LOGS")
 SERVICE_COLUMNS = ("SERVICE", "ID", "ADDRESS", "STATE", "MODEL", "ENGINE", "NOTE")
 WORKER_COLUMNS = (
     "WORKER",
     "RUNNING",
     "WAITING",
+    "HANDOFF",
     "KV USED",
     "KV LEASED",
     "INDEX",
@@ -36,15 +34,6 @@ WORKER_COLUMNS = (
     "STATE",
 )
 LATENCY_COLUMNS = ("MODEL", "REQ/S", "TTFT MEAN", "TTFT P99", "ITL MEAN", "ITL P99")
-
-
-@dataclass(frozen=True, kw_only=True)
-class StatusSettings:
-    """Which mesh to show."""
-
-    mesh: str = setting("", "name of a mesh that `kvmesh up` runs here; needed where there are several")
-    consul: str = setting("", "address of the Consul agent; empty: the mesh that `kvmesh up` started here")
-    token: str = setting("", "Consul ACL token", secret=True)
 
 
 def service_row(instance: Instance) -> Row:
@@ -63,11 +52,12 @@ def service_row(instance: Instance) -> Row:
 def worker_row(view: WorkerView) -> Row:
     """One worker as the router sees it."""
     told = view.load
-    load = ("-",) * 4
+    load = ("-",) * 5
     if told is not None:
         load = (
             str(told.running_requests),
             str(told.waiting_requests),
+            handoff_text(told),
             f"{told.kv_blocks_used}/{told.kv_blocks_total}",
             str(told.kv_blocks_leased),
         )
@@ -78,8 +68,15 @@ def worker_row(view: WorkerView) -> Row:
         f"{view.trust} ({view.trust_reason})" if view.trust_reason else view.trust,
         str(view.requests_in_flight),
         view.breaker or "-",
-        view.excluded_by or "ok",
+        view.excluded_by or ("paths lost" if view.paused_frontend_ids else "ok"),
     )
+
+
+def handoff_text(load: LoadRecord) -> str:
+    """The queues of a rendezvous handoff that hold requests."""
+    queues = ("bootstrapping", "sending", "preallocating", "receiving", "retracted")
+    found = [f"{name} {count}" for name in queues if (count := getattr(load, f"{name}_requests"))]
+    return ", ".join(found) or "-"
 
 
 def index_text(view: WorkerView) -> str:
@@ -116,35 +113,35 @@ async def _instances(registry: Registry) -> Mapping[str, Sequence[Instance]]:
     return {view.service: view.instances for view in views}
 
 
-async def _show(settings: StatusSettings, address: str) -> int:
-    registry = ConsulRegistry(DiscoverySettings(address=address, token=settings.token))
-    channels = ChannelPool(RpcSettings())
+async def _show(settings: MeshChoice, address: str) -> int:
     try:
-        instances = await _instances(registry)
-        rows = [service_row(instance) for service in SERVICES for instance in instances[service]]
-        print(render_table(SERVICE_COLUMNS, rows))
-        for router in instances[ROUTER][:1]:
-            views = await GrpcRouterClient(channels, router.address).list_workers(timeout_s=CALL_TIMEOUT_S)
-            print("\n" + render_table(WORKER_COLUMNS, [worker_row(view) for view in views]))
-        for planner in instances[PLANNER][:1]:
-            plan = await GrpcPlannerClient(channels, planner.address).get_plan(timeout_s=CALL_TIMEOUT_S)
-            print("\n" + render_table(LATENCY_COLUMNS, latency_rows(plan)))
-            for problem in plan.problems:
-                print(f"planner: {problem}")
+        async with connect(settings, address) as connection:
+            await _print_tables(connection)
         return 0
     except MeshError as error:
         print(f"kvmesh: {error.message}", file=sys.stderr)
         return 1
-    finally:
-        await channels.aclose()
-        await registry.aclose()
+
+
+async def _print_tables(connection: Connection) -> None:
+    instances = await _instances(connection.registry)
+    rows = [service_row(instance) for service in SERVICES for instance in instances[service]]
+    print(render_table(SERVICE_COLUMNS, rows))
+    seen = await asyncio.gather(*(connection.list_workers(router) for router in instances[ROUTER][:ROUTERS_MAX]))
+    for views in seen[:1]:
+        print("\n" + render_table(WORKER_COLUMNS, [worker_row(view) for view in views]))
+    for warning in path_warnings(view for views in seen for view in views):
+        print(f"warning: {warning}")
+    for planner in instances[PLANNER][:1]:
+        plan = await GrpcPlannerClient(connection.channels, planner.address).get_plan(timeout_s=CALL_TIMEOUT_S)
+        print("\n" + render_table(LATENCY_COLUMNS, latency_rows(plan)))
+        for problem in plan.problems:
+            print(f"planner: {problem}")
 
 
 def main(argv: Sequence[str]) -> int:
     try:
-        settings = load(
-            StatusSettings, argv=argv, environ=os.environ, program="kvmesh status", description=__doc__ or ""
-        )
+        settings = load(MeshChoice, argv=argv, environ=os.environ, program="kvmesh status", description=__doc__ or "")
     except SettingsError as error:
         print(error, file=sys.stderr)
         return 2
@@ -155,7 +152,7 @@ def main(argv: Sequence[str]) -> int:
         print("kvmesh: choose one with --mesh NAME", file=sys.stderr)
         return 0
     try:
-        address = settings.consul or find_mesh(settings.mesh, otherwise="--consul").registry
+        address = settings.registry_address()
     except MeshError as error:
         print(f"kvmesh: {error.message}", file=sys.stderr)
         return 1

@@ -22,6 +22,7 @@ from kvmesh.cli.gpu_plan import WorkerPlaces, installed_build, place_on_gpus
 from kvmesh.cli.keeper import Keeper, Slot, Start, with_ports
 from kvmesh.cli.loading import POLL_S, LogWatch, wait_while_it_goes_on
 from kvmesh.cli.nvidia import read_driver
+from kvmesh.cli.output import discard
 from kvmesh.cli.plan import MeshPlan, plan_mesh
 from kvmesh.cli.progress import Progress, http_url
 from kvmesh.cli.restarts import RestartPolicy
@@ -35,6 +36,8 @@ from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.embedded import EmbeddedAgent
 from kvmesh.discovery.settings import AgentSettings, DiscoverySettings
 from kvmesh.errors import InvalidRequestError, MeshError, UnauthenticatedError
+from kvmesh.network.names import LOOPBACK, is_loopback, registry_host
+from kvmesh.network.place import choose_address
 from kvmesh.settings import SettingsError, load
 
 T = TypeVar("T")
@@ -81,7 +84,7 @@ class Mesh:
             if not await self._inputs_are_usable():
                 return 2
             registry_address = await self._start_registry(stack)
-            registry = ConsulRegistry(DiscoverySettings(address=registry_address))
+            registry = ConsulRegistry(DiscoverySettings(address=registry_address, token=self._settings.discovery_token))
             stack.push_async_callback(registry.aclose)
             # It must outlive the workers' orderly stop.
             stack.push_async_callback(self._forks.aclose)
@@ -280,6 +283,8 @@ class Mesh:
             # A key is wanted, as the settings of the frontend say.
             self._progress.say(error.message)
             print(flush=True)
+        except BrokenPipeError:  # `kvmesh up | head`: nobody reads the answer, and the mesh serves.
+            discard(sys.stdout)
         except (MeshError, aiohttp.ClientError, TimeoutError) as error:
             self._progress.say(f"the greeting was not answered: {error or type(error).__name__}")
             return False
@@ -368,7 +373,11 @@ def main(argv: Sequence[str]) -> int:
     try:
         if problem := model_problem(settings.model):
             raise InvalidRequestError(problem)
-        if problem := port_problems(settings.host, settings.port, settings.grpc_port):
+        chosen = choose_address(settings.address, registry_host(settings.consul) or LOOPBACK)
+        if not is_loopback(chosen.host):
+            settings = replace(settings, address=chosen.host)
+            lines = [*lines, f"services listen on {chosen.host}: {chosen.why}"]
+        if problem := port_problems(settings.host or chosen.host, settings.port, settings.grpc_port):
             raise InvalidRequestError(problem)
         places = worker_places(settings)
         places = replace(places, lines=[*lines, *places.lines])
@@ -394,6 +403,7 @@ def _run(settings: UpSettings, place: MeshPlace, places: WorkerPlaces, started_a
     try:
         forked = fork_services(settings)
         # After the forks, which configure logging themselves.
+        logging.raiseExceptions = False  # A full disk must not print tracebacks on the terminal.
         logging.basicConfig(filename=log_path, filemode="w", format="%(asctime)s %(levelname)s %(name)s %(message)s")
         mesh = Mesh(settings, place=place, started_at_s=started_at_s, forked=forked, places=places)
         return asyncio.run(mesh.run())

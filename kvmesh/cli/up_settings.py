@@ -12,13 +12,14 @@ from kvmesh.cli.gpu_plan import WorkerPlaces
 from kvmesh.cli.plan import MeshShape
 from kvmesh.engines.registration import EngineRegistration
 from kvmesh.engines.registry import ENGINES
+from kvmesh.network.settings import NetworkSettings
 from kvmesh.settings import setting
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "demo"
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpSettings:
+class UpSettings(NetworkSettings):
     """What to start."""
 
     engine: str = setting(
@@ -46,10 +47,11 @@ class UpSettings:
         " No: each starts by itself",
     )
     planner: bool = setting(True, "a planner, which observes the pools by scraping them")
-    host: str = setting("127.0.0.1", "address the frontend listens on")
+    host: str = setting("", "address the frontend's HTTP API listens on; empty: that of `address`")
     port: int = setting(8000, "port of the frontend's HTTP API; 0: any free one", min=0, max=65535)
     grpc_port: int = setting(0, "port of the frontend's gRPC API; 0: any free one", min=0, max=65535)
     consul: str = setting("", "address of a Consul agent; empty: an embedded registry")
+    discovery_token: str = setting("", "ACL token for the Consul agent, of `kvmesh up` and its services", secret=True)
     policy: str = setting(
         "kv",
         "how requests are placed: a policy of the router or of a package beside it (docs/understand/routing-cost.md)",
@@ -129,9 +131,11 @@ def role_argv(settings: UpSettings, role: str) -> Sequence[str]:
 
 def mesh_shape(settings: UpSettings, registry_address: str, places: WorkerPlaces) -> MeshShape:
     """What is asked for, made plain."""
+    registration = settings.registration
+    without_prefill = () if settings.prefill else registration.flags_without_prefill
     model = Path(settings.model).expanduser()
     return MeshShape(
-        engine=settings.registration.name,
+        engine=registration.name,
         model=model.resolve() if model.exists() else model,
         served_name=settings.served_name,
         prefill=settings.prefill,
@@ -140,11 +144,14 @@ def mesh_shape(settings: UpSettings, registry_address: str, places: WorkerPlaces
         host=settings.host,
         port=settings.port,
         grpc_port=settings.grpc_port,
+        address=settings.address,
+        port_range=settings.port_range,
+        discovery_token=settings.discovery_token,
         registry=registry_address,
         policy=settings.policy,
         log_level=settings.log_level,
         run_dir=Path(settings.run_dir).resolve(),
-        engine_argv=tuple(shlex.split(settings.engine_args)),
+        engine_argv=(*without_prefill, *shlex.split(settings.engine_args)),
         role_argv={role: role_argv(settings, role) for role in ("prefill", "decode")},
         places=places,
         router_argv=tuple(shlex.split(settings.router_args)),

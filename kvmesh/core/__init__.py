@@ -9,7 +9,10 @@ from kvmesh.core.routing import Ask, PeerReservation, PeerUpdate, Placement, Rep
 from kvmesh.core.sampling import Constraint, ConstraintKind, SamplingParams
 from kvmesh.core.worker import (
     Capabilities,
+    FailingKvPath,
     Handoff,
+    KvPath,
+    KvPathCheck,
     LoadRecord,
     ModelCard,
     PerformanceProfile,
@@ -26,6 +29,7 @@ __all__ = [
     "Constraint",
     "ConstraintKind",
     "Explanation",
+    "FailingKvPath",
     "FinishReason",
     "Generation",
     "Handoff",
@@ -33,6 +37,8 @@ __all__ = [
     "KvCleared",
     "KvEvent",
     "KvHandle",
+    "KvPath",
+    "KvPathCheck",
     "KvRemoved",
     "KvStored",
     "KvTier",

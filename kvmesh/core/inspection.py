@@ -37,6 +37,7 @@ class WorkerView:
     coefficients: Sequence[Coefficient] = ()
     breaker: str = ""
     blocks_by_tier: Mapping[KvTier, int] = field(default_factory=dict)
+    paused_frontend_ids: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

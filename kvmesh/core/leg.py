@@ -15,7 +15,7 @@ class LegTask(StrEnum):
 
     PREFILL = "prefill"
     """Compute the prompt and keep its KV under a lease. Ends with HANDED_OFF and a handle (sequential handoff), or with HANDED_OFF
-    alone once the transfer is over (rendezvous)."""
+    alone once the transfer is over (rendezvous). A rendezvous leg also scores the prompt if the request asks for it."""
     GENERATE = "generate"
     """Generate tokens. The prompt's KV comes by `handle` or `rendezvous`; without both the worker computes the prompt."""
     EMBED = "embed"

@@ -35,6 +35,7 @@ class Ask:
     pinned_decode_worker_id: str = ""
     attempt: int = 0
     traceparent: str = ""
+    files_digest: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,6 +98,8 @@ class Report:
     """For a router that did not make the placement, so that the ask's number does not identify the reservation."""
     is_answered_by_prefill: bool = False
     """The prefill worker generated the whole output."""
+    was_recomputed: bool = False
+    """The decode worker could not pull the prompt's KV and computed the prompt again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,10 @@ class WorkerRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
-    """A model as it is served. `source` is the directory or name that tokenizer and template are loaded from."""
+    """A model as it is served. `source` is the directory or name that tokenizer and template are loaded from.
+
+    `files_digest` identifies tokenizer, template and configuration; empty: the worker does not serve them.
+    """
 
     name: str
     source: str
@@ -42,6 +45,7 @@ class ModelCard:
     revision: str = ""
     eos_token_ids: Sequence[int] = ()
     adapters: Sequence[str] = ()
+    files_digest: str = ""
 
 
 FEATURES = frozenset(
@@ -86,7 +90,10 @@ class PerformanceProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDescription:
-    """The response to Describe. `lease_s` None: it creates no handles; `rendezvous_address` empty: it needs none."""
+    """The response to Describe. `lease_s` None: it creates no handles; `rendezvous_address` empty: it needs none.
+
+    `requires_prefill`: it cannot compute prompts in its role.
+    """
 
     worker: WorkerRef
     role: Role
@@ -99,6 +106,41 @@ class WorkerDescription:
     rendezvous_address: str = ""
     is_draining: bool = False
     profile: PerformanceProfile | None = None
+    requires_prefill: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailingKvPath:
+    """A prefill worker whose KV a worker cannot pull. `reason` is one of KV_PATH_REASONS."""
+
+    worker_id: str
+    reason: str
+
+
+KV_PATH_REASONS = frozenset(("unreachable", "timed_out", "loopback_address", "incompatible", "failed"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvPath:
+    """Transfers from one prefill worker; fields as in `protos/kvmesh/worker/v1/worker.proto`."""
+
+    worker_id: str
+    pulls_total: int = 0
+    failures_total: int = 0
+    reason: str = ""
+    detail: str = ""
+    last_failure_at_s: float | None = None
+    bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvPathCheck:
+    """The result of a check of a KV path. `reason` and `detail` are empty if KV was pulled."""
+
+    is_ok: bool
+    reason: str = ""
+    detail: str = ""
+    elapsed_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,3 +168,11 @@ class LoadRecord:
     data_parallel_rank: int = 0
     is_draining: bool = False
     preempted_requests_total: int = 0
+    failing_kv_paths: Sequence[FailingKvPath] = ()
+    failed_handoffs_total: int = 0
+    recomputed_tokens_total: int = 0
+    bootstrapping_requests: int = 0
+    sending_requests: int = 0
+    preallocating_requests: int = 0
+    receiving_requests: int = 0
+    retracted_requests: int = 0

@@ -7,13 +7,19 @@ is one client. Both pass the same conformance suite.
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from importlib.metadata import version
 from typing import Protocol
+
+from kvmesh.network.names import host_port
 
 FRONTEND = "kvmesh-frontend"
 ROUTER = "kvmesh-router"
 PREFILL = "kvmesh-prefill"
 DECODE = "kvmesh-decode"
 PLANNER = "kvmesh-planner"
+KVMESH_VERSION = version("kvmesh")
+VERSION_KEY = "kvmesh_version"
+"""Registry meta of every service."""
 SERVICES = (FRONTEND, ROUTER, PREFILL, DECODE, PLANNER)
 
 
@@ -65,8 +71,8 @@ class Instance:
 
     @property
     def address(self) -> str:
-        """host:port of its gRPC server."""
-        return f"{self.host}:{self.port}"
+        """host:port of its gRPC server, with an IPv6 address in brackets."""
+        return host_port(self.host, self.port)
 
     @property
     def takes_requests(self) -> bool:

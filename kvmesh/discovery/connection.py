@@ -14,6 +14,7 @@ from yarl import URL
 from kvmesh.discovery import wire
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import InvalidRequestError, UnavailableError
+from kvmesh.network.names import host_port
 
 DEFAULT_PORT = 8500
 _INDEX_HEADER = "X-Consul-Index"
@@ -130,7 +131,7 @@ def origin(settings: DiscoverySettings) -> str:
     extra = url.path.strip("/") or url.query or url.fragment or url.username
     if url.scheme not in ("http", "https") or not url.hostname or not port or extra:
         raise wrong
-    return f"{url.scheme}://{wire.grpc_target(url.hostname, port)}"
+    return f"{url.scheme}://{host_port(url.hostname, port)}"
 
 
 def tls_context(settings: DiscoverySettings) -> ssl.SSLContext:

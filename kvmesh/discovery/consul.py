@@ -7,6 +7,7 @@ minutes; a read without a token under "deny" is an empty 200, not a 403.
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
@@ -26,6 +27,9 @@ _log = logging.getLogger(__name__)
 
 # Consul lengthens a blocking query by up to a sixteenth of its wait, at random.
 _WAIT_JITTER = 1 / 16
+SLOW_S = 1.5
+"""A call that takes longer shows that the registry was away. Services send a heartbeat every 2 s; an outage that costs them their TTL
+of 6 s delays at least one by more than this."""
 
 
 class ConsulRegistry:
@@ -46,6 +50,8 @@ class ConsulRegistry:
         self._random = (generator or random.Random()).random
         self._connection = Connection(settings)
         self._closed = asyncio.Event()
+        self._calls_began_s: dict[object, float] = {}
+        self._trouble_at_s = -math.inf
         self.calls_failed = self.watches_open = 0
 
     async def register(self, registration: Registration) -> None:
@@ -83,6 +89,9 @@ class ConsulRegistry:
 
         A refusal by the registry (a bad token) is raised for the first query only. Later it counts as an outage: a running mesh must
         not stop because its token was revoked.
+
+        A blocking query may outlast an outage of the network. So calls of this client that failed or were slow during the query count
+        as an outage too: a stale view comes before the new one.
         """
         limits.check_service(service)
         if self.watches_open >= self._settings.watches_max:
@@ -104,7 +113,11 @@ class ConsulRegistry:
             queried_at_s = self._clock.now()
             try:
                 response = await self._query(service, state.index)
-                view = state.on_response(response.index, wire.instances(service, response.body))
+                instances = wire.instances(service, response.body)
+                was_away = state.has_seen and self._had_trouble_since(queried_at_s)
+                if was_away and (stale := state.on_failure()) is not None:
+                    yield stale
+                view = state.on_response(response.index, instances)
                 backoff.reset()
                 pause_s = queried_at_s + self._settings.watch_interval_min_s - self._clock.now()
             except MeshError as error:
@@ -203,13 +216,26 @@ class ConsulRegistry:
     async def _call(
         self, method: str, path: str, *, params: Mapping[str, str] | None = None, body: bytes | Mapping[str, Any] = b""
     ) -> ConsulResponse:
-        return await self._counted(self._connection.call(method, path, params=params, body=body))
+        call, began_s = object(), self._clock.now()
+        self._calls_began_s[call] = began_s
+        try:
+            return await self._counted(self._connection.call(method, path, params=params, body=body))
+        finally:
+            del self._calls_began_s[call]
+            if self._clock.now() - began_s > SLOW_S:
+                self._trouble_at_s = self._clock.now()
+
+    def _had_trouble_since(self, since_s: float) -> bool:
+        """Whether a call has failed or ended late since then, or has waited for long now."""
+        late_s = self._clock.now() - SLOW_S
+        return self._trouble_at_s >= since_s or any(began_s < late_s for began_s in self._calls_began_s.values())
 
     async def _counted(self, call: Awaitable[ConsulResponse]) -> ConsulResponse:
         try:
             return await call
         except UnavailableError:
             self.calls_failed += 1
+            self._trouble_at_s = self._clock.now()
             raise
 
 

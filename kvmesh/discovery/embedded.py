@@ -26,7 +26,7 @@ from kvmesh.discovery.agent.state import AgentState
 from kvmesh.discovery.connection import DEFAULT_PORT
 from kvmesh.discovery.limits import VALUE_BYTES_MAX
 from kvmesh.discovery.settings import AgentSettings
-from kvmesh.discovery.wire import grpc_target
+from kvmesh.network.names import host_port
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class EmbeddedAgent:
     def address(self) -> str:
         """http://host:port (https:// over TLS), once started."""
         scheme = "https" if self._settings.certificate_file else "http"
-        return f"{scheme}://{grpc_target(self._settings.host, self.port)}"
+        return f"{scheme}://{host_port(self._settings.host, self.port)}"
 
     async def start(self) -> None:
         """Serves. OSError when the port is taken or a file cannot be read; leaves nothing open then."""

@@ -16,6 +16,7 @@ from kvmesh.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from kvmesh.network.names import host_port
 
 SERVICE_MAINTENANCE = "_service_maintenance:"
 NODE_MAINTENANCE = "_node_maintenance"
@@ -69,7 +70,7 @@ def registration_body(registration: Registration, *, check_timeout_s: float) -> 
     health = {
         "CheckID": grpc_check_id(registration.instance_id),
         "Name": "grpc.health.v1",
-        "GRPC": grpc_target(registration.host, registration.port),
+        "GRPC": host_port(registration.host, registration.port),
         "GRPCUseTLS": registration.uses_tls,
         "Interval": duration_text(registration.check_interval_s),
         "Timeout": duration_text(check_timeout_s),
@@ -83,11 +84,6 @@ def registration_body(registration: Registration, *, check_timeout_s: float) -> 
         "Meta": dict(registration.meta),
         "Checks": [heartbeat | shared, health | shared],
     }
-
-
-def grpc_target(host: str, port: int) -> str:
-    """host:port, with an IPv6 address in brackets."""
-    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
 def instances(service: str, body: bytes) -> tuple[Instance, ...]:

@@ -11,6 +11,7 @@ Invariants every adapter keeps:
 4. A handle that has expired, or has another epoch or compatibility hash, is never read: the prompt is computed (`was_recomputed`), or
    the request is refused. The same holds for a pull that misses its deadline, or whose blocks were not held until its last byte
    arrived.
+   Rendezvous handoff: a leg whose exchange with its counterpart fails ends with a KvLostError, within seconds, and its blocks are free.
 5. A handed-out handle's blocks are freed when pulled, released, or `lease_s` after it was made.
 6. KV events come in the order of the changes and none is lost. Replaying them from the start gives the set of cached blocks.
 """
@@ -30,6 +31,10 @@ from kvmesh.core import (
     Role,
     TokenLogprob,
 )
+from kvmesh.kv.paths import KvPaths
+
+INTERNAL_SALT = "kvmesh-internal"
+"""Cache salt of workers' own legs. It also keeps their blocks apart from those of clients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +42,11 @@ class EngineRequest(Leg):
     """A leg with the worker's key."""
 
     key: int
+
+    @property
+    def is_internal(self) -> bool:
+        """True for a worker's own leg: a warm-up or a check. Its tokens are in no counter of the load record."""
+        return self.generation.cache_salt == INTERNAL_SALT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +83,8 @@ class EngineDescription:
     """An engine's properties, known after `start`.
 
     `kv_compatibility_hash` covers everything that must be equal for two engines to exchange KV: weights, dtype, block size, layout, tensor
-    shape, engine and connector version. `rendezvous_address` is host:port or empty. `profile` is the engine's speed, if it knows it.
+    shape, engine and connector version. `rendezvous_address` is host:port of the prefill worker's bootstrap server,
+    or empty. `requires_prefill`: in its role it cannot compute prompts. `profile` is the engine's speed, if it knows it.
     `removes_kv_from_ends`: its KV events never store a block that is stored already, and remove a block only after those that follow it.
     """
 
@@ -85,6 +96,7 @@ class EngineDescription:
     kv_compatibility_hash: str
     lease_s: float
     rendezvous_address: str = ""
+    requires_prefill: bool = False
     profile: PerformanceProfile | None = None
     removes_kv_from_ends: bool = False
 
@@ -136,6 +148,11 @@ class Engine(Protocol):
 
     def load(self) -> LoadRecord:
         """The load after the newest step. The worker sets worker_id, epoch, sequence and is_draining."""
+        ...
+
+    @property
+    def kv_paths(self) -> KvPaths:
+        """The KV paths from prefill workers. Call it after `start` only."""
         ...
 
     async def load_adapter(self, name: str, source: str) -> None:

@@ -8,19 +8,26 @@ from kvmesh.clock import Clock
 from kvmesh.core import Capabilities, Role
 from kvmesh.engines.base import Engine
 from kvmesh.kv.settings import KvSettings
+from kvmesh.network.names import LOOPBACK
+from kvmesh.network.ports import PortRange
 
 S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineHost:
-    """A worker process's parameters for its engine. `model` is a directory or a hub name."""
+    """A worker process's parameters for its engine. `model` is a directory or a hub name.
+
+    An engine that listens does so on `address`, which other workers connect to, at a port of `ports` if it is set.
+    """
 
     model: str
     served_name: str
     role: Role
     kv: KvSettings
     clock: Clock
+    address: str = LOOPBACK
+    ports: PortRange | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +64,7 @@ class EngineRegistration(Generic[S]):
     `start_timeout_s` is the limit on the engine's start, in addition to that of the other parts.
     `preload` is the `module:function` that imports the engine in a fork server, which then forks workers; empty: no fork server.
     `prefill_joins_late`: the mesh serves before its prefill workers are registered.
+    `flags_without_prefill` are flags for the workers of a mesh without prefill workers.
     `capabilities` returns the record with every optional feature on; `unsupported` explains features that are not planned.
     """
 
@@ -71,4 +79,5 @@ class EngineRegistration(Generic[S]):
     start_timeout_s: Callable[[S], float] = lambda settings: 0.0
     preload: str = ""
     prefill_joins_late: bool = False
+    flags_without_prefill: Sequence[str] = ()
     gpu: GpuSupport | None = None

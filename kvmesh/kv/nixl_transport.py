@@ -22,6 +22,7 @@ import numpy as np
 
 from kvmesh.errors import KvLostError, MeshError, UnavailableError
 from kvmesh.kv.nixl_api import api_module, set_progress_delay
+from kvmesh.kv.tcp_limits import TCP_LIMITS
 from kvmesh.kv.transport import Listener, Memory, Piece
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ _DEFAULT_ENVIRON = {
     "NIXL_LOG_LEVEL": "ERROR",
     # UCX allocates 2 MiB for each of its two kinds of shared memory. It needs one, and reads KV by neither.
     "UCX_TLS": "^sysv",
+    **TCP_LIMITS,
 }
 PROGRESS_DELAY_US = 100_000
 """Longest sleep of the progress thread. UCX's events wake it; this bounds the delay of missed events, of which there were none in tests
@@ -187,7 +189,7 @@ class NixlTransport:
             async with asyncio.timeout_at(deadline_s):
                 await self._ready.wait()
         except TimeoutError as error:
-            raise KvLostError("the KV transport did not start in time", reason="kv_pull_timeout") from error
+            raise KvLostError("the KV transport did not start in time", reason="kv_transport_starting") from error
 
     async def _abandon(self, posting: asyncio.Future[Any], peer: bytes) -> None:
         """Ends a transfer whose caller was cancelled, possibly before the transfer was posted."""

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from grpc.aio import AioRpcError
@@ -17,7 +17,7 @@ from kvmesh.api.decode.v1.decode_pb2_grpc import DecodeServiceStub
 from kvmesh.api.prefill.v1.prefill_pb2_grpc import PrefillServiceStub
 from kvmesh.api.worker.v1 import legs_pb2 as pb
 from kvmesh.clock import Clock, awake_timeout
-from kvmesh.core import FinishReason, Leg, LegFinish, LegTask, Role, WorkerRef
+from kvmesh.core import FinishReason, Leg, LegFinish, LegTask, Role, TokenLogprob, WorkerRef
 from kvmesh.errors import (
     CancelledByCallerError,
     InternalError,
@@ -44,22 +44,44 @@ MESSAGE_BYTES = 1 << 20
 SUBMISSION_BYTES_MAX = 60 << 20
 """What fits gRPC's default limit of 64 MiB with some room."""
 STUBS: Mapping[Role, Callable[[Any], Any]] = {Role.PREFILL: PrefillServiceStub, Role.DECODE: DecodeServiceStub}
-SILENT_HEARTBEATS = 3
-"""Heartbeats that may be missed before a worker counts as silent."""
+SUSPECT_HEARTBEATS = 3
+"""Heartbeats that may be missed before legs without a token start elsewhere."""
+SILENT_HEARTBEATS = 10
+"""Heartbeats that may be missed before all legs count as lost. A leg whose tokens were shown cannot start elsewhere, so a worker that only
+stalls, on a busy machine or in a collection of garbage, gets more time."""
+LINK_CLOSED, WORKER_CHANGED = "link_closed", "worker_changed"
+REOPEN_PAUSE_S = 0.5
+"""Between two tries to open a lost link."""
+REOPEN_TIMEOUT_S = 3.0
+"""Longest try: as long as a try to connect. A shorter one would not survive a lost packet."""
+UNWANTED_S = 10.0
+"""A lost link that no request asked for in this time is not tried again before the next one does. Longer than any pause of a path."""
 
 
 class GrpcLegLink:
     """One Attach stream. Made by GrpcLegLinks; it ends with the stream and is then replaced, never reopened.
 
-    Invariants: 1. a slot is in `_sinks` exactly from submit until `on_finish` of its sink; 2. after the stream's end no
-    slot is left.
+    Invariants: 1. a slot is in `_sinks` exactly from submit until the worker's finish; 2. after the stream's end no slot is left;
+    3. a leg that was given up as silent has the sink `_IGNORED` until then.
     """
 
-    def __init__(self, worker: WorkerRef, call: Any, clock: Clock, *, pace_s: float = DEFAULT_PACE_S) -> None:
+    def __init__(
+        self,
+        worker: WorkerRef,
+        call: Any,
+        clock: Clock,
+        *,
+        pace_s: float = DEFAULT_PACE_S,
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_lost` is called once: when the worker becomes suspect, or when the link ends for another reason than `aclose`."""
         self.worker = worker
+        self._on_lost = on_lost
         self._call = call
         self._clock = clock
         self._sinks: dict[int, LegSink] = {}
+        self._begun: set[int] = set()
+        """Slots whose legs have tokens."""
         self._free_slots: list[int] = []
         self._slots_made = 0
         self._requests: deque[pb.AttachRequest] = deque()
@@ -69,6 +91,8 @@ class GrpcLegLink:
         self._releases: deque[str] = deque()
         self._writes = PacedWrites(call, self._take_request, pace_s=pace_s)
         self._heard_at_s = clock.now()
+        self._suspected_s: float | None = None
+        """Arrival of the newest frame when the worker last became suspect."""
         self._heartbeat_s = 1.0
         self._submissions_max = 0
         self.tasks: frozenset[LegTask] = frozenset()
@@ -93,7 +117,7 @@ class GrpcLegLink:
         if not self._is_meant(response.welcome):
             self._call.cancel()
             raise UnavailableError(
-                "another worker answers at this address", reason="worker_changed", where=self.worker.worker_id
+                "another worker answers at this address", reason=WORKER_CHANGED, where=self.worker.worker_id
             )
         self._heartbeat_s = max(0.01, from_duration(response.welcome.heartbeat))
         self._submissions_max = response.welcome.submissions_max
@@ -107,6 +131,11 @@ class GrpcLegLink:
             asyncio.create_task(self._watch(), name=f"leg-link-watch-{name}"),
         ]
 
+    @property
+    def is_retired(self) -> bool:
+        """True once the worker has missed heartbeats: it may stall, or the path to it may be cut. The link then only ends its legs."""
+        return self._suspected_s is not None
+
     def _is_meant(self, welcome: pb.Welcome) -> bool:
         """False for a worker that has started anew and for another one on the same port. Epoch 0: unknown."""
         return welcome.worker_id == self.worker.worker_id and self.worker.epoch in (0, welcome.epoch)
@@ -117,13 +146,11 @@ class GrpcLegLink:
             mesh_error = from_rpc_error(error, where=self.worker.worker_id, has_begun=True)
             if not isinstance(mesh_error, LostError | CancelledByCallerError):
                 return mesh_error
-        return UnavailableError(
-            "the worker cannot be reached", reason="worker_unreachable", where=self.worker.worker_id
-        )
+        return _unreachable(self.worker)
 
     def submit_nowait(self, leg: Leg, sink: LegSink, *, timeout_s: float) -> Callable[[], None]:
         """Queues a leg; see the protocol."""
-        if not self.is_up:
+        if not self.is_up or self.is_retired:
             raise UnavailableError("the link is down", reason="worker_unreachable", where=self.worker.worker_id)
         if len(self._sinks) >= self._submissions_max:
             raise OverloadedError(
@@ -210,6 +237,7 @@ class GrpcLegLink:
             sink = self._sinks.pop(message.slot, None)
             if sink is not None:
                 self._free_slots.append(message.slot)
+                self._begun.discard(message.slot)
                 # A cancel that crossed with this must not meet the next leg on the slot.
                 self._cancels.pop(message.slot, None)
                 sink.on_finish(from_finish(message))
@@ -218,6 +246,7 @@ class GrpcLegLink:
         sinks, came_s = self._sinks, self._heard_at_s
         # A slice is copied by the protobuf library; an iterator would ask it once per number.
         slots, token_ids = frame.slots[:], frame.token_ids[:]
+        self._begun.update(slots)
         if not frame.counts and not frame.logprobs:
             for slot, token_id in zip(slots, token_ids, strict=True):
                 if (sink := sinks.get(slot)) is not None:
@@ -242,31 +271,81 @@ class GrpcLegLink:
         self._releases.clear()
         lost = LostError(error.message, reason=error.reason, where=self.worker.worker_id)
         sinks, self._sinks = self._sinks, {}
+        self._begun.clear()
         for sink in sinks.values():
             sink.on_finish(LegFinish(reason=FinishReason.ERROR, error=lost))
         for task in self._tasks:
             if task is not asyncio.current_task():
                 task.cancel()
+        if error.reason != LINK_CLOSED and not self.is_retired:
+            self._on_lost()
 
     async def _watch(self) -> None:
-        limit_s = SILENT_HEARTBEATS * self._heartbeat_s
-        while (left_s := self._heard_at_s + limit_s - self._clock.now()) > 0:
-            due_s = self._clock.now() + left_s
-            await self._clock.sleep(left_s)
-            if self._clock.now() - due_s > self._heartbeat_s / 10:
-                # This process stood still, not the worker: what came meanwhile is unread. One more heartbeat shows it.
-                self._heard_at_s = max(self._heard_at_s, self._clock.now() - limit_s + self._heartbeat_s)
-        self._on_end(LostError("the worker has gone silent", reason="worker_silent", where=self.worker.worker_id))
+        while not (self.is_retired and all(sink is _IGNORED for sink in self._sinks.values())):
+            is_suspect = self._suspected_s == self._heard_at_s
+            limit_s = (SILENT_HEARTBEATS if is_suspect else SUSPECT_HEARTBEATS) * self._heartbeat_s
+            left_s = self._heard_at_s + limit_s - self._clock.now()
+            if left_s > 0:
+                await self._sleep(min(left_s, SUSPECT_HEARTBEATS * self._heartbeat_s), limit_s)
+            elif is_suspect:
+                break
+            else:
+                self._suspect()
+        self._on_end(self._silent())
+
+    async def _sleep(self, sleep_s: float, limit_s: float) -> None:
+        due_s = self._clock.now() + sleep_s
+        await self._clock.sleep(sleep_s)
+        if self._clock.now() - due_s > self._heartbeat_s / 10:
+            # This process stood still, not the worker: what came meanwhile is unread. One more heartbeat shows it.
+            self._heard_at_s = max(self._heard_at_s, self._clock.now() - limit_s + self._heartbeat_s)
+
+    def _suspect(self) -> None:
+        """Ends the legs without a token as lost, and cancels them on the worker in case that it only stalls."""
+        was_retired, self._suspected_s = self.is_retired, self._heard_at_s
+        for slot, sink in list(self._sinks.items()):
+            if slot not in self._begun and sink is not _IGNORED:
+                self._sinks[slot] = _IGNORED
+                self._cancels[slot] = None
+                sink.on_finish(LegFinish(reason=FinishReason.ERROR, error=self._silent()))
+        self._writes.wake()
+        if not was_retired:
+            self._on_lost()
+
+    def _silent(self) -> LostError:
+        return LostError("the worker has gone silent", reason="worker_silent", where=self.worker.worker_id)
 
     async def aclose(self) -> None:
         """Ends the stream; legs on it fail as lost."""
         if self.is_up:
-            self._on_end(LostError("the frontend closed the link", reason="link_closed", where=self.worker.worker_id))
+            self._on_end(LostError("the frontend closed the link", reason=LINK_CLOSED, where=self.worker.worker_id))
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
+class _IgnoredSink:
+    """For legs that were given up and whose finish is still to come."""
+
+    def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None, came_s: float) -> None:
+        """Nothing to do."""
+
+    def on_prompt(self, logprobs: Sequence[TokenLogprob]) -> None:
+        """Nothing to do."""
+
+    def on_finish(self, finish: LegFinish) -> None:
+        """Nothing to do."""
+
+
+_IGNORED = _IgnoredSink()
+_LinkKey = tuple[str, Role, int]
+
+
 class GrpcLegLinks:
-    """Implements `kvmesh.rpc.clients.LegLinks`: at most one open link per worker, role and epoch."""
+    """Implements `kvmesh.rpc.clients.LegLinks`: at most one open link per worker, role and epoch.
+
+    A link that was lost, or could not be opened, is opened again in the background while requests ask for it. So a request need not wait
+    to learn that a path is cut, and the link is there soon after the path heals. The old link stays until its legs have ended, in case
+    that the worker only stalled.
+    """
 
     def __init__(
         self, channels: ChannelPool, *, frontend_id: str, clock: Clock, pace_s: float = DEFAULT_PACE_S
@@ -276,10 +355,14 @@ class GrpcLegLinks:
         self._frontend_id = frontend_id
         self._clock = clock
         self._links: dict[tuple[str, Role], GrpcLegLink] = {}
-        self._opening: dict[tuple[str, Role, int], asyncio.Task[GrpcLegLink]] = {}
+        self._retired: list[GrpcLegLink] = []
+        self._opening: dict[_LinkKey, asyncio.Task[GrpcLegLink]] = {}
+        self._reopening: dict[_LinkKey, asyncio.Task[None]] = {}
+        self._wanted_s: dict[_LinkKey, float] = {}
+        """When a request last asked for each link that is being reopened."""
         self._is_closed = False
 
-    async def link(self, worker: WorkerRef, role: Role, *, timeout_s: float) -> LegLink:
+    async def link(self, worker: WorkerRef, role: Role, *, timeout_s: float, waits_for_lost: bool = True) -> LegLink:
         """The open link or a new one; see the protocol. All callers that wait for one worker share one attempt."""
         link = self._links.get((worker.address, role))
         if link is not None and link.is_up and link.worker.epoch == worker.epoch:
@@ -287,23 +370,64 @@ class GrpcLegLinks:
         if self._is_closed:
             raise UnavailableError("the links are closed", reason="links_closed")
         key = (worker.address, role, worker.epoch)
+        if key in self._reopening:
+            self._wanted_s[key] = self._clock.now()
+            if not waits_for_lost:
+                raise _unreachable(worker)
+        return await self._join(key, worker, role, timeout_s)
+
+    async def _join(self, key: _LinkKey, worker: WorkerRef, role: Role, timeout_s: float) -> GrpcLegLink:
         opening = self._opening.get(key)
         if opening is None:
             opening = asyncio.create_task(self._open(worker, role, timeout_s), name=f"leg-link-open-{worker.worker_id}")
             self._opening[key] = opening
-            opening.add_done_callback(lambda task: self._opened(key, task))
+            opening.add_done_callback(lambda task: self._opened(key, worker, task))
         try:
             # Not cancelled with its first caller: others may wait for it, and its own timeout bounds it.
             async with awake_timeout(timeout_s):
                 return await asyncio.shield(opening)
         except TimeoutError:
-            raise UnavailableError(
-                "the worker cannot be reached", reason="worker_unreachable", where=worker.worker_id
-            ) from None
+            raise _unreachable(worker) from None
+
+    def _reopen_soon(self, key: _LinkKey, worker: WorkerRef, *, pause_s: float = 0.0) -> None:
+        if self._is_closed or key in self._reopening:
+            return
+        self._wanted_s[key] = self._clock.now()
+        reopening = asyncio.create_task(self._reopen(key, worker, pause_s), name=f"leg-link-reopen-{worker.worker_id}")
+        self._reopening[key] = reopening
+        reopening.add_done_callback(lambda _: self._reopened(key))
+
+    def _on_lost(self, link: GrpcLegLink, role: Role) -> None:
+        worker = link.worker
+        if self._links.get((worker.address, role)) is link:
+            del self._links[(worker.address, role)]
+        self._retired = [each for each in (*self._retired, link) if each.is_up]
+        self._reopen_soon((worker.address, role, worker.epoch), worker)
+
+    async def _reopen(self, key: _LinkKey, worker: WorkerRef, pause_s: float) -> None:
+        while self._clock.now() - self._wanted_s[key] < UNWANTED_S:
+            await self._clock.sleep(pause_s)
+            pause_s = REOPEN_PAUSE_S
+            try:
+                await self._join(key, worker, key[1], REOPEN_TIMEOUT_S)
+            except MeshError as error:
+                if error.reason == WORKER_CHANGED:
+                    return
+            else:
+                return
+
+    def _reopened(self, key: _LinkKey) -> None:
+        del self._reopening[key], self._wanted_s[key]
 
     async def _open(self, worker: WorkerRef, role: Role, timeout_s: float) -> GrpcLegLink:
         stub = STUBS[role](self._channels.channel(worker.address))
-        link = GrpcLegLink(worker, stub.Attach(), self._clock, pace_s=self._pace_s)
+        link = GrpcLegLink(
+            worker,
+            stub.Attach(),
+            self._clock,
+            pace_s=self._pace_s,
+            on_lost=lambda: self._on_lost(link, role),
+        )
         await link.open(self._frontend_id, timeout_s)
         replaced = self._links.get((worker.address, role))
         self._links[(worker.address, role)] = link
@@ -311,10 +435,12 @@ class GrpcLegLinks:
             await replaced.aclose()
         return link
 
-    def _opened(self, key: tuple[str, Role, int], task: "asyncio.Task[GrpcLegLink]") -> None:
+    def _opened(self, key: _LinkKey, worker: WorkerRef, task: "asyncio.Task[GrpcLegLink]") -> None:
         del self._opening[key]
         if not task.cancelled():
-            task.exception()  # Marks it as seen when everybody who waited has gone.
+            error = task.exception()  # Marks it as seen when everybody who waited has gone.
+            if isinstance(error, UnavailableError) and error.reason != WORKER_CHANGED:
+                self._reopen_soon(key, worker, pause_s=REOPEN_PAUSE_S)
         # Workers come and go on ever new ports.
         self._links = {address: link for address, link in self._links.items() if link.is_up}
 
@@ -323,9 +449,14 @@ class GrpcLegLinks:
 
     async def aclose(self) -> None:
         self._is_closed = True
-        for opening in list(self._opening.values()):
-            opening.cancel()
-        await asyncio.gather(*self._opening.values(), return_exceptions=True)
-        links, self._links = list(self._links.values()), {}
+        waiting = [*self._reopening.values(), *self._opening.values()]
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        links, self._links, self._retired = [*self._links.values(), *self._retired], {}, []
         for link in links:
             await link.aclose()
+
+
+def _unreachable(worker: WorkerRef) -> UnavailableError:
+    return UnavailableError("the worker cannot be reached", reason="worker_unreachable", where=worker.worker_id)

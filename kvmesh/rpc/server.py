@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import grpc
 import grpc.aio
 
+from kvmesh.network.names import host_port
 from kvmesh.rpc.health import Health, add_channelz, add_reflection
 from kvmesh.rpc.settings import RpcSettings, server_credentials, server_options
 
@@ -43,7 +44,7 @@ class RpcServer:
 
     @property
     def address(self) -> str:
-        return f"{self._settings.host}:{self._port}"
+        return host_port(self._settings.listen_host, self._port)
 
     @property
     def is_serving(self) -> bool:
@@ -79,7 +80,7 @@ class RpcServer:
             raise
 
     def _bind(self, server: grpc.aio.Server) -> int:
-        address = f"{self._settings.host}:{self._settings.port}"
+        address = host_port(self._settings.listen_host, self._settings.port)
         credentials = server_credentials(self._settings)
         try:
             if credentials is None:

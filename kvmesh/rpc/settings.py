@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 
+from kvmesh.network.names import LOOPBACK
 from kvmesh.settings import internal, setting
 
 Options = list[tuple[str, Any]]
@@ -15,7 +16,7 @@ Options = list[tuple[str, Any]]
 class RpcSettings:
     """What a process's gRPC server and its channels share."""
 
-    host: str = setting("127.0.0.1", "Address the server listens on.")
+    host: str = setting("", "Address the server listens on; empty: that of `address`.")
     advertise_host: str = setting("", "Host that others reach this process at; empty: the one it listens on.")
     port: int = setting(0, "Port the server listens on; 0: a free one.", min=0, max=65535)
     message_bytes_max: int = setting(
@@ -28,7 +29,11 @@ class RpcSettings:
     keepalive_s: float = setting(
         20.0, "Silence after which a peer is pinged; finds peers that vanished without a word.", min=1
     )
-    keepalive_timeout_s: float = internal(10.0, "Longest wait for the answer to a ping.")
+    # gRPC also sets it as TCP_USER_TIMEOUT: a connection on which data was sent over a cut path ends after it. Else the connection would
+    # stay for as long as TCP repeats the data, ever more rarely, and be unusable for many seconds after the path heals.
+    keepalive_timeout_s: float = internal(
+        2.0, "Longest wait for the answer to a ping, and for sent data to be acknowledged."
+    )
     reconnect_min_s: float = internal(0.1, "First pause before connecting again; workers restart fast.")
     reconnect_max_s: float = internal(1.0, "Longest pause before connecting again.")
     connect_timeout_s: float = internal(
@@ -50,8 +55,12 @@ class RpcSettings:
             raise ValueError("tls_certificate_file and tls_key_file are given together or not at all")
 
     @property
+    def listen_host(self) -> str:
+        return self.host or LOOPBACK
+
+    @property
     def advertised_host(self) -> str:
-        return self.advertise_host or self.host
+        return self.advertise_host or self.listen_host
 
     @property
     def has_tls(self) -> bool:

@@ -1,6 +1,6 @@
 """Calls WorkerService over pooled channels. Failures arrive as MeshError, never as RpcError."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -8,11 +8,13 @@ from grpc.aio import EOF, AioRpcError
 
 from kvmesh.api.worker.v1 import worker_pb2 as pb
 from kvmesh.api.worker.v1.worker_pb2_grpc import WorkerServiceStub
-from kvmesh.core import KvBatch, LoadRecord, WorkerDescription
+from kvmesh.core import KvBatch, KvPath, KvPathCheck, LoadRecord, WorkerDescription, WorkerRef
 from kvmesh.errors import LostError
+from kvmesh.model_files import FileAssembler
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.codec.scalars import to_duration
-from kvmesh.rpc.codec.worker import from_description, from_kv_batch, from_load
+from kvmesh.rpc.codec.types import fill_worker_ref
+from kvmesh.rpc.codec.worker import KV_PATH_CHECK_CODEC, KV_PATH_CODEC, from_description, from_kv_batch, from_load
 from kvmesh.rpc.status import from_rpc_error
 
 
@@ -53,6 +55,38 @@ class GrpcWorkerClient:
         async with aclosing(_responses(self._stub(address).WatchLoad(request), address)) as messages:
             async for message in messages:
                 yield from_load(message.load)
+
+    async def fetch_model_files(self, address: str, digest: str, *, timeout_s: float) -> Mapping[str, bytes]:
+        """The files by name, checked as FileAssembler describes. NotFoundError if the worker serves others."""
+        files = FileAssembler(digest)
+        call = self._stub(address).FetchModelFiles(pb.FetchModelFilesRequest(digest=digest), timeout=timeout_s)
+        try:
+            while (message := await call.read()) is not EOF:
+                files.add(message.path, message.data, is_last=message.is_last)
+        except AioRpcError as error:
+            raise from_rpc_error(error, where=address) from error
+        finally:
+            call.cancel()
+        return files.contents()
+
+    async def check_kv_path(self, address: str, source: WorkerRef, *, timeout_s: float) -> KvPathCheck:
+        """Has the worker pull a short prompt's KV from a prefill worker. UnsupportedError: it pulls no KV."""
+        request = pb.CheckKvPathRequest()
+        fill_worker_ref(request.source, source)
+        try:
+            response = await self._stub(address).CheckKvPath(request, timeout=timeout_s, wait_for_ready=False)
+        except AioRpcError as error:
+            raise from_rpc_error(error, where=address) from error
+        return KV_PATH_CHECK_CODEC.decode(response)
+
+    async def list_kv_paths(self, address: str, *, timeout_s: float) -> Sequence[KvPath]:
+        """The prefill workers from which the worker has pulled KV or tried to, newest first."""
+        request = pb.ListKvPathsRequest()
+        try:
+            response = await self._stub(address).ListKvPaths(request, timeout=timeout_s, wait_for_ready=False)
+        except AioRpcError as error:
+            raise from_rpc_error(error, where=address) from error
+        return [KV_PATH_CODEC.decode(path) for path in response.paths]
 
     def _stub(self, address: str) -> Any:
         return WorkerServiceStub(self._channels.channel(address))

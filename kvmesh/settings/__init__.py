@@ -16,7 +16,18 @@ file that `--config` or `KVMESH_CONFIG` names.
 """
 
 from kvmesh.settings.declare import group, internal, required, setting
+from kvmesh.settings.flags import split_operands
 from kvmesh.settings.load import SettingsError, load, load_or_exit
 from kvmesh.settings.show import help_text
 
-__all__ = ["SettingsError", "group", "help_text", "internal", "load", "load_or_exit", "required", "setting"]
+__all__ = [
+    "SettingsError",
+    "group",
+    "help_text",
+    "internal",
+    "load",
+    "load_or_exit",
+    "required",
+    "setting",
+    "split_operands",
+]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from kvmesh.settings.declare import Spec
+from kvmesh.settings.declare import Spec, specs
 from kvmesh.settings.parse import from_text
 
 CONFIG_FLAG = "--config"
@@ -55,15 +55,40 @@ class Flags:
     def _value(self, flag: str, value: str | None, rest: list[str]) -> str | None:
         if value is not None:
             return value
-        # A word that contains a space is a value: `--engine-args "--seed 1"` passes flags to another process.
-        if not rest or (rest[0].startswith("--") and " " not in rest[0]):
+        if not rest or _is_flag(rest[0]):
             self.problems.append(f"{flag} needs a value")
             return None
         return rest.pop(0)
 
     def _unknown(self, flag: str, has_value: bool, rest: list[str]) -> None:
+        if not flag.startswith("-"):
+            self.problems.append(f"{flag} is no flag; flags begin with --")
+            return
         guess = difflib.get_close_matches(flag, [*self._by_flag, *self._negated], n=1)
         self.problems.append(f"{flag} is unknown" + (f"; did you mean {guess[0]}?" if guess else ""))
         # The value of an unknown flag is not another problem.
-        if flag.startswith("-") and not has_value and rest and not rest[0].startswith("-"):
+        if not has_value and rest and not rest[0].startswith("-"):
             rest.pop(0)
+
+
+def split_operands(cls: type, argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Separates the words that are neither flags of `cls` nor their values. Returns those words, then all others in their order.
+
+    As in `Flags`, the word after an unknown flag is its value.
+    """
+    without_value = {spec.flag for spec in specs(cls) if spec.type is bool}
+    without_value |= {"--no-" + flag[2:] for flag in without_value} | {"--help", "-h"}
+    operands: list[str] = []
+    others: list[str] = []
+    needs_value = False
+    for word in argv:
+        is_value = needs_value and not _is_flag(word)
+        is_operand = not is_value and not word.startswith("-")
+        (operands if is_operand else others).append(word)
+        needs_value = not is_value and not is_operand and "=" not in word and word not in without_value
+    return operands, others
+
+
+def _is_flag(word: str) -> bool:
+    """A word that contains a space is a value: `--engine-args "--seed 1"` passes flags to another process."""
+    return word.startswith("--") and " " not in word

@@ -66,6 +66,8 @@ class FaultyEngine(SimulatedEngine):
                 self._fail(LostError(fault.message, reason="engine_died"))
                 if self._transport is not None:
                     self._tasks.append(asyncio.create_task(self._transport.aclose(), name="kv-transport-death"))
+                if self._exchange is not None:
+                    self._tasks.append(asyncio.create_task(self._exchange.aclose(), name="rendezvous-death"))
         self._wake()
 
     def submit_nowait(self, request: EngineRequest) -> None:

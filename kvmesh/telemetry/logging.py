@@ -11,6 +11,7 @@ import logging
 import sys
 import time
 import traceback
+from contextlib import suppress
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any, TextIO
@@ -75,12 +76,31 @@ def configure_logging(
     """Sends all logs of the process to `stream` (default: stderr). Replaces earlier handlers."""
     stream = stream or sys.stderr
     is_text = style is LogFormat.TEXT or (style is LogFormat.AUTO and stream.isatty())
-    handler = logging.StreamHandler(stream)
+    handler = _Handler(stream)
     handler.setFormatter(TextFormatter() if is_text else JsonFormatter(service))
     _skip_unused_fields()
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Logs one line about a record that cannot be formatted, where the library would print a traceback that is no log line."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # The library's name.
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):  # The terminal or pipe is closed.
+            return
+        data = {
+            "failed_logger": record.name,
+            "failed_event": str(record.msg),
+            "error": f"{type(error).__name__}: {error}",
+        }
+        line = logging.makeLogRecord({"name": __name__, "levelno": logging.ERROR, "levelname": "ERROR"})
+        line.msg, line.data = "log_record_failed", data
+        with suppress(Exception):  # A log that cannot be written must not end the caller's work.
+            self.stream.write(self.format(line) + self.terminator)
+            self.flush()
 
 
 def _skip_unused_fields() -> None:

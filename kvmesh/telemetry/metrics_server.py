@@ -7,6 +7,8 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from kvmesh.network.names import LOOPBACK, host_port
+
 _logger = logging.getLogger(__name__)
 _REQUEST_BYTES_MAX = 64 * 1024
 
@@ -14,14 +16,14 @@ _REQUEST_BYTES_MAX = 64 * 1024
 class MetricsServer:
     """A small HTTP server beside the gRPC server.
 
-    `/live` answers while the event loop runs. `/health` answers 503 unless `is_healthy()`.
+    An empty `host` is 127.0.0.1. `/live` answers while the event loop runs. `/health` answers 503 unless `is_healthy()`.
     """
 
     def __init__(
         self, registry: CollectorRegistry, host: str, port: int, *, is_healthy: Callable[[], bool] = lambda: True
     ) -> None:
         self._registry = registry
-        self._host = host
+        self._host = host or LOOPBACK
         self._wanted_port = port
         self._is_healthy = is_healthy
         self._runner: web.AppRunner | None = None
@@ -29,7 +31,7 @@ class MetricsServer:
 
     @property
     def address(self) -> str:
-        return f"{self._host}:{self.port}"
+        return host_port(self._host, self.port)
 
     async def start(self) -> None:
         """OSError when the address cannot be bound."""

@@ -12,7 +12,7 @@ class TelemetrySettings:
 
     log_level: LogLevel = setting(LogLevel.INFO, "Lowest severity that is logged.")
     log_format: LogFormat = setting(LogFormat.AUTO, "JSON lines, or text for people; auto: text on a terminal.")
-    metrics_host: str = setting("127.0.0.1", "Address of /metrics, /health and /live.")
+    metrics_host: str = setting("", "Address of /metrics, /health and /live; empty: that of `address`.")
     metrics_port: int = setting(0, "Port of /metrics, /health and /live; 0: a free one.", min=0, max=65535)
     otlp_endpoint: str = setting("", "OTLP gRPC collector, such as http://localhost:4317. Empty: no spans are made.")
     otlp_timeout_s: float = internal(5.0, "Longest export of a batch, and of the last spans on exit.")

@@ -57,8 +57,9 @@ class ForkServer:
         env: Mapping[str, str] | None = None,
         timeout_s: float = START_TIMEOUT_S,
         log: str = "",
+        python: str = "",
     ) -> "ForkServer":
-        """Starts one, its messages into the file `log`, and waits until its imports are done.
+        """Starts one, its messages into the file `log`, and waits until its imports are done. `python`: another one than this process's.
 
         UnavailableError when that fails, with the reason THREADS when the imports started threads; cancelled, nothing is left.
         """
@@ -66,7 +67,7 @@ class ForkServer:
         path = os.path.join(folder.name, "socket")
         with contextlib.ExitStack() as files:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "kvmesh.worker.fork_server", "--socket", path, "--preload", preload),
+                *(python or sys.executable, "-m", "kvmesh.worker.fork_server", "--socket", path, "--preload", preload),
                 env={**os.environ, **(env or {})},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,

@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 
 import grpc.aio
@@ -18,14 +19,21 @@ from kvmesh.engines.registration import EngineHost
 from kvmesh.engines.registry import ENGINES
 from kvmesh.errors import UnsupportedError
 from kvmesh.lifecycle import LifecycleSettings, run_until_signalled
+from kvmesh.network.names import LOOPBACK
+from kvmesh.network.place import place_service
+from kvmesh.network.ucx import set_ucx_variables
+from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.interceptors import server_interceptors
+from kvmesh.rpc.prefill_client import GrpcPrefillClient
 from kvmesh.rpc.server import RpcServer
 from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
+from kvmesh.worker.kv_checks import KvChecks
 from kvmesh.worker.leg_servicer import Admission, LegServicer
 from kvmesh.worker.membership import Membership
 from kvmesh.worker.metrics import WorkerMetrics
 from kvmesh.worker.servicer import WorkerServicer
 from kvmesh.worker.settings import HostSettings
+from kvmesh.worker.warm_up import WarmUp
 from kvmesh.worker.worker import Worker, WorkerIdentity
 
 WORKER_SERVICE = "kvmesh.worker.v1.WorkerService"
@@ -47,6 +55,8 @@ def make_engine(settings: HostSettings, role: Role, clock: Clock) -> Engine:
         role=role,
         kv=settings.kv,
         clock=clock,
+        address=settings.address or LOOPBACK,
+        ports=settings.ports,
     )
     try:
         return ENGINES[settings.engine].make(settings.engine_settings, host)
@@ -102,6 +112,8 @@ async def serve_worker(
     configure_logging(
         level=settings.telemetry.log_level, style=settings.telemetry.log_format, service=f"kvmesh-{role.value}"
     )
+    settings = place_service(settings)
+    set_ucx_variables(settings.address, settings.ports)
     clock = SystemClock()
     telemetry = Telemetry.create(role.value, settings=settings.telemetry)
     registry = ConsulRegistry(settings.discovery)
@@ -114,10 +126,19 @@ async def serve_worker(
     )
     WorkerMetrics(worker, telemetry.registry)
     membership = Membership(worker, registry, host=settings.rpc.advertised_host, uses_tls=settings.rpc.has_tls)
+    channels = ChannelPool(settings.rpc)
+    checks = KvChecks(
+        worker,
+        registry,
+        GrpcPrefillClient(channels),
+        host=settings.rpc.advertised_host,
+        clock=clock,
+        random=SystemRandom(),
+    )
 
     def add_services(server: grpc.aio.Server) -> None:
         add_servicer(LegServicer(worker, admission), server)
-        add_WorkerServiceServicer_to_server(WorkerServicer(worker, membership, clock), server)
+        add_WorkerServiceServicer_to_server(WorkerServicer(worker, membership, clock, checks), server)
 
     server = RpcServer(
         settings.rpc,
@@ -127,6 +148,7 @@ async def serve_worker(
     )
     metrics = MetricsServer(telemetry.registry, settings.telemetry.metrics_host, settings.telemetry.metrics_port)
 
+    warm_up = [WarmUp(worker, checks, clock)] if settings.worker.warm_up else []
     announcement = _Announcement(worker=worker, membership=membership, server=server, metrics=metrics)
 
     async def drain() -> None:
@@ -134,7 +156,18 @@ async def serve_worker(
         await worker.drain()
 
     await run_until_signalled(
-        [telemetry.tracing, _Closing(registry), worker, server, metrics, announcement],
+        [
+            telemetry.tracing,
+            _Closing(registry),
+            channels,
+            worker,
+            membership.files,
+            server,
+            metrics,
+            *warm_up,
+            announcement,
+            checks,
+        ],
         drain=drain,
         settings=LifecycleSettings(start_timeout_s=start_timeout_s(settings)),
     )

@@ -15,7 +15,7 @@ BLOCKS_SHARE = 64
 """A change of the blocks in use by more than one in so many of the pool is reported at once."""
 _PROGRESS = (
     "step", "step_s", "kv_blocks_used", "kv_blocks_free", "prompt_tokens_total", "output_tokens_total",
-    "cached_tokens_total", "transferred_tokens_total",
+    "cached_tokens_total", "transferred_tokens_total", "failed_handoffs_total", "recomputed_tokens_total",
 )  # fmt: skip
 _OTHERS = ("worker_id", "epoch", "sequence", "taken_at_s", "is_draining")
 _progress = attrgetter(*_PROGRESS)

@@ -3,13 +3,15 @@
 import contextlib
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, cast
 
-from kvmesh.core import Role, WorkerDescription, WorkerRef
-from kvmesh.discovery.base import DECODE, PREFILL, Registration, Registry
+from kvmesh.core import ModelCard, Role, WorkerDescription, WorkerRef
+from kvmesh.discovery.base import DECODE, KVMESH_VERSION, PREFILL, VERSION_KEY, Registration, Registry
 from kvmesh.discovery.presence import Presence
 from kvmesh.errors import MeshError, UnsupportedError
+from kvmesh.network.names import host_port
+from kvmesh.worker.model_files import ServedFiles
 from kvmesh.worker.profile import profile_of
 from kvmesh.worker.worker import Worker
 
@@ -55,6 +57,8 @@ class Membership:
         self._registry = registry
         self._host = host
         self._uses_tls = uses_tls
+        self.files = ServedFiles(lambda: worker.description.model)
+        """The model's files, whose digest is a part of the description."""
         self._make_presence = make_presence
         self._port = 0
         self._metrics_port = 0
@@ -67,7 +71,7 @@ class Membership:
     def worker_ref(self) -> WorkerRef:
         """The worker's reference in placements."""
         identity = self._worker.identity
-        return WorkerRef(worker_id=identity.worker_id, address=f"{self._host}:{self._port}", epoch=identity.epoch)
+        return WorkerRef(worker_id=identity.worker_id, address=host_port(self._host, self._port), epoch=identity.epoch)
 
     def describe(self) -> WorkerDescription:
         """The worker as it is now."""
@@ -75,16 +79,20 @@ class Membership:
         return WorkerDescription(
             worker=self.worker_ref(),
             role=description.role,
-            model=description.model,
+            model=self._model(),
             capabilities=description.capabilities,
             kv_compatibility_hash=description.kv_compatibility_hash,
             block_size_tokens=description.block_size_tokens,
             kv_blocks_total=description.kv_blocks_total,
             lease_s=description.lease_s,
             rendezvous_address=description.rendezvous_address,
+            requires_prefill=description.requires_prefill,
             is_draining=self._worker.is_draining,
             profile=profile_of(description.profile, self._worker.settings.profile),
         )
+
+    def _model(self) -> ModelCard:
+        return replace(self._worker.description.model, files_digest=self.files.digest)
 
     def registration(self) -> Registration:
         description = self._worker.description
@@ -95,6 +103,7 @@ class Membership:
             port=self._port,
             uses_tls=self._uses_tls,
             meta={
+                VERSION_KEY: KVMESH_VERSION,
                 "model": description.model.name,
                 "role": description.role.value,
                 "engine": description.capabilities.engine,
@@ -110,7 +119,7 @@ class Membership:
         """The whole description as JSON, for the registry's key-value store."""
         description = self._worker.description
         record = {
-            **asdict(description.model),
+            **asdict(self._model()),
             **asdict(description.capabilities),
             "role": description.role.value,
             "block_size_tokens": description.block_size_tokens,
@@ -118,6 +127,7 @@ class Membership:
             "kv_compatibility_hash": description.kv_compatibility_hash,
             "lease_s": description.lease_s,
             "rendezvous_address": description.rendezvous_address,
+            "requires_prefill": description.requires_prefill,
         }
         return json.dumps(record, sort_keys=True).encode()
 

@@ -16,6 +16,11 @@ GAUGES = {
     "kv_blocks_free": "KV blocks that no request holds.",
     "kv_blocks_total": "All KV blocks.",
     "kv_blocks_leased": "KV blocks held for handles that were not pulled yet.",
+    "bootstrapping_requests": "Prefill, rendezvous handoff: requests that wait for their decode worker.",
+    "sending_requests": "Prefill, rendezvous handoff: requests whose KV is being sent.",
+    "preallocating_requests": "Decode, rendezvous handoff: requests that wait for KV blocks.",
+    "receiving_requests": "Decode, rendezvous handoff: requests that have blocks and wait for KV.",
+    "retracted_requests": "Requests that lost their blocks to others and wait to continue.",
 }
 COUNTERS = {
     "prompt_tokens_total": "Prompt tokens computed.",
@@ -23,6 +28,8 @@ COUNTERS = {
     "cached_tokens_total": "Prompt tokens served from the cache.",
     "transferred_tokens_total": "Prompt tokens whose KV came from another worker.",
     "preempted_requests_total": "Requests taken off the batch for want of blocks.",
+    "failed_handoffs_total": "Handoffs whose KV could not be pulled.",
+    "recomputed_tokens_total": "Prompt tokens computed because their KV could not be pulled.",
 }
 LABELS = ("model", "role")
 
@@ -55,6 +62,7 @@ class WorkerMetrics(Collector):
                 statistics.leases,
                 "Handles whose KV blocks are held: neither pulled, released nor expired.",
             ),
+            ("failing_kv_paths", len(load.failing_kv_paths), "Prefill workers whose KV cannot be pulled at present."),
             ("kv_announced_blocks", statistics.kv_blocks_announced, "Cached KV blocks as published to routers."),
         ):
             gauge = GaugeMetricFamily(f"kvmesh_worker_{name}", text, labels=LABELS)

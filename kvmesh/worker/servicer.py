@@ -9,9 +9,19 @@ from grpc.aio import ServicerContext
 from kvmesh.api.worker.v1 import worker_pb2 as pb
 from kvmesh.api.worker.v1 import worker_pb2_grpc
 from kvmesh.clock import Clock
-from kvmesh.errors import InvalidRequestError, UnavailableError
+from kvmesh.errors import InvalidRequestError, UnavailableError, UnsupportedError
 from kvmesh.rpc.codec.scalars import known_enum, optional_duration, optional_field, required_text
-from kvmesh.rpc.codec.worker import ROLE_NUMBERS, ROLES, to_description, to_kv_batch, to_load
+from kvmesh.rpc.codec.types import from_worker_ref
+from kvmesh.rpc.codec.worker import (
+    KV_PATH_CHECK_CODEC,
+    KV_PATH_CODEC,
+    ROLE_NUMBERS,
+    ROLES,
+    to_description,
+    to_kv_batch,
+    to_load,
+)
+from kvmesh.worker.kv_checks import KvChecks
 from kvmesh.worker.load_filter import LoadFilter
 from kvmesh.worker.membership import Membership
 from kvmesh.worker.worker import Worker
@@ -24,11 +34,16 @@ LATE_RATIO = 1.25
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
-    """Serves one worker, whatever its role. Drain and role changes go through `membership`, which updates the registry."""
+    """Serves one worker, whatever its role. Drain and role changes go through `membership`, which updates the registry.
 
-    def __init__(self, worker: Worker, membership: Membership, clock: Clock) -> None:
+    `checks` None: the worker does not check KV paths.
+    """
+
+    def __init__(self, worker: Worker, membership: Membership, clock: Clock, checks: KvChecks | None = None) -> None:
         self._worker = worker
+        self._checks = checks
         self._membership = membership
+        self._files = membership.files
         self._clock = clock
 
     async def Describe(self, request: pb.DescribeRequest, context: ServicerContext[Any, Any]) -> pb.DescribeResponse:
@@ -130,3 +145,30 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         await self._worker.engine.wake()
         await self._membership.set_draining(False)
         return pb.WakeResponse()
+
+    async def CheckKvPath(
+        self, request: pb.CheckKvPathRequest, context: ServicerContext[Any, Any]
+    ) -> pb.CheckKvPathResponse:
+        """Pulls a short prompt's KV from a prefill worker."""
+        if self._checks is None or not self._checks.can_check:
+            raise UnsupportedError("this worker pulls no KV", reason="no_kv_pulls")
+        required_text(request.source.worker_id, "source.worker_id", 128)
+        required_text(request.source.address, "source.address", 256)
+        source = from_worker_ref(request.source)
+        return KV_PATH_CHECK_CODEC.encode(await self._checks.check(source))
+
+    async def ListKvPaths(
+        self, request: pb.ListKvPathsRequest, context: ServicerContext[Any, Any]
+    ) -> pb.ListKvPathsResponse:
+        """Transfers by prefill worker."""
+        return pb.ListKvPathsResponse(
+            paths=[KV_PATH_CODEC.encode(each) for each in self._worker.engine.kv_paths.paths()]
+        )
+
+    async def FetchModelFiles(
+        self, request: pb.FetchModelFilesRequest, context: ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.FetchModelFilesResponse]:
+        """Sends the files that a frontend needs."""
+        async with aclosing(self._files.parts(required_text(request.digest, "digest", 64))) as parts:  # type: ignore[type-var]
+            async for part in parts:
+                yield pb.FetchModelFilesResponse(path=part.name, data=part.data, is_last=part.is_last)

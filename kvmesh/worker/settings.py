@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.engines.registry import ENGINES
 from kvmesh.kv.settings import KvSettings
+from kvmesh.network.settings import NetworkSettings
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import group, internal, required, setting
 from kvmesh.telemetry import TelemetrySettings
@@ -23,8 +24,18 @@ class WorkerSettings:
     submissions_max: int = setting(1024, "requests one frontend stream may have in flight", min=1)
     request_timeout_s: float = setting(600.0, "longest life of a request that states no deadline", min=0.1)
     drain_timeout_s: float = setting(30.0, "longest wait for requests in flight when draining", min=0.0)
-    heartbeat_s: float = setting(2.0, "longest silence on a frontend stream; a frontend gives up after three", min=0.05)
+    heartbeat_s: float = setting(
+        0.6,
+        "longest silence on a frontend stream; after three a frontend starts requests without a token elsewhere, after ten it gives"
+        " the others up",
+        min=0.05,
+    )
     load_interval_s: float = setting(1.0, "longest silence on a load watch; a router gives up after three", min=0.05)
+    warm_up: bool = setting(
+        True,
+        "before it registers, a worker runs a short prompt, and a decode worker pulls one from a prefill worker;"
+        " false: the first requests do that",
+    )
     link_buffer_frames: int = internal(4096, "step frames a slow frontend may lag behind before its stream is ended")
     lease_check_s: float = internal(0.5, "how often expired leases and deadlines are looked for")
     labels: tuple[str, ...] = setting(
@@ -45,7 +56,7 @@ class WorkerSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _CommonSettings:
+class _CommonSettings(NetworkSettings):
     """Settings of a worker process, whatever its engine."""
 
     model: str = required("model directory in Hugging Face layout, or a name the engine can fetch")

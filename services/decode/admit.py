@@ -27,9 +27,10 @@ class DecodeAdmission:
         if not self.waiting_requests_max or legs < self.waiting_requests_max:
             return
         load = read_load()
-        if load.waiting_requests >= self.waiting_requests_max:
+        waiting = load.waiting_requests + load.preallocating_requests + load.retracted_requests
+        if waiting >= self.waiting_requests_max:
             raise OverloadedError(
-                f"{load.waiting_requests} requests wait already",
+                f"{waiting} requests wait already",
                 reason="decode_queue_full",
-                retry_after_s=max(0.1, load.step_s * load.waiting_requests),
+                retry_after_s=max(0.1, load.step_s * waiting),
             )

@@ -13,18 +13,21 @@ import grpc.aio
 from kvmesh.api.inference.grpc_service_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
 from kvmesh.api.inference.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from kvmesh.clock import Clock, SystemClock
-from kvmesh.discovery.base import FRONTEND, Registration, Registry
+from kvmesh.discovery.base import FRONTEND, KVMESH_VERSION, VERSION_KEY, Registration, Registry
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.presence import Presence
 from kvmesh.lifecycle import Part, run_parts, run_process, stop_on_signals
+from kvmesh.network.names import is_loopback
+from kvmesh.network.place import place_service
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.clients import RouterLink
 from kvmesh.rpc.interceptors import channel_interceptors, server_interceptors
 from kvmesh.rpc.leg_link import GrpcLegLinks
 from kvmesh.rpc.router.link import GrpcRouterLink
 from kvmesh.rpc.server import RpcServer
+from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.settings import load_or_exit
-from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
+from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging, event_logger
 from services.frontend.access.access import Access
 from services.frontend.access.interceptor import AccessInterceptor
 from services.frontend.api.anthropic.serve import add_message_routes
@@ -41,6 +44,8 @@ from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.processes import supervise
 from services.frontend.settings import FrontendSettings
 from services.frontend.stores.database import state_directory
+
+_log = event_logger(__name__)
 
 
 class RouterPart(RouterLink, Part, Protocol):
@@ -67,7 +72,9 @@ class Frontend:
             generator=generator,
             settings=settings.router,
         )
-        self.models = DiscoveredModels(self.registry, settings.models, clock, settings.parser_names)
+        self.models = DiscoveredModels(
+            self.registry, GrpcWorkerClient(self.channels), settings.models, clock, settings.parser_names
+        )
         self.access = Access(settings.access, clock, instruments=self.telemetry.instruments, registry=self.registry)
         self.pipeline = Pipeline(
             models=self.models,
@@ -125,6 +132,9 @@ class Frontend:
 
     async def run(self, *, stop: asyncio.Event, hurry: asyncio.Event) -> None:
         """Runs until `stop`. Then it reports not ready, finishes requests in flight, and closes its parts in reverse order."""
+        http = self.settings.http
+        if http.host and not is_loopback(http.host) and not self.settings.access.needs_key:
+            _log.warning("http_api_needs_no_key", host=http.host, advice="--access-keys-file or --http-host 127.0.0.1")
         parts: list[Part] = [
             self.telemetry.tracing,
             ConnectionCloser(self),
@@ -170,7 +180,11 @@ class FrontendRegistration:
             instance_id=frontend.instance_id,
             host=frontend.settings.rpc.advertised_host,
             port=frontend.server.port,
-            meta={"http_port": str(frontend.http.port), "metrics_port": str(frontend.metrics_server.port)},
+            meta={
+                VERSION_KEY: KVMESH_VERSION,
+                "http_port": str(frontend.http.port),
+                "metrics_port": str(frontend.metrics_server.port),
+            },
             uses_tls=frontend.settings.rpc.has_tls,
         )
         self._presence = Presence(frontend.registry, registration)
@@ -226,6 +240,7 @@ def instance_id(settings: FrontendSettings) -> str:
 
 async def serve(settings: FrontendSettings) -> None:
     """Runs a frontend until a signal."""
+    settings = place_service(settings)
     stop, hurry = asyncio.Event(), asyncio.Event()
     with stop_on_signals(stop, hurry):
         await Frontend(settings, SystemClock(), Random(SystemRandom().getrandbits(128))).run(stop=stop, hurry=hurry)

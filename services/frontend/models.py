@@ -1,34 +1,26 @@
 """The served models: follows workers and their model cards in the registry, and loads tokenizers and chat templates."""
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from kvmesh.clock import Clock
-from kvmesh.core import ModelCard, Role
 from kvmesh.discovery.base import DECODE, PREFILL, Instance, Registry, View
+from kvmesh.discovery.members import watch_members
 from kvmesh.errors import MeshError, NotFoundError, UnavailableError, UnsupportedError
 from kvmesh.telemetry import event_logger
+from services.frontend.model_cards import CARD_PREFIX, Described, WorkerCard, by_digest, is_decoder, read_card
 from services.frontend.parser_process.process import ParserProcess
 from services.frontend.parsers.select import VLLM, ParserNames
 from services.frontend.settings import ModelSettings
-from services.frontend.text.model_files import model_directory
+from services.frontend.text.model_directories import FileSource, ModelDirectories
 from services.frontend.text.text_model import TextModel, load_text_model
 
 _log = event_logger(__name__)
-CARD_PREFIX = "kvmesh/workers/"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerCard(ModelCard):
-    """A worker's model and features, as the worker writes them to the registry's key-value store."""
-
-    features: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +40,8 @@ class ServedModel:
     adapter: str = ""
     source: str = ""
     """Directory or hub repository of the model, as its workers name it."""
+    files_digest: str = ""
+    """ModelCard.files_digest of the files that `text` was loaded from."""
 
 
 class Models(Protocol):
@@ -84,9 +78,15 @@ class DiscoveredModels:
     """
 
     def __init__(
-        self, registry: Registry, settings: ModelSettings, clock: Clock, parsers: ParserNames | None = None
+        self,
+        registry: Registry,
+        source: FileSource,
+        settings: ModelSettings,
+        clock: Clock,
+        parsers: ParserNames | None = None,
     ) -> None:
         self._registry = registry
+        self._directories = ModelDirectories(settings, source, clock)
         self._settings = settings
         self._parsers = parsers or ParserNames()
         self._clock = clock
@@ -97,6 +97,7 @@ class DiscoveredModels:
         self._created_s: dict[str, int] = {}
         self._problems: dict[str, str] = {}
         self._refusals: dict[str, UnsupportedError] = {}
+        self._differing: dict[str, set[str]] = {}
         self._changed = asyncio.Event()
         self._serves = asyncio.Event()
 
@@ -145,7 +146,7 @@ class DiscoveredModels:
             tasks.create_task(self._follow(), name="models-follow")
 
     async def _watch(self, service: str) -> None:
-        async with aclosing(self._registry.watch(service)) as views:
+        async with aclosing(watch_members(self._registry, service, self._clock)) as views:
             async for view in views:
                 self._on_view(view)
 
@@ -209,18 +210,21 @@ class DiscoveredModels:
             for each in instances
             if each.meta.get("model") == name and each.takes_requests
         ]
-        decoders = [each for each in workers if each.meta.get("role", "decode") == Role.DECODE.value]
-        if not decoders:
+        if not any(map(is_decoder, workers)):
             raise UnavailableError("no decode worker takes requests", reason="no_worker")
-        cards = [card for each in workers if (card := await self._card(each)) is not None]
-        if not cards:
-            raise UnavailableError("no worker has published its model card yet", reason="no_card")
+        groups = by_digest([(each, card) for each in workers if (card := await self._card(each)) is not None])
+        if not groups:
+            raise UnavailableError("no decode worker has published its model card yet", reason="no_card")
+        self._log_differing(name, groups)
+        described, text = await self._loaded(groups)
+        cards = [card for _, card in described]
         card = cards[0]
-        text = await self._text(card)
+        decoders = [each for each, _ in described if is_decoder(each)]
         created_s = self._created_s.setdefault(name, int(self._clock.wall()))
         return ServedModel(
             name=name,
             source=card.source,
+            files_digest=card.files_digest,
             text=text,
             context_tokens_max=min(each.context_tokens_max for each in cards),
             vocabulary_size=card.vocabulary_size,
@@ -228,7 +232,7 @@ class DiscoveredModels:
             eos_token_ids=frozenset((*card.eos_token_ids, *text.eos_token_ids)),
             features=frozenset(feature for each in cards for feature in each.features),
             adapters=tuple(sorted({adapter for each in cards for adapter in each.adapters})),
-            workers_ready=len(workers),
+            workers_ready=len(described),
             created_s=created_s,
         )
 
@@ -245,22 +249,40 @@ class DiscoveredModels:
         self._cards[instance.instance_id] = (epoch, card)
         return card
 
-    async def _text(self, card: WorkerCard) -> TextModel:
-        key = (card.name, card.source, card.revision)
+    async def _loaded(self, groups: Sequence[Sequence[Described]]) -> tuple[Sequence[Described], TextModel]:
+        """The first group whose files can be loaded, and its text side. Raises the failure of the preferred group."""
+        failures: list[MeshError] = []
+        for group in groups:
+            try:
+                return group, await self._text(group)
+            except MeshError as error:
+                failures.append(error)
+        raise failures[0]
+
+    def _log_differing(self, name: str, groups: Sequence[Sequence[Described]]) -> None:
+        workers = {group[0][1].files_digest[:12] or "none": group[0][0].instance_id for group in groups}
+        if len(groups) > 1 and self._differing.get(name) != workers.keys():
+            _log.warning("model_files_differ", model=name, workers=workers, why="requests go to workers of one digest")
+        self._differing[name] = set(workers)
+
+    async def _text(self, described: Sequence[Described]) -> TextModel:
+        card = described[0][1]
+        key = (card.name, card.files_digest or card.source, card.revision)
         known = self._texts.get(key)
         if known is None:
-            known = await self._load_in_thread(card)
+            directory = await self._directories.find(card, [each for each, _ in described])
+            known = await self._load_in_thread(card, directory)
             if known.selection.is_remote:
-                known.parser_process = await self._start_parsers(card)
+                known.parser_process = await self._start_parsers(card, directory)
             self._texts[key] = known
         return known
 
-    async def _start_parsers(self, card: WorkerCard) -> ParserProcess:
+    async def _start_parsers(self, card: WorkerCard, directory: Path) -> ParserProcess:
         if (refusal := self._refusals.get(card.name)) is not None:
             # A parser that vLLM lacks stays missing, and each attempt takes seconds.
             raise refusal
         process = ParserProcess(
-            self._directory(card),
+            directory,
             tool=_remote_name(self._parsers.tool_parser(card.name)),
             reasoning=_remote_name(self._parsers.reasoning_parser(card.name)),
             settings=self._settings.parser_process,
@@ -272,20 +294,17 @@ class DiscoveredModels:
             raise
         return process
 
-    def _directory(self, card: WorkerCard) -> Path:
-        return model_directory(card.source, revision=card.revision, cache_dir=self._settings.cache_dir)
-
-    async def _load_in_thread(self, card: WorkerCard) -> TextModel:
+    async def _load_in_thread(self, card: WorkerCard, directory: Path) -> TextModel:
         # In a thread that ends afterwards: fastokens keeps 4 MiB for each thread that has ever used it.
         thread = ThreadPoolExecutor(1, thread_name_prefix="load-model")
         try:
-            return await asyncio.get_running_loop().run_in_executor(thread, self._load, card)
+            return await asyncio.get_running_loop().run_in_executor(thread, self._load, card, directory)
         finally:
             thread.shutdown(wait=False)
 
-    def _load(self, card: WorkerCard) -> TextModel:
+    def _load(self, card: WorkerCard, directory: Path) -> TextModel:
         text = load_text_model(
-            self._directory(card),
+            directory,
             self._clock,
             tool_parser=self._parsers.tool_parser(card.name),
             reasoning_parser=self._parsers.reasoning_parser(card.name),
@@ -298,31 +317,9 @@ class DiscoveredModels:
         return text
 
 
-def read_card(value: bytes) -> WorkerCard:
-    """Parses a card. Raises UnsupportedError if it is malformed."""
-    try:
-        record = json.loads(value)
-        return WorkerCard(
-            name=str(record["name"]),
-            source=str(record["source"]),
-            context_tokens_max=int(record["context_tokens_max"]),
-            vocabulary_size=int(record["vocabulary_size"]),
-            revision=str(record.get("revision") or ""),
-            eos_token_ids=tuple(int(each) for each in record.get("eos_token_ids") or ()),
-            adapters=_words(record.get("adapters")),
-            features=_words(record.get("features")),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UnsupportedError(f"a worker's card cannot be read: {error!r}", reason="bad_card") from error
-
-
 def _remote_name(word: str) -> str:
     """Returns NAME of `vllm:NAME`; empty for other values."""
     return word.removeprefix(VLLM) if word.startswith(VLLM) else ""
-
-
-def _words(value: Any) -> tuple[str, ...]:
-    return tuple(str(each) for each in value or ())
 
 
 def _integer(text: str | None, default: int) -> int:

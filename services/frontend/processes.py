@@ -9,16 +9,20 @@ import asyncio
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kvmesh.clock import Clock
 from kvmesh.lifecycle import Supervisor, stop_on_signals
+from kvmesh.network.place import place_service
 from services.frontend.settings import FrontendSettings
 
 
 async def supervise(settings: FrontendSettings, argv: Sequence[str], clock: Clock) -> None:
     """Runs `settings.processes` processes with this process's flags until a signal."""
+    # Each process takes its own ports from the range.
+    http = place_service(replace(settings, port_range="")).http
     stop, hurry = asyncio.Event(), asyncio.Event()
-    with stop_on_signals(stop, hurry), reserved_port(settings.http.host, settings.http.port) as holder:
+    with stop_on_signals(stop, hurry), reserved_port(http.host, http.port) as holder:
         port = holder.getsockname()[1]
         commands = [process_command(settings, argv, number, port) for number in range(settings.processes)]
         await Supervisor(

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import UnsupportedError
 from kvmesh.lifecycle import LifecycleSettings, SupervisorSettings
+from kvmesh.network.settings import NetworkSettings
 from kvmesh.rpc.router.settings import RouterLinkSettings
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import setting
@@ -19,7 +20,7 @@ from services.frontend.text.sandbox import TemplateLimits
 class HttpSettings:
     """The HTTP server."""
 
-    host: str = setting("127.0.0.1", "Address the HTTP API listens on.")
+    host: str = setting("", "Address the HTTP API listens on; empty: that of `address`.")
     port: int = setting(8000, "Port of the HTTP API; 0: a free one.", min=0, max=65535)
     shares_port: bool = setting(
         False, "Whether other processes listen on the port too and the kernel spreads connections; see `processes`."
@@ -158,6 +159,11 @@ class PipelineSettings:
     embed_inputs_max: int = setting(2048, "Most inputs of one embedding request; OpenAI's limit.", min=1, max=2048)
     request_timeout_s: float = setting(600.0, "Longest duration of a request; clients may set a shorter one.", min=0.1)
     first_token_timeout_s: float = setting(300.0, "Longest wait for the first token.", min=0.1)
+    handoff_timeout_s: float = setting(
+        10.0,
+        "Rendezvous handoff: longest wait for the first token after the prefill worker has sent the KV; then the request is placed again.",
+        min=0.1,
+    )
     idle_timeout_s: float = setting(60.0, "Longest time between two tokens of a request.", min=0.1)
     place_timeout_s: float = setting(
         10.0,
@@ -200,6 +206,15 @@ class ModelSettings:
     reload_s: float = setting(
         5.0, "Pause before another attempt to load a model whose files could not be read.", min=0.1
     )
+    files_dir: str = setting(
+        "",
+        "Directory for tokenizers, templates and configurations that workers send; empty: $XDG_CACHE_HOME/kvmesh/model-files, "
+        "else ~/.cache/kvmesh/model-files.",
+    )
+    file_sets_max: int = setting(
+        16, "Models of which files_dir keeps the files; the least recently loaded are deleted first.", min=1
+    )
+    fetch_timeout_s: float = setting(60.0, "Longest time in which a worker sends a model's files.", min=0.1)
     fast_tokenizer: bool = setting(
         True,
         "Whether fastokens tokenises prompts of models for which it gives the same tokens; it takes a tenth of the time.",
@@ -214,7 +229,7 @@ class ModelSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FrontendSettings:
+class FrontendSettings(NetworkSettings):
     """A frontend process."""
 
     instance_id: str = setting("", "Registered id; empty: host name and process id.")
@@ -247,6 +262,7 @@ class FrontendSettings:
 
     def __post_init__(self) -> None:
         """Raises ValueError for parsers that do not exist."""
+        NetworkSettings.__post_init__(self)
         try:
             self.parser_names.check()
             if self.parser_names.needs_vllm:

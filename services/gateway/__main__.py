@@ -13,6 +13,7 @@ from random import Random, SystemRandom
 from kvmesh.clock import SystemClock
 from kvmesh.errors import InvalidRequestError
 from kvmesh.lifecycle import run_process, stop_on_signals
+from kvmesh.network.place import place_service
 from kvmesh.settings import load_or_exit
 from kvmesh.telemetry import configure_logging
 from services.frontend.__main__ import Frontend, instance_id
@@ -29,6 +30,7 @@ async def serve(frontend_settings: FrontendSettings, router_settings: RouterSett
     """Runs both until a signal, or until one fails. The frontend stops first, since requests in flight need the router."""
     if frontend_settings.processes > 1:
         raise InvalidRequestError("a gateway is one process; run frontends and a router apart", field="processes")
+    frontend_settings, router_settings = place_service(frontend_settings), place_service(router_settings)
     clock = SystemClock()
     router = Router(router_settings, clock, new_generator(router_settings.seed))
     link = HostedRouterLink(

@@ -7,10 +7,11 @@ import sys
 from aiohttp import ClientSession
 
 from kvmesh.clock import SystemClock
-from kvmesh.discovery.base import PLANNER, Registration
+from kvmesh.discovery.base import KVMESH_VERSION, PLANNER, VERSION_KEY, Registration
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.presence import Presence
 from kvmesh.lifecycle import run_process, run_until_signalled
+from kvmesh.network.place import place_service
 from kvmesh.rpc.interceptors import server_interceptors
 from kvmesh.rpc.server import RpcServer
 from kvmesh.settings import load_or_exit
@@ -32,6 +33,7 @@ def make_source(settings: PlannerSettings, session: ClientSession, clock: System
 
 async def serve(settings: PlannerSettings) -> None:
     """Runs a planner until a signal."""
+    settings = place_service(settings)
     planner_id = settings.planner_id or f"planner-{socket.gethostname()}-{os.getpid()}"
     clock = SystemClock()
     telemetry = Telemetry.create("planner", settings=settings.telemetry)
@@ -62,7 +64,7 @@ async def serve(settings: PlannerSettings) -> None:
             instance_id=planner_id,
             host=settings.rpc.advertised_host,
             port=server.port,
-            meta={"metrics_port": str(metrics_server.port)},
+            meta={VERSION_KEY: KVMESH_VERSION, "metrics_port": str(metrics_server.port)},
             uses_tls=settings.rpc.has_tls,
         )
         presence = Presence(registry, registration)

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvmesh.clock import Clock
 from kvmesh.discovery.base import Instance
+from kvmesh.network.names import host_port
 from services.planner.plan import COUNTERS, GAUGES, Key, Samples, Window, increase, summed_gauges
 
 
@@ -111,9 +112,9 @@ class ScrapeSource:
         return Window(window_s=now - began, increases=increase(oldest, newest), gauges=summed_gauges(newest.values()))
 
     async def _scrape(self, instance: Instance) -> Samples | str:
-        host = f"[{instance.host}]" if ":" in instance.host else instance.host
+        target = host_port(instance.host, int(instance.meta["metrics_port"]))
         try:
-            body = await self._fetcher.get(f"http://{host}:{instance.meta['metrics_port']}/metrics")
+            body = await self._fetcher.get(f"http://{target}/metrics")
             return parse(body.decode())
         except (FetchError, ValueError) as error:
             return str(error)

@@ -4,13 +4,14 @@ from dataclasses import dataclass, field
 
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.lifecycle import LifecycleSettings
+from kvmesh.network.settings import NetworkSettings
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import setting
 from kvmesh.telemetry import TelemetrySettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannerSettings:
+class PlannerSettings(NetworkSettings):
     """The planner's process."""
 
     prometheus: str = setting("", "URL of a Prometheus to query. Empty: the planner scrapes the services.")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from kvmesh.core import Capabilities, Leg, LegTask, LoadRecord, Role
+from kvmesh.core import Capabilities, Handoff, Leg, LegTask, LoadRecord, Role
 from kvmesh.errors import InvalidRequestError, OverloadedError
 
 
@@ -17,8 +17,8 @@ class PrefillAdmission:
     waiting_prompt_tokens_max: int
 
     def tasks(self, capabilities: Capabilities) -> Collection[LegTask]:
-        """PREFILL; and GENERATE, which `check` limits to a single token, on engines that can generate."""
-        if Role.DECODE in capabilities.roles:
+        """PREFILL; and GENERATE, which `check` limits to a single token, on engines that generate without a decode worker."""
+        if Role.DECODE in capabilities.roles and Handoff.RENDEZVOUS not in capabilities.handoffs:
             return (LegTask.PREFILL, LegTask.GENERATE)
         return (LegTask.PREFILL,)
 

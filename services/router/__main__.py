@@ -8,10 +8,11 @@ from collections.abc import Awaitable, Callable
 from random import Random, SystemRandom
 
 from kvmesh.clock import Clock, SystemClock
-from kvmesh.discovery.base import ROUTER, Health, Registration
+from kvmesh.discovery.base import KVMESH_VERSION, ROUTER, VERSION_KEY, Health, Registration
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.presence import Presence
 from kvmesh.lifecycle import Part, run_parts, run_process, stop_on_signals
+from kvmesh.network.place import place_service
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.interceptors import channel_interceptors, server_interceptors
 from kvmesh.rpc.router.client import GrpcPeersClient
@@ -124,7 +125,11 @@ class Router:
             instance_id=self.router_id,
             host=self.settings.rpc.advertised_host,
             port=self._server.port,
-            meta={"metrics_port": str(self._metrics_server.port), "policy": self.core.policy_name},
+            meta={
+                VERSION_KEY: KVMESH_VERSION,
+                "metrics_port": str(self._metrics_server.port),
+                "policy": self.core.policy_name,
+            },
             uses_tls=self.settings.rpc.has_tls,
         )
         self._presence = Presence(self._registry, registration, health=Health.CRITICAL, note="joining")
@@ -149,6 +154,7 @@ class Router:
 
 
 async def serve(settings: RouterSettings) -> None:
+    settings = place_service(settings)
     stop, hurry = asyncio.Event(), asyncio.Event()
     with stop_on_signals(stop, hurry):
         await Router(settings, SystemClock(), new_generator(settings.seed)).run(stop=stop, hurry=hurry)

@@ -14,7 +14,7 @@ from services.router.explain import DecisionHistory, DecisionRecord
 from services.router.health.monitor import HealthEvent
 from services.router.index.kv_index import KvIndex
 from services.router.placement.decision import Decision
-from services.router.placement.placer import Placer
+from services.router.placement.placer import NO_PREFILL_WORKER, NO_WORKERS, Placer
 from services.router.placement.policies import Policy, PolicyContext, make_policy
 from services.router.queue.admission import Admission, Queued, QueueOutcome
 from services.router.queue.subqueues import QueuedAsk
@@ -75,17 +75,17 @@ class RouterCore:
             self._release_ask_number(frontend_id, ask_id, ask.request_id)
             if self.queue.requests:
                 self._replace_queued(frontend_id, ask_id, ask.request_id, now=now)
-                if self.queue.is_behind(ask):
+                if self.queue.is_behind(ask, self._paused(frontend_id, now)):
                     return self._enqueue(frontend_id, record, now)
             try:
-                decision = self._choose(ask, now)
+                decision = self._choose(frontend_id, ask, now)
             except OverloadedError:
                 if not self.settings.queue.requests_max:
                     raise
                 record.considered = self.placer.considered
                 return self._enqueue(frontend_id, record, now)
         except MeshError as problem:
-            error = self.health.refusal(problem, ask.model, now)
+            error = self.health.refusal(problem, frontend_id, ask.model, now)
             error.request_id = ask.request_id
             record.refuse(error, self.placer)
             raise error from None
@@ -130,15 +130,20 @@ class RouterCore:
         reservation.due_at = self._now
         self.health.on_report(reservation, report, self._now)
         if reservation.forecast is not None and report.elapsed_s > 0 and self.settings.cost.learning:
-            learn(reservation, report, self.placer.handoffs)
+            learn(reservation, report, self.placer.handoffs, self.placer.slow_pairs, now=self._now)
         if report.kind in SETTLING:
             self.settle(reservation)
         elif report.kind is not PROGRESS or report.output_tokens:
             self.book.mark_prefilled(reservation, now=_reported_time(reservation, report) if now is None else now)
         return reservation
 
+    def on_stream_started(self, frontend_id: str) -> None:
+        """The frontend opened its first stream."""
+        self.health.paths.add_frontend(frontend_id)
+
     def on_stream_ended(self, frontend_id: str, *, now: float) -> None:
         """The frontend's last stream ended. It may come back within the grace."""
+        self.health.paths.remove_frontend(frontend_id)
         self.book.orphan_frontend(frontend_id, ends_at=now + self.settings.reservation_grace_s)
 
     def add_peer_reservation(self, reservation: Reservation, *, now: float) -> None:
@@ -168,34 +173,45 @@ class RouterCore:
         self.health.events.clear()
         return events
 
-    def _choose(self, ask: Ask, now: float) -> Decision:
+    def _choose(self, frontend_id: str, ask: Ask, now: float) -> Decision:
         try:
-            return self.placer.choose(ask, now=now)
+            return self._place(frontend_id, ask, now)
         except UnavailableError:
             self.apply_buffered_reports()
-            return self._choose_or_probe(ask, now)
+            return self._choose_or_probe(frontend_id, ask, now)
         except OverloadedError:
             if not self.apply_buffered_reports():
                 raise
-            return self._choose_or_probe(ask, now)
+            return self._choose_or_probe(frontend_id, ask, now)
 
-    def _choose_or_probe(self, ask: Ask, now: float) -> Decision:
-        """Where breakers leave no decode worker, the request is a probe of one of them before its pause is over."""
+    def _place(self, frontend_id: str, ask: Ask, now: float) -> Decision:
+        return self.placer.choose(ask, now=now, paused=self._paused(frontend_id, now))
+
+    def _paused(self, frontend_id: str, now: float) -> frozenset[str]:
+        """The workers that the frontend has lost."""
+        paths = self.health.paths
+        return paths.paused(frontend_id, now) if paths else NO_WORKERS
+
+    def _choose_or_probe(self, frontend_id: str, ask: Ask, now: float) -> Decision:
+        """Where breakers leave no worker of a role that is needed, the request is a probe of one before its pause is over."""
         try:
-            return self.placer.choose(ask, now=now)
-        except UnavailableError:
-            if self.placer.considered is not None:
+            return self._place(frontend_id, ask, now)
+        except UnavailableError as error:
+            role, pinned = Role.DECODE, ask.pinned_decode_worker_id
+            if error.reason == NO_PREFILL_WORKER:
+                role, pinned = Role.PREFILL, ask.pinned_prefill_worker_id
+            elif self.placer.considered is not None:
                 raise  # There are workers, but the request's own pins or exclusions leave none.
             paused = [
                 worker
                 for worker, _ in self.placer.removed(ask)
-                if worker.role is Role.DECODE
+                if worker.role is role
                 and worker.worker_id not in ask.excluded_worker_ids
-                and ask.pinned_decode_worker_id in ("", worker.worker_id)
+                and pinned in ("", worker.worker_id)
             ]
             if not self.health.half_open_early(paused, now):
                 raise
-            return self.placer.choose(ask, now=now)
+            return self._place(frontend_id, ask, now)
 
     def _check_reservations(self) -> None:
         if len(self.book) >= self.settings.reservations_max:
@@ -243,6 +259,7 @@ class RouterCore:
             record=record,
             arrived_s=now,
             tokens=self._uncached_tokens(record.ask),
+            paused=self._paused(frontend_id, now),
         )
         return self.admission.enqueue(queued, now)
 
@@ -259,10 +276,10 @@ class RouterCore:
         if ask.timeout_s is not None:
             ask = replace(ask, timeout_s=ask.timeout_s - queued_s)
         try:
-            decision = self._choose_or_probe(ask, now)
+            decision = self._choose_or_probe(queued.frontend_id, ask, now)
         except UnavailableError as problem:
             record.refuse(problem, self.placer)
-            raise self.health.refusal(problem, ask.model, now) from None
+            raise self.health.refusal(problem, queued.frontend_id, ask.model, now) from None
         record.considered = self.placer.considered
         placement = self._reserve(queued.frontend_id, queued.ask_id, ask, decision, now=now)
         record.decision, record.placement = decision, replace(placement, queued_s=queued_s)

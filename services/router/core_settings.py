@@ -136,6 +136,12 @@ class CoreSettings:
         min=0,
         max=1,
     )
+    preallocating_requests_max: int = setting(
+        2,
+        "Requests that may wait for KV blocks on a decode worker with rendezvous handoff; with more it gets no requests, whatever its"
+        " running batch says.",
+        min=0,
+    )
     retry_after_s: float = setting(1.0, "Retry delay sent to refused callers.", min=0.001)
     reservations_max: int = setting(65_536, "Placed requests that are not finished, of all workers.", min=1)
     reservation_s_max: float = setting(3600.0, "Longest life of a reservation without a report.", min=1)

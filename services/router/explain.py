@@ -13,6 +13,7 @@ from math import isfinite
 from kvmesh.core import Ask, Candidate, Explanation, Placement, Report, ReportKind, Role
 from kvmesh.core.routing import SETTLING
 from kvmesh.errors import MeshError, OverloadedError
+from services.router.placement.bad_pairs import KV_PATH_FAILING
 from services.router.placement.decision import Decision
 from services.router.placement.placer import Placer
 from services.router.placement.policies import LegKind, Policy
@@ -145,9 +146,18 @@ def _removed_candidates(record: DecisionRecord) -> Iterator[Candidate]:
             for target in side.targets:
                 if reason := _removed_by_request(record, role, target, pinned):
                     yield _removed_candidate(target, role, reason)
+    if pool is not None:
+        yield from _failing_pairs(pool)
     for worker, reason in pool.removed if pool is not None else record.removed:
         for target in worker.targets:
             yield _removed_candidate(target, worker.role, reason)
+
+
+def _failing_pairs(pool: Pool) -> Iterator[Candidate]:
+    for decode, failing in pool.failing:
+        for prefill in pool.prefills.targets:
+            if prefill.worker.worker_id in failing:
+                yield Candidate(prefill=prefill.ref, decode=decode.ref, removed_by=KV_PATH_FAILING)
 
 
 def _removed_by_request(record: DecisionRecord, role: Role, target: Target, pinned: str) -> str:

@@ -96,6 +96,13 @@ class RouterMetrics:
         for state in (BreakerState.OPEN, BreakerState.HALF_OPEN):
             about = f"Workers whose breaker is {state.value}."
             gauge(f"{state.value}_breakers", about, partial(health.count_breakers, state))
+        gauge(
+            "failing_kv_pairs",
+            "Pairs of workers between which KV does not pass.",
+            lambda: len(core.fleet.failing_kv_pairs()),
+        )
+        gauge("slow_pairs", "Pairs of workers whose handoffs take longer than expected.", self._count_slow_pairs)
+        gauge("open_paths", "Paths from a frontend to a worker that are paused or probed.", health.paths.count_open)
         for fault in OverlapFault:
             about = "Workers whose cached blocks can never match the prompts."
             gauge(f"{fault.value}_workers", about, partial(health.count_overlap_faults, fault))
@@ -175,6 +182,9 @@ class RouterMetrics:
     def _count_available(self, role: Role) -> int:
         return sum(1 for w in self._core.fleet.workers.values() if w.role is role and not w.excluded_by)
 
+    def _count_slow_pairs(self) -> int:
+        return sum(len(by_prefill) for by_prefill in self._core.placer.slow_pairs.factors.values())
+
     def _count_feeds(self, trust: Trust) -> int:
         return sum(1 for w in self._core.fleet.workers.values() if w.feed is not None and w.feed.trust is trust)
 
@@ -200,4 +210,5 @@ _REASONS = (
     "local_prefill",
     "short_prompt",
     "prefill_congested",
+    "no_kv_path",
 )

@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["RouterService"].full_name
 RESPONSES_PER_MESSAGE_MAX = 256
+PAUSED_FRONTENDS_MAX = 64
+"""In the view of a worker."""
 RESPONSES_UNSENT_MAX = 256
 """Responses that a frontend has not taken. With more, the router stops reading from it, and gRPC's flow control holds it back."""
 
@@ -183,6 +185,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         if description is None or feed is None:
             return []
         health = self._core.health.health_of(worker)
+        paused_frontend_ids = self._core.health.paths.paused_frontends(worker.worker_id)[:PAUSED_FRONTENDS_MAX]
         excluded_by = worker.excluded_by or ("incompatible" if self._core.fleet.is_incompatible(worker) else "")
         return [
             WorkerView(
@@ -200,6 +203,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
                 coefficients=target.coefficients.all(),
                 breaker=health.breaker.state.value,
                 blocks_by_tier=feed.blocks_by_tier(target.rank),
+                paused_frontend_ids=paused_frontend_ids,
             )
             for target in worker.targets
         ]

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.lifecycle import LifecycleSettings
+from kvmesh.network.settings import NetworkSettings
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import setting
 from kvmesh.telemetry import TelemetrySettings
@@ -37,7 +38,7 @@ class JoiningSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RouterSettings(CoreSettings):
+class RouterSettings(CoreSettings, NetworkSettings):
     """The router's process."""
 
     router_id: str = setting("", "Registered id, unique in the mesh. Empty: made from host and process.")

@@ -2,14 +2,29 @@
 
 import os
 import shutil
+import signal
 import subprocess
+import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import permutations
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 SUBNET = f"10.{200 + os.getpid() % 50}.{os.getpid() // 50 % 250}"
 """Addresses for private networks, four to a link. They are reachable on this machine only."""
+SUBNET_V6 = f"fd9e:{os.getpid() >> 16:x}:{os.getpid() & 0xFFFF:x}"
+"""The same for IPv6, a /64 to a link."""
+OWN_MACHINE = (
+    'mount -t tmpfs -o size=64m tmpfs /dev/shm && mount --bind $0 /proc/sys/kernel/random/boot_id && exec "$@"'
+)
+"""Processes on different hosts share no memory, and UCX takes them for processes of different machines, which it knows by the boot id."""
+
+ROUTES = (
+    "cd /proc/sys/net && echo 1 | tee ipv4/ip_forward ipv6/conf/all/forwarding && echo 0 | tee ipv4/conf/*/rp_filter"
+)
+"""Forwards packets, also those that come from another device than an answer would go to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +34,19 @@ class Host:
     name: str
     address: str
     prefix: Sequence[str] = ()
+    space: str = ""
+    """Name of its network namespace. Empty: this machine's own."""
+
+    def at(self, port: int) -> str:
+        """`host:port`, with brackets where the address needs them."""
+        return f"[{self.address}]:{port}" if ":" in self.address else f"{self.address}:{port}"
+
+    def kill_all(self) -> None:
+        """SIGKILL for everything that runs here."""
+        found = subprocess.run(["ip", "netns", "pids", self.space], capture_output=True, text=True, check=False)
+        for pid in found.stdout.split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
 
 
 @dataclass(slots=True)
@@ -31,26 +59,38 @@ class Hosts:
     has_network: bool
     router: Sequence[str] = ()
     """The words before a command on the router between the hosts."""
+    version: int = 4
+    """Of IP."""
     _cuts: set[tuple[str, str]] = field(default_factory=set)
 
     def cut(self, first: str, second: str) -> None:
-        """Packets between two hosts are lost from now on; connections stay open."""
-        self._rule("add", first, second)
+        """Packets between two hosts are lost from now on; connections stay open. `all` as the second: between the first and everybody."""
+        self._rules("add", first, second)
         self._cuts.add((first, second))
 
     def join(self, first: str, second: str) -> None:
         """Ends a cut."""
         self._cuts.discard((first, second))
-        self._rule("del", first, second)
+        self._rules("del", first, second)
 
     def join_all(self) -> None:
         """Ends all cuts."""
         for first, second in list(self._cuts):
             self.join(first, second)
 
-    def _rule(self, verb: str, first: str, second: str) -> None:
-        for here, there in permutations((self.hosts[first].address, self.hosts[second].address)):
-            run(*self.router, "ip", "rule", verb, "from", here, "to", there, "blackhole")
+    def power_off(self, name: str) -> None:
+        """Nothing that ran on the host sends another packet, and it is gone. `join(name, "all")` connects it again."""
+        self.cut(name, "all")
+        self.hosts[name].kill_all()
+
+    def rule(self, verb: str, *words: str) -> None:
+        """Adds a rule to the router's, or deletes it."""
+        run(*self.router, "ip", f"-{self.version}", "rule", verb, *words)
+
+    def _rules(self, verb: str, first: str, second: str) -> None:
+        ends = self.hosts[first].address, self.hosts[second].address if second in self.hosts else second
+        for here, there in permutations(ends):
+            self.rule(verb, "from", here, "to", there, "blackhole")
 
 
 def network_problem() -> str:
@@ -67,24 +107,31 @@ def network_problem() -> str:
 
 
 @contextmanager
-def make_hosts(names: Sequence[str], *, with_network: bool) -> Iterator[Hosts]:
-    """One host per name, with a network between them or all on loopback."""
+def make_hosts(names: Sequence[str], *, with_network: bool, version: int = 4) -> Iterator[Hosts]:
+    """One host per name, with a network of this IP version between them or all on loopback. At the end nothing is left of them."""
     if not with_network:
         yield Hosts({name: Host(name, "127.0.0.1") for name in names}, "127.0.0.1", has_network=False)
         return
     spaces: list[str] = []
     hosts: dict[str, Host] = {}
     try:
-        router = _add_space("r", spaces)
-        run(*router, "sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward")
-        outside = _link(router, (), 0)
-        for number, name in enumerate(names, start=1):
-            prefix = _add_space(str(number), spaces)
-            hosts[name] = Host(name, _link(router, prefix, number), prefix)
-        yield Hosts(hosts, outside, has_network=True, router=router)
+        with TemporaryDirectory(prefix="kvmesh-hosts-") as directory:
+            router = _add_space("r", spaces)
+            run(*router, "sh", "-c", ROUTES)
+            outside = _link(router, (), 0, version)
+            for number, name in enumerate(names, start=1):
+                space = _add_space(str(number), spaces)
+                address = _link(router, space, number, version)
+                boot_id = Path(directory) / name
+                boot_id.write_text(f"{uuid.uuid4()}\n")
+                alone = ("unshare", "--ipc", "--mount", "sh", "-c", OWN_MACHINE, str(boot_id))
+                hosts[name] = Host(name, address, (*space, *alone), space[-1])
+            yield Hosts(hosts, outside, has_network=True, router=router, version=version)
     finally:
-        for space in spaces:  # Their devices go with them, also the one in this machine's own namespace.
-            subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
+        for host in hosts.values():
+            host.kill_all()
+        for each in spaces:  # Their devices go with them, also the one in this machine's own namespace.
+            subprocess.run(["ip", "netns", "del", each], capture_output=True, check=False)
 
 
 def _add_space(name: str, spaces: list[str]) -> Sequence[str]:
@@ -97,21 +144,25 @@ def _add_space(name: str, spaces: list[str]) -> Sequence[str]:
     return prefix
 
 
-def _link(router: Sequence[str], host: Sequence[str], number: int) -> str:
+def _link(router: Sequence[str], host: Sequence[str], number: int, version: int) -> str:
     """Connects a host to the router; the host's address. No words before its commands: this machine itself."""
-    theirs, ours = f"{SUBNET}.{4 * number + 1}", f"{SUBNET}.{4 * number + 2}"
+    if version == 4:
+        theirs, ours, bits = f"{SUBNET}.{4 * number + 1}", f"{SUBNET}.{4 * number + 2}", ("/30",)
+        everyone = f"{SUBNET}.0/24"
+    else:
+        theirs, ours, bits = f"{SUBNET_V6}:{number}::1", f"{SUBNET_V6}:{number}::2", ("/64", "nodad")
+        everyone = f"{SUBNET_V6}::/48"
     outer, inner = f"kvr{os.getpid()}n{number}", f"kvh{os.getpid()}n{number}"
     run(*router, "ip", "link", "add", outer, "type", "veth", "peer", "name", inner, "netns", host[-1] if host else "1")
-    run(*router, "ip", "addr", "add", f"{theirs}/30", "dev", outer)
-    run(*router, "ip", "link", "set", outer, "up")
-    run(*host, "ip", "addr", "add", f"{ours}/30", "dev", inner)
-    run(*host, "ip", "link", "set", inner, "up")
-    run(*host, "ip", "route", "add", f"{SUBNET}.0/24", "via", theirs)
+    for place, device, address in ((router, outer, theirs), (host, inner, ours)):
+        run(*place, "ip", "addr", "add", address + bits[0], "dev", device, *bits[1:])
+        run(*place, "ip", "link", "set", device, "up")
+    run(*host, "ip", "route", "add", everyone, "via", theirs)
     return ours
 
 
 def run(*argv: str) -> None:
-    """Runs a command; CalledProcessError with its output when it fails."""
+    """Runs a command; RuntimeError with its output when it fails."""
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(argv)}: {done.stderr.strip()}")

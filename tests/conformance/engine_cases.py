@@ -4,7 +4,8 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from random import Random
 from shutil import rmtree
@@ -14,22 +15,29 @@ from typing import Any
 import pytest
 
 from kvmesh.clock import SystemClock
-from kvmesh.core import Generation, Role
+from kvmesh.core import FinishReason, Generation, Handoff, LegTask, Rendezvous, Role
 from kvmesh.engines.base import Engine
 from kvmesh.engines.simulated.engine import SimulatedEngine
+from kvmesh.engines.simulated.rendezvous.http_wire import HttpWire
+from kvmesh.engines.simulated.rendezvous.wire import Wire
 from kvmesh.engines.simulated.settings import SimulatedSettings, StepProfile
 from kvmesh.kv.transport import KvTransport
 from kvmesh.simulation.kv_transport import MemoryNetwork, MemoryTransport
-from tests.conformance.engine_driver import EngineDriver, greedy
+from kvmesh.simulation.rendezvous import MemoryRendezvousNetwork, MemoryWire
+from tests.conformance.engine_driver import EngineDriver, Record, greedy
 from tests.parts import require_part
 from tests.patience import PATIENCE_S
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """What a test may ask of an engine beyond the case's defaults."""
+    """What a test may ask of an engine beyond the case's defaults.
+
+    `is_alone`: it computes prompts and generates, whatever the case's handoff.
+    """
 
     role: Role
+    is_alone: bool = False
     lease_s: float = 30.0
     running_requests_max: int = 8
     waiting_requests_max: int = 32
@@ -45,7 +53,8 @@ class EngineCase:
     It skips the tests where parts are missing; what it opens goes on the stack.
 
     `free_s` is how long the engine may take to free blocks, the machine's other work included; `adapter` is a source that
-    `load_adapter` accepts, empty where the engine has no adapters.
+    `load_adapter` accepts, empty where the engine has no adapters. A case that is not real runs a stand-in of the engine: it tests the
+    adapter, and proves no feature.
     """
 
     name: str
@@ -53,6 +62,7 @@ class EngineCase:
     timeout_s: float = PATIENCE_S
     free_s: float = PATIENCE_S
     adapter: str = ""
+    is_real: bool = True
 
 
 @dataclass
@@ -70,14 +80,54 @@ class Fleet:
     @classmethod
     async def start(cls, case: EngineCase, stack: AsyncExitStack) -> "Fleet":
         make = await case.open(stack)
-        roles = (Role.DECODE, Role.PREFILL, Role.DECODE)
-        started = [start_engine(case, make, stack, EngineOptions(role=role)) for role in roles]
+        engines = (
+            EngineOptions(role=Role.DECODE, is_alone=True),
+            EngineOptions(role=Role.PREFILL),
+            EngineOptions(role=Role.DECODE),
+        )
+        started = [start_engine(case, make, stack, options) for options in engines]
         alone, prefill, decode = await asyncio.gather(*started)
         return cls(case, alone, prefill, decode, make, stack)
 
     async def another(self, role: Role, **options: Any) -> EngineDriver:
-        """An engine of this test's own."""
+        """An engine of this test's own. A decode engine computes prompts, whatever the case's handoff."""
+        options = {"is_alone": role is Role.DECODE, **options}
         return await start_engine(self.case, self._make, self._stack, EngineOptions(role=role, **options))
+
+    @property
+    def is_rendezvous(self) -> bool:
+        """Both legs start at once, and neither engine serves alone."""
+        return Handoff.RENDEZVOUS in self.prefill.engine.describe().capabilities.handoffs
+
+    def rendezvous(self) -> Rendezvous | None:
+        """A new room at the prefill engine; None: the handoff is sequential."""
+        if not self.is_rendezvous:
+            return None
+        host, _, port = self.prefill.engine.describe().rendezvous_address.rpartition(":")
+        return Rendezvous(host=host, port=int(port), room=self._random.getrandbits(63))
+
+    def submit_prefill(self, generation: Generation) -> Record:
+        """A prefill leg without a decode leg."""
+        return self.prefill.submit(generation, task=LegTask.PREFILL, rendezvous=self.rendezvous())
+
+    async def begin(self, generation: Generation) -> tuple[Record, Record]:
+        """Starts both legs; a sequential one after its prefill."""
+        if (where := self.rendezvous()) is None:
+            prefill = await self.prefill.wait(self.submit_prefill(generation))
+            return prefill, self.decode.submit(generation, handle=prefill.done.handle)
+        decode = self.decode.submit(generation, rendezvous=where)
+        return self.prefill.submit(generation, task=LegTask.PREFILL, rendezvous=where), decode
+
+    async def hand_over(self, generation: Generation) -> Record:
+        """The answer of a decode engine whose prompt a prefill engine computed."""
+        prefill, decode = await self.begin(generation)
+        assert (await self.prefill.wait(prefill)).done.reason is FinishReason.HANDED_OFF, prefill.done
+        assert not prefill.tokens, "a prefill leg has no tokens"
+        return await self.decode.wait(decode)
+
+    async def answer(self, generation: Generation) -> Record:
+        """The answer of a decode engine that computes the prompt if it can."""
+        return await (self.hand_over(generation) if self.is_rendezvous else self.decode.run(generation))
 
     @property
     def model(self) -> str:
@@ -111,11 +161,17 @@ async def start_engine(case: EngineCase, make: Make, stack: AsyncExitStack, opti
 
 
 _NETWORK = MemoryNetwork(clock=SystemClock(), latency_s=0.001)
+_ROOMS = MemoryRendezvousNetwork(latency_s=0.001)
+_HOSTS = count(1)
 # Steps take a little, so that a test can act between them.
 _PROFILE = StepProfile(base_s=0.001, per_prefill_token_s=0.00001, per_decode_request_s=0.0)
 
 
-def _simulated(transport: Callable[[], KvTransport]) -> Callable[[AsyncExitStack], Awaitable[Make]]:
+def _simulated(
+    transport: Callable[[], KvTransport], wire: Callable[[], Wire] | None = None
+) -> Callable[[AsyncExitStack], Awaitable[Make]]:
+    """With a `wire` the handoff is a rendezvous."""
+
     def make(options: EngineOptions) -> Engine:
         settings = SimulatedSettings(
             role=options.role.value,
@@ -127,7 +183,12 @@ def _simulated(transport: Callable[[], KvTransport]) -> Callable[[AsyncExitStack
             step_tokens_max=256,
             profile=_PROFILE,
         )
-        return SimulatedEngine(settings, SystemClock(), transport())
+        if wire is None:
+            return SimulatedEngine(settings, SystemClock(), transport())
+        settings = replace(settings, handoff="rendezvous", handshake_timeout_s=1.0)
+        if options.is_alone:
+            return SimulatedEngine(settings, SystemClock())
+        return SimulatedEngine(settings, SystemClock(), transport(), wire=wire())
 
     async def open_case(_: AsyncExitStack) -> Make:
         return make
@@ -142,6 +203,7 @@ def _nixl() -> KvTransport:
     return NixlTransport()
 
 
+SGLANG_ADAPTER = str(Path(gettempdir()) / f"kvmesh-sglang-adapter-{os.getpid()}")
 VLLM_ADAPTER = str(Path(gettempdir()) / f"kvmesh-adapter-{os.getpid()}")
 
 
@@ -154,14 +216,54 @@ async def _vllm(stack: AsyncExitStack) -> Make:
     return await open_vllm(stack)
 
 
+async def _sglang(stack: AsyncExitStack) -> Make:
+    python = require_part("sglang")
+    from tests.conformance.sglang_case import open_sglang
+    from tests.integration.vllm_model import make_adapter
+
+    stack.callback(rmtree, make_adapter(Path(SGLANG_ADAPTER)))
+    return await open_sglang(stack, python)
+
+
+TRTLLM_ADAPTER = str(Path(gettempdir()) / f"kvmesh-trtllm-adapter-{os.getpid()}")
+
+
+async def _trtllm(stack: AsyncExitStack) -> Make:
+    from tests.conformance.trtllm_case import open_trtllm, write_adapter
+
+    stack.callback(rmtree, write_adapter(Path(TRTLLM_ADAPTER)))
+    return await open_trtllm(stack)
+
+
 CASES = [
     pytest.param(
         EngineCase(name="simulated", open=_simulated(lambda: MemoryTransport(_NETWORK)), adapter="any"), id="simulated"
     ),
     pytest.param(EngineCase(name="simulated", open=_simulated(_nixl), adapter="any"), id="simulated-nixl"),
     pytest.param(
+        EngineCase(
+            name="simulated",
+            open=_simulated(lambda: MemoryTransport(_NETWORK), lambda: MemoryWire(_ROOMS, f"host-{next(_HOSTS)}")),
+            adapter="any",
+        ),
+        id="simulated-rendezvous",
+    ),
+    pytest.param(
+        EngineCase(name="simulated", open=_simulated(_nixl, lambda: HttpWire("127.0.0.1")), adapter="any"),
+        id="simulated-rendezvous-nixl",
+    ),
+    pytest.param(
         EngineCase(name="vllm", open=_vllm, timeout_s=90.0, adapter=VLLM_ADAPTER),
         id="vllm",
         marks=[pytest.mark.vllm, pytest.mark.timeout(300)],
+    ),
+    pytest.param(
+        EngineCase(name="sglang", open=_sglang, timeout_s=90.0, adapter=SGLANG_ADAPTER),
+        id="sglang",
+        marks=[pytest.mark.sglang, pytest.mark.timeout(300)],
+    ),
+    pytest.param(
+        EngineCase(name="trtllm", open=_trtllm, adapter=TRTLLM_ADAPTER, is_real=False),
+        id="trtllm",
     ),
 ]

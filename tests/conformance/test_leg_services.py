@@ -390,9 +390,11 @@ class ScriptedDecode(DecodeServiceServicer):
         await anext(aiter(request_iterator))
         await context.write(pb.AttachResponse(welcome=self._welcome))
         reader = asyncio.create_task(self._read(request_iterator))
+        # The frames are those of the first stream.
+        frames = self.frames if self.attached == 1 else asyncio.Queue[pb.StepFrame]()
         try:
             while True:
-                await context.write(pb.AttachResponse(frame=await self.frames.get()))
+                await context.write(pb.AttachResponse(frame=await frames.get()))
         finally:
             reader.cancel()
 
@@ -430,8 +432,8 @@ async def test_a_cancel_that_crosses_does_not_hit_the_next_leg(kind: str) -> Non
         await links.aclose()
 
 
-async def test_a_silent_worker_is_lost_after_three_heartbeats(kind: str) -> None:
-    """Not before two."""
+async def test_a_silent_worker_loses_legs_without_a_token_first(kind: str) -> None:
+    """They start elsewhere after three heartbeats. A leg with tokens waits for ten: its client would see an error."""
     scripted = ScriptedDecode(heartbeat_s=0.1)
     async with serving(kind, lambda server: add_DecodeServiceServicer_to_server(scripted, server), 0.1) as (
         at,
@@ -439,12 +441,49 @@ async def test_a_silent_worker_is_lost_after_three_heartbeats(kind: str) -> None
         _,
     ):
         links = GrpcLegLinks(pool, frontend_id="f1", clock=SystemClock())
-        link = await links.link(WorkerRef(worker_id="w1", address=at, epoch=EPOCH), Role.DECODE, timeout_s=PATIENCE_S)
-        sink, began_s = Sink(), time.monotonic()
-        link.submit_nowait(make_leg("r"), sink, timeout_s=30.0)
-        await wait_until(lambda: bool(sink.finishes), "lost")
+        worker = WorkerRef(worker_id="w1", address=at, epoch=EPOCH)
+        link = await links.link(worker, Role.DECODE, timeout_s=PATIENCE_S)
+        begun, waiting, began_s = Sink(), Sink(), time.monotonic()
+        link.submit_nowait(make_leg("begun"), begun, timeout_s=30.0)
+        link.submit_nowait(make_leg("waiting"), waiting, timeout_s=30.0)
+        scripted.frames.put_nowait(pb.StepFrame(step=1, slots=[0], token_ids=[7]))
+        await wait_until(lambda: bool(waiting.finishes), "the leg without a token is lost")
         assert time.monotonic() - began_s > 0.2
-        assert sink.finishes[0].error is not None and sink.finishes[0].error.reason == "worker_silent"
+        assert not begun.finishes
+        with pytest.raises(UnavailableError):
+            link.submit_nowait(make_leg("late"), Sink(), timeout_s=30.0)
+        await wait_until(lambda: bool(begun.finishes), "the leg with a token is lost")
+        assert time.monotonic() - began_s > 0.9
+        errors = [sink.finishes[0].error for sink in (begun, waiting)]
+        assert [error is not None and error.reason for error in errors] == ["worker_silent", "worker_silent"]
+        await links.aclose()
+
+
+async def test_a_worker_that_only_stalled_goes_on(kind: str) -> None:
+    """Legs with tokens continue, legs that were given up are cancelled there. New ones get a link of their own."""
+    scripted = ScriptedDecode(heartbeat_s=0.2)
+    async with serving(kind, lambda server: add_DecodeServiceServicer_to_server(scripted, server), 0.1) as (
+        at,
+        pool,
+        _,
+    ):
+        links = GrpcLegLinks(pool, frontend_id="f1", clock=SystemClock())
+        worker = WorkerRef(worker_id="w1", address=at, epoch=EPOCH)
+        link = await links.link(worker, Role.DECODE, timeout_s=PATIENCE_S)
+        begun, waiting = Sink(), Sink()
+        link.submit_nowait(make_leg("begun"), begun, timeout_s=30.0)
+        link.submit_nowait(make_leg("waiting"), waiting, timeout_s=30.0)
+        scripted.frames.put_nowait(pb.StepFrame(step=1, slots=[0], token_ids=[7]))
+        await wait_until(lambda: bool(waiting.finishes), "the leg without a token is lost")
+        scripted.frames.put_nowait(pb.StepFrame(step=2, slots=[0, 1], token_ids=[8, 9]))
+        await wait_until(lambda: begun.tokens == [7, 8], "the other one goes on")
+        assert await links.link(worker, Role.DECODE, timeout_s=PATIENCE_S) is not link
+        await wait_until(lambda: any(1 in request.cancels for request in scripted.heard), "the lost leg is cancelled")
+        scripted.frames.put_nowait(finish_of(0, 1))
+        await wait_until(lambda: bool(begun.finishes), "the end")
+        assert not waiting.tokens and len(waiting.finishes) == 1
+        assert begun.finishes[0].error is None
+        await wait_until(lambda: not link.is_up, "the old link closes after its last leg")
         await links.aclose()
 
 

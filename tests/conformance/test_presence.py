@@ -9,10 +9,12 @@ from dataclasses import replace
 
 import pytest
 
+from kvmesh.clock import SystemClock
 from kvmesh.discovery.base import Health, Instance, Registration, Registry, View
 from kvmesh.discovery.consul import ConsulRegistry
+from kvmesh.discovery.members import watch_members
 from kvmesh.discovery.presence import Presence
-from kvmesh.discovery.settings import PresenceSettings
+from kvmesh.discovery.settings import DiscoverySettings, PresenceSettings
 from kvmesh.errors import InvalidRequestError, UnauthenticatedError
 from tests.conformance.conftest import Agent
 from tests.conformance.health_server import HealthServer
@@ -258,3 +260,60 @@ async def test_heartbeats_thrice_per_ttl(agent: Agent, mine: Registration) -> No
         await settle()
         assert one.heartbeats == sent + 1
     await one.aclose()
+
+
+async def test_peers_keep_a_member_that_the_registry_lost(
+    agent: Agent, mine: Registration, stack: AsyncExitStack
+) -> None:
+    """The registry returns empty: the member registers again, and no peer saw it missing or critical meanwhile."""
+    registry = agent.client()
+    await presence(stack, registry, mine).start()
+    await until(registry, mine.service, takes_requests)
+    views: list[View] = []
+    async with asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(collect(registry, mine.service, views))
+        await wait_until(lambda: any(has_ready(view) for view in views))
+        await agent.proxy.refuse()
+        await wait_until(lambda: views[-1].is_stale)
+        await agent.lose_state()
+        await until(registry, mine.service, takes_requests)
+        await wait_until(lambda: not views[-1].is_stale)
+        watching.cancel()
+    assert all(has_ready(view) for view in views[first_ready(views) :]), views
+
+
+async def test_peers_keep_members_after_an_outage_that_no_query_noticed(
+    agent: Agent, mine: Registration, stack: AsyncExitStack
+) -> None:
+    """The network hangs for longer than the TTL and less than a blocking query: the registry's word that the member is critical
+    reaches its peers, who know by their other calls that the registry was away."""
+    registry = agent.client(watch_wait_s=60.0)
+    await presence(stack, registry, replace(mine, ttl_s=TTL_S)).start()
+    await until(registry, mine.service, takes_requests)
+    views: list[View] = []
+    async with asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(collect(registry, mine.service, views))
+        await wait_until(lambda: any(has_ready(view) for view in views))
+        agent.proxy.hang()
+        direct = ConsulRegistry(DiscoverySettings(address=f"127.0.0.1:{agent.port}", token=agent.token))
+        stack.push_async_callback(direct.aclose)
+        await until(direct, mine.service, lambda instance: instance.health is Health.CRITICAL)
+        agent.proxy.flow()
+        await wait_until(lambda: any(view.is_stale for view in views))
+        await until(registry, mine.service, takes_requests)
+        watching.cancel()
+    assert all(has_ready(view) for view in views[first_ready(views) :]), views
+
+
+async def collect(registry: Registry, service: str, views: list[View]) -> None:
+    async with aclosing(watch_members(registry, service, SystemClock())) as watch:
+        async for view in watch:
+            views.append(view)
+
+
+def has_ready(view: View) -> bool:
+    return [instance.takes_requests for instance in view.instances] == [True]
+
+
+def first_ready(views: list[View]) -> int:
+    return next(number for number, view in enumerate(views) if has_ready(view))

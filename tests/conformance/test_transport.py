@@ -55,10 +55,11 @@ class TransportProcess:
 
     @classmethod
     @asynccontextmanager
-    async def start(cls, role: str) -> AsyncIterator["TransportProcess"]:
+    async def start(cls, role: str, before: Sequence[str] = ()) -> AsyncIterator["TransportProcess"]:
+        """`before`: the words before the command, such as those that choose a network namespace."""
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.conformance.transport_process", role,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env={**os.environ, "UCX_TLS": "tcp"},
+            *before, sys.executable, "-m", "tests.conformance.transport_process", role,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env={**os.environ, "UCX_TLS": "tcp", "UCX_LOG_LEVEL": "fatal"},
         )  # fmt: skip
         try:
             yield cls(process)

@@ -33,6 +33,8 @@ class RunningMesh:
     directory: Path
     url: str = ""
     registry: str = ""
+    token: str = ""
+    """Of the registry."""
     output: list[str] = field(default_factory=list)
 
     def pids(self, service: str) -> list[int]:
@@ -70,7 +72,7 @@ def descendants(pid: int) -> list[int]:
 
 @asynccontextmanager
 async def running_mesh(
-    directory: Path, *argv: str, ready_timeout_s: float = 90.0, env: dict[str, str] | None = None
+    directory: Path, *argv: str, ready_timeout_s: float = 90.0, env: dict[str, str] | None = None, token: str = ""
 ) -> AsyncIterator[RunningMesh]:
     """Starts a mesh, waits until it can answer, stops it at the end and checks that nothing is left."""
     state = directory / "mesh.json"
@@ -81,12 +83,12 @@ async def running_mesh(
         "up",
         *("--port", "0", "--run-dir", str(directory), *argv),
         cwd=ROOT,
-        env={**os.environ, "KVMESH_STATE": str(state), **(env or {})},
+        env={**os.environ, "KVMESH_STATE": str(state), "KVMESH_DISCOVERY_TOKEN": token, **(env or {})},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         start_new_session=True,
     )
-    mesh = RunningMesh(process=process, directory=directory)
+    mesh = RunningMesh(process=process, directory=directory, token=token)
     reader = asyncio.create_task(_read_lines(process, mesh.output))
     try:
         try:
@@ -120,7 +122,7 @@ async def _wait_ready(mesh: RunningMesh) -> None:
 async def _wait_prefill(mesh: RunningMesh) -> None:
     """Simulated prefill workers join after the mesh answers already; until a router has seen them it uses none."""
     wanted = sum("prefill-" in word for line in mesh.output if "starting" in line for word in line.split(","))
-    registry = ConsulRegistry(DiscoverySettings(address=mesh.registry))
+    registry = ConsulRegistry(DiscoverySettings(address=mesh.registry, token=mesh.token))
     channels = ChannelPool(RpcSettings())
     try:
         for router in (await registry.instances(ROUTER)).instances:

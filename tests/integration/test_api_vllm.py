@@ -139,7 +139,7 @@ async def test_a_scored_text_has_the_logprobs_it_was_generated_with(client: open
 
 async def test_seeded_prompts_that_take_many_steps(client: openai.AsyncOpenAI) -> None:
     """Scored and sampled at once, by one request and by many: the same seed gives the same tokens, and no worker dies."""
-    prompts = [[300 + (number * 7 + index * 11) % 2000 for index in range(1200)] for number in range(4)]
+    prompts = [[300 + (number * 7 + index * 11) % 1700 for index in range(1200)] for number in range(4)]
     options: Any = {
         "model": "demo",
         "max_tokens": 8,
@@ -185,7 +185,7 @@ async def test_messages(mesh: RunningMesh) -> None:
 async def test_a_batch(mesh: RunningMesh, endpoint: str, body: dict[str, Any], field: str) -> None:
     """Files and batches over engines that compute; embeddings with the pooling model below."""
     body = await apps_drive.run_good_and_bad(mesh, endpoint, {"model": "demo", **body}, field)
-    assert body["usage"]["total_tokens"] > 3
+    assert body["usage"]["total_tokens"] > 2
 
 
 async def test_embeddings_of_a_pooling_model(tmp_path: Path) -> None:

@@ -68,3 +68,42 @@ async def test_no_process_outlives_the_doctor(tmp_path: Path, number: int, statu
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         await doctor.wait()
+
+
+SIMULATED = """
+import sys
+from kvmesh.cli import doctor
+from kvmesh.cli.verdicts import Finding, Status
+
+async def skip(self):
+    return Finding(check="NIXL", status=Status.OK, found="")
+
+doctor.installed_build, doctor.Doctor._check_nixl = lambda gpu: "", skip
+sys.exit(doctor.main(["--requests", "2", "--concurrency", "1"]))
+"""
+
+
+async def test_the_doctor_closes_what_it_opens(tmp_path: Path) -> None:
+    """With a mesh of simulated engines: no ResourceWarning (sockets, processes, event loops), and the mesh's processes end first."""
+    doctor = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-W", "always::ResourceWarning", "-c", SIMULATED),
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await asyncio.wait_for(doctor.communicate(), 2 * PATIENCE_S)
+    assert (doctor.returncode, err.decode()) == (0, "")
+    assert b"6 mesh           ok" in out and b"8 KV moved       ok" in out
+    assert not with_environment(str(tmp_path))
+
+
+def with_environment(word: str) -> list[Path]:
+    """Processes with this word in their environment."""
+    return [path for path in Path("/proc").glob("[0-9]*/environ") if word.encode() in _bytes(path)]
+
+
+def _bytes(path: Path) -> bytes:
+    with contextlib.suppress(OSError):
+        return path.read_bytes()
+    return b""

@@ -541,6 +541,20 @@ async def test_unknown_fields_are_ignored_with_a_warning(running: Running) -> No
     assert answer["error"]["message"].endswith("did you mean temperature?")
 
 
+async def test_a_prediction_is_a_hint(running: Running) -> None:
+    """Accepted in both forms and streamed, with a warning that it is not used; checked like other fields; absent if null."""
+    parts = [{"type": "text", "text": "Hi"}]
+    for content, stream in (("Hi", False), (parts, False), ("Hi", True)):
+        body = chat_with(prediction={"type": "content", "content": content}, max_tokens=1, stream=stream)
+        async with running.session.post(running.url + CHAT, data=body) as response:
+            assert (response.status, response.headers["X-Kvmesh-Warning"]) == (200, "ignored: prediction")
+            assert b"error" not in await response.read()
+    status, _, headers = await running.post(CHAT, chat_with(prediction=None, max_tokens=1))
+    assert status == 200 and "X-Kvmesh-Warning" not in headers
+    status, answer, _ = await running.post(CHAT, chat_with(prediction={"type": "content"}))
+    assert (status, answer["error"]["param"]) == (400, "prediction.content")
+
+
 async def test_bad_input_is_refused_with_the_fields_name(running: Running) -> None:
     """Status, field and code; the mesh is never asked and nothing is counted as a defect."""
     for path, cases in ((CHAT, BAD_CHAT), (COMPLETIONS, BAD_COMPLETIONS)):

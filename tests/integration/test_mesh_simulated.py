@@ -192,6 +192,38 @@ async def test_status_shows_the_mesh(mesh: RunningMesh) -> None:
     assert all(word in text for word in ("frontend", "router", "prefill", "decode", "planner", "passing", "RUNNING"))
 
 
+async def test_top_prints_once_into_a_pipe(mesh: RunningMesh) -> None:
+    """Each worker with its role; nothing that moves a cursor."""
+    words = ("top", "--consul", mesh.registry, "--interval-s", "0.1")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "kvmesh.cli", *words), cwd=ROOT, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    rows = [line.split()[:2] for line in out.decode().splitlines()]
+    assert process.returncode == 0
+    assert rows[0] == ["WORKER", "ROLE"] and sorted(role for _, role in rows[1:]) == [*["decode"] * 2, *["prefill"] * 2]
+    assert "\x1b" not in out.decode()
+
+
+async def test_top_redraws_on_a_terminal_until_ctrl_c(mesh: RunningMesh) -> None:
+    """The terminal's Ctrl-C ends it without a traceback."""
+    ours, theirs = os.openpty()
+    words = ("top", "--consul", mesh.registry, "--interval-s", "0.1")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "kvmesh.cli", *words), cwd=ROOT, stdout=theirs, stderr=asyncio.subprocess.PIPE
+    )
+    os.close(theirs)
+    shown = b""
+    async with asyncio.timeout(PATIENCE_S):
+        while shown.count(b"\x1b[H") < 3:
+            shown += await asyncio.to_thread(os.read, ours, 65536)
+        process.send_signal(signal.SIGINT)
+        _, err = await process.communicate()
+    os.close(ours)
+    assert (process.returncode, err) == (130, b"")
+    assert b"Ctrl-C ends" in shown and b"prefill" in shown
+
+
 async def test_chat_talks_in_the_terminal(mesh: RunningMesh) -> None:
     """Each line is answered, `/new` starts over, an empty line ends; an address where nothing listens is told in a line."""
     status, text = await chat_in_terminal(mesh.url)
@@ -199,6 +231,7 @@ async def test_chat_talks_in_the_terminal(mesh: RunningMesh) -> None:
     assert status == 0, text
     assert len(first.split()) > 5, text
     assert rest.strip().startswith(first.strip()[:20]), "a conversation that starts over gets the first answer again"
+    assert (await chat_in_terminal(mesh.url.removeprefix("http://")))[0] == 0
     status, text = await chat_in_terminal("http://127.0.0.1:9")
     assert status == 1
     assert "cannot be reached" in text

@@ -65,7 +65,7 @@ def make_prompts(vocabulary_size: int, seed: int = 7) -> list[list[int]]:
     return [[rng.randrange(10, vocabulary_size) for _ in range(length)] for length in lengths]
 
 
-async def answers_alone(prompts: list[list[int]]) -> list[list[int]]:
+async def answers_alone(prompts: list[list[int]], *, model: Path = MODEL) -> list[list[int]]:
     """What one vLLM engine says without kvmesh."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "kvmesh.engines.vllm.alone"),
@@ -74,7 +74,7 @@ async def answers_alone(prompts: list[list[int]]) -> list[list[int]]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    task = {"model": str(MODEL), "prompts": prompts, "max_tokens": ANSWER_TOKENS, "dtype": "float32"}
+    task = {"model": str(model), "prompts": prompts, "max_tokens": ANSWER_TOKENS, "dtype": "float32"}
     out, err = await asyncio.wait_for(process.communicate(json.dumps(task).encode()), 200)
     lines = [line for line in out.decode().splitlines() if line.startswith(MARK)]
     assert lines, err.decode()[-2000:]

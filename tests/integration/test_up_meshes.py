@@ -22,13 +22,13 @@ class Terminal:
         self.temporary.mkdir()
         self.running: list[asyncio.subprocess.Process] = []
         clean = {name: value for name, value in os.environ.items() if name != "KVMESH_STATE"}
-        self._env = {**clean, "TMPDIR": str(self.temporary), "PYTHONPATH": str(ROOT)}
+        self.env = {**clean, "TMPDIR": str(self.temporary), "PYTHONPATH": str(ROOT)}
 
     async def start(self, *argv: str) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "kvmesh.cli", *argv),
             cwd=self.folder,
-            env=self._env,
+            env=self.env,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -144,3 +144,28 @@ async def test_version(terminal: Terminal) -> None:
     """Of kvmesh, Python and the engine."""
     status, output = await terminal.run("--version")
     assert status == 0 and output.startswith("kvmesh ") and ", Python 3." in output
+
+
+@pytest.mark.parametrize("is_stderr_closed", [False, True])
+async def test_a_closed_pipe_is_silent(terminal: Terminal, is_stderr_closed: bool) -> None:
+    """`kvmesh up | head` and `kvmesh up 2>&1 | head`: the mesh starts, serves and stops in order. No log has a traceback."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = ("up", "--port", "0", "--once", "--run-dir", "run", *argv_simulated())
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "kvmesh.cli", *words),
+        cwd=terminal.folder,
+        env=terminal.env,
+        stdout=writing,
+        stderr=writing if is_stderr_closed else asyncio.subprocess.PIPE,
+    )
+    os.close(writing)
+    terminal.running.append(process)
+    _, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+    logs = {path.name: path.read_text() for path in (terminal.folder / "run").glob("*.log")}
+    assert process.returncode == 0, (err, logs)
+    assert "gateway-0.log" in logs
+    for text in ((err or b"").decode(), *logs.values()):
+        assert not any(word in text for word in ("Traceback", "Logging error", "BrokenPipe", "Broken pipe")), text[
+            -2000:
+        ]

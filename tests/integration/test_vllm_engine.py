@@ -567,6 +567,7 @@ async def test_what_cannot_be_continued_is_refused(
     assert caught.value.field == f"generation.sampling.{field}"
 
 
+@pytest.mark.proves("seed", "logit_bias", engine="vllm")
 async def test_sampling_reaches_the_engine(pair: tuple[Drive, Drive]) -> None:
     """Seed, stop tokens, bias, logprobs, minimum and priority have their effects."""
     _, decode = pair
@@ -595,6 +596,7 @@ async def test_sampling_reaches_the_engine(pair: tuple[Drive, Drive]) -> None:
     assert all(len(each.alternatives) == 3 for each in told.logprobs)
 
 
+@pytest.mark.proves("priority", engine="vllm")
 async def test_the_largest_priority_goes_first(make: Make) -> None:
     """Of two waiting requests, the later one with the larger priority runs first."""
     engine = await make("decode", running_requests_max=1)
@@ -797,6 +799,7 @@ def children_of(pid: int) -> list[int]:
     return [int(word) for task in tasks for word in (task / "children").read_text().split()]
 
 
+@pytest.mark.proves("structured_output", engine="vllm")
 async def test_structured_output_and_its_refusal(
     make: Make, pair: tuple[Drive, Drive], model: Path, tmp_path: Path
 ) -> None:
@@ -822,6 +825,7 @@ async def test_structured_output_and_its_refusal(
     assert (await engine.decode(base)).tokens
 
 
+@pytest.mark.proves("embeddings", engine="vllm")
 async def test_embeddings_of_a_pooling_model(make: Make, model: Path, tmp_path: Path) -> None:
     """Unit vectors, equal for equal tokens. A pooling model generates nothing, and the reverse."""
     engine = await make("decode", runner="pooling", has_kv_transfer=False)
@@ -903,6 +907,7 @@ async def test_a_start_that_fails_says_why(make: Make, more: dict[str, Any], err
             await make("decode", **more)
 
 
+@pytest.mark.proves("lora", engine="vllm")
 async def test_an_adapter_changes_the_answer_and_is_handed_over(make: Make, tmp_path: Path) -> None:
     """A LoRA adapter on both sides: the handoff gives its own local answer, which is not the base model's; KV events keep
     the adapter's blocks apart; unloaded, it is unknown."""

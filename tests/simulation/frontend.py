@@ -81,10 +81,14 @@ class _WatchedLink:
         worker_id = self.inner.worker.worker_id
         if self.role is Role.PREFILL:
             self.world.trace.note("prefill", leg.leg_id, worker_id)
-            self.on_phase(_request_of(leg.leg_id), Phase.PREFILLING)
+            if leg.rendezvous is None:
+                self.on_phase(_request_of(leg.leg_id), Phase.PREFILLING)
             return self.inner.submit_nowait(leg, _PrefillSink(sink, self.world, leg.leg_id), timeout_s=timeout_s)
         cancel = self.inner.submit_nowait(leg, sink, timeout_s=timeout_s)
         self.world.trace.note("submit", leg.leg_id, worker_id)
+        if leg.rendezvous is not None:
+            # The prefill leg follows in the same iteration of the loop.
+            self.on_phase(_request_of(leg.leg_id), Phase.PREFILLING)
         self.on_phase(_request_of(leg.leg_id), Phase.SUBMITTED)
         return cancel
 
@@ -99,8 +103,9 @@ class _WatchedLinks:
     world: World
     on_phase: OnPhase
 
-    async def link(self, worker: WorkerRef, role: Role, *, timeout_s: float) -> LegLink:
-        return _WatchedLink(await self.inner.link(worker, role, timeout_s=timeout_s), role, self.world, self.on_phase)
+    async def link(self, worker: WorkerRef, role: Role, *, timeout_s: float, waits_for_lost: bool = True) -> LegLink:
+        link = await self.inner.link(worker, role, timeout_s=timeout_s, waits_for_lost=waits_for_lost)
+        return _WatchedLink(link, role, self.world, self.on_phase)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +155,7 @@ class SimulatedFrontend:
     ) -> None:
         generator = world.random(f"frontend/{frontend_id}")
         telemetry = Telemetry.create("frontend")
-        self._channels = world.network.pool(channel_interceptors(telemetry))
+        self._channels = world.network.pool(channel_interceptors(telemetry), client=frontend_id)
         self._registry = world.agent.registry()
         self.router_link = GrpcRouterLink(
             self._registry,

@@ -65,6 +65,7 @@ class MeshShape:
     prefill: int = 2
     decode: int = 2
     routers: int = 1
+    frontends: int = 1
     engine: SimulatedSettings = field(default_factory=default_engine)
     worker: WorkerSettings = field(default_factory=WorkerSettings)
     router: RouterSettings = field(default_factory=RouterSettings)
@@ -84,6 +85,23 @@ MESHES = {
     "crowded-two-routers": MeshShape(routers=2, router=RouterSettings(requests_per_decode_max=4)),
     "three-and-three": MeshShape(
         prefill=3, decode=3, routers=2, engine=default_engine(kv_blocks=4000, eos_after_tokens=400)
+    ),
+    "rendezvous": MeshShape(engine=default_engine(handoff="rendezvous")),
+    "rendezvous-tight": MeshShape(
+        engine=default_engine(
+            handoff="rendezvous",
+            kv_blocks=130,
+            running_requests_max=16,
+            step_tokens_max=128,
+            reserved_output_tokens=16,
+            eos_after_tokens=120,
+        )
+    ),
+    "rendezvous-three-and-three": MeshShape(
+        prefill=3,
+        decode=3,
+        routers=2,
+        engine=default_engine(handoff="rendezvous", kv_blocks=4000, eos_after_tokens=400),
     ),
     "three-tokens": MeshShape(engine=default_engine(decode_tokens_per_step=3)),
 }
@@ -106,16 +124,22 @@ class SimulatedMesh:
             name: SimulatedRouter(self.world, name, self.shape.router)
             for name in (f"router-{number}" for number in range(self.shape.routers))
         }
-        self.frontend = SimulatedFrontend(
-            self.world,
-            "frontend-0",
-            self.shape.pipeline,
-            block_size_tokens=self.shape.engine.block_size_tokens,
-            context_tokens_max=self.shape.engine.context_tokens_max,
-            on_phase=self._on_phase,
-            on_placed=self._on_placed,
-            link=self.shape.link,
-        )
+        self._frontend_of: dict[str, SimulatedFrontend] = {}
+        """By request."""
+        self.frontends = {
+            name: SimulatedFrontend(
+                self.world,
+                name,
+                self.shape.pipeline,
+                block_size_tokens=self.shape.engine.block_size_tokens,
+                context_tokens_max=self.shape.engine.context_tokens_max,
+                on_phase=self._on_phase,
+                on_placed=self._on_placed,
+                link=self.shape.link,
+            )
+            for name in (f"frontend-{number}" for number in range(self.shape.frontends))
+        }
+        self.frontend = self.frontends["frontend-0"]
 
     @property
     def now_s(self) -> float:
@@ -130,7 +154,8 @@ class SimulatedMesh:
         for role, count in ((Role.PREFILL, self.shape.prefill), (Role.DECODE, self.shape.decode)):
             for number in range(count):
                 await self.start_worker(f"{role.value}-{number}", role)
-        await self.frontend.start()
+        for frontend in self.frontends.values():
+            await frontend.start()
         async with asyncio.timeout(READY_S_MAX):
             while not self._is_ready():
                 await self.world.clock.sleep(0.05)
@@ -138,7 +163,7 @@ class SimulatedMesh:
 
     def _is_ready(self) -> bool:
         count = len(self.workers)
-        return bool(self.frontend.router_link.router_ids) and all(
+        return all(frontend.router_link.router_ids for frontend in self.frontends.values()) and all(
             r.workers_ready() == count for r in self.routers.values()
         )
 
@@ -160,8 +185,11 @@ class SimulatedMesh:
 
     # Requests
 
-    def begin(self, request: Request, cancel: Cancel | None = None, *, is_whole: bool = False) -> Ledger:
-        """Starts a request and gives its account."""
+    def begin(
+        self, request: Request, cancel: Cancel | None = None, *, is_whole: bool = False, frontend: str = "frontend-0"
+    ) -> Ledger:
+        """Starts a request at a frontend and gives its account."""
+        self._frontend_of[request.request_id] = self.frontends[frontend]
         ledger = Ledger(
             request=request,
             on_phase=lambda phase: self._on_phase(request.request_id, phase),
@@ -189,7 +217,8 @@ class SimulatedMesh:
         await asyncio.wait([self._requests[planned.request.request_id] for planned in load])
 
     async def _run(self, ledger: Ledger) -> None:
-        pipeline, trace, request_id = self.frontend.pipeline, self.world.trace, ledger.request.request_id
+        trace, request_id = self.world.trace, ledger.request.request_id
+        pipeline = self._frontend_of[request_id].pipeline
         ledger.arrived_s = began_s = self.now_s
         trace.note("arrived", request_id)
         outcome = "defect"
@@ -247,6 +276,16 @@ class SimulatedMesh:
         self.world.trace.note("heal", name)
         self.world.network.heal(self._address(name))
 
+    def cut(self, frontend: str, worker_id: str) -> None:
+        """Silence between a frontend and a worker."""
+        self.world.trace.note("cut", frontend, worker_id)
+        self.world.network.partition(self._address(worker_id), client=frontend)
+
+    def mend(self, frontend: str, worker_id: str) -> None:
+        """Ends a cut."""
+        self.world.trace.note("mend", frontend, worker_id)
+        self.world.network.heal(self._address(worker_id), client=frontend)
+
     def _address(self, name: str) -> str:
         return self.routers[name].address if name in self.routers else self.workers[name].address
 
@@ -280,14 +319,17 @@ class SimulatedMesh:
         for router in self.routers.values():
             if router.is_alive:
                 found += router_problems(router, self.workers)
-        return found + frontend_problems(self.frontend)
+        for frontend in self.frontends.values():
+            found += frontend_problems(frontend)
+        return found
 
     async def aclose(self) -> None:
         """Stops everything, the last started first."""
         for task in self._requests.values():
             task.cancel()
         await asyncio.gather(*self._requests.values(), return_exceptions=True)
-        await self.frontend.aclose()
+        for frontend in self.frontends.values():
+            await frontend.aclose()
         for worker in self.workers.values():
             await worker.aclose()
         for router in self.routers.values():

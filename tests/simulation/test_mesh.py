@@ -79,7 +79,7 @@ def test_killed_decode_worker() -> None:
 
 def test_killed_decode_worker_with_a_held_token() -> None:
     """Who has received tokens but shown none of them loses nothing: the request is placed again and answered whole."""
-    report = run(1, 250, faults="kill-decode-held").check()
+    report = run(2, 250, faults="kill-decode-held").check()
     for ledger in report.ledgers.values():
         assert ledger.outcome != "worker_lost" or ledger.tokens
     [killed_at_s] = report.killed_at_s.values()

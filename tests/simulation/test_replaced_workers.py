@@ -16,9 +16,10 @@ REQUESTS = 8
 """While each worker is there, with prompts that share their beginnings with those of the one before."""
 KEPT_BY_THE_WORLD = (
     "tests.", "kvmesh.discovery.", "kvmesh.simulation.rpc.", "kvmesh.telemetry.interceptors.", "kvmesh.engines.", "kvmesh.worker.",
+    "kvmesh.core.kv.KvBatch", "kvmesh.core.kv.KvStored",
 )  # fmt: skip
-"""Parts of the simulated world, which know all addresses of a run, and of worker processes. Real channels have a test of their own
-in `test_rpc_server`."""
+"""Parts of the simulated world, which know all addresses of a run, and of worker processes with their KV events. Real channels have a test of
+their own in `test_rpc_server`."""
 
 
 def objects() -> Counter[str]:

@@ -1,5 +1,6 @@
 """A worker process of the simulation, composed as `kvmesh/worker/host.py` composes a real one."""
 
+import asyncio
 from contextlib import suppress
 from typing import Any
 
@@ -12,9 +13,12 @@ from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.errors import MeshError
 from kvmesh.rpc.health import Health
 from kvmesh.rpc.interceptors import server_interceptors
+from kvmesh.rpc.prefill_client import GrpcPrefillClient
 from kvmesh.simulation.faulty_engine import Die, FaultyEngine
 from kvmesh.simulation.kv_transport import MemoryTransport
+from kvmesh.simulation.rendezvous import MemoryWire
 from kvmesh.telemetry import Telemetry
+from kvmesh.worker.kv_checks import KvChecks
 from kvmesh.worker.leg_servicer import LegServicer
 from kvmesh.worker.membership import Membership
 from kvmesh.worker.metrics import WorkerMetrics
@@ -31,8 +35,16 @@ PORT = 9000
 class _TracedEngine(FaultyEngine):
     """Tells the trace which legs it accepted."""
 
-    def __init__(self, world: World, worker_id: str, settings: SimulatedSettings, transport: MemoryTransport) -> None:
-        super().__init__(settings, world.clock, transport, generator=world.random(f"engine/{worker_id}"))
+    def __init__(
+        self,
+        world: World,
+        worker_id: str,
+        settings: SimulatedSettings,
+        transport: MemoryTransport,
+        wire: MemoryWire,
+    ) -> None:
+        generator = world.random(f"engine/{worker_id}")
+        super().__init__(settings, world.clock, transport, wire=wire, generator=generator)
         self._trace = world.trace
         self._worker_id = worker_id
         self.accepted = 0
@@ -57,7 +69,8 @@ class SimulatedWorker:
         self.accepted_at_drain: int | None = None
         self.killed_at_s = 0.0
         self._transport = MemoryTransport(world.kv_network)
-        self.engine = _TracedEngine(world, f"{worker_id}/{epoch}", engine, self._transport)
+        self._wire = MemoryWire(world.rendezvous_network, worker_id)
+        self.engine = _TracedEngine(world, f"{worker_id}/{epoch}", engine, self._transport, self._wire)
         self.worker = Worker(
             self.engine, identity=WorkerIdentity(worker_id=worker_id, epoch=epoch), settings=worker, clock=world.clock
         )
@@ -65,6 +78,16 @@ class SimulatedWorker:
         self.membership = Membership(
             self.worker, self.registry, host=worker_id, uses_tls=False, make_presence=world.make_presence
         )
+        self._channels = world.network.pool()
+        self.checks = KvChecks(
+            self.worker,
+            self.registry,
+            GrpcPrefillClient(self._channels),
+            host=worker_id,
+            clock=world.clock,
+            random=world.random(f"checks/{worker_id}/{epoch}"),
+        )
+        self._checking: asyncio.Task[None] | None = None
         self._telemetry = Telemetry.create(engine.role)
         WorkerMetrics(self.worker, self._telemetry.registry)
         self._health = Health(())
@@ -82,12 +105,14 @@ class SimulatedWorker:
         else:
             decode: Any = LegServicer(self.worker, DecodeAdmission(waiting_requests_max=1024))
             add_DecodeServiceServicer_to_server(decode, server)
-        add_WorkerServiceServicer_to_server(WorkerServicer(self.worker, self.membership, self._world.clock), server)
+        servicer = WorkerServicer(self.worker, self.membership, self._world.clock, self.checks)
+        add_WorkerServiceServicer_to_server(servicer, server)
         await self._health.add_to(server)
         await server.start()
         self.membership.set_ports(port=PORT, metrics_port=0)
         await self._health.set_serving(True)
         await self.membership.start()
+        self._checking = asyncio.create_task(self.checks.run(), name="kv-checks")
         self.is_alive = True
         self._world.trace.note("started", self.worker_id, self.worker.identity.epoch)
 
@@ -111,6 +136,7 @@ class SimulatedWorker:
         self._world.network.kill(self.address)
         self.registry.set_reachable(False)
         await self._transport.aclose()
+        await self._wire.aclose()
         self.engine.inject(Die(message="killed"))
         await self._close()
 
@@ -122,6 +148,10 @@ class SimulatedWorker:
         await self._close()
 
     async def _close(self) -> None:
+        if self._checking is not None:
+            self._checking.cancel()
+            await asyncio.wait([self._checking])
+        await self._channels.aclose()
         # A dead process cannot sign off: the registry says so, and what stands there is left to its checks.
         with suppress(MeshError):
             await self.membership.aclose()

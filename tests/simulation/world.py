@@ -9,6 +9,7 @@ from kvmesh.discovery.base import Health, Registration, Registry
 from kvmesh.discovery.presence import Presence
 from kvmesh.simulation.kv_transport import MemoryNetwork as KvNetwork
 from kvmesh.simulation.registry import MemoryAgent
+from kvmesh.simulation.rendezvous import MemoryRendezvousNetwork
 from kvmesh.simulation.rpc import MemoryNetwork
 from tests.simulation.trace import Trace
 
@@ -50,6 +51,7 @@ class World:
         self._latencies = latencies
         self.network = MemoryNetwork(latency_s=self._latency_s)
         self.kv_network = KvNetwork(clock=self.clock, latency_s=latencies.kv_s, bandwidth=latencies.kv_bytes_per_s)
+        self.rendezvous_network = MemoryRendezvousNetwork(latency_s=latencies.kv_s)
         sessions = self.random("sessions")
         self.agent = MemoryAgent(
             clock=self.clock,

@@ -29,6 +29,7 @@ def description(name: str, role: str, **options) -> WorkerDescription:
             context_tokens_max=4096,
             vocabulary_size=100,
             adapters=tuple(options.get("adapters", ())),
+            files_digest=options.get("files", ""),
         ),
         capabilities=Capabilities(
             engine=options.get("engine", "simulated"),
@@ -43,6 +44,7 @@ def description(name: str, role: str, **options) -> WorkerDescription:
         kv_blocks_total=options.get("kv_blocks", 1000),
         rendezvous_address=options.get("rendezvous", ""),
         profile=options.get("profile"),
+        requires_prefill=options.get("requires_prefill", False),
     )
 
 

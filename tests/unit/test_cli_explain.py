@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvmesh.cli.explain import main, render
+from kvmesh.cli.explain import main, render, request_id_in
 from kvmesh.cli.status import worker_row
 from kvmesh.core import (
     Candidate,
@@ -152,11 +152,33 @@ def test_worker_views_survive_the_wire(breaker):
     told = from_worker_view(to_worker_view(view))
     assert told.coefficients == view.coefficients
     assert (told.breaker, told.blocks_by_tier) == (breaker, view.blocks_by_tier)
-    assert worker_row(told)[5:] == ("7, host 3", "exact (hash_mismatch)", "0", breaker or "-", "ok")
+    assert worker_row(told)[6:] == ("7, host 3", "exact (hash_mismatch)", "0", breaker or "-", "ok")
 
 
 def test_bad_command_lines_end_with_two(capsys):
-    """Without an id, and with a flag that does not exist."""
+    """Without an id, with two of them, and with a flag that does not exist. The message says what an id is and where to find it."""
     assert main([]) == 2
-    assert "which request?" in capsys.readouterr().err
+    assert (
+        "no request is named. Usage: kvmesh explain ID [--mesh NAME]. ID is in the header x-request-id"
+        in capsys.readouterr().err
+    )
+    assert main(["--mesh", "blue"]) == 2
+    assert "no request is named" in capsys.readouterr().err
+    assert main(["abc", "def"]) == 2
+    assert "2 ids are given: abc def" in capsys.readouterr().err
     assert main(["abc", "--nonsense", "1"]) == 2
+    assert "--nonsense is unknown" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--mesh", "blue", "abc"], ["abc", "--mesh", "blue"], ["--mesh=blue", "abc"]])
+def test_the_id_stands_anywhere(words, capsys, monkeypatch, tmp_path):
+    """Before or after the flags: only the mesh is missing here."""
+    monkeypatch.setenv("KVMESH_STATE", str(tmp_path / "none.json"))
+    assert main(words) == 1
+    assert "no mesh of yours runs here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("answer_id", ["abc", "chatcmpl-abc", "cmpl-abc", "resp_abc", "msg_abc"])
+def test_the_id_of_every_apis_answer_is_understood(answer_id):
+    """As OpenAI's and Anthropic's clients show it."""
+    assert request_id_in(answer_id) == "abc"

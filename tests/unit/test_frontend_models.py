@@ -18,13 +18,16 @@ from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.embedded import EmbeddedAgent
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import InvalidRequestError, NotFoundError, UnavailableError, UnsupportedError
+from kvmesh.model_files import digest_of_files, find_directory, list_files
+from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.settings import RpcSettings
-from services.frontend.models import CARD_PREFIX, DiscoveredModels, read_card
+from kvmesh.rpc.worker_client import GrpcWorkerClient
+from services.frontend.model_cards import CARD_PREFIX, read_card
+from services.frontend.models import DiscoveredModels
 from services.frontend.parsers.select import ParserNames
 from services.frontend.pipeline.request import Conversation
 from services.frontend.settings import ModelSettings
-from services.frontend.text.model_files import find_directory
 from services.frontend.text.templates import ChatTemplate
 from services.frontend.text.text_model import load_text_model
 from tests.frontend_mesh import write_model
@@ -75,13 +78,15 @@ async def following(*, parsers: ParserNames | None = None, **settings: Any) -> A
     await server.start()
     await server.set_serving(True)
     registry = ConsulRegistry(DiscoverySettings(address=agent.address))
-    models = DiscoveredModels(registry, ModelSettings(**settings), SystemClock(), parsers)
+    channels = ChannelPool(RpcSettings())
+    models = DiscoveredModels(registry, GrpcWorkerClient(channels), ModelSettings(**settings), SystemClock(), parsers)
     task = asyncio.create_task(models.run())
     try:
         yield Mesh(models, registry, server)
     finally:
         task.cancel()
         await asyncio.wait({task})
+        await channels.aclose()
         await registry.aclose()
         await server.aclose()
         await agent.aclose()
@@ -151,6 +156,31 @@ async def test_a_model_comes_and_goes_with_its_workers(tmp_path: Path) -> None:
         await until(lambda: not models.problems())
         with pytest.raises(UnavailableError):
             models.find("tiny")
+
+
+async def test_workers_with_differing_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The model is the one of most decode workers; the others do not count, and are named in the log. What cannot be loaded is left out."""
+    old, new = write_model(tmp_path / "old"), write_model(tmp_path / "new")
+    (new / "chat_template.jinja").write_text("new")
+    digests = [digest_of_files(list_files(directory)) for directory in (old, new)]
+    with caplog.at_level(logging.WARNING):
+        async with following(reload_s=0.1, files_dir=str(tmp_path / "cache")) as mesh:
+            models = mesh.models
+            await mesh.add_worker("d0", old, files_digest=digests[0], features=["logprobs"])
+            await until(models.served)
+            assert models.find("tiny").files_digest == digests[0]
+            await mesh.add_worker("d1", new, files_digest=digests[1])
+            await mesh.add_worker("d2", new, files_digest=digests[1])
+            await until(lambda: models.find("tiny").files_digest == digests[1])
+            model = models.find("tiny")
+            assert model.text.render(Conversation(messages=[])) == "new"
+            assert (model.workers_ready, model.features) == (2, frozenset())
+            for worker_id in ("d3", "d4", "d5"):
+                await mesh.add_worker(worker_id, tmp_path / "missing", files_digest="0" * 64)
+            await until(lambda: len(models._cards) == 6)
+            assert models.find("tiny").files_digest == digests[1]
+    said = [record.data for record in caplog.records if record.message == "model_files_differ"]  # type: ignore[attr-defined]
+    assert said[0]["workers"].keys() == {digest[:12] for digest in digests}
 
 
 async def test_a_model_without_files_is_a_problem_with_words(tmp_path: Path) -> None:

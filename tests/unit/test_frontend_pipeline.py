@@ -147,8 +147,9 @@ def test_a_request_leaves_no_circle_behind(mesh: FakeMesh, model: ServedModel) -
 
 def test_a_request_goes_through(mesh: FakeMesh, model: ServedModel) -> None:
     """Hashes at the model's block size, prefill, handle, tokens, reports in order, usage."""
-    heard, answer = run(mesh, model, a_request())
+    heard, answer = run(mesh, replace(model, files_digest="ab"), a_request())
     assert isinstance(answer, RequestResult)
+    assert mesh.asks[0].files_digest == "ab"
     assert heard.texts == {0: TEXT}
     assert heard.endings[0].reason is FinishReason.STOP
     assert mesh.prefills == ["r-0p"]
@@ -161,6 +162,21 @@ def test_a_request_goes_through(mesh: FakeMesh, model: ServedModel) -> None:
     assert answer.usage.output_tokens == len(tokens_of(model.text, TEXT))
     assert answer.usage.cached_tokens == 4
     assert answer.ttft_s == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("has_logprobs", [False, True])
+def test_usage_and_reports_agree_on_cached_tokens(mesh: FakeMesh, model: ServedModel, has_logprobs: bool) -> None:
+    """The answer's usage and `kvmesh explain` show what the worker found that computed the prompt, also if that is nothing.
+
+    A decode worker computes it where the client wants the prompt's log-probabilities, although a prefill worker is placed.
+    """
+    mesh.prefill_cached, mesh.decode_cached = 0, 3
+    served = replace(model, features=model.features | {"prompt_logprobs"})
+    _, answer = run(mesh, served, a_request(sampling={"prompt_logprobs": 1} if has_logprobs else {}))
+    assert isinstance(answer, RequestResult)
+    expected = {ReportKind.FINISHED: 2} if has_logprobs else {ReportKind.PREFILLED: 0}
+    assert mesh.told_cached == expected
+    assert [answer.usage.cached_tokens] == list(expected.values())
 
 
 def test_defaults_come_from_the_model_and_stops_stay_here(mesh: FakeMesh, model: ServedModel) -> None:
@@ -407,15 +423,17 @@ def test_lost_embeddings_wait_for_a_worker_that_comes_back(mesh: FakeMesh, model
         return await placed(ask, timeout_s=timeout_s)
 
     mesh.place = refuse_for_a_while  # type: ignore[method-assign]
-    embedding_model = replace(model, features=model.features | {"embeddings"})
+    embedding_model = replace(model, features=model.features | {"embeddings"}, files_digest="ab")
 
     async def main() -> EmbedResult:
         pipeline = make_pipeline(mesh, StaticModels([embedding_model]))
         request = EmbedRequest(asked=a_request(), inputs=["Hello", [1, 2, 3]])
         return await pipeline.embed(request, caller=ANYBODY, began_s=pipeline.clock.now())
 
-    assert len(run_virtual(main()).vectors) == 2
-    assert [ask.attempt for ask in mesh.asks] == [0, 1]
+    answer = run_virtual(main())
+    assert len(answer.vectors) == 2
+    assert [(ask.attempt, ask.files_digest) for ask in mesh.asks] == [(0, "ab"), (1, "ab")]
+    assert mesh.told_cached == {ReportKind.FINISHED: answer.usage.cached_tokens} == {ReportKind.FINISHED: 2}
     check_nothing_left(mesh)
 
 

@@ -204,3 +204,25 @@ def test_stop_gives_grace() -> None:
 async def _rest(stream: Any) -> AsyncIterator[Any]:
     while (each := await stream.read()) is not grpc.aio.EOF:
         yield each
+
+
+def test_a_partition_may_cut_off_one_client_only() -> None:
+    """Also on a channel that is made later; the others go on, and a partition of the address counts for all."""
+
+    async def main() -> list[Any]:
+        network = MemoryNetwork(keepalive_s=None)
+        await serve(network)
+        first, second = (
+            worker_pb2_grpc.WorkerServiceStub(network.channel("w:1", client=client)) for client in ("a", "b")
+        )
+        network.partition("w:1", client="a")
+        request = worker_pb2.WakeRequest()
+        codes = [await code_of(stub.Wake(request, timeout=1)) for stub in (first, second)]
+        network.partition("w:1")
+        network.heal("w:1", client="a")
+        codes += [await code_of(stub.Wake(request, timeout=1)) for stub in (first, second)]
+        network.heal("w:1")
+        return codes + [await code_of(stub.Wake(request, timeout=1)) for stub in (first, second)]
+
+    late, ok = grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.OK
+    assert run_virtual(main()) == [late, ok, late, late, ok, ok]

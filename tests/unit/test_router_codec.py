@@ -10,6 +10,7 @@ from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.api.types.v1 import kv_pb2
 from kvmesh.core import (
     Ask,
+    FailingKvPath,
     Handoff,
     KvBatch,
     KvCleared,
@@ -66,6 +67,7 @@ FULL_ASK = Ask(
     pinned_decode_worker_id="d",
     attempt=1,
     traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    files_digest="ab",
 )
 
 
@@ -90,6 +92,7 @@ def test_an_ask_survives_the_wire():
         ({"block_hashes": (1, 2, 3)}, "ask.block_hashes"),
         ({"timeout_s": -1.0}, "ask.timeout"),
         ({"excluded_worker_ids": ("w",) * 65}, "ask.excluded_worker_ids"),
+        ({"files_digest": "a" * 129}, "ask.files_digest"),
     ],
 )
 def test_wrong_asks_name_their_field(change, field):
@@ -162,8 +165,10 @@ def test_descriptions_loads_and_views_survive_the_wire():
     told = description("w", "prefill", adapters=("a",), rendezvous="h:1")
     assert from_description(to_description(told)) == told
     assert from_description(to_description(replace(told, lease_s=30.5))).lease_s == 30.5
-    numbers = {f.name: i for i, f in enumerate(fields(LoadRecord)) if f.name not in ("worker_id", "is_draining")}
-    load = LoadRecord(worker_id="w", is_draining=True, **numbers)
+    others = ("worker_id", "is_draining", "failing_kv_paths")
+    numbers = {f.name: i for i, f in enumerate(fields(LoadRecord)) if f.name not in others}
+    failing = (FailingKvPath(worker_id="p", reason="unreachable"),)
+    load = LoadRecord(worker_id="w", is_draining=True, failing_kv_paths=failing, **numbers)
     assert from_load(to_load(load)) == load
     view = WorkerView(worker=told.worker, role=Role.DECODE, model="m", trust="exact", load=load, index_blocks=4)
     assert from_worker_view(to_worker_view(view)) == view

@@ -20,6 +20,8 @@ SETTINGS = HealthSettings(
     overlap=OverlapSettings(repeats=5, settle_s=0),
 )
 numbers = count(1)
+DIED = LostError("the engine failed", reason="engine_died")
+"""Of the worker, not of its link, so pauses grow to a minute."""
 
 
 def fleet_of(*names: str) -> RouterCore:
@@ -125,11 +127,11 @@ def test_where_all_are_paused_a_request_is_the_trial_of_the_first():
     router = fleet_of("d1", "d2")
     now = 0.0
     for name in ("d1", "d2"):
-        fail(router, name, 3, now)
+        fail(router, name, 3, now, DIED)
     for _ in range(8):  # Both pauses grow to a minute.
         now += 60.0
         for number, placement in [place(router, now) for _ in range(4)]:
-            tell(router, number, "failed", now, error=LostError("gone"), failed=placement.decode.worker_id)
+            tell(router, number, "failed", now, error=DIED, failed=placement.decode.worker_id)
     with pytest.raises(UnavailableError) as refusal:
         place(router, now + 0.5)
     assert (refusal.value.reason, refusal.value.retry_after_s) == ("breakers_open", 0.5)
@@ -141,7 +143,7 @@ def test_where_all_are_paused_a_request_is_the_trial_of_the_first():
         "breakers_open",
         0.0 + SETTINGS.breaker.pause_min_s / 10,
     )
-    tell(router, first, "failed", now + 1.5, error=LostError("gone"), failed="d1")
+    tell(router, first, "failed", now + 1.5, error=DIED, failed="d1")
     second, placement = place(router, now + 1.5)
     assert placement.decode.worker_id == "d2", "the one whose pause ends first now"
     tell(router, second, "first_token", now + 2.0)

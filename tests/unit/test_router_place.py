@@ -195,6 +195,29 @@ def test_labels_are_required_or_preferred():
     assert refusal.value.field == "required_labels"
 
 
+def test_workers_with_other_files_are_not_used():
+    """A prompt stays with workers of the tokenizer that made it, prefill included. Without a digest every worker serves."""
+    router = core()
+    for name, role, files in (
+        ("d-old", "decode", "aa"),
+        ("d-new", "decode", "bb"),
+        ("d-none", "decode", ""),
+        ("p-old", "prefill", "aa"),
+        ("p-new", "prefill", "bb"),
+    ):
+        join(router, name, role, files=files)
+    long_prompt = list(range(1, 60))
+    for number in range(1, 6):
+        placed = place(router, number, ask(f"r{number}", long_prompt, files_digest="bb"))
+        assert (placed.prefill.worker_id, placed.decode.worker_id) == ("p-new", "d-new")
+    asked = ask("r6", long_prompt, files_digest="bb")
+    removed = {worker.worker_id: reason for worker, reason in router.placer.removed(asked)}
+    assert removed == {"d-old": "files", "d-none": "files", "p-old": "files"}
+    with pytest.raises(UnavailableError, match="files"):
+        place(router, 7, ask("r7", long_prompt, files_digest="cc"))
+    assert {place(router, n, ask(f"r{n}", [n])).decode.worker_id for n in range(8, 30)} == {"d-old", "d-new", "d-none"}
+
+
 def test_ranks_are_placed_on_one_by_one():
     """Each data-parallel rank has its own cache and its own load."""
     router = core()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kvmesh.settings import SettingsError, group, help_text, load, load_or_exit, required, setting
+from kvmesh.settings import SettingsError, group, help_text, load, load_or_exit, required, setting, split_operands
 from kvmesh.settings.declare import specs
 from kvmesh.settings.show import default_text
 
@@ -97,7 +97,7 @@ def test_all_problems_at_once(tmp_path: Path) -> None:
         "--listen-port must be at most 65535, not 70000",
         "--polcy is unknown; did you mean --policy?",
         "--is-eager must be true or false",
-        "stray is unknown",
+        "stray is no flag",
         "KVMESH_POLICY must be one of kv, random, not 'best'",
         "KVMESH_LEASE_S must be a finite number",
         "KVMESH_TOKN is unknown; did you mean KVMESH_TOKEN?",
@@ -237,3 +237,34 @@ def test_hidden_settings_have_no_flag() -> None:
     assert loaded.inner == Documented(pool=5, extra={"a": 1})
     with pytest.raises(SettingsError, match="inner-name"):
         load(Outer, argv=["--inner-name", "x"], environ={})
+
+
+def test_operands_are_words_that_belong_to_no_flag() -> None:
+    """Wherever they stand. A flag of a bool takes no word; a word with a space is a value, whatever it begins with."""
+    argv = [
+        "one",
+        "--seed",
+        "1",
+        "two",
+        "--is-eager",
+        "three",
+        "--model",
+        "--a b",
+        "--lease-s=4",
+        "four",
+        "--no-is-eager",
+    ]
+    operands, others = split_operands(RouterSettings, argv)
+    assert operands == ["one", "two", "three", "four"]
+    assert others == ["--seed", "1", "--is-eager", "--model", "--a b", "--lease-s=4", "--no-is-eager"]
+    assert split_operands(RouterSettings, ["--seed", "--model", "m", "-h", "five"]) == (
+        ["five"],
+        ["--seed", "--model", "m", "-h"],
+    )
+
+
+def test_a_word_that_is_no_flag_says_so() -> None:
+    """`kvmesh status blue`; the next word is a problem of its own."""
+    with pytest.raises(SettingsError) as caught:
+        load(RouterSettings, argv=["blue", "--model", "m", "--sead", "1"], environ={})
+    assert caught.value.problems == ("blue is no flag; flags begin with --", "--sead is unknown; did you mean --seed?")

@@ -181,6 +181,7 @@ class TestBatching:
         assert [step.prefill_tokens for step in steps] == [9, 9, 9]
         assert all(1 in step.keys for step in steps)
 
+    @pytest.mark.proves("priority", engine="simulated")
     def test_priority_goes_first(self) -> None:
         """Larger priority is admitted first; among equals, the earlier."""
         bench = Bench(running_requests_max=1)
@@ -221,6 +222,7 @@ class TestTokens:
         bench.run()
         assert bench.tokens[1] == [3 + (5 + 12 + 21) % 497]
 
+    @pytest.mark.proves("seed", engine="simulated")
     def test_seed_counts_unless_greedy(self) -> None:
         """A seed changes the answer of a sampling request and not of a greedy one."""
         answers = []
@@ -400,6 +402,7 @@ class TestHandoff:
 
 
 class TestBias:
+    @pytest.mark.proves("logit_bias", engine="simulated")
     def test_a_bias_moves_the_answer(self) -> None:
         """+100 brings a token about, -100 keeps the answer from it, and everything after it follows by the arithmetic."""
         plain = generation([5, 6, 7], 12)

@@ -36,6 +36,28 @@ def root_logger() -> Iterator[logging.Logger]:
     root.setLevel(level)
 
 
+class Closed(io.StringIO):
+    """A terminal or pipe that is gone."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+@pytest.mark.usefixtures("root_logger")
+def test_a_record_that_cannot_be_written_prints_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong format of some package is one line of the log. A closed terminal is silent."""
+    stream = io.StringIO()
+    configure_logging(service="router", stream=stream)
+    logging.getLogger("some.package").warning("wrong %d", "number")
+    line = json.loads(stream.getvalue())
+    assert (line["event"], line["level"], line["failed_logger"]) == ("log_record_failed", "error", "some.package")
+    assert line["failed_event"] == "wrong %d" and line["error"].startswith("TypeError")
+    configure_logging(service="router", stream=Closed())
+    logging.getLogger("some.package").warning("fine")
+    logging.getLogger("some.package").warning("wrong %d", "number")
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.usefixtures("root_logger")
 def test_json_lines() -> None:
     """One object per line whatever is logged; data in keys; a traceback is one string; reserved keys are not overwritten."""

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvmesh.core import KvRemoved, KvStored, KvTier
-from kvmesh.engines.vllm.events import EventTranslator, prefix_group
+from kvmesh.engines.vllm.events import VllmEvents, prefix_group
 from kvmesh.kv.blocks import block_hashes
 
 kv_events = pytest.importorskip("vllm.distributed.kv_events", reason="the events' classes are vLLM's")
@@ -65,7 +65,7 @@ def test_the_first_group_that_keeps_the_whole_prefix_counts(kinds: list[str], gr
 
 def test_a_window_that_moves_on_does_not_shorten_the_prefix() -> None:
     """A hybrid model tells of both groups; blocks that leave the window are still cached in full attention."""
-    translator = EventTranslator(prefix_group(["sliding_window", "full_attention"]))
+    translator = VllmEvents(prefix_group(["sliding_window", "full_attention"]))
     window = {"group_idx": 0, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 16}
     full = {"group_idx": 1, "kv_cache_spec_kind": "full_attention"}
     events = translator.translate([stored(0, 4, **window), stored(0, 4, **full), removed(1, 2, 3, group_idx=0)])
@@ -76,7 +76,7 @@ def test_a_window_that_moves_on_does_not_shorten_the_prefix() -> None:
 
 def test_offloaded_blocks_without_tokens_keep_their_name() -> None:
     """vLLM's offloading tells some blocks by hash alone: known ones are placed in their tier, others are left out."""
-    translator = EventTranslator()
+    translator = VllmEvents()
     translator.translate([stored(0, 2)])
     bare = stored(0, 2, token_ids=[], block_size=0, medium="CPU", parent_block_hash=None)
     assert translator.translate([bare]) == [
@@ -89,7 +89,7 @@ def test_offloaded_blocks_without_tokens_keep_their_name() -> None:
 
 def test_remote_media_are_tiers_of_their_own() -> None:
     """Another worker's memory and an object store are slower than the worker's own."""
-    translator = EventTranslator()
+    translator = VllmEvents()
     events = translator.translate(
         [stored(0, 1, medium="CPU", locality="REMOTE"), stored(0, 1, medium="STORAGE", locality="REMOTE")]
     )

@@ -7,7 +7,7 @@ import pytest
 
 from kvmesh.core import KvCleared, KvEvent, KvRemoved, KvStored, KvTier
 from kvmesh.engines.output_buffers import KvEventBuffer
-from kvmesh.engines.vllm.events import EventTranslator
+from kvmesh.engines.vllm.events import VllmEvents
 from kvmesh.kv.blocks import block_hashes, seed_hash
 
 TOKENS = list(range(100, 164))
@@ -57,7 +57,7 @@ def replay(events: list[KvEvent]) -> set[tuple[KvTier, int]]:
 
 def test_a_chain_gets_the_names_of_its_prompt() -> None:
     """Blocks stored in two events continue one chain, whatever the engine's hashes are."""
-    events = EventTranslator().translate([stored(0, 2), stored(2, 2)])
+    events = VllmEvents().translate([stored(0, 2), stored(2, 2)])
     assert events == [
         KvStored(block_hashes=NAMES[:2], parent_hash=None),
         KvStored(block_hashes=NAMES[2:], parent_hash=NAMES[1]),
@@ -76,13 +76,13 @@ def test_a_chain_gets_the_names_of_its_prompt() -> None:
 )
 def test_adapter_and_salt_seed_the_chain(lora: str | None, keys: list[Any], adapter: str, salt: str) -> None:
     """vLLM publishes both in a block's extra keys; the mesh puts them in the chain's start."""
-    events = EventTranslator().translate([stored(0, 2, lora_name=lora, extra_keys=keys)])
+    events = VllmEvents().translate([stored(0, 2, lora_name=lora, extra_keys=keys)])
     assert events == [KvStored(block_hashes=block_hashes(TOKENS[:32], 16, seed=seed_hash(adapter, salt)))]
 
 
 def test_a_block_held_twice_is_gone_when_both_are() -> None:
     """vLLM may keep a prefix in two places and announces each."""
-    translator = EventTranslator()
+    translator = VllmEvents()
     first = translator.translate([stored(0, 3)])
     again = translator.translate([stored(0, 4)])
     assert again == [KvStored(block_hashes=[NAMES[3]], parent_hash=NAMES[2])]
@@ -94,7 +94,7 @@ def test_a_block_held_twice_is_gone_when_both_are() -> None:
 
 def test_tiers_are_kept_apart() -> None:
     """A block that leaves the device may stay in host memory, and its children still find their parent."""
-    translator = EventTranslator()
+    translator = VllmEvents()
     events = translator.translate([stored(0, 2), stored(0, 2, medium="CPU"), BlockRemoved([b"h1"])])
     assert replay(events) == {(KvTier.DEVICE, NAMES[0]), (KvTier.HOST, NAMES[0]), (KvTier.HOST, NAMES[1])}
     assert translator.translate([stored(2, 1)]) == [KvStored(block_hashes=[NAMES[2]], parent_hash=NAMES[1])]
@@ -102,7 +102,7 @@ def test_tiers_are_kept_apart() -> None:
 
 def test_clearing_forgets_everything_and_other_groups_do_not_count() -> None:
     """After a clear the same prompt is announced anew; a hybrid model's second group repeats the first."""
-    translator = EventTranslator()
+    translator = VllmEvents()
     translator.translate([stored(0, 4)])
     assert translator.translate([stored(0, 4, group_idx=1), BlockRemoved([b"h0"], group_idx=1)]) == []
     assert translator.translate([AllBlocksCleared()]) == [KvCleared()]
@@ -112,13 +112,13 @@ def test_clearing_forgets_everything_and_other_groups_do_not_count() -> None:
 
 def test_removing_the_unknown_does_nothing() -> None:
     """A parent that was never told, or a removal of it, gives no event instead of a wrong name."""
-    translator = EventTranslator()
+    translator = VllmEvents()
     assert translator.translate([stored(2, 1), BlockRemoved([b"h9"])]) == []
 
 
 def test_a_snapshot_gives_the_present_set() -> None:
     """Replaying it from nothing is the same as replaying everything."""
-    translator = EventTranslator()
+    translator = VllmEvents()
     events = translator.translate(
         [stored(0, 4), stored(0, 2, medium="CPU"), BlockRemoved([b"h3"]), BlockRemoved([b"h2"])]
     )

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvmesh.engines.vllm.file_hashes import ENTRIES_MAX, FileHashes
-from kvmesh.engines.vllm.fingerprint import adapter_fingerprint, model_files, model_fingerprint
+from kvmesh.engines.file_hashes import ENTRIES_MAX, FileHashes
+from kvmesh.engines.fingerprint import adapter_fingerprint, model_files, model_fingerprint
 
 BIG = 1_000_000
 COMMITS = {name: digit * 40 for name, digit in (("main", "a"), ("next", "b"))}

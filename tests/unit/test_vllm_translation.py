@@ -8,8 +8,8 @@ import pytest
 
 from kvmesh.core import Constraint, ConstraintKind, Generation, SamplingParams
 from kvmesh.core.sampling import RANGES
-from kvmesh.engines.vllm.file_hashes import FileHashes
-from kvmesh.engines.vllm.fingerprint import compatibility_hash, model_fingerprint
+from kvmesh.engines.file_hashes import FileHashes
+from kvmesh.engines.fingerprint import compatibility_hash, model_fingerprint
 from kvmesh.engines.vllm.handles import HandleForm, make_handle, pack, prompt_hash, read_handle
 from kvmesh.engines.vllm.sampling import SIMPLE, constraint_arguments, decode_arguments, prefill_arguments
 from kvmesh.engines.vllm.settings import VllmSettings, check_cpu_block_size

@@ -56,6 +56,10 @@ class Decoding:
     def generated(self, leg: LegState) -> int:
         return len(leg.tokens) - leg.start_tokens + self._batch.unflushed(leg)
 
+    def total(self, leg: LegState) -> int:
+        """The checksum of all the leg's tokens plus its constant, as `add` needs it."""
+        return self._batch.totals([leg])[0]
+
     def add(self, leg: LegState, total: int) -> None:
         """Adds a leg that has its first token. `total` is the checksum of all its tokens plus its constant."""
         leg.phase = Phase.DECODE

@@ -15,11 +15,22 @@ from kvmesh.engines.output_buffers import KvEventBuffer, StepOutputBuffer
 from kvmesh.engines.simulated.handles import FORMAT
 from kvmesh.engines.simulated.model_card import TokenRange, read_card
 from kvmesh.engines.simulated.pulls import RELEASED, Pulls
+from kvmesh.engines.simulated.rendezvous.exchange import Exchange
+from kvmesh.engines.simulated.rendezvous.wire import Wire
 from kvmesh.engines.simulated.scheduler import Scheduler
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.engines.simulated.step import Step
 from kvmesh.engines.simulated.tokens import LOGPROBS_MAX
-from kvmesh.errors import InvalidRequestError, LostError, MeshError, OverloadedError, UnavailableError, UnsupportedError
+from kvmesh.errors import (
+    InternalError,
+    InvalidRequestError,
+    LostError,
+    MeshError,
+    OverloadedError,
+    UnavailableError,
+    UnsupportedError,
+)
+from kvmesh.kv.paths import KvPaths
 from kvmesh.kv.transport import KvTransport
 
 log = logging.getLogger(__name__)
@@ -35,7 +46,8 @@ FEATURES = (
 class SimulatedEngine:
     """An Engine without a model. Without a `transport` it refuses prefill legs and serves alone.
 
-    The engine starts and closes the transport. `generator` makes the random numbers that distinguish this engine's handles and
+    The engine starts and closes the transport, and the `wire`, which a rendezvous handoff needs.
+    `generator` makes the random numbers that distinguish this engine's handles and
     blocks from those of other engines; simulations pass a seeded one. `scheduler` and `token_range` are public for tests.
     """
 
@@ -45,12 +57,12 @@ class SimulatedEngine:
         clock: Clock,
         transport: KvTransport | None = None,
         *,
+        wire: Wire | None = None,
         generator: Random | None = None,
     ) -> None:
         self.settings = settings
         self._clock = clock
         self._transport = transport
-        self._role = Role(settings.role)
         generator = generator or SystemRandom()
         incarnation = f"{generator.getrandbits(64):016x}"
         self._card, self.token_range = read_card(settings)
@@ -71,7 +83,18 @@ class SimulatedEngine:
             self._pulls = Pulls(
                 scheduler=self.scheduler,
                 transport=transport,
-                timeout_s=settings.pull_timeout_s,
+                clock=clock,
+                on_change=self._on_pull_change,
+                on_defect=self._on_defect,
+            )
+        self._exchange: Exchange | None = None
+        if self.scheduler.is_rendezvous and self._pulls is not None:
+            if wire is None:
+                raise InternalError("a rendezvous handoff needs a wire")
+            self._exchange = Exchange(
+                scheduler=self.scheduler,
+                wire=wire,
+                pulls=self._pulls,
                 on_change=self._wake,
                 on_defect=self._on_defect,
             )
@@ -96,9 +119,12 @@ class SimulatedEngine:
         self._tasks.append(asyncio.create_task(self._run(), name="simulated-engine"))
         self._tasks.append(asyncio.create_task(self._end_leases(), name="simulated-leases"))
         if self._transport is None:
+            self.scheduler.peer = b""  # No prefill leg needs it, except those that move no KV.
             return
         if self._role is Role.PREFILL:
             await self._start_transport(self._transport, 0.0)
+            if self._exchange is not None and self._death is None:
+                await self._exchange.serve()
             return
         starting = self._start_transport(self._transport, self.settings.kv_transport_delay_s)
         self._tasks.append(asyncio.create_task(starting, name="kv-transport-start"))
@@ -128,17 +154,27 @@ class SimulatedEngine:
                 kv_blocks_total=self.settings.kv_blocks,
                 kv_compatibility_hash=self._compatibility_hash,
                 lease_s=self.settings.lease_s,
+                rendezvous_address=self._exchange.address if self._exchange is not None else "",
+                requires_prefill=self.scheduler.is_rendezvous and self._role is Role.DECODE,
                 profile=self.settings.performance(),
                 removes_kv_from_ends=True,
             )
         return self._description
 
     def _capabilities(self) -> Capabilities:
-        return capabilities(has_transport=self._transport is not None, can_write=self.scheduler.can_write)
+        can_write = self.scheduler.can_write
+        if self.scheduler.is_rendezvous:
+            return rendezvous_capabilities(self._role, has_transport=self._transport is not None, can_write=can_write)
+        return capabilities(has_transport=self._transport is not None, can_write=can_write)
+
+    @property
+    def _role(self) -> Role:
+        return self.scheduler.role
 
     def submit_nowait(self, request: EngineRequest) -> None:
         self._check_running()
         self.scheduler.submit(request, self._clock.now())
+        self._flush_signals()
         self._wake()
 
     def _check_running(self) -> None:
@@ -186,7 +222,7 @@ class SimulatedEngine:
         scheduler = self.scheduler
         running, waiting, waiting_tokens = scheduler.counts()
         available, total = scheduler.pool.available, scheduler.pool.total
-        return LoadRecord(
+        load = LoadRecord(
             step=self._step,
             taken_at_s=self._clock.wall(),
             running_requests=running,
@@ -203,7 +239,17 @@ class SimulatedEngine:
             cached_tokens_total=scheduler.cached_tokens_total,
             transferred_tokens_total=scheduler.transferred_tokens_total,
             preempted_requests_total=scheduler.preempted_total,
+            bootstrapping_requests=scheduler.prefills.bootstrapping,
+            sending_requests=scheduler.prefills.sending,
+            preallocating_requests=scheduler.decodes.preallocating,
+            receiving_requests=scheduler.decodes.receiving,
+            retracted_requests=scheduler.decodes.retracted,
         )
+        return scheduler.paths.add_to(load)
+
+    @property
+    def kv_paths(self) -> KvPaths:
+        return self.scheduler.paths
 
     async def load_adapter(self, name: str, source: str) -> None:
         """An adapter is only a name; `source` is ignored."""
@@ -242,7 +288,7 @@ class SimulatedEngine:
         """See Engine. Requests in flight continue."""
         if role not in self._capabilities().roles:
             raise UnsupportedError(f"this engine does not take the role {role}", field="role")
-        self._role = role
+        self.scheduler.role = role
 
     async def aclose(self) -> None:
         if self._is_closed:
@@ -250,6 +296,8 @@ class SimulatedEngine:
         self._is_closed = True
         self.scheduler.cancel_all()
         self._settle()
+        if self._exchange is not None:
+            await self._exchange.aclose()
         if self._pulls is not None:
             await self._pulls.aclose()
         for task in self._tasks:
@@ -273,6 +321,8 @@ class SimulatedEngine:
     def _fail(self, error: MeshError) -> None:
         if self._death is None:
             self._death = LostError(error.message, reason=error.reason)
+        if self._exchange is not None:
+            self._exchange.close_nowait()
         self._events.close_nowait()
         self._outputs.close_nowait(self._death)
         self._wake()
@@ -317,7 +367,8 @@ class SimulatedEngine:
             await asyncio.sleep(0)
 
     def _settle(self, step: Step | None = None) -> None:
-        """Carries out what a step or a cancel decided: starts pulls, stops pulls, sends releases."""
+        """Carries out what a step or a cancel decided: starts pulls, stops pulls, sends releases and messages of a rendezvous."""
+        self._flush_signals()
         if self._pulls is None:
             return
         if step is not None:
@@ -327,6 +378,16 @@ class SimulatedEngine:
             self._pulls.settle_nowait()
         if self._is_listening != bool(len(self.scheduler.leases)):
             self._after_lease_change()
+
+    def _flush_signals(self) -> None:
+        if self._exchange is not None:
+            self._exchange.flush_nowait()
+        else:
+            self.scheduler.signals.clear()
+
+    def _on_pull_change(self) -> None:
+        self._flush_signals()
+        self._wake()
 
     def _deliver(self, step: Step) -> None:
         self._step += 1
@@ -368,6 +429,17 @@ def capabilities(*, has_transport: bool, can_write: bool) -> Capabilities:
         roles=(Role.PREFILL, Role.DECODE) if has_transport else (Role.DECODE,),
         features=(*FEATURES, "structured_output") if can_write else FEATURES,
         logprobs_max=LOGPROBS_MAX,
+    )
+
+
+def rendezvous_capabilities(role: Role, *, has_transport: bool, can_write: bool) -> Capabilities:
+    """The record of an engine that serves one leg of each request. It announces no handoff if it moves no KV."""
+    return replace(
+        capabilities(has_transport=has_transport, can_write=can_write),
+        handoffs=(Handoff.RENDEZVOUS,) if has_transport else (),
+        roles=(role,),
+        features=[feature for feature in FEATURES if feature != "embeddings"]
+        + (["structured_output"] if can_write else []),
     )
 
 

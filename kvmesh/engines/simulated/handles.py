@@ -55,7 +55,11 @@ def unpack(handle: KvHandle, compatibility_hash: str, block_size_tokens: int) ->
         raise KvLostError(
             "the handle's KV does not fit this engine", reason="kv_incompatible", field="handle.compatibility_hash"
         )
-    data = handle.payload
+    return read_payload(handle.payload, -(-handle.tokens // block_size_tokens))
+
+
+def read_payload(data: bytes, blocks: int) -> HandlePayload:
+    """A packed payload of so many blocks. Raises KvLostError for other data."""
     if len(data) >= _HEAD.size:
         magic, peer_size, count, cached, total = _HEAD.unpack_from(data)
         end = _HEAD.size + peer_size
@@ -66,7 +70,6 @@ def unpack(handle: KvHandle, compatibility_hash: str, block_size_tokens: int) ->
                 checksum=total,
                 cached_tokens=cached,
             )
-            is_whole = len(payload) == -(-handle.tokens // block_size_tokens)
-            if is_whole and all(stamp < _STAMP_END for _, _, stamp in payload.runs):
+            if len(payload) == blocks and all(stamp < _STAMP_END for _, _, stamp in payload.runs):
                 return payload
     raise KvLostError("the handle's payload is damaged", reason="kv_payload", field="handle.payload")

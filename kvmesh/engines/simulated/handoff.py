@@ -10,6 +10,18 @@ from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.engines.simulated.step import PullOrder
 
 
+def make_payload(leg: LegState, *, peer: bytes, memory: KvMemory) -> HandlePayload:
+    """Where the KV of a computed prompt is."""
+    _, stamps = memory.guards(leg.blocks)
+    parts = memory.read_parts(leg.blocks) if leg.parts is None else leg.parts
+    return HandlePayload(
+        peer=peer,
+        runs=_runs(leg.blocks, stamps.view(np.int64)),
+        checksum=int(parts.sum()),
+        cached_tokens=leg.cached_tokens,
+    )
+
+
 def make_handle(
     leg: LegState,
     *,
@@ -20,19 +32,11 @@ def make_handle(
     settings: SimulatedSettings,
 ) -> KvHandle:
     """The handle of a leg whose prompt is computed. The worker adds its id and epoch."""
-    _, stamps = memory.guards(leg.blocks)
-    parts = memory.read_parts(leg.blocks) if leg.parts is None else leg.parts
-    payload = HandlePayload(
-        peer=peer,
-        runs=_runs(leg.blocks, stamps.view(np.int64)),
-        checksum=int(parts.sum()),
-        cached_tokens=leg.cached_tokens,
-    )
     return KvHandle(
         handle_id=handle_id,
         format=FORMAT,
         compatibility_hash=compatibility_hash,
-        payload=pack(payload),
+        payload=pack(make_payload(leg, peer=peer, memory=memory)),
         worker_id="",
         worker_epoch=0,
         tokens=leg.computed,

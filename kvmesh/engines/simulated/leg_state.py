@@ -10,15 +10,25 @@ from kvmesh.core import Usage
 from kvmesh.engines.base import EngineRequest
 from kvmesh.engines.simulated.handles import HandlePayload
 from kvmesh.engines.simulated.memory import Words
+from kvmesh.engines.simulated.rendezvous.wire import FAKE_HOST
 
 DEAD_ENTRIES_MAX = 64
 """Dead entries that the waiting queue keeps even when it is short."""
 
 
 class Phase(Enum):
-    """A preempted leg is WAITING again."""
+    """A preempted leg is WAITING again, or RETRACTED if it came by a rendezvous.
+
+    Rendezvous, prefill: BOOTSTRAPPING, WAITING, PREFILL, SENDING. Decode: PREALLOCATING, RECEIVING, PULLING, PREBUILT, DECODE.
+    """
 
     WAITING = "waiting"
+    BOOTSTRAPPING = "bootstrapping"
+    SENDING = "sending"
+    PREALLOCATING = "preallocating"
+    RECEIVING = "receiving"
+    PREBUILT = "prebuilt"
+    RETRACTED = "retracted"
     PULLING = "pulling"
     PREFILL = "prefill"
     DECODE = "decode"
@@ -67,6 +77,19 @@ class LegState:
     was_recomputed: bool = False
     submitted_at_s: float = 0.0
     queue_s: float = 0.0
+    saved_total: int = 0
+    """Checksum of a retracted leg's tokens."""
+    saved_rows: Words | None = None
+    """KV of a retracted leg's named blocks."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.phase is Phase.DONE
+
+    @property
+    def is_fake(self) -> bool:
+        """True: a rendezvous without a counterpart."""
+        return self.request.rendezvous is not None and self.request.rendezvous.host == FAKE_HOST
 
     @property
     def key(self) -> int:
@@ -99,9 +122,10 @@ class LegState:
 
 
 class WaitingQueue:
-    """Legs in phase WAITING by rank. Entries of legs that left the phase are skipped; the caller reports them with `discount`."""
+    """Legs in one phase by rank. Entries of legs that left the phase are skipped; the caller reports them with `discount`."""
 
-    def __init__(self) -> None:
+    def __init__(self, phase: Phase = Phase.WAITING) -> None:
+        self._phase = phase
         self._heap: list[tuple[tuple[int, int], LegState]] = []
         self._live = 0
         self.prompt_tokens = 0
@@ -118,7 +142,7 @@ class WaitingQueue:
         """The first leg."""
         while self._heap:
             leg = self._heap[0][1]
-            if leg.phase is Phase.WAITING:
+            if leg.phase is self._phase:
                 return leg
             heappop(self._heap)
         return None
@@ -132,5 +156,5 @@ class WaitingQueue:
         self._live -= 1
         self.prompt_tokens -= len(leg.tokens)
         if len(self._heap) > 2 * self._live + DEAD_ENTRIES_MAX:
-            self._heap = [entry for entry in self._heap if entry[1].phase is Phase.WAITING]
+            self._heap = [entry for entry in self._heap if entry[1].phase is self._phase]
             heapify(self._heap)

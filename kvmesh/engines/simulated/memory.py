@@ -64,6 +64,13 @@ class KvMemory:
         parts &= np.uint64(WORD_MASK)
         return parts
 
+    def read_rows(self, blocks: Sequence[int]) -> Words:
+        """A copy of whole blocks, to be written back with `write_rows`."""
+        return self._words[np.array(blocks, np.int64)]
+
+    def write_rows(self, blocks: Sequence[int], rows: Words) -> None:
+        self._words[np.array(blocks, np.int64)] = rows
+
     def guards(self, blocks: Sequence[int]) -> tuple[Words, Words]:
         places = _places(blocks)
         return self._words[places, 0], self._words[places, 1]

@@ -3,10 +3,13 @@
 import asyncio
 from collections.abc import Callable
 
+from kvmesh.clock import Clock
 from kvmesh.engines.simulated.leg_state import LegState
 from kvmesh.engines.simulated.scheduler import Scheduler
 from kvmesh.engines.simulated.step import PullOrder
 from kvmesh.errors import KvLostError, MeshError
+from kvmesh.kv.path_causes import Failure
+from kvmesh.kv.paths import Pull
 from kvmesh.kv.transport import KvTransport
 
 RELEASED = b"release:"
@@ -29,16 +32,19 @@ class Pulls:
         *,
         scheduler: Scheduler,
         transport: KvTransport,
-        timeout_s: float,
+        clock: Clock,
         on_change: Callable[[], None],
         on_defect: Callable[[BaseException], None],
     ) -> None:
         self._scheduler = scheduler
         self._transport = transport
-        self._timeout_s = timeout_s
+        self._clock = clock
+        self._paths = scheduler.paths
         self._on_change = on_change
         self._on_defect = on_defect
         self._pulls: dict[LegState, asyncio.Future[None]] = {}
+        self._begun: dict[LegState, Pull] = {}
+        """Pulls whose end was not reported to the paths yet."""
         self._overdue: dict[LegState, bytes] = {}
         """Pulls that are past their timeout and may still write, with their peers."""
         self._notices: set[asyncio.Task[None]] = set()
@@ -48,15 +54,27 @@ class Pulls:
     def start_nowait(self, order: PullOrder) -> None:
         """Starts a pull. Its end is reported to the scheduler, possibly before this returns.
 
-        Fails while an earlier pull from the peer is overdue: another one would only block more memory.
+        Fails at once while the path from the source fails. Fails also while an earlier pull from the peer is overdue: another one would
+        only block more memory.
         """
+        size, blocks = self._scheduler.settings.kv_bytes_per_block, len(order.payload) - order.first
+        # Until this engine's own transport has started, the time of a pull says nothing about the path.
+        is_started = self._scheduler.peer is not None
+        limit_s = self._scheduler.settings.pull_timeout_s
+        # The source of a rendezvous is known by its address only, and its router hears of the failed leg itself.
+        if (handle := order.leg.request.handle) is not None:
+            pull = self._paths.begin(handle, self._clock.now(), size_bytes=blocks * size)
+            if pull is None:
+                self._end(order, KvLostError("the KV path from the source fails", reason="kv_path_failing"))
+                return
+            self._begun[order.leg] = pull
+            limit_s = pull.limit_s if is_started else limit_s
         if order.payload.peer in self._overdue.values():
             self._end(order, KvLostError("an earlier pull from the peer has not ended", reason="kv_peer_overdue"))
             return
-        size = self._scheduler.settings.kv_bytes_per_block
         pieces = [(theirs * size, mine * size, count * size) for theirs, count, mine in order.runs()]
         try:
-            rest = self._transport.pull_nowait(order.payload.peer, pieces, timeout_s=self._timeout_s)
+            rest = self._transport.pull_nowait(order.payload.peer, pieces, timeout_s=limit_s)
         except MeshError as failure:
             self._end(order, KvLostError(failure.message, reason=failure.reason))
             return
@@ -64,11 +82,11 @@ class Pulls:
             self._end(order, None)
             return
         self._pulls[order.leg] = task = asyncio.ensure_future(rest)
-        overdue = asyncio.get_running_loop().call_later(self._timeout_s + OVERDUE_S, self._on_overdue, order)
+        overdue = asyncio.get_running_loop().call_later(limit_s + OVERDUE_S, self._on_overdue, order, limit_s)
 
         def on_done(_: asyncio.Future[None]) -> None:
             overdue.cancel()
-            self._on_done(order)
+            self._on_done(order, is_typical=is_started)
 
         task.add_done_callback(on_done)
 
@@ -82,13 +100,14 @@ class Pulls:
         for peer, handle_id in releases:
             self._notify(peer, handle_id)
 
-    def _on_overdue(self, order: PullOrder) -> None:
+    def _on_overdue(self, order: PullOrder, limit_s: float) -> None:
         self._overdue[order.leg] = order.payload.peer
+        self._report(order, KvLostError(f"a pull did not end in {limit_s:.1f} s", reason="kv_pull_timeout"))
         self._scheduler.pull_overdue(order)
         self.settle_nowait()
         self._on_change()
 
-    def _on_done(self, order: PullOrder) -> None:
+    def _on_done(self, order: PullOrder, *, is_typical: bool) -> None:
         task = self._pulls.pop(order.leg)
         self._overdue.pop(order.leg, None)
         error: KvLostError | None = None
@@ -101,12 +120,25 @@ class Pulls:
                 self._on_defect(failure)
                 return
             error = KvLostError(failure.message, reason=failure.reason)
-        self._end(order, error)
+        self._end(order, error, is_typical=is_typical)
 
-    def _end(self, order: PullOrder, error: KvLostError | None) -> None:
+    def _end(self, order: PullOrder, error: KvLostError | None, *, is_typical: bool = True) -> None:
+        self._report(order, error, is_typical=is_typical)
         if self._scheduler.pull_ended(order, error):
             self._notify(order.payload.peer, order.handle_id)
         self._on_change()
+
+    def _report(self, order: PullOrder, error: KvLostError | None, *, is_typical: bool = True) -> None:
+        """Reports the end of a pull to the paths, once."""
+        pull = self._begun.pop(order.leg, None)
+        if pull is None:
+            return
+        now_s = self._clock.now()
+        if error is None:
+            self._paths.succeeded(pull, now_s, is_typical=is_typical)
+        else:
+            failure = Failure(reason=error.reason, message=error.message, peer=order.payload.peer)
+            self._paths.failed(pull, failure, now_s=now_s, wall_s=self._clock.wall())
 
     def _notify(self, peer: bytes, handle_id: str) -> None:
         self._released.setdefault(peer, []).append(handle_id)

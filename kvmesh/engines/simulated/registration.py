@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from kvmesh.core import Capabilities
+from kvmesh.core import Capabilities, Handoff
 from kvmesh.engines.base import Engine
 from kvmesh.engines.registration import EngineHost, EngineRegistration
 from kvmesh.engines.simulated.settings import SimulatedSettings
@@ -19,11 +19,20 @@ def make(settings: SimulatedSettings, host: EngineHost) -> Engine:
         lease_s=host.kv.lease_s,
         pull_timeout_s=host.kv.pull_timeout_s,
     )
-    if settings.kv_transport == "none":
+    if settings.kv_transport != "nixl":
         return SimulatedEngine(settings, host.clock)
     from kvmesh.kv.nixl_transport import NixlTransport
 
-    return SimulatedEngine(settings, host.clock, NixlTransport())
+    if settings.handoff != Handoff.RENDEZVOUS:
+        return SimulatedEngine(settings, host.clock, NixlTransport())
+    from kvmesh.engines.simulated.rendezvous.http_wire import HttpWire
+
+    port = settings.bootstrap_port
+    if not port and host.ports is not None:
+        port = host.ports.claim(host.address)
+    wire = HttpWire(host.address, port)
+    # Every request needs the transport, so there is nothing to serve before it has started.
+    return SimulatedEngine(replace(settings, kv_transport_delay_s=0.0), host.clock, NixlTransport(), wire=wire)
 
 
 def all_capabilities() -> Capabilities:

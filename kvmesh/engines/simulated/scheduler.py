@@ -2,28 +2,35 @@
 
 Order within a step, as in vLLM: decoding legs (one token of the budget each), then prompts in progress, then waiting legs by priority
 and arrival. A prompt gets all its blocks when it is admitted and may be computed in several steps. When a decoding leg needs a block
-and none is available, the leg of the lowest rank is preempted: it drops its blocks and waits again.
+and none is available, the leg of the lowest rank is preempted: it drops its blocks and waits again. Legs of a rendezvous pass the queues
+of `rendezvous/` before and after; a decode engine of a rendezvous does not compute prompts, so its legs are retracted instead of preempted.
 """
 
 from collections.abc import Sequence
 
-from kvmesh.core import FinishReason, KvHandle, LegTask, ModelCard
+from kvmesh.core import FinishReason, Handoff, KvHandle, LegTask, ModelCard, Role
 from kvmesh.engines.base import EngineFinish, EngineRequest
 from kvmesh.engines.simulated.block_writer import compute_prompt, names_of
 from kvmesh.engines.simulated.blocks import BlockPool
 from kvmesh.engines.simulated.constrained_answers import ScriptWriter
 from kvmesh.engines.simulated.decoding import Decoding
-from kvmesh.engines.simulated.handoff import is_intact, make_handle
+from kvmesh.engines.simulated.handles import pack
+from kvmesh.engines.simulated.handoff import is_intact, make_handle, make_payload
 from kvmesh.engines.simulated.leases import Leases
 from kvmesh.engines.simulated.leg_state import LegState, Phase, WaitingQueue
 from kvmesh.engines.simulated.memory import KvMemory
 from kvmesh.engines.simulated.model_card import TokenRange
+from kvmesh.engines.simulated.rendezvous.decode_queues import DecodeQueues
+from kvmesh.engines.simulated.rendezvous.prefill_queues import PrefillQueues
+from kvmesh.engines.simulated.rendezvous.signals import Signal, SignalKind
+from kvmesh.engines.simulated.rendezvous.validation import check_rendezvous
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.engines.simulated.step import PullOrder, Step
 from kvmesh.engines.simulated.stopping import add_logprob, is_stop, score_prompt, steered_token
 from kvmesh.engines.simulated.tokens import embed
 from kvmesh.engines.simulated.validation import check_request, make_leg, read_handle
-from kvmesh.errors import InvalidRequestError, KvLostError, OverloadedError
+from kvmesh.errors import InvalidRequestError, KvLostError, MeshError, OverloadedError
+from kvmesh.kv.paths import KvPaths
 
 SUM_MASK = (1 << 61) - 1
 OVERLOAD_RETRY_S = 0.5
@@ -39,7 +46,7 @@ class Scheduler:
     """All legs of one engine.
 
     1. A key is known exactly from `submit` until its finish is in a Step.
-    2. Only legs in phases PULLING, PREFILL and DECODE, and leases, hold blocks.
+    2. Only legs in phases PULLING, PREFILL, DECODE, SENDING, RECEIVING and PREBUILT, and leases, hold blocks.
     3. A pull that was cancelled or is overdue keeps its blocks until `pull_ended`.
     """
 
@@ -55,6 +62,7 @@ class Scheduler:
         first_stamp: int = 0,
     ) -> None:
         self.settings = settings
+        self.paths = KvPaths(pull_timeout_s=settings.pull_timeout_s)
         self.card = card
         self.adapters: frozenset[str] = frozenset(settings.adapters)
         self.peer: bytes | None = None
@@ -62,6 +70,11 @@ class Scheduler:
         self.incarnation = incarnation
         self.compatibility_hash = compatibility_hash
         self.has_transport = has_transport
+        self.role = Role(settings.role)
+        self.is_rendezvous = settings.handoff == Handoff.RENDEZVOUS and (
+            has_transport or settings.kv_transport == "fake"
+        )
+        """True: the engine serves only one leg of each request, together with its counterpart."""
         self.memory = KvMemory(settings.kv_blocks, settings.kv_bytes_per_block, first_stamp)
         self.pool = BlockPool(settings.kv_blocks, settings.kv_blocks // BLOCKS_PER_SPARE)
         self.leases = Leases(self.pool)
@@ -86,8 +99,21 @@ class Scheduler:
             preempt_one=self._preempt_one,
         )
         self._finishes: list[EngineFinish] = []
+        self.signals: list[Signal] = []
+        """For the exchange with the other engine of a rendezvous. The engine takes them."""
+        self.prefills = PrefillQueues(waiting=self._waiting, make_offer=self._make_offer, signals=self.signals)
+        self.decodes = DecodeQueues(
+            settings=settings,
+            pool=self.pool,
+            memory=self.memory,
+            signals=self.signals,
+            decoding=lambda: self._decoding.legs,
+            resume=self._decoding.add,
+        )
         self._orders = 0
         self._has_preempted = False
+        self._internal_tokens = 0
+        """First tokens of internal legs in the present step."""
 
     @property
     def can_write(self) -> bool:
@@ -100,20 +126,22 @@ class Scheduler:
         """Accepts a leg, or raises and changes nothing."""
         if request.key in self._legs:
             raise InvalidRequestError(f"key {request.key} is in use", field="key")
+        check_rendezvous(request, self.settings, role=self.role, is_rendezvous=self.is_rendezvous)
         check_request(
             request,
             self.card,
             self.adapters,
-            has_transport=self.has_transport,
+            can_prefill=self.has_transport or self.is_rendezvous,
             can_write=self._writer.can_write,
             dimensions_max=EMBEDDING_DIMENSIONS,
         )
         payload = read_handle(
             request, self.compatibility_hash, self.settings.block_size_tokens, has_transport=self.has_transport
         )
-        if len(self._waiting) >= self.settings.waiting_requests_max:
+        waiting = len(self._waiting) + self.prefills.bootstrapping + self.decodes.preallocating
+        if waiting >= self.settings.waiting_requests_max:
             raise OverloadedError(
-                f"{len(self._waiting)} requests wait already",
+                f"{waiting} requests wait already",
                 reason="queue_full",
                 retry_after_s=OVERLOAD_RETRY_S,
             )
@@ -130,13 +158,23 @@ class Scheduler:
         if payload is not None and request.handle is not None:
             leg.payload, leg.payload_expires_at_s = payload, now_s + request.handle.lease_s
         self._legs[request.key] = leg
-        self._waiting.push(leg)
+        if request.rendezvous is None:
+            self._waiting.push(leg)
+        elif request.task is LegTask.PREFILL:
+            self.prefills.enter(leg)
+        else:
+            self.decodes.enter(leg)
 
     def cancel(self, key: int) -> None:
         """Ends a leg. Its finish is in the next step. Frees its blocks, those of a pull when the pull has stopped."""
         leg = self._legs.get(key)
         if leg is not None:
             self._end(leg, FinishReason.CANCELLED)
+
+    def fail(self, leg: LegState, error: MeshError) -> None:
+        """Ends a leg whose exchange with its counterpart failed."""
+        if leg.phase is not Phase.DONE:
+            self._end(leg, FinishReason.ERROR, error=error)
 
     def cancel_all(self) -> None:
         for key in list(self._legs):
@@ -150,6 +188,7 @@ class Scheduler:
         stop_token_id: int | None = None,
         handle: KvHandle | None = None,
         embedding: Sequence[float] | None = None,
+        error: MeshError | None = None,
     ) -> None:
         self._remove_from_phase(leg)
         del self._legs[leg.key]
@@ -163,6 +202,7 @@ class Scheduler:
                 was_recomputed=leg.was_recomputed,
                 queue_s=leg.queue_s,
                 embedding=embedding,
+                error=error,
             )
         )
 
@@ -170,6 +210,10 @@ class Scheduler:
         """Removes a leg from its phase and drops its blocks."""
         phase, leg.phase = leg.phase, Phase.DONE
         self._queue_release(leg)
+        if leg.request.rendezvous is not None:
+            self.prefills.discard(leg)
+            self.decodes.discard(leg, phase)
+            self.signals.append(Signal(kind=SignalKind.LEFT, leg=leg))
         if phase is Phase.PULLING:
             self.aborted_pulls.append(leg)
             return
@@ -193,7 +237,8 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """True when there are legs, other than pulling ones, or finishes."""
-        return bool(len(self._decoding) or self._prefilling or self._finishes or len(self._waiting))
+        is_busy = len(self._decoding) or self._prefilling or self._finishes or len(self._waiting)
+        return bool(is_busy or self.decodes.has_work)
 
     def step(self, now_s: float) -> Step:
         if len(self.leases):
@@ -201,12 +246,23 @@ class Scheduler:
         step = Step(decode_requests=len(self._decoding))
         if step.decode_requests:
             self._decode(step)
+        if self.decodes.has_work:
+            self._admit_decodes(step)
         if self._prefilling or len(self._waiting):
             self._compute_prompts(step, now_s)
         self._has_preempted = False
-        self.output_tokens_total += len(step.token_ids)
+        self.output_tokens_total += len(step.token_ids) - self._internal_tokens
+        self._internal_tokens = 0
         step.finishes, self._finishes = self._finishes, []
         return step
+
+    def _admit_decodes(self, step: Step) -> None:
+        """Lets received legs decode, then gives blocks to waiting ones."""
+        for leg in self.decodes.take_prebuilt():
+            self._first_token(leg, step)
+        # A leg that was retracted in this step would take back the blocks that it just dropped.
+        if not self._has_preempted:
+            step.can_go_on = self.decodes.allocate()
 
     def _compute_prompts(self, step: Step, now_s: float) -> None:
         budget = self.settings.prefill_tokens_max(step.decode_requests)
@@ -236,6 +292,9 @@ class Scheduler:
 
     def _preempt_one(self) -> None:
         leg = max([*self._decoding.legs, *self._prefilling], key=_rank)
+        if leg.request.rendezvous is not None:
+            self._retract(leg)
+            return
         self._remove_from_phase(leg)
         leg.phase = Phase.WAITING
         leg.names = names_of(leg, self.settings.block_size_tokens)
@@ -243,6 +302,13 @@ class Scheduler:
         self.preempted_total += 1
         self._has_preempted = True
         self._waiting.push(leg)
+
+    def _retract(self, leg: LegState) -> None:
+        total = self._decoding.total(leg)
+        self._decoding.remove(leg)
+        self.decodes.retract(leg, total)
+        self.preempted_total += 1
+        self._has_preempted = True
 
     # Prompts
 
@@ -267,13 +333,14 @@ class Scheduler:
             leg.was_admitted = True
             leg.queue_s = now_s - leg.submitted_at_s
             leg.cached_tokens = leg.computed
-            self.cached_tokens_total += leg.computed
+            self.cached_tokens_total += 0 if leg.request.is_internal else leg.computed
         self._start(leg, step, now_s)
         return leg
 
     def _start(self, leg: LegState, step: Step, now_s: float) -> None:
         if leg.payload is not None and now_s >= leg.payload_expires_at_s:
-            leg.payload, leg.was_recomputed = None, True
+            leg.payload = None
+            self._count_recomputed(leg)
         if leg.payload is None or leg.request.handle is None or leg.computed >= leg.request.handle.tokens:
             self._queue_release(leg)
             self._begin_prompt(leg)
@@ -296,7 +363,7 @@ class Scheduler:
             compute_prompt(
                 leg, take=take, memory=self.memory, pool=self.pool, block_size_tokens=self.settings.block_size_tokens
             )
-        self.prompt_tokens_total += take
+        self.prompt_tokens_total += 0 if leg.request.is_internal else take
         step.prefill_tokens += take
         if leg.computed == len(leg.tokens):
             self._end_prompt(leg, step, now_s)
@@ -306,8 +373,14 @@ class Scheduler:
         if leg.request.task is LegTask.EMBED:
             self._end(leg, FinishReason.STOP, embedding=embed(leg.tokens, EMBEDDING_DIMENSIONS, leg.request.dimensions))
             return
+        if leg.is_fake and leg.request.task is LegTask.PREFILL:
+            self._end(leg, FinishReason.HANDED_OFF)
+            return
         self._prefilling.remove(leg)
-        if leg.request.task is LegTask.PREFILL:
+        if leg.request.rendezvous is not None:
+            score_prompt(leg, step, self.card)
+            self.prefills.send(leg)
+        elif leg.request.task is LegTask.PREFILL:
             self._hand_off(leg, now_s)
         else:
             score_prompt(leg, step, self.card)
@@ -329,6 +402,7 @@ class Scheduler:
         if is_eos:
             token_id = self.card.eos_token_ids[0]
         step.add_token(leg.key, token_id)
+        self._internal_tokens += leg.request.is_internal
         add_logprob(leg, token_id=token_id, step=step, card=self.card)
         is_stopped = is_eos or is_stop(leg, token_id, generated)
         if not is_stopped and generated < leg.tokens_max:
@@ -339,6 +413,15 @@ class Scheduler:
             self._end(leg, FinishReason.STOP, stop_token_id=token_id)
         else:
             self._end(leg, FinishReason.LENGTH)
+
+    def _make_offer(self, leg: LegState) -> bytes:
+        assert self.peer is not None
+        return pack(make_payload(leg, peer=self.peer, memory=self.memory))
+
+    def on_sent(self, leg: LegState) -> None:
+        """The decode engine has the leg's KV."""
+        if leg.phase is Phase.SENDING:
+            self._end(leg, FinishReason.HANDED_OFF)
 
     def _hand_off(self, leg: LegState, now_s: float) -> None:
         assert self.peer is not None
@@ -361,10 +444,17 @@ class Scheduler:
         """Handles the end of a pull, which writes to no block any more. True: the source must be notified to free its blocks."""
         leg = order.leg
         self._pulling.discard(leg)
+        is_rendezvous = leg.request.rendezvous is not None
         if leg.phase is not Phase.PULLING or leg.blocks is not order.blocks:
             self.pool.drop(order.blocks)
             if leg.blocks is order.blocks:
                 leg.blocks = []
+            return False
+        if is_rendezvous:
+            if error is None and self.decodes.on_pulled(order):
+                self.transferred_tokens_total += leg.transferred_tokens
+            else:
+                self._fail_pull(order, error or KvLostError("the received KV is damaged", reason="kv_damaged"))
             return False
         assert leg.request.handle is not None
         tokens, size = leg.request.handle.tokens, self.settings.block_size_tokens
@@ -375,22 +465,38 @@ class Scheduler:
         if is_good:
             self._accept_pull(order, tokens)
         else:
-            leg.was_recomputed = True
+            self._count_recomputed(leg)
         self._begin_prompt(leg)
         # A failed handle is not read again; without a notice the source would hold its blocks until the lease ends.
         return True
 
+    def _fail_pull(self, order: PullOrder, error: KvLostError) -> None:
+        """Fails the leg of a pull that has ended."""
+        self.fail(order.leg, error)
+        self.aborted_pulls.remove(order.leg)
+        self.pool.drop(order.blocks)
+        order.leg.blocks = []
+
     def pull_overdue(self, order: PullOrder) -> None:
-        """Gives up a pull that may still write. Its leg waits for other blocks and computes the prompt."""
+        """Gives up a pull that may still write. Its leg waits for other blocks and computes the prompt, or fails (rendezvous)."""
         leg = order.leg
         if leg.phase is not Phase.PULLING or leg.blocks is not order.blocks:
+            return
+        if leg.request.rendezvous is not None:
+            self.fail(leg, KvLostError("the transfer did not end in time", reason="kv_pull_timeout"))
             return
         self._remove_from_phase(leg)
         self._pulling.discard(leg)
         leg.blocks, leg.phase = [], Phase.WAITING
         leg.computed = leg.named_blocks = 0
-        leg.was_recomputed = True
+        self._count_recomputed(leg)
         self._waiting.push(leg)
+
+    def _count_recomputed(self, leg: LegState) -> None:
+        """Notes that the prompt of a handle is computed here."""
+        assert leg.request.handle is not None
+        leg.was_recomputed = True
+        self.paths.count_recomputed(leg.request.handle, len(leg.tokens) - leg.computed)
 
     def _accept_pull(self, order: PullOrder, tokens: int) -> None:
         leg, first = order.leg, order.first
@@ -401,17 +507,18 @@ class Scheduler:
         leg.transferred_tokens = tokens - leg.computed
         leg.cached_tokens = order.payload.cached_tokens
         leg.computed = tokens
-        self.transferred_tokens_total += leg.transferred_tokens
+        self.transferred_tokens_total += 0 if leg.request.is_internal else leg.transferred_tokens
 
     # Load
 
     def _running(self) -> int:
-        return len(self._decoding) + len(self._prefilling) + len(self._pulling)
+        return len(self._decoding) + len(self._prefilling) + len(self._pulling) + self.decodes.prebuilt
 
     def counts(self) -> tuple[int, int, int]:
         """Numbers of running and waiting legs, and of accepted prompt tokens that are not computed yet."""
         left = sum(len(leg.tokens) - leg.computed for leg in self._prefilling)
-        return self._running(), len(self._waiting), self._waiting.prompt_tokens + left
+        waiting_tokens = self._waiting.prompt_tokens + self.prefills.prompt_tokens
+        return self._running(), len(self._waiting), waiting_tokens + left
 
 
 def _rank(leg: LegState) -> tuple[int, int]:

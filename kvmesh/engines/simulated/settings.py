@@ -89,7 +89,24 @@ class SimulatedSettings:
         True, "Checks guards and checksum after a pull. False shows what an engine without them would answer."
     )
     kv_transport: str = setting(
-        "nixl", "Transport of KV blocks; `none`: each engine serves alone.", choices=("nixl", "none")
+        "nixl",
+        "Transport of KV blocks; `none`: each engine serves alone; `fake`: a rendezvous that moves no KV, for warm-up and tests, which"
+        " refuses requests of clients.",
+        choices=("nixl", "none", "fake"),
+    )
+    handoff: str = setting(
+        "sequential",
+        "How prefill and decode meet: `sequential` as vLLM (decode pulls after prefill), `rendezvous` as SGLang (both start at once).",
+        choices=("sequential", "rendezvous"),
+    )
+    bootstrap_port: int = setting(
+        0, "Port of a prefill worker's bootstrap server (rendezvous); 0: any free one.", min=0, max=65535
+    )
+    handshake_timeout_s: float = setting(
+        4.0, "Rendezvous: how long a leg waits for its counterpart to appear before it fails.", min=0.01
+    )
+    reserved_output_tokens: int = setting(
+        512, "Rendezvous: output tokens for which a decode worker reserves KV blocks before it takes a request.", min=0
     )
     kv_transport_delay_s: float = setting(
         0.0, "Delay from the start of a decode engine until it loads the transport.", min=0

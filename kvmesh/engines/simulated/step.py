@@ -48,16 +48,18 @@ class Step:
     pulls: list[PullOrder] = field(default_factory=list)
     prefill_tokens: int = 0
     decode_requests: int = 0
+    can_go_on: bool = False
+    """The next step has something to do, even if this one did nothing."""
 
     @property
     def has_output(self) -> bool:
-        """True when the step produced tokens or finishes."""
-        return bool(self.keys or self.finishes)
+        """True when the step produced tokens, finishes or scores of a prompt."""
+        return bool(self.keys or self.finishes or self.prompt_logprobs)
 
     @property
     def has_progress(self) -> bool:
         """False: further steps do nothing until a leg arrives or a pull ends."""
-        return bool(self.keys or self.finishes or self.prefill_tokens or self.pulls)
+        return bool(self.keys or self.finishes or self.prefill_tokens or self.pulls or self.can_go_on)
 
     def add_rounds(self, rounds: Sequence[tuple[list[int], list[int]]]) -> None:
         """Adds several tokens per key. Each round holds keys and one token for each of them."""

@@ -20,7 +20,7 @@ def check_request(
     card: ModelCard,
     adapters: frozenset[str],
     *,
-    has_transport: bool,
+    can_prefill: bool,
     can_write: bool,
     dimensions_max: int,
 ) -> None:
@@ -36,8 +36,7 @@ def check_request(
         ("generation.media", bool(generation.media)),
         ("generation.data_parallel_rank", bool(generation.data_parallel_rank)),
         ("generation.sampling.constraint", sampling.constraint is not None and not can_write),
-        ("rendezvous", request.rendezvous is not None),
-        ("task", request.task is LegTask.PREFILL and not has_transport),
+        ("task", request.task is LegTask.PREFILL and not can_prefill),
     )
     for field, is_asked in refused:
         if is_asked:

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvmesh.engines.vllm.file_hashes import FileHashes
-from kvmesh.engines.vllm.fingerprint import adapter_fingerprint
+from kvmesh.engines.file_hashes import FileHashes
+from kvmesh.engines.fingerprint import adapter_fingerprint
 from kvmesh.errors import InvalidRequestError, NotFoundError, OverloadedError, UnsupportedError
 
 CONTENT_MARK = "\0"

@@ -9,6 +9,8 @@ own connector, because vLLM's configuration treats that name specially.
 """
 
 import logging
+import socket
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +26,10 @@ LOG = logging.getLogger(__name__)
 
 CHECKS_MAX = 1 << 14
 """Concurrent reads of hold words. A pull beyond this number counts as lost, and its prompt is computed."""
+CONNECT_TIMEOUT_S = 1.0
+"""Longest connect to a peer's side channel."""
+FAILURES_MAX = 1024
+MESSAGE_CHARACTERS_MAX = 200
 HOLD = "hold"
 """Name of the hold in the connector's parameters of a request: `index`, `number`, and the table's `addresses` by rank."""
 
@@ -101,6 +107,43 @@ class HoldingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         self._free_copies = list(range(CHECKS_MAX - 1, -1, -1))
         self._pull_holds: dict[str, dict[str, Any] | None] = {}
         self._checks: dict[str, _Check] = {}
+        self.failures: dict[str, tuple[str, str]] = {}
+        """Reason and message of failed pulls, until the runner takes them."""
+
+    def _nixl_handshake(self, host: str, port: int, *arguments: Any, **options: Any) -> Any:
+        """Connects to the side channel first. vLLM's own socket would wait 5 s for a host that refuses, and with it all other peers."""
+        with socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S):
+            pass
+        return super()._nixl_handshake(host, port, *arguments, **options)
+
+    def _log_failure(
+        self, failure_type: str, req_id: str | None, msg: str = "", error: BaseException | None = None, **more: Any
+    ) -> None:
+        """Keeps the failure of a request for its report. Handshakes fail on a thread of their own."""
+        super()._log_failure(failure_type, req_id, msg, error, **more)
+        if req_id is not None:
+            self._add_failure(req_id, *failure_of(failure_type, error))
+            if failure_type.startswith("transfer"):
+                self._drop_peer(req_id)
+
+    def _drop_peer(self, request_id: str) -> None:
+        """Makes vLLM remove the peer of a failed transfer when its other transfers have ended, and shake hands again.
+
+        vLLM does so only if NIXL has dropped the peer by itself. Otherwise a broken connection fails all later transfers
+        (NIXL_ERR_REMOTE_DISCONNECT, seen with nixl 1.5.1). KV paths have a pause of their own, so vLLM's is removed.
+        """
+        metadata = self._recving_metadata.get(request_id)
+        if metadata is None or metadata.remote is None or metadata.remote.engine_id not in self._remote_agents:
+            return
+        engine_id = metadata.remote.engine_id
+        if engine_id not in self._invalid_remote_engines:
+            self._invalid_engine_backoff.pop(engine_id, None)
+            self._mark_remote_engine_invalid(engine_id, time.perf_counter())
+
+    def _add_failure(self, request_id: str, reason: str, message: str) -> None:
+        self.failures.setdefault(request_id, (reason, message))
+        if len(self.failures) > FAILURES_MAX:
+            self.failures.pop(next(iter(self.failures)), None)
 
     def register_kv_caches(self, kv_caches: Any) -> None:
         """Registers the hold words too, before super(), which ends with the metadata that peers read."""
@@ -216,7 +259,16 @@ class HoldingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         if int(self._copies[check.copy]) != check.hold["number"]:
             self.xfer_stats.record_kv_expired_req()
             LOG.warning("kv_hold_ended", extra={"data": {"request_id": request_id}})
+            self._add_failure(request_id, "kv_stale", "the blocks were not held any more")
             failed.add(request_id)
+
+
+def failure_of(failure_type: str, error: BaseException | None) -> tuple[str, str]:
+    """Reason and message of a failure that vLLM logs."""
+    message = f"{failure_type.replace('_', ' ')}: {error}" if error is not None else failure_type.replace("_", " ")
+    if failure_type.startswith("handshake"):
+        return ("kv_incompatible" if "compatibility" in message else "kv_handshake"), message[:MESSAGE_CHARACTERS_MAX]
+    return "kv_peer_lost", message[:MESSAGE_CHARACTERS_MAX]
 
 
 class _WithoutNotices:

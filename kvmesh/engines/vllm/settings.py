@@ -85,7 +85,7 @@ class VllmSettings:
     lease_s: float = 30.0
     pull_timeout_s: float = 10.0
     side_channel_host: str = setting(
-        "127.0.0.1", "Address for the NIXL handshake: the engine listens there, peers connect to it."
+        "", "Address for the NIXL handshake: the engine listens there, peers connect to it. Empty: that of `address`."
     )
     side_channel_port: int = setting(0, "Port for the NIXL handshake; 0: a free one.", min=0, max=65535)
     enable_lora: bool = setting(False, "Allows LoRA adapters.")

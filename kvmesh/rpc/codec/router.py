@@ -27,6 +27,7 @@ LABELS_MAX = 64
 FEATURES_MAX = 64
 BLOCKS_MAX = 1 << 20
 TENANT_CHARACTERS_MAX = 128
+DIGEST_CHARACTERS_MAX = 128
 REPORTS_MAX = 1024
 """In one message."""
 ASKS_MAX = 64
@@ -62,7 +63,7 @@ def fill_ask(message: pb.Ask, ask_id: int, ask: Ask) -> None:
 
 _ELAPSED_S_MAX = 10 * 365 * 86_400
 _RARE_FIELDS = (
-    *("adapter", "tenant", "priority", "session_id", "attempt", "traceparent"),
+    *("adapter", "tenant", "priority", "session_id", "attempt", "traceparent", "files_digest"),
     *("pinned_prefill_worker_id", "pinned_decode_worker_id"),
 )
 _LIST_FIELDS = ("required_features", "excluded_worker_ids")
@@ -106,6 +107,7 @@ def from_ask(message: pb.Ask) -> Ask:
         pinned_decode_worker_id=message.pinned_decode_worker_id,
         attempt=message.attempt,
         traceparent=message.traceparent,
+        files_digest=message.files_digest,
     )
     check_ask(ask)
     if ask.required_features or ask.excluded_worker_ids:
@@ -124,6 +126,8 @@ def check_ask(ask: Ask) -> None:
         check_range(ask.priority, "ask.priority", low=-PRIORITY_MAX, high=PRIORITY_MAX)
     if ask.tenant:
         check_length(len(ask.tenant), "ask.tenant", high=TENANT_CHARACTERS_MAX, unit="characters")
+    if ask.files_digest:
+        check_length(len(ask.files_digest), "ask.files_digest", high=DIGEST_CHARACTERS_MAX, unit="characters")
     if count := len(ask.block_hashes):
         check_length(count, "ask.block_hashes", high=BLOCKS_MAX)
         check_range(size, "ask.block_size_tokens", low=1, high=2**20)
@@ -191,6 +195,8 @@ def fill_report(message: pb.Report, ask_id: int, report: Report) -> None:
         message.reservation_id = report.reservation_id
     if report.is_answered_by_prefill:
         message.is_answered_by_prefill = True
+    if report.was_recomputed:
+        message.was_recomputed = True
 
 
 def from_report(message: pb.Report) -> Report:
@@ -207,6 +213,7 @@ def from_report(message: pb.Report) -> Report:
         failed_worker_id=message.failed_worker_id,
         reservation_id=message.reservation_id,
         is_answered_by_prefill=message.is_answered_by_prefill,
+        was_recomputed=message.was_recomputed,
     )
 
 

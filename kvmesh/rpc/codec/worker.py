@@ -5,10 +5,13 @@ from kvmesh.api.worker.v1 import worker_pb2 as pb
 from kvmesh.checks import check_length, check_range
 from kvmesh.core import (
     Capabilities,
+    FailingKvPath,
     Handoff,
     KvBatch,
     KvCleared,
     KvEvent,
+    KvPath,
+    KvPathCheck,
     KvRemoved,
     KvStored,
     KvTier,
@@ -31,7 +34,10 @@ HANDOFFS = enum_table(kv_pb2.Handoff, Handoff)
 HANDOFF_NUMBERS = {handoff: number for number, handoff in HANDOFFS.items()}
 TIERS = enum_table(kv_pb2.KvTier, KvTier)
 TIER_NUMBERS = {tier: number for number, tier in TIERS.items()}
-LOAD_CODEC = MessageCodec(load_pb2.LoadRecord, LoadRecord)
+_FAILING_PATH = MessageCodec(load_pb2.FailingKvPath, FailingKvPath)
+LOAD_CODEC = MessageCodec(load_pb2.LoadRecord, LoadRecord, failing_kv_paths=_FAILING_PATH)
+KV_PATH_CODEC = MessageCodec(pb.KvPath, KvPath)
+KV_PATH_CHECK_CODEC = MessageCodec(pb.CheckKvPathResponse, KvPathCheck)
 _PROFILE = MessageCodec(model_pb2.PerformanceProfile, PerformanceProfile)
 _MODEL_CARD = MessageCodec(model_pb2.ModelCard, ModelCard)
 _CAPABILITIES = MessageCodec(model_pb2.Capabilities, Capabilities, handoffs=HANDOFFS, roles=ROLES)

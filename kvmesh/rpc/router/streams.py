@@ -11,6 +11,7 @@ from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.api.router.v1.router_pb2_grpc import RouterServiceStub
 from kvmesh.clock import Clock
 from kvmesh.discovery.base import ROUTER, Instance, Registry, View
+from kvmesh.discovery.members import watch_members
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.router.ranking import find_better_router, preferred_routers, usable_routers, worst_router
 from kvmesh.rpc.router.settings import RouterLinkSettings
@@ -96,7 +97,7 @@ class RouterStreams:
                 self._start_keeper()
 
     async def _watch_routers(self) -> None:
-        async with aclosing(self._registry.watch(ROUTER)) as views:
+        async with aclosing(watch_members(self._registry, ROUTER, self._clock)) as views:
             async for view in views:
                 self._on_view(view)
 

@@ -18,6 +18,9 @@ _REFUSED = CallStatus(code=grpc.StatusCode.UNAVAILABLE, details="failed to conne
 _KILLED = CallStatus(code=grpc.StatusCode.UNAVAILABLE, details="Socket closed")
 _SILENT = CallStatus(code=grpc.StatusCode.UNAVAILABLE, details="keepalive watchdog timeout")
 
+_Ends = tuple[str, str]
+"""A client and an address."""
+
 
 class MemoryNetwork:
     """Servers and channels by address.
@@ -40,24 +43,26 @@ class MemoryNetwork:
         self._limits = Limits(
             buffer_messages=buffer_messages, message_bytes_max=message_bytes_max, is_serialising=is_serialising
         )
-        self._links: dict[str, Link] = {}
+        self._links: dict[_Ends, Link] = {}
         self._servers: dict[str, MemoryServer] = {}
-        self._calls: dict[str, dict[Exchange, None]] = {}
+        self._calls: dict[_Ends, dict[Exchange, None]] = {}
+        self._cut: set[tuple[str | None, str]] = set()
+        """Partitions: the client, None for all, and the address."""
         self._starts: dict[str, asyncio.Event] = {}
 
     def server(self, address: str, interceptors: Sequence[Any] = ()) -> MemoryServer:
         return MemoryServer(interceptors, lambda server: self._started(address, server))
 
-    def channel(self, address: str) -> grpc.aio.Channel:
-        """A channel to `address`. The server may start later."""
+    def channel(self, address: str, *, client: str = "") -> grpc.aio.Channel:
+        """A channel to `address`. The server may start later. `client` names the process that uses it, for partitions."""
 
         def open_exchange(**arguments: Any) -> Exchange:
-            return self._open(address, **arguments)
+            return self._open((client, address), **arguments)
 
         return MemoryChannel(open_exchange, lambda: self._running(address) is not None, self._start_of(address).wait)
 
-    def pool(self, interceptors: Sequence[ChannelInterceptor] = ()) -> "MemoryPool":
-        return MemoryPool(self, interceptors)
+    def pool(self, interceptors: Sequence[ChannelInterceptor] = (), *, client: str = "") -> "MemoryPool":
+        return MemoryPool(self, interceptors, client)
 
     def kill(self, address: str) -> None:
         """The process at `address` dies: its calls end with UNAVAILABLE at once, new ones too, until a server starts there."""
@@ -66,17 +71,27 @@ class MemoryNetwork:
         if server is not None:
             server.die(_KILLED)
 
-    def partition(self, address: str) -> None:
-        """Cuts `address` off: nothing arrives, and nothing fails before a deadline or the keepalive."""
-        self._link(address).set_up(False)
-        self._watch_silence(address, tuple(self._calls.get(address, ())))
+    def partition(self, address: str, *, client: str | None = None) -> None:
+        """Cuts `address` off from a client, or from all: nothing arrives, and nothing fails before a deadline or the keepalive."""
+        self._cut.add((client, address))
+        for ends in self._all_ends(address, client):
+            self._links[ends].set_up(False)
+            self._watch_silence(ends, tuple(self._calls.get(ends, ())))
 
-    def heal(self, address: str) -> None:
+    def heal(self, address: str, *, client: str | None = None) -> None:
         """Ends a partition: messages of calls that have not ended arrive."""
-        self._link(address).set_up(True)
+        self._cut.discard((client, address))
+        for ends in self._all_ends(address, client):
+            self._links[ends].set_up(not self._is_cut(ends))
 
-    def _open(self, address: str, *, wait_for_ready: bool, **arguments: Any) -> Exchange:
-        link, calls = self._link(address), self._calls.setdefault(address, {})
+    def _all_ends(self, address: str, client: str | None) -> list[_Ends]:
+        return [ends for ends in self._links if ends[1] == address and client in (None, ends[0])]
+
+    def _is_cut(self, ends: _Ends) -> bool:
+        return ends in self._cut or (None, ends[1]) in self._cut
+
+    def _open(self, ends: _Ends, *, wait_for_ready: bool, **arguments: Any) -> Exchange:
+        link, calls = self._link(ends), self._calls.setdefault(ends, {})
         on_status = arguments.pop("on_status")
 
         def ended(status: CallStatus) -> None:
@@ -86,9 +101,9 @@ class MemoryNetwork:
         exchange = Exchange(link, self._limits, on_status=ended, **arguments)
         calls[exchange] = None
         # In the next iteration at the earliest, so that the caller has its call.
-        asyncio.get_running_loop().call_soon(link.deliver, lambda: self._arrive(address, exchange, wait_for_ready))
+        asyncio.get_running_loop().call_soon(link.deliver, lambda: self._arrive(ends[1], exchange, wait_for_ready))
         if not link.is_up:
-            self._watch_silence(address, (exchange,))
+            self._watch_silence(ends, (exchange,))
         return exchange
 
     def _arrive(self, address: str, exchange: Exchange, wait_for_ready: bool) -> None:
@@ -102,8 +117,8 @@ class MemoryNetwork:
             waiting = asyncio.ensure_future(self._start_of(address).wait())
             waiting.add_done_callback(lambda _: self._arrive(address, exchange, wait_for_ready))
 
-    def _watch_silence(self, address: str, exchanges: Sequence[Exchange]) -> None:
-        link = self._link(address)
+    def _watch_silence(self, ends: _Ends, exchanges: Sequence[Exchange]) -> None:
+        link = self._link(ends)
         if self._keepalive_s is None or not exchanges:
             return
         partition = link.partitions
@@ -126,18 +141,20 @@ class MemoryNetwork:
     def _start_of(self, address: str) -> asyncio.Event:
         return self._starts.setdefault(address, asyncio.Event())
 
-    def _link(self, address: str) -> Link:
-        if address not in self._links:
-            self._links[address] = Link(self._latency_s)
-        return self._links[address]
+    def _link(self, ends: _Ends) -> Link:
+        if ends not in self._links:
+            self._links[ends] = Link(self._latency_s)
+            self._links[ends].set_up(not self._is_cut(ends))
+        return self._links[ends]
 
 
 class MemoryPool(ChannelPool):
     """A pool of channels over a network."""
 
-    def __init__(self, network: MemoryNetwork, interceptors: Sequence[ChannelInterceptor]) -> None:
+    def __init__(self, network: MemoryNetwork, interceptors: Sequence[ChannelInterceptor], client: str) -> None:
         super().__init__(RpcSettings(), interceptors)
         self._network = network
+        self._client = client
 
     def _open(self, address: str) -> grpc.aio.Channel:
-        return self._network.channel(address)
+        return self._network.channel(address, client=self._client)

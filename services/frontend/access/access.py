@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from kvmesh.clock import Clock
 from kvmesh.core import Usage
 from kvmesh.discovery.base import FRONTEND, Registry
+from kvmesh.discovery.members import watch_members
 from kvmesh.errors import InvalidRequestError, MeshError, UnauthenticatedError, UnavailableError
 from kvmesh.telemetry import Instruments
 from services.frontend.access.caller import ANYBODY, Caller
@@ -162,7 +163,7 @@ class Access:
         return document
 
     async def _follow_frontends(self, registry: Registry) -> None:
-        async with aclosing(registry.watch(FRONTEND)) as views:
+        async with aclosing(watch_members(registry, FRONTEND, self._clock)) as views:
             async for view in views:
                 if not view.is_stale:
                     self.quotas.share = 1 / max(1, sum(instance.takes_requests for instance in view.instances))

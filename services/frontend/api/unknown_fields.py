@@ -1,7 +1,10 @@
-"""Fields of request bodies that no API of the frontend declares: ignored with a warning, unless a setting refuses them."""
+"""Fields of request bodies without effect: those that no API of the frontend declares, and hints that it does not use.
+
+They are ignored with a warning. A setting refuses the former.
+"""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, TypeVar
@@ -20,6 +23,9 @@ _IGNORABLE = re.compile(
 _SIMILARITY_MIN = 0.84
 # Declared by the messages API, and without effect there too: prompts are cached without it.
 _WITHOUT_EFFECT = frozenset({"cache_control"})
+
+_UNUSED_HINTS = ("prediction",)
+"""Declared, checked, and without effect. The client hears of it, because it expects a faster answer."""
 
 Read = TypeVar("Read")
 
@@ -41,6 +47,11 @@ def read_tolerantly(read: Callable[[dict[str, Any]], Read], values: dict[str, An
             if len(ignored) == IGNORED_MAX or not _remove(values, error.field):
                 raise
             ignored.append(error.field)
+
+
+def unused_hints(values: Mapping[str, Any]) -> list[str]:
+    """The hints in a body that was read."""
+    return [name for name in _UNUSED_HINTS if values.get(name) is not None]
 
 
 def _check_ignorable(error: InvalidRequestError) -> None:

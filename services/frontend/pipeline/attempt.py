@@ -1,6 +1,7 @@
 """Runs one placement of a request: prefill, decode, wait for the end, report to the router."""
 
 import asyncio
+from dataclasses import replace
 from random import Random
 
 from kvmesh.clock import WAKING_S, Clock, stood_still
@@ -15,10 +16,11 @@ from kvmesh.errors import (
     OverloadedError,
     UnavailableError,
 )
-from kvmesh.rpc.clients import LegLink, LegLinks, Placed, RouterLink
+from kvmesh.rpc.clients import LegLink, LegLinks, LegSink, Placed, RouterLink
 from kvmesh.rpc.codec.legs import spend_lease
 from kvmesh.rpc.whole_leg import WholeLeg, run_leg
 from services.frontend.pipeline.choice_sink import ChoiceSink
+from services.frontend.pipeline.held_sink import HeldSink
 from services.frontend.pipeline.placements import CLOCK_GRAIN_S, RETRIABLE
 from services.frontend.pipeline.prepare import Prepared
 from services.frontend.settings import PipelineSettings
@@ -63,13 +65,19 @@ class Attempt:
         self._uses_decode = False
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._timer: asyncio.TimerHandle | None = None
+        self._handoff_ends_s: dict[int, float] = {}
+        """Rendezvous handoff, by choice: when the first token must have come, since the KV was sent."""
         self._due_s = float("inf")
         """When the timer is due."""
         self._is_waking = False
         """The timer fired late and was set once more."""
         self.failed_worker_id = ""
         """The worker that the next placement excludes; empty if no worker caused the failure."""
-        self.usage = Usage()
+        self._prefill_usage: Usage | None = None
+        """Usage of the prefill worker's first leg; None if no prefill worker has computed the prompt."""
+        self._is_exchange_failure = False
+        """The legs of a rendezvous lost each other. Either worker may be the cause, so that no breaker counts it: one decode worker that
+        cannot receive would open those of all prefill workers."""
 
     @property
     def has_shown(self) -> bool:
@@ -97,8 +105,10 @@ class Attempt:
         else:
             self._report(
                 ReportKind.FINISHED,
-                cached_tokens=self._decode_cached_tokens(),
+                # PREFILLED has reported those of a prefill worker.
+                cached_tokens=self.cached_tokens() if self._prefill_usage is None else None,
                 is_answered_by_prefill=not self._uses_decode,
+                was_recomputed=any(each.finish is not None and each.finish.was_recomputed for each in choices),
             )
         finally:
             for choice in choices:
@@ -118,26 +128,26 @@ class Attempt:
         try:
             # A failing leg ends the request at once, even while prompts of other choices are still computed.
             await asyncio.wait({starting, self._ended}, return_when=asyncio.FIRST_COMPLETED)
-            if starting.done():
+            if not self._ended.done():
                 starting.result()
             await self._wait_end()
         finally:
-            if not starting.done():
-                starting.cancel()
-                await asyncio.wait({starting})
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
 
     async def _link_prefill(self) -> LegLink | None:
         """Returns None if the decode worker computes the prompt.
 
         It must if the client wants the prompt's log-probabilities: they are computed with the prompt and not transferred with
-        its KV. A prefill worker that gives the whole answer gives them too.
+        its KV (sequential handoff). A prefill worker that gives the whole answer gives them too, and so does one of a rendezvous.
         """
         worker = self._placement.prefill
         if worker is None:
             return None
         link = await self._link(worker, Role.PREFILL)
-        scores_prompt = self._prepared.generation.sampling.prompt_logprobs is not None
-        return None if scores_prompt and not self._may_answer(link) else link
+        if self._placement.handoff is Handoff.RENDEZVOUS or self._prepared.generation.sampling.prompt_logprobs is None:
+            return link
+        return link if self._may_answer(link) else None
 
     def _may_answer(self, prefill: LegLink) -> bool:
         """Returns whether the prefill worker can answer alone. It computes the first token, so it can if only one is left."""
@@ -147,7 +157,9 @@ class Attempt:
 
     async def _link(self, worker: WorkerRef, role: Role) -> LegLink:
         try:
-            return await self._links.link(worker, role, timeout_s=min(self._left_s(), self._settings.link_timeout_s))
+            timeout_s = min(self._left_s(), self._settings.link_timeout_s)
+            # At first another worker is faster than a link that was lost. A request that gets the worker again waits for its link.
+            return await self._links.link(worker, role, timeout_s=timeout_s, waits_for_lost=bool(self._suffix))
         except RETRIABLE:
             self.failed_worker_id = worker.worker_id
             raise
@@ -178,7 +190,7 @@ class Attempt:
     def _report_prefilled(self, i: int) -> None:
         """Reports PREFILLED after the prompt of the last choice."""
         if i == len(self._choices) - 1:
-            self._report(ReportKind.PREFILLED, cached_tokens=self.usage.cached_tokens)
+            self._report(ReportKind.PREFILLED, cached_tokens=self.cached_tokens())
 
     async def _answer_at_prefill(self, i: int, prefill: LegLink) -> None:
         """Runs the whole leg on the prefill worker and passes its single token to the sink like a step frame."""
@@ -206,10 +218,30 @@ class Attempt:
             raise
 
     async def _start_rendezvous(self, i: int, prefill: LegLink, decode: LegLink) -> None:
-        """Rendezvous handoff: both legs start at once. The decode leg is cancelled if the prefill leg fails."""
+        """Rendezvous handoff: both legs start at once, and the first failure of either ends both.
+
+        After the first token the decode worker has the prompt's KV, so a failure of the prefill leg no longer matters.
+        """
         rendezvous = _rendezvous(self._placement.rendezvous_address, prefill.worker, room=self._random.getrandbits(63))
-        self._submit(i, decode, rendezvous=rendezvous)
-        await self._run_prefill(i, prefill, LegTask.PREFILL, rendezvous=rendezvous)
+        choice = self._choices[i]
+        held = HeldSink(choice) if self._prepared.generation.sampling.prompt_logprobs is not None else None
+        self._submit(i, decode, rendezvous=rendezvous, sink=held)
+        try:
+            whole = await self._run_prefill(i, prefill, LegTask.PREFILL, rendezvous=rendezvous)
+        except KvLostError:
+            if choice.tokens:
+                return
+            # The prefill worker found no counterpart, or the wrong one.
+            self._exclude_counterpart(decode.worker)
+            raise
+        except (UnavailableError, LostError):
+            if choice.tokens:
+                self.failed_worker_id = ""
+                return
+            raise
+        self._handoff_ends_s[i] = self._clock.now() + self._settings.handoff_timeout_s
+        if held is not None:
+            held.release(whole.prompt_logprobs)
 
     async def _run_prefill(
         self, i: int, link: LegLink, task: LegTask, *, rendezvous: Rendezvous | None = None
@@ -222,31 +254,42 @@ class Attempt:
             self.failed_worker_id = link.worker.worker_id
             raise
         if i == 0 and whole.finish is not None:
-            self.usage = whole.finish.usage
+            self._prefill_usage = whole.finish.usage
         return whole
 
     def _leg(
         self, i: int, task: LegTask, *, handle: KvHandle | None = None, rendezvous: Rendezvous | None = None
     ) -> Leg:
         mark = "p" if task is LegTask.PREFILL else ""
+        generation = self._prepared.generation_of(i)
+        if rendezvous is not None and task is LegTask.GENERATE:
+            # The prefill leg scores the prompt.
+            generation = replace(generation, sampling=replace(generation.sampling, prompt_logprobs=None))
         return Leg(
             leg_id=f"{self._prepared.request.request_id}-{i}{self._suffix}{mark}",
             task=task,
-            generation=self._prepared.generation_of(i),
+            generation=generation,
             handle=handle,
             rendezvous=rendezvous,
         )
 
     def _submit(
-        self, i: int, link: LegLink, *, handle: KvHandle | None = None, rendezvous: Rendezvous | None = None
+        self,
+        i: int,
+        link: LegLink,
+        *,
+        handle: KvHandle | None = None,
+        rendezvous: Rendezvous | None = None,
+        sink: LegSink | None = None,
     ) -> None:
+        """Submits the decode leg of a choice. `sink` None: the choice itself."""
         choice = self._choices[i]
         if self._ended.done():
             self._ended.result()
             raise CancelledByCallerError("the request is over")
         leg = self._leg(i, LegTask.GENERATE, handle=handle, rendezvous=rendezvous)
         try:
-            choice.begin(link.submit_nowait(leg, choice, timeout_s=self._left_s()))
+            choice.begin(link.submit_nowait(leg, sink or choice, timeout_s=self._left_s()))
         except RETRIABLE:
             self.failed_worker_id = link.worker.worker_id
             raise
@@ -285,16 +328,27 @@ class Attempt:
             self._ended.set_exception(DeadlineError("the request's time is over", where=where))
             return
         self.failed_worker_id = where
+        if any(ends_s <= now_s for ends_s in self._handoff_ends()):
+            message = (
+                "the decode worker sent no token in time after the prefill worker had sent the KV (handoff_timeout_s)"
+            )
+            self._ended.set_exception(KvLostError(message, reason="handoff_timeout", where=where))
+            return
         self._ended.set_exception(DeadlineError("the worker sent no token in time", reason=IDLE_TIMEOUT, where=where))
 
     def _silence_ends_s(self) -> float:
         """Returns when the first choice will have been without a token for too long; infinity if all are over."""
-        silent_s = float("inf")
+        silent_s = min(self._handoff_ends(), default=float("inf"))
         for choice in self._choices:
             if not choice.is_over:
                 allowed_s = self._settings.idle_timeout_s if choice.tokens else self._settings.first_token_timeout_s
                 silent_s = min(silent_s, choice.last_token_at_s + allowed_s)
         return silent_s
+
+    def _handoff_ends(self) -> list[float]:
+        """When the decode legs whose KV was sent and that have no token yet must have one."""
+        choices = self._choices
+        return [ends_s for i, ends_s in self._handoff_ends_s.items() if not (choices[i].tokens or choices[i].is_over)]
 
     def on_first(self) -> None:
         """A choice received its first token. If prefill answers, FINISHED follows at once and reports it too."""
@@ -310,11 +364,18 @@ class Attempt:
         if error is not None:
             if not isinstance(error, KvLostError):
                 self.failed_worker_id = self._placement.decode.worker_id
+            elif self._placement.handoff is Handoff.RENDEZVOUS and self._placement.prefill is not None:
+                # The decode worker found no counterpart, or the wrong one.
+                self._exclude_counterpart(self._placement.prefill)
             self._ended.set_exception(error)
             return
         self._open -= 1
         if self._open == 0:
             self._ended.set_result(None)
+
+    def _exclude_counterpart(self, worker: WorkerRef) -> None:
+        self.failed_worker_id = worker.worker_id
+        self._is_exchange_failure = True
 
     def output_tokens(self) -> int:
         """Tokens received so far, over all choices."""
@@ -326,10 +387,15 @@ class Attempt:
             raise DeadlineError("the request's time is over")
         return left_s
 
-    def _decode_cached_tokens(self) -> int | None:
-        """Returns the cached prompt tokens of a decode worker that computed the prompt. None if a prefill worker did and reported them."""
+    def cached_tokens(self) -> int | None:
+        """Returns the prompt tokens in the cache of the worker that computed the prompt; None: not known.
+
+        The usage of the answer and the reports to the router both use it.
+        """
+        if self._prefill_usage is not None:
+            return self._prefill_usage.cached_tokens
         finish = self._choices[0].finish
-        return None if self._placement.prefill is not None or finish is None else finish.usage.cached_tokens
+        return None if finish is None else finish.usage.cached_tokens
 
     def _report(
         self,
@@ -338,15 +404,18 @@ class Attempt:
         error: MeshError | None = None,
         cached_tokens: int | None = None,
         is_answered_by_prefill: bool = False,
+        was_recomputed: bool = False,
     ) -> None:
+        names_worker = kind is ReportKind.FAILED and not self._is_exchange_failure
         report = Report(
             kind=kind,
             elapsed_s=self._clock.now() - self._began_s,
             cached_tokens=cached_tokens,
             output_tokens=self.output_tokens(),
             error=error,
-            failed_worker_id=self.failed_worker_id if kind is ReportKind.FAILED else "",
+            failed_worker_id=self.failed_worker_id if names_worker else "",
             is_answered_by_prefill=is_answered_by_prefill,
+            was_recomputed=was_recomputed,
         )
         self._router.report_nowait(self._placed.ask_id, report)
 

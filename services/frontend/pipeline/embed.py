@@ -90,6 +90,7 @@ class Embedder:
         ask = Ask(
             request_id=asked.request_id,
             model=model.name,
+            files_digest=model.files_digest,
             # Inputs that do not fit together run one after the other: no worker needs room for more than a context.
             prompt_tokens=min(sum(map(len, inputs)), model.context_tokens_max - 1),
             adapter=asked.adapter or model.adapter,
@@ -125,24 +126,27 @@ class Embedder:
         began_s = self._clock.now()
         worker = placed.placement.decode
 
-        def report(kind: ReportKind, error: MeshError | None = None) -> None:
-            failed_worker_id = worker.worker_id if error is not None else ""
-            elapsed_s = self._clock.now() - began_s
-            self._router.report_nowait(
-                placed.ask_id, Report(kind=kind, elapsed_s=elapsed_s, error=error, failed_worker_id=failed_worker_id)
+        def report(kind: ReportKind, *, error: MeshError | None = None, cached_tokens: int | None = None) -> None:
+            news = Report(
+                kind=kind,
+                elapsed_s=self._clock.now() - began_s,
+                cached_tokens=cached_tokens,
+                error=error,
+                failed_worker_id=worker.worker_id if error is not None else "",
             )
+            self._router.report_nowait(placed.ask_id, news)
 
         try:
             timeout_s = min(self._left_s(deadline_s), self._settings.link_timeout_s)
             link = await self._links.link(worker, Role.DECODE, timeout_s=timeout_s)
             result = await self._run_legs(link, legs, deadline_s)
         except MeshError as error:
-            report(ReportKind.FAILED, error)
+            report(ReportKind.FAILED, error=error)
             raise
         except asyncio.CancelledError:
             report(ReportKind.CANCELLED)
             raise
-        report(ReportKind.FINISHED)
+        report(ReportKind.FINISHED, cached_tokens=result.usage.cached_tokens)
         return result
 
     async def _run_legs(self, link: LegLink, legs: Sequence[Leg], deadline_s: float) -> EmbedResult:

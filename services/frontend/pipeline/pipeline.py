@@ -312,7 +312,7 @@ class RequestRun:
         return Usage(
             prompt_tokens=self._prepared.ask.prompt_tokens,
             output_tokens=attempt.output_tokens(),
-            cached_tokens=attempt.usage.cached_tokens or decode.cached_tokens,
+            cached_tokens=attempt.cached_tokens() or 0,
             transferred_tokens=decode.transferred_tokens,
             reasoning_tokens=decode.reasoning_tokens,
         )

@@ -38,7 +38,7 @@ RETRIABLE = (UnavailableError, LostError, KvLostError, OverloadedError)
 ENGINE_DEATHS_MAX = 2
 """One death may be an accident. A limit that operators could raise would let one request kill that many workers."""
 CLOCK_GRAIN_S = 1e-3
-NO_WORKER_NOW = ("no_worker", "breakers_open")
+NO_WORKER_NOW = ("no_worker", "no_prefill_worker", "breakers_open", "paths_open")
 """Reasons of router refusals that end when a worker returns."""
 PLACE_AGAIN_S = 0.25
 """Time between two attempts to place a request that has lost its worker while no other one takes requests. Routers learn of a

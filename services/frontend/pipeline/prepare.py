@@ -185,6 +185,7 @@ def prepare(
     ask = Ask(
         request_id=request.request_id,
         model=model.name,
+        files_digest=model.files_digest,
         prompt_tokens=len(token_ids),
         block_hashes=hashes,
         block_size_tokens=model.block_size_tokens,

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from kvmesh.clock import Clock
 from kvmesh.core import SamplingParams
 from kvmesh.errors import UnsupportedError
+from kvmesh.model_files import TEMPLATE_DIRECTORY
 from services.frontend.parser_process.process import ParserProcess
 from services.frontend.parsers.select import AUTO, Selection, select
 from services.frontend.pipeline.request import Conversation
@@ -23,7 +24,6 @@ from services.frontend.text.templates import ChatTemplate
 from services.frontend.text.token_names import TokenNames
 
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-TEMPLATE_DIRECTORY = "additional_chat_templates"
 
 
 class TextModel:

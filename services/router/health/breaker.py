@@ -126,24 +126,24 @@ class Breaker:
         else:
             self.on_first_result(reservation_id, now)
 
-    def on_failure(self, reservation_id: str, now: float) -> None:
-        """A request failed, and the worker is to blame."""
+    def on_failure(self, reservation_id: str, now: float, *, pause_max_s: float = NEVER_S) -> None:
+        """A request failed, and the worker is to blame. `pause_max_s` bounds the pause if this opens the breaker."""
         if self.state is BreakerState.CLOSED:
             self._consecutive_failures += 1
             self._outcomes.append(False)
             if self._consecutive_failures >= self._settings.failures_max or self._fails_too_often():
-                self._open(now, "failures")
+                self._open(now, "failures", pause_max_s)
         elif self._probes.pop(reservation_id, None) is not None and self.state is BreakerState.HALF_OPEN:
-            self._open(now, "failures")
+            self._open(now, "failures", pause_max_s)
 
     def on_no_verdict(self, reservation_id: str, now: float) -> None:
         """A request ended for a reason that is neither the worker's success nor its failure."""
         self._probes.pop(reservation_id, None)
 
-    def trip(self, now: float, cause: str) -> None:
+    def trip(self, now: float, cause: str, *, pause_max_s: float = NEVER_S) -> None:
         """Opens the breaker for another cause than a failed request."""
         if self.state is not BreakerState.OPEN:
-            self._open(now, cause)
+            self._open(now, cause, pause_max_s)
 
     def close(self, now: float) -> None:
         if self.state is not BreakerState.CLOSED:
@@ -160,11 +160,11 @@ class Breaker:
         outcomes, outcomes_min = self._outcomes, self._settings.outcomes_min
         return len(outcomes) == outcomes_min and outcomes.count(False) >= self._settings.failed_fraction * outcomes_min
 
-    def _open(self, now: float, cause: str) -> None:
+    def _open(self, now: float, cause: str, pause_max_s: float) -> None:
         settings = self._settings
         is_fresh = self.state is BreakerState.CLOSED and now - self._closed_at >= settings.pause_max_s
         pause_s = settings.pause_min_s if is_fresh else 2 * self._pause_s
-        self._pause_s = max(settings.pause_min_s, min(settings.pause_max_s, pause_s))
+        self._pause_s = max(settings.pause_min_s, min(settings.pause_max_s, pause_max_s, pause_s))
         self.state, self.cause = BreakerState.OPEN, cause
         self._half_open_at = now + self._pause_s
         self._early_at = now + settings.pause_min_s

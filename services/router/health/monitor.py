@@ -21,6 +21,7 @@ from kvmesh.errors import (
 from services.router.core_settings import HealthSettings
 from services.router.health.breaker import NEVER_S, Breaker, BreakerState
 from services.router.health.overlap import ADVICE, OverlapFault, OverlapWatch
+from services.router.health.paths import PATHS_OPEN, PAUSE_MAX_S, PathBreakers, is_link_fault
 from services.router.health.wedge import StepWatch
 from services.router.workers.reservations import Reservation
 from services.router.workers.worker import Target, Worker
@@ -32,6 +33,8 @@ STALL_S = 2.0
 ANNOUNCED_FAULTS_MAX = 1000
 """Pairs of model and overlap fault that were announced; beyond, they are announced again."""
 BREAKER_OPEN, WEDGED = "breaker_open", "wedged"
+FRONTENDS_AGREE = "frontends_agree"
+"""Cause of a breaker that opened because several frontends lost the worker."""
 WORKER_FAULTS = (UnavailableError, LostError, KvLostError, DeadlineError, InternalError)
 """Errors that a worker is to blame for; a refusal for load, or of a wrong request, is not among them."""
 NO_FAULT_REASONS = frozenset({"draining", "worker_stopping", "link_closed", "links_closed"})
@@ -47,10 +50,11 @@ class HealthEvent:
     model: str = ""
     cause: str = ""
     message: str = ""
+    frontend_id: str = ""
 
 
-GOOD_EVENTS = frozenset({"breaker_closed", "worker_recovered"})
-BAD_EVENTS = frozenset({"breaker_opened", "worker_wedged", "overlap_impossible"})
+GOOD_EVENTS = frozenset({"breaker_closed", "path_closed", "worker_recovered"})
+BAD_EVENTS = frozenset({"breaker_opened", "path_opened", "worker_wedged", "overlap_impossible"})
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -61,6 +65,8 @@ class WorkerHealth:
     steps: Sequence[StepWatch]
     overlap: OverlapWatch = field(default_factory=OverlapWatch)
     is_wedged: bool = False
+    answered_at: float = -NEVER_S
+    """When a frontend last reported an answer of the worker."""
 
     @property
     def fault(self) -> str:
@@ -80,6 +86,7 @@ class HealthMonitor:
         self._workers = workers
         self._on_change = on_change
         self._health: dict[str, WorkerHealth] = {}
+        self.paths = PathBreakers(settings.breaker)
         self._not_closed: dict[str, WorkerHealth] = {}
         """Those whose breaker is not closed."""
         self._announced_faults: set[tuple[str, OverlapFault]] = set()
@@ -93,6 +100,7 @@ class HealthMonitor:
 
     def reset_worker(self, worker: Worker) -> WorkerHealth:
         """The worker is a new process, with a closed breaker."""
+        self.paths.remove_worker(worker.worker_id)
         health = self._health[worker.worker_id] = WorkerHealth(
             breaker=Breaker(self.settings.breaker),
             steps=[StepWatch(self.settings.wedge) for _ in range(max(1, len(worker.targets)))],
@@ -102,6 +110,7 @@ class HealthMonitor:
 
     def remove_worker(self, worker_id: str) -> None:
         self._health.pop(worker_id, None)
+        self.paths.remove_worker(worker_id)
         self._not_closed.pop(worker_id, None)
 
     def advance(self, now: float) -> None:
@@ -114,9 +123,9 @@ class HealthMonitor:
 
     def on_placed(self, reservation: Reservation, ask: Ask, *, now: float, holders_of: Callable[[int], int]) -> None:
         """A request was placed. `holders_of` returns the bits of the holders whose events named a block."""
-        if self._not_closed:
+        if self._not_closed or self.paths:
             for target in (reservation.prefill, reservation.decode):
-                if target is not None and target.worker.worker_id in self._not_closed:
+                if target is not None:
                     self._apply(target.worker, Breaker.on_placed, reservation, now)
         if ask.block_hashes:
             self._check_overlap(reservation.computing_prompt, ask, now=now, holders_of=holders_of)
@@ -130,18 +139,19 @@ class HealthMonitor:
             if prefill is not None:
                 self._apply(prefill.worker, Breaker.on_success, reservation, now)
         elif kind is FIRST_TOKEN:
-            if self._not_closed:
+            if self._not_closed or self.paths:
                 self._apply(decode.worker, Breaker.on_first_result, reservation, now)
         elif kind is FINISHED:
             self._apply(decode.worker, Breaker.on_success, reservation, now)
         elif kind.settles:
             is_fault = kind is ReportKind.FAILED and is_worker_fault(report.error)
             for target in (prefill, decode):
-                if target is not None:
-                    is_blamed = is_fault and target.worker.worker_id == report.failed_worker_id
-                    self._apply(
-                        target.worker, Breaker.on_failure if is_blamed else Breaker.on_no_verdict, reservation, now
-                    )
+                if target is None:
+                    continue
+                if is_fault and target.worker.worker_id == report.failed_worker_id:
+                    self._on_failure(target, reservation, report.error, now)
+                else:
+                    self._apply(target.worker, Breaker.on_no_verdict, reservation, now)
 
     def on_load_record(self, worker: Worker, record: LoadRecord, now: float) -> None:
         """Checks whether the worker makes steps while it has work."""
@@ -180,6 +190,7 @@ class HealthMonitor:
     def check(self, reservations: Iterable[Reservation], now: float) -> None:
         """Finds placements that are overdue on workers that report no work. To be called regularly."""
         self.advance(now)
+        self.paths.forget_healthy(now)
         stood_still = self._stood_still(now)
         self._checked_at = now
         if stood_still:
@@ -222,8 +233,13 @@ class HealthMonitor:
         self._update(first[1], self.health_of(first[1]))
         return True
 
-    def refusal(self, error: MeshError, model: str, now: float) -> MeshError:
-        """The error for the caller. If only breakers and wedges leave no worker, it has a retry delay."""
+    def refusal(self, error: MeshError, frontend_id: str, model: str, now: float) -> MeshError:
+        """The error for the caller. If only breakers, paused paths and wedges leave no worker, it has a retry delay."""
+        if error.reason == PATHS_OPEN:
+            decodes = [w.worker_id for w in self._workers.values() if w.role is Role.DECODE and w.model_name == model]
+            wait_s = self.paths.retry_after_s(frontend_id, decodes, now)
+            error.retry_after_s = max(wait_s, self.settings.breaker.pause_min_s / 10)
+            return error
         if error.reason != "no_worker":
             return error
         waits = [
@@ -266,15 +282,42 @@ class HealthMonitor:
         health = self._health.get(worker.worker_id)
         if health is None or self._workers.get(worker.worker_id) is not worker:
             return  # The worker has left; reservations on it may exist longer.
+        if change is Breaker.on_success:
+            health.answered_at = now
+        if self.paths:
+            frontend_id = reservation.frontend_id
+            # A failure that the worker itself reports came over the path.
+            path_change = Breaker.on_first_result if change is Breaker.on_failure else change
+            state = self.paths.apply(path_change, frontend_id, worker.worker_id, reservation.reservation_id, now)
+            if state is BreakerState.CLOSED:
+                self._add_event(worker, "path_closed", frontend_id=frontend_id)
         before = health.breaker.state
         change(health.breaker, reservation.reservation_id, now)
         if before is not BreakerState.CLOSED or health.breaker.state is not BreakerState.CLOSED:
             self._on_breaker_change(worker, health, before)
 
-    def _trip(self, worker: Worker, cause: str, now: float) -> None:
+    def _on_failure(self, target: Target, reservation: Reservation, error: MeshError | None, now: float) -> None:
+        """Counts a failure for the worker; if its link failed and other frontends use it too, for the path from this frontend."""
+        worker, frontend_id = target.worker, reservation.frontend_id
+        health = self._health.get(worker.worker_id)
+        if health is None or target.column < 0:
+            return  # The process that failed has been replaced, or its worker has left.
+        if not is_link_fault(error):
+            self._apply(worker, Breaker.on_failure, reservation, now)
+        elif self.paths.is_sole(frontend_id):
+            self._apply(worker, _on_link_failure, reservation, now)
+        else:
+            is_paused = self.paths.on_failure(frontend_id, worker.worker_id, reservation.reservation_id, now)
+            self._apply(worker, Breaker.on_no_verdict, reservation, now)
+            if is_paused:
+                self._add_event(worker, "path_opened", frontend_id=frontend_id)
+                if self.paths.agree(worker.worker_id, answered_at=health.answered_at):
+                    self._trip(worker, FRONTENDS_AGREE, now, pause_max_s=PAUSE_MAX_S)
+
+    def _trip(self, worker: Worker, cause: str, now: float, *, pause_max_s: float = NEVER_S) -> None:
         health = self.health_of(worker)
         before = health.breaker.state
-        health.breaker.trip(now, cause)
+        health.breaker.trip(now, cause, pause_max_s=pause_max_s)
         self._on_breaker_change(worker, health, before)
 
     def _on_breaker_change(self, worker: Worker, health: WorkerHealth, before: BreakerState) -> None:
@@ -322,9 +365,18 @@ class HealthMonitor:
         self._announced_faults.add(key)
         self._add_event(worker, "overlap_impossible", cause=fault.value, message=ADVICE[fault])
 
-    def _add_event(self, worker: Worker, kind: str, *, cause: str = "", message: str = "") -> None:
+    def _add_event(
+        self, worker: Worker, kind: str, *, cause: str = "", message: str = "", frontend_id: str = ""
+    ) -> None:
         self.events.append(
-            HealthEvent(kind=kind, worker_id=worker.worker_id, model=worker.model_name, cause=cause, message=message)
+            HealthEvent(
+                kind=kind,
+                worker_id=worker.worker_id,
+                model=worker.model_name,
+                cause=cause,
+                message=message,
+                frontend_id=frontend_id,
+            )
         )
 
     def _update(self, worker: Worker, health: WorkerHealth) -> None:
@@ -336,6 +388,10 @@ class HealthMonitor:
         if worker.health_fault != health.fault:
             worker.health_fault = health.fault
             self._on_change()
+
+
+def _on_link_failure(breaker: Breaker, reservation_id: str, now: float) -> None:
+    breaker.on_failure(reservation_id, now, pause_max_s=PAUSE_MAX_S)
 
 
 def is_worker_fault(error: MeshError | None) -> bool:

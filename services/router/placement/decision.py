@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvmesh.core import Candidate, Handoff
-from services.router.placement.pair_search import ScoredLeg
+from services.router.placement.bad_pairs import BadPairs
+from services.router.placement.pair_search import INFINITE, ScoredLeg
 from services.router.placement.pools import Pool
 from services.router.placement.topology import Group
 from services.router.workers.handoff_times import HandoffTimes
@@ -37,6 +38,8 @@ class Decision:
     pool: Pool
     handoff_times: HandoffTimes | None
     """The handoff times that the cost contains. None: the cost contains no transfer."""
+    bad_pairs: Sequence[BadPairs | None]
+    """Those of each of the pool's groups."""
 
     def candidates(self) -> Iterator[Candidate]:
         """The candidates and their costs, in no order; of many only the best."""
@@ -45,13 +48,18 @@ class Decision:
             for i in leg.costs.argsort(kind="stable")[: PAIRS_PER_SIDE**2].tolist():
                 yield Candidate(decode=leg.targets[i].ref, cost=leg.costs.item(i), terms=tuple(_terms(leg, i)))
             return
-        for group in self.pool.groups:
-            yield from self._pairs_of(group, *self.legs)
+        for group, bad_pairs in zip(self.pool.groups, self.bad_pairs, strict=True):
+            yield from self._pairs_of(group, bad_pairs, *self.legs)
 
-    def _pairs_of(self, group: Group, prefill_leg: ScoredLeg, decode_leg: ScoredLeg) -> Iterator[Candidate]:
+    def _pairs_of(
+        self, group: Group, bad_pairs: BadPairs | None, prefill_leg: ScoredLeg, decode_leg: ScoredLeg
+    ) -> Iterator[Candidate]:
         for i in prefill_leg.costs[group.prefills].argsort(kind="stable")[:PAIRS_PER_SIDE].tolist():
             for j in decode_leg.costs[group.decodes].argsort(kind="stable")[:PAIRS_PER_SIDE].tolist():
                 prefill, decode = i + group.prefills.start, j + group.decodes.start
+                factor = 1.0 if bad_pairs is None else bad_pairs.factor(i, j)
+                if factor == INFINITE:
+                    continue
                 terms = [*_terms(prefill_leg, prefill, decode_leg), *_terms(decode_leg, decode, prefill_leg)]
                 cost = prefill_leg.costs.item(prefill) + decode_leg.costs.item(decode)
                 if self.handoff_times is not None:
@@ -59,7 +67,9 @@ class Decision:
                     time = self.handoff_times[group.distance(i, j)]
                     transfer_s = time.seconds(uncached, bytes_per_token=group.kv_bytes_per_token)
                     terms.append(("transfer", transfer_s))
-                    cost += transfer_s
+                    if factor != 1.0:
+                        terms.append(("slow_pair", transfer_s * (factor - 1)))
+                    cost += transfer_s * factor
                 refs = prefill_leg.targets[prefill].ref, decode_leg.targets[decode].ref
                 yield Candidate(prefill=refs[0], decode=refs[1], cost=cost, terms=terms)
 

@@ -124,8 +124,14 @@ def _find_pair_of_group(
     costs = decode_costs - time.s_per_byte * bytes_per_token * cached_tokens
     costs += lowest_prefill_cost + time.seconds(prompt_tokens, bytes_per_token=bytes_per_token)
     for distance, near in group.near:
-        transfer_s = handoff_times[distance].seconds(prompt_tokens - cached_tokens, bytes_per_token=bytes_per_token)
-        costs = np.minimum(costs, transfer_s + near.lowest(prefill_costs) + decode_costs)
+        near_s = handoff_times[distance].seconds(prompt_tokens - cached_tokens, bytes_per_token=bytes_per_token)
+        costs = np.minimum(costs, near_s + near.lowest(prefill_costs) + decode_costs)
+    if (bad := group.bad_pairs) is not None:
+        # All pairs of the few decode candidates that are in a bad one.
+        transfers_s = bad.transfer_s(
+            prompt_tokens - cached_tokens[bad.decodes], handoff_times, bytes_per_token=bytes_per_token
+        )
+        costs[bad.decodes] = (prefill_costs[:, np.newaxis] + transfers_s).min(0) + decode_costs[bad.decodes]
     decode = selector.choose(costs, cached_tokens, decode_leg.targets, first_target=group.decodes.start)
     if decode is None:
         return None
@@ -135,19 +141,24 @@ def _find_pair_of_group(
     prefill = selector.choose(costs, cached_tokens, prefill_leg.targets, first_target=group.prefills.start)
     assert prefill is not None  # The cost of `decode` was finite with one of them.
     distance = group.distance(prefill, decode)
+    transfer_s = handoff_times[distance].seconds(moved_tokens, bytes_per_token=bytes_per_token)
     return Pair(
         group=group,
         prefill=prefill + group.prefills.start,
         decode=decode + group.decodes.start,
         cost=costs.item(prefill),
-        transfer_s=handoff_times[distance].seconds(moved_tokens, bytes_per_token=bytes_per_token),
+        transfer_s=transfer_s if bad is None else transfer_s * bad.factor(prefill, decode),
         transfer_bytes=moved_tokens * bytes_per_token,
         distance=distance,
     )
 
 
 def _transfer_s(group: Group, decode: int, moved_tokens: float, handoff_times: HandoffTimes) -> Floats | float:
-    """The time of the handoff from each prefill candidate to one decode candidate."""
+    """The time of the handoff from each prefill candidate to one decode candidate; infinite where KV does not pass."""
+    bad = group.bad_pairs
+    if bad is not None and (column := bad.column_of.get(decode)) is not None:
+        moved = np.full(len(bad.decodes), moved_tokens)
+        return bad.transfer_s(moved, handoff_times, bytes_per_token=group.kv_bytes_per_token)[:, column]
     rest_s = handoff_times[group.rest].seconds(moved_tokens, bytes_per_token=group.kv_bytes_per_token)
     if not group.near:
         return rest_s

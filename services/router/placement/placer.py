@@ -7,7 +7,8 @@
 4. Where no pair has room, a request for one token needs room on its prefill worker only, which answers it by itself.
 5. Where the cheapest pair waits long for its prefill worker, or no pair has room, a decode worker that computes the prompt by itself,
    in chunks that keep its inter-token latency, may be cheaper.
-6. Full workers cost infinitely much. When all are full the request is refused as overloaded.
+6. Full workers cost infinitely much, and decode workers that require a prefill worker cost infinitely much alone. When all are full the
+   request is refused as overloaded.
 """
 
 from collections.abc import Sequence
@@ -21,8 +22,10 @@ from numpy.typing import NDArray
 from kvmesh.core import Ask, Handoff, KvTier
 from kvmesh.errors import NotFoundError, OverloadedError, UnavailableError
 from services.router.core_settings import CoreSettings
+from services.router.health.paths import PATHS_OPEN
 from services.router.index.cached_tokens import CachedTokens
 from services.router.index.kv_index import KvIndex
+from services.router.placement.bad_pairs import KV_PATH_FAILING
 from services.router.placement.decision import PREFERENCE, Decision
 from services.router.placement.pair_search import Pair, ScoredLeg, Selector, find_pair
 from services.router.placement.policies import Candidates, LegKind, Policy
@@ -31,8 +34,15 @@ from services.router.placement.sessions import Sessions
 from services.router.workers.fleet import Fleet
 from services.router.workers.handoff_times import NO_HANDOFF_TIMES, HandoffEstimator
 from services.router.workers.reservations import Forecast
+from services.router.workers.slow_pairs import SlowPairs
 from services.router.workers.target_arrays import NO_DECODE_NUMBERS, NO_PREFILL_NUMBERS, Floats
 from services.router.workers.worker import Target, Worker
+
+NO_PREFILL_WORKER = "no_prefill_worker"
+"""Reason of a refusal: the decode workers require a prefill worker, and none takes requests."""
+NO_WORKERS: frozenset[str] = frozenset()
+NO_KV_PATH = "no_kv_path"
+"""Reason of a placement: the decode worker computes the prompt, since it cannot pull KV from any prefill worker."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -73,6 +83,7 @@ class Placer:
         self._pools = Pools(fleet, retry_after_s=settings.retry_after_s)
         self._selector = Selector(cost, generator, estimates_time=policy.cost_unit == "s")
         self.handoffs = HandoffEstimator(cost)
+        self.slow_pairs = SlowPairs()
         self.sessions = Sessions(sessions_max=settings.sessions_max, session_s=settings.session_s)
         self.considered: Pool | None = None
         """The pool of the newest request's kind, before the request's own filters, for explanations."""
@@ -81,14 +92,21 @@ class Placer:
         """The workers that a filter removed from the pool of the ask's kind, with the name of the filter."""
         return self._pools.removed(ask)
 
-    def choose(self, ask: Ask, *, now: float) -> Decision:
-        """Raises NotFoundError, UnsupportedError, UnavailableError or OverloadedError."""
+    def choose(self, ask: Ask, *, now: float, paused: frozenset[str] = NO_WORKERS) -> Decision:
+        """`paused`: workers to which the path from the request's frontend is paused.
+
+        Raises NotFoundError, UnsupportedError, UnavailableError or OverloadedError.
+        """
         self.considered = None
         self.policy.check(ask)
         self.considered = self._pools.get(ask)
+        if paused:
+            self.considered = self.considered.without(paused)
+            self._check_paths(ask)
         query = self._query(ask, self._filtered(self.considered, ask), now)
-        if not query.pool.groups:
-            return self._alone(query, "no_prefill_pool")
+        pool = query.pool
+        if not pool.groups:
+            return self._alone(query, "no_prefill_pool" if pool.unpaired is None else NO_KV_PATH)
         may_be_alone = not ask.pinned_prefill_worker_id
         if may_be_alone and (decision := self._local_prefill(query)) is not None:
             return decision
@@ -97,22 +115,22 @@ class Placer:
         except OverloadedError:
             instead = self._answered_by_prefill(query) if ask.expected_output_tokens == 1 else None
             if instead is None and may_be_alone:
-                instead = self._chunked_prefill(query)
+                instead = self._without_kv_path(query) or self._chunked_prefill(query)
             if instead is None:
                 raise
             return instead
         # Only costs in seconds compare: for other policies a pair costs two draws or turns, and one worker alone costs one.
-        if (
-            may_be_alone
-            and self.policy.counts_transfer
-            and decision.forecast.queue_s >= self._settings.prefill_congested_s
-        ):
-            alone = self._chunked_prefill(query)
-            if alone is not None and alone.cost < decision.cost:
-                return alone
+        if may_be_alone and self.policy.counts_transfer:
+            is_congested = decision.forecast.queue_s >= self._settings.prefill_congested_s
+            for alone in (self._without_kv_path(query), self._chunked_prefill(query) if is_congested else None):
+                if alone is not None and alone.cost < decision.cost:
+                    decision = alone
         return decision
 
     def _query(self, ask: Ask, pool: Pool, now: float) -> _Query:
+        if self.slow_pairs:
+            self.slow_pairs.advance(now)
+        pool.set_slow(self.slow_pairs.factors, self.slow_pairs.version)
         prefill_cached, decode_cached = pool.cached_tokens(
             self.cached_tokens.by_bit(ask),
             block_size_tokens=ask.block_size_tokens,
@@ -187,12 +205,22 @@ class Placer:
             legs=legs,
             pool=query.pool,
             handoff_times=self.handoffs.times if counts_transfer else None,
+            bad_pairs=[group.bad_pairs for group in query.pool.groups],
         )
 
     def _alone(self, query: _Query, reason: str, left_out: NDArray[np.bool_] | None = None) -> Decision:
         """The decode worker that computes the prompt at the lowest cost. `left_out` marks candidates that must not."""
         ask, now = query.ask, query.now
+        requires_prefill = query.pool.decodes.requires_prefill
+        if requires_prefill is not None and requires_prefill.all():
+            raise UnavailableError(
+                f"no prefill worker of model {ask.model!r} takes requests, and its decode workers cannot compute prompts",
+                reason=NO_PREFILL_WORKER,
+                retry_after_s=self._settings.retry_after_s,
+            )
         leg = self._score(query, LegKind.ALONE)
+        if requires_prefill is not None:
+            leg.costs = np.where(requires_prefill, np.inf, leg.costs)
         if left_out is not None:
             leg.costs = np.where(left_out, np.inf, leg.costs)
         chosen = self._selector.choose(leg.costs, query.decode_cached, leg.targets)
@@ -220,6 +248,7 @@ class Placer:
             legs=(leg,),
             pool=query.pool,
             handoff_times=None,
+            bad_pairs=(),
         )
 
     def _local_prefill(self, query: _Query) -> Decision | None:
@@ -231,7 +260,7 @@ class Placer:
         try:
             reason = "short_prompt" if prompt_tokens <= tokens_max else "local_prefill"
             return self._alone(query, reason, prompt_tokens - cached > tokens_max)
-        except OverloadedError:
+        except (OverloadedError, UnavailableError):
             return None
 
     def _chunked_prefill(self, query: _Query) -> Decision | None:
@@ -242,7 +271,16 @@ class Placer:
         chunk_tokens = np.minimum(query.ask.prompt_tokens - query.decode_cached, self._settings.cost.chunk_tokens)
         try:
             return self._alone(query, "prefill_congested", s_per_token * chunk_tokens > step_room_s)
-        except OverloadedError:
+        except (OverloadedError, UnavailableError):
+            return None
+
+    def _without_kv_path(self, query: _Query) -> Decision | None:
+        """A decode worker that cannot pull KV from any prefill worker. None: there is none, or those are full."""
+        if query.pool.unpaired is None:
+            return None
+        try:
+            return self._alone(query, NO_KV_PATH, ~query.pool.unpaired)
+        except (OverloadedError, UnavailableError):
             return None
 
     def _score(self, query: _Query, kind: LegKind) -> ScoredLeg:
@@ -307,6 +345,15 @@ class Placer:
             retry_after_s=self._settings.retry_after_s,
         )
 
+    def _check_paths(self, ask: Ask) -> None:
+        if self.considered is None or self.considered.decodes.targets:
+            return
+        raise UnavailableError(
+            f"the frontend has lost its connections to all available decode workers of model {ask.model!r}",
+            reason=PATHS_OPEN,
+            retry_after_s=self._settings.retry_after_s,
+        )
+
     def _filtered(self, pool: Pool, ask: Ask) -> Pool:
         if not (ask.excluded_worker_ids or ask.pinned_prefill_worker_id or ask.pinned_decode_worker_id):
             return pool
@@ -320,7 +367,8 @@ class Placer:
             )
         filtered = Pool(prefills, decodes, removed=pool.removed)
         if ask.pinned_prefill_worker_id and not filtered.groups:
-            raise UnavailableError("the pinned workers cannot exchange KV", reason="incompatible")
+            reason = "incompatible" if filtered.unpaired is None else KV_PATH_FAILING
+            raise UnavailableError("the pinned workers cannot exchange KV", reason=reason)
         return filtered
 
     def _allowed(self, side: PoolSide, ask: Ask, field: str) -> Sequence[Target]:

@@ -7,15 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvmesh.core import Ask, Role
 from kvmesh.errors import MeshError, NotFoundError, UnavailableError, UnsupportedError
+from services.router.health.paths import PATH_OPEN
+from services.router.placement.bad_pairs import SlowFactors, failing_paths, make_bad_pairs
 from services.router.placement.topology import Group, make_groups, sort_key
 from services.router.workers.fleet import Fleet
 from services.router.workers.target_arrays import Floats, Positions
 from services.router.workers.worker import Target, Worker
 
 _POOLS_MAX = 256
+_REDUCED_MAX = 16
+"""Sets of paused paths for which a pool keeps the candidates that are left: a mesh has few frontends with a bad link at a time."""
 _LABELS_MAX = 64
 
 
@@ -27,6 +32,7 @@ class RequestKind:
     adapter: str
     features: frozenset[str]
     labels: frozenset[tuple[str, str]]
+    files_digest: str
 
     @classmethod
     def of(cls, ask: Ask) -> "RequestKind":
@@ -35,18 +41,22 @@ class RequestKind:
             adapter=ask.adapter,
             features=frozenset(ask.required_features),
             labels=frozenset(ask.required_labels.items()),
+            files_digest=ask.files_digest,
         )
 
 
 class PoolSide:
     """The candidates for one leg, sorted by `topology.sort_key`."""
 
-    __slots__ = ("_lacking_labels", "_positions", "columns", "targets")
+    __slots__ = ("_lacking_labels", "_positions", "columns", "requires_prefill", "targets")
 
     def __init__(self, targets: Iterable[Target]) -> None:
         self.targets = sorted(targets, key=sort_key)
         self.columns: Positions = np.array([target.column for target in self.targets], dtype=np.intp)
         """Their columns in `TargetArrays`."""
+        requires = [target.worker.requires_prefill for target in self.targets]
+        self.requires_prefill: NDArray[np.bool_] | None = np.array(requires) if any(requires) else None
+        """Marks candidates that cannot compute prompts. None: all can."""
         self._lacking_labels: dict[frozenset[tuple[str, str]], Floats] = {}
         self._positions: dict[Target, int] | None = None
 
@@ -75,7 +85,9 @@ class PoolSide:
 class Pool:
     """The candidates for requests of one kind.
 
-    `removed` has the workers of the model that a filter removed, with the name of the filter, for explanations.
+    `removed` has the workers of the model that a filter removed, with the name of the filter, for explanations. `failing` has the decode
+    candidates that cannot pull KV from some prefill workers, with these and the reasons. `unpaired` marks the decode candidates that
+    cannot pull KV from any prefill candidate; None: there is none. A group in which KV passes between no pair is left out.
     """
 
     __slots__ = (
@@ -84,25 +96,70 @@ class Pool:
         "_common_block_size",
         "_holders_version",
         "_no_tokens",
+        "_reduced",
         "decodes",
+        "failing",
         "groups",
         "prefills",
         "removed",
+        "slow_version",
+        "unpaired",
     )
 
     def __init__(
         self, prefills: Iterable[Target], decodes: Iterable[Target], *, removed: Sequence[tuple[Worker, str]]
     ) -> None:
         self.prefills, self.decodes = PoolSide(prefills), PoolSide(decodes)
-        self.groups: Sequence[Group] = make_groups(self.prefills.targets, self.decodes.targets)
         self.removed = removed
+        groups = make_groups(self.prefills.targets, self.decodes.targets)
+        self.failing: Sequence[tuple[Target, Mapping[str, str]]] = [
+            (decode, failing) for decode in self.decodes.targets if (failing := failing_paths(decode))
+        ]
+        self.unpaired: NDArray[np.bool_] | None = None
+        self.slow_version = 0
+        if self.failing:
+            self._set_bad_pairs(groups, {})
+            self.unpaired = _unpaired(groups, len(self.decodes.targets))
+            if self.unpaired is not None:
+                groups = [group for group in groups if not self.unpaired[group.decodes].all()]
+        self.groups: Sequence[Group] = groups
         targets = [*self.prefills.targets, *self.decodes.targets]
         self._block_sizes: Positions = np.array([target.block_size_tokens for target in targets], dtype=np.intp)
-        self._common_block_size = targets[0].block_size_tokens if np.ptp(self._block_sizes) == 0 else 0
+        has_common_size = bool(targets) and np.ptp(self._block_sizes) == 0
+        self._common_block_size = targets[0].block_size_tokens if has_common_size else 0
         self._no_tokens: Floats = np.zeros(len(targets))
         self._no_tokens.flags.writeable = False
         self._bits = self._block_sizes
         self._holders_version = -1
+        self._reduced: dict[frozenset[str], Pool] = {}
+
+    def set_slow(self, factors: SlowFactors, version: int) -> None:
+        """Takes the slow pairs. Does nothing if it has those of this version."""
+        if version != self.slow_version:
+            self.slow_version = version
+            self._set_bad_pairs(self.groups, factors)
+
+    def _set_bad_pairs(self, groups: Iterable[Group], factors: SlowFactors) -> None:
+        for group in groups:
+            group.bad_pairs = make_bad_pairs(
+                self.prefills.targets[group.prefills],
+                self.decodes.targets[group.decodes],
+                factors,
+                distances_to=group.distances_to,
+            )
+
+    def without(self, paused: frozenset[str]) -> "Pool":
+        """The pool for a frontend that has lost the workers `paused`. It may have no candidates."""
+        known = self._reduced.get(paused)
+        if known is None:
+            if len(self._reduced) >= _REDUCED_MAX:
+                self._reduced.clear()
+            sides = self.prefills.targets, self.decodes.targets
+            prefills, decodes = ([t for t in side if t.worker.worker_id not in paused] for side in sides)
+            left_out = {t.worker.worker_id: t.worker for side in sides for t in side if t.worker.worker_id in paused}
+            removed = [*self.removed, *((worker, PATH_OPEN) for _, worker in sorted(left_out.items()))]
+            known = self._reduced[paused] = Pool(prefills, decodes, removed=removed)
+        return known
 
     def cached_tokens(
         self, tokens_by_bit: Floats | None, *, block_size_tokens: int, holders_version: int
@@ -124,6 +181,14 @@ class Pool:
         return tokens[:split], tokens[split:]
 
 
+def _unpaired(groups: Iterable[Group], decodes: int) -> NDArray[np.bool_] | None:
+    unpaired = np.zeros(decodes, dtype=np.bool_)
+    for group in groups:
+        if (bad := group.bad_pairs) is not None:
+            unpaired[group.decodes.start + bad.decodes] = bad.is_failing.all(0)
+    return unpaired if unpaired.any() else None
+
+
 class Pools:
     """The pools of a fleet."""
 
@@ -133,7 +198,7 @@ class Pools:
         self._version = -1
         self._pools: dict[RequestKind, Pool | MeshError] = {}
         self._removed: dict[RequestKind, Sequence[tuple[Worker, str]]] = {}
-        self._plain_pools: dict[tuple[str, str], Pool] = {}
+        self._plain_pools: dict[tuple[str, str, str], Pool] = {}
 
     def get(self, ask: Ask) -> Pool:
         """The candidates. Raises the error that requests of this kind are refused with when there is no decode worker."""
@@ -145,7 +210,7 @@ class Pools:
         if ask.required_features or ask.required_labels:
             return self._get(RequestKind.of(ask))
         # To make and hash the kind takes a tenth of a decision, and most requests need nothing special.
-        plain = (ask.model, ask.adapter)
+        plain = (ask.model, ask.adapter, ask.files_digest)
         known = self._plain_pools.get(plain)
         if known is None:
             known = self._plain_pools[plain] = self._get(RequestKind.of(ask))
@@ -230,6 +295,8 @@ def _removed_by(worker: Worker, kind: RequestKind) -> str:
     """The filter that removes a worker of the model; empty: none."""
     description = worker.description
     assert description is not None
+    if kind.files_digest and kind.files_digest != description.model.files_digest:
+        return "files"
     if kind.adapter and kind.adapter not in description.model.adapters:
         return "adapter"
     if not kind.features.issubset(description.capabilities.features):

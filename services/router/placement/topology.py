@@ -12,6 +12,7 @@ from itertools import groupby, pairwise
 import numpy as np
 
 from kvmesh.core import Handoff
+from services.router.placement.bad_pairs import BadPairs
 from services.router.workers.handoff_times import Distance
 from services.router.workers.target_arrays import Floats, Positions
 from services.router.workers.worker import Target
@@ -52,6 +53,8 @@ class Group:
     """For distances at which some pairs are, but not all; the nearest first."""
     rest: Distance
     """Distance of all other pairs."""
+    bad_pairs: BadPairs | None = None
+    """None: KV passes between all pairs, in the time of their distance."""
 
     def distance(self, prefill: int, decode: int) -> Distance:
         """The distance of two candidates, given their positions in the group."""
@@ -60,6 +63,15 @@ class Group:
             if segment is not None and segment.start <= prefill < segment.stop:
                 return distance
         return self.rest
+
+    def distances_to(self, decode: int) -> Positions:
+        """The distance of each prefill candidate to a decode candidate, by their positions in the group."""
+        distances: Positions = np.full(self.prefills.stop - self.prefills.start, self.rest, dtype=np.intp)
+        for distance, near in reversed(self.near):
+            segment = near.prefills_of(decode)
+            if segment is not None:
+                distances[segment] = distance
+        return distances
 
 
 def host_of(target: Target) -> str:

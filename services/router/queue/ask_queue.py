@@ -50,14 +50,14 @@ class AskQueue:
     def get(self, frontend_id: str, ask_id: int) -> QueuedAsk | None:
         return self._by_frontend.get(frontend_id, {}).get(ask_id)
 
-    def is_behind(self, ask: Ask) -> bool:
-        """True when a queued ask goes before this one, whatever room there is."""
-        subqueue = self._subqueues.get(SubqueueKey.of(ask))
+    def is_behind(self, ask: Ask, paused: frozenset[str] = frozenset()) -> bool:
+        """True when a queued ask goes before this one, whatever room there is. `paused`: see `SubqueueKey`."""
+        subqueue = self._subqueues.get(SubqueueKey.of(ask, paused))
         return subqueue is not None and subqueue.priority >= ask.priority
 
     def expected_wait_s(self, queued: QueuedAsk, now: float) -> float | None:
         """Time until an ask that would be added now is served, at the measured rate. None: no rate is known."""
-        subqueue = self._subqueues.get(SubqueueKey.of(queued.ask))
+        subqueue = self._subqueues.get(queued.key)
         if subqueue is None:
             return 0.0
         rate = subqueue.rate.tokens_per_s(now)
@@ -110,7 +110,7 @@ class AskQueue:
         return sums
 
     def _insert(self, queued: QueuedAsk, now: float) -> None:
-        key, ask, settings = SubqueueKey.of(queued.ask), queued.ask, self._settings
+        key, ask, settings = queued.key, queued.ask, self._settings
         subqueue = self._subqueues.get(key)
         if subqueue is None:
             subqueue = self._subqueues[key] = Subqueue(key, self._rates.rate(key.kind))
@@ -152,7 +152,7 @@ class AskQueue:
     def _make_room(self, queued: QueuedAsk, now: float, wait_s: float | None) -> list[QueuedAsk]:
         """Displaces asks to make room for a new one. Raises OverloadedError, and displaces none, when that is not allowed or not enough."""
         ask = queued.ask
-        if len(self._subqueues) >= self._settings.subqueues_max and SubqueueKey.of(ask) not in self._subqueues:
+        if len(self._subqueues) >= self._settings.subqueues_max and queued.key not in self._subqueues:
             raise self._full("requests of too many kinds are queued", wait_s)
         displaced: list[QueuedAsk] = []
         while self.requests and not self._has_room(ask):
@@ -191,7 +191,7 @@ class AskQueue:
 
     def _is_lighter(self, queued: QueuedAsk, heaviest: TenantQueue[QueuedAsk]) -> bool:
         """Whether the new ask's tenant stays lighter with it than the heaviest tenant without its last ask."""
-        subqueue = self._subqueues.get(SubqueueKey.of(queued.ask))
+        subqueue = self._subqueues.get(queued.key)
         tenants = subqueue.by_priority.get(queued.ask.priority) if subqueue is not None else None
         if tenants is None:
             weight, tokens = self._tenant_weights.get(queued.ask.tenant, 1.0), 0

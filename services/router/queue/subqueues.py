@@ -20,14 +20,17 @@ class SubqueueKey:
     excluded: frozenset[str]
     is_single_token: bool
     """Asks for one token need no room on a decode worker."""
+    paused: frozenset[str]
+    """Workers that the frontend had lost when the ask was queued."""
 
     @classmethod
-    def of(cls, ask: Ask) -> "SubqueueKey":
+    def of(cls, ask: Ask, paused: frozenset[str] = frozenset()) -> "SubqueueKey":
         return cls(
             kind=RequestKind.of(ask),
             pinned=(ask.pinned_prefill_worker_id, ask.pinned_decode_worker_id),
             excluded=frozenset(ask.excluded_worker_ids),
             is_single_token=ask.expected_output_tokens == 1,
+            paused=paused,
         )
 
 
@@ -42,11 +45,17 @@ class QueuedAsk:
     arrived_s: float
     tokens: int
     """Prompt tokens that no worker is known to have cached."""
+    paused: frozenset[str] = frozenset()
+    """See `SubqueueKey`."""
     order: tuple[float, int] = (inf, 0)
     """Deadline and order of arrival: its place among the tenant's asks."""
     ends_s: float = inf
     subqueue: "Subqueue | None" = None
     tenant_queue: "TenantQueue[QueuedAsk] | None" = None
+
+    @property
+    def key(self) -> SubqueueKey:
+        return SubqueueKey.of(self.ask, self.paused)
 
 
 class Subqueue:

@@ -14,6 +14,7 @@ from random import Random
 from kvmesh.clock import Clock
 from kvmesh.core import PeerUpdate
 from kvmesh.discovery.base import ROUTER, Instance, Registry, View
+from kvmesh.discovery.members import watch_members
 from kvmesh.errors import DeadlineError, LostError, MeshError, OverloadedError, UnavailableError
 from kvmesh.rpc.router.client import GrpcPeersClient, PeerCall
 from services.router.core_settings import SyncSettings
@@ -109,7 +110,7 @@ class PeerStreams:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             tasks.create_task(self._keep_retrying_pending(), name="peers-pending")
-            async with aclosing(self._registry.watch(ROUTER)) as views:
+            async with aclosing(watch_members(self._registry, ROUTER, self._clock)) as views:
                 async for view in views:
                     self._on_view(view)
 

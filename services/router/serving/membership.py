@@ -3,7 +3,8 @@
 One task per listed worker calls Describe, then WatchKv and WatchLoad concurrently. When either breaks, or the load stream is silent for
 too long, the worker gets no requests from then on. The task reconnects with back-off and resumes the KV events where they stopped; the
 worker gets requests again after its first load record. A worker that the registry marks as draining or critical is excluded whatever its
-streams say. While the registry cannot be reached, its last view stays.
+streams say. While the registry cannot be reached, and for a while
+afterwards, its last view stays (`kvmesh/discovery/members.py`).
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from random import Random
 from kvmesh.clock import Clock
 from kvmesh.core import LoadRecord, Role
 from kvmesh.discovery.base import DECODE, PREFILL, Health, Instance, Registry, View
+from kvmesh.discovery.members import watch_members
 from kvmesh.errors import DeadlineError, LostError, MeshError, OverloadedError, UnavailableError
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 from services.router.settings import MembershipSettings
@@ -87,7 +89,7 @@ class Membership:
             await asyncio.wait([running])
 
     async def _watch(self, service: str, role: Role) -> None:
-        async with aclosing(self._registry.watch(service)) as views:
+        async with aclosing(watch_members(self._registry, service, self._clock)) as views:
             async for view in views:
                 self._on_view(view, role)
 

@@ -34,6 +34,7 @@ class RouteHandler:
 
     def add_stream(self, frontend_id: str) -> None:
         self._streams[frontend_id] = self._streams.get(frontend_id, 0) + 1
+        self._core.on_stream_started(frontend_id)
         log.info("frontend_joined", extra={"data": {"frontend": frontend_id}})
 
     def remove_stream(self, frontend_id: str) -> None:

@@ -91,10 +91,25 @@ class Fleet:
             or record.data_parallel_rank >= len(worker.targets)
         ):
             return
-        worker.targets[record.data_parallel_rank].on_load_record(record, now)
+        target = worker.targets[record.data_parallel_rank]
+        failing_before = target.load.failing_kv_paths if target.load is not None else ()
+        target.on_load_record(record, now)
+        if tuple(record.failing_kv_paths) != tuple(failing_before):
+            self.version += 1
         if record.is_draining != worker.is_draining_itself:
             worker.is_draining_itself = record.is_draining
             self.version += 1
+
+    def failing_kv_pairs(self) -> set[tuple[str, str]]:
+        """The pairs of present workers, prefill and decode, between which KV does not pass."""
+        return {
+            (path.worker_id, worker.worker_id)
+            for worker in self.workers.values()
+            for target in worker.targets
+            if target.load is not None
+            for path in target.load.failing_kv_paths
+            if path.worker_id in self.workers
+        }
 
     def is_incompatible(self, worker: Worker) -> bool:
         """True for a prefill worker from which no decode worker of its model can take KV."""

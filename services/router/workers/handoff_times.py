@@ -25,6 +25,9 @@ class HandoffTime(NamedTuple):
     handoff_s: float
     s_per_byte: float
 
+    def seconds_of(self, transfer_bytes: float) -> float:
+        return self.s_per_byte * transfer_bytes + self.handoff_s
+
     def seconds(self, tokens: F, *, bytes_per_token: float) -> F:
         return self.s_per_byte * bytes_per_token * tokens + self.handoff_s
 
@@ -59,6 +62,10 @@ class HandoffEstimator:
     def learn(self, distance: Distance, *, transfer_bytes: float, observed_s: float) -> None:
         self._models[distance].learn(observed_s, 1, transfer_bytes)
         self.times = self._ordered_times()
+
+    def observations(self, distance: Distance) -> int:
+        """Handoffs that the time of a distance was learned from."""
+        return self._models[distance].observations[0]
 
     def _ordered_times(self) -> HandoffTimes:
         handoff_s, s_per_byte = 0.0, 0.0

@@ -27,6 +27,8 @@ class Forecast:
     transfer_bytes: float
     prefilled_after_s: float | None = None
     """When the prompt was reported as computed, from the placement on."""
+    handoff_s: float | None = None
+    """Observed time of the handoff. Whether it counts is known at the end of the request: the prompt may have been computed again."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

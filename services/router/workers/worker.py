@@ -58,7 +58,15 @@ class Worker:
         description = self.description
         if description is None or not description.kv_compatibility_hash or not description.capabilities.handoffs:
             return None
-        return description.kv_compatibility_hash, description.capabilities.handoffs[0]
+        handoff = description.capabilities.handoffs[0]
+        if handoff is Handoff.RENDEZVOUS and self.role is Role.PREFILL and not description.rendezvous_address:
+            return None
+        return description.kv_compatibility_hash, handoff
+
+    @property
+    def requires_prefill(self) -> bool:
+        """True: it gets requests only together with a prefill worker."""
+        return self.description is not None and self.description.requires_prefill
 
     @property
     def model_name(self) -> str:
@@ -83,6 +91,8 @@ class Target:
     reported_prompt_tokens: int = 0
     reported_requests: int = 0
     reported_kv_blocks: int = 0
+    reported_blocked: int = 0
+    """Requests that wait there for KV blocks (rendezvous handoff)."""
     decode_slots: int = 0
     """Requests that run at once; 0: not known."""
     is_short_of_blocks: bool = False
@@ -138,6 +148,8 @@ class Target:
 
         Only the worker's own report counts for KV blocks: the router counts a prefix that requests share once for each of them.
         """
+        if self.reported_blocked > self.settings.preallocating_requests_max:
+            return False
         if not self.requests_in_flight:
             return True
         return not self.is_short_of_blocks and self.requests_in_flight < self.settings.requests_per_decode_max
@@ -152,8 +164,13 @@ class Target:
         return max(self.done_s - now, self.queue_s_min)
 
     def wait_s(self) -> float:
-        """Seconds until a decode slot is free: running requests end at an even rate."""
+        """Seconds until a decode slot is free: running requests end at an even rate.
+
+        While requests wait for KV blocks, only those with blocks count as slots.
+        """
         slots, active = self.decode_slots, self.requests_active
+        if self.reported_blocked:
+            slots = min(slots, max(1, self.reported_requests - self.reported_blocked))
         if not slots or active < slots:
             return 0.0
         request_s = self.settings.cost.output_tokens * self.coefficients.step_s(slots, self.kv_tokens_active)
@@ -186,7 +203,10 @@ class Target:
             self._learn(self.load, record)
         self.load = record
         self.reported_prompt_tokens = record.waiting_prompt_tokens
-        self.reported_requests = record.running_requests + record.waiting_requests
+        self.reported_blocked = record.preallocating_requests + record.retracted_requests
+        self.reported_requests = (
+            record.running_requests + record.waiting_requests + record.receiving_requests + self.reported_blocked
+        )
         self.reported_kv_blocks = record.kv_blocks_used
         self.decode_slots = record.running_requests_max
         self.is_short_of_blocks = record.kv_blocks_used >= self.settings.kv_used_ratio_max * record.kv_blocks_total > 0

@@ -59,7 +59,7 @@ def test_what_is_missing_is_said_before_the_download(driver: Path, tmp_path: Pat
     got = set_up("check", **env)
     assert got.returncode == 1
     assert "the NVIDIA driver 550.54.15 runs CUDA 12.4; torch is built for CUDA 13.0" in got.stderr
-    assert "there is no C compiler" in got.stderr and "apt-get install gcc" in got.stderr
+    assert "there is no C compiler" in got.stderr and "apt-get update && apt-get install gcc" in got.stderr
     assert "nothing was downloaded" in got.stderr
     chosen = set_up("check", KVMESH_ENGINE_BUILD="gpu", **env)
     assert "driver 550" not in chosen.stderr and "there is no C compiler" in chosen.stderr

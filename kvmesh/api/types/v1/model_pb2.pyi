@@ -32,7 +32,7 @@ class WorkerRef(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., data_parallel_rank: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class ModelCard(_message.Message):
-    __slots__ = ("name", "source", "revision", "context_tokens_max", "vocabulary_size", "eos_token_ids", "adapters")
+    __slots__ = ("name", "source", "revision", "context_tokens_max", "vocabulary_size", "eos_token_ids", "adapters", "files_digest")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,7 @@ class ModelCard(_message.Message):
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    FILES_DIGEST_FIELD_NUMBER: _ClassVar[int]
     name: str
     source: str
     revision: str
@@ -47,7 +48,8 @@ class ModelCard(_message.Message):
     vocabulary_size: int
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     adapters: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., revision: _Optional[str] = ..., context_tokens_max: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., adapters: _Optional[_Iterable[str]] = ...) -> None: ...
+    files_digest: str
+    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., revision: _Optional[str] = ..., context_tokens_max: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., adapters: _Optional[_Iterable[str]] = ..., files_digest: _Optional[str] = ...) -> None: ...
 
 class Capabilities(_message.Message):
     __slots__ = ("engine", "engine_version", "handoffs", "roles", "features", "logprobs_max", "data_parallel_size")

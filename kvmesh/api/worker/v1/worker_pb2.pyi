@@ -1,6 +1,7 @@
 import datetime
 
 from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from kvmesh.api.types.v1 import kv_pb2 as _kv_pb2
 from kvmesh.api.types.v1 import load_pb2 as _load_pb2
 from kvmesh.api.types.v1 import model_pb2 as _model_pb2
@@ -17,7 +18,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("worker", "role", "model", "capabilities", "kv_compatibility_hash", "block_size_tokens", "kv_blocks_total", "lease", "rendezvous_address", "is_draining", "profile")
+    __slots__ = ("worker", "role", "model", "capabilities", "kv_compatibility_hash", "block_size_tokens", "kv_blocks_total", "lease", "rendezvous_address", "is_draining", "profile", "requires_prefill")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +30,7 @@ class DescribeResponse(_message.Message):
     RENDEZVOUS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
+    REQUIRES_PREFILL_FIELD_NUMBER: _ClassVar[int]
     worker: _model_pb2.WorkerRef
     role: _model_pb2.Role
     model: _model_pb2.ModelCard
@@ -40,7 +42,8 @@ class DescribeResponse(_message.Message):
     rendezvous_address: str
     is_draining: bool
     profile: _model_pb2.PerformanceProfile
-    def __init__(self, worker: _Optional[_Union[_model_pb2.WorkerRef, _Mapping]] = ..., role: _Optional[_Union[_model_pb2.Role, str]] = ..., model: _Optional[_Union[_model_pb2.ModelCard, _Mapping]] = ..., capabilities: _Optional[_Union[_model_pb2.Capabilities, _Mapping]] = ..., kv_compatibility_hash: _Optional[str] = ..., block_size_tokens: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., rendezvous_address: _Optional[str] = ..., is_draining: _Optional[bool] = ..., profile: _Optional[_Union[_model_pb2.PerformanceProfile, _Mapping]] = ...) -> None: ...
+    requires_prefill: bool
+    def __init__(self, worker: _Optional[_Union[_model_pb2.WorkerRef, _Mapping]] = ..., role: _Optional[_Union[_model_pb2.Role, str]] = ..., model: _Optional[_Union[_model_pb2.ModelCard, _Mapping]] = ..., capabilities: _Optional[_Union[_model_pb2.Capabilities, _Mapping]] = ..., kv_compatibility_hash: _Optional[str] = ..., block_size_tokens: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., rendezvous_address: _Optional[str] = ..., is_draining: _Optional[bool] = ..., profile: _Optional[_Union[_model_pb2.PerformanceProfile, _Mapping]] = ..., requires_prefill: _Optional[bool] = ...) -> None: ...
 
 class WatchKvRequest(_message.Message):
     __slots__ = ("resume_epoch", "resume_sequence")
@@ -157,3 +160,65 @@ class WakeRequest(_message.Message):
 class WakeResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class CheckKvPathRequest(_message.Message):
+    __slots__ = ("source",)
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    source: _model_pb2.WorkerRef
+    def __init__(self, source: _Optional[_Union[_model_pb2.WorkerRef, _Mapping]] = ...) -> None: ...
+
+class CheckKvPathResponse(_message.Message):
+    __slots__ = ("is_ok", "reason", "detail", "elapsed")
+    IS_OK_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    ELAPSED_FIELD_NUMBER: _ClassVar[int]
+    is_ok: bool
+    reason: str
+    detail: str
+    elapsed: _duration_pb2.Duration
+    def __init__(self, is_ok: _Optional[bool] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ..., elapsed: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class ListKvPathsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListKvPathsResponse(_message.Message):
+    __slots__ = ("paths",)
+    PATHS_FIELD_NUMBER: _ClassVar[int]
+    paths: _containers.RepeatedCompositeFieldContainer[KvPath]
+    def __init__(self, paths: _Optional[_Iterable[_Union[KvPath, _Mapping]]] = ...) -> None: ...
+
+class KvPath(_message.Message):
+    __slots__ = ("worker_id", "pulls_total", "failures_total", "reason", "detail", "last_failure_at", "bytes_per_s")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    PULLS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    LAST_FAILURE_AT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    pulls_total: int
+    failures_total: int
+    reason: str
+    detail: str
+    last_failure_at: _timestamp_pb2.Timestamp
+    bytes_per_s: float
+    def __init__(self, worker_id: _Optional[str] = ..., pulls_total: _Optional[int] = ..., failures_total: _Optional[int] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ..., last_failure_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
+
+class FetchModelFilesRequest(_message.Message):
+    __slots__ = ("digest",)
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    def __init__(self, digest: _Optional[str] = ...) -> None: ...
+
+class FetchModelFilesResponse(_message.Message):
+    __slots__ = ("path", "data", "is_last")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    data: bytes
+    is_last: bool
+    def __init__(self, path: _Optional[str] = ..., data: _Optional[bytes] = ..., is_last: _Optional[bool] = ...) -> None: ...

@@ -97,6 +97,21 @@ class WorkerServiceStub:
                 request_serializer=kvmesh_dot_worker_dot_v1_dot_worker__pb2.WakeRequest.SerializeToString,
                 response_deserializer=kvmesh_dot_worker_dot_v1_dot_worker__pb2.WakeResponse.FromString,
                 _registered_method=True)
+        self.CheckKvPath = channel.unary_unary(
+                '/kvmesh.worker.v1.WorkerService/CheckKvPath',
+                request_serializer=kvmesh_dot_worker_dot_v1_dot_worker__pb2.CheckKvPathRequest.SerializeToString,
+                response_deserializer=kvmesh_dot_worker_dot_v1_dot_worker__pb2.CheckKvPathResponse.FromString,
+                _registered_method=True)
+        self.ListKvPaths = channel.unary_unary(
+                '/kvmesh.worker.v1.WorkerService/ListKvPaths',
+                request_serializer=kvmesh_dot_worker_dot_v1_dot_worker__pb2.ListKvPathsRequest.SerializeToString,
+                response_deserializer=kvmesh_dot_worker_dot_v1_dot_worker__pb2.ListKvPathsResponse.FromString,
+                _registered_method=True)
+        self.FetchModelFiles = channel.unary_stream(
+                '/kvmesh.worker.v1.WorkerService/FetchModelFiles',
+                request_serializer=kvmesh_dot_worker_dot_v1_dot_worker__pb2.FetchModelFilesRequest.SerializeToString,
+                response_deserializer=kvmesh_dot_worker_dot_v1_dot_worker__pb2.FetchModelFilesResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer:
@@ -185,6 +200,28 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CheckKvPath(self, request, context):
+        """Hands a short prompt over from a prefill worker to this worker, which shows whether KV passes between the two. Bounded by the
+        deadline. FAILED_PRECONDITION if the worker pulls no KV.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListKvPaths(self, request, context):
+        """The prefill workers from which this worker has pulled KV or tried to, newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FetchModelFiles(self, request, context):
+        """Sends the files of the model that a frontend needs. NOT_FOUND if the digest is not that of the worker's own files.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -237,6 +274,21 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Wake,
                     request_deserializer=kvmesh_dot_worker_dot_v1_dot_worker__pb2.WakeRequest.FromString,
                     response_serializer=kvmesh_dot_worker_dot_v1_dot_worker__pb2.WakeResponse.SerializeToString,
+            ),
+            'CheckKvPath': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckKvPath,
+                    request_deserializer=kvmesh_dot_worker_dot_v1_dot_worker__pb2.CheckKvPathRequest.FromString,
+                    response_serializer=kvmesh_dot_worker_dot_v1_dot_worker__pb2.CheckKvPathResponse.SerializeToString,
+            ),
+            'ListKvPaths': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListKvPaths,
+                    request_deserializer=kvmesh_dot_worker_dot_v1_dot_worker__pb2.ListKvPathsRequest.FromString,
+                    response_serializer=kvmesh_dot_worker_dot_v1_dot_worker__pb2.ListKvPathsResponse.SerializeToString,
+            ),
+            'FetchModelFiles': grpc.unary_stream_rpc_method_handler(
+                    servicer.FetchModelFiles,
+                    request_deserializer=kvmesh_dot_worker_dot_v1_dot_worker__pb2.FetchModelFilesRequest.FromString,
+                    response_serializer=kvmesh_dot_worker_dot_v1_dot_worker__pb2.FetchModelFilesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -522,6 +574,87 @@ class WorkerService:
             '/kvmesh.worker.v1.WorkerService/Wake',
             kvmesh_dot_worker_dot_v1_dot_worker__pb2.WakeRequest.SerializeToString,
             kvmesh_dot_worker_dot_v1_dot_worker__pb2.WakeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckKvPath(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvmesh.worker.v1.WorkerService/CheckKvPath',
+            kvmesh_dot_worker_dot_v1_dot_worker__pb2.CheckKvPathRequest.SerializeToString,
+            kvmesh_dot_worker_dot_v1_dot_worker__pb2.CheckKvPathResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListKvPaths(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvmesh.worker.v1.WorkerService/ListKvPaths',
+            kvmesh_dot_worker_dot_v1_dot_worker__pb2.ListKvPathsRequest.SerializeToString,
+            kvmesh_dot_worker_dot_v1_dot_worker__pb2.ListKvPathsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchModelFiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvmesh.worker.v1.WorkerService/FetchModelFiles',
+            kvmesh_dot_worker_dot_v1_dot_worker__pb2.FetchModelFilesRequest.SerializeToString,
+            kvmesh_dot_worker_dot_v1_dot_worker__pb2.FetchModelFilesResponse.FromString,
             options,
             channel_credentials,
             insecure,

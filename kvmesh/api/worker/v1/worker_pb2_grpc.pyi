@@ -66,6 +66,14 @@ class WorkerServiceStub:
     """Frees the memory that the engine can free, and rejects requests until Wake."""
     Wake: _grpc.UnaryUnaryMultiCallable[_worker_pb2.WakeRequest, _worker_pb2.WakeResponse]
     """Ends Sleep."""
+    CheckKvPath: _grpc.UnaryUnaryMultiCallable[_worker_pb2.CheckKvPathRequest, _worker_pb2.CheckKvPathResponse]
+    """Hands a short prompt over from a prefill worker to this worker, which shows whether KV passes between the two. Bounded by the
+    deadline. FAILED_PRECONDITION if the worker pulls no KV.
+    """
+    ListKvPaths: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ListKvPathsRequest, _worker_pb2.ListKvPathsResponse]
+    """The prefill workers from which this worker has pulled KV or tried to, newest first."""
+    FetchModelFiles: _grpc.UnaryStreamMultiCallable[_worker_pb2.FetchModelFilesRequest, _worker_pb2.FetchModelFilesResponse]
+    """Sends the files of the model that a frontend needs. NOT_FOUND if the digest is not that of the worker's own files."""
 
 @_typing.type_check_only
 class WorkerServiceAsyncStub(WorkerServiceStub):
@@ -105,6 +113,14 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """Frees the memory that the engine can free, and rejects requests until Wake."""
     Wake: _aio.UnaryUnaryMultiCallable[_worker_pb2.WakeRequest, _worker_pb2.WakeResponse]  # type: ignore[assignment]
     """Ends Sleep."""
+    CheckKvPath: _aio.UnaryUnaryMultiCallable[_worker_pb2.CheckKvPathRequest, _worker_pb2.CheckKvPathResponse]  # type: ignore[assignment]
+    """Hands a short prompt over from a prefill worker to this worker, which shows whether KV passes between the two. Bounded by the
+    deadline. FAILED_PRECONDITION if the worker pulls no KV.
+    """
+    ListKvPaths: _aio.UnaryUnaryMultiCallable[_worker_pb2.ListKvPathsRequest, _worker_pb2.ListKvPathsResponse]  # type: ignore[assignment]
+    """The prefill workers from which this worker has pulled KV or tried to, newest first."""
+    FetchModelFiles: _aio.UnaryStreamMultiCallable[_worker_pb2.FetchModelFilesRequest, _worker_pb2.FetchModelFilesResponse]  # type: ignore[assignment]
+    """Sends the files of the model that a frontend needs. NOT_FOUND if the digest is not that of the worker's own files."""
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Served by every prefill and decode worker, in addition to its own service.
@@ -201,5 +217,31 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.WakeResponse, _abc.Awaitable[_worker_pb2.WakeResponse]]:
         """Ends Sleep."""
+
+    @_abc_1.abstractmethod
+    def CheckKvPath(
+        self,
+        request: _worker_pb2.CheckKvPathRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.CheckKvPathResponse, _abc.Awaitable[_worker_pb2.CheckKvPathResponse]]:
+        """Hands a short prompt over from a prefill worker to this worker, which shows whether KV passes between the two. Bounded by the
+        deadline. FAILED_PRECONDITION if the worker pulls no KV.
+        """
+
+    @_abc_1.abstractmethod
+    def ListKvPaths(
+        self,
+        request: _worker_pb2.ListKvPathsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.ListKvPathsResponse, _abc.Awaitable[_worker_pb2.ListKvPathsResponse]]:
+        """The prefill workers from which this worker has pulled KV or tried to, newest first."""
+
+    @_abc_1.abstractmethod
+    def FetchModelFiles(
+        self,
+        request: _worker_pb2.FetchModelFilesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_worker_pb2.FetchModelFilesResponse], _abc.AsyncIterator[_worker_pb2.FetchModelFilesResponse]]:
+        """Sends the files of the model that a frontend needs. NOT_FOUND if the digest is not that of the worker's own files."""
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

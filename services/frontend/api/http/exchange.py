@@ -13,7 +13,7 @@ from kvmesh.rpc.http_status import http_status
 from services.frontend.api.http.stream import EventPace
 from services.frontend.api.request_body import parse_object
 from services.frontend.api.run import WARNING_HEADER, RequestContext
-from services.frontend.api.unknown_fields import read_tolerantly
+from services.frontend.api.unknown_fields import read_tolerantly, unused_hints
 from services.frontend.settings import HttpSettings
 
 BODY_TOO_LARGE = "body_too_large"
@@ -60,12 +60,10 @@ class Exchange(RequestContext):
         return values
 
     async def read_request(self, read: Callable[[dict[str, Any]], ParsedBody]) -> ParsedBody:
-        """Reads the body with `read`. Ignores unknown fields with a warning, unless the settings refuse them."""
+        """Reads the body with `read`. Ignores unknown fields with a warning, unless the settings refuse them, and unused hints."""
         values = await self.read_object()
-        if self.settings.refuses_unknown_fields:
-            return read(values)
-        body, ignored = read_tolerantly(read, values)
-        if ignored:
+        body, ignored = (read(values), []) if self.settings.refuses_unknown_fields else read_tolerantly(read, values)
+        if ignored := [*ignored, *unused_hints(values)]:
             self.warn(f"ignored: {' '.join(ignored)}")
         return body
 

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from kvmesh.errors import MeshError, NotFoundError
+from kvmesh.network.names import LOOPBACK
 from services.frontend.api.anthropic.body import MESSAGES_PATH, VERSION_HEADER
 from services.frontend.api.anthropic.body import error_body as messages_error_body
 from services.frontend.api.http.boundary import Boundary, Serve, error_response
@@ -95,7 +96,7 @@ class HttpServer:
         await self._runner.setup()
         site = web.TCPSite(
             self._runner,
-            settings.host,
+            settings.host or LOOPBACK,
             settings.port,
             backlog=settings.backlog,
             ssl_context=tls_context(settings),

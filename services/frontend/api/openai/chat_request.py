@@ -125,6 +125,13 @@ class ToolSelection(Body, kw_only=True):
     allowed_tools: AllowedTools | None = None
 
 
+class Prediction(Body, kw_only=True):
+    """Text that the answer is expected to contain."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[TextPart], Meta(min_length=1, max_length=1024)]
+
+
 Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=4096)]
 Tools = Annotated[list[ChatTool], Meta(max_length=TOOLS_MAX)]
 Documents = Annotated[list[JsonObject], Meta(max_length=1024)]
@@ -150,11 +157,13 @@ class ChatRequest(OpenAiRequest, kw_only=True):
     continue_final_message: Annotated[
         bool | None, Meta(description="The answer continues the last message. The template must render its text.")
     ] = None
+    prediction: Annotated[
+        Prediction | None, Meta(description="Accepted with a warning; a hint for speed that changes nothing.")
+    ] = None
     functions: Annotated[Any, refused("use tools", [])] = None
     function_call: Annotated[Any, refused("use tool_choice", "none", "auto")] = None
     audio: Annotated[Any, refused("there is no audio output")] = None
     modalities: Annotated[Any, refused("only text comes out", ["text"])] = None
-    prediction: Annotated[Any, refused("not yet")] = None
     web_search_options: Annotated[Any, refused("there is no web search")] = None
     chat_template: Annotated[Any, refused("templates come with the model")] = None
     add_special_tokens: Annotated[Any, refused("the chat template adds them", False)] = None

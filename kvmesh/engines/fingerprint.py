@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from kvmesh.engines.vllm.file_hashes import FileHashes
+from kvmesh.engines.file_hashes import FileHashes
 
 log = logging.getLogger(__name__)
 

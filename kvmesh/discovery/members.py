@@ -1,0 +1,122 @@
+"""The members of one service as its peers use them: the registry's views without the gaps that the registry's own outages leave.
+
+A registry that returns after an outage may have lost its state, or lists everything as critical because no heartbeats arrived. Its
+members run all the same.
+
+1. During an outage the last members stay; the view is marked stale.
+2. For `hold_s` after an outage, a member that is missing or critical now, and was not critical before, stays as it was.
+3. A member is not held any more when the registry lists it again as not critical, at another address, or with another epoch.
+4. A drain mark counts at once.
+
+A member that died during the outage is held too. Its peers notice that by their broken streams.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from kvmesh.clock import Clock
+from kvmesh.discovery.base import Health, Instance, Registry, View
+
+HOLD_S = 30.0
+"""Services register again within a heartbeat and a pause between attempts (2 s each); their gRPC check takes another 2 s."""
+
+
+class Members:
+    """The rules, without I/O. `now` is a time in seconds on one scale."""
+
+    def __init__(self, *, hold_s: float = HOLD_S) -> None:
+        self._hold_s = hold_s
+        self._listed: View | None = None
+        """The newest view of the registry that is not stale."""
+        self._shown: Sequence[Instance] = ()
+        self._held: dict[str, Instance] = {}
+        self._until_s: float | None = None
+        """When the hold ends. None: during an outage, or without a hold."""
+
+    def on_view(self, view: View, now: float) -> View:
+        """The members at this view."""
+        if view.is_stale:
+            self._held = {each.instance_id: each for each in self._shown if each.health is not Health.CRITICAL}
+            self._until_s = None
+            return replace(view, instances=self._shown)
+        if self._held and self._until_s is None:
+            self._until_s = now + self._hold_s
+        self._listed = view
+        return self.on_time(now) or self._members(view)
+
+    def left_s(self, now: float) -> float | None:
+        """Seconds until `on_time` must be called. None: no member is held, or the registry is away."""
+        return None if self._until_s is None else max(0.0, self._until_s - now)
+
+    def on_time(self, now: float) -> View | None:
+        """The members without those whose hold ended. None: no hold has ended."""
+        if self._listed is None or self._until_s is None or now < self._until_s:
+            return None
+        self._held.clear()
+        return self._members(self._listed)
+
+    def _members(self, view: View) -> View:
+        listed = {each.instance_id: each for each in view.instances}
+        self._held = {
+            name: held for name, held in self._held.items() if name not in listed or _is_held(listed[name], held)
+        }
+        if not self._held:
+            self._until_s = None
+        # A held member that is listed has its present meta and drain mark.
+        back = {name: replace(listed[name], health=held.health) for name, held in self._held.items() if name in listed}
+        members = self._held | listed | back
+        self._shown = tuple(members[name] for name in sorted(members))
+        return replace(view, instances=self._shown)
+
+
+def _is_held(listed: Instance, held: Instance) -> bool:
+    is_same = listed.address == held.address and listed.meta.get("epoch") == held.meta.get("epoch")
+    return is_same and listed.health is Health.CRITICAL
+
+
+async def watch_members(
+    registry: Registry, service: str, clock: Clock, *, hold_s: float = HOLD_S
+) -> AsyncGenerator[View, None]:
+    """`Registry.watch` by the rules above. Also yields when a hold ends."""
+    members = Members(hold_s=hold_s)
+    async with aclosing(registry.watch(service)) as views:
+        while True:
+            reading = asyncio.ensure_future(_next(views))
+            try:
+                while not await _wait(reading, members.left_s(clock.now()), clock):
+                    if (view := members.on_time(clock.now())) is not None:
+                        yield view
+                newest = reading.result()
+            finally:
+                await _end(reading)
+            if newest is None:
+                return
+            yield members.on_view(newest, clock.now())
+
+
+async def _next(views: AsyncGenerator[View, None]) -> View | None:
+    return await anext(views, None)
+
+
+async def _wait(reading: "asyncio.Future[View | None]", limit_s: float | None, clock: Clock) -> bool:
+    """Whether the view was read, after at most `limit_s`."""
+    if limit_s is None:
+        await asyncio.wait([reading])
+        return True
+    timer = asyncio.ensure_future(clock.sleep(limit_s))
+    either: set[asyncio.Future[Any]] = {reading, timer}
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        timer.cancel()
+    return reading.done()
+
+
+async def _end(reading: "asyncio.Future[View | None]") -> None:
+    """The generator cannot be closed while it runs."""
+    if not reading.done():
+        reading.cancel()
+        await asyncio.wait([reading])

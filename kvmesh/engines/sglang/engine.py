@@ -1,0 +1,431 @@
+"""The SGLang engine: the `Engine` interface on the event loop. SGLang itself runs in a process of its own (`host/`).
+
+The loss of that process is the loss of the engine. Every number of a leg is used once, so late messages are recognised.
+"""
+
+import asyncio
+import dataclasses
+import itertools
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from random import Random
+
+from kvmesh.core import KvEvent, LoadRecord, PerformanceProfile, Role
+from kvmesh.engines.base import EngineDescription, EngineRequest, StepOutput
+from kvmesh.engines.output_buffers import KvEventBuffer, StepOutputBuffer
+from kvmesh.engines.sglang.adapters import Adapters
+from kvmesh.engines.sglang.bootstrap import wait_registered
+from kvmesh.engines.sglang.description import capabilities, kv_hash, model_card
+from kvmesh.engines.sglang.host_process import HostLink, HostProcess, Launch, find_python, launcher, listening
+from kvmesh.engines.sglang.intake import Intake
+from kvmesh.engines.sglang.leg import LegState, asked_logprobs, cancelled, kv_events, token_logprobs
+from kvmesh.engines.sglang.messages import Answer, Call, Cancel, Failed, FromHost, Load, Ready, Snapshot, Start, Step
+from kvmesh.engines.sglang.settings import SglangSettings
+from kvmesh.errors import (
+    InternalError,
+    InvalidRequestError,
+    LostError,
+    MeshError,
+    OverloadedError,
+    UnavailableError,
+    UnsupportedError,
+)
+from kvmesh.kv.paths import KvPaths
+
+log = logging.getLogger(__name__)
+
+OUTPUT_BUFFER_STEPS = 1024
+KV_EVENT_BUFFER_BLOCKS = 1 << 18
+OVERLOAD_RETRY_S = 1.0
+CLOSE_TIMEOUT_S = 5.0
+SETTINGS_ERRORS = frozenset(("ValueError", "OSError", "InvalidRequestError", "FileNotFoundError", "AssertionError"))
+
+
+class SglangEngine:
+    """One SGLang engine. `launch` starts its process; by default a program of the Python that has SGLang."""
+
+    def __init__(self, settings: SglangSettings, *, launch: Launch | None = None, random: Random | None = None) -> None:
+        self.settings = settings
+        self._launch = launch or launcher(find_python(settings.python))
+        self._random = random or Random()
+        self._adapters = Adapters(settings.adapters_max, settings.enable_lora)
+        self._retired: dict[str, str] = {}
+        self._legs: dict[int, LegState] = {}
+        self._numbers: dict[int, int] = {}
+        self._next = itertools.count(1)
+        self._calls: dict[int, asyncio.Future[Answer]] = {}
+        self._load = LoadRecord()
+        self._outputs = StepOutputBuffer(OUTPUT_BUFFER_STEPS)
+        self._events = KvEventBuffer(KV_EVENT_BUFFER_BLOCKS, self._request_snapshot)
+        self.kv_paths = KvPaths(pull_timeout_s=settings.pull_timeout_s)
+        """Empty: both engines of a rendezvous report its failure."""
+        self._process: HostProcess | None = None
+        self._link: HostLink | None = None
+        self._ready: Ready | None = None
+        self._failure: MeshError | None = None
+        self._is_closing = False
+        self._resuming: asyncio.Task[None] | None = None
+
+    # ---- the Engine interface ----
+
+    async def start(self) -> None:
+        if self._link is not None:
+            raise InvalidRequestError("the engine was started already")
+        self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._link = HostLink(self._receive, self._ended)
+        try:
+            async with asyncio.timeout(self.settings.start_timeout_s):
+                await self._start_process(self._link)
+                if self.settings.mode == "prefill":
+                    await wait_registered(self.describe().rendezvous_address)
+        except TimeoutError as error:
+            await self._kill()
+            raise UnavailableError("SGLang did not start in time", reason="engine_start_failed") from error
+        except BaseException:
+            await self._kill()
+            raise
+
+    async def _start_process(self, link: HostLink) -> None:
+        async with listening(link) as path:
+            self._process = await self._launch((path,))
+            ending = asyncio.create_task(self._process.wait())
+            try:
+                await asyncio.wait((link.connected, ending), return_when=asyncio.FIRST_COMPLETED)
+                if not link.connected.done():
+                    raise UnavailableError(
+                        f"SGLang's process ended with status {ending.result()} before it connected; is SGLang installed? See the"
+                        " worker's log",
+                        reason="engine_missing",
+                    )
+                link.send(Start(_plain(self.settings)))
+                await self._started
+            finally:
+                ending.cancel()
+
+    def _take_ready(self, ready: Ready) -> None:
+        settings = self.settings
+        self._ready = ready
+        self._card = model_card(ready, settings)
+        moves_kv = settings.mode == "null" or settings.transfer_backend != "fake"
+        self._intake = Intake(ready=ready, card=self._card, mode=settings.mode, moves_kv=moves_kv, random=self._random)
+        self._load = LoadRecord(
+            kv_blocks_free=ready.kv_blocks_total,
+            kv_blocks_total=ready.kv_blocks_total,
+            running_requests_max=ready.running_requests_max,
+        )
+        address = f"{settings.bootstrap_host}:{ready.bootstrap_port}" if ready.bootstrap_port else ""
+        self._description = EngineDescription(
+            model=self._card,
+            capabilities=capabilities(
+                settings,
+                version=ready.version,
+                has_tokenizer=ready.has_tokenizer,
+                honors_seeds=ready.honors_seeds,
+                is_embedding=ready.is_embedding,
+            ),
+            role=Role(settings.role),
+            block_size_tokens=ready.block_size_tokens,
+            kv_blocks_total=ready.kv_blocks_total,
+            kv_compatibility_hash=kv_hash(ready),
+            lease_s=settings.lease_s,
+            rendezvous_address=address,
+            requires_prefill=settings.mode == "decode",
+            profile=PerformanceProfile(kv_bytes_per_token=max(1, ready.kv_bytes_per_token)),
+        )
+        if not self._started.done():
+            self._started.set_result(None)
+
+    def describe(self) -> EngineDescription:
+        model = dataclasses.replace(self._card, adapters=self._adapters.names())
+        return dataclasses.replace(self._description, model=model)
+
+    def submit_nowait(self, request: EngineRequest) -> None:
+        link, ready = self._running()
+        if request.key in self._numbers:
+            raise InvalidRequestError(f"key {request.key} is in use", field="key")
+        if len(self._legs) >= ready.running_requests_max + self.settings.waiting_requests_max:
+            raise OverloadedError("too many requests wait", retry_after_s=OVERLOAD_RETRY_S)
+        adapter_id = self._adapters.id_of(request.generation.adapter)
+        number = next(self._next)
+        message = self._intake.message(request, number=number, adapter_id=adapter_id)
+        self._legs[number] = LegState(
+            request=request, number=number, is_in_handoff=self.settings.mode != "null", adapter_id=adapter_id
+        )
+        self._numbers[request.key] = number
+        link.send(message)
+
+    def cancel_nowait(self, key: int) -> None:
+        number = self._numbers.get(key)
+        if number is not None and self._link is not None:
+            self._legs[number].is_cancelled = True
+            self._link.send(Cancel(number))
+
+    def release_nowait(self, handle_id: str) -> bool:
+        """False: this engine hands out no handles."""
+        return False
+
+    def leased_handles(self) -> int:
+        """0: this engine hands out no handles."""
+        return 0
+
+    def steps(self) -> AsyncIterator[StepOutput]:
+        return self._outputs.outputs()
+
+    async def deliver(self, take: Callable[[StepOutput], None]) -> None:
+        await self._outputs.deliver(take)
+
+    def kv_events(self) -> AsyncIterator[Sequence[KvEvent]]:
+        return self._events.batches()
+
+    def load(self) -> LoadRecord:
+        return self._load
+
+    async def load_adapter(self, name: str, source: str) -> None:
+        adapter_id = await asyncio.to_thread(self._adapters.new_id, name, source)
+        if self._adapters.is_loaded(name, adapter_id):
+            return
+        if self._retired.pop(adapter_id, None) is None:
+            answer = await self._call("load_adapter", name, adapter_id, source)
+            if not answer.is_done:
+                problem = (answer.problem.splitlines() or ["no reason given"])[-1]
+                raise InvalidRequestError(f"SGLang cannot load adapter {name}: {problem}", field="source")
+        self._adapters.add(name, adapter_id)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Refuses new legs with the adapter at once. SGLang unloads it after the last leg that uses it."""
+        if adapter_id := self._adapters.remove(name):
+            self._retired[adapter_id] = name
+            self._remove_retired()
+
+    async def reset_cache(self) -> bool:
+        return (await self._call("reset_cache")).is_done
+
+    async def sleep(self, level: int) -> None:
+        """Always refused: the transfer backend cannot register the engine's memory again."""
+        raise UnsupportedError("SGLang cannot free memory that NIXL has registered", field="level")
+
+    async def wake(self) -> None:
+        """Always refused."""
+        raise UnsupportedError("this engine does not sleep")
+
+    async def set_role(self, role: Role) -> None:
+        """An SGLang engine has the role of its start."""
+        if role is not Role(self.settings.role):
+            raise UnsupportedError(f"this engine cannot serve the {role} pool", field="role")
+
+    async def aclose(self) -> None:
+        if self._is_closing:
+            return
+        self._is_closing = True
+        finishes = [cancelled(leg) for leg in self._legs.values()]
+        self._forget_all()
+        if finishes:
+            self._outputs.put_nowait(StepOutput(step=self._load.step, keys=[], token_ids=[], finishes=finishes))
+        self._outputs.close_nowait(self._failure)
+        self._events.close_nowait()
+        await self._kill()
+
+    # ---- messages ----
+
+    def _receive(self, message: FromHost) -> None:
+        match message:
+            case Step():
+                self._take_step(message)
+            case Answer():
+                if (call := self._calls.pop(message.call_id, None)) is not None and not call.done():
+                    call.set_result(message)
+            case Snapshot():
+                self._events.replace(kv_events(message.kv_changes))
+            case Ready():
+                self._take_ready(message)
+            case Failed():
+                self._fail(message)
+
+    def _take_step(self, step: Step) -> None:
+        if self._is_closing:
+            return
+        for begun in step.begun:
+            if (leg := self._legs.get(begun.number)) is not None:
+                leg.begin(begun)
+                if not leg.request.is_internal:
+                    self._count_prompt(leg)
+        output = self._output(step)
+        self._load = self._record(step.load)
+        if output.keys or output.finishes or output.prompt_logprobs:
+            self._outputs.put_nowait(output)
+            self._pause_if_full()
+        if step.kv_changes:
+            self._events.put_nowait(kv_events(step.kv_changes))
+        if step.finished:
+            self._remove_retired()
+
+    def _output(self, step: Step) -> StepOutput:
+        keys: list[int] = []
+        counts: list[int] = []
+        token_ids: list[int] = []
+        logprobs, start = {}, 0
+        for number, count in zip(step.numbers, step.counts, strict=True):
+            leg = self._legs.get(number)
+            # The token of a prefill leg comes from the decode worker.
+            if leg is not None and not leg.is_prefill:
+                keys.append(leg.request.key)
+                counts.append(count)
+                token_ids += step.token_ids[start : start + count]
+                leg.output_tokens += count
+                if (entries := asked_logprobs(leg, step.logprobs)) is not None:
+                    logprobs[leg.request.key] = entries
+            start += count
+        prompt_logprobs = {
+            leg.request.key: token_logprobs(entries, leg.request.generation.sampling.prompt_logprobs)
+            for number, entries in step.prompt_logprobs.items()
+            if (leg := self._legs.get(number)) is not None
+        }
+        return StepOutput(
+            step=step.load.step,
+            keys=keys,
+            token_ids=token_ids,
+            counts=None if all(count == 1 for count in counts) else counts,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            finishes=[leg.finish(end) for end in step.finished if (leg := self._take_leg(end.number)) is not None],
+        )
+
+    def _take_leg(self, number: int) -> LegState | None:
+        leg = self._legs.pop(number, None)
+        if leg is not None:
+            del self._numbers[leg.request.key]
+            if not leg.request.is_internal:
+                total = self._load.output_tokens_total + leg.output_tokens
+                self._load = dataclasses.replace(self._load, output_tokens_total=total)
+        return leg
+
+    def _count_prompt(self, leg: LegState) -> None:
+        load, transferred = self._load, leg.transferred_tokens
+        local = 0 if transferred else leg.cached_tokens
+        self._load = dataclasses.replace(
+            load,
+            prompt_tokens_total=load.prompt_tokens_total + leg.prompt_tokens - local - transferred,
+            cached_tokens_total=load.cached_tokens_total + local,
+            transferred_tokens_total=load.transferred_tokens_total + transferred,
+        )
+
+    def _record(self, load: Load) -> LoadRecord:
+        assert self._ready is not None
+        total, size = self._ready.kv_blocks_total, self._ready.block_size_tokens
+        used = min(total, -(-load.kv_tokens_used // size))
+        return dataclasses.replace(
+            self._load,
+            step=load.step,
+            step_s=load.step_s,
+            running_requests=load.running_requests,
+            waiting_requests=load.waiting_requests,
+            waiting_prompt_tokens=load.waiting_prompt_tokens,
+            kv_blocks_used=used,
+            kv_blocks_free=total - used,
+            preempted_requests_total=load.preempted_requests_total,
+            bootstrapping_requests=load.bootstrapping_requests,
+            sending_requests=load.sending_requests,
+            preallocating_requests=load.preallocating_requests,
+            receiving_requests=load.receiving_requests,
+            retracted_requests=load.retracted_requests,
+        )
+
+    def _pause_if_full(self) -> None:
+        """Stops reading while the consumer lags behind, so that the engine pauses."""
+        if self._outputs.has_room or self._link is None or self._resuming is not None:
+            return
+        self._link.pause()
+        self._resuming = asyncio.create_task(self._resume_with_room(self._link))
+
+    async def _resume_with_room(self, link: HostLink) -> None:
+        await self._outputs.wait_room()
+        self._resuming = None
+        link.resume()
+
+    def _request_snapshot(self) -> None:
+        if self._link is not None:
+            self._link.send(Call(0, "snapshot"))
+
+    def _remove_retired(self) -> None:
+        used = {leg.adapter_id for leg in self._legs.values()} if self._retired else set()
+        for adapter_id, name in list(self._retired.items()):
+            if adapter_id not in used and self._link is not None:
+                del self._retired[adapter_id]
+                self._link.send(Call(next(self._next), "unload_adapter", (name, adapter_id, "")))
+
+    async def _call(self, operation: str, *arguments: str) -> Answer:
+        """Runs an operation between two steps. Cancelling the caller does not stop it."""
+        link, _ = self._running()
+        call_id = next(self._next)
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = answer
+        link.send(Call(call_id, operation, arguments))
+        return await answer
+
+    # ---- ends ----
+
+    def _running(self) -> tuple[HostLink, Ready]:
+        if self._failure is not None:
+            raise UnavailableError("the engine has died", reason="engine_dead")
+        if self._link is None or self._ready is None or self._is_closing:
+            raise UnavailableError("the engine is not running", reason="engine_not_running")
+        return self._link, self._ready
+
+    def _fail(self, failed: Failed) -> None:
+        """The process says why it ends."""
+        log.error("engine_failed", extra={"data": {"kind": failed.kind, "reason": failed.message}})
+        if not self._started.done():
+            self._started.set_exception(start_failure(failed))
+
+    def _ended(self) -> None:
+        """The process is gone. Legs end with the consumer's LostError."""
+        if not self._started.done():
+            self._started.set_exception(
+                UnavailableError(
+                    "SGLang's process ended while it started; see the worker's log", reason="engine_start_failed"
+                )
+            )
+        elif self._ready is not None and not self._is_closing:
+            self._failure = LostError("the SGLang engine died", reason="engine_died")
+            self._forget_all()
+            self._outputs.close_nowait(self._failure)
+            self._events.close_nowait()
+
+    def _forget_all(self) -> None:
+        self._legs.clear()
+        self._numbers.clear()
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(UnavailableError("the engine has ended", reason="engine_dead"))
+        self._calls.clear()
+
+    async def _kill(self) -> None:
+        """Ends the process. Device memory and ports are free afterwards."""
+        if self._resuming is not None:
+            self._resuming.cancel()
+        if self._link is not None:
+            self._link.close()
+        if self._process is None:
+            return
+        self._process.kill()
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._process.wait()
+        except TimeoutError:
+            log.warning("engine_process_left", extra={"data": {"timeout_s": CLOSE_TIMEOUT_S}})
+
+
+def _plain(settings: SglangSettings) -> dict[str, object]:
+    """The settings' fields as values that msgpack can carry."""
+    return {**dataclasses.asdict(settings), "engine_arguments": dict(settings.engine_arguments)}
+
+
+def start_failure(failed: Failed) -> MeshError:
+    """The error that `start` raises."""
+    if failed.kind in ("ImportError", "ModuleNotFoundError"):
+        return UnavailableError(f"SGLang cannot be imported: {failed.message}", reason="engine_missing")
+    if failed.kind in SETTINGS_ERRORS:
+        return InvalidRequestError(
+            f"SGLang refused its settings: {failed.message}", field="sglang", reason="invalid_settings"
+        )
+    return InternalError(f"SGLang did not start: {failed.message}", reason="engine_start_failed")

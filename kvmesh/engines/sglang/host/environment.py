@@ -1,0 +1,74 @@
+"""Environment of the engine process. Variables that the user has set stay."""
+
+import os
+import socket
+from pathlib import Path
+
+from kvmesh.engines.sglang.settings import SglangSettings
+from kvmesh.errors import UnavailableError
+
+PORTS_TRIED = 64
+PORTS = range(20000, 32000)
+"""Below the kernel's ephemeral ports, which outgoing connections take at any time."""
+DEFAULTS = {
+    # Two engines on two cores with two spinning threads each are several times slower.
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "UCX_LOG_LEVEL": "error",
+    "NIXL_LOG_LEVEL": "ERROR",
+    # Log-probabilities of the model itself, as other engines give them: before temperature and penalties.
+    "SGLANG_RETURN_ORIGINAL_LOGPROB": "1",
+    "SGLANG_DISABLE_OUTLINES_DISK_CACHE": "1",
+}
+
+
+def set_process_defaults() -> None:
+    """Sets the variables that do not depend on settings. Call it before torch is imported."""
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
+
+
+def set_defaults(settings: SglangSettings) -> None:
+    set_process_defaults()
+    # Whole seconds. A prefill engine waits for the other side to come, a decode engine for the prompt, which takes longer.
+    os.environ.setdefault("SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT", str(max(1, round(settings.pull_timeout_s))))
+    os.environ.setdefault("SGLANG_DISAGGREGATION_WAITING_TIMEOUT", str(max(1, round(settings.lease_s))))
+    if Path(settings.model).is_dir():
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def uses_cpu() -> bool:
+    """True where torch sees no GPU."""
+    import torch
+
+    return not torch.cuda.is_available()
+
+
+def free_port(host: str, port: int, *, taken: int = 0) -> int:
+    """`port` if it is free, or for 0 a free port other than `taken`.
+
+    It depends on the process, so that engines that start together choose different ones.
+    """
+    if port:
+        _probe(host, port)
+        return port
+    for attempt in range(PORTS_TRIED):
+        candidate = PORTS[(os.getpid() * PORTS_TRIED + attempt) % len(PORTS)]
+        if candidate == taken:
+            continue
+        try:
+            _probe(host, candidate)
+        except UnavailableError:
+            continue
+        return candidate
+    raise UnavailableError(f"no free port on {host}", reason="no_free_port")
+
+
+def _probe(host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise UnavailableError(f"cannot listen on {host}:{port}: {error.strerror}", reason="port_in_use") from error

@@ -1,0 +1,57 @@
+"""The engine process's end of the socket to the adapter. One thread uses it."""
+
+import contextlib
+import os
+import select
+import socket
+
+from kvmesh.engines.sglang.messages import FromHost, ToHost, frame, take_frames, to_host_decoder
+
+READ_BYTES = 1 << 20
+
+
+class Link:
+    """Sends and receives messages. The process ends at once when the adapter's end is closed, for nobody could use its results."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._received = bytearray()
+
+    @classmethod
+    def connect(cls, path: str) -> "Link":
+        connected = socket.socket(socket.AF_UNIX)
+        connected.connect(path)
+        return cls(connected)
+
+    def send(self, message: FromHost) -> None:
+        """Blocks while the adapter does not read, which pauses the engine."""
+        try:
+            self._socket.sendall(frame(message))
+        except OSError:
+            _end()
+
+    def receive(self) -> list[ToHost]:
+        """The messages that have arrived. Does not wait."""
+        with contextlib.suppress(BlockingIOError):
+            while data := self._read():
+                self._received += data
+                if len(data) < READ_BYTES:
+                    break
+        return [to_host_decoder.decode(body) for body in take_frames(self._received)]
+
+    def wait(self, timeout_s: float) -> None:
+        """Until a message arrives."""
+        select.select([self._socket], [], [], timeout_s)
+
+    def _read(self) -> bytes:
+        try:
+            data = self._socket.recv(READ_BYTES, socket.MSG_DONTWAIT)
+        except ConnectionError:
+            data = b""
+        if not data:
+            _end()
+        return data
+
+
+def _end() -> None:
+    os._exit(0)

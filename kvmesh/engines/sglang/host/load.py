@@ -1,0 +1,35 @@
+"""The scheduler's load."""
+
+from typing import Any
+
+from kvmesh.engines.sglang.messages import Load
+
+
+def current_load(scheduler: Any, *, step_s: float) -> Load:
+    """`scheduler` is SGLang's. Each request counts once. Prompts of requests that bootstrap wait to be computed."""
+    used, _ = scheduler.pool_stats_observer.get_pool_stats().get_kv_token_stats()
+    waiting = [*scheduler.waiting_queue, *scheduler.grammar_manager.grammar_queue]
+    # A batch keeps its finished requests until the next step.
+    batches = [batch for batch in (scheduler.running_batch, scheduler.cur_batch_for_debug) if batch is not None]
+    running = {request for batch in batches for request in batch.reqs if not request.finished()}
+    running -= {*waiting, *(scheduler.disagg_prefill_inflight_queue or ())}
+    bootstrapping, sending = scheduler.disagg_prefill_bootstrap_queue, scheduler.disagg_prefill_inflight_queue
+    preallocating, receiving = scheduler.disagg_decode_prealloc_queue, scheduler.disagg_decode_transfer_queue
+    to_compute = [*waiting, *(bootstrapping.queue if bootstrapping is not None else ())]
+    queues = {
+        "bootstrapping_requests": len(bootstrapping.queue) if bootstrapping is not None else 0,
+        "sending_requests": len(sending) if sending is not None else 0,
+        "preallocating_requests": len(preallocating.queue) if preallocating is not None else 0,
+        "receiving_requests": len(receiving.queue) if receiving is not None else 0,
+        "retracted_requests": len(preallocating.retracted_queue) if preallocating is not None else 0,
+    }
+    return Load(
+        step=scheduler.forward_ct,
+        step_s=step_s,
+        running_requests=len(running),
+        waiting_requests=len(waiting),
+        waiting_prompt_tokens=sum(len(request.origin_input_ids) for request in to_compute),
+        kv_tokens_used=int(used),
+        preempted_requests_total=scheduler.outputs.preempted_total,
+        **queues,
+    )

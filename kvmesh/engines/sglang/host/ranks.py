@@ -1,0 +1,42 @@
+"""The other tensor-parallel ranks of an engine, each a process that dies with rank 0."""
+
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator
+
+from kvmesh.engines.sglang.settings import SglangSettings
+from kvmesh.lifecycle.process import die_with_parent
+
+
+@contextlib.contextmanager
+def start_other_ranks(settings: SglangSettings, distributed_port: int) -> Iterator[None]:
+    """Inside, they run. This process ends when one of them does: the others would wait for it for ever."""
+    context = multiprocessing.get_context("spawn")
+    # Plain values: settings of SGLang would import it before `cpu.prepare`.
+    fields = dataclasses.asdict(settings)
+    processes = [
+        context.Process(target=run_rank, args=(fields, number, distributed_port, os.getpid()), daemon=True)
+        for number in range(1, settings.tensor_parallel_size)
+    ]
+    for process in processes:
+        process.start()
+        threading.Thread(target=_end_with, args=(process,), daemon=True).start()
+    yield
+
+
+def run_rank(fields: dict[str, object], number: int, distributed_port: int, parent: int) -> None:
+    """The main function of a rank's process."""
+    die_with_parent(parent)
+    from kvmesh.engines.sglang.host.rank import Rank
+
+    rank = Rank(SglangSettings(**fields), number=number, distributed_port=distributed_port)  # type: ignore[arg-type]
+    rank.start(None)
+    rank.run()
+
+
+def _end_with(process: multiprocessing.process.BaseProcess) -> None:
+    process.join()
+    os._exit(1)

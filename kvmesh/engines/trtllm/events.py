@@ -1,0 +1,170 @@
+"""Translates the engine's KV events. The mesh's block hashes are computed from the token ids in the events."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvmesh.core import KvEvent, KvTier
+from kvmesh.engines.event_translator import EventTranslator
+from kvmesh.engines.trtllm.claims import SeedClaims
+
+Hash = int | str | bytes
+TIERS = (KvTier.DEVICE, KvTier.HOST, KvTier.DISK)
+"""By the engine's cache level."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockStored:
+    """Blocks of one level, each the child of the one before. Without `token_ids` they are known and moved to this level."""
+
+    block_hashes: Sequence[Any]
+    tier: KvTier
+    parent_block_hash: Any = None
+    token_ids: Sequence[int] = ()
+    block_size: int = 0
+    chain_seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRemoved:
+    """Blocks that left a level."""
+
+    block_hashes: Sequence[Any]
+    tier: KvTier
+
+
+class RankTranslator(EventTranslator):
+    """The blocks of one data-parallel rank, and the level of each."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+        self.tiers: dict[Hash, KvTier] = {}
+
+    def is_counted(self, event: Any) -> bool:
+        """All are: others are not passed on."""
+        return True
+
+    def seed(self, event: Any) -> int:
+        return int(event.chain_seed)
+
+    def tier(self, event: Any) -> KvTier:
+        tier: KvTier = event.tier
+        return tier
+
+
+class TrtllmEvents:
+    """Translates events of all ranks, as `get_kv_cache_events_async` yields them.
+
+    Trailing partial blocks are dropped, and chains of an unknown tenant or adapter are not announced. With several windows only the
+    largest counts. The engine numbers its events and cannot repeat them: after a gap the rank's blocks count as gone.
+    """
+
+    def __init__(self, block_size_tokens: int, claims: SeedClaims) -> None:
+        self._size = block_size_tokens
+        self._claims = claims
+        self._ranks: dict[int, RankTranslator] = {}
+        self._numbers: dict[int, int] = {}
+        self._window = 0
+
+    def translate(self, event: Mapping[str, Any]) -> list[KvEvent]:
+        rank = int(event.get("attention_dp_rank") or 0)
+        found = self._after_gap(rank, event.get("event_id"))
+        data, window = event["data"], int(event.get("window_size") or 0)
+        self._window = max(self._window, window)
+        handle = self._handlers().get(data["type"])
+        if handle is not None and window in (0, self._window):
+            found += handle(self._ranks.setdefault(rank, RankTranslator(rank)), data)
+        return [replace(each, data_parallel_rank=rank) for each in found]
+
+    def snapshot(self) -> list[KvEvent]:
+        """Events that lead to the present state."""
+        return [
+            replace(each, data_parallel_rank=rank)
+            for rank, translator in self._ranks.items()
+            for each in translator.snapshot()
+        ]
+
+    def _handlers(self) -> Mapping[str, Callable[[RankTranslator, Any], list[KvEvent]]]:
+        return {"stored": self._stored, "removed": _removed, "updated": _updated, "cleared": _cleared}
+
+    def _after_gap(self, rank: int, number: int | None) -> list[KvEvent]:
+        if number is None:
+            return []
+        before, self._numbers[rank] = self._numbers.get(rank), number
+        if before is None or number == before + 1 or rank not in self._ranks:
+            return []
+        return _cleared(self._ranks[rank], {})
+
+    def _stored(self, translator: RankTranslator, data: Any) -> list[KvEvent]:
+        blocks = full_blocks(data["blocks"], self._size)
+        if not blocks:
+            return []
+        parent, seed = data.get("parent_hash"), 0
+        if parent is None:
+            known = self._claims.assign(token_ids(blocks[0]), blocks[0]["block_hash"], translator.rank)
+            if known is None:
+                return []
+            seed = known
+        found: list[KvEvent] = []
+        for block in blocks:
+            tier = tier_of(block.get("cache_level"))
+            if translator.tiers.get(block["block_hash"]) == tier:
+                parent = block["block_hash"]
+                continue
+            event = BlockStored(
+                block_hashes=[block["block_hash"]],
+                parent_block_hash=parent,
+                token_ids=token_ids(block),
+                block_size=self._size,
+                chain_seed=seed,
+                tier=tier,
+            )
+            found += translator.translate([event])
+            translator.tiers[block["block_hash"]] = tier
+            parent = block["block_hash"]
+        return found
+
+
+def _removed(translator: RankTranslator, data: Any) -> list[KvEvent]:
+    found: list[KvEvent] = []
+    for block_hash in data["block_hashes"]:
+        tier = translator.tiers.pop(block_hash, None)
+        if tier is not None:
+            found += translator.translate([BlockRemoved(block_hashes=[block_hash], tier=tier)])
+    return found
+
+
+def _updated(translator: RankTranslator, data: Any) -> list[KvEvent]:
+    """A block moved to another level. Changes of its priority do not matter."""
+    block_hash, change = data["block_hash"], data.get("cache_level")
+    before = translator.tiers.get(block_hash)
+    if change is None or before is None:
+        return []
+    tier = translator.tiers[block_hash] = tier_of(change["new_value"])
+    moved = BlockStored(block_hashes=[block_hash], tier=tier)
+    return translator.translate([moved, BlockRemoved(block_hashes=[block_hash], tier=before)])
+
+
+def _cleared(translator: RankTranslator, _: Any) -> list[KvEvent]:
+    # The base class translates this name to KvCleared and forgets all blocks.
+    translator.tiers.clear()
+    return translator.translate([AllBlocksCleared()])
+
+
+class AllBlocksCleared:
+    """All blocks of the rank are gone."""
+
+
+def full_blocks(blocks: Sequence[Any], size: int) -> Sequence[Any]:
+    """The blocks before the first partial one, which requests still fill."""
+    number = next((index for index, block in enumerate(blocks) if len(block["tokens"]) < size), len(blocks))
+    return blocks[:number]
+
+
+def token_ids(block: Any) -> list[int]:
+    return [int(token["token_id"]) for token in block["tokens"]]
+
+
+def tier_of(level: int | None) -> KvTier:
+    return TIERS[min(level or 0, len(TIERS) - 1)]

@@ -1,0 +1,60 @@
+"""TensorRT-LLM's registration."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kvmesh.core import Capabilities
+from kvmesh.engines.base import Engine
+from kvmesh.engines.registration import DeviceAssignment, EngineHost, EngineRegistration, GpuSupport
+from kvmesh.engines.trtllm.settings import TrtllmSettings
+
+
+def make(settings: TrtllmSettings, host: EngineHost) -> Engine:
+    from kvmesh.engines.trtllm.engine import TrtllmEngine
+
+    return TrtllmEngine(
+        replace(
+            settings,
+            model=host.model,
+            served_name=host.served_name,
+            role=host.role.value,
+            lease_s=host.kv.lease_s,
+            pull_timeout_s=host.kv.pull_timeout_s,
+        ),
+        now=host.clock.now,
+    )
+
+
+def device_flags(assignment: DeviceAssignment) -> Sequence[str]:
+    flags = ["--trtllm-gpu-memory-fraction", f"{assignment.memory_fraction:g}"]
+    if assignment.positions:
+        flags += ["--trtllm-device-ids", ",".join(str(position) for position in assignment.positions)]
+    return tuple(flags)
+
+
+def all_capabilities() -> Capabilities:
+    """The capabilities of an engine with a tokenizer and adapters."""
+    from kvmesh.engines.trtllm.description import capabilities
+
+    return capabilities(TrtllmSettings(model="any", enable_lora=True, tokenizer="load"))
+
+
+TRTLLM = EngineRegistration(
+    name="trtllm",
+    title="TensorRT-LLM",
+    settings_type=TrtllmSettings,
+    make_settings=lambda: TrtllmSettings(model="set by the host"),
+    set_by_host=("model", "served_name", "role", "lease_s", "pull_timeout_s"),
+    make=make,
+    capabilities=all_capabilities,
+    unsupported={
+        "reset_cache": "the engine publishes no call for it",
+        "sleep": "the engine cannot free registered memory",
+        "roles:2": "the transfer limit is fixed at the start",
+        "embeddings": "the adapter serves generating models only",
+    },
+    start_timeout_s=lambda settings: settings.start_timeout_s,
+    gpu=GpuSupport(
+        builds={"tensorrt-llm": "gpu"}, ranks_flag="--trtllm-tensor-parallel-size", device_flags=device_flags
+    ),
+)

@@ -1,0 +1,220 @@
+"""Checks of KV paths: a decode worker makes a prefill worker compute a short prompt, and pulls its KV.
+
+Nobody waits for these checks, so they show a failing path before or instead of a client's request.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Sequence
+from contextlib import aclosing, suppress
+from random import Random
+from typing import Protocol
+
+from kvmesh.clock import Clock
+from kvmesh.core import Handoff, KvHandle, KvPathCheck, Leg, LegFinish, LegTask, Role, WorkerRef
+from kvmesh.discovery.base import PREFILL, Instance, Registry, View
+from kvmesh.errors import DeadlineError, KvLostError, LostError, MeshError, UnavailableError
+from kvmesh.kv.path_causes import REASONS
+from kvmesh.worker.short_prompt import short_prompt
+from kvmesh.worker.single_leg import stream_leg
+from kvmesh.worker.worker import Worker
+
+log = logging.getLogger(__name__)
+
+CHECK_TIMEOUT_S = 6.0
+"""Longest check: the source's short prompt, then the pull."""
+PREFILL_TIMEOUT_S = 2.0
+"""Longest wait for the source's handle."""
+CHECKS_MAX = 2
+"""Concurrent checks in the background."""
+JITTER_S = 0.5
+"""Workers that see a new prefill worker check it within this time, not all at once."""
+TICK_S = 0.25
+"""How often the checker looks for checks that are due."""
+
+
+class PrefillClient(Protocol):
+    """What checks need of a prefill worker; see `kvmesh.rpc.prefill_client`."""
+
+    async def prefill(self, address: str, leg: Leg, *, timeout_s: float) -> KvHandle: ...
+
+    async def release(self, address: str, handle_id: str, *, timeout_s: float) -> None: ...
+
+    def reconnect(self, address: str) -> None: ...
+
+
+class KvChecks:
+    """Checks the paths to one decode worker: on request, for each new prefill worker, and while a path fails.
+
+    Prefill workers count if they have the same model and KV compatibility hash. `run` makes the checks in the background.
+    """
+
+    def __init__(
+        self, worker: Worker, registry: Registry, client: PrefillClient, *, host: str, clock: Clock, random: Random
+    ) -> None:
+        self._worker = worker
+        self._registry = registry
+        self._client = client
+        self._host = host
+        self._clock = clock
+        self._random = random
+        self._sources: dict[str, WorkerRef] = {}
+        self._new: dict[str, float] = {}
+        """Prefill workers that were not checked yet, with the time of their check."""
+        self._running: set[str] = set()
+        self._leg_ids = (f"kv-check-{random.getrandbits(64):016x}-{number}" for number in itertools.count())
+
+    @property
+    def can_check(self) -> bool:
+        """True if the engine pulls KV. Known after its start."""
+        description = self._worker.description
+        return description.role is Role.DECODE and Handoff.SEQUENTIAL in description.capabilities.handoffs
+
+    async def start(self) -> None:
+        """Part of the interface; `run` does the work."""
+
+    async def aclose(self) -> None:
+        """Part of the interface: `run` is cancelled."""
+
+    async def check(self, source: WorkerRef) -> KvPathCheck:
+        """Checks one path. Never raises a MeshError: whatever fails is the result."""
+        started_s = self._clock.now()
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
+                failure = await self._find_failure(source)
+        except TimeoutError:
+            failure = "timed_out", f"the check did not end in {CHECK_TIMEOUT_S:.0f} s"
+        self._worker.load_signal.notify()
+        reason, detail = failure or ("", "")
+        return KvPathCheck(is_ok=failure is None, reason=reason, detail=detail, elapsed_s=self._clock.now() - started_s)
+
+    async def _find_failure(self, source: WorkerRef) -> tuple[str, str] | None:
+        """Reason and detail. None: KV was pulled."""
+        name = f"{self._worker.identity.worker_id}/{self._worker.identity.epoch}/{source.worker_id}"
+        generation = short_prompt(self._worker.description, name, tokens=1)
+        leg = Leg(leg_id=next(self._leg_ids), task=LegTask.PREFILL, generation=generation)
+        try:
+            handle = await self._client.prefill(source.address, leg, timeout_s=PREFILL_TIMEOUT_S)
+        except MeshError as error:
+            if isinstance(error, DeadlineError | LostError | UnavailableError):
+                self._client.reconnect(source.address)
+                return "unreachable", f"the prefill worker at {source.address} does not answer: {error.message}"
+            return "failed", f"the prefill worker at {source.address} made no handle: {error.message}"
+        return await self._pull(source, leg, handle)
+
+    async def _pull(self, source: WorkerRef, leg: Leg, handle: KvHandle) -> tuple[str, str] | None:
+        paths = self._worker.engine.kv_paths
+        paths.expect_check(handle.handle_id)
+        try:
+            finish = await self._run(
+                Leg(leg_id=leg.leg_id, task=LegTask.GENERATE, generation=leg.generation, handle=handle)
+            )
+        except KvLostError as error:
+            await self._release(source, handle)
+            return REASONS.get(error.reason, "failed"), error.message
+        except MeshError as error:
+            await self._release(source, handle)
+            return "failed", f"this worker could not run the check: {error.message}"
+        finally:
+            paths.end_check(handle.handle_id)
+        if finish.usage.transferred_tokens and not finish.was_recomputed:
+            return None
+        cause = paths.cause(source.worker_id)
+        return (cause.reason, cause.detail) if cause is not None else ("failed", "the KV was not pulled")
+
+    async def _run(self, leg: Leg) -> LegFinish:
+        async with aclosing(stream_leg(self._worker, leg, timeout_s=CHECK_TIMEOUT_S)) as steps:  # type: ignore[type-var]
+            async for step in steps:
+                if step.finish is not None:
+                    return step.finish
+        raise LostError("the engine did not finish the leg", reason="engine_closed")
+
+    async def _release(self, source: WorkerRef, handle: KvHandle) -> None:
+        with suppress(MeshError):
+            await self._client.release(source.address, handle.handle_id, timeout_s=1.0)
+
+    async def check_one(self) -> None:
+        """Checks the path from one registered prefill worker, if there is any. Logs a failure."""
+        with suppress(MeshError):
+            self._take(await self._registry.instances(PREFILL))
+        if self.can_check and self._sources:
+            source = self._sources[self._random.choice(sorted(self._sources))]
+            self._start_check(source.worker_id)
+            await self._check_and_log(source)
+
+    async def run(self) -> None:
+        """Follows the registry, and checks new and failing paths, until it is cancelled."""
+        if not self.can_check:
+            return
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch(), name="kv-checks-watch")
+            while True:
+                for source in self._take_due(self._clock.now()):
+                    group.create_task(self._check_and_log(source), name="kv-check")
+                await self._clock.sleep(TICK_S)
+
+    async def _watch(self) -> None:
+        async with aclosing(self._registry.watch(PREFILL)) as views:
+            async for view in views:
+                self._take(view)
+
+    def _take(self, view: View) -> None:
+        """Replaces the known prefill workers. A stale view says nothing about workers that it lacks."""
+        before = self._sources
+        found = {each.instance_id: _reference(each) for each in view.instances if self._fits(each)}
+        self._sources = {**before, **found} if view.is_stale else found
+        paths = self._worker.engine.kv_paths
+        paths.own_host = self._host
+        for worker_id, source in found.items():
+            paths.set_host(worker_id, source.address.rpartition(":")[0].strip("[]"))
+            known = before.get(worker_id)
+            if known is None or known.epoch != source.epoch:
+                self._new[worker_id] = self._clock.now() + self._random.uniform(0, JITTER_S)
+        if not view.is_stale:
+            paths.forget_others([each.instance_id for each in view.instances])
+            self._new = {worker_id: at_s for worker_id, at_s in self._new.items() if worker_id in found}
+
+    def _fits(self, instance: Instance) -> bool:
+        description, meta = self._worker.description, instance.meta
+        return (
+            instance.takes_requests
+            and meta.get("model") == description.model.name
+            and meta.get("kv_compatibility_hash") == description.kv_compatibility_hash
+        )
+
+    def _take_due(self, now_s: float) -> Sequence[WorkerRef]:
+        """Prefill workers whose check is due, as many as may be checked now."""
+        if self._worker.is_draining:
+            return ()
+        due = [worker_id for worker_id, at_s in self._new.items() if at_s <= now_s]
+        due += [each for each in self._worker.engine.kv_paths.due_checks(now_s) if each in self._sources]
+        due = [each for each in dict.fromkeys(due) if each not in self._running]
+        taken = due[: max(0, CHECKS_MAX - len(self._running))]
+        for worker_id in taken:
+            self._start_check(worker_id)
+        return [self._sources[worker_id] for worker_id in taken]
+
+    def _start_check(self, worker_id: str) -> None:
+        self._new.pop(worker_id, None)
+        self._running.add(worker_id)
+
+    async def _check_and_log(self, source: WorkerRef) -> None:
+        """Makes a check that `_start_check` has noted."""
+        paths = self._worker.engine.kv_paths
+        was_failing = paths.cause(source.worker_id) is not None
+        try:
+            result = await self.check(source)
+        finally:
+            self._running.discard(source.worker_id)
+            paths.put_off(source.worker_id, self._clock.now())
+        if not result.is_ok and not was_failing:
+            data = {"prefill_worker_id": source.worker_id, "reason": result.reason, "detail": result.detail}
+            log.warning("kv_path_check_failed", extra={"data": data})
+
+
+def _reference(instance: Instance) -> WorkerRef:
+    epoch = instance.meta.get("epoch", "")
+    return WorkerRef(
+        worker_id=instance.instance_id, address=instance.address, epoch=int(epoch) if epoch.isdecimal() else 0
+    )

@@ -1,0 +1,66 @@
+"""Real Prometheus with the alert rules of `compose/`: each of them fires on the metrics that it names."""
+
+import asyncio
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from aiohttp import ClientSession
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from kvmesh.telemetry import MetricsServer, Telemetry
+from services.router.metrics import RouterMetrics
+from tests.patience import PATIENCE_S
+from tests.servers import Server
+from tests.unit.router_fleets import core
+
+RULES = Path(__file__).parents[2] / "compose" / "prometheus" / "alerts.yml"
+CONFIG = """
+global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}
+rule_files: [alerts.yml]
+scrape_configs:
+  - job_name: kvmesh
+    honor_labels: true
+    static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
+"""
+
+
+def test_the_routers_metrics_have_the_names_of_the_rules() -> None:
+    """A renamed metric would silence its alert."""
+    telemetry = Telemetry.create("router", registry=CollectorRegistry())
+    RouterMetrics(telemetry.instruments, core())
+    there = {metric.name for metric in telemetry.registry.collect()}
+    named = set(re.findall(r"kvmesh_router_\w+", RULES.read_text()))
+    assert named and named <= there
+
+
+async def test_every_alert_fires(start_prometheus: Callable[[Path], Server], tmp_path: Path) -> None:
+    """With the cause present, and with shorter waits than in production."""
+    registry = CollectorRegistry()
+    labels = ("instance", "model")
+    Gauge("kvmesh_worker_failing_kv_paths", "d", labels, registry=registry).labels("decode-1", "demo").set(2)
+    Gauge("kvmesh_router_open_paths", "d", ("instance",), registry=registry).labels("router-1").set(1)
+    counters = [
+        Counter(f"kvmesh_worker_{name}", "d", labels, registry=registry).labels("decode-1", "demo")
+        for name in ("recomputed_tokens", "failed_handoffs")
+    ]
+    metrics = MetricsServer(registry, "127.0.0.1", 0)
+    await metrics.start()
+    try:
+        text = RULES.read_text()
+        (tmp_path / "alerts.yml").write_text(re.sub(r"for: \w+", "for: 0s", text).replace("[5m]", "[10s]"))
+        config = tmp_path / "prometheus.yml"
+        config.write_text(CONFIG.format(port=metrics.port))
+        server = await asyncio.to_thread(start_prometheus, config)
+        wanted, firing = set(re.findall(r"alert: (\w+)", text)), set()
+        async with ClientSession() as session, asyncio.timeout(PATIENCE_S):
+            while firing != wanted:
+                for counter in counters:
+                    counter.inc(100)
+                await asyncio.sleep(0.5)
+                response = await session.get(f"{server.url}/api/v1/alerts")
+                alerts = (await response.json())["data"]["alerts"]
+                firing = {each["labels"]["alertname"] for each in alerts if each["state"] == "firing"}
+    finally:
+        await metrics.aclose()
+    assert firing == wanted

@@ -1,0 +1,140 @@
+"""Services of a mesh on a host with an address of its own, at a real Consul on that address."""
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from kvmesh.discovery.base import SERVICES, Instance
+from kvmesh.discovery.consul import ConsulRegistry
+from kvmesh.discovery.settings import DiscoverySettings
+from tests.integration.mesh import ROOT, argv_simulated, running_mesh
+from tests.own_address import own_address
+from tests.patience import PATIENCE_S
+from tests.servers import Server, consul_server
+
+FIRST, LAST = 22_000, 22_059
+LISTENING = "0A"
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    with own_address() as found:
+        yield found
+
+
+@pytest.fixture
+def consul(address: str, tmp_path: Path) -> Iterator[Server]:
+    with consul_server(tmp_path, host=address) as server:
+        yield server
+
+
+async def instances(consul: Server) -> list[Instance]:
+    registry = ConsulRegistry(DiscoverySettings(address=consul.address))
+    try:
+        return [each for service in SERVICES for each in (await registry.instances(service)).instances]
+    finally:
+        await registry.aclose()
+
+
+def listening_ports(pids: list[int]) -> set[tuple[str, int]]:
+    """Address (as the kernel prints it) and port of each TCP socket on which these processes listen."""
+    tables = [Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    sockets = {line.split()[9]: line.split()[1] for table in tables for line in table if line.split()[3] == LISTENING}
+    found = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            inode = re.fullmatch(r"socket:\[(\d+)\]", str(link.readlink()))
+            if inode and inode[1] in sockets:
+                host, _, port = sockets[inode[1]].rpartition(":")
+                found.add((host, int(port, 16)))
+    return found
+
+
+async def test_a_mesh_at_a_remote_registry_is_reachable(address: str, consul: Server, tmp_path: Path) -> None:
+    """Without a flag, everything listens on the host's address and is registered with it; the ports are of the range, UCX's too."""
+    flags = argv_simulated("--consul", consul.address, "--port-range", f"{FIRST}-{LAST}", "--greeting", "")
+    async with running_mesh(tmp_path, *flags) as mesh:
+        assert mesh.url.startswith(f"http://{address}:")
+        assert any(
+            f"services listen on {address}: it reaches the registry at {address}" in line for line in mesh.output
+        )
+        found = await instances(consul)
+        assert {each.service for each in found} == set(SERVICES)
+        assert {each.host for each in found} == {address}
+        middle = (FIRST + LAST + 1) // 2
+        for each in found:
+            assert FIRST <= each.port < middle
+            assert FIRST <= int(each.meta["metrics_port"]) < middle
+        workers = [*mesh.pids("prefill"), *mesh.pids("decode")]
+        open_ports = listening_ports(workers)
+        # gRPC listens on the address as mapped to version 6.
+        assert all(host.endswith(kernel_form(address)) for host, _ in open_ports), open_ports
+        assert all(FIRST <= port <= LAST for _, port in open_ports)
+        assert sum(port >= middle for _, port in open_ports) == len(workers), "UCX listens once per worker"
+        body = {"model": "demo", "prompt": " ".join(["word"] * 200), "max_tokens": 4}
+        async with aiohttp.ClientSession() as session:
+            async with session.post(f"{mesh.url}/v1/completions", json=body) as answer:
+                assert answer.status == 200, await answer.text()
+        await check_by_doctor(consul)
+        decode = mesh.pids("decode")[0]
+        os.kill(decode, signal.SIGSTOP)
+        try:
+            status, output = await doctor(consul)
+            assert status == 1, output
+            assert "does not answer" in output
+        finally:
+            os.kill(decode, signal.SIGCONT)
+
+
+async def doctor(consul: Server) -> tuple[int | None, str]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "kvmesh.cli", "doctor", "--consul", consul.address),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+    return process.returncode, output.decode()
+
+
+async def check_by_doctor(consul: Server) -> None:
+    """A line per check, and none that failed."""
+    status, output = await doctor(consul)
+    assert status == 0, output
+    for check in ("services", "addresses", "ports", "clocks", "versions", "fingerprints", "side channels"):
+        assert re.search(rf"^ *\d+ {check} +ok ", output, re.MULTILINE), output
+    assert re.search(r"KV transfer +\w+ +prefill-\S+ -> decode-\S+:", output), output
+
+
+def kernel_form(address: str) -> str:
+    return bytes(reversed([int(part) for part in address.split(".")])).hex().upper()
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (("--rpc-host", "127.0.0.1"), "would register 127.0.0.1"),
+        (("--rpc-host", "0.0.0.0"), "--rpc-advertise-host"),
+        (("--address", "192.0.2.77"), "no address of this machine"),
+    ],
+)
+async def test_addresses_that_peers_cannot_use_are_refused(consul: Server, flags: tuple[str, ...], reason: str) -> None:
+    """The service ends with one sentence that names the flag, and registers nothing."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.router", "--discovery-address", consul.address, *flags),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+    assert process.returncode == 1
+    assert reason in output.decode()
+    assert "--address" in output.decode()
+    assert await instances(consul) == []

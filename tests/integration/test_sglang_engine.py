@@ -1,0 +1,291 @@
+"""What the conformance suite does not ask of an engine, on real SGLang engines: one that serves alone, and pairs."""
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from kvmesh.core import Constraint, ConstraintKind, FinishReason, Generation, LegTask, Rendezvous
+from kvmesh.engines.base import INTERNAL_SALT
+from kvmesh.engines.sglang.engine import SglangEngine
+from kvmesh.engines.sglang.settings import SglangSettings
+from kvmesh.errors import InvalidRequestError, KvLostError, LostError, UnavailableError, UnsupportedError
+from tests.conformance.engine_driver import EngineDriver, greedy
+from tests.conformance.sglang_case import ForkedHost, forking_launch, open_fork_server
+from tests.integration.vllm_model import VOCABULARY, add_tokenizer, make_model
+from tests.parts import require_part
+from tests.patience import PATIENCE_S
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.sglang, pytest.mark.timeout(300)]
+SCHEMA = '{"type":"object","properties":{"a":{"type":"integer","maximum":9,"minimum":0}},"required":["a"]}'
+
+
+class Engines:
+    """Starts engines, each a fork of one process."""
+
+    def __init__(self, stack: AsyncExitStack, folder: Path, server: Any) -> None:
+        self._stack, self._server = stack, server
+        self.model = str(add_tokenizer(make_model(folder / "llama")))
+        self.log = str(folder / "engines.txt")
+        self._random = Random(11)
+
+    async def start(self, **changes: Any) -> EngineDriver:
+        settings = {"model": self.model, "dtype": "float32", "kv_cache_bytes": 16 << 20, **changes}
+        engine = SglangEngine(
+            SglangSettings(**settings), launch=forking_launch(self._server, self.log), random=Random(3)
+        )
+        driver = EngineDriver(engine, PATIENCE_S)
+        self._stack.push_async_callback(driver.aclose)
+        return await driver.start()
+
+    def prompt(self, tokens: int) -> list[int]:
+        return [self._random.randrange(2, VOCABULARY) for _ in range(tokens)]
+
+    def greedy(self, tokens: int, max_tokens: int = 8, **sampling: Any) -> Generation:
+        return greedy(self.model, self.prompt(tokens), max_tokens, **sampling)
+
+    def room(self, prefill: EngineDriver) -> Rendezvous:
+        host, _, port = prefill.engine.describe().rendezvous_address.rpartition(":")
+        return Rendezvous(host=host, port=int(port), room=self._random.getrandbits(63))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engines]:
+    python = require_part("sglang")
+    folder = tmp_path_factory.mktemp("sglang")
+    async with AsyncExitStack() as stack:
+        server = await open_fork_server(stack, python, str(folder / "fork-server.txt"))
+        yield Engines(stack, folder, server)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def alone(engines: Engines) -> EngineDriver:
+    return await engines.start(has_kv_transfer=False, running_requests_max=2)
+
+
+def text_of(tokens: list[int]) -> str:
+    """The tokenizer's ids are code points plus 2."""
+    return "".join(chr(token - 2) for token in tokens if token > 1)
+
+
+def host_of(driver: EngineDriver) -> ForkedHost:
+    process = driver.engine._process  # type: ignore[attr-defined]
+    assert isinstance(process, ForkedHost)
+    return process
+
+
+@pytest.mark.proves("structured_output", engine="sglang")
+@pytest.mark.parametrize(
+    ("constraint", "check"),
+    [
+        (Constraint(kind=ConstraintKind.JSON_SCHEMA, text=SCHEMA), lambda text: "a" in json.loads(text)),
+        (Constraint(kind=ConstraintKind.REGEX, text="(ab){3}c"), lambda text: text == "abababc"),
+        (Constraint(kind=ConstraintKind.CHOICE, options=("yes", 'n"o')), lambda text: text in ("yes", 'n"o')),
+        (Constraint(kind=ConstraintKind.GRAMMAR, text='root ::= "x" [0-9] "y"'), lambda text: text[::2] == "xy"),
+    ],
+    ids=["schema", "regex", "choice", "grammar"],
+)
+async def test_structured_output(engines: Engines, alone: EngineDriver, constraint: Constraint, check: Any) -> None:
+    """The answer meets the constraint and ends by itself."""
+    generation = engines.greedy(10, max_tokens=60, ignore_eos=False, constraint=constraint)
+    record = await alone.run(generation)
+    assert record.done.reason is FinishReason.STOP
+    assert check(text_of(record.tokens)), text_of(record.tokens)
+
+
+async def test_a_constraint_that_does_not_compile(engines: Engines, alone: EngineDriver) -> None:
+    """Fails its request only, by the field's name."""
+    constraint = Constraint(kind=ConstraintKind.REGEX, text="(")
+    record = await alone.run(engines.greedy(10, constraint=constraint))
+    assert isinstance(record.done.error, InvalidRequestError)
+    assert record.done.error.field == "generation.sampling.constraint"
+    assert len((await alone.run(engines.greedy(10))).tokens) == 8
+
+
+@pytest.mark.proves("seed", engine="sglang")
+async def test_seeds(engines: Engines, alone: EngineDriver) -> None:
+    """The same seed gives the same answer whatever runs beside it, also when it is continued; another seed another one."""
+    sampled = engines.greedy(10, max_tokens=24, temperature=1.0, seed=5)
+    first = await alone.run(sampled)
+    records = [alone.submit(sampled), alone.submit(engines.greedy(40, max_tokens=30, temperature=1.0))]
+    assert (await alone.wait(records[0])).tokens == first.tokens
+    other = replace(sampled, sampling=replace(sampled.sampling, seed=6))
+    assert (await alone.run(other)).tokens != first.tokens
+    rest = await alone.run(replace(sampled, emitted_token_ids=first.tokens[:9]))
+    assert rest.tokens == first.tokens[9:]
+    await alone.wait(records[1])
+
+
+async def test_requests_without_a_seed_differ(engines: Engines, alone: EngineDriver) -> None:
+    sampled = engines.greedy(10, max_tokens=24, temperature=1.0)
+    assert (await alone.run(sampled)).tokens != (await alone.run(sampled)).tokens
+
+
+@pytest.mark.proves("logit_bias", engine="sglang")
+async def test_logit_bias(engines: Engines, alone: EngineDriver) -> None:
+    record = await alone.run(engines.greedy(10, logit_bias=((77, 100.0),)))
+    assert set(record.tokens) == {77}
+
+
+@pytest.mark.proves("priority", engine="sglang")
+async def test_a_larger_priority_goes_first(engines: Engines, alone: EngineDriver) -> None:
+    """Of the waiting ones, behind a full batch."""
+    running = [alone.submit(engines.greedy(10, max_tokens=tokens)) for tokens in (40, 120)]
+    for record in running:
+        await alone.wait_tokens(record, 1)
+    low = alone.submit(replace(engines.greedy(10, max_tokens=30), priority=-5))
+    high = alone.submit(replace(engines.greedy(10, max_tokens=30), priority=5))
+    await alone.wait_tokens(high, 1)
+    assert not low.tokens, "one place was free"
+    for record in (*running, low, high):
+        await alone.wait(record)
+
+
+async def test_cancel_of_one_leg_leaves_others(engines: Engines, alone: EngineDriver) -> None:
+    """SGLang aborts all requests whose id begins with the given one; numbers of legs are written with equal lengths."""
+    records = [alone.submit(engines.greedy(10, max_tokens=40)) for _ in range(20)]
+    alone.engine.cancel_nowait(records[0].key)
+    assert (await alone.wait(records[0])).done.reason is FinishReason.CANCELLED
+    for record in records[1:]:
+        assert (await alone.wait(record)).done.reason is FinishReason.LENGTH
+
+
+async def test_death_of_the_engine(engines: Engines) -> None:
+    """Its consumer gets a LostError at once, and later legs are refused."""
+    driver = await engines.start(has_kv_transfer=False)
+    await driver.wait_tokens(driver.submit(engines.greedy(10, max_tokens=500)), 2)
+    host_of(driver).send_signal(signal.SIGKILL)
+    async with asyncio.timeout(PATIENCE_S):
+        await driver._tasks[0]
+    assert isinstance(driver.error, LostError)
+    with pytest.raises(UnavailableError):
+        driver.submit(engines.greedy(10))
+
+
+@pytest.mark.proves("embeddings", engine="sglang")
+async def test_embeddings(engines: Engines) -> None:
+    """Unit vectors, the same for the same tokens, also for one that is cached; nothing else is served."""
+    driver = await engines.start(has_kv_transfer=False, is_embedding=True)
+    assert "embeddings" in driver.engine.describe().capabilities.features
+    generation, other = engines.greedy(40), engines.greedy(40)
+    records = [driver.submit(each, task=LegTask.EMBED) for each in (generation, other)]
+    first, second = [(await driver.wait(record)).done.embedding for record in records]
+    again = (await driver.wait(driver.submit(generation, task=LegTask.EMBED))).done.embedding
+    assert first is not None and second is not None and again is not None
+    assert sum(x * x for x in first) == pytest.approx(1, abs=1e-4)
+    assert again == pytest.approx(first, abs=1e-4)
+    assert first != pytest.approx(second, abs=1e-2)
+    await driver.wait_blocks(0, PATIENCE_S)
+    with pytest.raises(UnsupportedError):
+        driver.submit(generation)
+    await driver.aclose()
+
+
+async def test_unknown_and_own_arguments_are_refused(engines: Engines) -> None:
+    for name in ("no_such_argument", "page_size"):
+        with pytest.raises(InvalidRequestError, match=name):
+            await engines.start(has_kv_transfer=False, engine_arguments={name: 1})
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pair(engines: Engines) -> tuple[EngineDriver, EngineDriver]:
+    limits = {"pull_timeout_s": 2.0, "lease_s": 3.0}
+    prefill, decode = await asyncio.gather(
+        engines.start(role="prefill", **limits), engines.start(role="decode", **limits)
+    )
+    return prefill, decode
+
+
+async def hand_over(engines: Engines, pair: tuple[EngineDriver, EngineDriver], generation: Generation) -> list[int]:
+    prefill, decode = pair
+    where = engines.room(prefill)
+    records = [
+        decode.submit(generation, rendezvous=where),
+        prefill.submit(generation, task=LegTask.PREFILL, rendezvous=where),
+    ]
+    await prefill.wait(records[1])
+    return (await decode.wait(records[0])).tokens
+
+
+async def test_a_pair_gives_the_tokens_of_one_engine(
+    engines: Engines, alone: EngineDriver, pair: tuple[EngineDriver, EngineDriver]
+) -> None:
+    """In float32, for prompts up to 800 tokens, which are computed in parts, several at once."""
+    generations = [engines.greedy(tokens, max_tokens=12) for tokens in (10, 16, 17, 100, 300, 530, 800)]
+    expected = [(await alone.run(generation)).tokens for generation in generations]
+    assert await asyncio.gather(*(hand_over(engines, pair, each) for each in generations)) == expected
+
+
+@pytest.mark.parametrize("side", ["decode", "prefill"])
+async def test_a_leg_whose_counterpart_never_comes(
+    engines: Engines, pair: tuple[EngineDriver, EngineDriver], side: str
+) -> None:
+    """Ends within seconds with the error that places the request again; no block stays, and the pair works on."""
+    prefill, decode = pair
+    generation, where = engines.greedy(40), engines.room(prefill)
+    if side == "decode":
+        driver, record = decode, decode.submit(generation, rendezvous=where)
+    else:
+        driver, record = prefill, prefill.submit(generation, task=LegTask.PREFILL, rendezvous=where)
+    assert isinstance((await driver.wait(record)).done.error, KvLostError)
+    await driver.wait_blocks(0, PATIENCE_S)
+    assert len(await hand_over(engines, pair, engines.greedy(40))) == 8
+
+
+@pytest.mark.parametrize("side", ["decode", "prefill"])
+async def test_cancel_of_a_leg_that_waits_for_its_counterpart(
+    engines: Engines, pair: tuple[EngineDriver, EngineDriver], side: str
+) -> None:
+    prefill, decode = pair
+    generation, where = engines.greedy(40), engines.room(prefill)
+    if side == "decode":
+        driver, record = decode, decode.submit(generation, rendezvous=where)
+    else:
+        driver, record = prefill, prefill.submit(generation, task=LegTask.PREFILL, rendezvous=where)
+    driver.engine.cancel_nowait(record.key)
+    assert (await driver.wait(record)).done.reason is FinishReason.CANCELLED
+    await driver.wait_blocks(0, PATIENCE_S)
+    load = driver.engine.load()
+    assert load.bootstrapping_requests == load.preallocating_requests == load.receiving_requests == 0
+
+
+async def test_without_a_transfer_the_tokens_differ(
+    engines: Engines, alone: EngineDriver, pair: tuple[EngineDriver, EngineDriver]
+) -> None:
+    """The transfer of the tests above is real: a warm-up meets nobody, and the engine answers from empty blocks."""
+    generation = replace(engines.greedy(100, max_tokens=12), cache_salt=INTERNAL_SALT)
+    record = await pair[1].run(generation)
+    assert len(record.tokens) == 12
+    assert record.tokens != (await alone.run(generation)).tokens
+
+
+async def test_the_fake_backend_serves_no_clients(engines: Engines, pair: tuple[EngineDriver, EngineDriver]) -> None:
+    decode = await engines.start(role="decode", transfer_backend="fake")
+    with pytest.raises(UnsupportedError, match="fake"):
+        decode.submit(engines.greedy(40), rendezvous=engines.room(pair[0]))
+    await decode.aclose()
+    with pytest.raises(InvalidRequestError, match="fake"):
+        await engines.start(role="prefill", transfer_backend="fake")
+
+
+async def test_killed_prefill_engine(engines: Engines) -> None:
+    """When the engine that computes the prompt dies, a decode leg ends by itself within seconds, and its blocks are free."""
+    limits = {"pull_timeout_s": 2.0, "lease_s": 3.0}
+    prefill, decode = await asyncio.gather(
+        engines.start(role="prefill", **limits), engines.start(role="decode", **limits)
+    )
+    where, generation = engines.room(prefill), engines.greedy(700)
+    host_of(prefill).send_signal(signal.SIGSTOP)
+    record = decode.submit(generation, rendezvous=where)
+    prefill.submit(generation, task=LegTask.PREFILL, rendezvous=where)
+    host_of(prefill).kill()
+    assert isinstance((await decode.wait(record)).done.error, KvLostError)
+    await decode.wait_blocks(0, PATIENCE_S)

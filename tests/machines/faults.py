@@ -1,0 +1,192 @@
+"""Faults of a mesh on hosts of its own, and what requests notice of each.
+
+Each fault touches frontend-1, prefill-1, decode-1, the router's path to one of them, or Consul. Requests of four kinds go on: through
+either frontend with all workers to choose from; through frontend-2 on prefill-2 and decode-2 only, which no fault touches; and through
+frontend-2 on prefill-1 and decode-1 only, which some faults leave no way.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+
+import aiohttp
+
+from tests.machines.mesh import CONSUL, ROUTER, Machines
+from tests.machines.relay import slow_paths
+from tests.machines.traffic import RIGHT, WRONG, Client, Samples, Traffic
+
+BEFORE_S, FAULT_S, AFTER_S = 1.5, 8.0, 1.0
+NORMAL_S_MAX = 60.0
+EMPTY_S = 6.0
+"""Longer than a pause between two attempts to read Consul's list."""
+LATE_S = 1.0
+"""A request is late when it takes so much longer than usual."""
+FIRST_S = 2.0
+"""Requests that begin so long after the fault, or that were in flight, are the first that it affects."""
+IN_FLIGHT_S = 0.5
+NORMAL_IN_A_ROW = 3
+DELAY_S, LOSS = 0.05, 0.01
+FIRST, SECOND, UNTOUCHED, TOUCHED, HEALED = "frontend-1", "frontend-2", "untouched", "touched", "healed"
+TOUCHED_PINS = {"prefill": "prefill-1", "decode": "decode-1"}
+
+Fault = Callable[[Machines], AbstractAsyncContextManager[None]]
+
+
+def cut(*pairs: tuple[str, str]) -> Fault:
+    """No packet passes between the hosts of each pair."""
+
+    @asynccontextmanager
+    async def fault(mesh: Machines) -> AsyncIterator[None]:
+        for pair in pairs:
+            mesh.hosts.cut(*pair)
+        try:
+            yield
+        finally:
+            for pair in pairs:
+                mesh.hosts.join(*pair)
+
+    return fault
+
+
+@asynccontextmanager
+async def slow(mesh: Machines) -> AsyncIterator[None]:
+    """Packets to decode-1 take longer, and some are lost."""
+    pairs = [("frontend-1", "decode-1"), ("prefill-1", "decode-1"), (ROUTER, "decode-1")]
+    with slow_paths(mesh.hosts, pairs, delay_s=DELAY_S, loss=LOSS):
+        yield
+
+
+def power_loss(name: str) -> Fault:
+    """A host is off for a while, and starts its service again."""
+
+    @asynccontextmanager
+    async def fault(mesh: Machines) -> AsyncIterator[None]:
+        await mesh.power_off(name)
+        try:
+            yield
+        finally:
+            await mesh.power_on(name)
+            if name in mesh.workers:
+                await mesh.wait_registered()  # It has healed once its service has started.
+
+    return fault
+
+
+@asynccontextmanager
+async def consul_empty(mesh: Machines) -> AsyncIterator[None]:
+    """Consul returns without its state, and the workers reach it later than those that look for them."""
+    for name in mesh.workers:
+        mesh.hosts.cut(CONSUL, name)
+    try:
+        async with power_loss(CONSUL)(mesh):
+            yield
+        await asyncio.sleep(EMPTY_S)
+    finally:
+        for name in mesh.workers:
+            mesh.hosts.join(CONSUL, name)
+
+
+FAULTS: dict[str, Fault] = {
+    "cut prefill-1, decode-1": cut(("prefill-1", "decode-1")),
+    "cut frontend-1, decode-1": cut((FIRST, "decode-1")),
+    "cut frontend-1, decode": cut((FIRST, "decode-1"), (FIRST, "decode-2")),
+    "cut router, decode-1": cut((ROUTER, "decode-1")),
+    "cut Consul": cut((CONSUL, "all")),
+    "Consul empty": consul_empty,
+    "slow decode-1": slow,
+    "power loss prefill-1": power_loss("prefill-1"),
+    "power loss decode-1": power_loss("decode-1"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """What requests noticed of a fault."""
+
+    fault: str
+    first: Samples
+    """Through either frontend, of those in flight when the fault came or sent soon after."""
+    later: Samples
+    """Through either frontend, sent later, until the fault ended."""
+    all: Samples
+    limit_s: float
+    """A request that took longer is late."""
+    normal_s: float
+    """From the end of the fault until the last late or failed request had ended, and those over the healed paths were as usual."""
+
+    @property
+    def errors(self) -> Mapping[str, Mapping[str, int]]:
+        """Of each kind of requests that had any."""
+        kinds = (FIRST, SECOND, UNTOUCHED, TOUCHED)
+        return {kind: dict(errors) for kind in kinds if (errors := self.all.of(kind).errors)}
+
+    def row(self) -> str:
+        """Of the table."""
+        return (
+            f"{self.fault:25} {len(self.all.samples):5} {self.first.late(self.limit_s):6} {self.first.longest_s:6.1f}"
+            f" {self.later.late(self.limit_s):6} {self.later.longest_s:6.1f} {self.all.of(UNTOUCHED).longest_s:9.1f}"
+            f" {self.all.of(TOUCHED).longest_s:8.1f} {self.normal_s:7.1f} {self.all.count(WRONG):6}  {self.errors or ''}"
+        )
+
+
+HEADER = (
+    f"{'':25} {'':5} {'first requests':>13} {'later requests':>13} {UNTOUCHED:>9} {TOUCHED:>8} {'normal':>7}\n"
+    f"{'fault':25} {'sent':>5} {'late':>6} {'max s':>6} {'late':>6} {'max s':>6} {'max s':>9} {'max s':>8} {'s':>7} {'wrong':>6}  errors"
+)
+
+
+async def measure(mesh: Machines, name: str) -> Effect:
+    """Traffic, then the fault, then its end, until all is as usual."""
+    traffic = Traffic(clients(mesh), seed=sum(name.encode()))
+    loop = asyncio.get_running_loop()
+    for client in clients(mesh):
+        await _wait_normal(traffic, client, limit_s=NORMAL_S_MAX)
+    started_s = loop.time()
+    async with traffic.running():
+        await asyncio.sleep(BEFORE_S)
+        limit_s = traffic.samples.between(started_s, loop.time()).usual_s + LATE_S
+        async with FAULTS[name](mesh):
+            began_s = loop.time()
+            await asyncio.sleep(FAULT_S)
+        ended_s = loop.time()
+        await _wait_normal(traffic, Client(name=HEALED, url=mesh.url(FIRST), pins=TOUCHED_PINS), limit_s)
+        healed_s = loop.time()
+        await mesh.wait_registered()
+        await asyncio.sleep(AFTER_S)
+    found = traffic.samples.between(started_s, loop.time())
+    both = found.of(FIRST, SECOND)
+    bad_ends = [
+        each.began_s + each.wait_s
+        for each in both.between(began_s - IN_FLIGHT_S, loop.time()).samples
+        if each.outcome != RIGHT or each.wait_s > limit_s
+    ]
+    return Effect(
+        fault=name,
+        first=both.between(began_s - IN_FLIGHT_S, began_s + FIRST_S),
+        later=both.between(began_s + FIRST_S, ended_s),
+        all=found,
+        limit_s=limit_s,
+        normal_s=max([healed_s, *bad_ends]) - ended_s,
+    )
+
+
+def clients(mesh: Machines) -> list[Client]:
+    """The four kinds."""
+    return [
+        Client(name=FIRST, url=mesh.url(FIRST)),
+        Client(name=SECOND, url=mesh.url(SECOND)),
+        Client(name=UNTOUCHED, url=mesh.url(SECOND), pins={"prefill": "prefill-2", "decode": "decode-2"}),
+        Client(name=TOUCHED, url=mesh.url(SECOND), pins=TOUCHED_PINS),
+    ]
+
+
+async def _wait_normal(traffic: Traffic, client: Client, limit_s: float) -> None:
+    """Until some requests in a row are right and take no longer than this."""
+    in_a_row = 0
+    async with asyncio.timeout(NORMAL_S_MAX), aiohttp.ClientSession() as session:
+        while in_a_row < NORMAL_IN_A_ROW:
+            sample = await traffic.ask(session, client)
+            is_normal = sample.outcome == RIGHT and sample.wait_s <= limit_s
+            in_a_row = in_a_row + 1 if is_normal else 0
+            await asyncio.sleep(0.05)

@@ -1,0 +1,140 @@
+"""Requests at a fixed pace while something is wrong, and what came of them. Answers are known; a late one is still right."""
+
+import asyncio
+import random
+import statistics
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from kvmesh.engines.simulated.model_card import TokenRange, read_card
+from kvmesh.engines.simulated.settings import SimulatedSettings
+from tests.chaos.kills import expected
+from tests.integration.mesh import ROOT
+
+MODEL = ROOT / "models" / "demo"
+PROMPT_TOKENS, ANSWER_TOKENS = 200, 16
+PACE_S = 0.25
+ANSWER_S_MAX = 90.0
+"""A request without an end by then hangs."""
+RIGHT, WRONG, HANGS = "right", "wrong", "hangs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client:
+    """Sends requests to one frontend; with pins they run on these workers only."""
+
+    name: str
+    url: str
+    pins: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One request: who sent it, when, how long it took, and how it ended: right, wrong, hangs, or the code of its error."""
+
+    client: str
+    began_s: float
+    wait_s: float
+    outcome: str
+
+
+@dataclass(slots=True)
+class Samples:
+    """What came of requests."""
+
+    samples: Sequence[Sample]
+
+    def of(self, *clients: str) -> "Samples":
+        return Samples([each for each in self.samples if each.client in clients])
+
+    def between(self, first_s: float, end_s: float) -> "Samples":
+        """Those that began then."""
+        return Samples([each for each in self.samples if first_s <= each.began_s < end_s])
+
+    def count(self, outcome: str) -> int:
+        return sum(each.outcome == outcome for each in self.samples)
+
+    @property
+    def errors(self) -> Counter[str]:
+        """Codes of errors, and requests that hang."""
+        return Counter(each.outcome for each in self.samples if each.outcome not in (RIGHT, WRONG))
+
+    @property
+    def longest_s(self) -> float:
+        return max((each.wait_s for each in self.samples), default=0.0)
+
+    @property
+    def usual_s(self) -> float:
+        return statistics.median(each.wait_s for each in self.samples)
+
+    def late(self, limit_s: float) -> int:
+        return sum(each.wait_s > limit_s for each in self.samples)
+
+
+class Traffic:
+    """Sends requests, one per client and `PACE_S`, whether earlier ones have ended or not."""
+
+    def __init__(self, clients: Sequence[Client], seed: int) -> None:
+        self._clients = clients
+        self._random = random.Random(seed)
+        self._range: TokenRange = read_card(SimulatedSettings(model="m", model_dir=str(MODEL)))[1]
+        self._samples: list[Sample] = []
+        self._is_over = asyncio.Event()
+
+    @property
+    def samples(self) -> Samples:
+        """Of the requests that have ended."""
+        return Samples(self._samples)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["Traffic"]:
+        """Requests go on until the body ends; then it waits for those in flight."""
+        connector = aiohttp.TCPConnector(limit=0)
+        timeout = aiohttp.ClientTimeout(total=ANSWER_S_MAX)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+            async with asyncio.TaskGroup() as group:
+                sending = group.create_task(self._send(session, group))
+                try:
+                    yield self
+                finally:
+                    self._is_over.set()
+                    await sending
+
+    async def _send(self, session: aiohttp.ClientSession, group: asyncio.TaskGroup) -> None:
+        while not self._is_over.is_set():
+            for client in self._clients:
+                group.create_task(self.ask(session, client))
+                await asyncio.sleep(PACE_S / len(self._clients))
+
+    async def ask(self, session: aiohttp.ClientSession, client: Client) -> Sample:
+        """One request."""
+        prompt = [self._random.randrange(10, 400) for _ in range(PROMPT_TOKENS)]
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        try:
+            outcome = await self._outcome(session, client, prompt)
+        except TimeoutError:
+            outcome = HANGS
+        except aiohttp.ClientError as error:
+            outcome = type(error).__name__
+        sample = Sample(client=client.name, began_s=began_s, wait_s=loop.time() - began_s, outcome=outcome)
+        self._samples.append(sample)
+        return sample
+
+    async def _outcome(self, session: aiohttp.ClientSession, client: Client, prompt: Sequence[int]) -> str:
+        body = {
+            "model": "m", "prompt": list(prompt), "max_tokens": ANSWER_TOKENS, "temperature": 0,
+            "ignore_eos": True, "return_token_ids": True,
+        }  # fmt: skip
+        headers = {f"x-kvmesh-pin-{role}": name for role, name in client.pins.items()}
+        async with session.post(f"{client.url}/v1/completions", json=body, headers=headers) as response:
+            answer: Any = await response.json()
+        if response.status != 200:
+            return f"{response.status} {answer['error']['code']}"
+        right = expected(prompt, ANSWER_TOKENS, self._range)
+        return RIGHT if answer["choices"][0]["token_ids"] == right else WRONG

@@ -1,0 +1,40 @@
+"""An address of this machine that is not loopback, for tests of what several machines need."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from kvmesh.errors import MeshError
+from kvmesh.network.hosts import address_towards
+from kvmesh.network.names import is_loopback
+
+DUMMY, DUMMY_ADDRESS = "kvmesh-test0", "198.51.100.7"
+"""An address for documentation (RFC 5737), on an interface that leads nowhere."""
+
+
+@contextmanager
+def own_address() -> Iterator[str]:
+    """The address of the default route, or that of a dummy interface made by root. Otherwise the test is skipped."""
+    try:
+        found = address_towards("192.0.2.1")
+    except MeshError:
+        found = ""
+    if found and not is_loopback(found):
+        yield found
+        return
+    if os.getuid() or not shutil.which("ip") or _ip("link", "add", DUMMY, "type", "dummy"):
+        pytest.skip("this machine has only loopback addresses, and no dummy interface can be made")
+    try:
+        _ip("address", "add", f"{DUMMY_ADDRESS}/32", "dev", DUMMY)
+        _ip("link", "set", DUMMY, "up")
+        yield DUMMY_ADDRESS
+    finally:
+        _ip("link", "delete", DUMMY)
+
+
+def _ip(*words: str) -> int:
+    return subprocess.run(["ip", *words], capture_output=True, check=False).returncode

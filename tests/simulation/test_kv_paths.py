@@ -1,0 +1,197 @@
+"""KV paths in a whole mesh on virtual time: what a path that fails costs, and how soon it works again."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from random import Random
+from typing import Any
+
+import pytest
+
+from kvmesh.core import FailingKvPath, SamplingParams, WorkerRef
+from kvmesh.errors import UnsupportedError
+from kvmesh.rpc.worker_client import GrpcWorkerClient
+from kvmesh.worker.kv_checks import CHECKS_MAX, PREFILL_TIMEOUT_S
+from kvmesh.worker.warm_up import WarmUp
+from services.frontend.pipeline.request import Request
+from tests.simulation.frontend import MODEL
+from tests.simulation.ledger import Ledger
+from tests.simulation.mesh import MeshShape, SimulatedMesh
+from tests.simulation.worker import SimulatedWorker
+from tests.virtual_loop import run_virtual
+
+FIRST_S, HEAL_S = 2.5, 5.0
+"""The promises: how late the first request that meets a failing path may be, and how long after its end the path works again."""
+QUICK_S = 0.3
+PREFILL = "prefill-0"
+
+
+def ask(name: str) -> Request:
+    """A prompt that no cache holds."""
+    prompt = list(Random(name).randbytes(200))
+    return Request(request_id=name, model=MODEL, prompt=prompt, sampling=SamplingParams(max_tokens=8))
+
+
+def told(shape: MeshShape, story: Callable[[SimulatedMesh], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        mesh = SimulatedMesh(5, shape)
+        await mesh.start()
+        await story(mesh)
+        await mesh.aclose()
+
+    run_virtual(run())
+
+
+async def run_all(mesh: SimulatedMesh, names: Sequence[str]) -> list[Ledger]:
+    ledgers = [await mesh.request(ask(name)) for name in names]
+    assert not [ledger.error for ledger in ledgers if ledger.error is not None]
+    return ledgers
+
+
+def elapsed_s(ledger: Ledger) -> float:
+    return ledger.ended_s - ledger.arrived_s
+
+
+def decode_of(mesh: SimulatedMesh) -> SimulatedWorker:
+    return mesh.workers["decode-0"]
+
+
+def usage(worker: SimulatedWorker) -> tuple[int, ...]:
+    """The counters that operators read as the work done for clients."""
+    load = worker.worker.load()
+    return load.prompt_tokens_total, load.output_tokens_total, load.cached_tokens_total, load.transferred_tokens_total
+
+
+async def until(condition: Callable[[], object], within_s: float) -> None:
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def test_a_failing_path_costs_one_request_two_seconds_and_the_others_nothing() -> None:
+    """The first pull that hangs is given up after the path's own limit. Later prompts are computed at once, checks notice the end of
+    the failure, and KV is pulled again."""
+
+    async def story(mesh: SimulatedMesh) -> None:
+        decode = decode_of(mesh)
+        paths, network = decode.engine.kv_paths, mesh.world.kv_network
+        await run_all(mesh, ["warm1", "warm2"])
+        network.hangs_pulls = True
+        first, *others = await run_all(mesh, [f"cut{number}" for number in range(12)])
+        assert QUICK_S < elapsed_s(first) < FIRST_S
+        assert max(map(elapsed_s, others)) < QUICK_S
+        load = decode.worker.load()
+        assert load.failing_kv_paths == [FailingKvPath(worker_id=PREFILL, reason="timed_out")]
+        failed = load.failed_handoffs_total  # Until the router stops pairing the two.
+        assert 1 <= failed < 6 and load.recomputed_tokens_total == failed * 200
+        network.hangs_pulls = False
+        await until(lambda: not paths.failing(), HEAL_S)
+        await asyncio.sleep(1.0)  # The router learns it from the next load record.
+        before = decode.engine.load().transferred_tokens_total
+        await run_all(mesh, ["healed"])
+        assert decode.engine.load().transferred_tokens_total >= before + 190
+        assert decode.worker.load().failed_handoffs_total == failed
+
+    told(MeshShape(prefill=1, decode=1), story)
+
+
+def test_a_new_prefill_worker_is_checked_before_a_request_uses_it() -> None:
+    """By each decode worker; with a failing network the path is known to fail although no client has asked for anything."""
+
+    async def story(mesh: SimulatedMesh) -> None:
+        decodes = [mesh.workers[f"decode-{number}"] for number in range(2)]
+        for decode in decodes:
+            await until(decode.engine.kv_paths.paths, 5.0)
+            [path] = decode.engine.kv_paths.paths()
+            assert (path.worker_id, path.pulls_total, path.failures_total) == (PREFILL, 1, 0)
+        mesh.world.kv_network.fails_pulls = True
+        await mesh.start_worker("prefill-1", decodes[0].role.PREFILL)
+        for decode in decodes:
+            await until(decode.engine.kv_paths.failing, 5.0)
+            assert decode.worker.load().failing_kv_paths == [FailingKvPath(worker_id="prefill-1", reason="unreachable")]
+            assert decode.worker.load().failed_handoffs_total == 0
+
+    told(MeshShape(prefill=1, decode=2), story)
+
+
+def test_checks_leave_few_blocks_behind_and_count_no_tokens() -> None:
+    """However often a failing path is checked: its prompt is always the same. Failed and successful checks are no work for clients."""
+
+    async def story(mesh: SimulatedMesh) -> None:
+        mesh.world.kv_network.fails_pulls = True
+        await run_all(mesh, ["one"])
+        await asyncio.sleep(10.0)
+        cached = [len(each.engine.scheduler.pool.cached_names()) for each in mesh.workers.values()]
+        counted = [usage(worker) for worker in mesh.workers.values()]
+        await asyncio.sleep(60.0)
+        assert [len(each.engine.scheduler.pool.cached_names()) for each in mesh.workers.values()] == cached
+        assert [usage(worker) for worker in mesh.workers.values()] == counted
+        assert decode_of(mesh).engine.kv_paths.paths()[0].failures_total > 20
+        assert decode_of(mesh).worker.load().failed_handoffs_total == 1
+        before = [usage(worker) for worker in mesh.workers.values()]
+        mesh.world.kv_network.fails_pulls = False
+        await until(lambda: not decode_of(mesh).engine.kv_paths.failing(), HEAL_S)
+        assert [usage(worker) for worker in mesh.workers.values()] == before
+
+    told(MeshShape(prefill=1, decode=1), story)
+
+
+def test_background_checks_are_bounded() -> None:
+    """Twelve new prefill workers at once: no decode worker checks more than CHECKS_MAX of them at a time, and all are checked."""
+
+    async def story(mesh: SimulatedMesh) -> None:
+        decode, most = decode_of(mesh), 0
+        async with asyncio.timeout(30.0):
+            while len(decode.engine.kv_paths.paths()) < 12:
+                most = max(most, len(decode.checks._running))
+                await asyncio.sleep(0.001)
+        assert 1 <= most <= CHECKS_MAX
+
+    told(MeshShape(prefill=12, decode=1), story)
+
+
+def test_a_check_on_request() -> None:
+    """Over the wire: it is well; the source fails; the source does not answer; and prefill workers do not check."""
+
+    async def story(mesh: SimulatedMesh) -> None:
+        pool = mesh.world.network.pool()
+        client, decode = GrpcWorkerClient(pool), decode_of(mesh)
+        source = WorkerRef(worker_id=PREFILL, address=mesh.workers[PREFILL].address, epoch=1)
+        checked = await client.check_kv_path(decode.address, source, timeout_s=10.0)
+        assert checked.is_ok and not checked.reason and checked.elapsed_s > 0
+        mesh.world.kv_network.fails_pulls = True
+        checked = await client.check_kv_path(decode.address, source, timeout_s=10.0)
+        assert not checked.is_ok and checked.reason == "unreachable" and PREFILL in checked.detail
+        [path] = await client.list_kv_paths(decode.address, timeout_s=10.0)
+        assert path.worker_id == PREFILL and path.failures_total >= 1 and path.reason == "unreachable"
+        assert path.last_failure_at_s is not None and path.detail == checked.detail
+        mesh.partition(PREFILL)
+        checked = await client.check_kv_path(decode.address, source, timeout_s=10.0)
+        assert not checked.is_ok and checked.reason == "unreachable" and checked.elapsed_s < PREFILL_TIMEOUT_S + 1
+        mesh.heal(PREFILL)
+        with pytest.raises(UnsupportedError):
+            await client.check_kv_path(source.address, source, timeout_s=10.0)
+        assert await client.list_kv_paths(source.address, timeout_s=10.0) == []
+        await pool.aclose()
+
+    told(MeshShape(prefill=1, decode=1), story)
+
+
+@pytest.mark.parametrize("worker_id", ["decode-0", PREFILL])
+def test_the_warm_up_leaves_nothing(worker_id: str) -> None:
+    """Neither blocks nor leases; a decode worker's warm-up checks a path, and a failure does not stop the start."""
+
+    async def story(mesh: SimulatedMesh) -> None:
+        for fails in (False, True):
+            mesh.world.kv_network.fails_pulls = fails
+            worker = mesh.workers[worker_id]
+            await worker.worker.engine.reset_cache()
+            steps = worker.engine.load().step
+            await WarmUp(worker.worker, worker.checks, mesh.world.clock).start()
+            load = worker.engine.load()
+            assert load.step > steps and not load.kv_blocks_used and not worker.worker.statistics().leases
+            if worker_id == PREFILL:
+                assert not worker.engine.scheduler.pool.cached_names()
+            else:
+                assert bool(load.failing_kv_paths) is fails
+
+    told(MeshShape(prefill=1, decode=1), story)

@@ -1,0 +1,62 @@
+"""The whole mesh on virtual time with engines whose legs start at once, and its faults."""
+
+import pytest
+
+from tests.simulation.ledger import Phase
+from tests.simulation.load import CANCEL_PHASES
+from tests.simulation.mesh import SimulatedMesh
+from tests.simulation.runs import run
+from tests.simulation.test_mesh import TYPED, check_kills, hash_elsewhere
+
+EXCHANGE_FAILED = {"kv_peer_lost", "kv_pull_timeout", "rendezvous_lost", "rendezvous_timeout", "no_prefill_worker"}
+"""How requests may end while no KV can be pulled at all: these decode workers cannot compute prompts instead."""
+
+
+@pytest.mark.timeout(120)
+def test_requests_repeat_exactly() -> None:
+    """Each ends once, with its tokens and nothing left behind, cancelled in every phase; the run repeats message by message."""
+    report = run(7, 300, mesh="rendezvous").check()
+    assert set(report.outcomes) == {"answered", "cancelled"}
+    # Both legs start at once, so no request is only prefilling.
+    assert all(report.cancelled_in[phase.name] for phase in CANCEL_PHASES if phase is not Phase.PREFILLING)
+    assert all("-" not in placement for each in report.ledgers.values() for placement in each.placements)
+    assert hash_elsewhere(report) == report.hash, f"the run does not repeat; {report.command}"
+
+
+def test_retraction_loses_and_doubles_nothing() -> None:
+    """Few blocks and long answers: legs are retracted, and every answer has its tokens (`check` compares each)."""
+    preempted: list[int] = []
+
+    async def count(mesh: SimulatedMesh) -> None:
+        while any(not each.outcome for each in mesh.ledgers.values()) or not mesh.ledgers:
+            await mesh.world.clock.sleep(0.05)
+        workers = [worker for worker in mesh.workers.values() if worker.worker_id.startswith("decode")]
+        preempted.extend(worker.engine.load().preempted_requests_total for worker in workers)
+        assert not any(worker.engine.load().prompt_tokens_total for worker in workers)
+
+    report = run(5, 150, mesh="rendezvous-tight", load="dense", script=count).check()
+    assert set(report.outcomes) == {"answered", "cancelled"}
+    assert sum(preempted) > 0
+
+
+@pytest.mark.parametrize("faults", ["kill-prefill", "kill-decode", "drain", "partition"])
+def test_one_fault(faults: str) -> None:
+    """A leg that loses its worker or its counterpart ends; what no client has seen is placed again."""
+    report = run(3, 200, mesh="rendezvous", faults=faults).check()
+    assert set(report.outcomes) <= TYPED
+    assert report.outcomes["answered"] > 160
+    longest_s = max(ledger.ended_s - ledger.arrived_s for ledger in report.ledgers.values())
+    assert longest_s < 20.0
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_mixed_faults(seed: int) -> None:
+    """Whatever breaks: every request ends, by itself or as lost, with the tokens it should have; then nothing is left."""
+    report = run(seed, 200, mesh="rendezvous", faults="mixed").check()
+    assert set(report.outcomes) <= {*TYPED, *EXCHANGE_FAILED}
+    assert report.outcomes["answered"] > 140
+
+
+def test_a_worker_is_killed_every_two_seconds() -> None:
+    """Whole answers are all right; streams are right, or say that their worker was lost."""
+    check_kills(run(1, 80, faults="kills", mesh="rendezvous-three-and-three", load="long").check())

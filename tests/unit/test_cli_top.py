@@ -1,0 +1,84 @@
+"""`kvmesh top` as text: rates, and what a terminal gets."""
+
+from dataclasses import replace
+
+import pytest
+
+from kvmesh.cli.__main__ import main as run_command
+from kvmesh.cli.top import main, render_sample, sample_of, screen
+from kvmesh.core import LoadRecord, Role, WorkerRef, WorkerView
+
+LOAD = LoadRecord(
+    worker_id="d1",
+    epoch=1,
+    taken_at_s=100.0,
+    running_requests=3,
+    waiting_requests=2,
+    kv_blocks_used=25,
+    kv_blocks_total=100,
+    prompt_tokens_total=600,
+    cached_tokens_total=300,
+    transferred_tokens_total=300,
+    output_tokens_total=1000,
+)
+
+
+def view(load: LoadRecord | None, *, name: str = "d1", rank: int | None = None, excluded_by: str = "") -> WorkerView:
+    worker = WorkerRef(worker_id=name, address="d1:1", epoch=1, data_parallel_rank=rank)
+    return WorkerView(worker=worker, role=Role.DECODE, model="demo", trust="exact", load=load, excluded_by=excluded_by)
+
+
+def cells(before: LoadRecord | None, now: LoadRecord | None) -> list[str]:
+    """The cells of the only row."""
+    earlier = {} if before is None else sample_of([view(before)])
+    return render_sample(sample_of([view(now)]), earlier).splitlines()[1].split()
+
+
+def test_rates_are_changes_by_the_workers_own_clock() -> None:
+    """Two seconds apart: 50 output tokens and 200 prompt tokens per second."""
+    later = replace(LOAD, taken_at_s=102.0, output_tokens_total=1100, prompt_tokens_total=1000)
+    assert cells(LOAD, later) == ["d1", "decode", "3", "2", "25%", "50", "200", "19%", "-"]
+
+
+@pytest.mark.parametrize("before", [None, replace(LOAD, epoch=2)])
+def test_without_an_earlier_count_of_the_same_process_rates_are_unknown(before: LoadRecord | None) -> None:
+    """The first table, and after a restart of the worker, whose counters begin again."""
+    assert cells(before, LOAD) == ["d1", "decode", "3", "2", "25%", "-", "-", "25%", "-"]
+
+
+def test_a_record_that_is_shown_twice_has_no_rate() -> None:
+    """An idle worker sends no newer record."""
+    assert cells(LOAD, LOAD)[5:7] == ["0", "0"]
+
+
+def test_workers_without_a_record_and_excluded_ones_have_a_row_each() -> None:
+    """In the order of their names; ranks of one worker are told apart."""
+    views = [view(None, name="d2", excluded_by="silent"), view(LOAD, rank=1), view(LoadRecord(), rank=0)]
+    rows = [line.split() for line in render_sample(sample_of(views), {}).splitlines()[1:]]
+    assert rows == [
+        ["d1/0", "decode", "0", "0", "-", "-", "-", "-", "-"],
+        ["d1/1", "decode", "3", "2", "25%", "-", "-", "25%", "-"],
+        ["d2", "decode", *["-"] * 6, "silent"],
+    ]
+
+
+def test_a_small_terminal_shows_what_fits() -> None:
+    """Nothing wraps or scrolls, so that the next table covers this one."""
+    assert screen("abcdef\nb\nc\nd", columns=3, lines=3) == "\x1b[Habc\x1b[K\nb\x1b[K\n\x1b[J"
+
+
+def test_bad_command_lines_and_no_mesh_are_a_line(capsys, monkeypatch, tmp_path) -> None:
+    """As for the other commands."""
+    monkeypatch.setenv("KVMESH_STATE", str(tmp_path / "none.json"))
+    assert main(["--interval", "1"]) == 2
+    assert "did you mean --interval-s?" in capsys.readouterr().err
+    assert main([]) == 1
+    assert "no mesh of yours runs here" in capsys.readouterr().err
+
+
+def test_a_misspelt_command_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the list of commands behind it."""
+    assert run_command(["stauts"]) == 2
+    assert "no such command: stauts; did you mean status?" in capsys.readouterr().err
+    assert run_command(["zzz"]) == 2
+    assert "no such command: zzz\n" in capsys.readouterr().err

@@ -1,0 +1,118 @@
+"""Requests whose two legs start at once: who is blamed, what is placed again, what comes first."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from kvmesh.core import FinishReason, Handoff, ReportKind
+from kvmesh.errors import KvLostError, LostError, MeshError
+from services.frontend.models import ServedModel
+from services.frontend.pipeline.request import RequestResult
+from tests.frontend_mesh import FakeMesh, Faults
+from tests.unit.test_frontend_pipeline import TEXT, a_request, mesh, model, run
+
+__all__ = ["mesh", "model"]
+FAILED, FINISHED = ReportKind.FAILED, ReportKind.FINISHED
+
+
+@pytest.fixture(autouse=True)
+def rendezvous(mesh: FakeMesh) -> None:
+    mesh.handoff = Handoff.RENDEZVOUS
+
+
+def excluded(mesh: FakeMesh) -> list[tuple[str, ...]]:
+    return [tuple(asked.excluded_worker_ids) for asked in mesh.asks]
+
+
+@pytest.mark.parametrize(
+    ("faults", "blamed", "reported"),
+    [
+        (Faults(prefill_ends_with=LostError("x")), "p0", "p0"),
+        (Faults(prefill_ends_with=KvLostError("no decode worker came")), "d0", ""),
+        (Faults(leg_after=0, leg_error=LostError("x"), prefill_s=1.0), "d0", "d0"),
+        (Faults(leg_after=0, leg_error=KvLostError("no prefill worker came"), prefill_s=1.0), "p0", ""),
+    ],
+    ids=["prefill lost", "prefill without counterpart", "decode lost", "decode without counterpart"],
+)
+def test_the_first_failure_ends_both_legs_and_the_request_is_placed_again(
+    mesh: FakeMesh, model: ServedModel, faults: Faults, blamed: str, reported: str
+) -> None:
+    """The worker that caused it is excluded: a leg that lost its counterpart blames the counterpart.
+
+    Whether the counterpart is the cause is not sure, so the router is not told of it: its breaker stays closed.
+    """
+    mesh.step_s, mesh.faults = 0.05, faults
+    if faults.prefill_ends_with is not None:
+        faults.prefill_s = 0.01
+    heard, answer = run(mesh, model, a_request())
+    assert isinstance(answer, RequestResult)
+    assert heard.texts[0] == TEXT
+    assert excluded(mesh) == [(), (blamed,)]
+    assert mesh.settled() == [(1, FAILED), (2, FINISHED)]
+    assert len(mesh.cancelled) == 1
+    assert mesh.told_failed == [reported]
+    assert mesh.rendezvous[0].room != mesh.rendezvous[1].room
+
+
+@pytest.mark.parametrize("error", [LostError("x"), KvLostError("x")])
+def test_after_the_first_token_the_prefill_leg_may_fail(mesh: FakeMesh, model: ServedModel, error: MeshError) -> None:
+    """The decode worker has the KV by then."""
+    mesh.faults = Faults(prefill_s=0.035, prefill_ends_with=error)
+    heard, answer = run(mesh, model, a_request())
+    assert isinstance(answer, RequestResult)
+    assert heard.texts[0] == TEXT
+    assert mesh.settled() == [(1, FINISHED)]
+
+
+def test_a_decode_leg_that_stays_silent_after_the_handoff_is_given_up(mesh: FakeMesh, model: ServedModel) -> None:
+    """After `handoff_timeout_s`, not after the much longer `first_token_timeout_s`."""
+    mesh.faults = Faults(stalls_after=0)
+    _, answer = run(mesh, model, a_request(), handoff_timeout_s=2.0, placement_attempts=2)
+    assert isinstance(answer, KvLostError) and answer.reason == "handoff_timeout"
+    assert excluded(mesh) == [(), ("d0",)]
+    assert mesh.settled() == [(1, FAILED), (2, FAILED)]
+
+
+def test_a_slow_prefill_is_not_a_silent_decode_worker(mesh: FakeMesh, model: ServedModel) -> None:
+    """The limit counts from the end of the prefill leg."""
+    mesh.step_s, mesh.faults = 2.0, Faults(prefill_s=1.0)
+    heard, answer = run(mesh, model, a_request(), handoff_timeout_s=3.0)
+    assert isinstance(answer, RequestResult)
+    assert heard.texts[0] == TEXT
+
+
+@pytest.mark.parametrize("choices", [1, 2])
+@pytest.mark.parametrize("max_tokens", [1, 40])
+@pytest.mark.parametrize("prefill_s", [0.001, 0.035, 2.0])
+def test_the_prefill_leg_scores_the_prompt(
+    mesh: FakeMesh, model: ServedModel, prefill_s: float, max_tokens: int, choices: int
+) -> None:
+    """Its log-probabilities come before the decode leg's tokens, whichever leg is faster, and the decode leg is not asked for them."""
+    model = replace(model, features=model.features | {"prompt_logprobs"})
+    mesh.faults = Faults(prefill_s=prefill_s)
+    asked = a_request(choices=choices, sampling={"prompt_logprobs": 1, "max_tokens": max_tokens})
+    heard, answer = run(mesh, model, asked)
+    assert isinstance(answer, RequestResult)
+    scores = [len(heard.prompts[choice]) for choice in range(choices)]
+    assert scores == [len(mesh.legs[0].generation.token_ids) - 1] * choices
+    assert all(leg.generation.sampling.prompt_logprobs is None for leg in mesh.legs)
+    wanted = 1 if max_tokens == 1 else len(heard.token_ids[0])
+    assert [len(heard.token_ids[choice]) for choice in range(choices)] == [wanted] * choices
+    assert heard.endings[0].reason in (FinishReason.LENGTH, FinishReason.STOP)
+
+
+def test_a_decode_leg_that_fails_ends_a_request_whose_tokens_are_held(mesh: FakeMesh, model: ServedModel) -> None:
+    """Its failure does not wait for the prompt's log-probabilities."""
+    model = replace(model, features=model.features | {"prompt_logprobs"})
+    mesh.faults = Faults(prefill_s=5.0, leg_after=2, leg_error=LostError("x"))
+    heard, answer = run(mesh, model, a_request(sampling={"prompt_logprobs": 1}))
+    assert isinstance(answer, RequestResult)
+    assert heard.texts[0] == TEXT
+    assert excluded(mesh) == [(), ("d0",)]
+
+
+def test_each_choice_has_its_own_room(mesh: FakeMesh, model: ServedModel) -> None:
+    run(mesh, model, a_request(choices=3))
+    rooms = {rendezvous.room for rendezvous in mesh.rendezvous}
+    assert len(rooms) == 3 and rooms != {Random(7).getrandbits(63)}

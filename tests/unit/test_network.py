@@ -1,0 +1,202 @@
+"""Addresses and ports of services: what is chosen, what is refused, what UCX gets."""
+
+import logging
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from kvmesh.discovery.base import FRONTEND, Health, Instance
+from kvmesh.discovery.settings import DiscoverySettings
+from kvmesh.errors import InvalidRequestError, MeshError, UnavailableError
+from kvmesh.network import ports as ports_module
+from kvmesh.network.names import LOOPBACK, host_port, registry_host
+from kvmesh.network.place import check_advertised, choose_address, place_service
+from kvmesh.network.ports import PortRange
+from kvmesh.network.ucx import interface_of, ucx_variables
+from kvmesh.rpc.settings import RpcSettings
+from kvmesh.settings import SettingsError, load
+from services.frontend.settings import FrontendSettings, HttpSettings
+from services.planner.settings import PlannerSettings
+from services.router.settings import RouterSettings
+from tests.own_address import own_address
+
+REMOTE = "192.0.2.77"
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    with own_address() as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _free_claims() -> Iterator[None]:
+    """Claims end with the process; each test is one."""
+    kept = list(ports_module._claims)
+    yield
+    for claim in ports_module._claims[len(kept) :]:
+        claim.close()
+    del ports_module._claims[len(kept) :]
+
+
+def at(registry: str, **changes: str) -> PlannerSettings:
+    return PlannerSettings(discovery=DiscoverySettings(address=registry), **changes)
+
+
+@pytest.mark.parametrize("registry", ["127.0.0.1:8500", "http://localhost:8500", "[::1]:8500", "127.0.0.9:1"])
+def test_a_registry_on_this_machine_keeps_everything_on_loopback(registry: str) -> None:
+    """Without settings nothing is open to the network."""
+    placed = place_service(at(registry))
+    assert (placed.rpc.host, placed.rpc.advertised_host, placed.telemetry.metrics_host) == (LOOPBACK,) * 3
+    assert (placed.rpc.port, placed.telemetry.metrics_port) == (0, 0)
+
+
+def test_a_remote_registry_gives_the_address_that_reaches_it(address: str, caplog: pytest.LogCaptureFixture) -> None:
+    """gRPC, metrics and HTTP listen on it, gRPC registers it, and the log says which and why."""
+    settings = FrontendSettings(discovery=DiscoverySettings(address=f"{address}:8500"))
+    with caplog.at_level(logging.INFO):
+        placed = place_service(settings)
+    hosts = (placed.rpc.host, placed.rpc.advertised_host, placed.telemetry.metrics_host, placed.http.host)
+    assert hosts == (address,) * 4
+    [record] = [each for each in caplog.records if each.message == "address_chosen"]
+    assert record.data["address"] == address  # type: ignore[attr-defined]
+    assert address in record.data["why"]  # type: ignore[attr-defined]
+
+
+def test_address_wins_and_hosts_of_their_own_stay(address: str) -> None:
+    """--address sets what is not set by itself; a local registry may hold an address for others."""
+    settings = FrontendSettings(address=address, http=HttpSettings(host=LOOPBACK))
+    placed = place_service(settings)
+    assert (placed.rpc.host, placed.http.host) == (address, LOOPBACK)
+
+
+def test_a_name_is_resolved_once() -> None:
+    """The name's address is registered, so that peers need not know the name."""
+    chosen = choose_address("localhost", "127.0.0.1")
+    assert chosen.host in (LOOPBACK, "::1")
+    with pytest.raises(UnavailableError, match=r"nowhere\.invalid"):
+        choose_address("nowhere.invalid", "127.0.0.1")
+
+
+def test_all_addresses_need_one_to_register(address: str) -> None:
+    """0.0.0.0 is no address of a peer: --address names the one to register."""
+    everywhere = RpcSettings(host="0.0.0.0")
+    placed = place_service(PlannerSettings(address=address, rpc=everywhere))
+    assert (placed.rpc.host, placed.rpc.advertised_host) == ("0.0.0.0", address)
+    for host in ("0.0.0.0", "::"):
+        with pytest.raises(InvalidRequestError, match="--address") as refused:
+            place_service(PlannerSettings(rpc=RpcSettings(host=host)))
+        assert refused.value.reason == "address_unspecified"
+    named = RpcSettings(host="0.0.0.0", advertise_host="worker-7.example")
+    assert place_service(PlannerSettings(rpc=named)).rpc.advertised_host == "worker-7.example"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.1.1", "::1", "localhost"])
+def test_loopback_is_not_registered_at_a_remote_registry(host: str) -> None:
+    """Others would connect to themselves."""
+    with pytest.raises(InvalidRequestError, match="--address") as refused:
+        check_advertised(host, REMOTE)
+    assert refused.value.reason == "address_loopback"
+    check_advertised(host, "127.0.0.1")
+    check_advertised(REMOTE, REMOTE)
+
+
+@pytest.mark.parametrize(("given", "why"), [(REMOTE, "no address of this machine"), ("0.0.0.0", "--rpc-host")])
+def test_an_address_that_is_not_ours_is_refused(given: str, why: str) -> None:
+    """With the reason, before anything listens."""
+    with pytest.raises(InvalidRequestError, match=why):
+        choose_address(given, "127.0.0.1")
+
+
+def test_version_6_addresses() -> None:
+    """Brackets are taken off and put on where a port follows."""
+    assert choose_address("[::1]", "127.0.0.1").host == "::1"
+    assert host_port("fd00::2", 80) == "[fd00::2]:80"
+    assert host_port("[fd00::2]", 80) == "[fd00::2]:80"
+    assert registry_host("[fd00::2]:8500") == registry_host("https://[fd00::2]") == "fd00::2"
+    instance = Instance(
+        service=FRONTEND,
+        instance_id="f",
+        host="fd00::2",
+        port=5,
+        meta={},
+        tags=(),
+        health=Health.PASSING,
+        is_draining=False,
+    )
+    assert instance.address == "[fd00::2]:5"
+
+
+@pytest.mark.parametrize("text", ["20000", "20000-", "a-b", "0-100", "20010-20000", "20000-70000", "20000-20003"])
+@pytest.mark.parametrize("cls", [FrontendSettings, RouterSettings])
+def test_what_is_no_range(cls: type, text: str) -> None:
+    """A wrong range is a problem of the settings, with its name."""
+    with pytest.raises(SettingsError, match="port_range"):
+        load(cls, argv=["--port-range", text], environ={})
+
+
+def test_ports_come_from_the_first_half_of_the_range() -> None:
+    """In order, past ports that are busy and past those that other services claimed; a full range is an error."""
+    first = 21_000
+    ports = PortRange.parse(f"{first}-{first + 11}")
+    with socket.create_server((LOOPBACK, first)):
+        placed = place_service(PlannerSettings(port_range=f"{first}-{first + 11}"))
+        assert (placed.rpc.port, placed.telemetry.metrics_port) == (first + 1, first + 2)
+        other = f"from kvmesh.network.ports import PortRange; print(PortRange(first={first}, last={first + 11}).claim('127.0.0.1'))"
+        found = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, check=True)
+        assert int(found.stdout) == first + 3
+        # It has ended, so that its port is free again.
+        assert [ports.claim(LOOPBACK) for _ in range(3)] == [first + 3, first + 4, first + 5]
+        with pytest.raises(UnavailableError, match="--port-range") as full:
+            ports.claim(LOOPBACK)
+    assert full.value.reason == "no_free_port"
+
+
+def test_named_ports_are_not_taken_from_the_range() -> None:
+    """A port that the operator names stays."""
+    placed = place_service(PlannerSettings(port_range="21100-21111", rpc=RpcSettings(port=7)))
+    assert (placed.rpc.port, placed.telemetry.metrics_port) == (7, 21_100)
+
+
+def test_a_full_half_of_ucx_is_refused() -> None:
+    """UCX would try for ever."""
+    ports = PortRange.parse("21200-21207")
+    ports.check_ucx(LOOPBACK)
+    assert ports.ucx == "21204-21207"
+    servers = [socket.create_server((LOOPBACK, port)) for port in (21_204, 21_205, 21_206)]
+    try:
+        with pytest.raises(UnavailableError, match="21204-21207"):
+            ports.check_ucx(LOOPBACK)
+    finally:
+        for server in servers:
+            server.close()
+
+
+def test_variables_of_ucx() -> None:
+    """The interface that has the address, RDMA devices beside it, the family, the ports; nothing on loopback."""
+    ports = PortRange.parse("21200-21207")
+    assert ucx_variables(LOOPBACK, interface="", ports=None) == {}
+    assert ucx_variables(LOOPBACK, interface="", ports=ports) == {"UCX_TCP_PORT_RANGE": "21204-21207"}
+    assert ucx_variables("192.0.2.1", interface="eth0", ports=None, rdma=("mlx5_0:1",)) == {
+        "UCX_NET_DEVICES": "eth0,mlx5_0:1"
+    }
+    assert ucx_variables("fd00::1", interface="eth0", ports=None) == {
+        "UCX_NET_DEVICES": "eth0",
+        "UCX_TCP_AF_PRIO": "inet6,inet",
+    }
+
+
+def test_the_interface_of_an_address(address: str) -> None:
+    """By the kernel's list of addresses, secondary ones included."""
+    assert interface_of(LOOPBACK) == "lo"
+    assert interface_of(address) in {name for _, name in socket.if_nameindex()} - {"lo"}
+    assert interface_of(REMOTE) == ""
+
+
+def test_an_unknown_registry_is_named() -> None:
+    """A registry's name that has no address is an error with the setting to use."""
+    with pytest.raises(MeshError, match=r"registry.*nowhere\.invalid"):
+        place_service(at("nowhere.invalid:8500"))

@@ -1,0 +1,467 @@
+"""The SGLang adapter without SGLang: requests, results and the loss of the engine process, with a scripted process."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvmesh.core import (
+    Constraint,
+    ConstraintKind,
+    FinishReason,
+    Generation,
+    KvStored,
+    LegTask,
+    Rendezvous,
+    Role,
+    SamplingParams,
+)
+from kvmesh.engines.base import INTERNAL_SALT, EngineRequest, StepOutput
+from kvmesh.engines.sglang.engine import SglangEngine
+from kvmesh.engines.sglang.messages import (
+    Answer,
+    Begun,
+    Call,
+    Cancel,
+    Failed,
+    Finished,
+    FromHost,
+    Load,
+    Ready,
+    Snapshot,
+    Start,
+    Step,
+    Submit,
+    ToHost,
+    frame,
+    take_frames,
+    to_host_decoder,
+)
+from kvmesh.engines.sglang.settings import SglangSettings
+from kvmesh.errors import (
+    InternalError,
+    InvalidRequestError,
+    KvLostError,
+    LostError,
+    MeshError,
+    OverloadedError,
+    UnavailableError,
+    UnsupportedError,
+)
+
+READY = Ready(
+    version="0.5.23",
+    is_cpu=True,
+    context_tokens_max=100,
+    vocabulary_size=50,
+    eos_token_ids=[1],
+    sampling_defaults={"temperature": 0.5},
+    block_size_tokens=16,
+    kv_blocks_total=10,
+    kv_bytes_per_token=64,
+    running_requests_max=2,
+    has_tokenizer=True,
+    honors_seeds=True,
+    is_embedding=False,
+    compatibility_factors={"engine": "sglang"},
+    bootstrap_port=0,
+)
+LOAD = Load(1, 0.01, 1, 2, 30, 17, 0)
+PROMPT = list(range(2, 22))
+
+
+class ScriptedHost:
+    """The engine process: a connection in this process. `received` are the adapter's messages."""
+
+    def __init__(self, ready: FromHost = READY) -> None:
+        self._ready = ready
+        self.received: list[ToHost] = []
+        self._ended: asyncio.Future[int] | None = None
+        self._arrived = asyncio.Event()
+
+    async def launch(self, arguments: Sequence[str]) -> "ScriptedHost":
+        self._ended = asyncio.get_running_loop().create_future()
+        self._reader, self._writer = await asyncio.open_unix_connection(arguments[0])
+        self._task = asyncio.create_task(self._read())
+        return self
+
+    async def _read(self) -> None:
+        data = bytearray()
+        while received := await self._reader.read(65536):
+            data += received
+            for body in take_frames(data):
+                self.received.append(to_host_decoder.decode(body))
+                if isinstance(self.received[-1], Start):
+                    self.send(self._ready)
+            self._arrived.set()
+        self.kill()
+
+    def send(self, message: FromHost) -> None:
+        self._writer.write(frame(message))
+
+    async def wait_for(self, kind: type[Any]) -> Any:
+        """The newest message of a kind."""
+        async with asyncio.timeout(10):
+            while not (found := [each for each in self.received if isinstance(each, kind)]):
+                self._arrived.clear()
+                await self._arrived.wait()
+        return found[-1]
+
+    def kill(self) -> None:
+        self._writer.close()
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(-9)
+
+    async def wait(self) -> int:
+        assert self._ended is not None
+        return await asyncio.shield(self._ended)
+
+
+class Rig:
+    """A started engine with its scripted process."""
+
+    def __init__(self, engine: SglangEngine, host: ScriptedHost) -> None:
+        self.engine, self.host = engine, host
+        self.steps = engine.steps()
+
+    async def next(self) -> StepOutput:
+        async with asyncio.timeout(10):
+            return await anext(self.steps)
+
+
+Start_ = Callable[..., contextlib.AbstractAsyncContextManager[Rig]]
+
+
+@pytest.fixture
+def start() -> Start_:
+    @contextlib.asynccontextmanager
+    async def run(ready: FromHost = READY, **settings: Any) -> AsyncIterator[Rig]:
+        host = ScriptedHost(ready)
+        settings = {"model": "m", "has_kv_transfer": False, **settings}
+        engine = SglangEngine(SglangSettings(**settings), launch=host.launch)
+        try:
+            await engine.start()
+            yield Rig(engine, host)
+        finally:
+            await engine.aclose()
+
+    return run
+
+
+def request(
+    key: int = 7, *, task: LegTask = LegTask.GENERATE, emitted: Sequence[int] = (), **more: Any
+) -> EngineRequest:
+    rendezvous = more.pop("rendezvous", None)
+    generation = {name: more.pop(name) for name in ("adapter", "cache_salt", "priority") if name in more}
+    return EngineRequest(
+        key=key,
+        leg_id=f"leg-{key}",
+        task=task,
+        rendezvous=rendezvous,
+        generation=Generation(
+            model="m", token_ids=PROMPT, emitted_token_ids=emitted, sampling=SamplingParams(**more), **generation
+        ),
+    )
+
+
+async def submitted(rig: Rig, leg: EngineRequest) -> Submit:
+    rig.engine.submit_nowait(leg)
+    message = await rig.host.wait_for(Submit)
+    assert isinstance(message, Submit)
+    return message
+
+
+class TestRequests:
+    async def test_parameters(self, start: Start_) -> None:
+        """SGLang's names and neutral values; the model's defaults apply where a request says nothing."""
+        async with start() as rig:
+            sent = await submitted(
+                rig,
+                request(
+                    max_tokens=9, min_tokens=2, top_k=0, seed=5, stop_token_ids=(3,), logit_bias=((4, 1.5),), priority=8
+                ),
+            )
+        assert sent.sampling == {
+            "temperature": 0.5,
+            "top_k": -1,
+            "sampling_seed": 5,
+            "max_new_tokens": 9,
+            "min_new_tokens": 2,
+            "ignore_eos": False,
+            "stop_token_ids": [3],
+            "logit_bias": {"4": 1.5},
+        }
+        assert sent.priority == 8, "a larger priority goes first, in SGLang as in the mesh"
+
+    async def test_a_request_without_a_seed_gets_one(self, start: Start_) -> None:
+        """Otherwise equal requests would get equal answers."""
+        async with start() as rig:
+            first = (await submitted(rig, request(1))).sampling["sampling_seed"]
+            rig.engine.submit_nowait(request(2))
+            while (second := (await rig.host.wait_for(Submit)).sampling["sampling_seed"]) == first:
+                await asyncio.sleep(0)
+        assert first != second
+
+    async def test_emitted_tokens_are_prompt(self, start: Start_) -> None:
+        """And count for the limits. A seed continues correctly; penalties and constraints do not."""
+        async with start() as rig:
+            sent = await submitted(rig, request(emitted=[5, 6], max_tokens=9, min_tokens=1, seed=1, prompt_logprobs=1))
+            assert len(sent.token_ids) == 4 * (len(PROMPT) + 2)
+            assert (sent.sampling["max_new_tokens"], sent.sampling["min_new_tokens"]) == (7, 0)
+            assert sent.prompt_logprobs is None
+            schema = Constraint(kind=ConstraintKind.JSON_OBJECT)
+            for more in ({"repetition_penalty": 1.1}, {"presence_penalty": 1.0}, {"constraint": schema}):
+                with pytest.raises(UnsupportedError):
+                    rig.engine.submit_nowait(request(8, emitted=[5], **more))
+
+    @pytest.mark.parametrize(
+        ("constraint", "arguments"),
+        [
+            (Constraint(kind=ConstraintKind.JSON_SCHEMA, text="{}"), {"json_schema": "{}"}),
+            (Constraint(kind=ConstraintKind.JSON_OBJECT), {"json_schema": '{"type": "object"}'}),
+            (Constraint(kind=ConstraintKind.REGEX, text="a+"), {"regex": "a+"}),
+            (Constraint(kind=ConstraintKind.GRAMMAR, text="root ::= x"), {"ebnf": "root ::= x"}),
+            (Constraint(kind=ConstraintKind.CHOICE, options=("a", 'b"')), {"ebnf": r'root ::= "a" | "b\""'}),
+            (Constraint(kind=ConstraintKind.STRUCTURAL_TAG, text="{}"), {"structural_tag": "{}"}),
+        ],
+        ids=lambda value: value.kind if isinstance(value, Constraint) else "",
+    )
+    async def test_constraints(self, start: Start_, constraint: Constraint, arguments: dict[str, str]) -> None:
+        async with start() as rig:
+            sent = await submitted(rig, request(constraint=constraint))
+        assert arguments.items() <= sent.sampling.items()
+
+    @pytest.mark.parametrize(
+        ("ready", "more", "field"),
+        [
+            ({"has_tokenizer": False}, {"constraint": Constraint(kind=ConstraintKind.JSON_OBJECT)}, "constraint"),
+            ({"has_tokenizer": False}, {"min_tokens": 1}, "min_tokens"),
+            ({}, {"min_p": 0.1}, "min_p"),
+            ({"honors_seeds": False}, {"seed": 1}, "seed"),
+            ({}, {"repetition_penalty": 3.0}, "repetition_penalty"),
+        ],
+        ids=lambda value: value if isinstance(value, str) else "",
+    )
+    async def test_what_sglang_cannot_do_is_refused_by_name(
+        self, start: Start_, ready: dict[str, Any], more: dict[str, Any], field: str
+    ) -> None:
+        async with start(_ready(**ready)) as rig:
+            with pytest.raises(UnsupportedError) as caught:
+                rig.engine.submit_nowait(request(**more))
+            assert caught.value.field == f"generation.sampling.{field}"
+            assert not [each for each in rig.host.received if isinstance(each, Submit)]
+
+    async def test_modes(self, start: Start_) -> None:
+        """An engine that takes part in handoffs does its part only, and with a room only."""
+        room = Rendezvous(host="h", port=1, room=2**62)
+        async with start(has_kv_transfer=True, role="decode") as rig:
+            assert rig.engine.describe().requires_prefill
+            with pytest.raises(InvalidRequestError, match="rendezvous"):
+                rig.engine.submit_nowait(request())
+            with pytest.raises(UnsupportedError, match="mode decode"):
+                rig.engine.submit_nowait(request(task=LegTask.PREFILL, rendezvous=room))
+            sent = await submitted(rig, request(rendezvous=room))
+            assert sent.meeting is not None and (sent.meeting.host, sent.meeting.room) == ("h", 2**62)
+        async with start() as rig:
+            assert not rig.engine.describe().requires_prefill
+            assert rig.engine.describe().capabilities.handoffs == ()
+            with pytest.raises(InvalidRequestError, match="takes no rendezvous"):
+                rig.engine.submit_nowait(request(rendezvous=room))
+
+    async def test_embeddings_generate_nothing(self, start: Start_) -> None:
+        """SGLang would begin to generate, which kills an embedding engine."""
+        async with start(_ready(is_embedding=True), is_embedding=True) as rig:
+            sent = await submitted(rig, request(task=LegTask.EMBED))
+            assert sent.is_embedding and sent.sampling["max_new_tokens"] == 0
+            rig.host.send(Step(LOAD, finished=[Finished(sent.number, "length", embedding=[0.6, 0.8])]))
+            (finish,) = (await rig.next()).finishes
+            assert (finish.reason, finish.embedding) == (FinishReason.STOP, [0.6, 0.8])
+
+    async def test_a_warm_up_meets_nobody(self, start: Start_) -> None:
+        """SGLang's own address without a transfer. Its tokens are in no counter."""
+        async with start(has_kv_transfer=True, role="decode") as rig:
+            sent = await submitted(rig, request(cache_salt=INTERNAL_SALT))
+            assert sent.meeting is not None and sent.meeting.host == "2.2.2.2"
+            rig.host.send(
+                Step(LOAD, numbers=[sent.number], counts=[1], token_ids=[5], begun=[Begun(sent.number, 0, 0.0)])
+            )
+            rig.host.send(Step(LOAD, finished=[Finished(sent.number, "length")]))
+            await rig.next()
+            await rig.next()
+            load = rig.engine.load()
+        assert load.prompt_tokens_total == load.output_tokens_total == load.transferred_tokens_total == 0
+
+    async def test_overload(self, start: Start_) -> None:
+        """More than running and waiting ones are refused with a time to come back."""
+        async with start(waiting_requests_max=1) as rig:
+            for key in range(3):
+                rig.engine.submit_nowait(request(key))
+            with pytest.raises(OverloadedError) as caught:
+                rig.engine.submit_nowait(request(3))
+            assert caught.value.retry_after_s
+
+
+class TestResults:
+    async def test_tokens_and_end(self, start: Start_) -> None:
+        """Tokens of a step go to the legs' keys; usage and load follow."""
+        async with start() as rig:
+            number = (await submitted(rig, request(logprobs=1))).number
+            rig.host.send(
+                Step(
+                    LOAD,
+                    numbers=[number],
+                    counts=[2],
+                    token_ids=[5, 6],
+                    begun=[Begun(number, 16, 0.25)],
+                    finished=[Finished(number, "stop", matched=6)],
+                    logprobs={number: [(-1.0, [(5, -1.0), (9, -2.0)]), (-3.0, [(6, -3.0), (9, -4.0)])]},
+                )
+            )
+            output = await rig.next()
+            load = rig.engine.load()
+        assert (output.keys, output.counts, output.token_ids) == ([7], [2], [5, 6])
+        assert [each.alternatives for each in output.logprobs[7]] == [[(5, -1.0)], [(6, -3.0)]]
+        (finish,) = output.finishes
+        assert (finish.reason, finish.stop_token_id, finish.queue_s) == (FinishReason.STOP, 6, 0.25)
+        assert (finish.usage.prompt_tokens, finish.usage.output_tokens, finish.usage.cached_tokens) == (20, 2, 16)
+        assert (load.kv_blocks_used, load.kv_blocks_free, load.waiting_prompt_tokens) == (2, 8, 30)
+        assert (load.prompt_tokens_total, load.cached_tokens_total, load.output_tokens_total) == (4, 16, 2)
+
+    async def test_a_prefill_leg_has_no_tokens(self) -> None:
+        """The decode engine emits the first one."""
+        leg = request(task=LegTask.PREFILL, rendezvous=Rendezvous(host="h", port=1, room=3))
+        host = ScriptedHost()
+        engine = SglangEngine(SglangSettings(model="m", role="prefill"), launch=host.launch)
+        starting = asyncio.create_task(engine.start())
+        await host.wait_for(Start)
+        while engine._ready is None:
+            await asyncio.sleep(0)
+        rig = Rig(engine, host)
+        number = (await submitted(rig, leg)).number
+        host.send(Step(LOAD, numbers=[number], counts=[1], token_ids=[5], finished=[Finished(number, "length")]))
+        output = await rig.next()
+        starting.cancel()
+        await asyncio.wait([starting])
+        await engine.aclose()
+        assert output.keys == [] and output.finishes[0].reason is FinishReason.HANDED_OFF
+
+    @pytest.mark.parametrize(
+        ("mode", "status", "error"),
+        [
+            ("null", 400, InvalidRequestError),
+            ("null", 503, OverloadedError),
+            ("null", 500, InternalError),
+            ("decode", 500, KvLostError),
+        ],
+    )
+    async def test_failures(self, start: Start_, mode: str, status: int, error: type[MeshError]) -> None:
+        """SGLang reports failures as aborts with an HTTP status. In a handoff they are the other engine's."""
+        room = Rendezvous(host="h", port=1, room=3) if mode == "decode" else None
+        async with start(has_kv_transfer=mode == "decode") as rig:
+            number = (await submitted(rig, request(rendezvous=room))).number
+            rig.host.send(Step(LOAD, finished=[Finished(number, "abort", message="why", status=status)]))
+            (finish,) = (await rig.next()).finishes
+        assert finish.reason is FinishReason.ERROR
+        assert type(finish.error) is error and "why" in str(finish.error)
+
+    async def test_cancel(self, start: Start_) -> None:
+        """An abort that was asked for is CANCELLED; the key is free afterwards, and late messages are ignored."""
+        async with start() as rig:
+            number = (await submitted(rig, request())).number
+            rig.engine.cancel_nowait(7)
+            rig.engine.cancel_nowait(99)
+            assert (await rig.host.wait_for(Cancel)).number == number
+            rig.host.send(Step(LOAD, finished=[Finished(number, "abort")]))
+            assert (await rig.next()).finishes[0].reason is FinishReason.CANCELLED
+            rig.host.send(Step(LOAD, numbers=[number], counts=[1], token_ids=[5], finished=[Finished(number, "stop")]))
+            again = replace(request(), leg_id="again")
+            rig.engine.submit_nowait(again)
+            while (sent := await rig.host.wait_for(Submit)).number == number:
+                await asyncio.sleep(0)
+            rig.host.send(Step(LOAD, numbers=[sent.number], counts=[1], token_ids=[6]))
+            assert (await rig.next()).token_ids == [6]
+
+    async def test_kv_events(self, start: Start_) -> None:
+        """Changes arrive as the mesh's events."""
+        async with start() as rig:
+            events = rig.engine.kv_events()
+            rig.host.send(Step(LOAD, kv_changes=[("stored", [11, 12], 3, "device")]))
+            assert list(await anext(events)) == [KvStored(block_hashes=[11, 12], parent_hash=3)]
+
+    async def test_a_slow_reader_of_events_gets_a_snapshot(
+        self, start: Start_, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Asked for once; events until it arrives are in it."""
+        monkeypatch.setattr("kvmesh.engines.sglang.engine.KV_EVENT_BUFFER_BLOCKS", 1)
+        async with start() as rig:
+            rig.host.send(Step(LOAD, kv_changes=[("stored", [1, 2], None, "device")]))
+            assert (await rig.host.wait_for(Call)).operation == "snapshot"
+            rig.host.send(Snapshot([("cleared", [], None, ""), ("stored", [1, 2, 3], None, "device")]))
+            batch = await anext(rig.engine.kv_events())
+        assert batch[-1] == KvStored(block_hashes=[1, 2, 3])
+
+
+class TestLife:
+    async def test_start_fails_with_the_engines_reason(self, start: Start_) -> None:
+        with pytest.raises(InvalidRequestError, match="no such model"):
+            async with start(Failed("ValueError", "no such model")):
+                pass
+
+    async def test_a_python_without_sglang(self) -> None:
+        """The process ends before it connects: the error says where to look."""
+        engine = SglangEngine(SglangSettings(model="m", python="/bin/false"))
+        with pytest.raises(UnavailableError, match="is SGLang installed"):
+            await engine.start()
+
+    async def test_death_is_noticed(self, start: Start_) -> None:
+        """The consumer gets a LostError, later legs are refused, pending calls end."""
+        async with start() as rig:
+            rig.engine.submit_nowait(request())
+            resetting = asyncio.create_task(rig.engine.reset_cache())
+            await rig.host.wait_for(Call)
+            rig.host.kill()
+            with pytest.raises(LostError):
+                await rig.next()
+            with pytest.raises(UnavailableError):
+                await resetting
+            with pytest.raises(UnavailableError, match="died"):
+                rig.engine.submit_nowait(request(8))
+
+    async def test_reset_cache(self, start: Start_) -> None:
+        async with start() as rig:
+            resetting = asyncio.create_task(rig.engine.reset_cache())
+            call = await rig.host.wait_for(Call)
+            rig.host.send(Answer(call.call_id, True))
+            assert await resetting
+
+    async def test_close_cancels_legs(self, start: Start_) -> None:
+        async with start() as rig:
+            rig.engine.submit_nowait(request())
+            await rig.engine.aclose()
+            assert (await rig.next()).finishes[0].reason is FinishReason.CANCELLED
+            with pytest.raises(StopAsyncIteration):
+                await anext(rig.steps)
+
+    async def test_role_is_fixed(self, start: Start_) -> None:
+        async with start() as rig:
+            await rig.engine.set_role(Role.DECODE)
+            with pytest.raises(UnsupportedError):
+                await rig.engine.set_role(Role.PREFILL)
+
+
+def test_frames_arrive_in_pieces() -> None:
+    """A socket may cut messages anywhere."""
+    data = frame(Cancel(1)) + frame(Cancel(2))
+    for cut in range(len(data)):
+        received, numbers = bytearray(), []
+        for piece in (data[:cut], data[cut:]):
+            received += piece
+            numbers += [to_host_decoder.decode(body).number for body in take_frames(received)]
+        assert numbers == [1, 2] and not received
+
+
+def _ready(**changes: Any) -> Ready:
+    return Ready(**{name: getattr(READY, name) for name in READY.__struct_fields__} | changes)

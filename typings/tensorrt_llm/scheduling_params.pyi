@@ -1,0 +1,3 @@
+# Origin: scheduling_params.py as of 1.3.0rc27.
+class SchedulingParams:
+    def __init__(self, *, attention_dp_rank: int | None = None, attention_dp_relax: bool | None = None) -> None: ...
