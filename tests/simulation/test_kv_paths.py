@@ -19,7 +19,7 @@ from tests.simulation.mesh import MeshShape, SimulatedMesh
 from tests.simulation.worker import SimulatedWorker
 from tests.virtual_loop import run_virtual
 
-FIRST_S, HEAL_S = 2.5, 5.0
+FIRST_S, HEAL_S = 2.0, 5.0
 """The promises: how late the first request that meets a failing path may be, and how long after its end the path works again."""
 QUICK_S = 0.3
 PREFILL = "prefill-0"

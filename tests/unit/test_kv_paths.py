@@ -50,8 +50,8 @@ def learn(known: KvPaths, *, small_s: float = 0.01, mib_s: float = 0.1, now_s: f
 
 
 class TestLimits:
-    def test_an_unknown_path_gets_two_seconds(self, known: KvPaths) -> None:
-        """Its first pull connects the workers; the flat limit of ten seconds would make a client wait as long."""
+    def test_an_unknown_path_has_a_limit_of_its_own(self, known: KvPaths) -> None:
+        """Its first pull connects the workers, which takes longer; the flat limit of ten seconds would make a client wait as long."""
         assert begin(known).limit_s == paths.FIRST_LIMIT_S
 
     def test_the_limit_follows_from_size_and_rate(self, known: KvPaths) -> None:
@@ -76,8 +76,12 @@ class TestLimits:
         assert KvPaths(pull_timeout_s=0.7).begin(handle(), 0.0).limit_s == 0.7  # type: ignore[union-attr]
 
     def test_small_pulls_say_nothing_about_the_rate(self, known: KvPaths) -> None:
+        """A link of 1 Gbit/s would always be too slow for a long prompt, and never get to show its rate."""
         known.succeeded(begin(known, kv_bytes=100), 0.01)
-        assert begin(known, kv_bytes=100 * MIB).limit_s == paths.UNKNOWN_RATE_LIMIT_S
+        pull = begin(known, kv_bytes=500 * MIB)
+        assert 500 * MIB / 1.25e8 < pull.limit_s < 6.0
+        known.dropped(pull)
+        assert begin(known, kv_bytes=10 * MIB).limit_s == paths.LIMIT_MIN_S
 
     def test_pulls_that_waited_for_something_else_teach_nothing(self, known: KvPaths) -> None:
         known.succeeded(begin(known), 9.0, is_typical=False)
