@@ -93,6 +93,30 @@ async def test_a_mesh_at_a_remote_registry_is_reachable(address: str, consul: Se
             os.kill(decode, signal.SIGCONT)
 
 
+async def test_a_prefill_worker_says_that_its_kv_cannot_be_reached(consul: Server, tmp_path: Path) -> None:
+    """Before it registers, and without a peer: UCX does not use the interface that has the worker's address."""
+    log = tmp_path / "prefill.log"
+    argv = ("--discovery-address", consul.address, "--engine", "simulated", "--model", str(ROOT / "models" / "demo"))
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "services.prefill", *argv),
+            cwd=ROOT,
+            env={**os.environ, "UCX_NET_DEVICES": "lo"},
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while not await instances(consul):
+                assert process.returncode is None, log.read_text()
+                await asyncio.sleep(0.05)
+        found = [line for line in log.read_text().splitlines() if "kv_source_unreachable" in line]
+        assert len(found) == 1 and "UCX_NET_DEVICES" in found[0], log.read_text()
+    finally:
+        process.terminate()
+        await asyncio.wait_for(process.wait(), PATIENCE_S)
+
+
 async def doctor(consul: Server) -> tuple[int | None, str]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "kvmesh.cli", "doctor", "--consul", consul.address),

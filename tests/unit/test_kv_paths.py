@@ -7,7 +7,7 @@ import pytest
 from kvmesh.core import FailingKvPath, KvHandle, LoadRecord
 from kvmesh.core.worker import KV_PATH_REASONS
 from kvmesh.kv import path_causes, paths
-from kvmesh.kv.path_causes import Failure, find_cause
+from kvmesh.kv.path_causes import Failure, find_cause, find_own_fault
 from kvmesh.kv.paths import KvPaths, Pull
 
 MIB = 1 << 20
@@ -200,6 +200,27 @@ class TestCauses:
         cause = find_cause(failure, source_host="10.0.0.1", own_host="10.0.0.2")
         assert cause is not None and cause.reason == "unreachable"
         assert ("UCX_NET_DEVICES" in cause.detail) is is_named
+
+    @pytest.mark.parametrize(
+        ("source", "host", "reason"),
+        [
+            ("10.0.0.1:5600", "10.0.0.1", None),
+            ("127.0.0.1:5600", "10.0.0.1", "loopback_address"),
+            ("0.0.0.0:5600", "10.0.0.1", "loopback_address"),
+            ("[::1]:5600", "fd00::1", "loopback_address"),
+            ("127.0.0.1:5600", "127.0.0.1", None),
+            (b"..\x0a\x00\x00\x01..", "10.0.0.1", None),
+            (b"..\xac\x11\x00\x01..", "10.0.0.1", "unreachable"),
+            (b"..\xac\x11\x00\x01..", "127.0.0.1", None),
+            ("", "10.0.0.1", None),
+        ],
+    )
+    def test_a_worker_sees_that_others_cannot_reach_its_kv(
+        self, source: str | bytes, host: str, reason: str | None
+    ) -> None:
+        """From its own handle, before anybody has tried. On loopback everybody can."""
+        fault = find_own_fault(source, host)
+        assert (fault.reason if fault else None) == reason
 
     @pytest.mark.parametrize("reason", [*path_causes.REASONS, "anything_else"])
     def test_reasons_are_from_the_closed_set(self, reason: str) -> None:
