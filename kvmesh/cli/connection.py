@@ -10,10 +10,12 @@ from kvmesh.discovery.base import ROUTER, Instance, Registry
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import UnavailableError
+from kvmesh.network.settings import NetworkSettings
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.router.client import GrpcRouterClient
 from kvmesh.rpc.settings import RpcSettings
-from kvmesh.settings import setting
+from kvmesh.settings import group, setting
+from kvmesh.settings.declare import specs
 
 CALL_TIMEOUT_S = 2.0
 
@@ -29,6 +31,15 @@ class MeshChoice:
     def registry_address(self) -> str:
         """NotFoundError lists the running meshes if the choice is not clear."""
         return self.consul or find_mesh(self.mesh, otherwise="--consul").registry
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ServiceNetwork(NetworkSettings):
+    discovery: DiscoverySettings = group(DiscoverySettings)
+
+
+SERVICE_VARIABLES = frozenset(spec.variable for spec in specs(_ServiceNetwork))
+"""Variables that a shell has exported for services, which commands ignore without a warning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

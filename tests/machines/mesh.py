@@ -159,6 +159,13 @@ class Machines:
                 await asyncio.wait_for(process.wait(), PATIENCE_S)
 
 
+def require_hosts() -> None:
+    """Skips the test where hosts cannot be made. Where parts are required, it fails if they could be made."""
+    if problem := network_problem():
+        can_be_had = is_required() and os.geteuid() == 0 and "does not allow" not in problem
+        (pytest.fail if can_be_had else pytest.skip)(f"no hosts: {problem}")
+
+
 @asynccontextmanager
 async def machines(
     directory: Path,
@@ -172,9 +179,7 @@ async def machines(
     """Hosts with these names and Consul's, with their services, once all frontends serve. Skips the test where hosts cannot be made."""
     require_part("consul")
     require_part("nixl")
-    if problem := network_problem():
-        can_be_had = is_required() and os.geteuid() == 0 and "does not allow" not in problem
-        (pytest.fail if can_be_had else pytest.skip)(f"no hosts: {problem}")
+    require_hosts()
     with make_hosts([CONSUL, *names], with_network=True, version=version) as hosts:
         mesh = Machines(hosts=hosts, directory=directory, model=model, engine_argv=engine_argv, router_argv=router_argv)
         try:
