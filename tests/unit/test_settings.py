@@ -279,3 +279,4 @@ def test_an_empty_choice_is_not_listed() -> None:
 
     with pytest.raises(SettingsError, match="--engine must be one of vllm, simulated, not 'vlm'"):
         load(Chosen, argv=["--engine", "vlm"], environ={}, program="x", description="")
+    assert "--engine vllm|simulated" in help_text(Chosen, program="x", description="")
