@@ -33,7 +33,7 @@ from services.router.replicas.peer_streams import PeerStreams
 from services.router.serving.queue_dispatcher import QueueDispatcher
 from services.router.serving.response_queue import AskResponse, QueuedNotice, ResponseQueue
 from services.router.serving.route_handler import RouteHandler
-from services.router.workers.worker import Worker
+from services.router.workers.worker import RegisteredWorker
 
 log = logging.getLogger(__name__)
 
@@ -179,7 +179,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         else:
             self.handler.ask(frontend_id, message.ask_id, ask, responses)
 
-    def _views(self, worker: Worker) -> list[WorkerView]:
+    def _views(self, worker: RegisteredWorker) -> list[WorkerView]:
         """One view per rank; none of a worker that has not described itself."""
         description, feed = worker.description, worker.feed
         if description is None or feed is None:
