@@ -1,7 +1,6 @@
 """RouterService: translates between protobuf and the core, without decisions."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -34,8 +33,6 @@ from services.router.serving.queue_dispatcher import QueueDispatcher
 from services.router.serving.response_queue import AskResponse, QueuedNotice, ResponseQueue
 from services.router.serving.route_handler import RouteHandler
 from services.router.workers.worker import RegisteredWorker
-
-log = logging.getLogger(__name__)
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["RouterService"].full_name
 RESPONSES_PER_MESSAGE_MAX = 256

@@ -54,7 +54,6 @@ class HealthEvent:
 
 
 GOOD_EVENTS = frozenset({"breaker_closed", "path_closed", "worker_recovered"})
-BAD_EVENTS = frozenset({"breaker_opened", "path_opened", "worker_wedged", "overlap_impossible"})
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
