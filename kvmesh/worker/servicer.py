@@ -30,7 +30,7 @@ INTERVAL_MIN_S = 0.01
 INTERVAL_MAX_S = 60.0
 INTERVAL_DEFAULT_S = 0.1
 LATE_RATIO = 1.25
-"""Of the interval, how long a look at the load waits for a step, where the worker is awake anyway."""
+"""Part of the interval that a watcher waits for a step, because the worker is awake then anyway."""
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
@@ -49,7 +49,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._clock = clock
 
     async def Describe(self, request: pb.DescribeRequest, context: ServicerContext[Any, Any]) -> pb.DescribeResponse:
-        """Who the worker is, what it can do and holds."""
+        """The worker's identity, capabilities and model."""
         return to_description(self._membership.describe())
 
     async def WatchKv(

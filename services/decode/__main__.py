@@ -14,7 +14,7 @@ SERVICE = "kvmesh.decode.v1.DecodeService"
 
 
 def main() -> int:
-    """Runs until told to stop."""
+    """Runs until SIGTERM or SIGINT."""
     settings = load_or_exit(DecodeSettings, program="python -m services.decode", description=__doc__ or "")
     admission = DecodeAdmission(waiting_requests_max=settings.waiting_requests_max)
 

@@ -14,7 +14,7 @@ SERVICE = "kvmesh.prefill.v1.PrefillService"
 
 
 def main() -> int:
-    """Runs until told to stop."""
+    """Runs until SIGTERM or SIGINT."""
     settings = load_or_exit(PrefillSettings, program="python -m services.prefill", description=__doc__ or "")
     admission = PrefillAdmission(waiting_prompt_tokens_max=settings.waiting_prompt_tokens_max)
 
