@@ -22,13 +22,12 @@ from kvmesh.rpc.interceptors import server_interceptors
 from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.simulation.faulty_engine import FaultyEngine
-from kvmesh.simulation.kv_transport import MemoryNetwork as KvNetwork
-from kvmesh.simulation.kv_transport import MemoryTransport
+from kvmesh.simulation.kv_transport import MemoryKvNetwork, MemoryTransport
 from kvmesh.simulation.registry import MemoryAgent
 from kvmesh.simulation.rpc import MemoryNetwork
 from kvmesh.telemetry import Telemetry
 from kvmesh.worker.leg_servicer import LegServicer
-from kvmesh.worker.membership import Membership
+from kvmesh.worker.membership import WorkerMembership
 from kvmesh.worker.servicer import WorkerServicer
 from kvmesh.worker.settings import WorkerSettings
 from kvmesh.worker.worker import Worker, WorkerIdentity
@@ -131,7 +130,7 @@ class WorkerRig:
 def make_worker(engine: SimulatedSettings, settings: WorkerSettings) -> WorkerRig:
     """An engine over the memory transport and its worker, not started."""
     clock = SystemClock()
-    simulated = FaultyEngine(engine, clock, MemoryTransport(KvNetwork(clock=clock)))
+    simulated = FaultyEngine(engine, clock, MemoryTransport(MemoryKvNetwork(clock=clock)))
     return WorkerRig(
         simulated,
         Worker(simulated, identity=WorkerIdentity(worker_id="w1", epoch=EPOCH), settings=settings, clock=clock),
@@ -151,7 +150,7 @@ async def running_worker(
     """A worker that serves its role and WorkerService."""
     rig = make_worker(replace(engine, role=role.value), settings)
     clock = SystemClock()
-    membership = Membership(rig.worker, MemoryAgent().registry(), host="w", uses_tls=False)
+    membership = WorkerMembership(rig.worker, MemoryAgent().registry(), host="w", uses_tls=False)
     await rig.worker.start()
     await membership.files.start()
 

@@ -28,8 +28,8 @@ from kvmesh.rpc.prefill_client import GrpcPrefillClient
 from kvmesh.rpc.server import RpcServer
 from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
 from kvmesh.worker.kv_checks import KvChecks
-from kvmesh.worker.leg_servicer import Admission, LegServicer
-from kvmesh.worker.membership import Membership
+from kvmesh.worker.leg_servicer import LegServicer, RoleAdmission
+from kvmesh.worker.membership import WorkerMembership
 from kvmesh.worker.metrics import WorkerMetrics
 from kvmesh.worker.servicer import WorkerServicer
 from kvmesh.worker.settings import HostSettings
@@ -71,7 +71,9 @@ def make_engine(settings: HostSettings, role: Role, clock: Clock) -> Engine:
 class _Announcement:
     """Registers the worker. It is the last part to start and the first to stop."""
 
-    def __init__(self, *, worker: Worker, membership: Membership, server: RpcServer, metrics: MetricsServer) -> None:
+    def __init__(
+        self, *, worker: Worker, membership: WorkerMembership, server: RpcServer, metrics: MetricsServer
+    ) -> None:
         self._worker = worker
         self._membership = membership
         self._server = server
@@ -105,7 +107,7 @@ class _Closing:
 
 
 async def serve_worker(
-    settings: HostSettings, role: Role, service_name: str, add_servicer: AddServicer, admission: Admission
+    settings: HostSettings, role: Role, service_name: str, add_servicer: AddServicer, admission: RoleAdmission
 ) -> None:
     """Serves until a signal or the engine's death. A signal drains the worker: it refuses new legs and finishes those in flight in
     bounded time."""
@@ -125,7 +127,7 @@ async def serve_worker(
         tracing=telemetry.tracing,
     )
     WorkerMetrics(worker, telemetry.registry)
-    membership = Membership(worker, registry, host=settings.rpc.advertised_host, uses_tls=settings.rpc.has_tls)
+    membership = WorkerMembership(worker, registry, host=settings.rpc.advertised_host, uses_tls=settings.rpc.has_tls)
     channels = ChannelPool(settings.rpc)
     checks = KvChecks(
         worker,

@@ -1,4 +1,4 @@
-"""PrefillService and DecodeService: protobuf to the worker and back, no decisions. The two differ in their `Admission`."""
+"""PrefillService and DecodeService: protobuf to the worker and back, no decisions. The two differ in their `RoleAdmission`."""
 
 import asyncio
 import itertools
@@ -28,7 +28,7 @@ RELEASES_PER_MESSAGE = 1024
 ID_CHARACTERS_MAX = 128
 
 
-class Admission(Protocol):
+class RoleAdmission(Protocol):
     """What a worker takes in one role."""
 
     def tasks(self, capabilities: Capabilities) -> Collection[LegTask]:
@@ -43,7 +43,7 @@ class Admission(Protocol):
 class LegServicer:
     """Serves one worker in one role."""
 
-    def __init__(self, worker: Worker, admission: Admission) -> None:
+    def __init__(self, worker: Worker, admission: RoleAdmission) -> None:
         self._worker = worker
         self._admission = admission
         self._numbers = itertools.count()

@@ -38,7 +38,7 @@ class _CardPublishingRegistry:
         await self._registry.register(registration)
 
 
-class Membership:
+class WorkerMembership:
     """Keeps one worker registered. The instance's meta holds what routers read often; the key-value store holds the whole description.
 
     Simulations pass `make_presence` to give the presence their own clock and generator.

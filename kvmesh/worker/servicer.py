@@ -23,7 +23,7 @@ from kvmesh.rpc.codec.worker import (
 )
 from kvmesh.worker.kv_checks import KvChecks
 from kvmesh.worker.load_filter import LoadFilter
-from kvmesh.worker.membership import Membership
+from kvmesh.worker.membership import WorkerMembership
 from kvmesh.worker.worker import Worker
 
 INTERVAL_MIN_S = 0.01
@@ -39,7 +39,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     `checks` None: the worker does not check KV paths.
     """
 
-    def __init__(self, worker: Worker, membership: Membership, clock: Clock, checks: KvChecks | None = None) -> None:
+    def __init__(
+        self, worker: Worker, membership: WorkerMembership, clock: Clock, checks: KvChecks | None = None
+    ) -> None:
         self._worker = worker
         self._checks = checks
         self._membership = membership

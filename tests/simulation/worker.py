@@ -11,7 +11,7 @@ from kvmesh.core import Role
 from kvmesh.engines.base import EngineRequest
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.errors import MeshError
-from kvmesh.rpc.health import Health
+from kvmesh.rpc.health import GrpcHealth
 from kvmesh.rpc.interceptors import server_interceptors
 from kvmesh.rpc.prefill_client import GrpcPrefillClient
 from kvmesh.simulation.faulty_engine import Die, FaultyEngine
@@ -20,7 +20,7 @@ from kvmesh.simulation.rendezvous import MemoryWire
 from kvmesh.telemetry import Telemetry
 from kvmesh.worker.kv_checks import KvChecks
 from kvmesh.worker.leg_servicer import LegServicer
-from kvmesh.worker.membership import Membership
+from kvmesh.worker.membership import WorkerMembership
 from kvmesh.worker.metrics import WorkerMetrics
 from kvmesh.worker.servicer import WorkerServicer
 from kvmesh.worker.settings import WorkerSettings
@@ -75,7 +75,7 @@ class SimulatedWorker:
             self.engine, identity=WorkerIdentity(worker_id=worker_id, epoch=epoch), settings=worker, clock=world.clock
         )
         self.registry = world.agent.registry()
-        self.membership = Membership(
+        self.membership = WorkerMembership(
             self.worker, self.registry, host=worker_id, uses_tls=False, make_presence=world.make_presence
         )
         self._channels = world.network.pool()
@@ -90,7 +90,7 @@ class SimulatedWorker:
         self._checking: asyncio.Task[None] | None = None
         self._telemetry = Telemetry.create(engine.role)
         WorkerMetrics(self.worker, self._telemetry.registry)
-        self._health = Health(())
+        self._health = GrpcHealth(())
         self._server: Any = None
 
     async def start(self) -> None:

@@ -36,7 +36,7 @@ from services.router.workers.handoff_times import NO_HANDOFF_TIMES, HandoffEstim
 from services.router.workers.reservations import Forecast
 from services.router.workers.slow_pairs import SlowPairs
 from services.router.workers.target_arrays import NO_DECODE_NUMBERS, NO_PREFILL_NUMBERS, Floats
-from services.router.workers.worker import Target, Worker
+from services.router.workers.worker import RegisteredWorker, Target
 
 NO_PREFILL_WORKER = "no_prefill_worker"
 """Reason of a refusal: the decode workers require a prefill worker, and none takes requests."""
@@ -97,7 +97,7 @@ class Placer:
         else:
             self.deflect_tokens.pop(model, None)
 
-    def removed(self, ask: Ask) -> Sequence[tuple[Worker, str]]:
+    def removed(self, ask: Ask) -> Sequence[tuple[RegisteredWorker, str]]:
         """The workers that a filter removed from the pool of the ask's kind, with the name of the filter."""
         return self._pools.removed(ask)
 

@@ -22,7 +22,7 @@ from kvmesh.errors import DeadlineError, LostError, MeshError, OverloadedError, 
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 from services.router.settings import MembershipSettings
 from services.router.workers.fleet import Fleet
-from services.router.workers.worker import Worker
+from services.router.workers.worker import RegisteredWorker
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +37,12 @@ LABEL_PREFIX = "label-"
 class _FollowedWorker:
     """A listed worker, and the task that follows it."""
 
-    worker: Worker
+    worker: RegisteredWorker
     service: str
     task: asyncio.Task[None]
 
 
-class Membership:
+class FleetMembership:
     """A running part with one task per pool and one per worker."""
 
     def __init__(
@@ -131,7 +131,7 @@ class Membership:
         self._fleet.unregister(worker_id)
         log.info("worker_left", extra={"data": {"worker": worker_id}})
 
-    async def _follow(self, worker: Worker) -> None:
+    async def _follow(self, worker: RegisteredWorker) -> None:
         pause_s = self._settings.reconnect_min_s
         logged = ""
         while True:
@@ -150,7 +150,7 @@ class Membership:
             await self._clock.sleep(pause_s * (0.5 + self._random.random() / 2))
             pause_s = min(2 * pause_s, self._settings.reconnect_max_s)
 
-    async def _connect(self, worker: Worker) -> tuple[bool, MeshError]:
+    async def _connect(self, worker: RegisteredWorker) -> tuple[bool, MeshError]:
         """Connects and stays connected until something breaks. Returns whether the worker got requests, and what broke."""
         problems: list[MeshError] = []
         try:
@@ -163,7 +163,7 @@ class Membership:
             problems.extend(_flatten(group))
         return worker.stream_fault == "", problems[0]
 
-    async def _describe(self, worker: Worker) -> None:
+    async def _describe(self, worker: RegisteredWorker) -> None:
         description = await self._client.describe(worker.address, timeout_s=self._settings.describe_timeout_s)
         if description.worker.worker_id != worker.worker_id:
             message = f"{worker.address} answers as {description.worker.worker_id}, not as {worker.worker_id}"
@@ -172,7 +172,7 @@ class Membership:
         if known is None or known != description or not worker.targets:
             self._fleet.describe(worker, description)
 
-    async def _keep_description(self, worker: Worker) -> None:
+    async def _keep_description(self, worker: RegisteredWorker) -> None:
         """Renews the description: adapters and roles change while a worker runs. A short delay is harmless."""
         while True:
             await self._clock.sleep(self._settings.describe_interval_s)
@@ -183,7 +183,7 @@ class Membership:
                 data = {"worker": worker.worker_id, "reason": error.reason}
                 log.info("description_not_renewed", extra={"data": data})
 
-    async def _watch_kv(self, worker: Worker) -> None:
+    async def _watch_kv(self, worker: RegisteredWorker) -> None:
         while True:
             feed = worker.feed
             assert feed is not None
@@ -205,7 +205,7 @@ class Membership:
         async with self._snapshot_lock:
             await asyncio.sleep(0)
 
-    async def _watch_load(self, worker: Worker) -> None:
+    async def _watch_load(self, worker: RegisteredWorker) -> None:
         records = self._client.watch_load(worker.address, interval_s=self._settings.load_interval_s)
         async with aclosing(records):
             while True:
