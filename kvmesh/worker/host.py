@@ -164,6 +164,7 @@ async def serve_worker(settings: HostSettings, role: Role) -> None:
     async def drain() -> None:
         await membership.set_draining(True)
         await worker.drain()
+        await worker.wait_handles_gone()
 
     await run_until_signalled(
         [
