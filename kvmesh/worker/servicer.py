@@ -117,7 +117,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         return pb.DrainResponse(requests_in_flight=await self._worker.drain(timeout_s))
 
     async def SetRole(self, request: pb.SetRoleRequest, context: ServicerContext[Any, Any]) -> pb.SetRoleResponse:
-        """Changes the pool, where the engine can and the process serves both contracts."""
+        """Moves the worker to the other pool, if the engine can serve it."""
         role = await self._membership.set_role(known_enum(request.role, ROLES, "role"))
         return pb.SetRoleResponse(role=ROLE_NUMBERS[role])
 

@@ -30,6 +30,8 @@ from kvmesh.worker.slots import SLOT_BITS, SLOTS_MAX, LegRecord, LegTable, LinkS
 
 log = logging.getLogger(__name__)
 
+HANDLES_POLL_S = 0.05
+"""Engines do not report the end of a lease."""
 LAST_STEPS_S = 1.0
 """Longest wait for the engine's last finishes when closing."""
 
@@ -423,6 +425,15 @@ class Worker:
         except TimeoutError:
             pass
         return len(self._legs)
+
+    async def wait_handles_gone(self) -> None:
+        """Waits until every handle was pulled, released or has expired; at most as long as a lease.
+
+        A worker that stops before that makes decode workers compute the prompts again.
+        """
+        ends_s = self._clock.now() + self.description.lease_s
+        while self.engine.leased_handles() and self._clock.now() < ends_s and not self.ended.is_set():
+            await self._clock.sleep(HANDLES_POLL_S)
 
     def load(self) -> LoadRecord:
         """The engine's load with the worker's identity. Each call increments the sequence."""

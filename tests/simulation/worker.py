@@ -18,6 +18,7 @@ from kvmesh.simulation.faulty_engine import Die, FaultyEngine
 from kvmesh.simulation.kv_transport import MemoryTransport
 from kvmesh.simulation.rendezvous import MemoryWire
 from kvmesh.telemetry import Telemetry
+from kvmesh.worker.admission import admissions
 from kvmesh.worker.kv_checks import KvChecks
 from kvmesh.worker.leg_servicer import LegServicer
 from kvmesh.worker.membership import WorkerMembership
@@ -25,8 +26,6 @@ from kvmesh.worker.metrics import WorkerMetrics
 from kvmesh.worker.servicer import WorkerServicer
 from kvmesh.worker.settings import WorkerSettings
 from kvmesh.worker.worker import Worker, WorkerIdentity
-from services.decode.admit import DecodeAdmission
-from services.prefill.admit import PrefillAdmission
 from tests.simulation.world import World
 
 PORT = 9000
@@ -76,7 +75,12 @@ class SimulatedWorker:
         )
         self.registry = world.agent.registry()
         self.membership = WorkerMembership(
-            self.worker, self.registry, host=worker_id, uses_tls=False, make_presence=world.make_presence
+            self.worker,
+            self.registry,
+            host=worker_id,
+            uses_tls=False,
+            clock=world.clock,
+            make_presence=world.make_presence,
         )
         self._channels = world.network.pool()
         self.checks = KvChecks(
@@ -99,12 +103,11 @@ class SimulatedWorker:
         # A MemoryServer has the methods that generated code calls, without being grpc.aio's class.
         server: Any = self._world.network.server(self.address, server_interceptors(self._telemetry))
         self._server = server
-        if self.role is Role.PREFILL:
-            prefill: Any = LegServicer(self.worker, PrefillAdmission(waiting_prompt_tokens_max=262_144))
-            add_PrefillServiceServicer_to_server(prefill, server)
-        else:
-            decode: Any = LegServicer(self.worker, DecodeAdmission(waiting_requests_max=1024))
-            add_DecodeServiceServicer_to_server(decode, server)
+        rules = admissions(waiting_prompt_tokens_max=262_144, waiting_requests_max=1024)
+        prefill: Any = LegServicer(self.worker, Role.PREFILL, rules[Role.PREFILL])
+        decode: Any = LegServicer(self.worker, Role.DECODE, rules[Role.DECODE])
+        add_PrefillServiceServicer_to_server(prefill, server)
+        add_DecodeServiceServicer_to_server(decode, server)
         servicer = WorkerServicer(self.worker, self.membership, self._world.clock, self.checks)
         add_WorkerServiceServicer_to_server(servicer, server)
         await self._health.add_to(server)

@@ -83,9 +83,8 @@ def test_blocks_that_become_free_without_a_step_are_reported() -> None:
             return outlet.finishes[0]
 
         handle = (await run(prefill, task=LegTask.PREFILL)).handle
-        servicer = WorkerServicer(
-            decode, WorkerMembership(decode, MemoryAgent().registry(), host="w", uses_tls=False), clock
-        )
+        membership = WorkerMembership(decode, MemoryAgent().registry(), host="w", uses_tls=False, clock=clock)
+        servicer = WorkerServicer(decode, membership, clock)
         loop, began_s, records = asyncio.get_running_loop(), clock.now(), []
 
         async def watch() -> None:

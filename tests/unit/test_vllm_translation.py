@@ -15,7 +15,7 @@ from kvmesh.engines.vllm.sampling import SIMPLE, constraint_arguments, decode_ar
 from kvmesh.engines.vllm.settings import VllmSettings, check_cpu_block_size
 from kvmesh.errors import InvalidRequestError, KvLostError, UnsupportedError
 from kvmesh.settings import SettingsError, load
-from services.decode.settings import DecodeSettings
+from kvmesh.worker.settings import HostSettings
 
 FORM = VllmHandleForm(format="vllm/1/nixl-1", compatibility_hash="abc", block_size_tokens=32, kv_bytes_per_block=10)
 PARAMETERS = {
@@ -182,7 +182,7 @@ def test_inconsistent_settings(change: dict[str, Any]) -> None:
 def test_settings_out_of_range(flag: str, value: str) -> None:
     """Refused by the flag's name."""
     with pytest.raises(SettingsError, match=flag):
-        load(DecodeSettings, argv=["--model", "m", flag, value], environ={})
+        load(HostSettings, argv=["--model", "m", flag, value], environ={})
 
 
 @pytest.mark.parametrize("size", [16, 48, 1])

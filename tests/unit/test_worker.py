@@ -245,6 +245,18 @@ async def test_closing_delivers_the_last_finishes() -> None:
 # Leases
 
 
+async def test_a_worker_that_stops_waits_for_its_handles(rig: WorkerRig) -> None:
+    """It waits while a handle is not pulled, and no longer."""
+    handle = (await run_prefill(rig.worker)).handle
+    assert handle is not None
+    waiting = asyncio.create_task(rig.worker.wait_handles_gone())
+    await asyncio.sleep(0.2)
+    assert not waiting.done()
+    rig.worker.release_nowait(handle.handle_id)
+    async with asyncio.timeout(PATIENCE_S):
+        await waiting
+
+
 async def test_a_handle_nobody_hears_of_is_given_back(rig: WorkerRig) -> None:
     """A handle is released if its caller left before, or at the moment in which the finish arrives."""
     for turns in range(12):

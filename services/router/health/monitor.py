@@ -37,7 +37,7 @@ FRONTENDS_AGREE = "frontends_agree"
 """Cause of a breaker that opened because several frontends lost the worker."""
 WORKER_FAULTS = (UnavailableError, LostError, KvLostError, DeadlineError, InternalError)
 """Errors that a worker is to blame for; a refusal for load, or of a wrong request, is not among them."""
-NO_FAULT_REASONS = frozenset({"draining", "worker_stopping", "link_closed", "links_closed"})
+NO_FAULT_REASONS = frozenset({"draining", "worker_stopping", "link_closed", "links_closed", "role_changed"})
 """Reasons of such errors that belong to an orderly stop, or to the frontend."""
 
 

@@ -16,7 +16,7 @@ from random import Random
 
 from kvmesh.clock import Clock
 from kvmesh.core import LoadRecord, Role
-from kvmesh.discovery.base import DECODE, PREFILL, Health, Instance, Registry, View
+from kvmesh.discovery.base import DECODE, PREFILL, ROLE_SEQUENCE_KEY, Health, Instance, Registry, View
 from kvmesh.discovery.members import watch_members
 from kvmesh.errors import DeadlineError, LostError, MeshError, OverloadedError, UnavailableError
 from kvmesh.rpc.worker_client import GrpcWorkerClient
@@ -39,7 +39,13 @@ class _FollowedWorker:
 
     worker: RegisteredWorker
     service: str
+    role_sequence: int
     task: asyncio.Task[None]
+
+    def is_newer(self, instance: Instance, service: str, role_sequence: int) -> bool:
+        """True if the instance is the same process before it changed its role to the present one."""
+        is_same = self.worker.address == instance.address
+        return is_same and self.service != service and self.role_sequence > role_sequence
 
 
 class FleetMembership:
@@ -107,6 +113,9 @@ class FleetMembership:
 
     def _on_instance(self, instance: Instance, service: str, role: Role) -> None:
         followed = self._followed.get(instance.instance_id)
+        role_sequence = role_sequence_of(instance)
+        if followed is not None and followed.is_newer(instance, service, role_sequence):
+            return
         if followed is not None and (followed.worker.address, followed.service) != (instance.address, service):
             # Another process has the id now, or the worker changed its pool: start again with its new description.
             followed.task.cancel()
@@ -122,7 +131,7 @@ class FleetMembership:
         )
         if followed is None and self._tasks is not None:
             task = self._tasks.create_task(self._follow(worker), name=f"follow-{instance.instance_id}")
-            self._followed[instance.instance_id] = _FollowedWorker(worker, service, task)
+            self._followed[instance.instance_id] = _FollowedWorker(worker, service, role_sequence, task)
             log.info("worker_joined", extra={"data": {"worker": instance.instance_id, "address": instance.address}})
 
     def _on_gone(self, worker_id: str, followed: _FollowedWorker) -> None:
@@ -239,6 +248,12 @@ def _flatten(group: BaseExceptionGroup[MeshError]) -> list[MeshError]:
     for error in group.exceptions:
         found.extend(_flatten(error) if isinstance(error, BaseExceptionGroup) else [error])
     return found
+
+
+def role_sequence_of(instance: Instance) -> int:
+    """How often the worker has changed its role; 0 if the registry does not say."""
+    text = instance.meta.get(ROLE_SEQUENCE_KEY, "")
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def labels_of(instance: Instance) -> dict[str, str]:
