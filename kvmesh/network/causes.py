@@ -5,7 +5,7 @@ import socket
 
 
 def connection_cause(error: Exception, *, timeout_s: float | None = None) -> str:
-    """A few words, such as "Connection refused": an HTTP client's error repeats the address, and a timeout's has no words."""
+    """Returns a few words, such as "Connection refused". An HTTP client's error repeats the address, and a timeout has no message."""
     if isinstance(error, TimeoutError):
         return "no answer in time" if timeout_s is None else f"no answer within {timeout_s:g} s"
     inner = getattr(error, "os_error", error)
