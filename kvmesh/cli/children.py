@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from kvmesh.cli.log_tail import failure_line, log_tail
-from kvmesh.worker.fork_server import Child as ForkedChild
-from kvmesh.worker.fork_server import ForkServer
+from kvmesh.worker.fork_server import ForkedChild, ForkServer
 
 
 class Process(Protocol):

@@ -18,7 +18,7 @@ REFLECTION_ALPHA = "grpc.reflection.v1alpha.ServerReflection"
 REFLECTION = "grpc.reflection.v1.ServerReflection"
 
 
-class Health:
+class GrpcHealth:
     """grpc.health.v1 for the whole server ("") and each of its services, all with the same state."""
 
     def __init__(self, service_names: Sequence[str], *, is_serving: bool = False) -> None:

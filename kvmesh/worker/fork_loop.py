@@ -50,7 +50,7 @@ def kill_group(pid: int, number: int) -> None:
 
 
 @dataclass(slots=True, eq=False)
-class Connection:
+class ForkClient:
     """One client."""
 
     link: socket.socket
@@ -72,7 +72,7 @@ class ForkLoop:
         self._listener.bind(path)
         self._listener.listen(8)
         self._wakeup, self._signal = socket.socketpair()
-        self._connections: set[Connection] = set()
+        self._connections: set[ForkClient] = set()
         for link in (self._listener, self._wakeup, self._signal):
             link.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -88,11 +88,11 @@ class ForkLoop:
     def _accept(self) -> None:
         link, _ = self._listener.accept()
         link.setblocking(True)
-        connection = Connection(link)
+        connection = ForkClient(link)
         self._connections.add(connection)
         self._selector.register(link, selectors.EVENT_READ, lambda: self._read(connection))
 
-    def _read(self, connection: Connection) -> None:
+    def _read(self, connection: ForkClient) -> None:
         try:
             data = connection.link.recv(65536)
         except OSError:
@@ -106,7 +106,7 @@ class ForkLoop:
         for line in lines:
             self._serve(connection, line)
 
-    def _serve(self, connection: Connection, line: bytes) -> None:
+    def _serve(self, connection: ForkClient, line: bytes) -> None:
         try:
             request = json.loads(line)
             module, argv = str(request["module"]), [str(item) for item in request["argv"]]
@@ -126,7 +126,7 @@ class ForkLoop:
         connection.children.add(pid)
         connection.send({"pid": pid})
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: ForkClient) -> None:
         self._selector.unregister(connection.link)
         connection.link.close()
         self._connections.discard(connection)

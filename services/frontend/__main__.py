@@ -31,7 +31,7 @@ from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging, event_
 from services.frontend.access.access import Access
 from services.frontend.access.interceptor import AccessInterceptor
 from services.frontend.api.anthropic.serve import add_message_routes
-from services.frontend.api.batches.part import Batches
+from services.frontend.api.batches.part import BatchesPart
 from services.frontend.api.grpc.servicer import SERVICE_NAME, InferenceServicer
 from services.frontend.api.http.server import HttpServer
 from services.frontend.api.kserve.servicer import SERVICE_NAME as KSERVE_NAME
@@ -89,7 +89,7 @@ class Frontend:
         )
         directory = state_directory(settings.state_dir)
         self.responses = Responses(settings.responses, directory, clock)
-        self.batches = Batches(
+        self.batches = BatchesPart(
             settings.batches,
             directory,
             self.pipeline,

@@ -18,7 +18,7 @@ from services.router.placement.decision import Decision
 from services.router.placement.placer import Placer
 from services.router.placement.policies import LegKind, Policy
 from services.router.placement.pools import Pool
-from services.router.workers.worker import Target, Worker
+from services.router.workers.worker import RegisteredWorker, Target
 
 REPORTS_MAX = 16
 """Reports that a record keeps; a request has three or four."""
@@ -37,7 +37,7 @@ class DecisionRecord:
     decision: Decision | None = None
     considered: Pool | None = None
     """The pool of the request's kind, before the request's own filters. None: there was none, see `removed`."""
-    removed: Sequence[tuple[Worker, str]] = ()
+    removed: Sequence[tuple[RegisteredWorker, str]] = ()
     placement: Placement | None = None
     error: MeshError | None = None
     reports: list[Report] = field(default_factory=list)

@@ -2,8 +2,8 @@
 
 1. Take the pool of the request's kind, without the workers that the request excludes; only the pinned worker where one is pinned.
 2. Look up how many tokens of the prompt each candidate has cached.
-3. Where no pair can exchange KV, or a decode worker lacks at most `local_prefill_tokens_max` tokens, score the decode candidates for
-   the whole request. Otherwise score both legs and take the cheapest pair (`pair_search.py`).
+3. Where no pair can exchange KV, or a decode worker lacks at most `local_prefill_tokens_max` tokens (or the planner's bound, if larger),
+   score the decode candidates for the whole request. Otherwise score both legs and take the cheapest pair (`pair_search.py`).
 4. Where no pair has room, a request for one token needs room on its prefill worker only, which answers it by itself.
 5. Where the cheapest pair waits long for its prefill worker, or no pair has room, a decode worker that computes the prompt by itself,
    in chunks that keep its inter-token latency, may be cheaper.
@@ -36,7 +36,7 @@ from services.router.workers.handoff_times import NO_HANDOFF_TIMES, HandoffEstim
 from services.router.workers.reservations import Forecast
 from services.router.workers.slow_pairs import SlowPairs
 from services.router.workers.target_arrays import NO_DECODE_NUMBERS, NO_PREFILL_NUMBERS, Floats
-from services.router.workers.worker import Target, Worker
+from services.router.workers.worker import RegisteredWorker, Target
 
 NO_PREFILL_WORKER = "no_prefill_worker"
 """Reason of a refusal: the decode workers require a prefill worker, and none takes requests."""
@@ -85,10 +85,19 @@ class Placer:
         self.handoffs = HandoffEstimator(cost)
         self.slow_pairs = SlowPairs()
         self.sessions = Sessions(sessions_max=settings.sessions_max, session_s=settings.session_s)
+        self.deflect_tokens: dict[str, int] = {}
+        """By model: a planner's bound, which replaces `local_prefill_tokens_max` where it is larger."""
         self.considered: Pool | None = None
         """The pool of the newest request's kind, before the request's own filters, for explanations."""
 
-    def removed(self, ask: Ask) -> Sequence[tuple[Worker, str]]:
+    def set_deflection(self, model: str, tokens: int) -> None:
+        """Lets decode workers of a model compute prompts of which they lack at most `tokens` tokens. 0: the setting's bound."""
+        if tokens:
+            self.deflect_tokens[model] = tokens
+        else:
+            self.deflect_tokens.pop(model, None)
+
+    def removed(self, ask: Ask) -> Sequence[tuple[RegisteredWorker, str]]:
         """The workers that a filter removed from the pool of the ask's kind, with the name of the filter."""
         return self._pools.removed(ask)
 
@@ -253,12 +262,16 @@ class Placer:
 
     def _local_prefill(self, query: _Query) -> Decision | None:
         """A decode worker that lacks too few tokens for a handoff to pay. None: there is none, or those are full."""
-        tokens_max = self._settings.local_prefill_tokens_max
+        usual_max = self._settings.local_prefill_tokens_max
+        tokens_max = max(usual_max, self.deflect_tokens.get(query.ask.model, 0))
         cached, prompt_tokens = query.decode_cached, query.ask.prompt_tokens
-        if prompt_tokens - cached.item(cached.argmax()) > tokens_max:
+        least = prompt_tokens - cached.item(cached.argmax())
+        if least > tokens_max:
             return None
         try:
-            reason = "short_prompt" if prompt_tokens <= tokens_max else "local_prefill"
+            reason = "short_prompt" if prompt_tokens <= usual_max else "local_prefill"
+            if least > usual_max:
+                reason = "deflected"
             return self._alone(query, reason, prompt_tokens - cached > tokens_max)
         except (OverloadedError, UnavailableError):
             return None
