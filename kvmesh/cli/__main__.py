@@ -17,6 +17,7 @@ COMMANDS = {
     "up": ("kvmesh.cli.up", "start a whole mesh on this machine"),
     "chat": ("kvmesh.cli.chat", "talk to a mesh in the terminal"),
     "key": ("kvmesh.cli.key", "make an API key"),
+    "credentials": ("kvmesh.cli.credentials", "make what the services of several machines show to each other"),
     "status": ("kvmesh.cli.status", "show a mesh as tables"),
     "top": ("kvmesh.cli.top", "show the workers of a mesh, refreshed each second"),
     "doctor": ("kvmesh.cli.doctor", "check this machine, and a mesh on it"),

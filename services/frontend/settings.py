@@ -4,10 +4,11 @@ from dataclasses import dataclass, field
 
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import UnsupportedError
+from kvmesh.identity.settings import MeshSettings
 from kvmesh.lifecycle import LifecycleSettings, SupervisorSettings
 from kvmesh.network.settings import NetworkSettings
 from kvmesh.rpc.router.settings import RouterLinkSettings
-from kvmesh.rpc.settings import RpcSettings
+from kvmesh.rpc.settings import PublicRpcSettings
 from kvmesh.settings import setting
 from kvmesh.telemetry import TelemetrySettings
 from services.frontend.access.settings import AccessSettings
@@ -252,7 +253,8 @@ class FrontendSettings(NetworkSettings):
     responses: ResponsesSettings = field(default_factory=ResponsesSettings)
     batches: BatchSettings = field(default_factory=BatchSettings)
     kserve: KserveSettings = field(default_factory=KserveSettings)
-    rpc: RpcSettings = field(default_factory=RpcSettings)
+    rpc: PublicRpcSettings = field(default_factory=PublicRpcSettings)
+    mesh: MeshSettings = field(default_factory=MeshSettings)
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
     router: RouterLinkSettings = field(default_factory=RouterLinkSettings)
     models: ModelSettings = field(default_factory=ModelSettings)
