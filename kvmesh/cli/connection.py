@@ -77,7 +77,7 @@ def target_of(state: MeshState) -> MeshTarget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
+class MeshConnection:
     """An open connection to a mesh."""
 
     registry: Registry
@@ -92,12 +92,12 @@ class Connection:
 
 
 @asynccontextmanager
-async def connect(target: MeshTarget) -> AsyncIterator[Connection]:
+async def connect(target: MeshTarget) -> AsyncIterator[MeshConnection]:
     """Connects to a mesh. Nothing is asked yet."""
     registry = target.registry()
     channels = target.channels()
     try:
-        yield Connection(registry=registry, channels=channels)
+        yield MeshConnection(registry=registry, channels=channels)
     finally:
         await channels.aclose()
         await registry.aclose()

@@ -1,4 +1,4 @@
-"""Which processes a mesh on one machine consists of. Pure: settings in, child specifications out."""
+"""Plans the processes of a mesh on one machine. Pure: converts settings to child specifications."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,10 +12,10 @@ from kvmesh.identity.roles import MeshRole
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshPlan:
-    """The children of one mesh. Workers load engines and take longest, so they are started first.
+    """The children of one mesh. Workers load engines, which takes longest, so they start first.
 
-    Workers of one turn start at once, when those of the turn before are ready: engines that share a device must not measure
-    its memory at the same time.
+    The workers of one group of `worker_turns` start together, after those of the group before are ready: engines that share a
+    device must not measure its memory at the same time.
     """
 
     worker_turns: Sequence[Sequence[ChildSpec]]
@@ -30,8 +30,9 @@ class MeshPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshShape:
-    """What is asked for. `engine_argv` goes to every worker as it is, `role_argv` to those of a role, `router_argv` to every
-    router, `frontend_argv` to the frontend. `places` are the workers' devices; later flags win over them."""
+    """The requested processes and their flags. `engine_argv` goes to every worker, `role_argv` to the workers of one role,
+    `router_argv` to every router, `frontend_argv` to the frontend. `places` are the workers' devices; later flags override
+    them."""
 
     engine: str
     model: Path
@@ -62,16 +63,16 @@ class MeshShape:
 
     @property
     def hosts_router(self) -> bool:
-        """Whether frontend and router are one process."""
+        """True if one gateway process is both frontend and router."""
         return self.has_gateway and self.routers == self.frontend_processes == 1
 
 
 def plan_mesh(shape: MeshShape) -> MeshPlan:
-    """One specification per process. Processes pick ports that are not named themselves and register them."""
+    """Returns one specification per process. A process without a port in its flags chooses one and registers it."""
     frontend_argv = (
         *(("--http-host", shape.host) if shape.host else ()),
         *("--http-port", str(shape.port), "--rpc-port", str(shape.grpc_port)),
-        # Meshes on one machine must not run each other's batches.
+        # Meshes on one machine must not run each other's batches, so each has its own folder for them.
         *("--state-dir", str(shape.run_dir / "state")),
         *("--processes", str(shape.frontend_processes)),
         *shape.frontend_argv,

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from kvmesh.identity.roles import MeshRole
 
 _FRONTEND, _ROUTER, _OPERATOR = MeshRole.FRONTEND, MeshRole.ROUTER, MeshRole.OPERATOR
-_DECODE = MeshRole.DECODE
+_WORKERS = (MeshRole.PREFILL, MeshRole.DECODE)
 _EVERYONE = frozenset(MeshRole)
 
 PERMISSIONS: Mapping[str, Collection[MeshRole]] = {
@@ -29,10 +29,11 @@ PERMISSIONS: Mapping[str, Collection[MeshRole]] = {
     "/kvmesh.worker.v1.WorkerService/ResetCache": {_OPERATOR},
     "/kvmesh.worker.v1.WorkerService/Sleep": {_OPERATOR},
     "/kvmesh.worker.v1.WorkerService/Wake": {_OPERATOR},
-    # A decode worker has prefill workers compute a short prompt to check the KV path to them.
+    # A decode worker has prefill workers compute a short prompt to check the KV path to them. Its certificate may say prefill, since
+    # workers change their role while they run.
     "/kvmesh.prefill.v1.PrefillService/Attach": {_FRONTEND},
-    "/kvmesh.prefill.v1.PrefillService/Generate": {_DECODE, _OPERATOR},
-    "/kvmesh.prefill.v1.PrefillService/ReleaseKv": {_DECODE, _OPERATOR},
+    "/kvmesh.prefill.v1.PrefillService/Generate": {*_WORKERS, _OPERATOR},
+    "/kvmesh.prefill.v1.PrefillService/ReleaseKv": {*_WORKERS, _OPERATOR},
     "/kvmesh.decode.v1.DecodeService/Attach": {_FRONTEND},
     "/kvmesh.decode.v1.DecodeService/Generate": {_OPERATOR},
     "/kvmesh.decode.v1.DecodeService/ReleaseKv": {_OPERATOR},

@@ -9,7 +9,7 @@ import grpc.aio
 
 from kvmesh.identity.certificates import CertificateSource
 from kvmesh.network.names import host_port
-from kvmesh.rpc.health import Health, add_channelz, add_reflection
+from kvmesh.rpc.health import GrpcHealth, add_channelz, add_reflection
 from kvmesh.rpc.settings import RpcSettings, server_credentials, server_options
 
 _logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class RpcServer:
         self._add_services = add_services
         self._interceptors = tuple(interceptors)
         self._mesh = mesh
-        self._health = Health(service_names)
+        self._health = GrpcHealth(service_names)
         self._server: grpc.aio.Server | None = None
         self._port = 0
         self._credentials: grpc.ServerCredentials | None = None

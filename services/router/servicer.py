@@ -1,7 +1,6 @@
 """RouterService: translates between protobuf and the core, without decisions."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -33,9 +32,7 @@ from services.router.replicas.peer_streams import PeerStreams
 from services.router.serving.queue_dispatcher import QueueDispatcher
 from services.router.serving.response_queue import AskResponse, QueuedNotice, ResponseQueue
 from services.router.serving.route_handler import RouteHandler
-from services.router.workers.worker import Worker
-
-log = logging.getLogger(__name__)
+from services.router.workers.worker import RegisteredWorker
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["RouterService"].full_name
 RESPONSES_PER_MESSAGE_MAX = 256
@@ -179,7 +176,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         else:
             self.handler.ask(frontend_id, message.ask_id, ask, responses)
 
-    def _views(self, worker: Worker) -> list[WorkerView]:
+    def _views(self, worker: RegisteredWorker) -> list[WorkerView]:
         """One view per rank; none of a worker that has not described itself."""
         description, feed = worker.description, worker.feed
         if description is None or feed is None:
