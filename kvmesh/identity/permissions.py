@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from kvmesh.identity.roles import MeshRole
 
 _FRONTEND, _ROUTER, _OPERATOR = MeshRole.FRONTEND, MeshRole.ROUTER, MeshRole.OPERATOR
+_PLANNER = MeshRole.PLANNER
 _WORKERS = (MeshRole.PREFILL, MeshRole.DECODE)
 _EVERYONE = frozenset(MeshRole)
 
@@ -24,8 +25,8 @@ PERMISSIONS: Mapping[str, Collection[MeshRole]] = {
     "/kvmesh.worker.v1.WorkerService/CheckKvPath": {_OPERATOR},
     "/kvmesh.worker.v1.WorkerService/LoadAdapter": {_OPERATOR},
     "/kvmesh.worker.v1.WorkerService/UnloadAdapter": {_OPERATOR},
-    "/kvmesh.worker.v1.WorkerService/Drain": {_OPERATOR},
-    "/kvmesh.worker.v1.WorkerService/SetRole": {_OPERATOR},
+    "/kvmesh.worker.v1.WorkerService/Drain": {_PLANNER, _OPERATOR},
+    "/kvmesh.worker.v1.WorkerService/SetRole": {_PLANNER, _OPERATOR},
     "/kvmesh.worker.v1.WorkerService/ResetCache": {_OPERATOR},
     "/kvmesh.worker.v1.WorkerService/Sleep": {_OPERATOR},
     "/kvmesh.worker.v1.WorkerService/Wake": {_OPERATOR},
@@ -38,6 +39,7 @@ PERMISSIONS: Mapping[str, Collection[MeshRole]] = {
     "/kvmesh.decode.v1.DecodeService/Generate": {_OPERATOR},
     "/kvmesh.decode.v1.DecodeService/ReleaseKv": {_OPERATOR},
     "/kvmesh.planner.v1.PlannerService/GetPlan": {_OPERATOR},
+    "/kvmesh.planner.v1.PlannerService/WatchPlans": {MeshRole.SCALER, _OPERATOR},
     "/kvmesh.planner.v1.PlannerService/SetTargets": {_OPERATOR},
     "/kvmesh.planner.v1.PlannerService/Simulate": {_OPERATOR},
     "/grpc.health.v1.Health/Check": _EVERYONE,
@@ -47,7 +49,18 @@ PERMISSIONS: Mapping[str, Collection[MeshRole]] = {
 OPERATOR_PREFIXES = ("/grpc.reflection.", "/grpc.channelz.")
 """Services whose methods only operators may call."""
 READING = frozenset(
-    {"Describe", "WatchLoad", "ListKvPaths", "ListWorkers", "Explain", "GetPlan", "Check", "Watch", "List"}
+    {
+        "Describe",
+        "WatchLoad",
+        "ListKvPaths",
+        "ListWorkers",
+        "Explain",
+        "GetPlan",
+        "WatchPlans",
+        "Check",
+        "Watch",
+        "List",
+    }
 )
 """Methods that change nothing: an operator's calls of them are not written to the audit log."""
 

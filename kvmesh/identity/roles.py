@@ -5,13 +5,14 @@ from enum import StrEnum
 
 
 class MeshRole(StrEnum):
-    """What a member of the mesh is. The operator is a person with a tool."""
+    """What a member of the mesh is. The scaler starts and stops workers for the planner; the operator is a person with a tool."""
 
     FRONTEND = "frontend"
     ROUTER = "router"
     PREFILL = "prefill"
     DECODE = "decode"
     PLANNER = "planner"
+    SCALER = "scaler"
     REGISTRY = "registry"
     OPERATOR = "operator"
 
@@ -19,7 +20,7 @@ class MeshRole(StrEnum):
 SERVER_NAME = "member.kvmesh"
 """The DNS name in certificates of services. Clients expect it whatever address they connect to, so certificates name no hosts.
 The certificates of frontends, the registry and operators lack it: they cannot serve the mesh's methods."""
-SERVING = frozenset({MeshRole.ROUTER, MeshRole.PREFILL, MeshRole.DECODE, MeshRole.PLANNER})
+SERVING = frozenset({MeshRole.ROUTER, MeshRole.PREFILL, MeshRole.DECODE, MeshRole.PLANNER, MeshRole.SCALER})
 _URI = re.compile(r"spiffe://[^/]+/(?:.+/)?svc/kvmesh-([a-z]+)")
 """SPIFFE ids; Consul Connect's ids of the mesh's services match too."""
 
