@@ -130,7 +130,7 @@ class Frontend:
             ],
         )
         self.server = RpcServer(
-            settings.rpc,
+            settings.server_rpc,
             service_names=[SERVICE_NAME, *([KSERVE_NAME] if settings.kserve.is_on else [])],
             add_services=self._add_services,
             interceptors=[*server_interceptors(self.telemetry), AccessInterceptor(self.access)],

@@ -1,1 +1,1 @@
-"""Attacks on the mesh. Each test is an attack that must fail; its docstring says what the attacker has."""
+"""Attacks, each as a test that fails if the defence is missing."""

@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 
 from kvmesh.api.decode.v1 import decode_pb2
-from kvmesh.api.planner.v1 import planner_pb2
+from kvmesh.api.planner.v1 import planner_pb2, scaler_pb2
 from kvmesh.api.prefill.v1 import prefill_pb2
 from kvmesh.api.router.v1 import router_pb2
 from kvmesh.api.worker.v1 import worker_pb2
@@ -91,7 +91,7 @@ async def call(address: str, method: str, certificates: Certificates | None) -> 
 
 def test_the_table_has_every_method_of_the_mesh() -> None:
     """A new method is refused to everybody until it is listed, and no entry is for a method that does not exist."""
-    files = (router_pb2, worker_pb2, prefill_pb2, decode_pb2, planner_pb2)
+    files = (router_pb2, worker_pb2, prefill_pb2, decode_pb2, planner_pb2, scaler_pb2)
     methods = {
         f"/{service.full_name}/{method.name}"
         for file in files
