@@ -17,6 +17,7 @@ COMMANDS = {
     "up": ("kvmesh.cli.up:main", "start a whole mesh on this machine"),
     "chat": ("kvmesh.cli.chat:main", "talk to a mesh in the terminal"),
     "key": ("kvmesh.cli.key:main", "make an API key"),
+    "credentials": ("kvmesh.cli.credentials:main", "make what the services of several machines show to each other"),
     "status": ("kvmesh.cli.status:main", "show a mesh as tables"),
     "top": ("kvmesh.cli.top:main", "show the workers of a mesh, refreshed each second"),
     "doctor": ("kvmesh.cli.doctor:main", "check this machine, and a mesh on it"),
