@@ -116,8 +116,8 @@ def _say(line: str) -> None:
     print(f"kvmesh: {line}", flush=True)
 
 
-async def _run(settings: RolloutSettings, address: str) -> int:
-    async with connect(settings, address) as connection:
+async def _run(settings: RolloutSettings) -> int:
+    async with connect(settings.target()) as connection:
         return await Rollout(connection, settings).run()
 
 
@@ -130,7 +130,7 @@ def main(argv: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return 2
     try:
-        restarted = asyncio.run(_run(settings, settings.registry_address()))
+        restarted = asyncio.run(_run(settings))
     except MeshError as error:
         print(f"kvmesh: the rollout stops: {error.message}", file=sys.stderr)
         return 1
