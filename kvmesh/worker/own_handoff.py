@@ -81,7 +81,10 @@ class OwnHandoff:
                 "kv_path_not_checked", extra={"data": {"decode_worker_id": peer.instance_id, "reason": error.reason}}
             )
             return
-        if not result.is_ok:
+        if result.is_ok:
+            data = {"decode_worker_id": peer.instance_id, "elapsed_s": round(result.elapsed_s, 3)}
+            log.info("kv_path_checked", extra={"data": data})
+        else:
             data = {"decode_worker_id": peer.instance_id, "reason": result.reason, "detail": result.detail}
             log.warning("kv_path_check_failed", extra={"data": data})
 

@@ -14,16 +14,17 @@ import pytest
 
 from tests.machines.faults import FAULT_S, FAULTS, Effect, measure
 from tests.machines.layouts import MESHES
-from tests.machines.table import missed_goals, table
+from tests.machines.table import head, line, missed_goals, row
 
 
 async def run(engine: str, faults: Sequence[str], logs: Path, *, fault_s: float) -> list[Effect]:
     """Takes a few seconds longer for each fault than the fault, and longer where a worker has to start again."""
-    effects = []
+    effects: list[Effect] = []
     async with MESHES[engine](logs) as (mesh, questions):
+        print("\n".join(head()), flush=True)
         for name in faults:
             effects.append(await measure(mesh, name, questions, fault_s=fault_s))
-            print(f"{name}: {', '.join(missed_goals(effects[-1])) or 'goals met'}", file=sys.stderr, flush=True)
+            print(line(row(effects[-1])), flush=True)
     return effects
 
 
@@ -42,7 +43,6 @@ def main() -> int:
         except (pytest.skip.Exception, pytest.fail.Exception) as problem:
             print(f"{parser.prog}: {problem}", file=sys.stderr)
             return 2
-    print(table(effects))
     return 1 if any(missed_goals(effect) for effect in effects) else 0
 
 

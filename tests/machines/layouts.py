@@ -16,6 +16,7 @@ HOSTS = ["router", "prefill-1", "prefill-2", "decode-1", "decode-2", "frontend-1
 SIMULATED = ("--engine", "simulated", "--simulated-kv-transport-delay-s", "0")
 VLLM = ("--engine", "vllm", "--vllm-dtype", "float32", "--vllm-kv-cache-bytes", str(16 << 20))
 VLLM_PROMPTS = 100
+VLLM_READY_S = 400.0
 VLLM_PACE_S = 1.0
 """Four engines share the machine's cores with everything else."""
 
@@ -35,7 +36,9 @@ async def vllm_mesh(directory: Path) -> AsyncIterator[tuple[Machines, Questions]
     prompts = [[rng.randrange(10, 500) for _ in range(PROMPT_TOKENS)] for _ in range(VLLM_PROMPTS)]
     alone = asyncio.create_task(answers_alone(prompts, model=model))
     argv = ("--policy", "round_robin")
-    async with machines(directory, HOSTS, model=model, engine_argv=VLLM, router_argv=argv) as mesh:
+    async with machines(
+        directory, HOSTS, model=model, engine_argv=VLLM, router_argv=argv, ready_s=VLLM_READY_S
+    ) as mesh:
         yield mesh, KnownQuestions(prompts, await alone, pace_s=VLLM_PACE_S)
 
 

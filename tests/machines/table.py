@@ -37,8 +37,16 @@ def missed_goals(effect: Effect) -> Sequence[str]:
 
 def table(effects: Sequence[Effect]) -> str:
     """A row for each fault. Times in seconds. Late: a second longer than usual."""
-    rows = [COLUMNS, ["---"] * len(COLUMNS), *(row(effect) for effect in effects)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+    return "\n".join([*head(), *(line(row(effect)) for effect in effects)])
+
+
+def head() -> Sequence[str]:
+    """The lines above the first row."""
+    return [line(COLUMNS), line(["---"] * len(COLUMNS))]
+
+
+def line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def row(effect: Effect) -> Sequence[str]:

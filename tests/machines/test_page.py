@@ -39,7 +39,7 @@ print(urllib.request.urlopen(urllib.request.Request(url + "/v1/completions", bod
 
 def block(section: str, page: Path = PAGE) -> str:
     """The commands of a section."""
-    found = re.search(rf"^## {section}$.*?^```bash\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    found = re.search(rf"^##+ {section}$.*?^```bash\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
     assert found is not None, section
     return found[1]
 
@@ -172,6 +172,27 @@ async def test_two_hosts(tmp_path: Path) -> None:
         await typist.until(2, curl + " --fail | grep my-llama")
         await typist.until(2, inspect[0], is_well(pairs=1))
         assert "warning" not in await typist.type(2, inspect[1])
+        await check_answers(typist, 2, "http://10.0.0.1:8000")
+
+
+async def test_one_command_and_a_worker_that_joins(tmp_path: Path) -> None:
+    """The mesh is closed by certificates, and the worker of the other host has some."""
+    consul = parts(block("Two hosts"))["Host A"].splitlines()[0]
+    typed = list(parts(block("With one command and certificates")).values())
+    async with operator(2, tmp_path) as typist:
+        await typist.start(1, consul)
+        make_credentials, up = typed[0].strip().splitlines()
+        await typist.type(1, make_credentials)
+        for name in ("mesh-secret", "tls/decode"):
+            target = tmp_path / "host-2" / name
+            await typist.type(1, f"mkdir -p {target.parent} && cp -r {tmp_path / 'host-1' / name} {target}")
+        await typist.until(1, "curl --fail http://10.0.0.1:8500/v1/status/leader | grep 8300")
+        await typist.start(1, up)
+        await typist.start(2, typed[1])
+        inspect, status = typed[2].strip().splitlines()
+        # `kvmesh up` starts a prefill and a decode worker of its own.
+        await typist.until(1, inspect, is_well(pairs=2))
+        assert "warning" not in await typist.type(1, status)
         await check_answers(typist, 2, "http://10.0.0.1:8000")
 
 

@@ -206,15 +206,17 @@ def test_a_prefill_worker_is_checked_before_it_registers(caplog: pytest.LogCaptu
     async def story(mesh: SimulatedMesh) -> None:
         prefill, decode = mesh.workers[PREFILL], decode_of(mesh)
 
-        async def warm_up() -> list[tuple[str, str]]:
+        async def warm_up() -> list[tuple[str, str | None]]:
             caplog.clear()
             await WarmUp(prefill.worker, prefill.checks, prefill.own_handoff, mesh.world.clock).start()
             found = [(each.message, each.__dict__["data"]) for each in caplog.records if "data" in each.__dict__]
-            return [(message, data["reason"]) for message, data in found if data.get("decode_worker_id") == "decode-0"]
+            return [
+                (message, data.get("reason")) for message, data in found if data.get("decode_worker_id") == "decode-0"
+            ]
 
         await until(decode.engine.kv_paths.paths, 5.0)
         before = decode.engine.kv_paths.paths()[0].pulls_total
-        assert await warm_up() == []
+        assert await warm_up() == [("kv_path_checked", None)]
         assert decode.engine.kv_paths.paths()[0].pulls_total == before + 1
         mesh.world.kv_network.fails_pulls = True
         assert await warm_up() == [("kv_path_check_failed", "unreachable")]
