@@ -6,7 +6,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from kvmesh.cli.connection import MeshConnection, MeshChoice, connect
+from kvmesh.cli.connection import MeshChoice, MeshConnection, connect
 from kvmesh.core import Role
 from kvmesh.discovery.base import DECODE, PREFILL, Instance
 from kvmesh.errors import MeshError, NotFoundError
