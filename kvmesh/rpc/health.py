@@ -43,7 +43,7 @@ class GrpcHealth:
             await self._servicer.set(name, states.SERVING if is_serving else states.NOT_SERVING)
 
     async def close(self) -> None:
-        """Sends NOT_SERVING to all watchers for good; later states are ignored."""
+        """Sends NOT_SERVING to all watchers. Ignores states that are set later."""
         self._is_serving = False
         await self._servicer.enter_graceful_shutdown()
 

@@ -11,14 +11,14 @@ EMBEDDINGS = "embeddings"
 
 
 class RoleAdmission(Protocol):
-    """What a worker takes in one role."""
+    """Decides which legs a worker accepts in one role."""
 
     def tasks(self, capabilities: Capabilities) -> Collection[LegTask]:
         """Tasks that an engine of these capabilities runs in the role."""
         ...
 
     def check(self, leg: Leg, legs: int, read_load: Callable[[], LoadRecord]) -> None:
-        """Raises a MeshError when the leg is not taken now. `legs`: how many the worker has; reading the load costs more."""
+        """Raises a MeshError if the leg is not accepted now. `legs`: the worker's live legs, which are cheaper to read than the load."""
         ...
 
 

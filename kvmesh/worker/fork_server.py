@@ -91,7 +91,7 @@ class ForkServer:
 
     @property
     def has_ended(self) -> bool:
-        """True when it forks no more; its children have died with it."""
+        """True if the server has ended. Its children have died with it."""
         return self._task is None or self._task.done()
 
     async def spawn(
@@ -110,7 +110,7 @@ class ForkServer:
         return await asked
 
     async def wait(self, child: ForkedChild) -> int:
-        """The exit status of a child; a cancelled wait leaves the child alone."""
+        """Waits for a child's end and returns its exit status. A cancelled wait does not stop the child."""
         return await asyncio.shield(child.exit)
 
     async def aclose(self) -> None:

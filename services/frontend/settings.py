@@ -8,7 +8,7 @@ from kvmesh.lifecycle import LifecycleSettings, SupervisorSettings
 from kvmesh.network.settings import NetworkSettings
 from kvmesh.rpc.router.settings import RouterLinkSettings
 from kvmesh.rpc.settings import RpcSettings
-from kvmesh.settings import setting
+from kvmesh.settings import internal, setting
 from kvmesh.telemetry import TelemetrySettings
 from services.frontend.access.settings import AccessSettings
 from services.frontend.parser_process.process import ParserProcessSettings, check_installed
@@ -199,6 +199,15 @@ class PipelineSettings:
         10.0,
         "Longest wait for a router, except in its queue; also the longest wait for a worker that replaces a lost one.",
         min=0.01,
+    )
+    without_router_after_s: float = setting(
+        1.0,
+        "While no router can be reached, a request waits so long for one; then the frontend places it on the least loaded workers.",
+        min=0,
+    )
+    requests_per_worker_max: int = internal(
+        256,
+        "Requests that a frontend places on one worker while no router answers. Routers know the workers' limits, it does not.",
     )
     link_timeout_s: float = setting(5.0, "Longest wait for a connection to a worker.", min=0.01)
     placement_attempts: int = setting(

@@ -10,7 +10,7 @@ from kvmesh.worker.settings import HostSettings
 
 
 def main() -> int:
-    """Runs until told to stop."""
+    """Runs until SIGTERM or SIGINT."""
     settings = load_or_exit(HostSettings, program="python -m services.prefill", description=__doc__ or "")
     return run_process(lambda: serve_worker(settings, Role.PREFILL))
 

@@ -29,8 +29,8 @@ from kvmesh.engines.sglang.messages import (
     Failed,
     Finished,
     FromHost,
+    HostLoad,
     HostStep,
-    Load,
     Ready,
     Snapshot,
     Start,
@@ -69,7 +69,7 @@ READY = Ready(
     compatibility_factors={"engine": "sglang"},
     bootstrap_port=0,
 )
-LOAD = Load(1, 0.01, 1, 2, 30, 17, 0)
+LOAD = HostLoad(1, 0.01, 1, 2, 30, 17, 0)
 PROMPT = list(range(2, 22))
 
 

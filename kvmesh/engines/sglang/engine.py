@@ -25,8 +25,8 @@ from kvmesh.engines.sglang.messages import (
     Cancel,
     Failed,
     FromHost,
+    HostLoad,
     HostStep,
-    Load,
     Ready,
     Snapshot,
     Start,
@@ -322,7 +322,7 @@ class SglangEngine:
             transferred_tokens_total=load.transferred_tokens_total + transferred,
         )
 
-    def _record(self, load: Load) -> LoadRecord:
+    def _record(self, load: HostLoad) -> LoadRecord:
         assert self._ready is not None
         total, size = self._ready.kv_blocks_total, self._ready.block_size_tokens
         used = min(total, -(-load.kv_tokens_used // size))

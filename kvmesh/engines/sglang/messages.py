@@ -108,7 +108,7 @@ class Finished(msgspec.Struct, array_like=True, frozen=True):
     embedding: Sequence[float] | None = None
 
 
-class Load(msgspec.Struct, array_like=True, frozen=True):
+class HostLoad(msgspec.Struct, array_like=True, frozen=True):
     """Names as in LoadRecord."""
 
     step: int
@@ -134,7 +134,7 @@ KvChange = tuple[str, Sequence[int], int | None, str]
 class HostStep(msgspec.Struct, tag="step", array_like=True, frozen=True):
     """What changed since the last message: leg `numbers[i]` got the next `counts[i]` ids of `token_ids`."""
 
-    load: Load
+    load: HostLoad
     numbers: Sequence[int] = ()
     counts: Sequence[int] = ()
     token_ids: Sequence[int] = ()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvmesh.engines.sglang.host.requests import leg_number
-from kvmesh.engines.sglang.messages import Begun, Finished, HostStep, KvChange, Load, Logprob
+from kvmesh.engines.sglang.messages import Begun, Finished, HostLoad, HostStep, KvChange, Logprob
 
 
 class Outputs:
@@ -28,7 +28,7 @@ class Outputs:
     def is_empty(self) -> bool:
         return not (self._numbers or self._begun or self._finished or self.kv_changes)
 
-    def take(self, load: Load) -> HostStep:
+    def take(self, load: HostLoad) -> HostStep:
         step = HostStep(
             load=load,
             numbers=self._numbers,

@@ -21,7 +21,7 @@ from kvmesh.engines.sglang.host.load import current_load
 from kvmesh.engines.sglang.host.outputs import Outputs
 from kvmesh.engines.sglang.host.requests import Requests, abort, call_id, operation
 from kvmesh.engines.sglang.host.stops import MeshRequest
-from kvmesh.engines.sglang.messages import Call, CallResult, Cancel, Load, Snapshot, Submit
+from kvmesh.engines.sglang.messages import Call, CallResult, Cancel, HostLoad, Snapshot, Submit
 
 IDLE_WAIT_S = 1.0
 TRANSFER_WAIT_S = 0.001
@@ -35,7 +35,7 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
         self.link = link
         self.outputs = Outputs()
         self._events = SglangEvents()
-        self._sent_load: Load | None = None
+        self._sent_load: HostLoad | None = None
         self._started_at_s = 0.0
         self._step_s = 0.0
         super().__init__(server_args, port_args)
