@@ -23,6 +23,7 @@ COMMANDS = {
     "doctor": ("kvmesh.cli.doctor:main", "check this machine, and a mesh on it"),
     "explain": ("kvmesh.cli.explain:main", "say why a request went where it went"),
     "drain": ("kvmesh.cli.worker_commands:drain", "take a worker out of service, or back"),
+    "rollout": ("kvmesh.cli.rollout:main", "restart the workers one after the other"),
     "role": ("kvmesh.cli.worker_commands:role", "move a worker to the other pool"),
     "advise": ("kvmesh.cli.advise.command:main", "propose an engine, a layout and the command that starts it"),
     "translate-args": ("kvmesh.cli.translate_args:main", "translate the flags of an engine's own server"),

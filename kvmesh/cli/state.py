@@ -72,6 +72,12 @@ class MeshPlace:
         """Hides the mesh from other commands."""
         (_own_file() or self.temporary / STATE_FILE).unlink(missing_ok=True)
 
+    def remove_temporary(self) -> None:
+        """Removes the temporary directory, and the folder of all meshes after the last one."""
+        shutil.rmtree(self.temporary, ignore_errors=True)
+        with suppress(OSError):
+            self.temporary.parent.rmdir()
+
 
 @contextmanager
 def claim_place(name: str, run_dir: str) -> Iterator[MeshPlace]:
@@ -81,12 +87,14 @@ def claim_place(name: str, run_dir: str) -> Iterator[MeshPlace]:
     """
     try:
         place = _claim(name, run_dir)
+    except OSError as error:
+        raise _not_created(error) from error
+    try:
         # Logs are for this user only; so is the folder, unless it exists already.
         place.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise UnavailableError(
-            f"{error.filename} cannot be created: {error.strerror}; see --run-dir and TMPDIR"
-        ) from error
+        place.remove_temporary()
+        raise _not_created(error) from error
     cleaner = subprocess.Popen(
         ["/bin/sh", "-c", _CLEANER, "kvmesh-cleaner", place.temporary, place.temporary.parent],
         stdin=subprocess.PIPE,
@@ -97,12 +105,14 @@ def claim_place(name: str, run_dir: str) -> Iterator[MeshPlace]:
         yield place
     finally:
         place.remove_state()
-        shutil.rmtree(place.temporary, ignore_errors=True)
-        with suppress(OSError):
-            place.temporary.parent.rmdir()
+        place.remove_temporary()
         # Children that were forked and not used hold its pipe until this process ends.
         cleaner.kill()
         cleaner.communicate()
+
+
+def _not_created(error: OSError) -> UnavailableError:
+    return UnavailableError(f"{error.filename} cannot be created: {error.strerror}; see --run-dir and TMPDIR")
 
 
 def _claim(name: str, run_dir: str) -> MeshPlace:

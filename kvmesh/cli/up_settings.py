@@ -196,7 +196,8 @@ def model_problem(model: str) -> str:
     path = Path(model).expanduser()
     if path.is_dir():
         missing = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]
-        return f"{path} is no model directory: {' and '.join(missing)} is missing" if missing else ""
+        verb = "is" if len(missing) == 1 else "are"
+        return f"{path} is no model directory: {' and '.join(missing)} {verb} missing" if missing else ""
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
         return f"the model directory {path} does not exist"
     return ""

@@ -15,6 +15,7 @@ from kvmesh.discovery import wire
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import InvalidRequestError, UnavailableError
 from kvmesh.identity.secret import read_private
+from kvmesh.network.causes import connection_cause
 from kvmesh.network.names import host_port
 
 DEFAULT_PORT = 8500
@@ -76,9 +77,7 @@ class ConsulConnection:
         except aiohttp.ClientSSLError as error:
             raise self._unavailable(f"failed the TLS handshake ({error})", "registry_certificate") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise self._unavailable(
-                f"cannot be reached ({type(error).__name__}: {error})", "registry_unreachable"
-            ) from error
+            raise self._unavailable(f"cannot be reached ({connection_cause(error)})", "registry_unreachable") from error
         if response.status != 200:
             raise wire.failure(response.status, content.decode(errors="replace"))
         index = response.headers.get(_INDEX_HEADER, "")

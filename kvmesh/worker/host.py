@@ -1,6 +1,8 @@
 """Runs one worker as a process: engine, gRPC server, metrics, registry, in that order."""
 
+import asyncio
 import os
+import signal
 import socket
 import time
 from pathlib import Path
@@ -41,6 +43,10 @@ from kvmesh.worker.warm_up import WarmUp
 from kvmesh.worker.worker import Worker, WorkerIdentity
 
 SERVICES = ("kvmesh.prefill.v1.PrefillService", "kvmesh.decode.v1.DecodeService", "kvmesh.worker.v1.WorkerService")
+
+
+ANSWER_S = 0.05
+"""For the answer to a call that ends the process."""
 
 
 def make_identity(settings: HostSettings, role: Role) -> WorkerIdentity:
@@ -108,6 +114,11 @@ class _Closing:
         await self._registry.aclose()
 
 
+def _end_process() -> None:
+    """As an operator does it, once the present call was answered."""
+    asyncio.get_running_loop().call_later(ANSWER_S, os.kill, os.getpid(), signal.SIGTERM)
+
+
 async def serve_worker(settings: HostSettings, role: Role) -> None:
     """Serves until a signal or the engine's death. A signal drains the worker: it refuses new legs and finishes those in flight in
     bounded time.
@@ -153,7 +164,8 @@ async def serve_worker(settings: HostSettings, role: Role) -> None:
         decode: Any = LegServicer(worker, Role.DECODE, rules[Role.DECODE])
         add_PrefillServiceServicer_to_server(prefill, server)
         add_DecodeServiceServicer_to_server(decode, server)
-        add_WorkerServiceServicer_to_server(WorkerServicer(worker, membership, clock, checks), server)
+        servicer = WorkerServicer(worker, membership, clock, checks, exit_process=_end_process)
+        add_WorkerServiceServicer_to_server(servicer, server)
 
     server = RpcServer(
         settings.rpc,

@@ -48,7 +48,7 @@ async def check_roles(mesh: RunningMesh) -> None:
     """A decode worker moves to the prefill pool and back while requests run. No request fails or changes its answer."""
     expected = await answers(mesh)
     name = (await workers(mesh, DECODE))[0]
-    running = asyncio.create_task(_repeat(mesh, expected))
+    running = asyncio.create_task(repeat(mesh, expected))
     for role, service in (("prefill", PREFILL), ("decode", DECODE)):
         status, output = await command(mesh, "role", name, role)
         assert (status, output) == (0, f"{name} is a {role} worker\n")
@@ -63,7 +63,7 @@ async def check_roles(mesh: RunningMesh) -> None:
     assert running.cancelled(), running.exception()
 
 
-async def _repeat(mesh: RunningMesh, expected: list[object]) -> None:
+async def repeat(mesh: RunningMesh, expected: list[object]) -> None:
     while True:
         assert await answers(mesh) == expected
 
