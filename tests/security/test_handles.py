@@ -136,6 +136,10 @@ class Attacker:
         address = (await self.worker(PREFILL)).address
         return await GrpcPrefillClient(self._channels).prefill(address, leg, timeout_s=PATIENCE_S)
 
+    async def release(self, handle: KvHandle) -> None:
+        address = (await self.worker(PREFILL)).address
+        await GrpcPrefillClient(self._channels).release(address, handle.handle_id, timeout_s=PATIENCE_S)
+
     async def decode(self, prompt: Generation, leg_id: str, handle: KvHandle) -> LegFinish:
         leg = Leg(leg_id=leg_id, task=LegTask.GENERATE, generation=prompt, handle=handle)
         stub: Any = DecodeServiceStub(self._channels.channel((await self.worker(DECODE)).address))
@@ -190,6 +194,8 @@ async def test_workers_refuse_handles_that_are_not_theirs(mesh: RunningMesh) -> 
         return await attacker.pulled() > before
 
     await wait_until(has_pulled, PATIENCE_S, "the genuine handle was pulled")
+    # A worker that stops serves its handles first.
+    await attacker.release(own)
     await attacker.aclose()
 
 
