@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvmesh.cli.connection import MeshChoice, MeshConnection, MeshTarget, connect
+from kvmesh.cli.connection import MeshChoice, MeshConnection, connect
 from kvmesh.discovery.base import DECODE, PREFILL, Instance
 from kvmesh.errors import MeshError, UnavailableError
 from kvmesh.rpc.worker_client import GrpcWorkerClient
@@ -116,8 +116,8 @@ def _say(line: str) -> None:
     print(f"kvmesh: {line}", flush=True)
 
 
-async def _run(settings: RolloutSettings, target: MeshTarget) -> int:
-    async with connect(target) as connection:
+async def _run(settings: RolloutSettings) -> int:
+    async with connect(settings.target()) as connection:
         return await Rollout(connection, settings).run()
 
 
@@ -130,7 +130,7 @@ def main(argv: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return 2
     try:
-        restarted = asyncio.run(_run(settings, settings.target()))
+        restarted = asyncio.run(_run(settings))
     except MeshError as error:
         print(f"kvmesh: the rollout stops: {error.message}", file=sys.stderr)
         return 1
