@@ -36,6 +36,8 @@ class MeshState:
     pid: int
     started: int
     run_dir: str
+    credentials: str = ""
+    """Folder with the credentials of an operator (`kvmesh/identity/credentials.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +50,17 @@ class MeshPlace:
     note: str = ""
     """Why the name or the folder is not the requested one, as lines for people."""
 
-    def write_state(self, *, registry: str = "", url: str = "") -> None:
+    def write_state(self, *, registry: str = "", url: str = "", credentials: str = "") -> None:
         """Publishes the mesh's addresses to other commands."""
         pid = os.getpid()
         state = MeshState(
-            name=self.name, registry=registry, url=url, pid=pid, started=_start_time(pid), run_dir=str(self.run_dir)
+            name=self.name,
+            registry=registry,
+            url=url,
+            pid=pid,
+            started=_start_time(pid),
+            run_dir=str(self.run_dir),
+            credentials=credentials,
         )
         path = _own_file() or self.temporary / STATE_FILE
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -82,7 +90,8 @@ def claim_place(name: str, run_dir: str) -> Iterator[MeshPlace]:
     except OSError as error:
         raise _not_created(error) from error
     try:
-        place.run_dir.mkdir(parents=True, exist_ok=True)
+        # Logs are for this user only; so is the folder, unless it exists already.
+        place.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         place.remove_temporary()
         raise _not_created(error) from error
