@@ -23,6 +23,8 @@ from kvmesh.engines.registration import EngineHost
 from kvmesh.engines.registry import ENGINES
 from kvmesh.errors import UnsupportedError
 from kvmesh.identity.certificates import source_of
+from kvmesh.identity.secret import MeshSecret
+from kvmesh.kv.seals import HandleSeals
 from kvmesh.lifecycle import LifecycleSettings, run_until_signalled
 from kvmesh.network.names import LOOPBACK, host_port
 from kvmesh.network.place import place_service
@@ -136,12 +138,14 @@ async def serve_worker(settings: HostSettings, role: Role) -> None:
     telemetry = Telemetry.create(role.value, settings=settings.telemetry)
     registry = open_registry(settings.discovery, settings.mesh)
     mesh = source_of(settings.mesh.tls_directory)
+    secret = MeshSecret.from_file(settings.mesh.secret_file)
     worker = Worker(
         make_engine(settings, role, clock),
         identity=make_identity(settings, role),
         settings=settings.worker,
         clock=clock,
         tracing=telemetry.tracing,
+        seals=None if secret is None else HandleSeals(secret, clock.wall),
     )
     WorkerMetrics(worker, telemetry.registry)
     membership = WorkerMembership(
