@@ -150,7 +150,9 @@ async def serve_worker(settings: HostSettings, role: Role) -> None:
         decode: Any = LegServicer(worker, Role.DECODE, rules[Role.DECODE])
         add_PrefillServiceServicer_to_server(prefill, server)
         add_DecodeServiceServicer_to_server(decode, server)
-        add_WorkerServiceServicer_to_server(WorkerServicer(worker, membership, clock, checks), server)
+        add_WorkerServiceServicer_to_server(
+            WorkerServicer(worker, membership=membership, clock=clock, checks=checks), server
+        )
 
     server = RpcServer(
         settings.rpc,

@@ -40,7 +40,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     """
 
     def __init__(
-        self, worker: Worker, membership: WorkerMembership, clock: Clock, checks: KvChecks | None = None
+        self, worker: Worker, *, membership: WorkerMembership, clock: Clock, checks: KvChecks | None = None
     ) -> None:
         self._worker = worker
         self._checks = checks

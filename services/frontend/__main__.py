@@ -73,7 +73,11 @@ class Frontend:
             settings=settings.router,
         )
         self.models = DiscoveredModels(
-            self.registry, GrpcWorkerClient(self.channels), settings.models, clock, settings.parser_names
+            registry=self.registry,
+            source=GrpcWorkerClient(self.channels),
+            settings=settings.models,
+            clock=clock,
+            parsers=settings.parser_names,
         )
         self.access = Access(settings.access, clock, instruments=self.telemetry.instruments, registry=self.registry)
         self.pipeline = Pipeline(
@@ -90,11 +94,11 @@ class Frontend:
         directory = state_directory(settings.state_dir)
         self.responses = Responses(settings.responses, directory, clock)
         self.batches = BatchesPart(
-            settings.batches,
-            directory,
-            self.pipeline,
-            self.responses,
-            self.telemetry.instruments,
+            settings=settings.batches,
+            directory=directory,
+            pipeline=self.pipeline,
+            responses=self.responses,
+            instruments=self.telemetry.instruments,
             instance_id=self.instance_id,
         )
         self.http = HttpServer(
