@@ -50,6 +50,8 @@ class RunningApps:
     async def call(self, method: str, path: str, body: Any = None, **kwargs: Any) -> tuple[int, Any, Any]:
         """Status, JSON body, headers."""
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        if data is not None:
+            kwargs["headers"] = {"Content-Type": "application/json", **kwargs.get("headers", {})}
         async with self.session.request(method, self.url + path, data=data, **kwargs) as response:
             return response.status, await response.json(), response.headers
 

@@ -56,6 +56,9 @@ class MeshShape:
     frontend_processes: int = 1
     has_gateway: bool = False
     has_planner: bool = True
+    planner_argv: Sequence[str] = ()
+    scaler_address: str = ""
+    """Where the planner has workers started and stopped. Empty: it only observes."""
 
     @property
     def hosts_router(self) -> bool:
@@ -81,8 +84,8 @@ def plan_mesh(shape: MeshShape) -> MeshPlan:
         routers = [_service(shape, "router", argv=router_argv, number=number) for number in range(shape.routers)]
         frontend = _service(shape, "frontend", argv=frontend_argv)
     workers = [
-        *(_worker(shape, "prefill", number) for number in range(shape.prefill)),
-        *(_worker(shape, "decode", number) for number in range(shape.decode)),
+        *(worker_spec(shape, "prefill", number) for number in range(shape.prefill)),
+        *(worker_spec(shape, "decode", number) for number in range(shape.decode)),
     ]
     turns = [shape.places.turns.get(worker.name, 0) for worker in workers]
     return MeshPlan(
@@ -92,11 +95,17 @@ def plan_mesh(shape: MeshShape) -> MeshPlan:
         ],
         routers=routers,
         frontends=[frontend],
-        planners=[_service(shape, "planner", argv=())] if shape.has_planner else [],
+        planners=[_service(shape, "planner", argv=planner_argv(shape))] if shape.has_planner else [],
     )
 
 
-def _worker(shape: MeshShape, role: str, number: int) -> ChildSpec:
+def planner_argv(shape: MeshShape) -> Sequence[str]:
+    acting = ("--mode", "act", "--scaler-address", shape.scaler_address) if shape.scaler_address else ()
+    return (*acting, *shape.planner_argv)
+
+
+def worker_spec(shape: MeshShape, role: str, number: int) -> ChildSpec:
+    """The specification of one worker."""
     argv = (
         *("--engine", shape.engine),
         *("--model", str(shape.model)),

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from kvmesh.core.worker import Role
+
 
 class ObservationState(StrEnum):
     """Whether an observation can be acted on. Everything but COMPLETE holds the plan."""
@@ -130,3 +132,34 @@ class Decision:
         if self.action is DecisionAction.HOLD or not self.alternatives:
             return self.inputs.wanted
         return self.alternatives[0].shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolTarget:
+    """The wanted size of one pool. `drain_worker_ids`: workers to stop first when it shrinks; the connector chooses any others.
+
+    `drain_timeout_s`: longest drain of one worker; None: the worker's setting.
+    """
+
+    model: str
+    role: Role
+    workers: int
+    drain_worker_ids: Sequence[str] = ()
+    drain_timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolState:
+    """One pool as the connector sees it.
+
+    `workers_wanted` is the newest size that anybody asked for: a value that the planner did not set is a change by hand, which the
+    planner respects. `workers_running` includes starting and draining workers. `ready_worker_ids` are ids of the registry.
+    `workers_max` None: the connector has no limit.
+    """
+
+    model: str
+    role: Role
+    workers_wanted: int
+    workers_running: int
+    ready_worker_ids: Sequence[str] = ()
+    workers_max: int | None = None

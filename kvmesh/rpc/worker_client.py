@@ -96,9 +96,9 @@ class GrpcWorkerClient:
             raise from_rpc_error(error, where=address) from error
         return int(response.requests_in_flight)
 
-    async def set_role(self, address: str, role: Role, *, timeout_s: float) -> Role:
-        """Moves the worker to a pool. UnsupportedError if its engine cannot serve it."""
-        request = pb.SetRoleRequest(role=ROLE_NUMBERS[role])
+    async def set_role(self, address: str, role: Role, *, timeout_s: float, fencing_token: int = 0) -> Role:
+        """Moves the worker to a pool. UnsupportedError if its engine cannot serve it, or if the planner with this token does not lead."""
+        request = pb.SetRoleRequest(role=ROLE_NUMBERS[role], fencing_token=fencing_token)
         try:
             response = await self._stub(address).SetRole(request, timeout=timeout_s, wait_for_ready=False)
         except AioRpcError as error:

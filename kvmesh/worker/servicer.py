@@ -9,6 +9,7 @@ from grpc.aio import ServicerContext
 from kvmesh.api.worker.v1 import worker_pb2 as pb
 from kvmesh.api.worker.v1 import worker_pb2_grpc
 from kvmesh.clock import Clock
+from kvmesh.core.fence import Fence
 from kvmesh.errors import InvalidRequestError, UnavailableError, UnsupportedError
 from kvmesh.rpc.codec.scalars import known_enum, optional_duration, optional_field, required_text
 from kvmesh.rpc.codec.types import from_worker_ref
@@ -47,6 +48,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._membership = membership
         self._files = membership.files
         self._clock = clock
+        self._fence = Fence()
 
     async def Describe(self, request: pb.DescribeRequest, context: ServicerContext[Any, Any]) -> pb.DescribeResponse:
         """The worker's identity, capabilities and model."""
@@ -118,7 +120,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
 
     async def SetRole(self, request: pb.SetRoleRequest, context: ServicerContext[Any, Any]) -> pb.SetRoleResponse:
         """Moves the worker to the other pool, if the engine can serve it."""
-        role = await self._membership.set_role(known_enum(request.role, ROLES, "role"))
+        role = known_enum(request.role, ROLES, "role")
+        self._fence.check(request.fencing_token)
+        role = await self._membership.set_role(role)
         return pb.SetRoleResponse(role=ROLE_NUMBERS[role])
 
     async def ResetCache(

@@ -40,6 +40,8 @@ from services.frontend.api.openapi.routes import add_description_routes
 from services.frontend.api.responses.serve import Responses
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import DiscoveredModels
+from services.frontend.pipeline.fallback_router import FallbackRouterLink
+from services.frontend.pipeline.local_placement import LocalPlacer
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.processes import supervise
 from services.frontend.settings import FrontendSettings
@@ -64,14 +66,6 @@ class Frontend:
         self.registry: Registry = ConsulRegistry(settings.discovery)
         self.channels = ChannelPool(settings.rpc, channel_interceptors(self.telemetry))
         self.links = GrpcLegLinks(self.channels, frontend_id=self.instance_id, clock=clock)
-        self.router: RouterPart = router or GrpcRouterLink(
-            self.registry,
-            self.channels,
-            frontend_id=self.instance_id,
-            clock=clock,
-            generator=generator,
-            settings=settings.router,
-        )
         self.models = DiscoveredModels(
             registry=self.registry,
             source=GrpcWorkerClient(self.channels),
@@ -79,14 +73,37 @@ class Frontend:
             clock=clock,
             parsers=settings.parser_names,
         )
+        self.metrics = FrontendMetrics(self.telemetry.instruments, lambda: self.pipeline.in_flight)
+        self.router: Part
+        if router is not None:
+            placing: RouterLink = router
+            self.router = router
+        else:
+            routers = GrpcRouterLink(
+                self.registry,
+                self.channels,
+                frontend_id=self.instance_id,
+                clock=clock,
+                generator=generator,
+                settings=settings.router,
+                no_stream_s=settings.pipeline.without_router_after_s,
+            )
+            placing = FallbackRouterLink(
+                routers,
+                LocalPlacer(requests_per_worker_max=settings.pipeline.requests_per_worker_max),
+                had_router=lambda: routers.had_stream,
+                workers=self.models.workers,
+                on_placed=self.metrics.local_placements.inc,
+            )
+            self.router = routers
         self.access = Access(settings.access, clock, instruments=self.telemetry.instruments, registry=self.registry)
         self.pipeline = Pipeline(
             models=self.models,
             links=self.links,
-            router=self.router,
+            router=placing,
             clock=clock,
             generator=generator,
-            metrics=FrontendMetrics(self.telemetry.instruments, lambda: self.pipeline.in_flight),
+            metrics=self.metrics,
             settings=settings.pipeline,
             tracing=self.telemetry.tracing,
             access=self.access,
@@ -114,7 +131,7 @@ class Frontend:
             ],
         )
         self.server = RpcServer(
-            settings.rpc,
+            settings.server_rpc,
             service_names=[SERVICE_NAME, *([KSERVE_NAME] if settings.kserve.is_on else [])],
             add_services=self._add_services,
             interceptors=[*server_interceptors(self.telemetry), AccessInterceptor(self.access)],

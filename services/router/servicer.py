@@ -12,7 +12,15 @@ from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.api.router.v1 import router_pb2_grpc
 from kvmesh.clock import Clock
 from kvmesh.core import WorkerView
-from kvmesh.errors import InvalidRequestError, MeshError, NotFoundError, UnavailableError, UnsupportedError
+from kvmesh.core.fence import Fence
+from kvmesh.errors import (
+    InvalidRequestError,
+    MeshError,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+    UnsupportedError,
+)
 from kvmesh.rpc.codec.peers import from_peer_update, to_peer_update
 from kvmesh.rpc.codec.router import (
     fill_placement,
@@ -36,6 +44,8 @@ from services.router.workers.worker import RegisteredWorker
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["RouterService"].full_name
 RESPONSES_PER_MESSAGE_MAX = 256
+DEFLECTED_MODELS_MAX = 256
+"""Models with a bound. SetDeflection could otherwise fill the memory."""
 PAUSED_FRONTENDS_MAX = 64
 """In the view of a worker."""
 RESPONSES_UNSENT_MAX = 256
@@ -67,6 +77,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self._peers = peers
         self._is_stopping = False
         self._streams: dict[_Stream, None] = {}
+        self._fence = Fence()
         self.dispatcher = dispatcher or QueueDispatcher(core, metrics, clock)
         tracing = tracing or Tracing(TelemetrySettings(), service="router")
         self.handler = RouteHandler(core, metrics, clock, tracing=tracing, dispatcher=self.dispatcher)
@@ -140,6 +151,17 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         workers = [worker for _, worker in sorted(self._core.fleet.workers.items())]
         views = [view for worker in workers for view in self._views(worker) if request.model in ("", view.model)]
         return pb.ListWorkersResponse(workers=[to_worker_view(view) for view in views])
+
+    async def SetDeflection(
+        self, request: pb.SetDeflectionRequest, context: ServicerContext[Any, Any]
+    ) -> pb.SetDeflectionResponse:
+        model = required_text(request.model, "model", 256)
+        self._fence.check(request.fencing_token)
+        deflect_tokens = self._core.placer.deflect_tokens
+        if model not in deflect_tokens and len(deflect_tokens) >= DEFLECTED_MODELS_MAX:
+            raise OverloadedError(f"{DEFLECTED_MODELS_MAX} models have a bound already", reason="deflections_full")
+        self._core.placer.set_deflection(model, request.tokens)
+        return pb.SetDeflectionResponse()
 
     async def SyncPeers(
         self, request_iterator: AsyncIterator[pb.SyncPeersRequest], context: ServicerContext[Any, Any]

@@ -1,37 +1,10 @@
 """The interface between the planner and whatever starts, stops and changes workers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from kvmesh.core import Role
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolTarget:
-    """The wanted size of one pool. `drain_worker_ids`: workers to stop first when it shrinks; the connector chooses any others."""
-
-    model: str
-    role: Role
-    workers: int
-    drain_worker_ids: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolState:
-    """One pool as the connector sees it.
-
-    `workers_wanted` is the newest size that anybody asked for: a value that the planner did not set is a change by hand, which the
-    planner respects. `workers_running` includes starting and draining workers. `ready_worker_ids` are ids of the registry.
-    `workers_max` None: the connector has no limit.
-    """
-
-    model: str
-    role: Role
-    workers_wanted: int
-    workers_running: int
-    ready_worker_ids: Sequence[str] = ()
-    workers_max: int | None = None
+from kvmesh.core.planning import PoolState, PoolTarget
 
 
 class Connector(Protocol):
@@ -69,8 +42,12 @@ class Connector(Protocol):
     async def deflect(self, model: str, tokens: int, *, fencing_token: int, timeout_s: float) -> None:
         """Sets, on all routers, the prompt tokens up to which decode workers of `model` compute prompts themselves.
 
-        Routers that start later receive the bound too.
+        The planner repeats the call at each interval, so that routers that start later receive the bound too.
         """
+        ...
+
+    async def idle_first(self, model: str, role: Role, *, timeout_s: float) -> Sequence[str]:
+        """Returns the ids of a pool's workers, those with the fewest requests first: they are flipped or stopped with the least harm."""
         ...
 
     async def aclose(self) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvmesh.core import Role
-from services.planner.connectors.base import PoolState, PoolTarget
+from kvmesh.core.planning import PoolState, PoolTarget
 
 
 class NoConnector:
@@ -22,6 +22,9 @@ class NoConnector:
 
     async def deflect(self, model: str, tokens: int, *, fencing_token: int, timeout_s: float) -> None:
         """Does nothing."""
+
+    async def idle_first(self, model: str, role: Role, *, timeout_s: float) -> Sequence[str]:
+        return ()
 
     async def aclose(self) -> None:
         """Does nothing."""
