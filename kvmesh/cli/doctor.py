@@ -180,7 +180,7 @@ class Doctor:
         texts = [probe.sentences(number, words) for number, words in enumerate(PROMPT_WORDS)]
         prompts = await probe.tokenise(mesh.url, mesh.model, texts)
         before = await transferred_tokens(mesh.target)
-        answers = await probe.greedy(mesh.url, mesh.model, prompts, ANSWER_TOKENS)
+        answers = await probe.greedy(url=mesh.url, model=mesh.model, prompts=prompts, tokens=ANSWER_TOKENS)
         moved = await transferred_tokens(mesh.target) - before
         log = (mesh.run_dir / "decode-0.log").read_text(errors="replace")
         if self._build:

@@ -153,7 +153,7 @@ class NixlTransport:
             handle = self._post(peer, pieces, polls=1)
         finally:
             self._agent_lock.release()
-        return None if handle is None else self._follow(handle, peer, deadline_s)
+        return None if handle is None else self._follow(handle, peer, deadline_s=deadline_s)
 
     def _is_quick(self, peer: bytes, pieces: Sequence[Piece]) -> bool:
         if not self._is_proven(peer):
@@ -183,12 +183,14 @@ class NixlTransport:
             await _wait_uninterrupted(asyncio.create_task(self._abandon(posting, peer), name="nixl-abandon"))
             raise
         if handle is not None:
-            await self._follow(handle, peer, deadline_s)
+            await self._follow(handle, peer, deadline_s=deadline_s)
 
-    def _follow(self, handle: Any, peer: bytes, deadline_s: float, pause_s: float = PAUSE_S) -> "_Following":
+    def _follow(self, handle: Any, peer: bytes, *, deadline_s: float, pause_s: float = PAUSE_S) -> "_Following":
         """A future that ends with a running transfer. The first poll is after `pause_s`."""
         stop = asyncio.Event()
-        following = _Following(asyncio.create_task(self._transfer(handle, peer, deadline_s, pause_s, stop)), stop)
+        following = _Following(
+            asyncio.create_task(self._transfer(handle, peer, deadline_s=deadline_s, pause_s=pause_s, stop=stop)), stop
+        )
         self._pulls.add(following)
         following.add_done_callback(self._pulls.discard)
         return following
@@ -209,7 +211,9 @@ class NixlTransport:
         if handle is not None:
             await self._abort(handle)
 
-    async def _transfer(self, handle: Any, peer: bytes, deadline_s: float, pause_s: float, stop: asyncio.Event) -> None:
+    async def _transfer(
+        self, handle: Any, peer: bytes, *, deadline_s: float, pause_s: float, stop: asyncio.Event
+    ) -> None:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(pause_s)
         while not await self._call(self._is_done, handle, peer, 1, is_quick=True):
@@ -356,7 +360,7 @@ class NixlTransport:
         if handle is not None:
             deadline_s = asyncio.get_running_loop().time() + self._close_s
             with suppress(MeshError):
-                await self._follow(handle, peer, deadline_s, POLL_S_MAX)
+                await self._follow(handle, peer, deadline_s=deadline_s, pause_s=POLL_S_MAX)
 
     def _send(self, peer: bytes, message: bytes) -> Any:
         """Sends a message, then reads a byte from the peer. Returns what `_post` returns.

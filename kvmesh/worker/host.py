@@ -170,7 +170,7 @@ async def serve_worker(settings: HostSettings, role: Role) -> None:
         decode: Any = LegServicer(worker, Role.DECODE, rules[Role.DECODE])
         add_PrefillServiceServicer_to_server(prefill, server)
         add_DecodeServiceServicer_to_server(decode, server)
-        servicer = WorkerServicer(worker, membership, clock, checks, exit_process=_end_process)
+        servicer = WorkerServicer(worker, membership=membership, clock=clock, checks=checks, exit_process=_end_process)
         add_WorkerServiceServicer_to_server(servicer, server)
 
     server = RpcServer(

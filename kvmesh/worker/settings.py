@@ -31,7 +31,7 @@ class WorkerSettings:
         " the others up",
         min=0.05,
     )
-    load_interval_s: float = setting(1.0, "longest silence on a load watch; a router gives up after three", min=0.05)
+    load_interval_s: float = internal(1.0, "longest silence on a load watch; a router gives up after three")
     warm_up: bool = setting(
         True,
         "before it registers, a worker runs a short prompt and checks a handoff with one worker of the other pool;"

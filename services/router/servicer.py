@@ -197,7 +197,13 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         try:
             ask = from_ask(message)
         except MeshError as error:
-            self.handler.refuse(frontend_id, message.ask_id, message.request_id, error, responses)
+            self.handler.refuse(
+                frontend_id=frontend_id,
+                ask_id=message.ask_id,
+                request_id=message.request_id,
+                error=error,
+                responses=responses,
+            )
         else:
             self.handler.ask(frontend_id, message.ask_id, ask, responses)
 

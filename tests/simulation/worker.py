@@ -118,7 +118,7 @@ class SimulatedWorker:
         decode: Any = LegServicer(self.worker, Role.DECODE, rules[Role.DECODE])
         add_PrefillServiceServicer_to_server(prefill, server)
         add_DecodeServiceServicer_to_server(decode, server)
-        servicer = WorkerServicer(self.worker, self.membership, self._world.clock, self.checks)
+        servicer = WorkerServicer(self.worker, membership=self.membership, clock=self._world.clock, checks=self.checks)
         add_WorkerServiceServicer_to_server(servicer, server)
         await self._health.add_to(server)
         await server.start()

@@ -90,6 +90,7 @@ class PathBreakers:
     def apply(
         self,
         change: Callable[[Breaker, str, float], None],
+        *,
         frontend_id: str,
         worker_id: str,
         reservation_id: str,
@@ -103,7 +104,7 @@ class PathBreakers:
         change(path.breaker, reservation_id, now)
         return path.breaker.state if path.breaker.state is not before else None
 
-    def on_failure(self, frontend_id: str, worker_id: str, reservation_id: str, now: float) -> bool:
+    def on_failure(self, *, frontend_id: str, worker_id: str, reservation_id: str, now: float) -> bool:
         """The frontend lost the worker. Returns True if that paused the path."""
         path = self._paths.get(frontend_id, {}).get(worker_id)
         if path is None:
