@@ -23,7 +23,7 @@ from pathlib import Path
 import aiohttp
 
 from kvmesh.cli import probe
-from kvmesh.cli.connection import MeshTarget, choose_target, target_of
+from kvmesh.cli.connection import SERVICE_VARIABLES, MeshTarget, choose_target, target_of
 from kvmesh.cli.gpu_needs import compiler_needs, driver_needs
 from kvmesh.cli.gpu_plan import installed_build
 from kvmesh.cli.mesh_doctor import MeshDoctor
@@ -387,7 +387,12 @@ def check_running_mesh(settings: DoctorSettings) -> int:
 def main(argv: Sequence[str]) -> int:
     try:
         settings = load(
-            DoctorSettings, argv=argv, environ=os.environ, program="kvmesh doctor", description=__doc__ or ""
+            DoctorSettings,
+            argv=argv,
+            environ=os.environ,
+            program="kvmesh doctor",
+            description=__doc__ or "",
+            foreign_variables=SERVICE_VARIABLES,
         )
     except SettingsError as error:
         print(error, file=sys.stderr)

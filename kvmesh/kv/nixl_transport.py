@@ -122,7 +122,16 @@ class NixlTransport:
             value for name, value in vars(api.nixlBind).items() if name.endswith("Error") and isinstance(value, type)
         )
         set_progress_delay(api, PROGRESS_DELAY_US)
-        self._agent = api.nixl_agent(f"kvmesh-{secrets.token_hex(8)}", api.nixl_agent_config())
+        try:
+            self._agent = api.nixl_agent(f"kvmesh-{secrets.token_hex(8)}", api.nixl_agent_config())
+        except self._nixl_errors as error:
+            devices, ports = (os.environ.get(name, "") for name in ("UCX_NET_DEVICES", "UCX_TCP_PORT_RANGE"))
+            raise UnavailableError(
+                f"NIXL cannot start UCX ({error}) with UCX_NET_DEVICES={devices} and UCX_TCP_PORT_RANGE={ports};"
+                " is the interface up, and is a port of the range free?",
+                reason="nixl_backend",
+                field="UCX_NET_DEVICES",
+            ) from error
         self._register(memory)
         head = _HEAD.pack(_MAGIC, memory.ctypes.data, memory.size)
         self.metadata = head + self._agent.get_agent_metadata()

@@ -142,9 +142,9 @@ class RouterCore:
             self.book.mark_prefilled(reservation, now=_reported_time(reservation, report) if now is None else now)
         return reservation
 
-    def on_stream_started(self, frontend_id: str) -> None:
-        """The frontend opened its first stream."""
-        self.health.paths.add_frontend(frontend_id)
+    def on_stream_started(self, frontend_id: str, host: str = "") -> None:
+        """The frontend opened a stream from this host. Empty: unknown."""
+        self.health.paths.add_frontend(frontend_id, host)
 
     def on_stream_ended(self, frontend_id: str, *, now: float) -> None:
         """The frontend's last stream ended. It may come back within the grace."""

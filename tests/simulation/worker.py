@@ -14,6 +14,7 @@ from kvmesh.errors import MeshError
 from kvmesh.rpc.health import GrpcHealth
 from kvmesh.rpc.interceptors import server_interceptors
 from kvmesh.rpc.prefill_client import GrpcPrefillClient
+from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.simulation.faulty_engine import Die, FaultyEngine
 from kvmesh.simulation.kv_transport import MemoryTransport
 from kvmesh.simulation.rendezvous import MemoryWire
@@ -23,6 +24,7 @@ from kvmesh.worker.kv_checks import KvChecks
 from kvmesh.worker.leg_servicer import LegServicer
 from kvmesh.worker.membership import WorkerMembership
 from kvmesh.worker.metrics import WorkerMetrics
+from kvmesh.worker.own_handoff import OwnHandoff
 from kvmesh.worker.servicer import WorkerServicer
 from kvmesh.worker.settings import WorkerSettings
 from kvmesh.worker.worker import Worker, WorkerIdentity
@@ -90,6 +92,14 @@ class SimulatedWorker:
             host=worker_id,
             clock=world.clock,
             random=world.random(f"checks/{worker_id}/{epoch}"),
+        )
+        self.own_handoff = OwnHandoff(
+            self.worker,
+            self.registry,
+            GrpcWorkerClient(self._channels),
+            host=worker_id,
+            address=lambda: self.address,
+            random=world.random(f"own-handoff/{worker_id}/{epoch}"),
         )
         self._checking: asyncio.Task[None] | None = None
         self._telemetry = Telemetry.create(engine.role)

@@ -32,9 +32,10 @@ class RouteHandler:
         self._streams: dict[str, int] = {}
         """Streams by frontend."""
 
-    def add_stream(self, frontend_id: str) -> None:
+    def add_stream(self, frontend_id: str, host: str = "") -> None:
+        """A frontend opened a stream. `host` is the address that it comes from."""
         self._streams[frontend_id] = self._streams.get(frontend_id, 0) + 1
-        self._core.on_stream_started(frontend_id)
+        self._core.on_stream_started(frontend_id, host)
         log.info("frontend_joined", extra={"data": {"frontend": frontend_id}})
 
     def remove_stream(self, frontend_id: str) -> None:
