@@ -106,7 +106,9 @@ class Faults:
     leg_after: int | None = None
     leg_error: MeshError | None = None
     legs: list[tuple[int, MeshError]] = field(default_factory=list)
-    """The first leg that has so many tokens fails so; then the next entry counts."""
+    """The first leg that has sent so many tokens fails so; then the next entry counts."""
+    cannot_continue: MeshError | None = None
+    """How a leg ends that has emitted tokens."""
     stalls_after: int | None = None
     prefill_hangs: bool = False
     prefill_hangs_after: int | None = None
@@ -172,6 +174,7 @@ class FakeMesh:
                 prefill=WorkerRef(worker_id=prefills[0], address=f"{prefills[0]}:1") if has_prefill else None,
                 handoff=self.handoff if has_prefill else None,
                 rendezvous_address="p0:9" if self.handoff is Handoff.RENDEZVOUS else "",
+                cached_tokens=2,
             ),
         )
 
@@ -264,10 +267,15 @@ class FakeMesh:
 
     async def _tokens(self, generation: Generation, sink: LegSink) -> FinishReason | LegFinish:
         faults = self.faults
-        tokens = list(self.answer(generation))
-        if generation.sampling.prompt_logprobs is not None:
+        tokens, emitted = list(self.answer(generation)), len(generation.emitted_token_ids)
+        assert list(generation.emitted_token_ids) == tokens[:emitted], "the answer continues after its own tokens"
+        if emitted and self.faults.cannot_continue is not None:
+            return LegFinish(reason=FinishReason.ERROR, error=self.faults.cannot_continue)
+        if generation.sampling.prompt_logprobs is not None and not emitted:
             sink.on_prompt([TokenLogprob(logprob=-0.5) for _ in generation.token_ids[1:]])
-        limit = generation.sampling.max_tokens or 10**9
+        tokens = tokens[emitted:]
+        limit = (generation.sampling.max_tokens or 10**9) - emitted
+        assert limit > 0
         sent = 0
         while True:
             await asyncio.sleep(self.step_s)
