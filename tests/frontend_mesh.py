@@ -34,7 +34,7 @@ from kvmesh.core import (
     Usage,
     WorkerRef,
 )
-from kvmesh.errors import MeshError, UnavailableError
+from kvmesh.errors import LostError, MeshError, UnavailableError, UnsupportedError
 from kvmesh.rpc.clients import LegSink, Placed
 from kvmesh.telemetry import Instruments
 from services.frontend.access.caller import ANYBODY
@@ -119,6 +119,16 @@ class Faults:
     """How the next prefill ends, after that time."""
     stands_still_s: float = 0.0
     """The frontend stands still for so long after the finish of a prefill."""
+
+
+def cut_off(after: int) -> Faults:
+    """A leg is lost after so many tokens, and no engine continues its answer: what a client has seen of it ends with an error."""
+    refusal = UnsupportedError("no engine continues it", field="generation.sampling.seed")
+    return Faults(leg_after=after, leg_error=LostError("the worker is gone"), cannot_continue=refusal)
+
+
+CUT_OFF = "a worker was lost (worker_lost), and the answer cannot be continued on another one: no engine continues it"
+"""The message of that error."""
 
 
 @dataclass
@@ -373,7 +383,17 @@ def tokens_of(text: TextModel, answer: str, *, ends: bool = True) -> list[int]:
     return [*text.tokenise(answer, adds_special_tokens=False), *([2] if ends else [])]
 
 
-__all__ = ["FakeMesh", "Faults", "StaticModels", "make_pipeline", "served_model", "tokens_of", "write_model"]
+__all__ = [
+    "CUT_OFF",
+    "FakeMesh",
+    "Faults",
+    "StaticModels",
+    "cut_off",
+    "make_pipeline",
+    "served_model",
+    "tokens_of",
+    "write_model",
+]
 
 
 class StaticModels:

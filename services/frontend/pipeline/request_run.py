@@ -148,7 +148,8 @@ class RequestRun:
     def ask(self, prepared: Prepared) -> Ask:
         """Returns the ask of the next placement. `prepared`: the request with the placement's trace."""
         emitted = [choice.emitted_token_ids for choice in self._choices if not choice.has_ended]
-        return continued_ask(prepared, emitted) if any(emitted) else prepared.ask
+        is_whole = len(emitted) in (0, len(self._choices)) and not any(emitted)
+        return prepared.ask if is_whole else continued_ask(prepared, emitted)
 
     def spent(self) -> Usage:
         """Returns the usage up to now, also of a request that failed; empty before the first placement."""
