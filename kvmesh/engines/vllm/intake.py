@@ -6,6 +6,7 @@ from typing import Any
 from kvmesh.checks import check_generation
 from kvmesh.core import Generation, LegTask, ModelCard
 from kvmesh.engines.base import EngineRequest
+from kvmesh.engines.vllm.continuation import EMITTED
 from kvmesh.engines.vllm.core import VllmCore
 from kvmesh.engines.vllm.handles import PREFILL_PARAMETERS, HandleForm, prompt_hash, read_handle
 from kvmesh.engines.vllm.leg import LegState
@@ -119,7 +120,7 @@ class Intake:
 
         generation = request.generation
         try:
-            return self.core.input_processor.process_inputs(
+            made = self.core.input_processor.process_inputs(
                 inner_id,
                 tokens_input(tokens, cache_salt=generation.cache_salt or None),
                 pooling(request)
@@ -132,6 +133,13 @@ class Intake:
             )
         except (VLLMError, ValueError, NotImplementedError) as error:
             raise refusal(error) from error
+        if generation.emitted_token_ids and request.task is LegTask.GENERATE and not self._states_limit(generation):
+            # vLLM took what the context leaves, without the emitted tokens.
+            made.sampling_params.max_tokens += len(generation.emitted_token_ids)
+        return made
+
+    def _states_limit(self, generation: Generation) -> bool:
+        return (generation.sampling.max_tokens or self.defaults.get("max_tokens")) is not None
 
     def _sampling(self, generation: Generation, task: LegTask, parameters: dict[str, Any] | None) -> Any:
         from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
@@ -139,12 +147,16 @@ class Intake:
         if task is LegTask.PREFILL:
             arguments = prefill_arguments()
         else:
-            arguments = decode_arguments(generation, self.defaults)
+            arguments = decode_arguments(generation, self.defaults, self.core.continues)
             if generation.sampling.constraint is not None:
                 constraint = constraint_arguments(generation.sampling.constraint)
                 arguments["structured_outputs"] = StructuredOutputsParams(**constraint)
+        extra: dict[str, Any] = {}
         if parameters is not None:
-            arguments["extra_args"] = {"kv_transfer_params": parameters}
+            extra["kv_transfer_params"] = parameters
+        if generation.emitted_token_ids and task is LegTask.GENERATE:
+            extra[EMITTED] = len(generation.emitted_token_ids)
+        arguments["extra_args"] = extra or None
         return SamplingParams(**arguments, detokenize=False, output_kind=RequestOutputKind.DELTA)
 
 
@@ -168,7 +180,8 @@ def prepare_recomputation(leg: LegState) -> None:
     leg.attempt += 1
     leg.inner_id = f"{leg.inner_id}~{leg.attempt}"
     sampling = leg.core_request.sampling_params.clone()
-    sampling.extra_args = None
+    emitted = (sampling.extra_args or {}).get(EMITTED)
+    sampling.extra_args = {EMITTED: emitted} if emitted else None
     leg.core_request = msgspec.structs.replace(leg.core_request, request_id=leg.inner_id, sampling_params=sampling)
     leg.parameters = None
     leg.pull_ends_s = None
