@@ -112,7 +112,8 @@ def check_ledger(ledger: Ledger, token_range: TokenRange, *, eos_after_tokens: i
     for number, record in enumerate(ledger.choices):
         generation = ledger.prepared.generation_of(number)
         sampling = generation.sampling
-        eos_after = 0 if sampling.ignore_eos else eos_after_tokens
+        # The token that ends answers comes after `min_tokens` others.
+        eos_after = 0 if sampling.ignore_eos else max(eos_after_tokens, (sampling.min_tokens or 0) + 1)
         count = sampling.max_tokens or 0
         expected = expected_tokens(
             generation, token_range, count, eos_after_tokens=eos_after, eos_token_id=eos_token_id
