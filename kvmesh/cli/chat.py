@@ -21,7 +21,7 @@ an empty line or Ctrl-D ends the chat"""
 
 @dataclass(frozen=True, kw_only=True)
 class ChatSettings:
-    """Whom to talk to."""
+    """The mesh, the model and the key of a conversation."""
 
     mesh: str = setting("", "name of a mesh that `kvmesh up` runs here; needed where there are several")
     url: str = setting("", "address of the frontend, http://host:port; empty: the mesh that `kvmesh up` started here")
@@ -40,7 +40,7 @@ async def _models(url: str, api_key: str) -> list[str]:
 
 
 def _chat(settings: ChatSettings, url: str) -> int:
-    """Reads lines in the main thread, where Ctrl-C reaches them; a loop runs only while an answer comes."""
+    """Reads lines in the main thread, so that Ctrl-C interrupts them. An event loop runs only during an answer."""
     model, api_key = settings.model, settings.api_key
     if not model:
         models = asyncio.run(_models(url, api_key))
@@ -76,7 +76,7 @@ def _chat(settings: ChatSettings, url: str) -> int:
 
 
 def _read_line() -> str:
-    """A line from the person; empty at the end of input."""
+    """Reads a line from the terminal. Returns an empty string at the end of input."""
     try:
         return input("> ").strip()
     except (EOFError, KeyboardInterrupt):

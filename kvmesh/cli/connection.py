@@ -32,7 +32,7 @@ class MeshChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
+class MeshConnection:
     """An open connection to a mesh."""
 
     registry: Registry
@@ -47,12 +47,12 @@ class Connection:
 
 
 @asynccontextmanager
-async def connect(choice: MeshChoice, address: str) -> AsyncIterator[Connection]:
+async def connect(choice: MeshChoice, address: str) -> AsyncIterator[MeshConnection]:
     """Connects to the mesh with this registry address. Nothing is asked yet."""
     registry = ConsulRegistry(DiscoverySettings(address=address, token=choice.token))
     channels = ChannelPool(RpcSettings())
     try:
-        yield Connection(registry=registry, channels=channels)
+        yield MeshConnection(registry=registry, channels=channels)
     finally:
         await channels.aclose()
         await registry.aclose()

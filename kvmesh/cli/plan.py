@@ -1,4 +1,4 @@
-"""Which processes a mesh on one machine consists of. Pure: settings in, child specifications out."""
+"""Plans the processes of a mesh on one machine. Pure: converts settings to child specifications."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,10 +10,10 @@ from kvmesh.cli.gpu_plan import WorkerPlaces
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshPlan:
-    """The children of one mesh. Workers load engines and take longest, so they are started first.
+    """The children of one mesh. Workers load engines, which takes longest, so they start first.
 
-    Workers of one turn start at once, when those of the turn before are ready: engines that share a device must not measure
-    its memory at the same time.
+    The workers of one group of `worker_turns` start together, after those of the group before are ready: engines that share a
+    device must not measure its memory at the same time.
     """
 
     worker_turns: Sequence[Sequence[ChildSpec]]
@@ -28,8 +28,9 @@ class MeshPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshShape:
-    """What is asked for. `engine_argv` goes to every worker as it is, `role_argv` to those of a role, `router_argv` to every
-    router, `frontend_argv` to the frontend. `places` are the workers' devices; later flags win over them."""
+    """The requested processes and their flags. `engine_argv` goes to every worker, `role_argv` to the workers of one role,
+    `router_argv` to every router, `frontend_argv` to the frontend. `places` are the workers' devices; later flags override
+    them."""
 
     engine: str
     model: Path
@@ -55,19 +56,22 @@ class MeshShape:
     frontend_processes: int = 1
     has_gateway: bool = False
     has_planner: bool = True
+    planner_argv: Sequence[str] = ()
+    scaler_address: str = ""
+    """Where the planner has workers started and stopped. Empty: it only observes."""
 
     @property
     def hosts_router(self) -> bool:
-        """Whether frontend and router are one process."""
+        """True if one gateway process is both frontend and router."""
         return self.has_gateway and self.routers == self.frontend_processes == 1
 
 
 def plan_mesh(shape: MeshShape) -> MeshPlan:
-    """One specification per process. Processes pick ports that are not named themselves and register them."""
+    """Returns one specification per process. A process without a port in its flags chooses one and registers it."""
     frontend_argv = (
         *(("--http-host", shape.host) if shape.host else ()),
         *("--http-port", str(shape.port), "--rpc-port", str(shape.grpc_port)),
-        # Meshes on one machine must not run each other's batches.
+        # Meshes on one machine must not run each other's batches, so each has its own folder for them.
         *("--state-dir", str(shape.run_dir / "state")),
         *("--processes", str(shape.frontend_processes)),
         *shape.frontend_argv,
@@ -80,8 +84,8 @@ def plan_mesh(shape: MeshShape) -> MeshPlan:
         routers = [_service(shape, "router", argv=router_argv, number=number) for number in range(shape.routers)]
         frontend = _service(shape, "frontend", argv=frontend_argv)
     workers = [
-        *(_worker(shape, "prefill", number) for number in range(shape.prefill)),
-        *(_worker(shape, "decode", number) for number in range(shape.decode)),
+        *(worker_spec(shape, "prefill", number) for number in range(shape.prefill)),
+        *(worker_spec(shape, "decode", number) for number in range(shape.decode)),
     ]
     turns = [shape.places.turns.get(worker.name, 0) for worker in workers]
     return MeshPlan(
@@ -91,11 +95,17 @@ def plan_mesh(shape: MeshShape) -> MeshPlan:
         ],
         routers=routers,
         frontends=[frontend],
-        planners=[_service(shape, "planner", argv=())] if shape.has_planner else [],
+        planners=[_service(shape, "planner", argv=planner_argv(shape))] if shape.has_planner else [],
     )
 
 
-def _worker(shape: MeshShape, role: str, number: int) -> ChildSpec:
+def planner_argv(shape: MeshShape) -> Sequence[str]:
+    acting = ("--mode", "act", "--scaler-address", shape.scaler_address) if shape.scaler_address else ()
+    return (*acting, *shape.planner_argv)
+
+
+def worker_spec(shape: MeshShape, role: str, number: int) -> ChildSpec:
+    """The specification of one worker."""
     argv = (
         *("--engine", shape.engine),
         *("--model", str(shape.model)),

@@ -20,15 +20,15 @@ from kvmesh.errors import NotFoundError, UnavailableError
 
 STATE_FILE = "mesh.json"
 CLAIM_ATTEMPTS = 10
-"""The folder of all meshes vanishes when the last mesh ends, which may be between two steps of a claim."""
+"""Attempts to claim a place. The last mesh that ends removes the common folder, possibly during a claim."""
 _CLEANER = 'cat >/dev/null; rm -rf -- "$1"; rmdir -- "$2" 2>/dev/null; exit 0'
-"""Reads until every process that holds the pipe has ended. Only `up` and its children hold it, and they die with `up`."""
+"""The helper's program. Reads until every process with the pipe has ended: `up` and its children, which die with `up`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshState:
-    """A running mesh. `url` is empty until it is ready. `started` is the kernel's start time of the process, so that another
-    process with the same id is not taken for it; 0 where the kernel does not tell."""
+    """A running mesh. `url` is empty until it is ready. `started` is the kernel's start time of the process; it distinguishes
+    a later process with the same id. 0: unknown."""
 
     name: str
     registry: str
@@ -40,13 +40,13 @@ class MeshState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshPlace:
-    """The name and folders that a starting mesh has for itself. KVMESH_STATE, where it is set, names the state file."""
+    """The name and folders reserved for one mesh. The environment variable KVMESH_STATE, if set, names the state file."""
 
     name: str
     run_dir: Path
     temporary: Path
     note: str = ""
-    """For people: why the name or the folder is not the one that was asked for."""
+    """Why the name or the folder is not the requested one, as lines for people."""
 
     def write_state(self, *, registry: str = "", url: str = "") -> None:
         """Publishes the mesh's addresses to other commands."""
@@ -61,7 +61,7 @@ class MeshPlace:
         temporary.replace(path)
 
     def remove_state(self) -> None:
-        """Other commands do not find the mesh any more."""
+        """Hides the mesh from other commands."""
         (_own_file() or self.temporary / STATE_FILE).unlink(missing_ok=True)
 
 
@@ -121,7 +121,7 @@ def _free(wanted: str, taken: Collection[str]) -> str:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """One claim at a time. UnavailableError when the folder belongs to somebody else, who could read or replace what is in it."""
+    """Holds the lock of claims. Raises UnavailableError if another user owns the folder and could read or replace its files."""
     folder.mkdir(mode=0o700, exist_ok=True)
     if not _is_private(folder):
         raise UnavailableError(f"{folder} belongs to another user or is open to others; remove it, or set TMPDIR")
@@ -139,7 +139,7 @@ def state_dir() -> Path:
 
 
 def _own_file() -> Path | None:
-    """The one state file that counts, where KVMESH_STATE names it."""
+    """The state file that KVMESH_STATE names. It replaces those in the folder."""
     path = os.environ.get("KVMESH_STATE")
     return Path(path) if path else None
 
@@ -185,13 +185,13 @@ def find_mesh(name: str, *, otherwise: str) -> MeshState:
 
 
 def default_name(port: int) -> str:
-    """A mesh's name by the directory and the port."""
+    """Makes a mesh's name from the directory and the port."""
     folder = re.sub(r"[^\w.-]+", "-", Path.cwd().name) or "mesh"
     return f"{folder}-{port}" if port else folder
 
 
 def _read(path: Path) -> MeshState | None:
-    """None when the mesh does not run any more."""
+    """Reads a state file. Returns None if its mesh has ended."""
     try:
         state = MeshState(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from kvmesh.cli.connection import CALL_TIMEOUT_S, Connection, MeshChoice, connect
+from kvmesh.cli.connection import CALL_TIMEOUT_S, MeshChoice, MeshConnection, connect
 from kvmesh.cli.path_warnings import path_warnings
 from kvmesh.cli.state import running_meshes
 from kvmesh.cli.tables import Row, render_table
@@ -123,7 +123,7 @@ async def _show(settings: MeshChoice, address: str) -> int:
         return 1
 
 
-async def _print_tables(connection: Connection) -> None:
+async def _print_tables(connection: MeshConnection) -> None:
     instances = await _instances(connection.registry)
     rows = [service_row(instance) for service in SERVICES for instance in instances[service]]
     print(render_table(SERVICE_COLUMNS, rows))

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvmesh.cli.connection import Connection, MeshChoice, connect
+from kvmesh.cli.connection import MeshChoice, MeshConnection, connect
 from kvmesh.cli.tables import Row, render_table
 from kvmesh.core import LoadRecord, WorkerView
 from kvmesh.errors import MeshError
@@ -96,7 +96,7 @@ def screen(text: str, *, columns: int, lines: int) -> str:
     return HOME + "\n".join(shown) + "\n" + CLEAR_BELOW
 
 
-async def _sample(connection: Connection) -> Sample:
+async def _sample(connection: MeshConnection) -> Sample:
     return sample_of(await connection.list_workers())
 
 

@@ -26,6 +26,7 @@ from kvmesh.cli.output import discard
 from kvmesh.cli.plan import MeshPlan, plan_mesh
 from kvmesh.cli.progress import Progress, http_url
 from kvmesh.cli.restarts import RestartPolicy
+from kvmesh.cli.scaling import ScalingPart
 from kvmesh.cli.start_checks import consul_problem, hub_problem, is_hub_name, port_problems
 from kvmesh.cli.state import MeshPlace, claim_place, default_name
 from kvmesh.cli.up_settings import UpSettings, adapt_to_packages, mesh_shape, model_problem, worker_groups
@@ -69,6 +70,7 @@ class Mesh:
             timeout_s=settings.ready_timeout_s,
             say=self._progress.say,
         )
+        self._scaling = ScalingPart()
         self._ports: Mapping[str, int] = {}
         """Flags of the ports that the frontend chose: a restarted one must be found where the first one was."""
 
@@ -90,7 +92,8 @@ class Mesh:
             stack.push_async_callback(self._forks.aclose)
             keeper = self._keeper(registry)
             stack.push_async_callback(self._stop, keeper)
-            serving = asyncio.create_task(self._serve(registry_address, keeper))
+            scaler_address = await self._scaling.start(stack) if self._settings.plan else ""
+            serving = asyncio.create_task(self._serve(registry_address, scaler_address, keeper))
             # No child may be started while the others are stopped.
             stack.push_async_callback(_cancelled, serving)
             await asyncio.wait({stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
@@ -134,11 +137,12 @@ class Mesh:
             restart=self._restart,
         )
 
-    async def _serve(self, registry_address: str, keeper: Keeper) -> int:
+    async def _serve(self, registry_address: str, scaler_address: str, keeper: Keeper) -> int:
         """Until nothing can serve any more, or the greeting is answered with `once`."""
         for line in self._places.lines:
             self._progress.say(line)
-        plan = plan_mesh(mesh_shape(self._settings, registry_address, self._places))
+        shape = mesh_shape(self._settings, registry_address, self._places, scaler_address=scaler_address)
+        plan = plan_mesh(shape)
         ready = asyncio.create_task(self._become_ready(keeper.registry, plan))
         starting = asyncio.create_task(self._start_children(plan, keeper))
         try:
@@ -157,7 +161,14 @@ class Mesh:
         finally:
             await _cancelled(starting)
             await _cancelled(ready)
-        return await self._serve_ready(registry_address, keeper, url)
+        if scaler_address:
+            self._progress.say(f"the planner acts; pools are sized through {scaler_address}")
+            model = shape.served_name or shape.model.name
+            self._scaling.begin(keeper, keeper.groups[0], shape, model=model, start=self._restart)
+        try:
+            return await self._serve_ready(registry_address, keeper, url)
+        finally:
+            await self._scaling.end()
 
     async def _serve_ready(self, registry_address: str, keeper: Keeper, url: str) -> int:
         """Restarts what dies while the mesh serves."""

@@ -47,6 +47,11 @@ class UpSettings(NetworkSettings):
         " No: each starts by itself",
     )
     planner: bool = setting(True, "a planner, which observes the pools by scraping them")
+    plan: bool = setting(
+        False,
+        "the planner acts: it moves workers between the pools, and has workers started and stopped, within the targets of"
+        " --planner-args",
+    )
     host: str = setting("", "address the frontend's HTTP API listens on; empty: that of `address`")
     port: int = setting(8000, "port of the frontend's HTTP API; 0: any free one", min=0, max=65535)
     grpc_port: int = setting(0, "port of the frontend's gRPC API; 0: any free one", min=0, max=65535)
@@ -67,6 +72,9 @@ class UpSettings(NetworkSettings):
         "", "more flags for every router, as one string: --router-args='--cost-temperature 0.01'"
     )
     frontend_args: str = setting("", "more flags for the frontend, as one string: --frontend-args=--http-allows-pins")
+    planner_args: str = setting(
+        "", "more flags for the planner, as one string: --planner-args='--targets-ttft-s 0.5 --targets-itl-s 0.05'"
+    )
     log_level: str = setting("info", "log level of all services", choices=("debug", "info", "warning", "error"))
     name: str = setting("", "name of the mesh, for --mesh of other commands; empty: DIRECTORY-PORT")
     run_dir: str = setting("", "directory of the services' logs; empty: run/NAME")
@@ -129,10 +137,13 @@ def role_argv(settings: UpSettings, role: str) -> Sequence[str]:
     return (*ranks_argv, *shlex.split(given))
 
 
-def mesh_shape(settings: UpSettings, registry_address: str, places: WorkerPlaces) -> MeshShape:
+def mesh_shape(
+    settings: UpSettings, registry_address: str, places: WorkerPlaces, *, scaler_address: str = ""
+) -> MeshShape:
     """What is asked for, made plain."""
     registration = settings.registration
-    without_prefill = () if settings.prefill else registration.flags_without_prefill
+    # A planner may start prefill workers later.
+    without_prefill = () if settings.prefill or settings.plan else registration.flags_without_prefill
     model = Path(settings.model).expanduser()
     return MeshShape(
         engine=registration.name,
@@ -158,7 +169,9 @@ def mesh_shape(settings: UpSettings, registry_address: str, places: WorkerPlaces
         frontend_argv=tuple(shlex.split(settings.frontend_args)),
         frontend_processes=settings.frontend_processes,
         has_gateway=settings.gateway,
-        has_planner=settings.planner,
+        has_planner=settings.planner or settings.plan,
+        planner_argv=tuple(shlex.split(settings.planner_args)),
+        scaler_address=scaler_address,
     )
 
 

@@ -28,7 +28,7 @@ class ConsulResponse:
     body: bytes
 
 
-class Connection:
+class ConsulConnection:
     """Calls to one agent over persistent connections, on one event loop."""
 
     def __init__(self, settings: DiscoverySettings) -> None:

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from kvmesh.clock import Clock, SystemClock
 from kvmesh.discovery import limits, wire
 from kvmesh.discovery.base import Entry, Health, Registration, View
-from kvmesh.discovery.connection import Connection, ConsulResponse
+from kvmesh.discovery.connection import ConsulConnection, ConsulResponse
 from kvmesh.discovery.retry import Backoff, sleep_unless
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.discovery.watching import WatchState
@@ -48,7 +48,7 @@ class ConsulRegistry:
         self._settings = settings
         self._clock = clock or SystemClock()
         self._random = (generator or random.Random()).random
-        self._connection = Connection(settings)
+        self._connection = ConsulConnection(settings)
         self._closed = asyncio.Event()
         self._calls_began_s: dict[object, float] = {}
         self._trouble_at_s = -math.inf

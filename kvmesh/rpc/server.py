@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 
 from kvmesh.network.names import host_port
-from kvmesh.rpc.health import Health, add_channelz, add_reflection
+from kvmesh.rpc.health import GrpcHealth, add_channelz, add_reflection
 from kvmesh.rpc.settings import RpcSettings, server_credentials, server_options
 
 _logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class RpcServer:
         self._service_names = tuple(service_names)
         self._add_services = add_services
         self._interceptors = tuple(interceptors)
-        self._health = Health(service_names)
+        self._health = GrpcHealth(service_names)
         self._server: grpc.aio.Server | None = None
         self._port = 0
 

@@ -26,6 +26,8 @@ class RpcSettings:
         max=(1 << 31) - 1,
     )
     streams_max: int = internal(4096, "Concurrent calls per connection.")
+    request_bytes_max: int = internal(0, "Largest message that the server receives; 0: message_bytes_max.")
+    handshake_timeout_s: float = internal(20.0, "Longest handshake of a new connection, TLS included.")
     keepalive_s: float = setting(
         20.0, "Silence after which a peer is pinged; finds peers that vanished without a word.", min=1
     )
@@ -67,9 +69,9 @@ class RpcSettings:
         return bool(self.tls_certificate_file or self.tls_authority_file)
 
 
-def _common_options(settings: RpcSettings) -> Options:
+def _common_options(settings: RpcSettings, *, received_bytes_max: int) -> Options:
     return [
-        ("grpc.max_receive_message_length", settings.message_bytes_max),
+        ("grpc.max_receive_message_length", received_bytes_max),
         ("grpc.max_send_message_length", settings.message_bytes_max),
         ("grpc.keepalive_time_ms", round(settings.keepalive_s * 1000)),
         ("grpc.keepalive_timeout_ms", round(settings.keepalive_timeout_s * 1000)),
@@ -81,8 +83,12 @@ def _common_options(settings: RpcSettings) -> Options:
 
 def server_options(settings: RpcSettings) -> Options:
     return [
-        *_common_options(settings),
+        *_common_options(settings, received_bytes_max=settings.request_bytes_max or settings.message_bytes_max),
         ("grpc.max_concurrent_streams", settings.streams_max),
+        ("grpc.server_handshake_timeout_ms", round(settings.handshake_timeout_s * 1000)),
+        # Bit 0 is the identity: kvmesh compresses nothing, and gRPC would decompress a message before its sender is known.
+        ("grpc.compression_enabled_algorithms_bitset", 1),
+        ("grpc.per_message_decompression", 0),
         # Two processes on one port would share the requests without anyone noticing.
         ("grpc.so_reuseport", 0),
         # Peers ping each keepalive_s; half of it leaves room for their clocks.
@@ -94,7 +100,7 @@ def server_options(settings: RpcSettings) -> Options:
 def channel_options(settings: RpcSettings) -> Options:
     name = [("grpc.ssl_target_name_override", settings.tls_server_name)] if settings.tls_server_name else []
     return [
-        *_common_options(settings),
+        *_common_options(settings, received_bytes_max=settings.message_bytes_max),
         # In spite of its name: it bounds a try to connect, and a try that failed sooner is not waited for.
         ("grpc.min_reconnect_backoff_ms", round(settings.connect_timeout_s * 1000)),
         ("grpc.initial_reconnect_backoff_ms", round(settings.reconnect_min_s * 1000)),

@@ -3,13 +3,14 @@
 import os
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 from random import SystemRandom
 from typing import Any
 
 import grpc.aio
 
+from kvmesh.api.decode.v1.decode_pb2_grpc import add_DecodeServiceServicer_to_server
+from kvmesh.api.prefill.v1.prefill_pb2_grpc import add_PrefillServiceServicer_to_server
 from kvmesh.api.worker.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from kvmesh.clock import Clock, SystemClock
 from kvmesh.core import Role
@@ -27,18 +28,17 @@ from kvmesh.rpc.interceptors import server_interceptors
 from kvmesh.rpc.prefill_client import GrpcPrefillClient
 from kvmesh.rpc.server import RpcServer
 from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
+from kvmesh.worker.admission import admissions
 from kvmesh.worker.kv_checks import KvChecks
-from kvmesh.worker.leg_servicer import Admission, LegServicer
-from kvmesh.worker.membership import Membership
+from kvmesh.worker.leg_servicer import LegServicer
+from kvmesh.worker.membership import WorkerMembership
 from kvmesh.worker.metrics import WorkerMetrics
 from kvmesh.worker.servicer import WorkerServicer
 from kvmesh.worker.settings import HostSettings
 from kvmesh.worker.warm_up import WarmUp
 from kvmesh.worker.worker import Worker, WorkerIdentity
 
-WORKER_SERVICE = "kvmesh.worker.v1.WorkerService"
-AddServicer = Callable[[Any, grpc.aio.Server], None]
-"""Adds a role's own service: the function that gRPC's compiler generates."""
+SERVICES = ("kvmesh.prefill.v1.PrefillService", "kvmesh.decode.v1.DecodeService", "kvmesh.worker.v1.WorkerService")
 
 
 def make_identity(settings: HostSettings, role: Role) -> WorkerIdentity:
@@ -71,7 +71,9 @@ def make_engine(settings: HostSettings, role: Role, clock: Clock) -> Engine:
 class _Announcement:
     """Registers the worker. It is the last part to start and the first to stop."""
 
-    def __init__(self, *, worker: Worker, membership: Membership, server: RpcServer, metrics: MetricsServer) -> None:
+    def __init__(
+        self, *, worker: Worker, membership: WorkerMembership, server: RpcServer, metrics: MetricsServer
+    ) -> None:
         self._worker = worker
         self._membership = membership
         self._server = server
@@ -104,11 +106,12 @@ class _Closing:
         await self._registry.aclose()
 
 
-async def serve_worker(
-    settings: HostSettings, role: Role, service_name: str, add_servicer: AddServicer, admission: Admission
-) -> None:
+async def serve_worker(settings: HostSettings, role: Role) -> None:
     """Serves until a signal or the engine's death. A signal drains the worker: it refuses new legs and finishes those in flight in
-    bounded time."""
+    bounded time.
+
+    `role` is the worker's role at the start. Both roles' services are there at any time, because SetRole may change the role.
+    """
     configure_logging(
         level=settings.telemetry.log_level, style=settings.telemetry.log_format, service=f"kvmesh-{role.value}"
     )
@@ -125,7 +128,9 @@ async def serve_worker(
         tracing=telemetry.tracing,
     )
     WorkerMetrics(worker, telemetry.registry)
-    membership = Membership(worker, registry, host=settings.rpc.advertised_host, uses_tls=settings.rpc.has_tls)
+    membership = WorkerMembership(
+        worker, registry, host=settings.rpc.advertised_host, uses_tls=settings.rpc.has_tls, clock=clock
+    )
     channels = ChannelPool(settings.rpc)
     checks = KvChecks(
         worker,
@@ -136,13 +141,20 @@ async def serve_worker(
         random=SystemRandom(),
     )
 
+    rules = admissions(
+        waiting_prompt_tokens_max=settings.waiting_prompt_tokens_max, waiting_requests_max=settings.waiting_requests_max
+    )
+
     def add_services(server: grpc.aio.Server) -> None:
-        add_servicer(LegServicer(worker, admission), server)
+        prefill: Any = LegServicer(worker, Role.PREFILL, rules[Role.PREFILL])
+        decode: Any = LegServicer(worker, Role.DECODE, rules[Role.DECODE])
+        add_PrefillServiceServicer_to_server(prefill, server)
+        add_DecodeServiceServicer_to_server(decode, server)
         add_WorkerServiceServicer_to_server(WorkerServicer(worker, membership, clock, checks), server)
 
     server = RpcServer(
         settings.rpc,
-        service_names=(service_name, WORKER_SERVICE),
+        service_names=SERVICES,
         add_services=add_services,
         interceptors=server_interceptors(telemetry),
     )
@@ -154,6 +166,7 @@ async def serve_worker(
     async def drain() -> None:
         await membership.set_draining(True)
         await worker.drain()
+        await worker.wait_handles_gone()
 
     await run_until_signalled(
         [

@@ -9,6 +9,7 @@ from grpc.aio import ServicerContext
 from kvmesh.api.worker.v1 import worker_pb2 as pb
 from kvmesh.api.worker.v1 import worker_pb2_grpc
 from kvmesh.clock import Clock
+from kvmesh.core.fence import Fence
 from kvmesh.errors import InvalidRequestError, UnavailableError, UnsupportedError
 from kvmesh.rpc.codec.scalars import known_enum, optional_duration, optional_field, required_text
 from kvmesh.rpc.codec.types import from_worker_ref
@@ -23,14 +24,14 @@ from kvmesh.rpc.codec.worker import (
 )
 from kvmesh.worker.kv_checks import KvChecks
 from kvmesh.worker.load_filter import LoadFilter
-from kvmesh.worker.membership import Membership
+from kvmesh.worker.membership import WorkerMembership
 from kvmesh.worker.worker import Worker
 
 INTERVAL_MIN_S = 0.01
 INTERVAL_MAX_S = 60.0
 INTERVAL_DEFAULT_S = 0.1
 LATE_RATIO = 1.25
-"""Of the interval, how long a look at the load waits for a step, where the worker is awake anyway."""
+"""Part of the interval that a watcher waits for a step, because the worker is awake then anyway."""
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
@@ -39,15 +40,18 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     `checks` None: the worker does not check KV paths.
     """
 
-    def __init__(self, worker: Worker, membership: Membership, clock: Clock, checks: KvChecks | None = None) -> None:
+    def __init__(
+        self, worker: Worker, membership: WorkerMembership, clock: Clock, checks: KvChecks | None = None
+    ) -> None:
         self._worker = worker
         self._checks = checks
         self._membership = membership
         self._files = membership.files
         self._clock = clock
+        self._fence = Fence()
 
     async def Describe(self, request: pb.DescribeRequest, context: ServicerContext[Any, Any]) -> pb.DescribeResponse:
-        """Who the worker is, what it can do and holds."""
+        """The worker's identity, capabilities and model."""
         return to_description(self._membership.describe())
 
     async def WatchKv(
@@ -115,8 +119,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         return pb.DrainResponse(requests_in_flight=await self._worker.drain(timeout_s))
 
     async def SetRole(self, request: pb.SetRoleRequest, context: ServicerContext[Any, Any]) -> pb.SetRoleResponse:
-        """Changes the pool, where the engine can and the process serves both contracts."""
-        role = await self._membership.set_role(known_enum(request.role, ROLES, "role"))
+        """Moves the worker to the other pool, if the engine can serve it."""
+        role = known_enum(request.role, ROLES, "role")
+        self._fence.check(request.fencing_token)
+        role = await self._membership.set_role(role)
         return pb.SetRoleResponse(role=ROLE_NUMBERS[role])
 
     async def ResetCache(

@@ -23,13 +23,15 @@ from kvmesh.errors import (
 from kvmesh.kv.lease import LeaseTable
 from kvmesh.telemetry import Span, TelemetrySettings, Tracing, fail_span
 from kvmesh.worker.kv_batcher import KvEventBatcher
-from kvmesh.worker.kv_feed import KvFeed
+from kvmesh.worker.kv_feed import KvEventFeed
 from kvmesh.worker.load_signal import LoadSignal
 from kvmesh.worker.settings import WorkerSettings
 from kvmesh.worker.slots import SLOT_BITS, SLOTS_MAX, LegRecord, LegTable, LinkStep, key_of, split_by_link
 
 log = logging.getLogger(__name__)
 
+HANDLES_POLL_S = 0.05
+"""Engines do not report the end of a lease."""
 LAST_STEPS_S = 1.0
 """Longest wait for the engine's last finishes when closing."""
 
@@ -67,7 +69,7 @@ class Outlet(Protocol):
         ...
 
 
-class Link:
+class CallerLink:
     """One caller's slots on the worker. Closing it cancels the caller's legs."""
 
     def __init__(self, worker: "Worker", number: int, outlet: Outlet, legs_max: int | None = None) -> None:
@@ -121,7 +123,7 @@ class Worker:
         self._clock = clock
         self._legs = LegTable()
         self._leases = LeaseTable()
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, CallerLink] = {}
         self._next_link = 0
         self._draining = ""
         self._tasks: list[asyncio.Task[None]] = []
@@ -135,7 +137,7 @@ class Worker:
         self._load_sequence = 0
         self.load_signal = LoadSignal()
         """Rings when the load has changed."""
-        self.kv_feed = KvFeed(epoch=identity.epoch)
+        self.kv_feed = KvEventFeed(epoch=identity.epoch)
         self._kv_batcher = KvEventBatcher(self._publish_kv)
 
     async def start(self) -> None:
@@ -174,9 +176,9 @@ class Worker:
         """How many are in the engine."""
         return len(self._legs)
 
-    def open_link(self, outlet: Outlet, legs_max: int | None = None) -> Link:
+    def open_link(self, outlet: Outlet, legs_max: int | None = None) -> CallerLink:
         """Opens a link with slots of its own and at most `legs_max` legs at a time. Calls `on_lost` now if `ended` is set."""
-        link = Link(self, self._next_link, outlet, legs_max)
+        link = CallerLink(self, self._next_link, outlet, legs_max)
         if self._end is not None:
             outlet.on_lost(self._end)
         self._links[link.number] = link
@@ -423,6 +425,15 @@ class Worker:
         except TimeoutError:
             pass
         return len(self._legs)
+
+    async def wait_handles_gone(self) -> None:
+        """Waits until every handle was pulled, released or has expired; at most as long as a lease.
+
+        A worker that stops before that makes decode workers compute the prompts again.
+        """
+        ends_s = self._clock.now() + self.description.lease_s
+        while self.engine.leased_handles() and self._clock.now() < ends_s and not self.ended.is_set():
+            await self._clock.sleep(HANDLES_POLL_S)
 
     def load(self) -> LoadRecord:
         """The engine's load with the worker's identity. Each call increments the sequence."""

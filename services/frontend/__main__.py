@@ -31,7 +31,7 @@ from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging, event_
 from services.frontend.access.access import Access
 from services.frontend.access.interceptor import AccessInterceptor
 from services.frontend.api.anthropic.serve import add_message_routes
-from services.frontend.api.batches.part import Batches
+from services.frontend.api.batches.part import BatchesPart
 from services.frontend.api.grpc.servicer import SERVICE_NAME, InferenceServicer
 from services.frontend.api.http.server import HttpServer
 from services.frontend.api.kserve.servicer import SERVICE_NAME as KSERVE_NAME
@@ -40,6 +40,8 @@ from services.frontend.api.openapi.routes import add_description_routes
 from services.frontend.api.responses.serve import Responses
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import DiscoveredModels
+from services.frontend.pipeline.fallback_router import FallbackRouterLink
+from services.frontend.pipeline.local_placement import LocalPlacer
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.processes import supervise
 from services.frontend.settings import FrontendSettings
@@ -64,32 +66,47 @@ class Frontend:
         self.registry: Registry = ConsulRegistry(settings.discovery)
         self.channels = ChannelPool(settings.rpc, channel_interceptors(self.telemetry))
         self.links = GrpcLegLinks(self.channels, frontend_id=self.instance_id, clock=clock)
-        self.router: RouterPart = router or GrpcRouterLink(
-            self.registry,
-            self.channels,
-            frontend_id=self.instance_id,
-            clock=clock,
-            generator=generator,
-            settings=settings.router,
-        )
         self.models = DiscoveredModels(
             self.registry, GrpcWorkerClient(self.channels), settings.models, clock, settings.parser_names
         )
+        self.metrics = FrontendMetrics(self.telemetry.instruments, lambda: self.pipeline.in_flight)
+        self.router: Part
+        if router is not None:
+            placing: RouterLink = router
+            self.router = router
+        else:
+            routers = GrpcRouterLink(
+                self.registry,
+                self.channels,
+                frontend_id=self.instance_id,
+                clock=clock,
+                generator=generator,
+                settings=settings.router,
+                no_stream_s=settings.pipeline.without_router_after_s,
+            )
+            placing = FallbackRouterLink(
+                routers,
+                LocalPlacer(requests_per_worker_max=settings.pipeline.requests_per_worker_max),
+                had_router=lambda: routers.had_stream,
+                workers=self.models.workers,
+                on_placed=self.metrics.local_placements.inc,
+            )
+            self.router = routers
         self.access = Access(settings.access, clock, instruments=self.telemetry.instruments, registry=self.registry)
         self.pipeline = Pipeline(
             models=self.models,
             links=self.links,
-            router=self.router,
+            router=placing,
             clock=clock,
             generator=generator,
-            metrics=FrontendMetrics(self.telemetry.instruments, lambda: self.pipeline.in_flight),
+            metrics=self.metrics,
             settings=settings.pipeline,
             tracing=self.telemetry.tracing,
             access=self.access,
         )
         directory = state_directory(settings.state_dir)
         self.responses = Responses(settings.responses, directory, clock)
-        self.batches = Batches(
+        self.batches = BatchesPart(
             settings.batches,
             directory,
             self.pipeline,
@@ -110,7 +127,7 @@ class Frontend:
             ],
         )
         self.server = RpcServer(
-            settings.rpc,
+            settings.server_rpc,
             service_names=[SERVICE_NAME, *([KSERVE_NAME] if settings.kserve.is_on else [])],
             add_services=self._add_services,
             interceptors=[*server_interceptors(self.telemetry), AccessInterceptor(self.access)],

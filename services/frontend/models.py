@@ -121,6 +121,11 @@ class DiscoveredModels:
         """See Models."""
         return [model for name, model in sorted(self._served.items()) if not model.adapter]
 
+    def workers(self, name: str) -> Sequence[Described]:
+        """Returns the workers of a model whose cards are known."""
+        listed = [each for instances in self._views.values() for each in instances if each.meta.get("model") == name]
+        return [(each, self._cards[each.instance_id][1]) for each in listed if each.instance_id in self._cards]
+
     def problems(self) -> Mapping[str, str]:
         """Returns why known models take no requests, by model."""
         return dict(self._problems)

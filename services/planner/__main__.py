@@ -73,6 +73,7 @@ async def serve(settings: PlannerSettings) -> None:
     async def drain() -> None:
         if presence is not None:
             await presence.set_draining(True, reason="stopping")
+        planner.end_watches()
         await server.set_serving(False)
 
     try:

@@ -27,7 +27,7 @@ from services.router.replicas.peer_reservations import PeerReservations
 from services.router.replicas.peer_streams import PeerStreams
 from services.router.servicer import SERVICE_NAME, RouterServicer
 from services.router.serving.maintenance import Maintenance
-from services.router.serving.membership import Membership
+from services.router.serving.membership import FleetMembership
 from services.router.serving.queue_dispatcher import QueueDispatcher
 from services.router.settings import RouterSettings
 
@@ -65,7 +65,7 @@ class Router:
             dispatcher=dispatcher,
             peers=self._peers,
         )
-        self._membership = Membership(
+        self._membership = FleetMembership(
             self._registry,
             GrpcWorkerClient(channels),
             self.core.fleet,

@@ -13,7 +13,7 @@ from services.router.core_settings import CoreSettings
 from services.router.explain import DecisionHistory, DecisionRecord
 from services.router.health.monitor import HealthEvent
 from services.router.index.kv_index import KvIndex
-from services.router.placement.decision import Decision
+from services.router.placement.decision import PlacementDecision
 from services.router.placement.placer import NO_PREFILL_WORKER, NO_WORKERS, Placer
 from services.router.placement.policies import Policy, PolicyContext, make_policy
 from services.router.queue.admission import Admission, Queued, QueueOutcome
@@ -173,7 +173,7 @@ class RouterCore:
         self.health.events.clear()
         return events
 
-    def _choose(self, frontend_id: str, ask: Ask, now: float) -> Decision:
+    def _choose(self, frontend_id: str, ask: Ask, now: float) -> PlacementDecision:
         try:
             return self._place(frontend_id, ask, now)
         except UnavailableError:
@@ -184,7 +184,7 @@ class RouterCore:
                 raise
             return self._choose_or_probe(frontend_id, ask, now)
 
-    def _place(self, frontend_id: str, ask: Ask, now: float) -> Decision:
+    def _place(self, frontend_id: str, ask: Ask, now: float) -> PlacementDecision:
         return self.placer.choose(ask, now=now, paused=self._paused(frontend_id, now))
 
     def _paused(self, frontend_id: str, now: float) -> frozenset[str]:
@@ -192,7 +192,7 @@ class RouterCore:
         paths = self.health.paths
         return paths.paused(frontend_id, now) if paths else NO_WORKERS
 
-    def _choose_or_probe(self, frontend_id: str, ask: Ask, now: float) -> Decision:
+    def _choose_or_probe(self, frontend_id: str, ask: Ask, now: float) -> PlacementDecision:
         """Where breakers leave no worker of a role that is needed, the request is a probe of one before its pause is over."""
         try:
             return self._place(frontend_id, ask, now)
@@ -287,7 +287,9 @@ class RouterCore:
         self.history.add(record)
         return record.placement, max(1, decision.uncached_tokens)
 
-    def _reserve(self, frontend_id: str, ask_id: int, ask: Ask, decision: Decision, *, now: float) -> Placement:
+    def _reserve(
+        self, frontend_id: str, ask_id: int, ask: Ask, decision: PlacementDecision, *, now: float
+    ) -> Placement:
         self._placements += 1
         lifetime_s = self.settings.reservation_s_max
         ends_at = now + (lifetime_s if ask.timeout_s is None else min(lifetime_s, ask.timeout_s))
@@ -355,7 +357,7 @@ class RouterCore:
         return reduce(or_, found, 0)
 
 
-def _is_answered_by_prefill(ask: Ask, decision: Decision) -> bool:
+def _is_answered_by_prefill(ask: Ask, decision: PlacementDecision) -> bool:
     """Whether the prefill worker answers by itself. Where it does not, the decode worker makes one step that is not counted."""
     return ask.expected_output_tokens == 1 and decision.prefill is not None and decision.handoff is Handoff.SEQUENTIAL
 
@@ -371,7 +373,7 @@ def _has_unseen_blocks(target: Target, ask: Ask) -> bool:
     return feed is not None and not feed.sends_events and target.block_size_tokens == ask.block_size_tokens
 
 
-def _placement(reservation: Reservation, decision: Decision) -> Placement:
+def _placement(reservation: Reservation, decision: PlacementDecision) -> Placement:
     prefill, address = decision.prefill, ""
     if prefill is not None and decision.handoff is Handoff.RENDEZVOUS and prefill.worker.description is not None:
         address = prefill.worker.description.rendezvous_address

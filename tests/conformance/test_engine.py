@@ -27,6 +27,8 @@ from tests.conformance.engine_cases import CASES, Fleet
 from tests.conformance.engine_driver import EngineDriver, Record
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+LONG_ANSWER = 1200
+"""Tokens of an answer that a cancel must meet. On a busy machine an engine may run ahead until its output buffer is full (256 steps of vLLM)."""
 SINGLE_TOKENS: list[dict[str, Any]] = [
     {},
     {"logprobs": 3},
@@ -368,7 +370,7 @@ class TestCancel:
     @pytest.mark.proves("cancellation")
     async def test_decoding(self, fleet: Fleet) -> None:
         """Invariant 3 while tokens flow: CANCELLED comes, blocks are free."""
-        record = await fleet.alone.wait_tokens(fleet.alone.submit(fleet.greedy(3, max_tokens=500)), 3)
+        record = await fleet.alone.wait_tokens(fleet.alone.submit(fleet.greedy(3, max_tokens=LONG_ANSWER)), 3)
         fleet.alone.engine.cancel_nowait(record.key)
         await fleet.alone.wait_blocks(0, fleet.case.free_s)
         assert (await fleet.alone.wait(record)).done.reason is FinishReason.CANCELLED
@@ -379,8 +381,7 @@ class TestCancel:
         """Invariant 3 before the first token, at several moments; a prefill leg leaves no lease."""
         for driver, submit in ((fleet.alone, fleet.alone.submit), (fleet.prefill, fleet.submit_prefill)):
             leased = driver.engine.load().kv_blocks_leased
-            # On a busy machine the engine may run ahead until its output buffer is full (256 steps of vLLM). The answer is longer.
-            record = submit(fleet.greedy(12, max_tokens=1200))
+            record = submit(fleet.greedy(12, max_tokens=LONG_ANSWER))
             for _ in range(turns):
                 await asyncio.sleep(0)
             driver.engine.cancel_nowait(record.key)
@@ -394,7 +395,7 @@ class TestCancel:
     @pytest.mark.parametrize("turns", [0, 1, 2, 4, 8, 16])
     async def test_pulling(self, fleet: Fleet, turns: int) -> None:
         """Invariant 3 around a pull, at several moments: blocks are free on both sides."""
-        generation = fleet.greedy(6, max_tokens=200)
+        generation = fleet.greedy(6, max_tokens=LONG_ANSWER)
         await fleet.prefill.wait_blocks(0, fleet.case.timeout_s)
         prefill, record = await fleet.begin(generation)
         for _ in range(turns):

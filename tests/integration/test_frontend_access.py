@@ -288,7 +288,10 @@ async def test_a_tls_client_that_ends_its_side_is_gone(model: ServedModel, tmp_p
     context = ssl.create_default_context(cafile=authority.ca_file)
     mesh = FakeMesh(answer=lambda _: [50] * 400, step_s=0.05)
     body = json.dumps({**BODY, "max_tokens": 400}).encode()
-    request = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    request = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
     async with frontend(model, mesh, http=http) as (url, pipeline, _), asyncio.timeout(PATIENCE_S):
         port = int(url.rpartition(":")[2])
 

@@ -8,16 +8,15 @@ import pytest
 from kvmesh.cli.up_settings import UpSettings
 from kvmesh.client.settings import ClientSettings, RetryPolicy
 from kvmesh.settings.declare import specs
-from services.decode.settings import DecodeSettings
+from kvmesh.worker.settings import HostSettings
 from services.frontend.settings import FrontendSettings
 from services.planner.settings import PlannerSettings
-from services.prefill.settings import PrefillSettings
 from services.router.settings import RouterSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("services/*/README.md")]
 GUIDES = set(ROOT.glob("docs/engines/*-*.md"))
-COMPONENTS = (UpSettings, FrontendSettings, RouterSettings, PlannerSettings, PrefillSettings, DecodeSettings)
+COMPONENTS = (UpSettings, FrontendSettings, RouterSettings, PlannerSettings, HostSettings)
 SPECS = [spec for component in COMPONENTS for spec in specs(component)]
 FLAGS = {spec.flag for spec in SPECS}
 DEFAULTS: dict[str, list[float]] = {}

@@ -11,9 +11,9 @@ from kvmesh.engines.simulated.engine import SimulatedEngine
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.errors import KvLostError
 from kvmesh.kv.transport import Piece
-from kvmesh.simulation.kv_transport import MemoryNetwork, MemoryTransport
+from kvmesh.simulation.kv_transport import MemoryKvNetwork, MemoryTransport
 from kvmesh.simulation.registry import MemoryAgent
-from kvmesh.worker.membership import Membership
+from kvmesh.worker.membership import WorkerMembership
 from kvmesh.worker.servicer import WorkerServicer
 from kvmesh.worker.settings import WorkerSettings
 from kvmesh.worker.worker import Worker, WorkerIdentity
@@ -60,7 +60,7 @@ def test_blocks_that_become_free_without_a_step_are_reported() -> None:
 
     async def main() -> None:
         clock = VirtualClock()
-        network = MemoryNetwork(clock=clock)
+        network = MemoryKvNetwork(clock=clock)
         settings = WorkerSettings(load_interval_s=600.0)
 
         def worker_of(transport: MemoryTransport, role: str, name: str) -> Worker:
@@ -83,7 +83,8 @@ def test_blocks_that_become_free_without_a_step_are_reported() -> None:
             return outlet.finishes[0]
 
         handle = (await run(prefill, task=LegTask.PREFILL)).handle
-        servicer = WorkerServicer(decode, Membership(decode, MemoryAgent().registry(), host="w", uses_tls=False), clock)
+        membership = WorkerMembership(decode, MemoryAgent().registry(), host="w", uses_tls=False, clock=clock)
+        servicer = WorkerServicer(decode, membership, clock)
         loop, began_s, records = asyncio.get_running_loop(), clock.now(), []
 
         async def watch() -> None:

@@ -114,7 +114,10 @@ async def _ask(check: _Check, definition: CheckDefinition) -> tuple[Health, str]
         return Health.CRITICAL, f"{error.code().name}: {error.details()}"
     name = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
     is_serving = answer.status == health_pb2.HealthCheckResponse.SERVING
-    return Health.PASSING if is_serving else Health.CRITICAL, f"gRPC check {definition.grpc_target}: {name}"
+    return (
+        Health.PASSING if is_serving else Health.CRITICAL,
+        f"gRPC check {definition.grpc_target}: {name}",
+    )
 
 
 def _log_defect(task: asyncio.Task[None]) -> None:

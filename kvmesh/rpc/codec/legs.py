@@ -63,7 +63,7 @@ def from_leg(message: pb.Leg, *, default_id: str = "") -> Leg:
 
 
 def to_finish(slot: int, finish: LegFinish) -> pb.Finish:
-    """The wire form. The handle's lease is written as it is: the caller subtracts the time that has passed."""
+    """Writes the handle's lease unchanged: the caller subtracts the time that has passed."""
     message = pb.Finish(
         slot=slot,
         reason=FINISH_REASON_NUMBERS[finish.reason],

@@ -17,12 +17,16 @@ class Quota:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """An authenticated client. `models` None: any model. `key_id`: start of the key's hash, for logs."""
+    """An authenticated client. `models` None: any model. `key_id`: start of the key's hash, for logs.
+
+    `sends_compressed`: whether its request bodies may be compressed.
+    """
 
     tenant: str = ""
     key_id: str = ""
     models: frozenset[str] | None = None
     quota: Quota = field(default_factory=Quota)
+    sends_compressed: bool = False
 
     def allows(self, model: str) -> bool:
         """Returns whether the caller may use the model or adapter."""

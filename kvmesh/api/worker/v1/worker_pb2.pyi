@@ -122,10 +122,12 @@ class DrainResponse(_message.Message):
     def __init__(self, requests_in_flight: _Optional[int] = ...) -> None: ...
 
 class SetRoleRequest(_message.Message):
-    __slots__ = ("role",)
+    __slots__ = ("role", "fencing_token")
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    FENCING_TOKEN_FIELD_NUMBER: _ClassVar[int]
     role: _model_pb2.Role
-    def __init__(self, role: _Optional[_Union[_model_pb2.Role, str]] = ...) -> None: ...
+    fencing_token: int
+    def __init__(self, role: _Optional[_Union[_model_pb2.Role, str]] = ..., fencing_token: _Optional[int] = ...) -> None: ...
 
 class SetRoleResponse(_message.Message):
     __slots__ = ("role",)

@@ -10,7 +10,7 @@ from kvmesh.engines.sglang.messages import FromHost, ToHost, frame, take_frames,
 READ_BYTES = 1 << 20
 
 
-class Link:
+class HostSocket:
     """Sends and receives messages. The process ends at once when the adapter's end is closed, for nobody could use its results."""
 
     def __init__(self, connected: socket.socket) -> None:
@@ -18,7 +18,7 @@ class Link:
         self._received = bytearray()
 
     @classmethod
-    def connect(cls, path: str) -> "Link":
+    def connect(cls, path: str) -> "HostSocket":
         connected = socket.socket(socket.AF_UNIX)
         connected.connect(path)
         return cls(connected)

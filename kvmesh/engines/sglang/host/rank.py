@@ -5,7 +5,7 @@ from typing import Any
 
 from kvmesh.engines.sglang.host import cpu
 from kvmesh.engines.sglang.host.environment import free_port, set_defaults, uses_cpu
-from kvmesh.engines.sglang.host.link import Link
+from kvmesh.engines.sglang.host.link import HostSocket
 from kvmesh.engines.sglang.messages import Ready
 from kvmesh.engines.sglang.settings import SglangSettings
 
@@ -64,7 +64,7 @@ class Rank:
         world_rank = spawn_world_rank(self._arguments, tp_rank=self._number, pp_rank=0)
         return SpawnRanks(world_rank=world_rank, dp_rank=None, gpu_id=self._gpu)
 
-    def start(self, link: Link | None) -> None:
+    def start(self, link: HostSocket | None) -> None:
         """Loads the model. A prefill engine registers with its bootstrap server meanwhile, which must listen before."""
         from sglang.srt.server_args import PortArgs
 

@@ -9,6 +9,7 @@ from kvmesh.errors import InvalidRequestError, NotFoundError, OverloadedError
 from services.frontend.api.batches.upload import read_upload
 from services.frontend.api.http.boundary import Boundary
 from services.frontend.api.http.exchange import Exchange
+from services.frontend.api.http.hosts import check_form_origin
 from services.frontend.api.request_body import invalid_value
 from services.frontend.api.responses.pages import list_body, read_limit, read_order, refuse_unknown_parameters
 from services.frontend.settings import BatchSettings
@@ -39,6 +40,7 @@ class FileRoutes:
         request = exchange.request
         if not request.content_type.startswith("multipart/form-data"):
             raise InvalidRequestError("the body must be multipart/form-data", reason="invalid_body")
+        check_form_origin(request, exchange.settings)
         if self._uploads >= self._settings.uploads_max:
             raise OverloadedError("too many uploads at once", reason="uploads_full", retry_after_s=1.0)
         file_id = f"file-{exchange.request_id}"
