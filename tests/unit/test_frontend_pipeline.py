@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from kvmesh.client.settings import RetryPolicy
 from kvmesh.core import FinishReason, Generation, Handoff, ReportKind, SamplingParams, TokenLogprob
@@ -26,6 +28,7 @@ from kvmesh.errors import (
 )
 from kvmesh.kv.blocks import block_hashes, seed_hash
 from kvmesh.rpc.clients import EmbedResult
+from kvmesh.telemetry import TelemetrySettings, Tracing
 from services.frontend.access.caller import ANYBODY
 from services.frontend.api.http.boundary import error_headers
 from services.frontend.models import ServedModel
@@ -670,6 +673,31 @@ def test_late_tokens_of_a_failed_leg_are_ignored(mesh: FakeMesh, model: ServedMo
         patch.setattr(FakeLink, "submit_nowait", noting)
         run_virtual(main())
     assert heard.texts == {0: TEXT} and heard.token_ids == {0: tokens_of(model.text, TEXT)}
+
+
+def test_spans_link_the_placements(mesh: FakeMesh, model: ServedModel) -> None:
+    """Each later placement has a span, which names the failure, links to the placement before it, and is the parent of its legs."""
+    exported = InMemorySpanExporter()
+    tracing = Tracing(TelemetrySettings(), service="frontend", span_processor=SimpleSpanProcessor(exported))
+    mesh.faults = Faults(legs=[(5, LostError("x", where="d0")), (2, LostError("x", where="d1"))])
+
+    async def main() -> None:
+        pipeline = make_pipeline(mesh, StaticModels([model]))
+        pipeline._tracing = tracing
+        await ask(pipeline, a_request(), Heard())
+
+    run_virtual(main())
+    spans = {span.name + str(span.attributes.get("kvmesh.attempt", "")): span for span in exported.get_finished_spans()}
+    assert set(spans) == {"request", "placed_again1", "placed_again2"}
+    request, first, second = spans["request"], spans["placed_again1"], spans["placed_again2"]
+    assert [link.context.span_id for link in first.links] == [request.context.span_id]
+    assert [link.context.span_id for link in second.links] == [first.context.span_id]
+    assert first.parent.span_id == second.parent.span_id == request.context.span_id
+    assert (first.attributes["kvmesh.failed_at"], first.attributes["kvmesh.emitted_tokens"]) == ("d0", 5)
+    assert second.attributes["kvmesh.emitted_tokens"] == 7
+    parents = [f"{each.context.span_id:016x}" for each in (request, first, second)]
+    assert [ask.traceparent.split("-")[2] for ask in mesh.asks] == parents
+    assert [leg.generation.traceparent.split("-")[2] for leg in mesh.legs] == parents
 
 
 def test_the_gap_that_the_client_sees_is_an_inter_token_time(mesh: FakeMesh, model: ServedModel) -> None:
