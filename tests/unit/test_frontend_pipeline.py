@@ -418,15 +418,22 @@ def test_what_happened_says_more_than_that_nobody_is_left(mesh: FakeMesh, model:
     assert answer.message == "first"
 
 
-@pytest.mark.parametrize("reason", ["no_worker", "breakers_open"])
-def test_a_lost_request_waits_for_a_worker_that_comes_back(mesh: FakeMesh, model: ServedModel, reason: str) -> None:
-    """The only worker is away for some seconds. The client has seen nothing, so it gets its answer."""
-    mesh.faults = Faults(prefill=[LostError("first")])
+@pytest.mark.parametrize(
+    "refusal",
+    [UnavailableError("x", reason=reason) for reason in ("no_worker", "breakers_open")] + [OverloadedError("full")],
+)
+@pytest.mark.parametrize("place", ["prefill", "decode"])
+def test_a_lost_request_waits_for_a_worker_that_comes_back(
+    mesh: FakeMesh, model: ServedModel, refusal: MeshError, place: str
+) -> None:
+    """The only worker is away for some seconds, or those that are left have no room. The client gets its answer."""
+    lost = LostError("first")
+    mesh.faults = Faults(prefill=[lost]) if place == "prefill" else Faults(legs=[(5, lost)])
     placed, refusals = mesh.place, iter(range(12))
 
     async def refuse_for_a_while(ask: Any, *, timeout_s: float) -> Any:
         if ask.attempt and next(refusals, None) is not None:
-            raise UnavailableError("none left", reason=reason)
+            raise refusal
         return await placed(ask, timeout_s=timeout_s)
 
     mesh.place = refuse_for_a_while  # type: ignore[method-assign]

@@ -85,6 +85,10 @@ class RequestPlacements:
                 raise self._first_failure from error
             error.retry_after_s = error.retry_after_s or self._settings.retry_after_s
             raise
+        except OverloadedError as error:
+            if self._first_failure is not None:
+                raise self._first_failure from error
+            raise
         except (NotFoundError, UnsupportedError) as error:
             error.field = self._request.named(error.field)
             raise
@@ -122,13 +126,19 @@ class RequestPlacements:
     async def _place_or_wait(self) -> Placed:
         wait_until_s = min(self._deadline_s, self._clock.now() + self._settings.place_timeout_s)
         while True:
+            is_full = False
             try:
                 return await self._place_once()
             except UnavailableError as error:
                 may_wait = self._first_failure is not None and self._clock.now() < wait_until_s
                 if error.reason not in NO_WORKER_NOW or not (self._excluded or may_wait):
                     raise
-            if self._excluded:
+            except OverloadedError:
+                # Others have to wait too when a lost worker's requests come to the workers that are left.
+                is_full = True
+                if self._first_failure is None or self._clock.now() >= wait_until_s:
+                    raise
+            if self._excluded and not is_full:
                 # Every worker has failed under this request. One of them may have been replaced by a new process.
                 self._excluded.clear()
             else:
