@@ -126,14 +126,23 @@ async def kill_workers(mesh: ProcessMesh, shape: Shape, account: Account) -> Non
             await mesh.start(name)
 
 
-async def kill_each_once(mesh: ProcessMesh, account: Account, prefill: int, decode: int) -> None:
-    """One worker after the other; the next one when the one before it serves again."""
-    names = [f"decode-{i}" for i in range(decode)] + [f"prefill-{i}" for i in range(prefill)]
-    for name in names:
+async def kill_each_once(mesh: ProcessMesh, account: Account, pairs: int) -> None:
+    """A decode and a prefill worker, and the next two when these serve again. The last ones are not waited for."""
+    for i in range(pairs):
+        for name in (f"decode-{i}", f"prefill-{i}"):
+            await asyncio.sleep(2.0)
+            await mesh.kill(name)
+            await mesh.start(name)
+            account.kills.append(name)
+        if i < pairs - 1:
+            await mesh.wait_ready(pairs, pairs)
+
+
+async def kill_two(mesh: ProcessMesh, account: Account) -> None:
+    """A decode worker and the only prefill worker, which nothing replaces: the decode worker that is left answers alone."""
+    for name in ("decode-0", "prefill-0"):
         await asyncio.sleep(1.0)
         await mesh.kill(name)
-        await mesh.start(name)
-        await mesh.wait_ready(prefill, decode)
         account.kills.append(name)
 
 
@@ -164,18 +173,19 @@ async def run(shape: Shape, directory: Path, spares: Sequence[Forked] = ()) -> A
     return account
 
 
-async def run_vllm(shape: Shape, directory: Path) -> Account:
-    """The mesh on vLLM, two workers of each role, each of which is killed once."""
+async def run_vllm(shape: Shape, directory: Path, *, is_short: bool = False) -> Account:
+    """The mesh on vLLM, two workers of each role, each of which is killed once. Short: one prefill worker, and two kills."""
     account = Account()
     # Which tokens are computed at once depends on time, and the order of additions on that. In bfloat16 that decides close calls.
     argv = ("--vllm-dtype", "float32")
+    prefill, kills = (1, 2) if is_short else (2, 4)
     async with process_mesh(
-        directory, engine="vllm", prefill=2, decode=2, routers=2, engine_argv=argv, ready_timeout_s=300.0
+        directory, engine="vllm", prefill=prefill, decode=2, routers=1, engine_argv=argv, ready_timeout_s=300.0
     ) as mesh:
         requests = Requests(mesh.url, shape, account)
         await requests.learn()
-        async with going_on(kill_each_once(mesh, account, 2, 2)):
-            await requests.run(is_enough=lambda: len(account.kills) == 4)
+        async with going_on(kill_two(mesh, account) if is_short else kill_each_once(mesh, account, 2)):
+            await requests.run(is_enough=lambda: len(account.kills) == kills)
         await _close(mesh, account)
     return account
 

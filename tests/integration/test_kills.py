@@ -11,8 +11,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.chaos.kills import Account, Requests, Shape
+from tests.chaos.kills import Account, Requests, Shape, run_vllm
 from tests.chaos.processes import ROOT, process_mesh
+from tests.parts import require_part
 
 STOPPED = (
     (("frontend-0",), 12.0),
@@ -24,6 +25,7 @@ STOPPED = (
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.proves("migration", engine="simulated")
 async def test_a_worker_is_killed_every_second() -> None:
     """Every answer is right, streamed or not, and some were continued on another worker."""
     process = await asyncio.create_subprocess_exec(
@@ -37,6 +39,19 @@ async def test_a_worker_is_killed_every_second() -> None:
     output, _ = await process.communicate()
     assert process.returncode == 0, output.decode()[-8000:]
     assert "continued 0 times" not in output.decode()
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(420)
+@pytest.mark.proves("migration", engine="vllm")
+async def test_vllm_workers_are_killed(tmp_path: Path) -> None:
+    """A slice of `python -m tests.chaos.kills --engine vllm`: answers of every kind continue token for token on another worker."""
+    require_part("vllm")
+    require_part("nixl")
+    shape = Shape(requests=36, in_flight=6, tokens=60, pause_s=0.0, seed=5, questions=9)
+    account = await run_vllm(shape, tmp_path, is_short=True)
+    assert not account.problems, account.problems
+    assert account.kills == ["decode-0", "prefill-0"] and account.continued > 0
 
 
 @pytest.mark.timeout(300)
