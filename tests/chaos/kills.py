@@ -21,6 +21,7 @@ import aiohttp
 
 from kvmesh.cli.forked import Forked
 from kvmesh.core import Role
+from kvmesh.engines.simulated.model_card import TokenRange
 from kvmesh.errors import MeshError
 from tests.chaos.processes import ProcessMesh, fork_spares, process_mesh
 from tests.chaos.questions import FailedError, Normal, Question, ask, make_questions, reference
@@ -51,6 +52,20 @@ class Account:
     kills: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     continued: int = 0
+    calm_pauses_s: list[float] = field(default_factory=list)
+    """The longest time between two events, of each stream before the first kill."""
+    pauses_s: list[float] = field(default_factory=list)
+    """The same while workers are killed."""
+
+
+def expected(prompt: Sequence[int], count: int, token_range: TokenRange) -> list[int]:
+    """The simulated engine's greedy answer; `kvmesh.engines.simulated.tokens` says it in words."""
+    total = sum((i + 1) * token for i, token in enumerate(prompt))
+    answer: list[int] = []
+    for position in range(len(prompt), len(prompt) + count):
+        answer.append(token_range.first_id + total % token_range.span)
+        total += (position + 1) * answer[-1]
+    return answer
 
 
 class Requests:
@@ -67,7 +82,7 @@ class Requests:
     async def learn(self) -> None:
         """Gets the answers of a mesh in which nothing fails."""
         async with _session() as session:
-            self._answers = await reference(session, self._url, self._questions)
+            self._answers = await reference(session, self._url, self._questions, self._account.calm_pauses_s)
 
     async def run(self, is_enough: Callable[[], bool] = lambda: True) -> None:
         """Sends `requests` requests, and more until `is_enough`."""
@@ -91,7 +106,7 @@ class Requests:
         self, session: aiohttp.ClientSession, question: Question, expected: Normal, *, is_stream: bool
     ) -> str:
         try:
-            answer = await ask(session, self._url, question, is_stream=is_stream)
+            answer = await ask(session, self._url, question, is_stream=is_stream, pauses_s=self._account.pauses_s)
         except FailedError as error:
             return f"failed: {error}"
         except TimeoutError:
@@ -196,6 +211,13 @@ async def _close(mesh: ProcessMesh, account: Account) -> None:
         account.problems.append(mesh.logs())
 
 
+def _quantiles(values_s: Sequence[float]) -> str:
+    """Of the longest pause of each stream."""
+    ordered = sorted(values_s) or [0.0]
+    p50, p90, p99 = (ordered[min(len(ordered) - 1, round(share * len(ordered)))] for share in (0.5, 0.9, 0.99))
+    return f"p50 {p50:.3f} s, p90 {p90:.3f} s, p99 {p99:.3f} s, longest {ordered[-1]:.3f} s"
+
+
 def main() -> int:
     """0: every answer was right, and workers were killed."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.kills", description=__doc__)
@@ -218,6 +240,7 @@ def main() -> int:
     print(f"streams   {dict(sorted(account.streams.items()))}")
     print(f"kills     {len(account.kills)}: {dict(sorted(Counter(account.kills).items()))}")
     print(f"continued {account.continued} times on another worker")
+    print(f"pauses    {_quantiles(account.pauses_s)}; before the first kill {_quantiles(account.calm_pauses_s)}")
     for problem in account.problems:
         print(f"PROBLEM   {problem}")
     return 1 if account.problems or not account.kills else 0

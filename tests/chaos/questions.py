@@ -106,8 +106,13 @@ def make_questions(random: Random, count: int, tokens: int) -> list[Question]:
     return [KINDS[i % len(KINDS)](random, tokens) for i in range(count)]
 
 
-async def ask(session: aiohttp.ClientSession, url: str, question: Question, *, is_stream: bool) -> Normal:
-    """Sends a request. FailedError for an error, aiohttp's errors for a broken connection, TimeoutError for one that hangs."""
+async def ask(
+    session: aiohttp.ClientSession, url: str, question: Question, *, is_stream: bool, pauses_s: list[float]
+) -> Normal:
+    """Sends a request. FailedError for an error, aiohttp's errors for a broken connection, TimeoutError for one that hangs.
+
+    Adds the longest time between two events of a stream to `pauses_s`.
+    """
     body = {"model": "demo", **question.body, "stream": is_stream}
     if is_stream and question.path != MESSAGES:
         body["stream_options"] = {"include_usage": True}
@@ -116,20 +121,31 @@ async def ask(session: aiohttp.ClientSession, url: str, question: Question, *, i
             raise FailedError(_code(await response.json()))
         if not is_stream:
             return _normal(question.path, await response.json())
-        events = [orjson.loads(line[6:]) async for line in response.content if line.startswith(b"data: {")]
+        events, now = [], asyncio.get_running_loop().time
+        longest_s, last_s = 0.0, None
+        async for line in response.content:
+            if line.startswith(b"data: {"):
+                events.append(orjson.loads(line[6:]))
+                longest_s, last_s = max(longest_s, now() - (last_s or now())), now()
+        pauses_s.append(longest_s)
     for event in events:
         if "error" in event:
             raise FailedError(_code(event))
     return _joined(question.path, events)
 
 
-async def reference(session: aiohttp.ClientSession, url: str, questions: Sequence[Question]) -> list[Normal]:
-    """The answers of a mesh in which nothing fails, two at a time."""
+async def reference(
+    session: aiohttp.ClientSession, url: str, questions: Sequence[Question], pauses_s: list[float]
+) -> list[Normal]:
+    """The answers of a mesh in which nothing fails, two at a time. Streams give the same as bodies."""
     room = asyncio.Semaphore(2)
 
     async def one(question: Question) -> Normal:
         async with room:
-            return await ask(session, url, question, is_stream=False)
+            whole = await ask(session, url, question, is_stream=False, pauses_s=pauses_s)
+            streamed = await ask(session, url, question, is_stream=True, pauses_s=pauses_s)
+            assert streamed == whole, f"{question}: {streamed} instead of {whole}"
+            return whole
 
     return list(await asyncio.gather(*map(one, questions)))
 
