@@ -120,7 +120,7 @@ class VllmIntake:
 
         generation = request.generation
         try:
-            made = self.core.input_processor.process_inputs(
+            return self.core.input_processor.process_inputs(
                 inner_id,
                 tokens_input(tokens, cache_salt=generation.cache_salt or None),
                 pooling(request)
@@ -133,13 +133,6 @@ class VllmIntake:
             )
         except (VLLMError, ValueError, NotImplementedError) as error:
             raise refusal(error) from error
-        if generation.emitted_token_ids and request.task is LegTask.GENERATE and not self._states_limit(generation):
-            # vLLM took what the context leaves, without the emitted tokens.
-            made.sampling_params.max_tokens += len(generation.emitted_token_ids)
-        return made
-
-    def _states_limit(self, generation: Generation) -> bool:
-        return (generation.sampling.max_tokens or self.defaults.get("max_tokens")) is not None
 
     def _sampling(self, generation: Generation, task: LegTask, parameters: dict[str, Any] | None) -> Any:
         from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
@@ -148,6 +141,9 @@ class VllmIntake:
             arguments = prefill_arguments()
         else:
             arguments = decode_arguments(generation, self.defaults, self.core.continues)
+            if generation.emitted_token_ids and arguments["max_tokens"] is None:
+                # vLLM would take what the context leaves after the emitted tokens.
+                arguments["max_tokens"] = self.card.context_tokens_max - len(generation.token_ids)
             if generation.sampling.constraint is not None:
                 constraint = constraint_arguments(generation.sampling.constraint)
                 arguments["structured_outputs"] = StructuredOutputsParams(**constraint)
