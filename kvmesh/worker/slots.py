@@ -11,6 +11,7 @@ from heapq import heapify, heappop, heappush
 from kvmesh.core import TokenLogprob
 from kvmesh.engines.base import EngineFinish, StepOutput
 from kvmesh.errors import MeshError
+from kvmesh.kv.seals import SealScope
 
 SLOT_BITS = 32
 SLOT_MASK = (1 << SLOT_BITS) - 1
@@ -25,12 +26,13 @@ def key_of(link: int, slot: int) -> int:
 
 @dataclass(slots=True)
 class LegRecord:
-    """One leg in the engine. `failure` replaces the engine's finish (deadline, drain)."""
+    """One leg in the engine. `failure` replaces the engine's finish (deadline, drain). `scope`: whom its handle is sealed for."""
 
     leg_id: str
     deadline_s: float
     is_cancelled: bool = False
     failure: MeshError | None = None
+    scope: SealScope | None = None
 
 
 @dataclass(slots=True)
@@ -131,7 +133,7 @@ def split_by_link(output: StepOutput, links: Sequence[int]) -> dict[int, LinkSte
     """A step's share of each link. `links` are all links with legs in the step; with one, this is a mask over the keys."""
     if len(links) == 1:
         slots = [key & SLOT_MASK for key in output.keys]
-        step = LinkStep(slots, output.token_ids, output.counts, list(output.finishes))
+        step = LinkStep(slots=slots, token_ids=output.token_ids, counts=output.counts, finishes=list(output.finishes))
         if output.prompt_logprobs:
             step.prompt_logprobs = {key & SLOT_MASK: entries for key, entries in output.prompt_logprobs.items()}
         return {links[0]: step} if slots or step.finishes or step.prompt_logprobs else {}

@@ -7,7 +7,7 @@ from operator import or_
 from random import Random
 
 from kvmesh.core import Ask, Handoff, Placement, Report, Role
-from kvmesh.core.routing import PROGRESS, SETTLING
+from kvmesh.core.routing import FINISHED, PROGRESS, SETTLING
 from kvmesh.errors import InvalidRequestError, MeshError, OverloadedError, UnavailableError
 from services.router.core_settings import CoreSettings
 from services.router.explain import DecisionHistory, DecisionRecord
@@ -17,6 +17,7 @@ from services.router.placement.decision import PlacementDecision
 from services.router.placement.placer import NO_PREFILL_WORKER, NO_WORKERS, Placer
 from services.router.placement.policies import Policy, PolicyContext, make_policy
 from services.router.queue.admission import Admission, Queued, QueueOutcome
+from services.router.queue.charges import Charges
 from services.router.queue.subqueues import QueuedAsk
 from services.router.workers.fleet import Fleet
 from services.router.workers.learning import learn
@@ -54,6 +55,7 @@ class RouterCore:
         )
         self.admission = Admission(settings)
         self.queue = self.admission.queue
+        self.charges = Charges(settings.queue.output_token_weight)
         self._id_prefix = f"{router_id}-{run_id}-" if run_id else f"{router_id}-"
         self._placements = 0
         self._now = 0.0
@@ -85,7 +87,7 @@ class RouterCore:
                 record.considered = self.placer.considered
                 return self._enqueue(frontend_id, record, now)
         except MeshError as problem:
-            error = self.health.refusal(problem, frontend_id, ask.model, now)
+            error = self.health.refusal(problem, frontend_id=frontend_id, model=ask.model, now=now)
             error.request_id = ask.request_id
             record.refuse(error, self.placer)
             raise error from None
@@ -131,15 +133,18 @@ class RouterCore:
         self.health.on_report(reservation, report, self._now)
         if reservation.forecast is not None and report.elapsed_s > 0 and self.settings.cost.learning:
             learn(reservation, report, self.placer.handoffs, self.placer.slow_pairs, now=self._now)
+        if reservation.charge is not None:
+            ended, complete = report.kind in SETTLING, report.kind is FINISHED
+            self.charges.correct(reservation.charge, report.output_tokens, has_ended=ended, is_complete=complete)
         if report.kind in SETTLING:
             self.settle(reservation)
         elif report.kind is not PROGRESS or report.output_tokens:
             self.book.mark_prefilled(reservation, now=_reported_time(reservation, report) if now is None else now)
         return reservation
 
-    def on_stream_started(self, frontend_id: str) -> None:
-        """The frontend opened its first stream."""
-        self.health.paths.add_frontend(frontend_id)
+    def on_stream_started(self, frontend_id: str, host: str = "") -> None:
+        """The frontend opened a stream from this host. Empty: unknown."""
+        self.health.paths.add_frontend(frontend_id, host)
 
     def on_stream_ended(self, frontend_id: str, *, now: float) -> None:
         """The frontend's last stream ended. It may come back within the grace."""
@@ -268,8 +273,8 @@ class RouterCore:
         depth = max(self.index.device.prefixes(ask.block_hashes)[0], default=0)
         return max(1, ask.prompt_tokens - depth * ask.block_size_tokens)
 
-    def _place_queued(self, queued: QueuedAsk, now: float, wall: float) -> tuple[Placement, int]:
-        """Decides again, since workers and blocks changed meanwhile. Returns the placement and its uncached tokens."""
+    def _place_queued(self, queued: QueuedAsk, now: float, wall: float) -> tuple[Placement, float]:
+        """Decides again, since workers and blocks changed meanwhile. Returns the placement and the tokens that the tenant is charged."""
         if len(self.book) >= self.settings.reservations_max:
             raise self._full()
         ask, record, queued_s = queued.ask, queued.record, now - queued.arrived_s
@@ -279,13 +284,17 @@ class RouterCore:
             decision = self._choose_or_probe(queued.frontend_id, ask, now)
         except UnavailableError as problem:
             record.refuse(problem, self.placer)
-            raise self.health.refusal(problem, queued.frontend_id, ask.model, now) from None
+            raise self.health.refusal(problem, frontend_id=queued.frontend_id, model=ask.model, now=now) from None
         record.considered = self.placer.considered
         placement = self._reserve(queued.frontend_id, queued.ask_id, ask, decision, now=now)
         record.decision, record.placement = decision, replace(placement, queued_s=queued_s)
         record.decided_at_s = wall
         self.history.add(record)
-        return record.placement, max(1, decision.uncached_tokens)
+        assert queued.tenant_queue is not None
+        charged, charge = self.charges.begin(ask, queued.tenant_queue, decision.uncached_tokens)
+        if (reservation := self.book.get_own(queued.frontend_id, queued.ask_id)) is not None:
+            reservation.charge = charge
+        return record.placement, charged
 
     def _reserve(
         self, frontend_id: str, ask_id: int, ask: Ask, decision: PlacementDecision, *, now: float

@@ -6,7 +6,7 @@ from kvmesh.settings import internal, setting
 from services.router.health.breaker import BreakerSettings
 from services.router.health.overlap import OverlapSettings
 from services.router.health.wedge import WedgeSettings
-from services.router.queue.round_robin import read_weights
+from services.router.queue.fair_queue import read_weights
 from services.router.workers.cost_settings import CostSettings
 
 
@@ -17,11 +17,8 @@ class HealthSettings:
     breaker: BreakerSettings = field(default_factory=BreakerSettings)
     wedge: WedgeSettings = field(default_factory=WedgeSettings)
     overlap: OverlapSettings = field(default_factory=OverlapSettings)
-    labelled_workers_max: int = setting(
-        64,
-        "Workers with a label of their own in the metric of prediction errors; the others share one.",
-        min=0,
-        max=10_000,
+    labelled_workers_max: int = internal(
+        64, "Workers with a label of their own in the metric of prediction errors; the others share one."
     )
 
 
@@ -38,8 +35,10 @@ class QueueSettings:
     wait_s_max: float = setting(
         30.0, "Longest time in the queue. A request's own timeout may end it earlier.", min=0.01
     )
-    quantum_tokens: int = setting(
-        4096, "Prompt tokens that a tenant of weight 1 is served per round; smaller interleaves finer.", min=16
+    output_token_weight: float = setting(
+        4.0,
+        "Prompt tokens that an output token counts as when a tenant is charged; it takes a worker so much longer.",
+        min=0,
     )
     tenants_max: int = setting(
         256, "Tenants with a queue of their own per model and priority; the others share one.", min=1, max=65_536
@@ -89,7 +88,7 @@ class SyncSettings:
         min=0,
         max=65_536,
     )
-    heartbeat_s: float = setting(0.5, "Longest time without a message to a peer.", min=0.01, max=60)
+    heartbeat_s: float = internal(0.5, "Longest time without a message to a peer.")
     silence_s: float = setting(2.0, "A peer without a message for so long is lost.", min=0.05)
     changes_per_message_max: int = internal(512, "Changes of a kind in one message: 100 kB. So many are sent at once.")
     changes_max: int = internal(

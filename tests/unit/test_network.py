@@ -6,13 +6,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import aiohttp
 import pytest
 
 from kvmesh.discovery.base import FRONTEND, Health, Instance
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import InvalidRequestError, MeshError, UnavailableError
 from kvmesh.network import ports as ports_module
-from kvmesh.network.names import LOOPBACK, host_port, registry_host
+from kvmesh.network.causes import connection_cause
+from kvmesh.network.names import LOOPBACK, host_port, peer_host, registry_host
 from kvmesh.network.place import check_advertised, choose_address, place_service
 from kvmesh.network.ports import PortRange
 from kvmesh.network.ucx import interface_of, ucx_variables
@@ -111,6 +113,20 @@ def test_an_address_that_is_not_ours_is_refused(given: str, why: str) -> None:
         choose_address(given, "127.0.0.1")
 
 
+@pytest.mark.parametrize(
+    ("peer", "host"),
+    [
+        ("ipv4:10.0.0.1:4711", "10.0.0.1"),
+        ("ipv6:%5Bfd00::1%5D:4711", "fd00::1"),
+        ("ipv6:[fd00::1]:4711", "fd00::1"),
+        ("unix:/run/kvmesh.socket", ""),
+        ("memory", ""),
+    ],
+)
+def test_the_host_of_a_peer(peer: str, host: str) -> None:
+    assert peer_host(peer) == host
+
+
 def test_version_6_addresses() -> None:
     """Brackets are taken off and put on where a port follows."""
     assert choose_address("[::1]", "127.0.0.1").host == "::1"
@@ -200,3 +216,14 @@ def test_an_unknown_registry_is_named() -> None:
     """A registry's name that has no address is an error with the setting to use."""
     with pytest.raises(MeshError, match=r"registry.*nowhere\.invalid"):
         place_service(at("nowhere.invalid:8500"))
+
+
+async def test_causes_of_failed_connections_are_a_few_words(unused_tcp_port: int) -> None:
+    """Without classes and addresses, which the caller's sentence has."""
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.ClientError) as caught:
+            await session.get(f"http://127.0.0.1:{unused_tcp_port}/")
+    assert connection_cause(caught.value) == "Connection refused"
+    assert connection_cause(TimeoutError(), timeout_s=5.0) == "no answer within 5 s"
+    assert connection_cause(TimeoutError()) == "no answer in time"
+    assert connection_cause(socket.gaierror(-2, "Name or service not known")) == "Name or service not known"

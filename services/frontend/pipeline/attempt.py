@@ -9,6 +9,7 @@ from kvmesh.clock import WAKING_S, Clock, stood_still
 from kvmesh.core import (
     Handoff,
     KvHandle,
+    KvReader,
     Leg,
     LegTask,
     Placement,
@@ -299,7 +300,12 @@ class Attempt:
     def _leg(
         self, i: int, task: LegTask, *, handle: KvHandle | None = None, rendezvous: Rendezvous | None = None
     ) -> Leg:
-        mark = "p" if task is LegTask.PREFILL else ""
+        leg_id = f"{self._prepared.request.request_id}-{i}{self._suffix}"
+        reader = None
+        if task is LegTask.PREFILL:
+            # The handle is sealed for the leg of the same choice.
+            reader = KvReader(worker_id=self._placement.decode.worker_id, leg_id=leg_id)
+            leg_id += "p"
         choice = self._choices[i]
         generation = self._prepared.generation_of(i, choice.emitted_token_ids)
         # With a rendezvous the prefill leg scores the prompt.
@@ -307,11 +313,12 @@ class Attempt:
         if is_scored and generation.sampling.prompt_logprobs is not None:
             generation = replace(generation, sampling=replace(generation.sampling, prompt_logprobs=None))
         return Leg(
-            leg_id=f"{self._prepared.request.request_id}-{i}{self._suffix}{mark}",
+            leg_id=leg_id,
             task=task,
             generation=generation,
             handle=handle,
             rendezvous=rendezvous,
+            reader=reader,
         )
 
     def _submit(

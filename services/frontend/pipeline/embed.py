@@ -46,6 +46,7 @@ class Embedder:
 
     def __init__(
         self,
+        *,
         links: LegLinks,
         router: RouterLink,
         clock: Clock,
@@ -204,6 +205,7 @@ def _legs(
                 model=model.name,
                 token_ids=token_ids,
                 adapter=asked.adapter or model.adapter,
+                cache_salt=asked.cache_salt,
                 priority=asked.priority,
                 traceparent=asked.traceparent,
             ),
