@@ -61,7 +61,7 @@ ROWS = (
     Row(name="video", feature="video", word="video"),
     Row(name="speculative decoding", feature="speculative", word="speculative"),
     Row(name="KV tiers", feature="kv_tiers"),
-    Row(name="data-parallel rank routing", feature="data_parallel_ranks"),
+    Row(name="data-parallel rank routing", feature="data_parallel_ranks", word="data_parallel_ranks"),
     Row(name="multi-rank workers", feature="multi_rank"),
     Row(name="SLA planner", feature="planner"),
 )

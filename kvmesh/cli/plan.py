@@ -55,6 +55,8 @@ class MeshShape:
     frontend_processes: int = 1
     has_gateway: bool = False
     has_planner: bool = True
+    has_frontend: bool = True
+    """False: the workers join a mesh that has frontends, routers and a planner."""
 
     @property
     def hosts_router(self) -> bool:
@@ -89,9 +91,9 @@ def plan_mesh(shape: MeshShape) -> MeshPlan:
             [worker for worker, its_turn in zip(workers, turns, strict=True) if its_turn == turn]
             for turn in sorted(set(turns))
         ],
-        routers=routers,
-        frontends=[frontend],
-        planners=[_service(shape, "planner", argv=())] if shape.has_planner else [],
+        routers=routers if shape.has_frontend else [],
+        frontends=[frontend] if shape.has_frontend else [],
+        planners=[_service(shape, "planner", argv=())] if shape.has_planner and shape.has_frontend else [],
     )
 
 

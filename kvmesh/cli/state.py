@@ -28,7 +28,8 @@ _CLEANER = 'cat >/dev/null; rm -rf -- "$1"; rmdir -- "$2" 2>/dev/null; exit 0'
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshState:
     """A running mesh. `url` is empty until it is ready. `started` is the kernel's start time of the process, so that another
-    process with the same id is not taken for it; 0 where the kernel does not tell."""
+    process with the same id is not taken for it; 0 where the kernel does not tell. `is_joined`: workers of another mesh, which no
+    command shows by itself."""
 
     name: str
     registry: str
@@ -36,6 +37,7 @@ class MeshState:
     pid: int
     started: int
     run_dir: str
+    is_joined: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,7 @@ class MeshPlace:
     name: str
     run_dir: Path
     temporary: Path
+    is_joined: bool = False
     note: str = ""
     """For people: why the name or the folder is not the one that was asked for."""
 
@@ -52,7 +55,13 @@ class MeshPlace:
         """Publishes the mesh's addresses to other commands."""
         pid = os.getpid()
         state = MeshState(
-            name=self.name, registry=registry, url=url, pid=pid, started=_start_time(pid), run_dir=str(self.run_dir)
+            name=self.name,
+            registry=registry,
+            url=url,
+            pid=pid,
+            started=_start_time(pid),
+            run_dir=str(self.run_dir),
+            is_joined=self.is_joined,
         )
         path = _own_file() or self.temporary / STATE_FILE
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -66,13 +75,13 @@ class MeshPlace:
 
 
 @contextmanager
-def claim_place(name: str, run_dir: str) -> Iterator[MeshPlace]:
+def claim_place(name: str, run_dir: str, *, is_joined: bool = False) -> Iterator[MeshPlace]:
     """Reserves a name and a run directory that no running mesh of this user has, and a temporary directory for them.
 
     An empty `run_dir` is `run/NAME`. Number 2 and up is appended to what is taken. UnavailableError when a folder cannot be made.
     """
     try:
-        place = _claim(name, run_dir)
+        place = _claim(name, run_dir, is_joined)
         place.run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UnavailableError(
@@ -96,10 +105,10 @@ def claim_place(name: str, run_dir: str) -> Iterator[MeshPlace]:
         cleaner.communicate()
 
 
-def _claim(name: str, run_dir: str) -> MeshPlace:
+def _claim(name: str, run_dir: str, is_joined: bool) -> MeshPlace:
     for _ in range(CLAIM_ATTEMPTS):
         with suppress(FileNotFoundError), _locked(state_dir()):
-            running = running_meshes()
+            running = _running()
             own_name = _free(name, {mesh.name for mesh in running})
             own_dir = Path(_free(str(Path(run_dir or f"run/{own_name}").resolve()), {mesh.run_dir for mesh in running}))
             notes = []
@@ -108,7 +117,9 @@ def _claim(name: str, run_dir: str) -> MeshPlace:
             if run_dir and own_dir != Path(run_dir).resolve():
                 notes.append(f"a running mesh uses {run_dir}; this one's logs go to {own_dir}")
             temporary = Path(tempfile.mkdtemp(prefix="mesh-", dir=state_dir()))
-            place = MeshPlace(name=own_name, run_dir=own_dir, temporary=temporary, note="; ".join(notes))
+            place = MeshPlace(
+                name=own_name, run_dir=own_dir, temporary=temporary, is_joined=is_joined, note="; ".join(notes)
+            )
             if _own_file() is None:
                 place.write_state()
             return place
@@ -154,6 +165,11 @@ def _is_private(folder: Path) -> bool:
 
 def running_meshes() -> Sequence[MeshState]:
     """This user's meshes, starting ones included, in the order of their names."""
+    return [mesh for mesh in _running() if not mesh.is_joined]
+
+
+def _running() -> Sequence[MeshState]:
+    """Also the workers that have joined one of them."""
     own = _own_file()
     if own is not None:
         files = [own]

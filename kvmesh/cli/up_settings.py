@@ -50,6 +50,11 @@ class UpSettings(NetworkSettings):
     host: str = setting("", "address the frontend's HTTP API listens on; empty: that of `address`")
     port: int = setting(8000, "port of the frontend's HTTP API; 0: any free one", min=0, max=65535)
     grpc_port: int = setting(0, "port of the frontend's gRPC API; 0: any free one", min=0, max=65535)
+    join: str = setting(
+        "",
+        "mesh that these workers join: the name of one that runs here, or the address of its registry. Only workers start; their engine"
+        " may be another one",
+    )
     consul: str = setting("", "address of a Consul agent; empty: an embedded registry")
     discovery_token: str = setting("", "ACL token for the Consul agent, of `kvmesh up` and its services", secret=True)
     policy: str = setting(
@@ -159,6 +164,7 @@ def mesh_shape(settings: UpSettings, registry_address: str, places: WorkerPlaces
         frontend_processes=settings.frontend_processes,
         has_gateway=settings.gateway,
         has_planner=settings.planner,
+        has_frontend=not settings.join,
     )
 
 

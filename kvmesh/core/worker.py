@@ -51,7 +51,7 @@ class ModelCard:
 FEATURES = frozenset(
     (
         "logprobs prompt_logprobs logit_bias seed priority lora structured_output kv_events reset_cache sleep embeddings "
-        "image audio video speculative"
+        "data_parallel_ranks image audio video speculative"
     ).split()
 )
 """All values of `Capabilities.features`."""
@@ -92,6 +92,7 @@ class PerformanceProfile:
 class WorkerDescription:
     """The response to Describe. `lease_s` None: it creates no handles; `rendezvous_address` empty: it needs none.
 
+    `rank_rendezvous_addresses`: of each data-parallel rank, in order; empty: all ranks share `rendezvous_address`.
     `requires_prefill`: it cannot compute prompts in its role.
     """
 
@@ -107,6 +108,11 @@ class WorkerDescription:
     is_draining: bool = False
     profile: PerformanceProfile | None = None
     requires_prefill: bool = False
+    rank_rendezvous_addresses: Sequence[str] = ()
+
+    def rendezvous_address_of(self, rank: int) -> str:
+        """host:port of the bootstrap server of a data-parallel rank; empty: there is none."""
+        return self.rank_rendezvous_addresses[rank] if self.rank_rendezvous_addresses else self.rendezvous_address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
