@@ -1,9 +1,9 @@
-"""Asks a router through gRPC: `python -m bench.router --grpc`. The router is a process of its own, this is the frontends' end.
+"""Measures placements over gRPC: `python -m bench.router --grpc`. The router is a separate process; this one plays the frontends.
 
-One router, asked through the frontends' own links (`kvmesh.rpc.router.link`) in turns, a task per ask as a frontend has one per
-request. Open loop: asks come at even or at random (Poisson) times whatever was answered; each placed request reports what a
-frontend reports, prefilled, first token and finished. Latency counts from before the task is made until `place` returned, so it
-contains this process's share; `late` is how long after its time this process came to make the call.
+Asks go to one router over the frontends' links (`kvmesh.rpc.router.link`) in rotation, with one task per ask, as in a frontend.
+The load is an open loop: asks are sent at even or random (Poisson) times. Each placed request sends a frontend's reports:
+prefilled, first token, finished. Latency counts from before the task is created until `place` returns, so it includes this process's
+share. `late` is the delay between an ask's due time and the call.
 """
 
 import asyncio

@@ -29,11 +29,11 @@ from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.simulation.registry import MemoryAgent
-from kvmesh.worker.kv_feed import KvFeed
+from kvmesh.worker.kv_feed import KvEventFeed
 from services.router.core import RouterCore
 from services.router.core_settings import CoreSettings
 from services.router.index.kv_feed import Trust
-from services.router.serving.membership import Membership
+from services.router.serving.membership import FleetMembership
 from services.router.settings import MembershipSettings
 
 SEED = 7
@@ -45,7 +45,7 @@ class FilledWorker:
 
     def __init__(self, name: str, *, blocks: int, run_blocks: int, generator: Random) -> None:
         self.name = name
-        self._feed = KvFeed(epoch=EPOCH, history_max=16, buffer_max=16)
+        self._feed = KvEventFeed(epoch=EPOCH, history_max=16, buffer_max=16)
         for start in range(0, blocks, run_blocks):
             run = [generator.getrandbits(64) for _ in range(min(run_blocks, blocks - start))]
             self._feed.append_nowait([KvStored(block_hashes=run)])
@@ -124,7 +124,7 @@ async def restart(ports: list[int], blocks: int) -> tuple[float, float, int]:
         await registry.heartbeat(f"worker-{number}", health=Health.PASSING)
     core = RouterCore(CoreSettings(), router_id="router", generator=Random(SEED))
     channels = ChannelPool(RpcSettings())
-    membership = Membership(
+    membership = FleetMembership(
         registry,
         GrpcWorkerClient(channels),
         core.fleet,

@@ -1,4 +1,4 @@
-"""Where this machine gets its Debian packages from, read from its own apt sources.
+"""Finds this machine's Debian package archives in its apt sources.
 
 Both formats are read: deb822 (`*.sources`) and one line per source (`*.list`).
 """
@@ -13,7 +13,7 @@ APT = Path("/etc/apt")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
-    """A package archive; `options` is empty or apt's bracketed options with a space behind."""
+    """A package archive. `options` is empty, or apt's options in brackets followed by a space."""
 
     uri: str
     suites: tuple[str, ...]
@@ -22,36 +22,36 @@ class Archive:
 
 
 def release() -> dict[str, str]:
-    """The machine's os-release; empty where there is none."""
+    """Returns the fields of /etc/os-release; empty if there is none."""
     path = Path("/etc/os-release")
     lines = path.read_text().splitlines() if path.exists() else []
     return {key: value.strip('"') for key, _, value in (line.partition("=") for line in lines)}
 
 
 def archives_of(codename: str, apt: Path = APT) -> list[Archive]:
-    """The archives with a section `main` for a release, security and updates aside.
+    """Returns the archives with a component `main` for a release, without its security and update suites.
 
-    Debian's own is among them; others may be, for vendors use the release names for their archives too.
+    Includes archives of vendors, which use Debian's release names too.
     """
     archives = [archive for path in files(apt) for archive in parsed(path)]
     return [archive for archive in archives if codename in archive.suites and "main" in archive.components]
 
 
 def files(apt: Path) -> list[Path]:
-    """What apt itself reads."""
+    """Returns the files that apt reads."""
     parts = apt / "sources.list.d"
     main = [path for path in (apt / "sources.list",) if path.exists()]
     return [*main, *sorted(parts.glob("*.list")), *sorted(parts.glob("*.sources"))]
 
 
 def parsed(path: Path) -> Iterator[Archive]:
-    """The archives that one file names."""
+    """Returns the archives in one file."""
     lines = [line for line in path.read_text().splitlines() if not line.lstrip().startswith("#")]
     return stanzas("\n".join(lines)) if path.suffix == ".sources" else one_line(lines)
 
 
 def one_line(lines: list[str]) -> Iterator[Archive]:
-    """`deb [options] uri suite components`."""
+    """Parses lines of the form `deb [options] uri suite components`."""
     for line in lines:
         if found := re.match(r"deb\s+(\[[^]]*\]\s+)?(\S+)\s+(\S+)(.*)", line.strip()):
             components = tuple(found[4].partition("#")[0].split())
@@ -59,7 +59,7 @@ def one_line(lines: list[str]) -> Iterator[Archive]:
 
 
 def stanzas(text: str) -> Iterator[Archive]:
-    """deb822: paragraphs of `Key: values`; a value goes on in lines that begin with a blank."""
+    """Parses deb822: paragraphs of `Key: values`; lines that begin with a blank continue a value."""
     for paragraph in re.split(r"\n\s*\n", text):
         pairs = re.findall(r"^(\S+?):[ \t]*(.*(?:\n[ \t]+.*)*)", paragraph, re.MULTILINE)
         fields = {key.lower(): value.split() for key, value in pairs}

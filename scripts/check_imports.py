@@ -1,7 +1,7 @@
-"""Run the import contracts of `importlinter.toml`, without the modules that are listed there as not written yet.
+"""Checks the import contracts of `importlinter.toml`, without modules that its list `awaited` marks as not written yet.
 
-A named module that is missing and not listed is an error, and so is a listed one that has landed: a contract must not
-stop guarding because something was renamed, and must start to guard when its module arrives.
+Fails if a contract names a missing module that is not in the list, because a renamed module would no longer be checked. Fails also
+if a module in the list exists, because its contracts must apply to it.
 """
 
 import sys
@@ -23,7 +23,7 @@ Contract = dict[str, Any]
 
 
 def main() -> int:
-    """The exit status of the import linter, or 1 when the list of awaited modules is not right."""
+    """Returns the exit status of the import linter, or 1 if the list of awaited modules is wrong."""
     sys.path.insert(0, str(ROOT))
     settings = tomllib.loads(CONFIG.read_text())["tool"]
     roots = settings["importlinter"]["root_packages"]
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def list_problems(named: set[str], awaited: set[str], present: set[str]) -> list[str]:
-    """What is wrong with the list of awaited modules."""
+    """Returns the errors in the list of awaited modules."""
     landed = [f"{name} has landed: take it off `awaited`" for name in sorted(awaited & present)]
     lost = [f"{name} is named but does not exist" for name in sorted(named - awaited - present)]
     idle = [f"{name} is awaited, but no contract names it" for name in sorted(awaited - named)]
@@ -46,18 +46,18 @@ def list_problems(named: set[str], awaited: set[str], present: set[str]) -> list
 
 
 def names_in(contract: Contract) -> set[str]:
-    """Full names of the modules that a contract names, patterns aside."""
+    """Returns the full names of the modules that a contract names, without patterns."""
     return {name for key in NAMES for entry in contract.get(key, []) for name in full_names(contract, entry)}
 
 
 def full_names(contract: Contract, entry: str) -> list[str]:
-    """The modules of one entry; a layer may hold several, and is named relative to its container."""
+    """Returns the modules of one entry. A layer may have several, with names relative to its container."""
     prefix = f"{contract['containers'][0]}." if "containers" in contract else ""
     return [prefix + name.strip() for name in entry.split("|") if "*" not in name]
 
 
 def limited_to(contract: Contract, present: set[str]) -> Contract | None:
-    """The contract without modules that are not there; None when nothing is left that it could guard."""
+    """Returns the contract without missing modules; None if nothing is left to check."""
     limited = dict(contract)
     for key in NAMES:
         if key in contract and key != "forbidden_modules":
@@ -68,7 +68,7 @@ def limited_to(contract: Contract, present: set[str]) -> Contract | None:
 
 
 def limited_entry(contract: Contract, entry: str, present: set[str]) -> str:
-    """The part of an entry that is there."""
+    """Returns the existing modules of an entry."""
     if "*" in entry:
         return entry
     words = [word.strip() for word in entry.split("|")]
@@ -76,7 +76,7 @@ def limited_entry(contract: Contract, entry: str, present: set[str]) -> str:
 
 
 def run(roots: list[str], contracts: list[Contract]) -> int:
-    """Hand the contracts to the import linter, in the format that the standard library can write."""
+    """Runs the import linter on the contracts as an INI file, because the standard library cannot write TOML."""
     parser = ConfigParser(interpolation=None)
     parser["importlinter"] = {"root_packages": lines(roots), "include_external_packages": "True"}
     for number, contract in enumerate(contracts):
@@ -88,7 +88,7 @@ def run(roots: list[str], contracts: list[Contract]) -> int:
 
 
 def lines(value: Any) -> str:
-    """A value in that format: one line for each element of a list."""
+    """Returns an INI value: one line per element of a list."""
     return "\n" + "\n".join(value) if isinstance(value, list) else str(value)
 
 

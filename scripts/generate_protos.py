@@ -1,7 +1,7 @@
-"""Write the Python code of the contracts: `protos/**/*.proto` to `kvmesh/api/`.
+"""Generates the Python code of the contracts: `protos/**/*.proto` to `kvmesh/api/`.
 
-`python scripts/generate_protos.py` writes into the tree; with `--check` it writes into a temporary folder instead and
-fails when that differs from what is committed. The output depends on the protos and on the pinned grpcio-tools only.
+`--check` writes into a temporary folder and fails if the result differs from the committed code. The output depends only on the
+protos and on the pinned grpcio-tools.
 """
 
 import argparse
@@ -27,7 +27,7 @@ _INIT = '"""Generated from protos/ by scripts/generate_protos.py; do not edit.""
 
 
 def main() -> int:
-    """Generate or check; the exit status says whether the committed code is the protos' code."""
+    """Generates or checks. Returns 1 if `--check` finds a difference."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing, fail when the committed code differs")
     check = parser.parse_args().check
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def generate(into: Path) -> None:
-    """Write the whole package `kvmesh.api` into a folder that does not exist yet."""
+    """Writes the package `kvmesh.api` into a new folder."""
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder)
         run_protoc(raw)
@@ -55,7 +55,7 @@ def generate(into: Path) -> None:
 
 
 def run_protoc(out: Path) -> None:
-    """Messages with protoc's own stubs, services with mypy-protobuf's: grpcio-tools has none for services."""
+    """Runs protoc, with mypy-protobuf for the type stubs of services: grpcio-tools writes stubs of messages only."""
     includes = str(resources.files("grpc_tools") / "_proto")
     protos = sorted(str(path.relative_to(PROTOS)) for path in PROTOS.rglob("*.proto"))
     plugin = Path(sys.executable).parent / "protoc-gen-mypy_grpc"
@@ -68,35 +68,35 @@ def run_protoc(out: Path) -> None:
 
 
 def serves_nothing(path: Path) -> bool:
-    """Whether a file is the empty service module that protoc writes for a proto that holds messages only."""
+    """True for the empty service module that protoc writes for a proto without services."""
     return "_pb2_grpc." in path.name and "Stub" not in path.read_text()
 
 
 def package_path(path: Path) -> Path:
-    """Where a file of protoc's goes below `kvmesh.api`: `kvmesh/` falls away, other roots stay folders of their own."""
+    """Returns a file's path below `kvmesh.api`. The folder `kvmesh/` is dropped, other top folders are kept."""
     return path.relative_to("kvmesh") if path.parts[0] == "kvmesh" else path
 
 
 def rewritten(source: str) -> str:
-    """The same code, importing and naming its modules below `kvmesh.api`."""
+    """Replaces module names in generated code by their names below `kvmesh.api`."""
     source = _IMPORT.sub(lambda match: f"from {below_api(match[1])}{match[2]} import {match[3]}", source)
     return _MODULE_NAME.sub(lambda match: f"{match[1]}{below_api(match[2])}.", source)
 
 
 def below_api(package: str) -> str:
-    """The Python package of a proto package's first word."""
+    """Returns the Python package for the first word of a proto package."""
     return "kvmesh.api" if package == "kvmesh" else f"kvmesh.api.{package}"
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """Files of a generated tree, without what Python leaves there."""
+    """Returns the files of a generated tree, without __pycache__."""
     return (
         path.relative_to(folder) for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts
     )
 
 
 def differences(fresh: Path, committed: Path) -> Iterator[str]:
-    """Each file that is not the same on both sides."""
+    """Describes each file that differs between two trees."""
     have, want = set(files_below(committed)), set(files_below(fresh))
     yield from (f"missing: {path}" for path in want - have)
     yield from (f"no proto has it: {path}" for path in have - want)
@@ -104,7 +104,7 @@ def differences(fresh: Path, committed: Path) -> Iterator[str]:
 
 
 def report(problems: list[str]) -> int:
-    """Say what is wrong and how to mend it."""
+    """Prints the differences and the command that fixes them."""
     for problem in problems:
         print(f"kvmesh/api: {problem}")
     if problems:

@@ -1,4 +1,4 @@
-"""Show how far `kvmesh up` gets on a GPU machine, without one: vLLM's CUDA build on a stub driver. To be run by hand.
+"""Tests the start of `kvmesh up` for GPU machines without a GPU: vLLM's CUDA build on a stub driver. Run it by hand.
 
     python scripts/gpu_dry_run.py --venv /tmp/kvmesh-gpu
 
@@ -25,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CASE_TIMEOUT_S = 420.0
-"""Importing vLLM and building its configuration takes a minute or two on two busy cores."""
+"""Time limit of a case. Importing vLLM and building its configuration takes one to two minutes on two busy cores."""
 STOP_TIMEOUT_S = 60.0
 POLL_S = 0.5
 SHAPES = {
@@ -57,7 +57,7 @@ class Case:
 
 
 def main() -> int:
-    """Runs everything; the exit status."""
+    """Runs all cases. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--venv", type=Path, required=True, help="virtual environment of the CUDA build; made if need be"
@@ -78,7 +78,7 @@ def main() -> int:
 
 
 def install(venv: Path) -> None:
-    """As scripts/set_up.py installs the build `gpu`."""
+    """Installs the build `gpu` in the same way as scripts/set_up.py."""
     python = venv / "bin" / "python"
     if list(venv.glob("lib/python*/site-packages/vllm/__init__.py")):
         return
@@ -93,7 +93,7 @@ def install(venv: Path) -> None:
 
 
 def stub_environment(folder: Path) -> Mapping[str, str]:
-    """Compiles both libraries; the variables that put them in front."""
+    """Compiles both stub libraries. Returns the environment variables that load them first."""
     source = ROOT / "scripts" / "stub_driver.c"
     compiler = os.environ.get("CC", "cc")
     for name, flags in (("libnvidia-ml.so.1", ["-DSTUB_NVML"]), ("libcuda.so.1", [])):
@@ -111,7 +111,7 @@ def stub_environment(folder: Path) -> Mapping[str, str]:
 
 
 def check_threads(venv: Path, environment: Mapping[str, str]) -> bool:
-    """Whether the fork server's imports leave one thread on the CUDA platform."""
+    """Returns whether only one thread runs after the fork server's imports on the CUDA platform."""
     command = [str(venv / "bin" / "python"), "-c", PRELOAD]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("PLATFORM")]
@@ -120,7 +120,7 @@ def check_threads(venv: Path, environment: Mapping[str, str]) -> bool:
 
 
 def run_case(case: Case, venv: Path, model: Path, environment: Mapping[str, str]) -> bool:
-    """Runs one mesh and prints what it said and where its workers came; whether each was where the table put it."""
+    """Runs one mesh and prints its output and the devices of its workers. Returns whether these are the devices in its table."""
     with tempfile.TemporaryDirectory(prefix="kvmesh-dry-run-") as folder:
         run_dir = Path(folder)
         output = run_dir / "up.txt"
@@ -151,7 +151,7 @@ def run_case(case: Case, venv: Path, model: Path, environment: Mapping[str, str]
 
 
 def wait_contexts(process: "subprocess.Popen[bytes]", output: Path, run_dir: Path) -> None:
-    """Until every worker of the first turn has asked for its devices, or `kvmesh up` ended."""
+    """Waits until every worker of the first group has requested its devices, or `kvmesh up` has ended."""
     ends_s = time.monotonic() + CASE_TIMEOUT_S
     while process.poll() is None and time.monotonic() < ends_s:
         expected = first_turn(output.read_text(errors="replace"))
@@ -161,7 +161,7 @@ def wait_contexts(process: "subprocess.Popen[bytes]", output: Path, run_dir: Pat
 
 
 def first_turn(text: str) -> Mapping[str, Sequence[int]]:
-    """The devices of the workers that start at once, by the table that `kvmesh up` prints."""
+    """Returns the devices of the workers that start first, from the table that `kvmesh up` prints."""
     rows = {}
     for line in text.splitlines():
         if (row := ROW.match(line)) and ((shared := SHARED.search(line)) is None or shared[1] == "1"):
@@ -170,7 +170,7 @@ def first_turn(text: str) -> Mapping[str, Sequence[int]]:
 
 
 def contexts(run_dir: Path, name: str) -> Sequence[int]:
-    """The devices that a worker, its ranks included, asked for."""
+    """Returns the devices that a worker and its ranks have requested."""
     try:
         text = (run_dir / f"{name}.log").read_text(errors="replace")
     except FileNotFoundError:
@@ -202,7 +202,7 @@ def report(case: Case, text: str, run_dir: Path) -> bool:
 
 
 def stop(process: "subprocess.Popen[bytes]") -> None:
-    """As Ctrl-C does; killed when that takes too long."""
+    """Stops `kvmesh up` as Ctrl-C does. Kills it after a time limit."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
     try:

@@ -1,4 +1,4 @@
-"""Fetch the real servers that tests run against, Consul and Prometheus, into `.cache/bin/`.
+"""Downloads the servers that tests use, Consul and Prometheus, to `.cache/bin/`.
 
 What is on PATH is used as it is. Otherwise, on Debian, the package is downloaded from the machine's own package archive
 and unpacked: nothing is installed on the machine, no service starts, and it needs no root. Debian 12 and later have no
@@ -28,11 +28,11 @@ NEEDED = {"prometheus": b"prometheus/discovery/consul"}
 
 
 class CannotHave(Exception):
-    """Why a part is not on this machine, in words that a skipped test prints."""
+    """A part cannot be installed. The message is the reason that skipped tests print."""
 
 
 def main() -> int:
-    """Look for each part, fetch what is missing, remember the outcome."""
+    """Finds or downloads each part, and records the results in `.cache/parts.json`."""
     CACHE.mkdir(parents=True, exist_ok=True)
     outcome = {name: found_or_fetched(name, suite) for name, suite in PARTS.items()}
     (CACHE / "parts.json").write_text(json.dumps(outcome, indent=2) + "\n")
@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def found_or_fetched(name: str, suite: str | None) -> dict[str, str]:
-    """`{"path": ...}`, or `{"reason": ...}` when the part cannot be had."""
+    """Returns `{"path": ...}`, or `{"reason": ...}` if the part cannot be installed."""
     binary = CACHE / "bin" / name
     for known in (shutil.which(name), binary):
         if known and Path(known).exists() and is_fit(name, Path(known)):
@@ -54,12 +54,12 @@ def found_or_fetched(name: str, suite: str | None) -> dict[str, str]:
 
 
 def is_fit(name: str, binary: Path) -> bool:
-    """Whether a binary that is there already can do what the tests need."""
+    """True if an installed binary has the features that the tests need."""
     return name not in NEEDED or NEEDED[name] in binary.read_bytes()
 
 
 def fetch(package: str, suite: str, binary: Path) -> None:
-    """Put the binary of a package, which has the package's name, in place, from the first archive that has it."""
+    """Installs the binary of a package, which has the package's name, from the first archive that offers it."""
     if release().get("ID") != "debian" or not shutil.which("apt-get"):
         raise CannotHave(f"not a Debian machine and no `{package}` on PATH; install {package} to run these tests")
     say(f"fetching {package} of Debian {suite}")
@@ -74,7 +74,7 @@ def fetch(package: str, suite: str, binary: Path) -> None:
 
 
 def install(package: str, unpacked: Path, binary: Path) -> None:
-    """Keep the binary if it runs here."""
+    """Copies the binary to `.cache/bin` if it runs on this machine."""
     new = unpacked / "usr" / "bin" / package
     works = new.exists() and subprocess.run([new, "--version"], capture_output=True, check=False).returncode == 0
     if not works:
@@ -84,7 +84,7 @@ def install(package: str, unpacked: Path, binary: Path) -> None:
 
 
 def download(package: str, suite: str, archive: Archive, folder: Path) -> Path:
-    """Unpack a package with an apt configuration of its own, which leaves the machine's package lists alone."""
+    """Unpacks a package, with a separate apt configuration that does not change the machine's package lists."""
     for name in ("lists/partial", "cache/archives/partial", "unpacked"):
         (folder / name).mkdir(parents=True)
     (folder / "sources.list").write_text(f"deb {archive.options}{archive.uri} {suite} main\n")
@@ -109,7 +109,7 @@ def download(package: str, suite: str, archive: Archive, folder: Path) -> Path:
 
 
 def run(command: list[str], folder: Path) -> None:
-    """Run in a folder; the last line that a failing command said is the reason."""
+    """Runs a command in a folder. Raises CannotHave with the last line of its output if it fails."""
     finished = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
     )
@@ -119,7 +119,7 @@ def run(command: list[str], folder: Path) -> None:
 
 
 def say(text: str) -> None:
-    """One line to the person who waits."""
+    """Prints one line about the progress."""
     print(f"kvmesh set-up: {text}", file=sys.stderr, flush=True)
 
 

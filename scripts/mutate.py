@@ -35,7 +35,7 @@ TEST_TIMEOUT_S = 60
 """A test that hangs because of a defect fails after this time."""
 RUN_TIMEOUT_MIN_S = 180.0
 RUN_TIMEOUT_FACTOR = 6.0
-"""A run with a defect ends after so many times the duration of the run without: a defect can make every test wait."""
+"""Time limit of a run with a defect, relative to the run without. A defect can make every test wait."""
 
 PYTEST_OPTIONS = (
     *(
@@ -50,7 +50,7 @@ PYTEST_OPTIONS = (
     ),
     *("--hypothesis-seed=0", "-o", f"timeout={TEST_TIMEOUT_S}"),
 )
-"""Other plugins are not loaded: that would take longer than most areas' tests."""
+"""The only pytest plugins that are loaded. Loading all takes longer than the tests of most areas."""
 
 SURVIVED = "**survived**"
 NOT_RUN = "not run"
@@ -92,14 +92,14 @@ class Defect:
     harm: str
 
     def apply(self, root: Path) -> str:
-        """Writes the file with the defect; returns the text from before. Raises ListError."""
+        """Writes the file with the defect. Returns the original text. Raises ListError."""
         path = root / self.file
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
         path.write_text(self.applied_to(text), encoding="utf-8")
         return text
 
     def applied_to(self, text: str) -> str:
-        """The file's text with the defect. Raises ListError unless the old text occurs exactly once."""
+        """Returns the file's text with the defect. Raises ListError unless the old text occurs exactly once."""
         if (found := text.count(self.old)) != 1:
             raise ListError(f"{self.name}: the old text occurs {found} times in {self.file}; update {DEFECTS.name}")
         return text.replace(self.old, self.new)
@@ -107,7 +107,7 @@ class Defect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run of an area's tests. `failed`: the first test that failed, empty when all passed."""
+    """A run of an area's tests. `failed`: the first test that failed; empty if all passed."""
 
     failed: str
     seconds: float
@@ -115,7 +115,7 @@ class Run:
 
 
 def read_list(path: Path = DEFECTS) -> tuple[Mapping[str, Sequence[str]], list[Defect]]:
-    """The areas with their tests, and the defects. Raises ListError."""
+    """Reads the areas with their tests, and the defects. Raises ListError."""
     document = tomllib.loads(path.read_text(encoding="utf-8"))
     areas = {name: list(area["tests"]) for name, area in document["area"].items()}
     defects = [Defect(**entry) for entry in document["defect"]]
@@ -126,7 +126,7 @@ def read_list(path: Path = DEFECTS) -> tuple[Mapping[str, Sequence[str]], list[D
 
 
 def copy_tree(target: Path) -> None:
-    """Copies what git tracks or would track, so that neither a virtual environment nor a cache travels along."""
+    """Copies tracked files and untracked files that git does not ignore, so no virtual environment and no cache."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -176,7 +176,7 @@ def run_tests(tree: Path, tests: Sequence[str], limit_s: float | None = None) ->
 
 
 def run_area(tree: Path, area: str, tests: Sequence[str], defects: Iterable[Defect]) -> Iterator[tuple[Defect, str]]:
-    """Each defect with the test that caught it, or SURVIVED. Raises ListError when the tests fail without a defect."""
+    """Yields each defect with the test that caught it, or SURVIVED. Raises ListError if the tests fail without a defect."""
     clean = run_tests(tree, tests)
     print(f"{area}: {clean.seconds:.0f} s without a defect", flush=True)
     if clean.failed:
@@ -194,14 +194,14 @@ def run_area(tree: Path, area: str, tests: Sequence[str], defects: Iterable[Defe
 
 
 def read_results(path: Path = TABLE) -> dict[str, str]:
-    """Results in the table, by the defect's name."""
+    """Reads the results in the table, by the defect's name."""
     if not path.is_file():
         return {}
     return {match["name"]: match["result"].strip(" `") for match in ROW.finditer(path.read_text(encoding="utf-8"))}
 
 
 def table(defects: Sequence[Defect], results: Mapping[str, str]) -> str:
-    """The page."""
+    """Renders the page."""
     shown = {defect.name: results.get(defect.name, NOT_RUN) for defect in defects}
     ran = [result for result in shown.values() if result != NOT_RUN]
     caught = sum(1 for result in ran if result != SURVIVED)
@@ -218,7 +218,7 @@ def table(defects: Sequence[Defect], results: Mapping[str, str]) -> str:
 
 
 def select(defects: Sequence[Defect], areas: Iterable[str], names: Iterable[str]) -> list[Defect]:
-    """The defects of some areas or of some names; without either all of them. Raises ListError for an unknown word."""
+    """Selects defects by area or by name; all without either. Raises ListError for an unknown name."""
     wanted_areas, wanted_names = set(areas), set(names)
     unknown = (wanted_areas - {each.area for each in defects}) | (wanted_names - {each.name for each in defects})
     if unknown:
@@ -229,7 +229,7 @@ def select(defects: Sequence[Defect], areas: Iterable[str], names: Iterable[str]
 
 
 def run(chosen: Sequence[Defect], areas: Mapping[str, Sequence[str]], defects: Sequence[Defect]) -> list[str]:
-    """Runs the chosen defects, writes the table after each area and returns the survivors."""
+    """Runs the selected defects, writes the table after each area, and returns the survivors."""
     results: dict[str, str] = {}
     survivors: list[str] = []
     with tempfile.TemporaryDirectory(prefix="kvmesh-mutate-") as name:
@@ -245,7 +245,7 @@ def run(chosen: Sequence[Defect], areas: Mapping[str, Sequence[str]], defects: S
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status."""
+    """Runs the command. Returns the exit status."""
     parser = argparse.ArgumentParser(description="Applies known defects to a copy of the tree and runs the tests.")
     parser.add_argument("--only", default="", help="areas, divided by commas")
     parser.add_argument("--names", default="", help="defects, divided by commas")

@@ -1,4 +1,4 @@
-"""What pip is doing, read from its output: how many packages it has downloaded and installed, and how many MB."""
+"""Reads pip's progress from its output: packages downloaded and installed, and megabytes."""
 
 import re
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ _MEGABYTES = {"B": 1e-6, "kB": 1e-3, "MB": 1.0, "GB": 1e3}
 
 
 def progress_text(output: str, *, wanted: int, installed: int) -> str:
-    """One line about a running `pip install`; empty before the first package.
+    """Describes a running `pip install` in one line; empty before the first package.
 
     `wanted` is the number of packages to install, 0 when pip decides. `installed` is the number that it has installed already.
     """
@@ -31,7 +31,7 @@ def _megabytes(size: str, unit: str) -> float:
 
 
 def installed_packages(folder: Path) -> dict[str, str]:
-    """Version by normal name of each package in an environment's `lib` folder."""
+    """Returns the version of each package in an environment's `lib` folder, by normalised name."""
     found = (
         path.name.removesuffix(".dist-info").rpartition("-")
         for path in folder.glob("python*/site-packages/*.dist-info")
@@ -40,7 +40,7 @@ def installed_packages(folder: Path) -> dict[str, str]:
 
 
 def missing_lines(lines: Iterable[str], installed: dict[str, str]) -> list[str]:
-    """The lines of a lock, `name==version; marker`, whose package is not installed at that version."""
+    """Returns the lines of a lock, `name==version; marker`, whose package is not installed at that version."""
     pins = {
         line.strip(): line.partition(";")[0].strip().partition("==")
         for line in lines
@@ -50,5 +50,5 @@ def missing_lines(lines: Iterable[str], installed: dict[str, str]) -> list[str]:
 
 
 def normal(name: str) -> str:
-    """A package name as PEP 503 compares it."""
+    """Normalises a package name as PEP 503 does."""
     return re.sub(r"[-_.]+", "-", name).lower()

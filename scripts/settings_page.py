@@ -8,10 +8,9 @@ from pathlib import Path
 from kvmesh.cli.up_settings import UpSettings
 from kvmesh.settings.declare import Spec, specs
 from kvmesh.settings.show import default_text
-from services.decode.settings import DecodeSettings
+from kvmesh.worker.settings import HostSettings
 from services.frontend.settings import FrontendSettings
 from services.planner.settings import PlannerSettings
-from services.prefill.settings import PrefillSettings
 from services.router.settings import RouterSettings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,7 +44,7 @@ COMPONENTS = (
         title="Prefill and decode workers",
         about="`python -m services.prefill` and `python -m services.decode`, or `kvmesh up` with `--engine-args='...'` for both"
         " roles, `--prefill-args` and `--decode-args` for one.",
-        classes=(PrefillSettings, DecodeSettings),
+        classes=(HostSettings,),
     ),
     Component(title="Planner", about="`python -m services.planner`.", classes=(PlannerSettings,)),
 )

@@ -1,4 +1,4 @@
-"""Write the lock, `constraints*.txt`, from what is installed in the environment that runs this.
+"""Writes the lock files, `constraints*.txt`, from the packages of the environment that runs this script.
 
 To move versions: `make test` once, `.venv/bin/pip install --upgrade ...`, the whole tests again, then `make lock`.
 `constraints.txt` is what the services need and nothing else; `constraints-cpu.txt` what vLLM's CPU build and NIXL add,
@@ -31,7 +31,7 @@ TITLES = {
 
 
 def main() -> None:
-    """Split what is installed into the three files."""
+    """Splits the installed packages into the three files."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pins = installed()
     extras = project["optional-dependencies"]
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def installed(python: str = sys.executable) -> dict[str, str]:
-    """Requirement line of each package in a Python's environment, by its normal name."""
+    """Returns the requirement line of each package in a Python's environment, by normalised name."""
     command = [python, "-m", "pip", "freeze", "--all", "--exclude-editable"]
     frozen = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     lines = [line for line in frozen.splitlines() if "==" in line]
@@ -54,7 +54,7 @@ def installed(python: str = sys.executable) -> dict[str, str]:
 
 
 def closure(requirements: Iterable[str]) -> set[str]:
-    """Normal names of these packages and of all that they need here."""
+    """Returns the normalised names of these packages and of all their dependencies on this machine."""
     found: set[str] = set()
     waiting = [(requirement, frozenset[str]()) for requirement in requirements]
     while waiting:
@@ -71,7 +71,7 @@ def closure(requirements: Iterable[str]) -> set[str]:
 
 
 def applies(requirement: str, extras: frozenset[str]) -> bool:
-    """Whether a requirement's marker holds on this machine, for the extras asked for."""
+    """Returns whether a requirement's marker holds on this machine, for the given extras."""
     from packaging.requirements import Requirement
 
     marker = Requirement(requirement).marker
@@ -79,7 +79,7 @@ def applies(requirement: str, extras: frozenset[str]) -> bool:
 
 
 def write(suffix: str, pins: dict[str, str], names: set[str], more: Iterable[str] = ()) -> None:
-    """One file, sorted; a package that is not installed here is an error, for the lock would lack it."""
+    """Writes one file, sorted. Fails if a package is not installed, because the lock would lack it."""
     if missing := names - set(pins):
         sys.exit(f"not installed here: {', '.join(sorted(missing))}")
     head = [f"# {TITLES[suffix]}", "# Written by scripts/write_lock.py (`make lock`)."]
@@ -88,7 +88,7 @@ def write(suffix: str, pins: dict[str, str], names: set[str], more: Iterable[str
 
 
 def normal(name: str) -> str:
-    """A package name as PEP 503 compares it."""
+    """Normalises a package name as PEP 503 does."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

@@ -1,3 +1,3 @@
-"""The five services. Whoever imports one has kvmesh imported before gRPC, which reads what is set there."""
+"""The five services. Imports kvmesh before any of them imports gRPC, which reads environment variables that kvmesh sets."""
 
 import kvmesh  # noqa: F401 (for what it sets)

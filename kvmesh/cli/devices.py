@@ -29,7 +29,7 @@ class WorkerGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class WorkerDevices:
     """One worker's devices. `positions` are indices of visible devices, one for each rank.
 
     `sharers` is the largest number of workers on one of its devices. `turn` is the number of them that start before this one.
@@ -59,7 +59,7 @@ def topology_order(positions: Sequence[int], distance: Callable[[int, int], int]
 
 def place_workers(
     order: Sequence[int], groups: Sequence[WorkerGroup], *, workers_per_device: int
-) -> Sequence[Placement]:
+) -> Sequence[WorkerDevices]:
     """Assigns devices of `order` to each worker.
 
     Ranks of one worker are adjacent in `order`. Workers share devices only if there are fewer devices than ranks. Roles share devices only
@@ -151,7 +151,7 @@ def _refusal(devices: int, groups: Sequence[WorkerGroup], most: int, allowed: in
     )
 
 
-def _placements(order: Sequence[int], groups: Sequence[WorkerGroup], blocks: Blocks) -> Sequence[Placement]:
+def _placements(order: Sequence[int], groups: Sequence[WorkerGroup], blocks: Blocks) -> Sequence[WorkerDevices]:
     loads = _loads(blocks)
     begun: dict[int, int] = {}
     numbers = dict.fromkeys((group.role for group in groups), 0)
@@ -160,7 +160,7 @@ def _placements(order: Sequence[int], groups: Sequence[WorkerGroup], blocks: Blo
         turn = max(begun.get(each, 0) for each in places)
         begun.update(dict.fromkeys(places, turn + 1))
         placements.append(
-            Placement(
+            WorkerDevices(
                 role=group.role,
                 number=numbers[group.role],
                 positions=tuple(order[each] for each in places),
@@ -180,7 +180,7 @@ class MemoryShare:
     kv_bytes: int = 0
 
 
-def share_memory(placement: Placement, *, device_bytes: int, weight_bytes: int) -> MemoryShare:
+def share_memory(placement: WorkerDevices, *, device_bytes: int, weight_bytes: int) -> MemoryShare:
     """Equal shares for the workers on a device.
 
     If the sizes of the device and of the weights are known (not 0), the KV memory is a fixed number, since vLLM's measurement would count

@@ -1,7 +1,8 @@
-"""Services as forks of the process that imported them: the memory of what they import is there once for all of them.
+"""Starts services as forks of a process that has imported them, so that they share the memory of their imports.
 
-They are forked before there is an event loop or a thread, none of which would outlive a fork, and wait until they are told what
-to run, since the registry's address is not known by then.
+
+Event loops and threads do not survive a fork, so services are forked before any of them exists. At that time the registry's
+address is not known. So each fork waits for an order with the module and arguments to run.
 """
 
 import asyncio
@@ -24,18 +25,18 @@ from kvmesh.worker.fork_loop import die_with, redirect, reseed, run_module, set_
 
 ORDER_BYTES_MAX = 1 << 20
 IMPORT_ENVIRONMENT = {"NIXL_LOG_LEVEL": "ERROR"}
-"""Read by libraries when they are imported."""
+"""Environment variables that libraries read when they are imported."""
 
 
 @dataclass(slots=True, eq=False)
 class Forked:
-    """A process that waits for its order; a Process of kvmesh.cli.children."""
+    """A forked process that waits for its order. Implements `kvmesh.cli.children.Process`."""
 
     pid: int
     link: socket.socket
 
     def start(self, spec: ChildSpec) -> Child:
-        """Has it run `spec`. To be called once, in the event loop."""
+        """Sends the order to run `spec`. Call this once, on the event loop."""
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)
         order = {"module": spec.module, "argv": list(spec.argv), "env": dict(spec.env), "log": str(spec.log_path)}
         # The process may have ended already; `wait` reports that.
@@ -44,7 +45,7 @@ class Forked:
         return Child(spec, self)
 
     async def wait(self) -> int:
-        """Its exit status, or minus the signal that ended it. For one caller."""
+        """Waits for the end. Returns the exit status; minus the signal's number if a signal ended it. For one caller."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         handle = os.pidfd_open(self.pid)
         try:
@@ -57,10 +58,10 @@ class Forked:
 
 
 def fork_all(names: Sequence[str], modules: Sequence[str]) -> Mapping[str, Forked]:
-    """Imports the modules and forks a process for each name; none of them runs anything yet.
+    """Imports the modules and forks one waiting process per name.
 
-    No processes where that would not be safe: they could not be told to die with this one or be waited for (not Linux, or one
-    older than 5.3), or threads run already.
+    Returns no processes if that is not safe: threads already run, or the kernel cannot wait for them (not Linux, or older
+    than 5.3).
     """
     if not _can_wait():
         return {}
@@ -84,15 +85,16 @@ def _can_wait() -> bool:
 
 
 def import_all(modules: Sequence[str]) -> None:
-    """With the garbage collector off: nothing of it is garbage, and who never looks through it does not copy it either.
+    """Imports modules with the garbage collector off, and freezes their objects.
 
-    What cannot be imported is left to the child that needs it, which tells of it in its own log.
+    A collection in a child would write to the objects' headers and so copy the shared pages. A module that cannot be imported
+    is skipped: the child that needs it fails with the error in its own log.
     """
     added = {name: value for name, value in IMPORT_ENVIRONMENT.items() if name not in os.environ}
     os.environ.update(added)
     gc.disable()
     try:
-        # numpy's linear algebra, which no service uses, would start threads.
+        # numpy's linear algebra would start threads; no service uses it.
         with single_threaded_imports():
             for name in (*modules, *_late_modules()):
                 with suppress(ImportError):
@@ -106,7 +108,7 @@ def import_all(modules: Sequence[str]) -> None:
 
 
 def _late_modules() -> Sequence[str]:
-    """What services import when they run, except what takes seconds."""
+    """Modules that services import at run time, except those that take seconds."""
     nixl = api_module()
     return ("uvloop",) if nixl == SELECTING_MODULE else ("uvloop", nixl)
 
@@ -116,7 +118,7 @@ def _fork(others: Sequence[Forked]) -> Forked:
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
-        # An end of a socket that is open here as well would not be seen to close.
+        # Otherwise the children would not see the end of file when the parent closes its ends.
         for link in (ours, *(other.link for other in others)):
             link.close()
         _wait_and_run(parent, theirs)
@@ -125,14 +127,14 @@ def _fork(others: Sequence[Forked]) -> Forked:
 
 
 def _wait_and_run(parent: int, link: socket.socket) -> NoReturn:
-    """The child: never returns into the parent's stack."""
+    """Runs in the child. Never returns into the parent's stack."""
     status = 1
     try:
         os.setsid()  # A terminal's Ctrl-C is for the parent, which stops children in order.
         die_with(parent)
         order = _read_order(link)
         status = _run(order) if order else 0
-    except BaseException:  # noqa: BLE001  # The end of the process: the trace goes to its log.
+    except BaseException:  # noqa: BLE001  # The process ends with this; the traceback goes to its log.
         traceback.print_exc()
     finally:
         with suppress(OSError, ValueError):
@@ -142,7 +144,7 @@ def _wait_and_run(parent: int, link: socket.socket) -> NoReturn:
 
 
 def _read_order(link: socket.socket) -> bytes:
-    """All that comes until the other end closes; nothing, when the mesh ends before it has begun."""
+    """Reads until the other end closes. Returns an empty order if the mesh ends before it has started this process."""
     with link, link.makefile("rb") as file:
         return file.read(ORDER_BYTES_MAX)
 
@@ -153,6 +155,6 @@ def _run(order: bytes) -> int:
     os.environ.update(words["env"])
     set_title_of(words["module"], words["argv"])
     reseed()
-    # It was imported for what it imports; now it is run, and there should not be two of it.
+    # fork_all imported the module only for its imports. Running it as __main__ must not leave a second copy.
     sys.modules.pop(f"{words['module']}.__main__", None)
     return run_module(words["module"], words["argv"])

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvmesh.cli.devices import GIB, MemoryShare, Placement, WorkerGroup, place_workers, share_memory, topology_order
-from kvmesh.cli.nvidia import FARTHEST_DISTANCE, Device, Driver, visible_devices
+from kvmesh.cli.devices import GIB, MemoryShare, WorkerDevices, WorkerGroup, place_workers, share_memory, topology_order
+from kvmesh.cli.nvidia import FARTHEST_DISTANCE, Driver, NvidiaDevice, visible_devices
 from kvmesh.cli.tables import Row, render_table
 from kvmesh.engines.registration import DeviceAssignment, EngineRegistration, GpuSupport
 from kvmesh.errors import InvalidRequestError
@@ -86,7 +86,7 @@ def place_on_gpus(
     )
 
 
-def assignment(placement: Placement, share: MemoryShare, devices: int) -> DeviceAssignment:
+def assignment(placement: WorkerDevices, share: MemoryShare, devices: int) -> DeviceAssignment:
     """The GPUs of one worker among `devices` visible ones."""
     takes_all = placement.positions == tuple(range(devices))
     return DeviceAssignment(
@@ -105,7 +105,11 @@ def weight_bytes(model: Path) -> int:
 
 
 def table(
-    driver: Driver, *, devices: Sequence[Device], placements: Sequence[Placement], shares: Mapping[str, MemoryShare]
+    driver: Driver,
+    *,
+    devices: Sequence[NvidiaDevice],
+    placements: Sequence[WorkerDevices],
+    shares: Mapping[str, MemoryShare],
 ) -> Sequence[str]:
     """The lines that show each worker's GPUs and memory, and idle GPUs."""
     cuda = f", CUDA {driver.cuda[0]}.{driver.cuda[1]}" if driver.cuda[0] else ""
@@ -131,7 +135,7 @@ def table(
     return lines
 
 
-def names(devices: Sequence[Device]) -> str:
+def names(devices: Sequence[NvidiaDevice]) -> str:
     """Device names with their counts."""
     kinds = dict.fromkeys(device.name for device in devices)
     return ", ".join(f"{sum(device.name == kind for device in devices)} x {kind}" for kind in kinds)

@@ -54,6 +54,8 @@ class Keeper:
     groups: list[list[Slot]] = field(default_factory=list)
     _dead_ids: set[str] = field(default_factory=set)
     _gave_up: asyncio.Event = field(default_factory=asyncio.Event)
+    _keeping: "dict[Slot, asyncio.Task[None]] | None" = None
+    """The task of each slot; None before `keep_running` and after it."""
 
     def slots(self) -> Iterator[Slot]:
         """All slots, in the order of their groups."""
@@ -89,19 +91,40 @@ class Keeper:
         slot.child = await start(spec)
         slot.started_at_s = self.clock.now()
         group.append(slot)
+        if self._keeping is not None:
+            self._keep_slot(slot, self._keeping)
+
+    async def remove(self, slot: Slot, *, stop_timeout_s: float) -> None:
+        """Stops a child for good. After a cancel it is not restarted either, but may run on until the mesh stops."""
+        if self._keeping is not None and (task := self._keeping.pop(slot, None)) is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        if slot.child is not None:
+            await slot.child.stop(stop_timeout_s)
+        for group in self.groups:
+            if slot in group:
+                group.remove(slot)
+
+    def _keep_slot(self, slot: Slot, keeping: "dict[Slot, asyncio.Task[None]]") -> None:
+        keeping[slot] = asyncio.create_task(self._keep(slot), name=f"keep-{slot.spec.name}")
 
     async def keep_running(self) -> str:
         """Restarts children until a needed service is missing. Returns its name. Cancel it to stop."""
-        keepers = [asyncio.create_task(self._keep(slot), name=f"keep-{slot.spec.name}") for slot in self.slots()]
+        keeping: dict[Slot, asyncio.Task[None]] = {}
+        self._keeping = keeping
+        for slot in self.slots():
+            self._keep_slot(slot, keeping)
         try:
             await self._gave_up.wait()
             while not (missing := await self._missing_service()):
                 await self.clock.sleep(RECHECK_S)
             return missing
         finally:
-            for keeper in keepers:
+            self._keeping = None
+            for keeper in keeping.values():
                 keeper.cancel()
-            await asyncio.wait(keepers)
+            if keeping:
+                await asyncio.wait(keeping.values())
 
     async def _keep(self, slot: Slot) -> None:
         assert slot.child is not None

@@ -1,4 +1,4 @@
-"""`kvmesh key`: makes an API key. The key is shown once; what is stored is its hash."""
+"""`kvmesh key`: creates an API key. The key is printed once; only its hash is stored."""
 
 import argparse
 import hashlib

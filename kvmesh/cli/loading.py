@@ -1,4 +1,4 @@
-"""What a worker does while its engine loads, read from its log, and a limit for the time in which nothing happens."""
+"""Reads the phases of an engine's start from its worker's log, and limits the time without progress."""
 
 import asyncio
 import re
@@ -9,9 +9,9 @@ from typing import TypeVar
 T = TypeVar("T")
 POLL_S = 0.5
 READ_BYTES_MAX = 1 << 20
-"""A log that grows faster is read on later; a start writes some hundred KiB."""
+"""Bytes read per look at the log; the rest is read at the next one. A start writes some hundred KiB."""
 PERCENT_STEP = 25
-"""Progress bars are shown at every quarter."""
+"""Progress of a bar is printed in steps of this many percent."""
 PHASES = (
     (re.compile(r"(?:Downloading|Fetching)\b.*?:\s+(\d+)%"), "downloading the model"),
     (re.compile(r"(?:checkpoint shards|np_cache).*?:\s+(\d+)%"), "loading weights"),
@@ -23,11 +23,11 @@ PHASES = (
     (re.compile(r"Available KV cache memory"), "memory is measured"),
     (re.compile(r"Graph capturing finished"), "CUDA graphs are captured"),
 )
-"""Lines of vLLM, its loaders and the hub's client, with what they mean. The first group is a percentage."""
+"""Log lines of vLLM, its loaders and the hub's client, with the phase that each shows. The first group is a percentage."""
 
 
 def phase_of(line: str) -> str:
-    """What a line of a log says about a start, in words; empty for most lines."""
+    """Returns the phase of a start that a log line shows, in words; empty for most lines."""
     for pattern, words in PHASES:
         if match := pattern.search(line):
             if not match.groups():
@@ -46,7 +46,7 @@ class LogWatch:
         self._phases: set[str] = set()
 
     def new_phases(self) -> list[str]:
-        """Phases that the log names for the first time. A file that is not there yet has none."""
+        """Returns phases that the log shows for the first time; none if the file does not exist yet."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -54,7 +54,7 @@ class LogWatch:
         except OSError:
             return []
         self._offset += len(data)
-        # Progress bars write over their line; a part of a line waits for the rest.
+        # Progress bars overwrite their line with \r. The start of an incomplete line is kept for the next read.
         *lines, self._rest = re.split(r"[\r\n]", self._rest + data.decode(errors="replace"))
         found = []
         for line in lines:
@@ -66,7 +66,7 @@ class LogWatch:
 
 
 async def wait_while_it_goes_on(work: Awaitable[T], count: Callable[[], int], limit_s: float) -> T:
-    """What `work` gives. TimeoutError, and it is cancelled, when `count()` has not changed for `limit_s`."""
+    """Returns the result of `work`. Cancels it and raises TimeoutError if `count()` has not changed for `limit_s`."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(limit_s) as deadline:
 

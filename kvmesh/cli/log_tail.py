@@ -1,4 +1,4 @@
-"""The line of a log that says why a process ended."""
+"""Finds the line of a log that explains why a process ended."""
 
 import json
 import os
@@ -13,15 +13,15 @@ CHARACTERS_MAX = 300
 _EXCEPTION = re.compile(
     r"^(?:\([^)]*\)\s*)?(?:ERROR [^\]]*\]\s*)?([\w.]*(?:Error|Exception|Interrupt|Exit)\b(?:: .*)?)$"
 )
-"""The last line of a traceback, also behind the prefixes of vLLM's log."""
+"""Matches the last line of a traceback, also after the prefixes of vLLM's log."""
 _VAGUE = re.compile(
     r"Engine core initialization failed|See (?:root cause|stack trace) above|--help` lists all settings"
 )
-"""Messages that point to another one further up."""
+"""Messages that only refer to an earlier one."""
 
 
 def log_tail(path: Path) -> Sequence[str]:
-    """The last lines of a file; none when it cannot be read."""
+    """Returns the last lines of a file; none if it cannot be read."""
     with suppress(OSError), path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - BYTES_MAX))
         return file.read().decode(errors="replace").splitlines()[-LINES:]
@@ -29,7 +29,7 @@ def log_tail(path: Path) -> Sequence[str]:
 
 
 def failure_line(lines: Sequence[str]) -> str:
-    """The line that names the failure: a process's last words, else its newest exception or event at level error."""
+    """Returns the line that names the failure: the last line for people, else the newest exception or event at level error."""
     found = [text for line in lines if (text := _text(line)) and not _VAGUE.search(text[0])]
     if not found:
         return ""

@@ -23,7 +23,7 @@ TEXT_BYTES = 96
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class NvidiaDevice:
     """One GPU. `index` is the driver's number, in the order of the bus."""
 
     index: int
@@ -40,7 +40,7 @@ class Driver:
     (different processors).
     """
 
-    devices: Sequence[Device] = ()
+    devices: Sequence[NvidiaDevice] = ()
     version: str = ""
     cuda: tuple[int, int] = (0, 0)
     source: str = ""
@@ -57,14 +57,14 @@ def read_driver() -> Driver:
     return by_program if by_program.devices else by_library
 
 
-def visible_devices(devices: Sequence[Device], wanted: str | None) -> Sequence[Device]:
+def visible_devices(devices: Sequence[NvidiaDevice], wanted: str | None) -> Sequence[NvidiaDevice]:
     """The devices that `CUDA_VISIBLE_DEVICES` selects, in its order; all devices when it is not set (None).
 
     Like CUDA, accepts numbers and unique prefixes of UUIDs, and ignores the rest of the list after an entry that names no device.
     """
     if wanted is None:
         return devices
-    found: list[Device] = []
+    found: list[NvidiaDevice] = []
     for entry in (word.strip() for word in wanted.split(",")):
         if entry.isdecimal():
             named = [device for device in devices if device.index == int(entry)]
@@ -136,14 +136,14 @@ class _Memory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
-def _device(library: ctypes.CDLL, index: int, handle: ctypes.c_void_p) -> Device:
+def _device(library: ctypes.CDLL, index: int, handle: ctypes.c_void_p) -> NvidiaDevice:
     memory = _Memory()
     try:
         _call(library, "nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
     except _NvmlError:
         # Devices that share the processor's memory do not report their own.
         memory.total = 0
-    return Device(
+    return NvidiaDevice(
         index=index,
         uuid=_text(lambda buffer, size: _call(library, "nvmlDeviceGetUUID", handle, buffer, size)),
         name=_text(lambda buffer, size: _call(library, "nvmlDeviceGetName", handle, buffer, size)),
@@ -212,7 +212,7 @@ def parse_smi(text: str) -> Driver:
             continue
         index, uuid, name, mebibytes, version = words
         memory_bytes = int(mebibytes) << 20 if mebibytes.isdecimal() else 0
-        devices.append(Device(index=int(index), uuid=uuid, name=name, memory_bytes=memory_bytes))
+        devices.append(NvidiaDevice(index=int(index), uuid=uuid, name=name, memory_bytes=memory_bytes))
     return Driver(
         devices=devices, version=version, source="nvidia-smi", problem="" if devices else "nvidia-smi lists no device"
     )

@@ -1,4 +1,4 @@
-"""Which processes a mesh on one machine consists of. Pure: settings in, child specifications out."""
+"""Plans the processes of a mesh on one machine. Pure: converts settings to child specifications."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,14 +6,16 @@ from pathlib import Path
 
 from kvmesh.cli.children import ChildSpec
 from kvmesh.cli.gpu_plan import WorkerPlaces
+from kvmesh.identity.credentials import Credentials
+from kvmesh.identity.roles import MeshRole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshPlan:
-    """The children of one mesh. Workers load engines and take longest, so they are started first.
+    """The children of one mesh. Workers load engines, which takes longest, so they start first.
 
-    Workers of one turn start at once, when those of the turn before are ready: engines that share a device must not measure
-    its memory at the same time.
+    The workers of one group of `worker_turns` start together, after those of the group before are ready: engines that share a
+    device must not measure its memory at the same time.
     """
 
     worker_turns: Sequence[Sequence[ChildSpec]]
@@ -28,8 +30,9 @@ class MeshPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshShape:
-    """What is asked for. `engine_argv` goes to every worker as it is, `role_argv` to those of a role, `router_argv` to every
-    router, `frontend_argv` to the frontend. `places` are the workers' devices; later flags win over them."""
+    """The requested processes and their flags. `engine_argv` goes to every worker, `role_argv` to the workers of one role,
+    `router_argv` to every router, `frontend_argv` to the frontend. `places` are the workers' devices; later flags override
+    them."""
 
     engine: str
     model: Path
@@ -46,7 +49,9 @@ class MeshShape:
     run_dir: Path
     address: str = ""
     port_range: str = ""
-    discovery_token: str = ""
+    credentials: Credentials | None = None
+    checks_tls: bool = False
+    """The registry's agent checks services over mesh TLS."""
     engine_argv: Sequence[str] = ()
     role_argv: Mapping[str, Sequence[str]] = field(default_factory=dict)
     places: WorkerPlaces = field(default_factory=WorkerPlaces)
@@ -57,19 +62,22 @@ class MeshShape:
     has_planner: bool = True
     has_frontend: bool = True
     """False: the workers join a mesh that has frontends, routers and a planner."""
+    planner_argv: Sequence[str] = ()
+    scaler_address: str = ""
+    """Where the planner has workers started and stopped. Empty: it only observes."""
 
     @property
     def hosts_router(self) -> bool:
-        """Whether frontend and router are one process."""
+        """True if one gateway process is both frontend and router."""
         return self.has_gateway and self.routers == self.frontend_processes == 1
 
 
 def plan_mesh(shape: MeshShape) -> MeshPlan:
-    """One specification per process. Processes pick ports that are not named themselves and register them."""
+    """Returns one specification per process. A process without a port in its flags chooses one and registers it."""
     frontend_argv = (
         *(("--http-host", shape.host) if shape.host else ()),
         *("--http-port", str(shape.port), "--rpc-port", str(shape.grpc_port)),
-        # Meshes on one machine must not run each other's batches.
+        # Meshes on one machine must not run each other's batches, so each has its own folder for them.
         *("--state-dir", str(shape.run_dir / "state")),
         *("--processes", str(shape.frontend_processes)),
         *shape.frontend_argv,
@@ -77,15 +85,16 @@ def plan_mesh(shape: MeshShape) -> MeshPlan:
     router_argv = ("--policy", shape.policy, *shape.router_argv)
     if shape.hosts_router:
         routers = []
-        frontend = _service(shape, "gateway", argv=(*frontend_argv, "--", *_common(shape), *router_argv))
+        frontend = _service(shape, "gateway", argv=(*frontend_argv, "--", *_common(shape, "router"), *router_argv))
     else:
         routers = [_service(shape, "router", argv=router_argv, number=number) for number in range(shape.routers)]
         frontend = _service(shape, "frontend", argv=frontend_argv)
     workers = [
-        *(_worker(shape, "prefill", number) for number in range(shape.prefill)),
-        *(_worker(shape, "decode", number) for number in range(shape.decode)),
+        *(worker_spec(shape, "prefill", number) for number in range(shape.prefill)),
+        *(worker_spec(shape, "decode", number) for number in range(shape.decode)),
     ]
     turns = [shape.places.turns.get(worker.name, 0) for worker in workers]
+    has_planner = shape.has_planner and shape.has_frontend
     return MeshPlan(
         worker_turns=[
             [worker for worker, its_turn in zip(workers, turns, strict=True) if its_turn == turn]
@@ -93,11 +102,17 @@ def plan_mesh(shape: MeshShape) -> MeshPlan:
         ],
         routers=routers if shape.has_frontend else [],
         frontends=[frontend] if shape.has_frontend else [],
-        planners=[_service(shape, "planner", argv=())] if shape.has_planner and shape.has_frontend else [],
+        planners=[_service(shape, "planner", argv=planner_argv(shape))] if has_planner else [],
     )
 
 
-def _worker(shape: MeshShape, role: str, number: int) -> ChildSpec:
+def planner_argv(shape: MeshShape) -> Sequence[str]:
+    acting = ("--mode", "act", "--scaler-address", shape.scaler_address) if shape.scaler_address else ()
+    return (*acting, *shape.planner_argv)
+
+
+def worker_spec(shape: MeshShape, role: str, number: int) -> ChildSpec:
+    """The specification of one worker."""
     argv = (
         *("--engine", shape.engine),
         *("--model", str(shape.model)),
@@ -113,20 +128,20 @@ def _service(
     shape: MeshShape, service: str, *, argv: Sequence[str], number: int = 0, env: Mapping[str, str] | None = None
 ) -> ChildSpec:
     name = f"{service}-{number}"
-    token = {"KVMESH_DISCOVERY_TOKEN": shape.discovery_token} if shape.discovery_token else {}
     return ChildSpec(
         name=name,
         module=f"services.{service}",
-        argv=(*_common(shape), *argv),
-        # Flags can be read by other users of the machine.
-        env={**token, **(env or {})},
+        argv=(*_common(shape, "frontend" if service == "gateway" else service), *argv),
+        env=env or {},
         log_path=shape.run_dir / f"{name}.log",
     )
 
 
-def _common(shape: MeshShape) -> Sequence[str]:
+def _common(shape: MeshShape, role: str) -> Sequence[str]:
     return (
         *("--discovery-address", shape.registry, "--telemetry-log-level", shape.log_level),
         *(("--address", shape.address) if shape.address else ()),
         *(("--port-range", shape.port_range) if shape.port_range else ()),
+        *(shape.credentials.argv(MeshRole(role)) if shape.credentials is not None else ()),
+        *(("--discovery-checks-tls",) if shape.checks_tls else ()),
     )

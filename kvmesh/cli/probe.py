@@ -1,4 +1,4 @@
-"""What `kvmesh doctor` asks servers: tokens of prompts, greedy answers, output tokens per second. OpenAI's HTTP API."""
+"""Requests of `kvmesh doctor` over OpenAI's HTTP API: token counts, greedy answers, output tokens per second."""
 
 import asyncio
 import time
@@ -11,19 +11,19 @@ from kvmesh.errors import UnavailableError
 
 REQUEST_TIMEOUT_S = 300.0
 MEASUREMENT_LIMIT_S = 60.0
-"""The doctor's default measurement takes some seconds; on a slow or busy machine fewer requests give the figure."""
+"""Time limit of a measurement. The default one takes some seconds; a slow machine completes fewer requests."""
 WORDS = (
     "the quick brown fox jumps over a lazy dog while seven engines compute and nobody waits for them to end ".split()
 )
 
 
 def sentences(number: int, words: int) -> str:
-    """A text that shares no beginning with that of another number."""
+    """Returns a text. Texts of different numbers have no common prefix."""
     return " ".join([f"Text {number}:", *(WORDS[(number + 7 * at) % len(WORDS)] for at in range(words))])
 
 
 async def call(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> dict[str, Any]:
-    """One answer. UnavailableError with what the server said."""
+    """Returns the answer to one request. Raises UnavailableError with the server's message."""
     async with session.post(url, json=body) as response:
         if response.status != 200:
             raise UnavailableError(f"{url} answered {response.status}: {(await response.text())[:300]}")
@@ -41,7 +41,7 @@ async def tokenise(url: str, model: str, texts: Sequence[str]) -> list[list[int]
 
 
 async def greedy(url: str, model: str, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
-    """The most likely tokens after each prompt, one prompt at a time."""
+    """Returns the greedy tokens after each prompt, one prompt at a time."""
     answers = []
     async with session() as client:
         for prompt in prompts:

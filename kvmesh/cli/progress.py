@@ -1,4 +1,4 @@
-"""What `kvmesh up` tells while engines load."""
+"""Prints the progress of `kvmesh up` while engines load."""
 
 import asyncio
 import time
@@ -13,20 +13,20 @@ from kvmesh.network.names import host_port
 
 SERVICE_NAMES = {FRONTEND: "frontend", ROUTER: "router", PREFILL: "prefill", DECODE: "decode", PLANNER: "planner"}
 HOSTS = {"frontend": ("gateway",), "router": ("gateway",)}
-"""Processes that are more than one service."""
+"""Processes that provide more than one service."""
 POLL_S = 0.02
 
 
 class Progress:
-    """Lines for people on one stream."""
+    """Prints lines for people to one stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self.lines = 0
-        """Lines printed so far: what happens is said, so a start goes on while this grows."""
+        """Lines printed so far. A growing number shows that the start makes progress."""
 
     def say(self, text: str) -> None:
-        """Prints a line. Never fails: a mesh whose terminal is gone still serves, and stops in order."""
+        """Prints a line. Never fails: a mesh whose terminal was closed still serves and stops in order."""
         self.lines += 1
         try:
             print(f"kvmesh: {text}", file=self._stream, flush=True)
@@ -36,9 +36,9 @@ class Progress:
     async def wait_ready(
         self, registry: Registry, *, names: Sequence[str], awaited: Sequence[str], started_at_s: float
     ) -> Instance:
-        """Until the frontend can answer for a model and every awaited process is registered; the frontend.
+        """Waits until the frontend serves a model and every awaited process is registered. Returns the frontend.
 
-        Prints a line for each service as it becomes ready.
+        Prints a line for each service when it becomes ready.
         """
         self.say("starting " + ", ".join(names))
         wanted = {
@@ -70,7 +70,7 @@ class Progress:
 
 
 def http_url(frontend: Instance) -> str:
-    """Where a frontend answers."""
+    """The base URL of a frontend's HTTP API."""
     return f"http://{host_port(frontend.host, int(frontend.meta['http_port']))}"
 
 
@@ -82,5 +82,5 @@ async def _wait_healthy(url: str) -> None:
                     if response.status == 200:
                         return
             except aiohttp.ClientConnectionError:
-                pass  # The frontend registers a moment before it listens.
+                pass  # The frontend registers shortly before it listens.
             await asyncio.sleep(POLL_S)

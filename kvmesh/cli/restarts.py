@@ -1,4 +1,4 @@
-"""When a child that died is started again. Pure: no clock, no randomness."""
+"""Decides when a child that died is restarted. Pure: no clock, no randomness."""
 
 from dataclasses import dataclass
 
@@ -6,12 +6,12 @@ FIRST_DELAY_S = 0.5
 DELAY_MAX_S = 30.0
 """Long enough that a child which loads a model for minutes does not keep the machine busy, short enough to watch."""
 DOUBLINGS_MAX = 30
-"""The delay reaches its cap long before; this only keeps the power small."""
+"""Bounds the exponent. The delay reaches its maximum long before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy:
-    """`restarts_max` restarts in a row are allowed. A child that ran for `window_s` is well, and its count begins at 0 again."""
+    """Allows `restarts_max` restarts in a row. The count returns to 0 after a child has run for `window_s`."""
 
     restarts_max: int
     window_s: float
@@ -25,7 +25,7 @@ class RestartHistory:
         self.restarts = 0
 
     def on_death(self, lived_s: float) -> float | None:
-        """The delay before the next start, doubled with each restart in a row; None when the limit is reached."""
+        """Returns the delay before the next start, doubled with each restart in a row; None if the limit is reached."""
         if lived_s >= self._policy.window_s:
             self.restarts = 0
         if self.restarts >= self._policy.restarts_max:

@@ -1,4 +1,4 @@
-"""What `kvmesh up` checks before it starts any process: the ports, the Consul agent, and the hub for a model that is no directory."""
+"""Checks of `kvmesh up` before it starts any process: ports, Consul agent, and the hub if the model is not a directory."""
 
 import asyncio
 import os
@@ -10,6 +10,8 @@ from pathlib import Path
 
 import aiohttp
 
+from kvmesh.network.causes import connection_cause
+
 CONSUL_LIMIT_S = 30.0
 CONSUL_RETRY_S = 1.0
 HUB_TIMEOUT_S = 5.0
@@ -18,14 +20,14 @@ _LISTENING = "0A"
 
 
 def port_problems(host: str, *ports: int) -> str:
-    """Why the frontend cannot listen on a port, with the process that has it; empty when it can. Port 0 is any free one."""
+    """Returns why the frontend cannot listen on a port, with the process that has it; empty if it can. Port 0: any free one."""
     for port in ports:
         if not port:
             continue
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             with socket.socket(family, kind, protocol) as probe:
-                # As servers do: connections that have just ended do not keep the port.
+                # Servers set this too, so ports of connections in TIME_WAIT count as free.
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
                 probe.listen()
@@ -67,7 +69,10 @@ def _lines(path: str) -> list[str]:
 
 
 async def consul_problem(address: str, *, say: Callable[[str], None], limit_s: float = CONSUL_LIMIT_S) -> str:
-    """Waits for a Consul agent to answer; why it does not, after `limit_s`. Says at once that it waits, and only once."""
+    """Waits up to `limit_s` for a Consul agent to answer. Returns why it does not; empty if it does.
+
+    Prints once that it waits.
+    """
     url = address if "://" in address else f"http://{address}"
     deadline = time.monotonic() + limit_s
     is_said = False
@@ -75,12 +80,12 @@ async def consul_problem(address: str, *, say: Callable[[str], None], limit_s: f
         while True:
             try:
                 async with session.get(f"{url.rstrip('/')}/v1/status/leader") as response:
-                    # An agent that wants a token answers 403: it runs.
+                    # 403: the agent runs and requires a token.
                     if response.status < 500:
                         return ""
                     cause = f"it answers {response.status} {(await response.text())[:100].strip()}"
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-                cause = _cause(error)
+                cause = connection_cause(error, timeout_s=HUB_TIMEOUT_S)
             if not is_said:
                 is_said = True
                 say(f"the Consul agent at {address} cannot be reached: {cause}; retrying for {limit_s:g} s")
@@ -91,12 +96,12 @@ async def consul_problem(address: str, *, say: Callable[[str], None], limit_s: f
 
 
 def is_hub_name(model: str) -> bool:
-    """Whether a model is a name on a model hub: no directory, and written as `name` or `organisation/name`."""
+    """True if the model is a name on a model hub: `name` or `organisation/name`, and not a directory."""
     return not Path(model).expanduser().exists() and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", model) is not None
 
 
 async def hub_problem(model: str, *, say: Callable[[str], None]) -> str:
-    """Why a model cannot be loaded from the hub and what to do; empty when it can, which is said."""
+    """Returns why the hub does not offer a model and what to do; empty if it does. Prints which model the hub offers."""
     import huggingface_hub
     from huggingface_hub import constants
 
@@ -121,18 +126,8 @@ async def hub_problem(model: str, *, say: Callable[[str], None]) -> str:
             if response.status >= 500:
                 return instead.format(f"which answers {response.status}")
     except (aiohttp.ClientError, TimeoutError) as error:
-        return instead.format(f"which cannot be reached: {_cause(error)}")
+        return instead.format(f"which cannot be reached: {connection_cause(error, timeout_s=HUB_TIMEOUT_S)}")
     say(
         f"{model} is a name on the Hugging Face hub, {constants.ENDPOINT}; workers download it to {constants.HF_HUB_CACHE}"
     )
     return ""
-
-
-def _cause(error: Exception) -> str:
-    """The cause in a few words: aiohttp repeats the address, and a timeout says nothing."""
-    if isinstance(error, TimeoutError):
-        return f"no answer within {HUB_TIMEOUT_S:g} s"
-    inner = getattr(error, "os_error", error)
-    if isinstance(inner, OSError) and not isinstance(inner, socket.gaierror) and inner.errno:
-        return os.strerror(inner.errno)
-    return str(getattr(inner, "strerror", None) or error)

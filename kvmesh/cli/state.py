@@ -20,16 +20,15 @@ from kvmesh.errors import NotFoundError, UnavailableError
 
 STATE_FILE = "mesh.json"
 CLAIM_ATTEMPTS = 10
-"""The folder of all meshes vanishes when the last mesh ends, which may be between two steps of a claim."""
+"""Attempts to claim a place. The last mesh that ends removes the common folder, possibly during a claim."""
 _CLEANER = 'cat >/dev/null; rm -rf -- "$1"; rmdir -- "$2" 2>/dev/null; exit 0'
-"""Reads until every process that holds the pipe has ended. Only `up` and its children hold it, and they die with `up`."""
+"""The helper's program. Reads until every process with the pipe has ended: `up` and its children, which die with `up`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshState:
-    """A running mesh. `url` is empty until it is ready. `started` is the kernel's start time of the process, so that another
-    process with the same id is not taken for it; 0 where the kernel does not tell. `is_joined`: workers of another mesh, which no
-    command shows by itself."""
+    """A running mesh. `url` is empty until it is ready. `started` is the kernel's start time of the process; it distinguishes
+    a later process with the same id. 0: unknown. `is_joined`: workers of another mesh, which no command shows by itself."""
 
     name: str
     registry: str
@@ -38,20 +37,22 @@ class MeshState:
     started: int
     run_dir: str
     is_joined: bool = False
+    credentials: str = ""
+    """Folder with the credentials of an operator (`kvmesh/identity/credentials.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshPlace:
-    """The name and folders that a starting mesh has for itself. KVMESH_STATE, where it is set, names the state file."""
+    """The name and folders reserved for one mesh. The environment variable KVMESH_STATE, if set, names the state file."""
 
     name: str
     run_dir: Path
     temporary: Path
     is_joined: bool = False
     note: str = ""
-    """For people: why the name or the folder is not the one that was asked for."""
+    """Why the name or the folder is not the requested one, as lines for people."""
 
-    def write_state(self, *, registry: str = "", url: str = "") -> None:
+    def write_state(self, *, registry: str = "", url: str = "", credentials: str = "") -> None:
         """Publishes the mesh's addresses to other commands."""
         pid = os.getpid()
         state = MeshState(
@@ -62,6 +63,7 @@ class MeshPlace:
             started=_start_time(pid),
             run_dir=str(self.run_dir),
             is_joined=self.is_joined,
+            credentials=credentials,
         )
         path = _own_file() or self.temporary / STATE_FILE
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -70,8 +72,14 @@ class MeshPlace:
         temporary.replace(path)
 
     def remove_state(self) -> None:
-        """Other commands do not find the mesh any more."""
+        """Hides the mesh from other commands."""
         (_own_file() or self.temporary / STATE_FILE).unlink(missing_ok=True)
+
+    def remove_temporary(self) -> None:
+        """Removes the temporary directory, and the folder of all meshes after the last one."""
+        shutil.rmtree(self.temporary, ignore_errors=True)
+        with suppress(OSError):
+            self.temporary.parent.rmdir()
 
 
 @contextmanager
@@ -82,11 +90,14 @@ def claim_place(name: str, run_dir: str, *, is_joined: bool = False) -> Iterator
     """
     try:
         place = _claim(name, run_dir, is_joined)
-        place.run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UnavailableError(
-            f"{error.filename} cannot be created: {error.strerror}; see --run-dir and TMPDIR"
-        ) from error
+        raise _not_created(error) from error
+    try:
+        # Logs are for this user only; so is the folder, unless it exists already.
+        place.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        place.remove_temporary()
+        raise _not_created(error) from error
     cleaner = subprocess.Popen(
         ["/bin/sh", "-c", _CLEANER, "kvmesh-cleaner", place.temporary, place.temporary.parent],
         stdin=subprocess.PIPE,
@@ -97,12 +108,14 @@ def claim_place(name: str, run_dir: str, *, is_joined: bool = False) -> Iterator
         yield place
     finally:
         place.remove_state()
-        shutil.rmtree(place.temporary, ignore_errors=True)
-        with suppress(OSError):
-            place.temporary.parent.rmdir()
+        place.remove_temporary()
         # Children that were forked and not used hold its pipe until this process ends.
         cleaner.kill()
         cleaner.communicate()
+
+
+def _not_created(error: OSError) -> UnavailableError:
+    return UnavailableError(f"{error.filename} cannot be created: {error.strerror}; see --run-dir and TMPDIR")
 
 
 def _claim(name: str, run_dir: str, is_joined: bool) -> MeshPlace:
@@ -132,7 +145,7 @@ def _free(wanted: str, taken: Collection[str]) -> str:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """One claim at a time. UnavailableError when the folder belongs to somebody else, who could read or replace what is in it."""
+    """Holds the lock of claims. Raises UnavailableError if another user owns the folder and could read or replace its files."""
     folder.mkdir(mode=0o700, exist_ok=True)
     if not _is_private(folder):
         raise UnavailableError(f"{folder} belongs to another user or is open to others; remove it, or set TMPDIR")
@@ -150,7 +163,7 @@ def state_dir() -> Path:
 
 
 def _own_file() -> Path | None:
-    """The one state file that counts, where KVMESH_STATE names it."""
+    """The state file that KVMESH_STATE names. It replaces those in the folder."""
     path = os.environ.get("KVMESH_STATE")
     return Path(path) if path else None
 
@@ -201,13 +214,13 @@ def find_mesh(name: str, *, otherwise: str) -> MeshState:
 
 
 def default_name(port: int) -> str:
-    """A mesh's name by the directory and the port."""
+    """Makes a mesh's name from the directory and the port."""
     folder = re.sub(r"[^\w.-]+", "-", Path.cwd().name) or "mesh"
     return f"{folder}-{port}" if port else folder
 
 
 def _read(path: Path) -> MeshState | None:
-    """None when the mesh does not run any more."""
+    """Reads a state file. Returns None if its mesh has ended."""
     try:
         state = MeshState(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):

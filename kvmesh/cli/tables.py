@@ -6,7 +6,7 @@ Row = tuple[str, ...]
 
 
 def render_table(columns: Sequence[str], rows: Sequence[Row]) -> str:
-    """Left-aligned columns, two spaces apart; a line says so when there are no rows."""
+    """Renders left-aligned columns, two spaces apart. Without rows the text says that there are none."""
     widths = [max([len(columns[i]), *(len(row[i]) for row in rows)]) for i in range(len(columns))]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -12,6 +12,7 @@ from kvmesh.cli.gpu_plan import WorkerPlaces
 from kvmesh.cli.plan import MeshShape
 from kvmesh.engines.registration import EngineRegistration
 from kvmesh.engines.registry import ENGINES
+from kvmesh.identity.credentials import Credentials
 from kvmesh.network.settings import NetworkSettings
 from kvmesh.settings import setting
 
@@ -47,16 +48,30 @@ class UpSettings(NetworkSettings):
         " No: each starts by itself",
     )
     planner: bool = setting(True, "a planner, which observes the pools by scraping them")
+    plan: bool = setting(
+        False,
+        "the planner acts: it moves workers between the pools, and has workers started and stopped, within the targets of"
+        " --planner-args",
+    )
     host: str = setting("", "address the frontend's HTTP API listens on; empty: that of `address`")
     port: int = setting(8000, "port of the frontend's HTTP API; 0: any free one", min=0, max=65535)
     grpc_port: int = setting(0, "port of the frontend's gRPC API; 0: any free one", min=0, max=65535)
     join: str = setting(
         "",
-        "mesh that these workers join: the name of one that runs here, or the address of its registry. Only workers start; their engine"
-        " may be another one",
+        "mesh that these workers join: the name of one that runs here, or the address of its registry and its `credentials`. Only"
+        " workers start; their engine may be another one",
     )
     consul: str = setting("", "address of a Consul agent; empty: an embedded registry")
     discovery_token: str = setting("", "ACL token for the Consul agent, of `kvmesh up` and its services", secret=True)
+    discovery_token_file: str = setting("", "file with this token")
+    mesh_tls: bool = setting(
+        True,
+        "mutual TLS between services, with certificates of an authority of this mesh. No: plain text, for measurements",
+    )
+    credentials: str = setting(
+        "",
+        "folder of `kvmesh credentials`, for a mesh on several machines: its token, secret and certificates. Empty: new ones",
+    )
     policy: str = setting(
         "kv",
         "how requests are placed: a policy of the router or of a package beside it (docs/understand/routing-cost.md)",
@@ -72,6 +87,9 @@ class UpSettings(NetworkSettings):
         "", "more flags for every router, as one string: --router-args='--cost-temperature 0.01'"
     )
     frontend_args: str = setting("", "more flags for the frontend, as one string: --frontend-args=--http-allows-pins")
+    planner_args: str = setting(
+        "", "more flags for the planner, as one string: --planner-args='--targets-ttft-s 0.5 --targets-itl-s 0.05'"
+    )
     log_level: str = setting("info", "log level of all services", choices=("debug", "info", "warning", "error"))
     name: str = setting("", "name of the mesh, for --mesh of other commands; empty: DIRECTORY-PORT")
     run_dir: str = setting("", "directory of the services' logs; empty: run/NAME")
@@ -134,10 +152,18 @@ def role_argv(settings: UpSettings, role: str) -> Sequence[str]:
     return (*ranks_argv, *shlex.split(given))
 
 
-def mesh_shape(settings: UpSettings, registry_address: str, places: WorkerPlaces) -> MeshShape:
+def mesh_shape(
+    settings: UpSettings,
+    registry_address: str,
+    places: WorkerPlaces,
+    credentials: Credentials | None = None,
+    *,
+    scaler_address: str = "",
+) -> MeshShape:
     """What is asked for, made plain."""
     registration = settings.registration
-    without_prefill = () if settings.prefill else registration.flags_without_prefill
+    # A planner may start prefill workers later.
+    without_prefill = () if settings.prefill or settings.plan else registration.flags_without_prefill
     model = Path(settings.model).expanduser()
     return MeshShape(
         engine=registration.name,
@@ -151,7 +177,8 @@ def mesh_shape(settings: UpSettings, registry_address: str, places: WorkerPlaces
         grpc_port=settings.grpc_port,
         address=settings.address,
         port_range=settings.port_range,
-        discovery_token=settings.discovery_token,
+        credentials=credentials,
+        checks_tls=not settings.consul,
         registry=registry_address,
         policy=settings.policy,
         log_level=settings.log_level,
@@ -163,8 +190,10 @@ def mesh_shape(settings: UpSettings, registry_address: str, places: WorkerPlaces
         frontend_argv=tuple(shlex.split(settings.frontend_args)),
         frontend_processes=settings.frontend_processes,
         has_gateway=settings.gateway,
-        has_planner=settings.planner,
         has_frontend=not settings.join,
+        has_planner=settings.planner or settings.plan,
+        planner_argv=tuple(shlex.split(settings.planner_args)),
+        scaler_address=scaler_address,
     )
 
 
@@ -173,7 +202,8 @@ def model_problem(model: str) -> str:
     path = Path(model).expanduser()
     if path.is_dir():
         missing = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]
-        return f"{path} is no model directory: {' and '.join(missing)} is missing" if missing else ""
+        verb = "is" if len(missing) == 1 else "are"
+        return f"{path} is no model directory: {' and '.join(missing)} {verb} missing" if missing else ""
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
         return f"the model directory {path} does not exist"
     return ""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvmesh.cli.gpu_needs import Need
-from kvmesh.cli.nvidia import Device, Driver
+from kvmesh.cli.nvidia import Driver, NvidiaDevice
 
 DEVICE_TRANSPORTS = ("cuda_ipc", "rc_mlx5", "dc_mlx5", "rc_verbs", "gdr_copy", "efa")
 """UCX transports between GPUs without a copy through host memory."""
@@ -85,7 +85,7 @@ def driver_finding(build: str, driver: Driver, needs: Sequence[Need]) -> Finding
     return skipped(name, driver.problem)
 
 
-def devices_finding(build: str, driver: Driver, visible: Sequence[Device], wanted: str | None) -> Finding:
+def devices_finding(build: str, driver: Driver, visible: Sequence[NvidiaDevice], wanted: str | None) -> Finding:
     """Check 3: the devices that engines may use."""
     name = "devices"
     if not driver.devices:

@@ -1,4 +1,4 @@
-"""Workers as forks of one process that has imported the engine. A new one is started when it has ended."""
+"""Starts workers as forks of one process that has imported the engine. Starts a new such process if it has ended."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from kvmesh.worker.fork_server import THREADS, ForkServer
 
 
 class WorkerForks:
-    """Starts workers. Where the imports start threads, a fork is not safe, and workers start as programs of their own."""
+    """Starts workers. If the imports start threads, forking is not safe, and each worker starts with a new interpreter."""
 
     def __init__(
         self, engine: EngineRegistration[Any], *, log_path: Path, timeout_s: float, say: Callable[[str], None]
@@ -27,7 +27,7 @@ class WorkerForks:
         self._one_at_a_time = asyncio.Lock()
 
     async def open(self) -> None:
-        """Imports the engine, unless that is done. UnavailableError with the log's path when it cannot be imported."""
+        """Imports the engine once. Raises UnavailableError with the log's path if the import fails."""
         async with self._one_at_a_time:
             if not self._forks or (self._server is not None and not self._server.has_ended):
                 return
@@ -48,7 +48,7 @@ class WorkerForks:
                 self._say(f"{error.message}: workers start as programs of their own, which takes longer")
 
     async def start(self, spec: ChildSpec) -> Child:
-        """Starts a worker. Raises what `open` raises, OSError where no process can be made."""
+        """Starts a worker. Raises the errors of `open`, and OSError if no process can be created."""
         await self.open()
         return await (start_child(spec) if self._server is None else fork_child(self._server, spec))
 

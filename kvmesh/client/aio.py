@@ -11,7 +11,7 @@ import grpc.aio
 from kvmesh.client.aio_batches import AsyncBatches
 from kvmesh.client.aio_stream import AsyncStream
 from kvmesh.client.answer import Answer, gathered
-from kvmesh.client.calling import Calling, ChatArguments, GenerateArguments, Messages, Question, T
+from kvmesh.client.calling import Calling, ChatArguments, GenerateArguments, Messages, StreamingCall, T
 from kvmesh.client.settings import ClientSettings
 from kvmesh.rpc.codec.client_inference import (
     Embedded,
@@ -103,7 +103,7 @@ class AsyncClient:
     def _stream(self, method: Any, message: Any, read: Callable[[Any], T], timeout_s: float | None) -> AsyncStream[T]:
         return AsyncStream(self._calling, self._calling.question(method, message, read, timeout_s))
 
-    async def _whole(self, question: Question[Piece]) -> Answer:
+    async def _whole(self, question: StreamingCall[Piece]) -> Answer:
         async with AsyncStream(self._calling, question) as stream:
             return gathered([piece async for piece in stream])
 

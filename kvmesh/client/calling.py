@@ -26,7 +26,7 @@ Messages = Sequence[Mapping[str, Any]]
 """A conversation in the shape of OpenAI's messages."""
 
 
-class CallArguments(TypedDict, total=False):
+class CommonArguments(TypedDict, total=False):
     """`sampling` replaces that of `options`. `timeout_s` None: the client's own."""
 
     sampling: SamplingParams | None
@@ -34,7 +34,7 @@ class CallArguments(TypedDict, total=False):
     timeout_s: float | None
 
 
-class ChatArguments(CallArguments, total=False):
+class ChatArguments(CommonArguments, total=False):
     """`tool_choice`: auto, none, required, or a tool's name."""
 
     tools: Sequence[Mapping[str, Any]]
@@ -45,7 +45,7 @@ class ChatArguments(CallArguments, total=False):
     includes_reasoning: bool
 
 
-class GenerateArguments(CallArguments, total=False):
+class GenerateArguments(CommonArguments, total=False):
     """`echoes`: the output starts with the prompt."""
 
     echoes: bool
@@ -53,7 +53,7 @@ class GenerateArguments(CallArguments, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question(Generic[T]):
+class StreamingCall(Generic[T]):
     """A streaming call: method, request, decoder of responses, and deadline."""
 
     method: Any
@@ -72,20 +72,22 @@ class Calling:
 
     def chat(
         self, stub: Any, model: str, messages: Messages, arguments: ChatArguments, *, is_stream: bool
-    ) -> Question[Piece]:
+    ) -> StreamingCall[Piece]:
         options, timeout_s, others = _split(arguments, is_stream)
         message = chat_message(model, messages, options, **others)
         return self.question(stub.Chat, message, from_chat_response, timeout_s)
 
     def generate(
         self, stub: Any, model: str, prompt: str | Sequence[int], arguments: GenerateArguments, *, is_stream: bool
-    ) -> Question[Piece]:
+    ) -> StreamingCall[Piece]:
         options, timeout_s, others = _split(arguments, is_stream)
         message = generate_message(model, prompt, options, **others)
         return self.question(stub.Generate, message, from_generate_response, timeout_s)
 
-    def question(self, method: Any, message: Any, read: Callable[[Any], T], timeout_s: float | None) -> Question[T]:
-        return Question(method=method, message=message, read=read, deadline_s=self.deadline_s(timeout_s))
+    def question(
+        self, method: Any, message: Any, read: Callable[[Any], T], timeout_s: float | None
+    ) -> StreamingCall[T]:
+        return StreamingCall(method=method, message=message, read=read, deadline_s=self.deadline_s(timeout_s))
 
     def deadline_s(self, timeout_s: float | None) -> float:
         """The end of a call that starts now, with all its tries."""
@@ -112,7 +114,7 @@ class Calling:
         return wait_s
 
 
-def _split(arguments: CallArguments, is_stream: bool) -> tuple[Options, float | None, dict[str, Any]]:
+def _split(arguments: CommonArguments, is_stream: bool) -> tuple[Options, float | None, dict[str, Any]]:
     """The options, the timeout, and the arguments of the message."""
     others: dict[str, Any] = {**arguments}
     options, sampling = others.pop("options", None) or Options(), others.pop("sampling", None)

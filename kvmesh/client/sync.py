@@ -9,7 +9,7 @@ from typing import Any, Unpack
 import grpc
 
 from kvmesh.client.answer import Answer, gathered
-from kvmesh.client.calling import Calling, ChatArguments, GenerateArguments, Messages, Question, T
+from kvmesh.client.calling import Calling, ChatArguments, GenerateArguments, Messages, StreamingCall, T
 from kvmesh.client.settings import ClientSettings
 from kvmesh.client.sync_batches import Batches
 from kvmesh.client.sync_stream import Stream
@@ -99,7 +99,7 @@ class Client:
     def _stream(self, method: Any, message: Any, read: Callable[[Any], T], timeout_s: float | None) -> Stream[T]:
         return Stream(self._calling, self._calling.question(method, message, read, timeout_s))
 
-    def _whole(self, question: Question[Piece]) -> Answer:
+    def _whole(self, question: StreamingCall[Piece]) -> Answer:
         with Stream(self._calling, question) as stream:
             return gathered(stream)
 

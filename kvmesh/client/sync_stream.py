@@ -7,7 +7,7 @@ from typing import Any, Generic
 
 import grpc
 
-from kvmesh.client.calling import Calling, Question, T
+from kvmesh.client.calling import Calling, StreamingCall, T
 from kvmesh.errors import CancelledByCallerError
 from kvmesh.rpc.status import from_rpc_error
 
@@ -18,7 +18,7 @@ class Stream(Generic[T]):
     The last piece of an answer has its usage. Raises MeshError on failure; a call that has returned nothing yet is retried first.
     """
 
-    def __init__(self, calling: Calling, question: Question[T]) -> None:
+    def __init__(self, calling: Calling, question: StreamingCall[T]) -> None:
         self._calling = calling
         self._question = question
         self._call: Any = None

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvmesh.core.planning import Decision, ObservationState, Targets
 from kvmesh.core.worker import Role
 
 
@@ -21,6 +22,7 @@ class PoolReport:
     kv_usage: float | None = None
     prompt_tokens_per_s: float | None = None
     output_tokens_per_s: float | None = None
+    waiting_prompt_tokens: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +37,16 @@ class LatencyReport:
     itl_p99_s: float | None = None
     prompt_tokens_mean: float | None = None
     output_tokens_mean: float | None = None
+    hit_rate: float | None = None
+    queue_wait_mean_s: float | None = None
+    queued_requests: float | None = None
+    failed_rate: float | None = None
+    state: ObservationState = ObservationState.MISSING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReport:
-    """The result of an observation. `mode`: observe, dry_run or act. `observed_at_s`: None before the first observation."""
+    """An observation and the decisions about it. `mode`: observe, dry_run or act. `observed_at_s`: None before the first observation."""
 
     mode: str
     source: str
@@ -47,3 +54,7 @@ class PlanReport:
     pools: Sequence[PoolReport] = ()
     latencies: Sequence[LatencyReport] = ()
     problems: Sequence[str] = ()
+    targets: Sequence[Targets] = ()
+    decisions: Sequence[Decision] = ()
+    is_leader: bool = False
+    leader_id: str = ""

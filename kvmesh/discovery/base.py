@@ -20,6 +20,8 @@ PLANNER = "kvmesh-planner"
 KVMESH_VERSION = version("kvmesh")
 VERSION_KEY = "kvmesh_version"
 """Registry meta of every service."""
+ROLE_SEQUENCE_KEY = "role_sequence"
+"""Key of the meta value that counts how often a worker has changed its role. The views of two pools arrive in any order."""
 SERVICES = (FRONTEND, ROUTER, PREFILL, DECODE, PLANNER)
 
 
@@ -50,6 +52,8 @@ class Registration:
     ttl_s: float = 6.0
     deregister_after_s: float = 120.0
     uses_tls: bool = False
+    is_checked: bool = True
+    """False: the registry does not check gRPC health, because it could not verify the server. Heartbeats remain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

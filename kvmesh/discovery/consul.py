@@ -11,13 +11,14 @@ import math
 import random
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
 from kvmesh.clock import Clock, SystemClock
 from kvmesh.discovery import limits, wire
 from kvmesh.discovery.base import Entry, Health, Registration, View
-from kvmesh.discovery.connection import Connection, ConsulResponse
+from kvmesh.discovery.connection import ConsulConnection, ConsulResponse
 from kvmesh.discovery.retry import Backoff, sleep_unless
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.discovery.watching import WatchState
@@ -48,7 +49,7 @@ class ConsulRegistry:
         self._settings = settings
         self._clock = clock or SystemClock()
         self._random = (generator or random.Random()).random
-        self._connection = Connection(settings)
+        self._connection = ConsulConnection(settings)
         self._closed = asyncio.Event()
         self._calls_began_s: dict[object, float] = {}
         self._trouble_at_s = -math.inf
@@ -57,6 +58,8 @@ class ConsulRegistry:
     async def register(self, registration: Registration) -> None:
         """See `Registry.register`. InvalidRequestError names the field that exceeds Consul's limits."""
         limits.check_registration(registration)
+        if registration.uses_tls and not self._settings.checks_tls:
+            registration = replace(registration, is_checked=False)
         body = wire.registration_body(registration, check_timeout_s=self._settings.check_timeout_s)
         await self._call("PUT", "/v1/agent/service/register", body=body)
 

@@ -61,7 +61,7 @@ class FileHashes:
                 missing.append(path)
         if not missing:
             return found
-        progress = Progress(sum(stamps[path][2] for path in missing))
+        progress = HashProgress(sum(stamps[path][2] for path in missing))
         with ThreadPoolExecutor(min(THREADS_MAX, len(missing))) as threads:
             found.update(zip(missing, threads.map(lambda path: hash_file(path, progress), missing), strict=True))
         for path in missing:
@@ -102,7 +102,7 @@ def stamp_of(path: Path) -> Stamp:
     return [state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns]
 
 
-def hash_file(path: Path, progress: "Progress") -> str:
+def hash_file(path: Path, progress: "HashProgress") -> str:
     """The hash of the whole file. Releases the interpreter lock while it computes."""
     digest, buffer = xxh3_128(), memoryview(bytearray(CHUNK_BYTES))
     with path.open("rb", buffering=0) as file:
@@ -112,7 +112,7 @@ def hash_file(path: Path, progress: "Progress") -> str:
     return f"xxh3:{digest.hexdigest()}"
 
 
-class Progress:
+class HashProgress:
     """Logs the progress of a long run every QUIET_S. Thread-safe."""
 
     def __init__(self, total_bytes: int) -> None:

@@ -48,7 +48,7 @@ class Pull:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Path:
+class _PathState:
     """`cause` None: the path does not fail. `detail` and `failed_wall_s` stay after it has recovered."""
 
     epoch: int
@@ -82,7 +82,7 @@ class KvPaths:
     failed_handoffs_total: int = 0
     recomputed_tokens_total: int = 0
     _hosts: dict[str, str] = field(default_factory=dict)
-    _paths: dict[str, _Path] = field(default_factory=dict)
+    _paths: dict[str, _PathState] = field(default_factory=dict)
     _checks: set[str] = field(default_factory=set)
     _running_bytes: int = 0
 
@@ -107,8 +107,8 @@ class KvPaths:
                 is_check=is_check,
             )
 
-    def _path(self, worker_id: str, epoch: int) -> _Path:
-        path = self._paths.pop(worker_id, None) or _Path(epoch=epoch)
+    def _path(self, worker_id: str, epoch: int) -> _PathState:
+        path = self._paths.pop(worker_id, None) or _PathState(epoch=epoch)
         if epoch > path.epoch:
             path.epoch, path.cause, path.pause_s = epoch, None, CHECK_PAUSE_S
         self._paths[worker_id] = path
@@ -116,7 +116,7 @@ class KvPaths:
             del self._paths[next(iter(self._paths))]
         return path
 
-    def _limit_s(self, path: _Path, size: int) -> float:
+    def _limit_s(self, path: _PathState, size: int) -> float:
         """Pulls in progress share the network, so their bytes count too."""
         if path.setup_s is None and path.bytes_per_s is None:
             return FIRST_LIMIT_S
@@ -140,7 +140,7 @@ class KvPaths:
         if was_failing:
             log.info("kv_path_recovered", extra={"data": {"prefill_worker_id": pull.worker_id}})
 
-    def _learn(self, path: _Path, size: int, elapsed_s: float) -> None:
+    def _learn(self, path: _PathState, size: int, elapsed_s: float) -> None:
         if size <= SMALL_BYTES:
             path.setup_s = _average(path.setup_s, elapsed_s)
         else:
@@ -168,7 +168,7 @@ class KvPaths:
         with self.lock:
             self._end(pull)
 
-    def _end(self, pull: Pull) -> _Path | None:
+    def _end(self, pull: Pull) -> _PathState | None:
         """The path of a pull. None: it has none, or the source has restarted meanwhile."""
         self._running_bytes -= pull.size_bytes
         path = self._paths.get(pull.worker_id)

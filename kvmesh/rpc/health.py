@@ -18,7 +18,7 @@ REFLECTION_ALPHA = "grpc.reflection.v1alpha.ServerReflection"
 REFLECTION = "grpc.reflection.v1.ServerReflection"
 
 
-class Health:
+class GrpcHealth:
     """grpc.health.v1 for the whole server ("") and each of its services, all with the same state."""
 
     def __init__(self, service_names: Sequence[str], *, is_serving: bool = False) -> None:
@@ -43,7 +43,7 @@ class Health:
             await self._servicer.set(name, states.SERVING if is_serving else states.NOT_SERVING)
 
     async def close(self) -> None:
-        """Sends NOT_SERVING to all watchers for good; later states are ignored."""
+        """Sends NOT_SERVING to all watchers. Ignores states that are set later."""
         self._is_serving = False
         await self._servicer.enter_graceful_shutdown()
 

@@ -438,10 +438,10 @@ class GrpcLegLinks:
     def _opened(self, key: _LinkKey, worker: WorkerRef, task: "asyncio.Task[GrpcLegLink]") -> None:
         del self._opening[key]
         if not task.cancelled():
-            error = task.exception()  # Marks it as seen when everybody who waited has gone.
+            error = task.exception()  # Marks the error as retrieved, even if every caller was cancelled.
             if isinstance(error, UnavailableError) and error.reason != WORKER_CHANGED:
                 self._reopen_soon(key, worker, pause_s=REOPEN_PAUSE_S)
-        # Workers come and go on ever new ports.
+        # Restarted workers have new ports, so dead entries would pile up.
         self._links = {address: link for address, link in self._links.items() if link.is_up}
 
     def statistics(self) -> dict[str, int]:

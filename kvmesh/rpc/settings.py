@@ -6,6 +6,8 @@ from typing import Any
 
 import grpc
 
+from kvmesh.identity.certificates import CertificateSource
+from kvmesh.identity.grpc_credentials import mesh_server_credentials
 from kvmesh.network.names import LOOPBACK
 from kvmesh.settings import internal, setting
 
@@ -26,6 +28,8 @@ class RpcSettings:
         max=(1 << 31) - 1,
     )
     streams_max: int = internal(4096, "Concurrent calls per connection.")
+    request_bytes_max: int = internal(0, "Largest message that the server receives; 0: message_bytes_max.")
+    handshake_timeout_s: float = internal(20.0, "Longest handshake of a new connection, TLS included.")
     keepalive_s: float = setting(
         20.0, "Silence after which a peer is pinged; finds peers that vanished without a word.", min=1
     )
@@ -42,17 +46,6 @@ class RpcSettings:
     )
     channels_max: int = internal(4096, "Channels to different peers at a time.")
     grace_s: float = setting(5.0, "Time for calls in flight when the server stops.", min=0)
-    tls_certificate_file: str = setting("", "PEM certificate chain of this process. Empty: no TLS.")
-    tls_key_file: str = setting("", "PEM key of the certificate.")
-    tls_authority_file: str = setting(
-        "", "PEM certificates that peers must be signed by. Given: peers must show theirs (mTLS)."
-    )
-    tls_server_name: str = setting("", "Name that servers' certificates bear. Empty: the host in the address.")
-
-    def __post_init__(self) -> None:
-        """Certificate and key go together; an authority without them can only be a client's."""
-        if bool(self.tls_certificate_file) != bool(self.tls_key_file):
-            raise ValueError("tls_certificate_file and tls_key_file are given together or not at all")
 
     @property
     def listen_host(self) -> str:
@@ -62,14 +55,33 @@ class RpcSettings:
     def advertised_host(self) -> str:
         return self.advertise_host or self.listen_host
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublicRpcSettings(RpcSettings):
+    """With TLS towards clients. Services of the mesh have mesh TLS instead (`kvmesh/identity/settings.py`)."""
+
+    tls_certificate_file: str = setting("", "PEM certificate chain of this process. Empty: no TLS.")
+    tls_key_file: str = setting("", "PEM key of the certificate.")
+    tls_authority_file: str = setting(
+        "",
+        "PEM certificates that peers must be signed by. Given: peers must show theirs (mTLS). Not the mesh's authority: that one's"
+        " certificates are for services.",
+    )
+    tls_server_name: str = setting("", "Name that servers' certificates bear. Empty: the host in the address.")
+
+    def __post_init__(self) -> None:
+        """Certificate and key go together; an authority without them can only be a client's."""
+        if bool(self.tls_certificate_file) != bool(self.tls_key_file):
+            raise ValueError("tls_certificate_file and tls_key_file are given together or not at all")
+
     @property
     def has_tls(self) -> bool:
         return bool(self.tls_certificate_file or self.tls_authority_file)
 
 
-def _common_options(settings: RpcSettings) -> Options:
+def _common_options(settings: RpcSettings, *, received_bytes_max: int) -> Options:
     return [
-        ("grpc.max_receive_message_length", settings.message_bytes_max),
+        ("grpc.max_receive_message_length", received_bytes_max),
         ("grpc.max_send_message_length", settings.message_bytes_max),
         ("grpc.keepalive_time_ms", round(settings.keepalive_s * 1000)),
         ("grpc.keepalive_timeout_ms", round(settings.keepalive_timeout_s * 1000)),
@@ -81,8 +93,12 @@ def _common_options(settings: RpcSettings) -> Options:
 
 def server_options(settings: RpcSettings) -> Options:
     return [
-        *_common_options(settings),
+        *_common_options(settings, received_bytes_max=settings.request_bytes_max or settings.message_bytes_max),
         ("grpc.max_concurrent_streams", settings.streams_max),
+        ("grpc.server_handshake_timeout_ms", round(settings.handshake_timeout_s * 1000)),
+        # Bit 0 is the identity: kvmesh compresses nothing, and gRPC would decompress a message before its sender is known.
+        ("grpc.compression_enabled_algorithms_bitset", 1),
+        ("grpc.per_message_decompression", 0),
         # Two processes on one port would share the requests without anyone noticing.
         ("grpc.so_reuseport", 0),
         # Peers ping each keepalive_s; half of it leaves room for their clocks.
@@ -92,9 +108,9 @@ def server_options(settings: RpcSettings) -> Options:
 
 
 def channel_options(settings: RpcSettings) -> Options:
-    name = [("grpc.ssl_target_name_override", settings.tls_server_name)] if settings.tls_server_name else []
+    name = settings.tls_server_name if isinstance(settings, PublicRpcSettings) else ""
     return [
-        *_common_options(settings),
+        *_common_options(settings, received_bytes_max=settings.message_bytes_max),
         # In spite of its name: it bounds a try to connect, and a try that failed sooner is not waited for.
         ("grpc.min_reconnect_backoff_ms", round(settings.connect_timeout_s * 1000)),
         ("grpc.initial_reconnect_backoff_ms", round(settings.reconnect_min_s * 1000)),
@@ -104,21 +120,23 @@ def channel_options(settings: RpcSettings) -> Options:
         # Retries are the caller's decision: it knows whether anything was done.
         ("grpc.enable_retries", 0),
         ("grpc.enable_http_proxy", 0),
-        *name,
+        *([("grpc.ssl_target_name_override", name)] if name else []),
     ]
 
 
-def server_credentials(settings: RpcSettings) -> grpc.ServerCredentials | None:
-    """Credentials for the server's port, None without TLS. Reads the files."""
-    if not settings.tls_certificate_file:
+def server_credentials(settings: RpcSettings, mesh: CertificateSource | None = None) -> grpc.ServerCredentials | None:
+    """Credentials for the server's port, None without TLS. `mesh`: mesh TLS. Reads the files."""
+    if mesh is not None:
+        return mesh_server_credentials(mesh)
+    if not isinstance(settings, PublicRpcSettings) or not settings.tls_certificate_file:
         return None
     authority = _read(settings.tls_authority_file)
     pair = (Path(settings.tls_key_file).read_bytes(), Path(settings.tls_certificate_file).read_bytes())
     return grpc.ssl_server_credentials([pair], root_certificates=authority, require_client_auth=authority is not None)
 
 
-def channel_credentials(settings: RpcSettings) -> grpc.ChannelCredentials | None:
-    """Credentials for channels, None without TLS. Reads the files."""
+def channel_credentials(settings: PublicRpcSettings) -> grpc.ChannelCredentials | None:
+    """Credentials of channels to frontends, None without TLS. Reads the files."""
     if not settings.has_tls:
         return None
     return grpc.ssl_channel_credentials(

@@ -8,13 +8,21 @@ from grpc.aio import EOF, AioRpcError
 
 from kvmesh.api.worker.v1 import worker_pb2 as pb
 from kvmesh.api.worker.v1.worker_pb2_grpc import WorkerServiceStub
-from kvmesh.core import KvBatch, KvPath, KvPathCheck, LoadRecord, WorkerDescription, WorkerRef
+from kvmesh.core import KvBatch, KvPath, KvPathCheck, LoadRecord, Role, WorkerDescription, WorkerRef
 from kvmesh.errors import LostError
 from kvmesh.model_files import FileAssembler
 from kvmesh.rpc.channels import ChannelPool
-from kvmesh.rpc.codec.scalars import to_duration
+from kvmesh.rpc.codec.scalars import known_enum, to_duration
 from kvmesh.rpc.codec.types import fill_worker_ref
-from kvmesh.rpc.codec.worker import KV_PATH_CHECK_CODEC, KV_PATH_CODEC, from_description, from_kv_batch, from_load
+from kvmesh.rpc.codec.worker import (
+    KV_PATH_CHECK_CODEC,
+    KV_PATH_CODEC,
+    ROLE_NUMBERS,
+    ROLES,
+    from_description,
+    from_kv_batch,
+    from_load,
+)
 from kvmesh.rpc.status import from_rpc_error
 
 
@@ -78,6 +86,29 @@ class GrpcWorkerClient:
         except AioRpcError as error:
             raise from_rpc_error(error, where=address) from error
         return KV_PATH_CHECK_CODEC.decode(response)
+
+    async def drain(
+        self, address: str, *, drain_timeout_s: float, timeout_s: float, undo: bool = False, exits: bool = False
+    ) -> int:
+        """Has the worker reject new requests and wait for those in flight, or accept requests again. Returns how many are left.
+
+        `exits`: then its process ends.
+        """
+        request = pb.DrainRequest(timeout=to_duration(drain_timeout_s), undo=undo, exits=exits)
+        try:
+            response = await self._stub(address).Drain(request, timeout=timeout_s, wait_for_ready=False)
+        except AioRpcError as error:
+            raise from_rpc_error(error, where=address) from error
+        return int(response.requests_in_flight)
+
+    async def set_role(self, address: str, role: Role, *, timeout_s: float, fencing_token: int = 0) -> Role:
+        """Moves the worker to a pool. UnsupportedError if its engine cannot serve it, or if the planner with this token does not lead."""
+        request = pb.SetRoleRequest(role=ROLE_NUMBERS[role], fencing_token=fencing_token)
+        try:
+            response = await self._stub(address).SetRole(request, timeout=timeout_s, wait_for_ready=False)
+        except AioRpcError as error:
+            raise from_rpc_error(error, where=address) from error
+        return known_enum(response.role, ROLES, "role")
 
     async def list_kv_paths(self, address: str, *, timeout_s: float) -> Sequence[KvPath]:
         """The prefill workers from which the worker has pulled KV or tried to, newest first."""

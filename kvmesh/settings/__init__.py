@@ -5,11 +5,11 @@
         lease_s: float = setting(30.0, "How long an unused handle is kept.", min=0.1, max=3600)
 
     @dataclass(frozen=True, slots=True, kw_only=True)
-    class PrefillSettings:
+    class RouterSettings:
         model: str = required("Model directory or hub name.")
         kv: LeaseSettings = field(default_factory=LeaseSettings)
 
-    settings = load_or_exit(PrefillSettings, program="python -m services.prefill")
+    settings = load_or_exit(RouterSettings, program="python -m services.router")
 
 gives `--model`, `--kv-lease-s`, `KVMESH_MODEL`, `KVMESH_KV_LEASE_S`, and the keys `model` and `kv.lease_s` of the TOML
 file that `--config` or `KVMESH_CONFIG` names.

@@ -10,7 +10,7 @@ from kvmesh.kv.transport import Listener, Memory, Piece
 
 
 @dataclass(slots=True, kw_only=True)
-class MemoryNetwork:
+class MemoryKvNetwork:
     """Shared by all transports of one simulation. Bandwidth in bytes per second; 0: unlimited."""
 
     clock: Clock
@@ -31,7 +31,7 @@ class MemoryNetwork:
 class MemoryTransport:
     """KvTransport by copying."""
 
-    def __init__(self, network: MemoryNetwork) -> None:
+    def __init__(self, network: MemoryKvNetwork) -> None:
         self._network = network
         self._metadata = network.next_name()
         self._memory: Memory | None = None

@@ -25,7 +25,7 @@ class MemoryWire:
         self._network = network
         self._host = host
         self._on_channel: OnChannel | None = None
-        self._channels: dict[MemoryChannel, None] = {}
+        self._channels: dict[RendezvousChannel, None] = {}
         """Not a set: its order would differ from run to run."""
         self._tasks: dict[asyncio.Future[None], None] = {}
 
@@ -39,14 +39,14 @@ class MemoryWire:
         server = self._network.servers.get(host)
         if server is None or port != PORT:
             raise ChannelClosed(f"nothing listens on {host}:{port}")
-        mine, theirs = MemoryChannel(self._network.latency_s), MemoryChannel(self._network.latency_s)
+        mine, theirs = RendezvousChannel(self._network.latency_s), RendezvousChannel(self._network.latency_s)
         mine.peer, theirs.peer = theirs, mine
         mine.on_closed = lambda: self._channels.pop(mine, None)
         self._channels[mine] = None
         server._accept(theirs)
         return mine
 
-    def _accept(self, channel: "MemoryChannel") -> None:
+    def _accept(self, channel: "RendezvousChannel") -> None:
         assert self._on_channel is not None
         self._channels[channel] = None
         task = asyncio.ensure_future(self._on_channel(channel))
@@ -69,12 +69,12 @@ class MemoryWire:
         self._channels.clear()
 
 
-class MemoryChannel:
+class RendezvousChannel:
     """One end. Messages arrive in order, after the latency."""
 
     def __init__(self, latency_s: float) -> None:
         self._latency_s = latency_s
-        self.peer: MemoryChannel | None = None
+        self.peer: RendezvousChannel | None = None
         self.on_closed: Callable[[], object] = bool
         self._travelling: deque[bytes | None] = deque()
         self._arrived: asyncio.Queue[bytes | None] = asyncio.Queue()

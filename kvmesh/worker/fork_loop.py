@@ -34,7 +34,7 @@ THREADS_PREFIX = "threads: "
 
 
 def die_with(parent_pid: int) -> None:
-    """The kernel kills this process when its parent dies."""
+    """Makes the kernel kill this process when its parent dies."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(1)
@@ -50,7 +50,7 @@ def kill_group(pid: int, number: int) -> None:
 
 
 @dataclass(slots=True, eq=False)
-class Connection:
+class ForkClient:
     """One client."""
 
     link: socket.socket
@@ -72,7 +72,7 @@ class ForkLoop:
         self._listener.bind(path)
         self._listener.listen(8)
         self._wakeup, self._signal = socket.socketpair()
-        self._connections: set[Connection] = set()
+        self._connections: set[ForkClient] = set()
         for link in (self._listener, self._wakeup, self._signal):
             link.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -88,11 +88,11 @@ class ForkLoop:
     def _accept(self) -> None:
         link, _ = self._listener.accept()
         link.setblocking(True)
-        connection = Connection(link)
+        connection = ForkClient(link)
         self._connections.add(connection)
         self._selector.register(link, selectors.EVENT_READ, lambda: self._read(connection))
 
-    def _read(self, connection: Connection) -> None:
+    def _read(self, connection: ForkClient) -> None:
         try:
             data = connection.link.recv(65536)
         except OSError:
@@ -106,7 +106,7 @@ class ForkLoop:
         for line in lines:
             self._serve(connection, line)
 
-    def _serve(self, connection: Connection, line: bytes) -> None:
+    def _serve(self, connection: ForkClient, line: bytes) -> None:
         try:
             request = json.loads(line)
             module, argv = str(request["module"]), [str(item) for item in request["argv"]]
@@ -126,7 +126,7 @@ class ForkLoop:
         connection.children.add(pid)
         connection.send({"pid": pid})
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: ForkClient) -> None:
         self._selector.unregister(connection.link)
         connection.link.close()
         self._connections.discard(connection)
@@ -176,7 +176,7 @@ class ForkLoop:
 
 
 def redirect(log: str) -> None:
-    """Output to a file; no input."""
+    """Sends standard output and error to a file, and connects standard input to /dev/null."""
     for target, path, flags in ((0, os.devnull, os.O_RDONLY), (1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)):
         opened = os.open(path or os.devnull, flags, 0o644)
         os.dup2(opened, target)
@@ -185,13 +185,13 @@ def redirect(log: str) -> None:
 
 
 def set_title_of(module: str, argv: Sequence[str]) -> None:
-    """Shows in `ps` what a fork runs, as far as there is room."""
+    """Sets the command line that `ps` shows for a fork, as far as it fits."""
     if not set_title((sys.executable, "-m", module, *argv), needed=3):
         set_title((module,))
 
 
 def set_environment(env: dict[str, str | None]) -> None:
-    """None takes a variable away."""
+    """Sets environment variables; None removes one."""
     for name, value in env.items():
         if value is None:
             os.environ.pop(name, None)
@@ -210,7 +210,7 @@ def reseed() -> None:
 
 
 def run_module(module: str, argv: list[str]) -> int:
-    """As `python -m module argv...`; its exit status."""
+    """Runs `python -m module argv...` in this process. Returns its exit status."""
     sys.argv = [module, *argv]
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -25,7 +25,7 @@ THREADS = "preload_threads"
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Child:
+class ForkedChild:
     """A process of the fork server, leader of its own group. `exit` is its status, or minus the signal that ended it."""
 
     pid: int
@@ -45,8 +45,8 @@ class ForkServer:
     _reader: asyncio.StreamReader
     _writer: asyncio.StreamWriter
     _folder: "tempfile.TemporaryDirectory[str]"
-    _children: dict[int, Child] = field(default_factory=dict)
-    _asked: "deque[asyncio.Future[Child]]" = field(default_factory=deque)
+    _children: dict[int, ForkedChild] = field(default_factory=dict)
+    _asked: "deque[asyncio.Future[ForkedChild]]" = field(default_factory=deque)
     _task: "asyncio.Task[None] | None" = None
 
     @classmethod
@@ -91,26 +91,26 @@ class ForkServer:
 
     @property
     def has_ended(self) -> bool:
-        """True when it forks no more; its children have died with it."""
+        """True if the server has ended. Its children have died with it."""
         return self._task is None or self._task.done()
 
     async def spawn(
         self, module: str, argv: Sequence[str] = (), *, env: Mapping[str, str | None] | None = None, log: str = ""
-    ) -> Child:
+    ) -> ForkedChild:
         """Forks and runs `python -m module argv...` with its output in the file `log`. `env` sets variables; None removes one.
 
         Returns when the child exists. The caller finds out whether it is ready.
         """
         if self.has_ended:
             raise UnavailableError("the fork server has ended")
-        asked: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
+        asked: asyncio.Future[ForkedChild] = asyncio.get_running_loop().create_future()
         self._asked.append(asked)
         request = {"module": module, "argv": list(argv), "env": dict(env or {}), "log": log}
         self._writer.write(json.dumps(request).encode() + b"\n")
         return await asked
 
-    async def wait(self, child: Child) -> int:
-        """The exit status of a child; a cancelled wait leaves the child alone."""
+    async def wait(self, child: ForkedChild) -> int:
+        """Waits for a child's end and returns its exit status. A cancelled wait does not stop the child."""
         return await asyncio.shield(child.exit)
 
     async def aclose(self) -> None:
@@ -151,7 +151,7 @@ class ForkServer:
             if child is not None:
                 child.exit.set_result(message["exit"])
         elif "pid" in message:
-            child = Child(pid=message["pid"], exit=asyncio.get_running_loop().create_future())
+            child = ForkedChild(pid=message["pid"], exit=asyncio.get_running_loop().create_future())
             self._children[child.pid] = child
             asked = self._asked.popleft()
             if asked.done():
@@ -162,7 +162,7 @@ class ForkServer:
             _refuse(self._asked.popleft(), InvalidRequestError(str(message.get("error"))))
 
 
-def _refuse(asked: "asyncio.Future[Child]", error: Exception) -> None:
+def _refuse(asked: "asyncio.Future[ForkedChild]", error: Exception) -> None:
     if not asked.done():
         asked.set_exception(error)
 

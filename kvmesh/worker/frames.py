@@ -17,7 +17,7 @@ from kvmesh.errors import MeshError, OverloadedError
 from kvmesh.rpc.codec.legs import to_finish
 from kvmesh.rpc.codec.types import to_logprobs
 from kvmesh.worker.slots import SLOT_MASK, LinkStep, key_of
-from kvmesh.worker.worker import Link, Worker
+from kvmesh.worker.worker import CallerLink, Worker
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class FrameOutlet:
         self._wakeup = asyncio.Event()
         self._error: MeshError | None = None
         self._is_closed = False
-        self.link: Link = worker.open_link(self, legs_max)
+        self.link: CallerLink = worker.open_link(self, legs_max)
 
     def on_step(self, step: int, share: LinkStep, logprobs: Mapping[int, Sequence[TokenLogprob]]) -> None:
         """Queues one step's tokens and finishes for this stream."""

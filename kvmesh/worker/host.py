@@ -1,23 +1,30 @@
 """Runs one worker as a process: engine, gRPC server, metrics, registry, in that order."""
 
+import asyncio
 import os
+import signal
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 from random import SystemRandom
 from typing import Any
 
 import grpc.aio
 
+from kvmesh.api.decode.v1.decode_pb2_grpc import add_DecodeServiceServicer_to_server
+from kvmesh.api.prefill.v1.prefill_pb2_grpc import add_PrefillServiceServicer_to_server
 from kvmesh.api.worker.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from kvmesh.clock import Clock, SystemClock
 from kvmesh.core import Role
-from kvmesh.discovery.consul import ConsulRegistry
+from kvmesh.discovery.base import Registry
+from kvmesh.discovery.sealed import open_registry
 from kvmesh.engines.base import Engine
 from kvmesh.engines.registration import EngineHost
 from kvmesh.engines.registry import ENGINES
 from kvmesh.errors import UnsupportedError
+from kvmesh.identity.certificates import source_of
+from kvmesh.identity.secret import MeshSecret
+from kvmesh.kv.seals import HandleSeals
 from kvmesh.lifecycle import LifecycleSettings, run_until_signalled
 from kvmesh.network.names import LOOPBACK
 from kvmesh.network.place import place_service
@@ -27,18 +34,21 @@ from kvmesh.rpc.interceptors import server_interceptors
 from kvmesh.rpc.prefill_client import GrpcPrefillClient
 from kvmesh.rpc.server import RpcServer
 from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
+from kvmesh.worker.admission import admissions
 from kvmesh.worker.kv_checks import KvChecks
-from kvmesh.worker.leg_servicer import Admission, LegServicer
-from kvmesh.worker.membership import Membership
+from kvmesh.worker.leg_servicer import LegServicer
+from kvmesh.worker.membership import WorkerMembership
 from kvmesh.worker.metrics import WorkerMetrics
 from kvmesh.worker.servicer import WorkerServicer
 from kvmesh.worker.settings import HostSettings
 from kvmesh.worker.warm_up import WarmUp
 from kvmesh.worker.worker import Worker, WorkerIdentity
 
-WORKER_SERVICE = "kvmesh.worker.v1.WorkerService"
-AddServicer = Callable[[Any, grpc.aio.Server], None]
-"""Adds a role's own service: the function that gRPC's compiler generates."""
+SERVICES = ("kvmesh.prefill.v1.PrefillService", "kvmesh.decode.v1.DecodeService", "kvmesh.worker.v1.WorkerService")
+
+
+ANSWER_S = 0.05
+"""For the answer to a call that ends the process."""
 
 
 def make_identity(settings: HostSettings, role: Role) -> WorkerIdentity:
@@ -71,7 +81,9 @@ def make_engine(settings: HostSettings, role: Role, clock: Clock) -> Engine:
 class _Announcement:
     """Registers the worker. It is the last part to start and the first to stop."""
 
-    def __init__(self, *, worker: Worker, membership: Membership, server: RpcServer, metrics: MetricsServer) -> None:
+    def __init__(
+        self, *, worker: Worker, membership: WorkerMembership, server: RpcServer, metrics: MetricsServer
+    ) -> None:
         self._worker = worker
         self._membership = membership
         self._server = server
@@ -94,7 +106,7 @@ class _Announcement:
 class _Closing:
     """The registry client as a part that only needs closing."""
 
-    def __init__(self, registry: ConsulRegistry) -> None:
+    def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
     async def start(self) -> None:
@@ -104,11 +116,17 @@ class _Closing:
         await self._registry.aclose()
 
 
-async def serve_worker(
-    settings: HostSettings, role: Role, service_name: str, add_servicer: AddServicer, admission: Admission
-) -> None:
+def _end_process() -> None:
+    """As an operator does it, once the present call was answered."""
+    asyncio.get_running_loop().call_later(ANSWER_S, os.kill, os.getpid(), signal.SIGTERM)
+
+
+async def serve_worker(settings: HostSettings, role: Role) -> None:
     """Serves until a signal or the engine's death. A signal drains the worker: it refuses new legs and finishes those in flight in
-    bounded time."""
+    bounded time.
+
+    `role` is the worker's role at the start. Both roles' services are there at any time, because SetRole may change the role.
+    """
     configure_logging(
         level=settings.telemetry.log_level, style=settings.telemetry.log_format, service=f"kvmesh-{role.value}"
     )
@@ -116,17 +134,22 @@ async def serve_worker(
     set_ucx_variables(settings.address, settings.ports)
     clock = SystemClock()
     telemetry = Telemetry.create(role.value, settings=settings.telemetry)
-    registry = ConsulRegistry(settings.discovery)
+    registry = open_registry(settings.discovery, settings.mesh)
+    mesh = source_of(settings.mesh.tls_directory)
+    secret = MeshSecret.from_file(settings.mesh.secret_file)
     worker = Worker(
         make_engine(settings, role, clock),
         identity=make_identity(settings, role),
         settings=settings.worker,
         clock=clock,
         tracing=telemetry.tracing,
+        seals=None if secret is None else HandleSeals(secret, clock.wall),
     )
     WorkerMetrics(worker, telemetry.registry)
-    membership = Membership(worker, registry, host=settings.rpc.advertised_host, uses_tls=settings.rpc.has_tls)
-    channels = ChannelPool(settings.rpc)
+    membership = WorkerMembership(
+        worker, registry, host=settings.rpc.advertised_host, uses_tls=mesh is not None, clock=clock
+    )
+    channels = ChannelPool(settings.rpc, mesh=mesh)
     checks = KvChecks(
         worker,
         registry,
@@ -136,15 +159,24 @@ async def serve_worker(
         random=SystemRandom(),
     )
 
+    rules = admissions(
+        waiting_prompt_tokens_max=settings.waiting_prompt_tokens_max, waiting_requests_max=settings.waiting_requests_max
+    )
+
     def add_services(server: grpc.aio.Server) -> None:
-        add_servicer(LegServicer(worker, admission), server)
-        add_WorkerServiceServicer_to_server(WorkerServicer(worker, membership, clock, checks), server)
+        prefill: Any = LegServicer(worker, Role.PREFILL, rules[Role.PREFILL])
+        decode: Any = LegServicer(worker, Role.DECODE, rules[Role.DECODE])
+        add_PrefillServiceServicer_to_server(prefill, server)
+        add_DecodeServiceServicer_to_server(decode, server)
+        servicer = WorkerServicer(worker, membership, clock, checks, exit_process=_end_process)
+        add_WorkerServiceServicer_to_server(servicer, server)
 
     server = RpcServer(
         settings.rpc,
-        service_names=(service_name, WORKER_SERVICE),
+        service_names=SERVICES,
         add_services=add_services,
-        interceptors=server_interceptors(telemetry),
+        interceptors=server_interceptors(telemetry, mesh),
+        mesh=mesh,
     )
     metrics = MetricsServer(telemetry.registry, settings.telemetry.metrics_host, settings.telemetry.metrics_port)
 
@@ -154,6 +186,7 @@ async def serve_worker(
     async def drain() -> None:
         await membership.set_draining(True)
         await worker.drain()
+        await worker.wait_handles_gone()
 
     await run_until_signalled(
         [

@@ -1,6 +1,6 @@
 """Publishes the contents of a worker's KV cache: a snapshot on subscription, then changes; a history for subscribers that resume.
 
-`KvLog` is plain state; `KvFeed` adds the subscribers. `sequence` counts batches within the epoch from 1. A snapshot carries the
+`KvLog` is plain state; `KvEventFeed` adds the subscribers. `sequence` counts batches within the epoch from 1. A snapshot carries the
 sequence of the last batch it contains.
 
 A snapshot costs one copy of the dictionaries (30 ms for a million blocks) when a subscriber joins. Its parts are made one at a time,
@@ -75,7 +75,7 @@ class KvLog:
     history_max: int
     message_blocks_max: int = BLOCKS_PER_MESSAGE
     stores_whole_runs: bool = False
-    """See `KvFeed.expect_whole_runs`."""
+    """See `KvEventFeed.expect_whole_runs`."""
     history_blocks_max: int = HISTORY_BLOCKS_MAX
     sequence: int = 0
     _places: _Places = field(default_factory=dict)
@@ -154,7 +154,7 @@ def _runs(places: _Places) -> Iterator[KvStored]:
             yield KvStored(block_hashes=run, parent_hash=parent, tier=tier, data_parallel_rank=rank)
 
 
-class KvFeed:
+class KvEventFeed:
     """The log and its subscribers. One task appends; each subscriber has a bounded buffer."""
 
     def __init__(

@@ -1,22 +1,23 @@
-"""PrefillService and DecodeService: protobuf to the worker and back, no decisions. The two differ in their `Admission`."""
+"""PrefillService and DecodeService: protobuf to the worker and back, no decisions. The two differ in role and `RoleAdmission`."""
 
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Collection
-from typing import Any, Protocol
+from collections.abc import AsyncIterator
+from typing import Any
 
 from grpc.aio import ServicerContext
 
 from kvmesh.api.worker.v1 import legs_pb2 as pb
 from kvmesh.checks import check_length
-from kvmesh.core import Capabilities, Leg, LegTask, LoadRecord
-from kvmesh.errors import InternalError, InvalidRequestError, MeshError, UnsupportedError
+from kvmesh.core import Leg, Role
+from kvmesh.errors import InternalError, InvalidRequestError, MeshError, UnavailableError, UnsupportedError
 from kvmesh.rpc.codec.legs import LEG_TASK_NUMBERS, from_leg, to_finish
 from kvmesh.rpc.codec.scalars import positive_duration, required_text, to_duration
 from kvmesh.rpc.codec.types import to_logprobs
 from kvmesh.rpc.deadline import remaining_s
 from kvmesh.rpc.first_message import first_message
+from kvmesh.worker.admission import RoleAdmission
 from kvmesh.worker.frames import FrameOutlet
 from kvmesh.worker.single_leg import stream_leg
 from kvmesh.worker.worker import Worker
@@ -28,23 +29,12 @@ RELEASES_PER_MESSAGE = 1024
 ID_CHARACTERS_MAX = 128
 
 
-class Admission(Protocol):
-    """What a worker takes in one role."""
-
-    def tasks(self, capabilities: Capabilities) -> Collection[LegTask]:
-        """Tasks that an engine of these capabilities runs in the role."""
-        ...
-
-    def check(self, leg: Leg, legs: int, read_load: Callable[[], LoadRecord]) -> None:
-        """Raises a MeshError when the leg is not taken now. `legs`: how many the worker has; reading the load costs more."""
-        ...
-
-
 class LegServicer:
-    """Serves one worker in one role."""
+    """Serves one worker in one role. Refuses legs while the worker has another role."""
 
-    def __init__(self, worker: Worker, admission: Admission) -> None:
+    def __init__(self, worker: Worker, role: Role, admission: RoleAdmission) -> None:
         self._worker = worker
+        self._role = role
         self._admission = admission
         self._numbers = itertools.count()
 
@@ -73,9 +63,6 @@ class LegServicer:
                 reader.cancel()
                 await asyncio.wait({reader})
 
-    def _tasks(self) -> Collection[LegTask]:
-        return self._admission.tasks(self._worker.description.capabilities)
-
     def _welcome(self) -> pb.Welcome:
         settings = self._worker.settings
         return pb.Welcome(
@@ -83,7 +70,7 @@ class LegServicer:
             epoch=self._worker.identity.epoch,
             heartbeat=to_duration(settings.heartbeat_s),
             submissions_max=settings.submissions_max,
-            tasks=[LEG_TASK_NUMBERS[task] for task in self._tasks()],
+            tasks=[LEG_TASK_NUMBERS[task] for task in self._admission.tasks(self._worker.description.capabilities)],
         )
 
     async def _read_requests(
@@ -130,10 +117,18 @@ class LegServicer:
             outlet.refuse_nowait(message.slot, error)
 
     def _admit(self, leg: Leg) -> None:
-        if leg.task not in self._tasks():
-            role = self._worker.description.role.value
+        description = self._worker.description
+        if description.role is not self._role:
+            raise UnavailableError(
+                f"the worker's role is {description.role.value} now",
+                reason="role_changed",
+                where=self._worker.identity.worker_id,
+            )
+        if leg.task not in self._admission.tasks(description.capabilities):
             raise UnsupportedError(
-                f"this {role} worker does not run {leg.task.value} legs", field="task", reason="task_unsupported"
+                f"this {self._role.value} worker does not run {leg.task.value} legs",
+                field="task",
+                reason="task_unsupported",
             )
         self._admission.check(leg, self._worker.legs, self._worker.engine.load)
 

@@ -1,13 +1,23 @@
 """Registers a worker: its description, its drain mark, its role."""
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, replace
 from typing import Any, cast
 
+from kvmesh.clock import Clock
 from kvmesh.core import ModelCard, Role, WorkerDescription, WorkerRef
-from kvmesh.discovery.base import DECODE, KVMESH_VERSION, PREFILL, VERSION_KEY, Registration, Registry
+from kvmesh.discovery.base import (
+    DECODE,
+    KVMESH_VERSION,
+    PREFILL,
+    ROLE_SEQUENCE_KEY,
+    VERSION_KEY,
+    Registration,
+    Registry,
+)
 from kvmesh.discovery.presence import Presence
 from kvmesh.errors import MeshError, UnsupportedError
 from kvmesh.network.names import host_port
@@ -18,6 +28,8 @@ from kvmesh.worker.worker import Worker
 CARD_PREFIX = "kvmesh/workers/"
 SERVICE_OF_ROLE = {Role.PREFILL: PREFILL, Role.DECODE: DECODE}
 
+ROLE_NOTICE_S = 0.2
+"""From the drain mark to the change of role. Routers learn of the mark in this time, so they send few legs that are refused."""
 LABEL_PREFIX = "label-"
 """Registry meta `label-zone: a` is the label zone=a; routers read it so."""
 
@@ -38,7 +50,7 @@ class _CardPublishingRegistry:
         await self._registry.register(registration)
 
 
-class Membership:
+class WorkerMembership:
     """Keeps one worker registered. The instance's meta holds what routers read often; the key-value store holds the whole description.
 
     Simulations pass `make_presence` to give the presence their own clock and generator.
@@ -51,12 +63,16 @@ class Membership:
         *,
         host: str,
         uses_tls: bool,
+        clock: Clock,
         make_presence: Callable[[Registry, Registration], Presence] = Presence,
     ) -> None:
         self._worker = worker
         self._registry = registry
         self._host = host
         self._uses_tls = uses_tls
+        self._clock = clock
+        self._role_lock = asyncio.Lock()
+        self._role_changes = 0
         self.files = ServedFiles(lambda: worker.description.model)
         """The model's files, whose digest is a part of the description."""
         self._make_presence = make_presence
@@ -107,6 +123,7 @@ class Membership:
                 VERSION_KEY: KVMESH_VERSION,
                 "model": description.model.name,
                 "role": description.role.value,
+                ROLE_SEQUENCE_KEY: str(self._role_changes),
                 "engine": description.capabilities.engine,
                 "epoch": str(self._worker.identity.epoch),
                 "kv_compatibility_hash": description.kv_compatibility_hash,
@@ -150,14 +167,36 @@ class Membership:
             await self._presence.set_draining(is_draining, reason="drain requested")
 
     async def set_role(self, role: Role) -> Role:
-        """Returns the role. UnsupportedError for another role, since a process serves the contract of one role."""
-        if role is not self._worker.description.role:
-            raise UnsupportedError(
-                f"this process serves {self._worker.description.role.value}; start one for {role.value}",
-                reason="role_unsupported",
-                field="role",
-            )
-        return role
+        """Moves the worker to the other pool and returns its role. Legs in flight continue, and handles stay valid until they are
+        pulled or expire. Legs of the former role that still arrive are refused as `role_changed`, and placed again.
+
+        UnsupportedError if the engine cannot change its role. Idempotent. After a cancel the worker is in one of the pools.
+        """
+        async with self._role_lock:
+            description = self._worker.description
+            if role is description.role:
+                return role
+            if role not in description.capabilities.roles:
+                raise UnsupportedError(
+                    f"this {description.capabilities.engine} worker cannot change its role to {role.value}",
+                    reason="role_unsupported",
+                    field="role",
+                )
+            await self._announce_draining(True)
+            try:
+                await self._clock.sleep(ROLE_NOTICE_S)
+                await self._worker.engine.set_role(role)
+                self._role_changes += 1
+                if self._presence is not None:
+                    await self._presence.update(self.registration())
+            finally:
+                await self._announce_draining(self._worker.is_draining)
+            return role
+
+    async def _announce_draining(self, is_draining: bool) -> None:
+        """Sets the mark in the registry only: the worker accepts legs that are on their way."""
+        if self._presence is not None:
+            await self._presence.set_draining(is_draining, reason="role change")
 
     async def aclose(self) -> None:
         """Leaves the registry. Bounded by the registry's own timeouts; idempotent."""

@@ -1,7 +1,7 @@
 """WorkerService: what prefill and decode workers share on the wire. Protobuf to worker and back, no decisions."""
 
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -10,6 +10,7 @@ from grpc.aio import ServicerContext
 from kvmesh.api.worker.v1 import worker_pb2 as pb
 from kvmesh.api.worker.v1 import worker_pb2_grpc
 from kvmesh.clock import Clock
+from kvmesh.core.fence import Fence
 from kvmesh.errors import InvalidRequestError, UnavailableError, UnsupportedError
 from kvmesh.rpc.codec.scalars import known_enum, optional_duration, optional_field, required_text
 from kvmesh.rpc.codec.types import from_worker_ref
@@ -24,31 +25,41 @@ from kvmesh.rpc.codec.worker import (
 )
 from kvmesh.worker.kv_checks import KvChecks
 from kvmesh.worker.load_filter import LoadFilter
-from kvmesh.worker.membership import Membership
+from kvmesh.worker.membership import WorkerMembership
 from kvmesh.worker.worker import Worker
 
 INTERVAL_MIN_S = 0.01
 INTERVAL_MAX_S = 60.0
 INTERVAL_DEFAULT_S = 0.1
 LATE_RATIO = 1.25
-"""Of the interval, how long a look at the load waits for a step, where the worker is awake anyway."""
+"""Part of the interval that a watcher waits for a step, because the worker is awake then anyway."""
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     """Serves one worker, whatever its role. Drain and role changes go through `membership`, which updates the registry.
 
-    `checks` None: the worker does not check KV paths.
+    `checks` None: the worker does not check KV paths. `exit_process` begins an orderly end of the process; None: Drain cannot end it.
     """
 
-    def __init__(self, worker: Worker, membership: Membership, clock: Clock, checks: KvChecks | None = None) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        membership: WorkerMembership,
+        clock: Clock,
+        checks: KvChecks | None = None,
+        *,
+        exit_process: Callable[[], None] | None = None,
+    ) -> None:
+        self._exit_process = exit_process
         self._worker = worker
         self._checks = checks
         self._membership = membership
         self._files = membership.files
         self._clock = clock
+        self._fence = Fence()
 
     async def Describe(self, request: pb.DescribeRequest, context: ServicerContext[Any, Any]) -> pb.DescribeResponse:
-        """Who the worker is, what it can do and holds."""
+        """The worker's identity, capabilities and model."""
         return to_description(self._membership.describe())
 
     async def WatchKv(
@@ -115,15 +126,22 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         timeout_s = optional_duration(request, "timeout")
         if timeout_s is not None and not 0 <= timeout_s <= 3600:
             raise InvalidRequestError("timeout must be 0 s to 1 h", field="timeout")
+        if request.exits and (request.undo or self._exit_process is None):
+            raise UnsupportedError("this worker cannot end its process by this call", field="exits")
         if request.undo:
             await self._membership.set_draining(False)
             return pb.DrainResponse(requests_in_flight=self._worker.statistics().legs)
         await self._membership.set_draining(True)
-        return pb.DrainResponse(requests_in_flight=await self._worker.drain(timeout_s))
+        left = await self._worker.drain(timeout_s)
+        if request.exits and self._exit_process is not None:
+            self._exit_process()
+        return pb.DrainResponse(requests_in_flight=left)
 
     async def SetRole(self, request: pb.SetRoleRequest, context: ServicerContext[Any, Any]) -> pb.SetRoleResponse:
-        """Changes the pool, where the engine can and the process serves both contracts."""
-        role = await self._membership.set_role(known_enum(request.role, ROLES, "role"))
+        """Moves the worker to the other pool, if the engine can serve it."""
+        role = known_enum(request.role, ROLES, "role")
+        self._fence.check(request.fencing_token)
+        role = await self._membership.set_role(role)
         return pb.SetRoleResponse(role=ROLE_NUMBERS[role])
 
     async def ResetCache(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.engines.registry import ENGINES
+from kvmesh.identity.settings import MeshSettings
 from kvmesh.kv.settings import KvSettings
 from kvmesh.network.settings import NetworkSettings
 from kvmesh.rpc.settings import RpcSettings
@@ -63,9 +64,18 @@ class _CommonSettings(NetworkSettings):
     engine: str = setting("vllm", "engine to run", choices=tuple(ENGINES))
     served_name: str = setting("", "name clients ask for; empty: the last part of the model's name")
     worker_id: str = setting("", "unique in the mesh; empty: made of role, host and process id")
+    waiting_prompt_tokens_max: int = setting(
+        262144, "prefill workers: prompt tokens that may wait; beyond it prompts are shed; 0: no limit", min=0
+    )
+    waiting_requests_max: int = setting(
+        1024,
+        "decode workers: requests that may wait for a place in the batch; beyond it they are shed; 0: no limit",
+        min=0,
+    )
     worker: WorkerSettings = group(WorkerSettings)
     kv: KvSettings = group(KvSettings)
     rpc: RpcSettings = group(RpcSettings)
+    mesh: MeshSettings = group(MeshSettings)
     discovery: DiscoverySettings = group(DiscoverySettings)
     telemetry: TelemetrySettings = group(TelemetrySettings)
 

@@ -14,8 +14,9 @@ from kvmesh.api.inference.grpc_service_pb2_grpc import add_GRPCInferenceServiceS
 from kvmesh.api.inference.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from kvmesh.clock import Clock, SystemClock
 from kvmesh.discovery.base import FRONTEND, KVMESH_VERSION, VERSION_KEY, Registration, Registry
-from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.presence import Presence
+from kvmesh.discovery.sealed import open_registry
+from kvmesh.identity.certificates import source_of
 from kvmesh.lifecycle import Part, run_parts, run_process, stop_on_signals
 from kvmesh.network.names import is_loopback
 from kvmesh.network.place import place_service
@@ -31,7 +32,7 @@ from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging, event_
 from services.frontend.access.access import Access
 from services.frontend.access.interceptor import AccessInterceptor
 from services.frontend.api.anthropic.serve import add_message_routes
-from services.frontend.api.batches.part import Batches
+from services.frontend.api.batches.part import BatchesPart
 from services.frontend.api.grpc.servicer import SERVICE_NAME, InferenceServicer
 from services.frontend.api.http.server import HttpServer
 from services.frontend.api.kserve.servicer import SERVICE_NAME as KSERVE_NAME
@@ -40,6 +41,8 @@ from services.frontend.api.openapi.routes import add_description_routes
 from services.frontend.api.responses.serve import Responses
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import DiscoveredModels
+from services.frontend.pipeline.fallback_router import FallbackRouterLink
+from services.frontend.pipeline.local_placement import LocalPlacer
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.processes import supervise
 from services.frontend.settings import FrontendSettings
@@ -61,35 +64,52 @@ class Frontend:
         self.settings = settings
         self.instance_id = instance_id(settings)
         self.telemetry = Telemetry.create("frontend", settings=settings.telemetry)
-        self.registry: Registry = ConsulRegistry(settings.discovery)
-        self.channels = ChannelPool(settings.rpc, channel_interceptors(self.telemetry))
-        self.links = GrpcLegLinks(self.channels, frontend_id=self.instance_id, clock=clock)
-        self.router: RouterPart = router or GrpcRouterLink(
-            self.registry,
-            self.channels,
-            frontend_id=self.instance_id,
-            clock=clock,
-            generator=generator,
-            settings=settings.router,
+        self.registry: Registry = open_registry(settings.discovery, settings.mesh)
+        self.channels = ChannelPool(
+            settings.rpc, channel_interceptors(self.telemetry), mesh=source_of(settings.mesh.tls_directory)
         )
+        self.links = GrpcLegLinks(self.channels, frontend_id=self.instance_id, clock=clock)
         self.models = DiscoveredModels(
             self.registry, GrpcWorkerClient(self.channels), settings.models, clock, settings.parser_names
         )
+        self.metrics = FrontendMetrics(self.telemetry.instruments, lambda: self.pipeline.in_flight)
+        self.router: Part
+        if router is not None:
+            placing: RouterLink = router
+            self.router = router
+        else:
+            routers = GrpcRouterLink(
+                self.registry,
+                self.channels,
+                frontend_id=self.instance_id,
+                clock=clock,
+                generator=generator,
+                settings=settings.router,
+                no_stream_s=settings.pipeline.without_router_after_s,
+            )
+            placing = FallbackRouterLink(
+                routers,
+                LocalPlacer(requests_per_worker_max=settings.pipeline.requests_per_worker_max),
+                had_router=lambda: routers.had_stream,
+                workers=self.models.workers,
+                on_placed=self.metrics.local_placements.inc,
+            )
+            self.router = routers
         self.access = Access(settings.access, clock, instruments=self.telemetry.instruments, registry=self.registry)
         self.pipeline = Pipeline(
             models=self.models,
             links=self.links,
-            router=self.router,
+            router=placing,
             clock=clock,
             generator=generator,
-            metrics=FrontendMetrics(self.telemetry.instruments, lambda: self.pipeline.in_flight),
+            metrics=self.metrics,
             settings=settings.pipeline,
             tracing=self.telemetry.tracing,
             access=self.access,
         )
         directory = state_directory(settings.state_dir)
         self.responses = Responses(settings.responses, directory, clock)
-        self.batches = Batches(
+        self.batches = BatchesPart(
             settings.batches,
             directory,
             self.pipeline,
@@ -110,7 +130,7 @@ class Frontend:
             ],
         )
         self.server = RpcServer(
-            settings.rpc,
+            settings.server_rpc,
             service_names=[SERVICE_NAME, *([KSERVE_NAME] if settings.kserve.is_on else [])],
             add_services=self._add_services,
             interceptors=[*server_interceptors(self.telemetry), AccessInterceptor(self.access)],
@@ -186,6 +206,8 @@ class FrontendRegistration:
                 "metrics_port": str(frontend.metrics_server.port),
             },
             uses_tls=frontend.settings.rpc.has_tls,
+            # The certificate is for clients: the registry's agent need not know its authority.
+            is_checked=not frontend.settings.rpc.has_tls,
         )
         self._presence = Presence(frontend.registry, registration)
         await self._presence.start()

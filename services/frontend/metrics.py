@@ -94,6 +94,9 @@ class FrontendMetrics:
         self.prompt_tokens = instruments.tally("prompt_tokens", "Prompt tokens of started requests.", ["model"])
         self.output_tokens = instruments.tally("output_tokens", "Tokens received from workers.", ["model"])
         self.inflight: Gauge = instruments.gauge_function("inflight_requests", "Requests in flight.", in_flight)
+        self.local_placements = instruments.counter(
+            "local_placements", "Requests that the frontend placed itself because no router answered."
+        )
         self.gaps = GapHistogram()
         instruments.registry.register(self.gaps)
         self._models: dict[str, ModelMetrics] = {}

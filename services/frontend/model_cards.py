@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvmesh.core import ModelCard, Role
+from kvmesh.core import Handoff, ModelCard, Role
 from kvmesh.discovery.base import Instance
 from kvmesh.errors import UnsupportedError
 
@@ -17,6 +17,9 @@ class WorkerCard(ModelCard):
     """A worker's model and features, as the worker writes them to the registry's key-value store."""
 
     features: Sequence[str] = ()
+    handoffs: Sequence[Handoff] = ()
+    rendezvous_address: str = ""
+    requires_prefill: bool = False
 
 
 Described = tuple[Instance, WorkerCard]
@@ -37,6 +40,9 @@ def read_card(value: bytes) -> WorkerCard:
             eos_token_ids=tuple(int(each) for each in record.get("eos_token_ids") or ()),
             adapters=_words(record.get("adapters")),
             features=_words(record.get("features")),
+            handoffs=tuple(each for each in Handoff if each.value in _words(record.get("handoffs"))),
+            rendezvous_address=str(record.get("rendezvous_address") or ""),
+            requires_prefill=bool(record.get("requires_prefill")),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UnsupportedError(f"a worker's card cannot be read: {error!r}", reason="bad_card") from error

@@ -11,8 +11,9 @@ from typing import Protocol
 from kvmesh.clock import Clock
 from kvmesh.discovery.base import DECODE, PREFILL, Instance, Registry, View
 from kvmesh.discovery.members import watch_members
-from kvmesh.errors import MeshError, NotFoundError, UnavailableError, UnsupportedError
+from kvmesh.errors import MeshError, UnavailableError, UnsupportedError
 from kvmesh.telemetry import event_logger
+from services.frontend.access.caller import model_not_found
 from services.frontend.model_cards import CARD_PREFIX, Described, WorkerCard, by_digest, is_decoder, read_card
 from services.frontend.parser_process.process import ParserProcess
 from services.frontend.parsers.select import VLLM, ParserNames
@@ -67,7 +68,7 @@ def find_model(models: Mapping[str, ServedModel], name: str) -> ServedModel:
     model = models.get(name)
     if model is not None:
         return model
-    raise NotFoundError(f"the model {name[:128]!r} does not exist", field="model", reason="model_not_found")
+    raise model_not_found(name)
 
 
 class DiscoveredModels:
@@ -120,6 +121,11 @@ class DiscoveredModels:
     def served(self) -> Sequence[ServedModel]:
         """See Models."""
         return [model for name, model in sorted(self._served.items()) if not model.adapter]
+
+    def workers(self, name: str) -> Sequence[Described]:
+        """Returns the workers of a model whose cards are known."""
+        listed = [each for instances in self._views.values() for each in instances if each.meta.get("model") == name]
+        return [(each, self._cards[each.instance_id][1]) for each in listed if each.instance_id in self._cards]
 
     def problems(self) -> Mapping[str, str]:
         """Returns why known models take no requests, by model."""

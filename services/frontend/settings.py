@@ -1,14 +1,15 @@
 """Settings of the frontend, each with its unit and reason."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import UnsupportedError
+from kvmesh.identity.settings import MeshSettings
 from kvmesh.lifecycle import LifecycleSettings, SupervisorSettings
 from kvmesh.network.settings import NetworkSettings
 from kvmesh.rpc.router.settings import RouterLinkSettings
-from kvmesh.rpc.settings import RpcSettings
-from kvmesh.settings import setting
+from kvmesh.rpc.settings import PublicRpcSettings
+from kvmesh.settings import internal, setting
 from kvmesh.telemetry import TelemetrySettings
 from services.frontend.access.settings import AccessSettings
 from services.frontend.parser_process.process import ParserProcessSettings, check_installed
@@ -34,6 +35,28 @@ class HttpSettings:
     header_bytes_max: int = setting(8190, "Longest request line and longest header.", min=256, max=65536)
     headers_max: int = setting(128, "Most headers.", min=8, max=1024)
     body_timeout_s: float = setting(30.0, "Longest wait for a request's body.", min=0.1)
+    body_containers_max: int = setting(
+        50_000, "Most arrays and objects in a request body; parsing so many takes about 25 ms.", min=1000
+    )
+    body_values_max: int = setting(
+        1_100_000, "Most values in a request body; the token ids of a prompt of a million tokens fit.", min=1000
+    )
+    bodies_bytes_max: int = setting(
+        256 << 20,
+        "Request bodies above 64 KiB that wait to be parsed, all together; one tenant may hold a quarter of it.",
+        min=32 << 20,
+    )
+    head_timeout_s: float = setting(10.0, "Longest wait for a request's head.", min=0.1)
+    idle_timeout_s: float = setting(
+        620.0,
+        "Time after which a connection without a request is closed; longer than load balancers keep theirs.",
+        min=1,
+    )
+    connections_max: int = setting(8192, "Most connections; more are closed at once.", min=1)
+    hosts: tuple[str, ...] = setting(
+        (),
+        "Names of this server in the Host header, such as api.example. Empty: on loopback the names of loopback, else any.",
+    )
     backlog: int = setting(1024, "Connections waiting to be accepted.", min=1)
     stream_buffer_bytes_max: int = setting(
         65_536, "Unsent bytes of one stream after which tokens are merged instead of written one by one.", min=1024
@@ -122,6 +145,14 @@ class BatchSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcApiSettings:
+    """Limits of the gRPC APIs for clients."""
+
+    request_bytes_max: int = setting(8 << 20, "Largest request, as over HTTP.", min=1024, max=(1 << 31) - 1)
+    streams_max: int = setting(256, "Calls at a time on one connection; clients hold back more.", min=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KserveSettings:
     """Limits of KServe v2 calls."""
 
@@ -169,6 +200,15 @@ class PipelineSettings:
         10.0,
         "Longest wait for a router, except in its queue; also the longest wait for a worker that replaces a lost one.",
         min=0.01,
+    )
+    without_router_after_s: float = setting(
+        1.0,
+        "While no router can be reached, a request waits so long for one; then the frontend places it on the least loaded workers.",
+        min=0,
+    )
+    requests_per_worker_max: int = internal(
+        256,
+        "Requests that a frontend places on one worker while no router answers. Routers know the workers' limits, it does not.",
     )
     link_timeout_s: float = setting(5.0, "Longest wait for a connection to a worker.", min=0.01)
     placement_attempts: int = setting(
@@ -252,7 +292,9 @@ class FrontendSettings(NetworkSettings):
     responses: ResponsesSettings = field(default_factory=ResponsesSettings)
     batches: BatchSettings = field(default_factory=BatchSettings)
     kserve: KserveSettings = field(default_factory=KserveSettings)
-    rpc: RpcSettings = field(default_factory=RpcSettings)
+    rpc: PublicRpcSettings = field(default_factory=PublicRpcSettings)
+    mesh: MeshSettings = field(default_factory=MeshSettings)
+    grpc_api: GrpcApiSettings = field(default_factory=GrpcApiSettings)
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
     router: RouterLinkSettings = field(default_factory=RouterLinkSettings)
     models: ModelSettings = field(default_factory=ModelSettings)
@@ -269,6 +311,12 @@ class FrontendSettings(NetworkSettings):
                 check_installed()
         except UnsupportedError as error:
             raise ValueError(f"{error.field}: {error.message}") from error
+
+    @property
+    def server_rpc(self) -> PublicRpcSettings:
+        """The settings of the gRPC server, whose clients are not services of the mesh."""
+        api = self.grpc_api
+        return replace(self.rpc, request_bytes_max=api.request_bytes_max, streams_max=api.streams_max)
 
     @property
     def parser_names(self) -> ParserNames:

@@ -1,5 +1,6 @@
-"""PlannerService: converts the newest plan to protobuf."""
+"""PlannerService: converts plans, targets and simulations to and from protobuf."""
 
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -8,8 +9,8 @@ from grpc.aio import Server, ServicerContext
 from kvmesh.api.planner.v1 import planner_pb2 as pb
 from kvmesh.api.planner.v1 import planner_pb2_grpc
 from kvmesh.core.plan import PlanReport
-from kvmesh.errors import UnsupportedError
-from kvmesh.rpc.codec.planner import to_plan
+from kvmesh.errors import InvalidRequestError, UnavailableError, UnsupportedError
+from kvmesh.rpc.codec.planner import from_targets, to_plan, to_targets
 from services.planner.planner import Planner
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["PlannerService"].full_name
@@ -27,13 +28,29 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
 
     async def GetPlan(self, request: pb.GetPlanRequest, context: ServicerContext[Any, Any]) -> pb.GetPlanResponse:
         """Returns the newest plan, of one model or all."""
-        return to_plan(select_model(self._planner.newest, request.model))
+        return pb.GetPlanResponse(plan=to_plan(select_model(self._planner.newest, request.model)))
+
+    async def WatchPlans(
+        self, request: pb.WatchPlansRequest, context: ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.WatchPlansResponse]:
+        """Sends the newest plan and every later one that is the newest when the reader is ready."""
+        seen: PlanReport | None = None
+        while not self._planner.has_stopped:
+            plan = await self._planner.wait_plan(after=seen)
+            if plan is not seen:
+                seen = plan
+                yield pb.WatchPlansResponse(plan=to_plan(select_model(plan, request.model)))
+        raise UnavailableError("the planner stops", reason="planner_stopping")
 
     async def SetTargets(
         self, request: pb.SetTargetsRequest, context: ServicerContext[Any, Any]
     ) -> pb.SetTargetsResponse:
-        """Refuses: this planner has no targets."""
-        raise UnsupportedError("this planner only observes; it has no targets", reason="planner_only_observes")
+        """Replaces the targets of a model."""
+        if not request.HasField("targets"):
+            raise InvalidRequestError("targets is required", field="targets")
+        targets = from_targets(request.targets)
+        self._planner.set_targets(targets)
+        return pb.SetTargetsResponse(targets=to_targets(targets))
 
     async def Simulate(self, request: pb.SimulateRequest, context: ServicerContext[Any, Any]) -> pb.SimulateResponse:
         """Refuses: this planner has no model of the workers."""
@@ -46,4 +63,6 @@ def select_model(plan: PlanReport, model: str) -> PlanReport:
         plan,
         pools=[pool for pool in plan.pools if model in ("", pool.model)],
         latencies=[latency for latency in plan.latencies if model in ("", latency.model)],
+        targets=[targets for targets in plan.targets if model in ("", targets.model)],
+        decisions=[decision for decision in plan.decisions if model in ("", decision.model)],
     )

@@ -1,25 +1,18 @@
-"""`python -m services.prefill`: one prefill worker."""
+"""`python -m services.prefill`: one worker that starts as a prefill worker."""
 
 import sys
 
-from kvmesh.api.prefill.v1.prefill_pb2_grpc import add_PrefillServiceServicer_to_server
 from kvmesh.core import Role
 from kvmesh.lifecycle import run_process
 from kvmesh.settings import load_or_exit
 from kvmesh.worker.host import serve_worker
-from services.prefill.admit import PrefillAdmission
-from services.prefill.settings import PrefillSettings
-
-SERVICE = "kvmesh.prefill.v1.PrefillService"
+from kvmesh.worker.settings import HostSettings
 
 
 def main() -> int:
-    """Runs until told to stop."""
-    settings = load_or_exit(PrefillSettings, program="python -m services.prefill", description=__doc__ or "")
-    admission = PrefillAdmission(waiting_prompt_tokens_max=settings.waiting_prompt_tokens_max)
-
-    add_servicer = add_PrefillServiceServicer_to_server
-    return run_process(lambda: serve_worker(settings, Role.PREFILL, SERVICE, add_servicer, admission))
+    """Runs until SIGTERM or SIGINT."""
+    settings = load_or_exit(HostSettings, program="python -m services.prefill", description=__doc__ or "")
+    return run_process(lambda: serve_worker(settings, Role.PREFILL))
 
 
 if __name__ == "__main__":

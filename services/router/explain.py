@@ -14,11 +14,11 @@ from kvmesh.core import Ask, Candidate, Explanation, Placement, Report, ReportKi
 from kvmesh.core.routing import SETTLING
 from kvmesh.errors import MeshError, OverloadedError
 from services.router.placement.bad_pairs import KV_PATH_FAILING
-from services.router.placement.decision import Decision
+from services.router.placement.decision import PlacementDecision
 from services.router.placement.placer import Placer
 from services.router.placement.policies import LegKind, Policy
 from services.router.placement.pools import Pool
-from services.router.workers.worker import Target, Worker
+from services.router.workers.worker import RegisteredWorker, Target
 
 REPORTS_MAX = 16
 """Reports that a record keeps; a request has three or four."""
@@ -34,10 +34,10 @@ class DecisionRecord:
     ask_id: int
     policy: Policy
     decided_at_s: float
-    decision: Decision | None = None
+    decision: PlacementDecision | None = None
     considered: Pool | None = None
     """The pool of the request's kind, before the request's own filters. None: there was none, see `removed`."""
-    removed: Sequence[tuple[Worker, str]] = ()
+    removed: Sequence[tuple[RegisteredWorker, str]] = ()
     placement: Placement | None = None
     error: MeshError | None = None
     reports: list[Report] = field(default_factory=list)
@@ -120,19 +120,19 @@ def explain_candidates(record: DecisionRecord) -> list[Candidate]:
     return [*scored, *islice(_removed_candidates(record), CANDIDATES_MAX)]
 
 
-def scored_candidates(decision: Decision) -> list[Candidate]:
+def scored_candidates(decision: PlacementDecision) -> list[Candidate]:
     """The candidates with a finite cost, best first, at most `CANDIDATES_MAX`."""
     return sorted(_finite_candidates(decision), key=lambda candidate: candidate.cost)[:CANDIDATES_MAX]
 
 
-def cost_margin(decision: Decision) -> float | None:
+def cost_margin(decision: PlacementDecision) -> float | None:
     """How much cheaper the chosen pair is than the best other one; 0 if a draw took a more expensive one. None: there is no other."""
     chosen = (decision.prefill.ref if decision.prefill is not None else None, decision.decode.ref)
     others = [each.cost for each in _finite_candidates(decision) if (each.prefill, each.decode) != chosen]
     return max(0.0, min(others) - decision.cost) if others else None
 
 
-def _finite_candidates(decision: Decision) -> Iterator[Candidate]:
+def _finite_candidates(decision: PlacementDecision) -> Iterator[Candidate]:
     """An infinite cost has a full worker, or one that the decision left out."""
     return (each for each in decision.candidates() if isfinite(each.cost))
 
@@ -173,7 +173,7 @@ def _removed_by_request(record: DecisionRecord, role: Role, target: Target, pinn
     return "full" if record.error is None or isinstance(record.error, OverloadedError) else ""
 
 
-def _removed_by_decision(decision: Decision, role: Role, target: Target) -> str:
+def _removed_by_decision(decision: PlacementDecision, role: Role, target: Target) -> str:
     """Why a candidate that the request allows is in no pair. Empty: it is in one."""
     side = decision.pool.prefills if role is Role.PREFILL else decision.pool.decodes
     position = side.position_of(target)

@@ -209,6 +209,7 @@ _REASONS = (
     "no_prefill_pool",
     "local_prefill",
     "short_prompt",
+    "deflected",
     "prefill_congested",
     "no_kv_path",
 )

@@ -1,7 +1,6 @@
 """RouterService: translates between protobuf and the core, without decisions."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -13,7 +12,15 @@ from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.api.router.v1 import router_pb2_grpc
 from kvmesh.clock import Clock
 from kvmesh.core import WorkerView
-from kvmesh.errors import InvalidRequestError, MeshError, NotFoundError, UnavailableError, UnsupportedError
+from kvmesh.core.fence import Fence
+from kvmesh.errors import (
+    InvalidRequestError,
+    MeshError,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+    UnsupportedError,
+)
 from kvmesh.rpc.codec.peers import from_peer_update, to_peer_update
 from kvmesh.rpc.codec.router import (
     fill_placement,
@@ -33,12 +40,12 @@ from services.router.replicas.peer_streams import PeerStreams
 from services.router.serving.queue_dispatcher import QueueDispatcher
 from services.router.serving.response_queue import AskResponse, QueuedNotice, ResponseQueue
 from services.router.serving.route_handler import RouteHandler
-from services.router.workers.worker import Worker
-
-log = logging.getLogger(__name__)
+from services.router.workers.worker import RegisteredWorker
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["RouterService"].full_name
 RESPONSES_PER_MESSAGE_MAX = 256
+DEFLECTED_MODELS_MAX = 256
+"""Models with a bound. SetDeflection could otherwise fill the memory."""
 PAUSED_FRONTENDS_MAX = 64
 """In the view of a worker."""
 RESPONSES_UNSENT_MAX = 256
@@ -70,6 +77,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self._peers = peers
         self._is_stopping = False
         self._streams: dict[_Stream, None] = {}
+        self._fence = Fence()
         self.dispatcher = dispatcher or QueueDispatcher(core, metrics, clock)
         tracing = tracing or Tracing(TelemetrySettings(), service="router")
         self.handler = RouteHandler(core, metrics, clock, tracing=tracing, dispatcher=self.dispatcher)
@@ -144,6 +152,17 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         views = [view for worker in workers for view in self._views(worker) if request.model in ("", view.model)]
         return pb.ListWorkersResponse(workers=[to_worker_view(view) for view in views])
 
+    async def SetDeflection(
+        self, request: pb.SetDeflectionRequest, context: ServicerContext[Any, Any]
+    ) -> pb.SetDeflectionResponse:
+        model = required_text(request.model, "model", 256)
+        self._fence.check(request.fencing_token)
+        deflect_tokens = self._core.placer.deflect_tokens
+        if model not in deflect_tokens and len(deflect_tokens) >= DEFLECTED_MODELS_MAX:
+            raise OverloadedError(f"{DEFLECTED_MODELS_MAX} models have a bound already", reason="deflections_full")
+        self._core.placer.set_deflection(model, request.tokens)
+        return pb.SetDeflectionResponse()
+
     async def SyncPeers(
         self, request_iterator: AsyncIterator[pb.SyncPeersRequest], context: ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.SyncPeersResponse]:
@@ -179,7 +198,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         else:
             self.handler.ask(frontend_id, message.ask_id, ask, responses)
 
-    def _views(self, worker: Worker) -> list[WorkerView]:
+    def _views(self, worker: RegisteredWorker) -> list[WorkerView]:
         """One view per rank; none of a worker that has not described itself."""
         description, feed = worker.description, worker.feed
         if description is None or feed is None:

@@ -22,7 +22,7 @@ from kvmesh.engines.simulated.rendezvous.http_wire import HttpWire
 from kvmesh.engines.simulated.rendezvous.wire import Wire
 from kvmesh.engines.simulated.settings import SimulatedSettings, StepProfile
 from kvmesh.kv.transport import KvTransport
-from kvmesh.simulation.kv_transport import MemoryNetwork, MemoryTransport
+from kvmesh.simulation.kv_transport import MemoryKvNetwork, MemoryTransport
 from kvmesh.simulation.rendezvous import MemoryRendezvousNetwork, MemoryWire
 from tests.conformance.engine_driver import EngineDriver, Record, greedy
 from tests.parts import require_part
@@ -160,7 +160,7 @@ async def start_engine(case: EngineCase, make: Make, stack: AsyncExitStack, opti
         return await driver.start()
 
 
-_NETWORK = MemoryNetwork(clock=SystemClock(), latency_s=0.001)
+_NETWORK = MemoryKvNetwork(clock=SystemClock(), latency_s=0.001)
 _ROOMS = MemoryRendezvousNetwork(latency_s=0.001)
 _HOSTS = count(1)
 # Steps take a little, so that a test can act between them.

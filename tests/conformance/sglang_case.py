@@ -11,7 +11,7 @@ from kvmesh.engines.base import Engine
 from kvmesh.engines.sglang.engine import SglangEngine
 from kvmesh.engines.sglang.host_process import HOST_MODULE, HostProcess, Launch
 from kvmesh.engines.sglang.settings import SglangSettings
-from kvmesh.worker.fork_server import Child, ForkServer
+from kvmesh.worker.fork_server import ForkedChild, ForkServer
 from tests.conformance.engine_cases import EngineOptions, Make
 from tests.integration.vllm_model import add_tokenizer, make_model
 from tests.parts import ROOT
@@ -22,7 +22,7 @@ PRELOAD = "kvmesh.engines.sglang.host.preload:preload"
 class ForkedHost:
     """An engine process as a fork."""
 
-    def __init__(self, server: ForkServer, child: Child) -> None:
+    def __init__(self, server: ForkServer, child: ForkedChild) -> None:
         self._server, self._child = server, child
 
     def kill(self) -> None:

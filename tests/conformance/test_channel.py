@@ -29,7 +29,7 @@ from kvmesh.errors import (
 )
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.deadline import remaining_s
-from kvmesh.rpc.health import Health
+from kvmesh.rpc.health import GrpcHealth
 from kvmesh.rpc.interceptors import channel_interceptors, server_interceptors
 from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.settings import RpcSettings
@@ -179,7 +179,7 @@ async def mesh(request: pytest.FixtureRequest) -> AsyncIterator[Mesh]:
         network = MemoryNetwork(message_bytes_max=MESSAGE_BYTES_MAX)
         memory = network.server("w1:1", interceptors=server_interceptors(server_side))
         add_services(worker, memory)
-        await Health(SERVICE_NAMES, is_serving=True).add_to(memory)
+        await GrpcHealth(SERVICE_NAMES, is_serving=True).add_to(memory)
         await memory.start()
 
         async def kill() -> None:

@@ -14,7 +14,7 @@ import pytest
 from kvmesh.clock import SystemClock
 from kvmesh.errors import KvLostError, MeshError
 from kvmesh.kv.transport import KvTransport, Memory, Piece
-from kvmesh.simulation.kv_transport import MemoryNetwork, MemoryTransport
+from kvmesh.simulation.kv_transport import MemoryKvNetwork, MemoryTransport
 from tests.parts import require_part
 from tests.patience import PATIENCE_S
 
@@ -78,7 +78,7 @@ class TransportProcess:
 
 @pytest.fixture(params=["memory", "nixl"])
 async def ends(request: pytest.FixtureRequest) -> AsyncIterator[Ends]:
-    network = MemoryNetwork(clock=SystemClock())
+    network = MemoryKvNetwork(clock=SystemClock())
 
     def make() -> KvTransport:
         if request.param == "memory":
@@ -302,7 +302,7 @@ async def test_close_is_idempotent_and_refuses_afterwards(ends: Ends) -> None:
 
 async def test_pull_times_out_on_a_hanging_network() -> None:
     """The deadline ends a pull when nothing answers."""
-    network = MemoryNetwork(clock=SystemClock(), hangs_pulls=True)
+    network = MemoryKvNetwork(clock=SystemClock(), hangs_pulls=True)
     source, reader = MemoryTransport(network), MemoryTransport(network)
     for transport in (source, reader):
         await transport.start(np.zeros(64, np.uint8), lambda _: None)

@@ -288,7 +288,10 @@ async def test_a_tls_client_that_ends_its_side_is_gone(model: ServedModel, tmp_p
     context = ssl.create_default_context(cafile=authority.ca_file)
     mesh = FakeMesh(answer=lambda _: [50] * 400, step_s=0.05)
     body = json.dumps({**BODY, "max_tokens": 400}).encode()
-    request = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    request = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
     async with frontend(model, mesh, http=http) as (url, pipeline, _), asyncio.timeout(PATIENCE_S):
         port = int(url.rpartition(":")[2])
 
@@ -325,7 +328,7 @@ async def test_a_silent_stream_is_kept_alive_with_comments(model: ServedModel) -
 
 async def test_grpc_calls_carry_the_same_keys(model: ServedModel, tmp_path: Path) -> None:
     """UNAUTHENTICATED, NOT_FOUND and RESOURCE_EXHAUSTED with RetryInfo; reflection and health stay open."""
-    write_keys(tmp_path / "keys.json", {"key_sha256": hash_of("k"), "requests_per_minute": 1, "models": ["tiny"]})
+    write_keys(tmp_path / "keys.json", {"key_sha256": hash_of("k"), "requests_per_minute": 2, "models": ["tiny"]})
     async with frontend(model, access=AccessSettings(keys_file=str(tmp_path / "keys.json"))) as (_, pipeline, _):
         server = RpcServer(
             RpcSettings(grace_s=0.1),
@@ -353,7 +356,7 @@ async def test_grpc_calls_carry_the_same_keys(model: ServedModel, tmp_path: Path
                 assert await ask("k") == TEXT
                 refused = await ask("k")
                 assert isinstance(refused, OverloadedError)
-                assert refused.retry_after_s == pytest.approx(60, abs=5)
+                assert refused.retry_after_s == pytest.approx(30, abs=5)
                 health = health_pb2_grpc.HealthStub(channel)
                 assert (
                     await health.Check(health_pb2.HealthCheckRequest())

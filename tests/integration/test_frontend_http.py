@@ -88,7 +88,7 @@ async def frontend(
     await server.start()
     url = f"http://127.0.0.1:{server.port}"
     try:
-        async with aiohttp.ClientSession() as session:
+        async with aiohttp.ClientSession(headers={"Content-Type": "application/json"}) as session:
             yield Running(url, server.port, mesh, pipeline, registry, session)
     finally:
         await server.aclose()
@@ -632,7 +632,8 @@ async def test_a_failure_in_a_stream_is_its_last_event(model: ServedModel) -> No
         for is_stream in (True, False):
             body = json.dumps({"model": "tiny", "messages": MESSAGES, "stream": is_stream}).encode()
             writer.write(
-                b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (CHAT.encode(), len(body), body)
+                b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+                % (CHAT.encode(), len(body), body)
             )
         assert b"worker_lost" in await reader.readuntil(b"0\r\n\r\n")
         assert b"200 OK" in await reader.readline()
@@ -817,7 +818,7 @@ def small_socket(port: int) -> socket.socket:
 
 def http_request(body: bytes, *, version: str = "1.1", more: str = "") -> bytes:
     """A chat request as bytes."""
-    head = f"POST {CHAT} HTTP/{version}\r\nHost: x\r\n{more}Content-Length: {len(body)}\r\n\r\n"
+    head = f"POST {CHAT} HTTP/{version}\r\nHost: localhost\r\nContent-Type: application/json\r\n{more}Content-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 

@@ -15,7 +15,7 @@ from kvmesh.simulation.registry import MemoryAgent
 from services.router.core import RouterCore
 from services.router.core_settings import CoreSettings
 from services.router.index.kv_feed import Trust
-from services.router.serving.membership import Membership
+from services.router.serving.membership import FleetMembership
 from services.router.settings import MembershipSettings
 from tests.index_checks import blocks_of, flush_all
 from tests.integration.test_router_service import end, eventually
@@ -28,7 +28,7 @@ RUN_BLOCKS = 100
 
 async def start_router(registry, channels: ChannelPool, stack: AsyncExitStack) -> RouterCore:
     core = RouterCore(CoreSettings(), router_id="router", generator=Random(1))
-    membership = Membership(
+    membership = FleetMembership(
         registry,
         GrpcWorkerClient(channels),
         core.fleet,

@@ -34,7 +34,7 @@ from services.router.core_settings import CoreSettings
 from services.router.metrics import RouterMetrics
 from services.router.servicer import SERVICE_NAME, RouterServicer
 from services.router.serving.maintenance import Maintenance
-from services.router.serving.membership import Membership
+from services.router.serving.membership import FleetMembership
 from services.router.settings import MembershipSettings
 from tests.integration.workers import ToldWorker
 from tests.patience import PATIENCE_S
@@ -63,7 +63,7 @@ class Router:
         metrics = RouterMetrics(telemetry.instruments, self.core)
         self.metrics = telemetry.registry
         self.servicer = RouterServicer(self.core, metrics, clock)
-        self.membership = Membership(
+        self.membership = FleetMembership(
             registry,
             GrpcWorkerClient(channels),
             self.core.fleet,

@@ -30,7 +30,7 @@ from kvmesh.errors import (
     UnsupportedError,
 )
 from kvmesh.kv.blocks import block_hashes, seed_hash
-from kvmesh.worker.fork_server import Child, ForkServer
+from kvmesh.worker.fork_server import ForkedChild, ForkServer
 from tests.integration.vllm_drive import TIMEOUT_S, Drive, greedy
 from tests.integration.vllm_model import add_tokenizer, make_adapter, make_model
 from tests.integration.vllm_process import RemoteEngine
@@ -673,7 +673,7 @@ from pathlib import Path
 from kvmesh.engines.vllm.settings import VllmSettings
 from kvmesh.engines.vllm.handles import pack, unpack
 from kvmesh.engines.vllm.registration import VLLM
-from kvmesh.worker.fork_server import Child, ForkServer
+from kvmesh.worker.fork_server import ForkServer
 from tests.integration.vllm_process import RemoteEngine
 from tests.parts import require_part
 
@@ -755,7 +755,7 @@ async def test_ranks_die_with_an_engine_that_is_killed_while_it_starts(
         await remote.aclose()
 
 
-def child_of(remote: RemoteEngine) -> Child:
+def child_of(remote: RemoteEngine) -> ForkedChild:
     assert remote.child is not None
     return remote.child
 

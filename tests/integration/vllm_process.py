@@ -22,7 +22,7 @@ from kvmesh.engines.base import EngineDescription, EngineRequest, StepOutput
 from kvmesh.engines.vllm.engine import VllmEngine
 from kvmesh.engines.vllm.settings import VllmSettings
 from kvmesh.errors import UnavailableError
-from kvmesh.worker.fork_server import Child, ForkServer
+from kvmesh.worker.fork_server import ForkedChild, ForkServer
 
 HEAD = struct.Struct("<I")
 MODULE = "tests.integration.vllm_process"
@@ -69,7 +69,7 @@ class RemoteEngine:
         self._steps: asyncio.Queue[Any] = asyncio.Queue()
         self._events: asyncio.Queue[Any] = asyncio.Queue()
         self._link: socket.socket | None = None
-        self.child: Child | None = None
+        self.child: ForkedChild | None = None
         self.log = folder / f"{settings.role}-{id(self):x}.txt"
 
     @property

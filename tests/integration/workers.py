@@ -11,7 +11,7 @@ from kvmesh.rpc.codec.scalars import optional_field
 from kvmesh.rpc.codec.worker import to_description, to_kv_batch, to_load
 from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.settings import RpcSettings
-from kvmesh.worker.kv_feed import KvFeed
+from kvmesh.worker.kv_feed import KvEventFeed
 from tests.unit.router_fleets import description
 
 REPEAT_S = 0.1
@@ -22,7 +22,7 @@ class ToldWorker(worker_pb2_grpc.WorkerServiceServicer):
 
     def __init__(self, name: str, role: str, *, epoch: int = 1, **options) -> None:
         self.description: WorkerDescription = description(name, role, epoch=epoch, **options)
-        self.feed = KvFeed(epoch=epoch, history_max=100, buffer_max=100)
+        self.feed = KvEventFeed(epoch=epoch, history_max=100, buffer_max=100)
         self.load = LoadRecord(worker_id=name, epoch=epoch)
         self.is_silent = False
         self.watches = 0

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from kvmesh.core import Handoff, LoadRecord, Report, ReportKind
 from kvmesh.errors import LostError, MeshError
 from services.router.explain import scored_candidates
-from services.router.workers.worker import Worker
+from services.router.workers.worker import RegisteredWorker
 from tests.unit.router_fleets import ask, core, holds, join
 
 WORKERS = st.lists(
@@ -26,7 +26,7 @@ MOVES = st.lists(
 )
 
 
-def put(router, worker: Worker, state: str) -> None:
+def put(router, worker: RegisteredWorker, state: str) -> None:
     """One event: what the registry, the worker or its stream says."""
     if state in ("marked", "critical", "well"):
         router.fleet.register(
@@ -47,7 +47,7 @@ def put(router, worker: Worker, state: str) -> None:
         router.fleet.connected(worker)
 
 
-def can_exchange(prefill: Worker, decode: Worker) -> bool:
+def can_exchange(prefill: RegisteredWorker, decode: RegisteredWorker) -> bool:
     """Said again from the descriptions: the same hash, none empty, and the same way to meet."""
     one, two = prefill.description, decode.description
     return bool(

@@ -42,7 +42,7 @@ CONTENTS = st.one_of(
 def test_every_turn_has_the_tokens_of_its_whole_text(is_fast: bool, turns: list[str], salt: str) -> None:
     """Of a conversation that grows, with anything in it, special tokens and halves of them too."""
     model = MODELS[is_fast]
-    assert model.has_segment_cache
+    assert model._segment_cache is not None
     roles = ("user", "assistant")
     messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(turns)]
     for count in range(1, len(messages) + 1):

@@ -15,6 +15,8 @@ from kvmesh.rpc.router.settings import RouterLinkSettings
 from kvmesh.telemetry import Telemetry
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import ServedModel
+from services.frontend.pipeline.fallback_router import FallbackRouterLink, FindWorkers
+from services.frontend.pipeline.local_placement import LocalPlacer
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.settings import PipelineSettings
 from services.frontend.text.text_model import TextModel
@@ -151,6 +153,7 @@ class SimulatedFrontend:
         context_tokens_max: int,
         on_phase: OnPhase,
         on_placed: Callable[[str, str, str], None],
+        workers: FindWorkers,
         link: RouterLinkSettings | None = None,
     ) -> None:
         generator = world.random(f"frontend/{frontend_id}")
@@ -164,6 +167,7 @@ class SimulatedFrontend:
             clock=world.clock,
             generator=generator,
             settings=link,
+            no_stream_s=settings.without_router_after_s,
         )
         self.links = GrpcLegLinks(self._channels, frontend_id=frontend_id, clock=world.clock)
         model = ServedModel(
@@ -175,13 +179,22 @@ class SimulatedFrontend:
             eos_token_ids=frozenset({EOS_TOKEN_ID}),
             features=frozenset({"logprobs"}),
         )
+        self.local = LocalPlacer(requests_per_worker_max=settings.requests_per_worker_max)
+        self.metrics = FrontendMetrics(telemetry.instruments)
+        placing = FallbackRouterLink(
+            self.router_link,
+            self.local,
+            had_router=lambda: self.router_link.had_stream,
+            workers=workers,
+            on_placed=self.metrics.local_placements.inc,
+        )
         self.pipeline = Pipeline(
             models=StaticModels([model]),
             links=_WatchedLinks(self.links, world, on_phase),
-            router=_WatchedRouter(self.router_link, world, on_phase, on_placed),
+            router=_WatchedRouter(placing, world, on_phase, on_placed),
             clock=world.clock,
             generator=generator,
-            metrics=FrontendMetrics(telemetry.instruments),
+            metrics=self.metrics,
             settings=settings,
         )
         self._task: asyncio.Task[None] | None = None

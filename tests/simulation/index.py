@@ -24,12 +24,12 @@ from kvmesh.core import KvBatch, KvCleared, KvEvent, KvRemoved, KvStored, KvTier
 from kvmesh.discovery.base import DECODE, PREFILL, Health, Instance, View
 from kvmesh.errors import MeshError, UnavailableError
 from kvmesh.rpc.codec.worker import from_kv_batch, to_kv_batch
-from kvmesh.worker.kv_feed import KvFeed
+from kvmesh.worker.kv_feed import KvEventFeed
 from services.router.core import RouterCore
 from services.router.core_settings import CoreSettings
 from services.router.index.holder_index import bits
 from services.router.index.kv_feed import Trust
-from services.router.serving.membership import Membership
+from services.router.serving.membership import FleetMembership
 from services.router.settings import MembershipSettings
 from tests.index_checks import blocks_of, flush_all, matches
 from tests.unit.router_fleets import description
@@ -93,9 +93,9 @@ class CachingWorker:
         }
         self.feed = self._make_feed()
 
-    def _make_feed(self) -> KvFeed:
+    def _make_feed(self) -> KvEventFeed:
         history_max = self._random.choice((1, 8, 64))
-        return KvFeed(epoch=self.epoch, history_max=history_max, buffer_max=24, message_blocks_max=24)
+        return KvEventFeed(epoch=self.epoch, history_max=history_max, buffer_max=24, message_blocks_max=24)
 
     def begin_anew(self) -> None:
         """Another process under the same address, with an empty cache."""
@@ -255,7 +255,7 @@ class IndexSimulation:
 
     async def _start_router(self) -> None:
         self.router = RouterCore(CoreSettings(), router_id="r", generator=self.random)
-        membership = Membership(
+        membership = FleetMembership(
             ListingRegistry(self.workers),  # type: ignore[arg-type]
             self.client,
             self.router.fleet,

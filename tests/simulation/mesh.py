@@ -17,11 +17,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvmesh.core import Role
+from kvmesh.discovery.base import Health, Instance
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.errors import MeshError
 from kvmesh.rpc.router.settings import RouterLinkSettings
 from kvmesh.worker.settings import WorkerSettings
 from services.frontend.access.caller import ANYBODY
+from services.frontend.model_cards import Described, read_card
 from services.frontend.pipeline.request import Request
 from services.frontend.settings import PipelineSettings
 from services.router.core_settings import SyncSettings
@@ -108,6 +110,21 @@ MESHES = {
 """What can be named on the command line, so that every run can be played again."""
 
 
+def listed(worker: SimulatedWorker) -> Instance:
+    """A worker's entry in the registry."""
+    registration = worker.membership.registration()
+    return Instance(
+        service=registration.service,
+        instance_id=registration.instance_id,
+        host=registration.host,
+        port=registration.port,
+        meta=registration.meta,
+        tags=registration.tags,
+        health=Health.PASSING,
+        is_draining=worker.worker.is_draining,
+    )
+
+
 class SimulatedMesh:
     """Made and used on a virtual loop."""
 
@@ -135,11 +152,16 @@ class SimulatedMesh:
                 context_tokens_max=self.shape.engine.context_tokens_max,
                 on_phase=self._on_phase,
                 on_placed=self._on_placed,
+                workers=self._described,
                 link=self.shape.link,
             )
             for name in (f"frontend-{number}" for number in range(self.shape.frontends))
         }
         self.frontend = self.frontends["frontend-0"]
+
+    def _described(self, model: str) -> Sequence[Described]:
+        """The workers as the registry lists them."""
+        return [(listed(worker), read_card(worker.membership.card())) for worker in self.workers.values()]
 
     @property
     def now_s(self) -> float:

@@ -6,7 +6,7 @@ from typing import Any
 
 from kvmesh.discovery.base import ROUTER, Registration
 from kvmesh.errors import MeshError
-from kvmesh.rpc.health import Health
+from kvmesh.rpc.health import GrpcHealth
 from kvmesh.rpc.interceptors import channel_interceptors, server_interceptors
 from kvmesh.rpc.router.client import GrpcPeersClient
 from kvmesh.rpc.worker_client import GrpcWorkerClient
@@ -18,7 +18,7 @@ from services.router.replicas.peer_reservations import PeerReservations
 from services.router.replicas.peer_streams import PeerStreams
 from services.router.servicer import RouterServicer
 from services.router.serving.maintenance import Maintenance
-from services.router.serving.membership import Membership
+from services.router.serving.membership import FleetMembership
 from services.router.settings import RouterSettings
 from tests.simulation.world import World
 
@@ -53,7 +53,7 @@ class SimulatedRouter:
             settings=settings.sync,
         )
         self._servicer = RouterServicer(self.core, metrics, world.clock, peers=self._peers)
-        self._membership = Membership(
+        self._membership = FleetMembership(
             self._registry,
             GrpcWorkerClient(self._channels),
             self.core.fleet,
@@ -63,7 +63,7 @@ class SimulatedRouter:
         )
         self._upkeep = Maintenance(self.core, metrics, world.clock)
         self._telemetry = telemetry
-        self._health = Health(())
+        self._health = GrpcHealth(())
         self._server: Any = None
         self._presence = world.make_presence(
             self._registry,

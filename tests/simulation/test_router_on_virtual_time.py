@@ -21,7 +21,7 @@ from services.router.core import RouterCore
 from services.router.core_settings import CoreSettings
 from services.router.metrics import RouterMetrics
 from services.router.servicer import RouterServicer
-from services.router.serving.membership import Membership
+from services.router.serving.membership import FleetMembership
 from services.router.settings import MembershipSettings
 from tests.integration.workers import ToldWorker
 from tests.unit.router_fleets import ask
@@ -90,7 +90,7 @@ class Stage:
     async def start_router(self, name: str) -> None:
         core = self.cores[name] = RouterCore(CoreSettings(), router_id=name, generator=self.generator)
         metrics = RouterMetrics(Telemetry.create("router", registry=CollectorRegistry()).instruments, core)
-        membership = Membership(
+        membership = FleetMembership(
             FixedRegistry(),
             GrpcWorkerClient(self.network.pool()),
             core.fleet,

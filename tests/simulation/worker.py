@@ -11,22 +11,21 @@ from kvmesh.core import Role
 from kvmesh.engines.base import EngineRequest
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.errors import MeshError
-from kvmesh.rpc.health import Health
+from kvmesh.rpc.health import GrpcHealth
 from kvmesh.rpc.interceptors import server_interceptors
 from kvmesh.rpc.prefill_client import GrpcPrefillClient
 from kvmesh.simulation.faulty_engine import Die, FaultyEngine
 from kvmesh.simulation.kv_transport import MemoryTransport
 from kvmesh.simulation.rendezvous import MemoryWire
 from kvmesh.telemetry import Telemetry
+from kvmesh.worker.admission import admissions
 from kvmesh.worker.kv_checks import KvChecks
 from kvmesh.worker.leg_servicer import LegServicer
-from kvmesh.worker.membership import Membership
+from kvmesh.worker.membership import WorkerMembership
 from kvmesh.worker.metrics import WorkerMetrics
 from kvmesh.worker.servicer import WorkerServicer
 from kvmesh.worker.settings import WorkerSettings
 from kvmesh.worker.worker import Worker, WorkerIdentity
-from services.decode.admit import DecodeAdmission
-from services.prefill.admit import PrefillAdmission
 from tests.simulation.world import World
 
 PORT = 9000
@@ -75,8 +74,13 @@ class SimulatedWorker:
             self.engine, identity=WorkerIdentity(worker_id=worker_id, epoch=epoch), settings=worker, clock=world.clock
         )
         self.registry = world.agent.registry()
-        self.membership = Membership(
-            self.worker, self.registry, host=worker_id, uses_tls=False, make_presence=world.make_presence
+        self.membership = WorkerMembership(
+            self.worker,
+            self.registry,
+            host=worker_id,
+            uses_tls=False,
+            clock=world.clock,
+            make_presence=world.make_presence,
         )
         self._channels = world.network.pool()
         self.checks = KvChecks(
@@ -90,7 +94,7 @@ class SimulatedWorker:
         self._checking: asyncio.Task[None] | None = None
         self._telemetry = Telemetry.create(engine.role)
         WorkerMetrics(self.worker, self._telemetry.registry)
-        self._health = Health(())
+        self._health = GrpcHealth(())
         self._server: Any = None
 
     async def start(self) -> None:
@@ -99,12 +103,11 @@ class SimulatedWorker:
         # A MemoryServer has the methods that generated code calls, without being grpc.aio's class.
         server: Any = self._world.network.server(self.address, server_interceptors(self._telemetry))
         self._server = server
-        if self.role is Role.PREFILL:
-            prefill: Any = LegServicer(self.worker, PrefillAdmission(waiting_prompt_tokens_max=262_144))
-            add_PrefillServiceServicer_to_server(prefill, server)
-        else:
-            decode: Any = LegServicer(self.worker, DecodeAdmission(waiting_requests_max=1024))
-            add_DecodeServiceServicer_to_server(decode, server)
+        rules = admissions(waiting_prompt_tokens_max=262_144, waiting_requests_max=1024)
+        prefill: Any = LegServicer(self.worker, Role.PREFILL, rules[Role.PREFILL])
+        decode: Any = LegServicer(self.worker, Role.DECODE, rules[Role.DECODE])
+        add_PrefillServiceServicer_to_server(prefill, server)
+        add_DecodeServiceServicer_to_server(decode, server)
         servicer = WorkerServicer(self.worker, self.membership, self._world.clock, self.checks)
         add_WorkerServiceServicer_to_server(servicer, server)
         await self._health.add_to(server)

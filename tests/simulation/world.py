@@ -7,7 +7,7 @@ from random import Random
 from kvmesh.clock import Clock
 from kvmesh.discovery.base import Health, Registration, Registry
 from kvmesh.discovery.presence import Presence
-from kvmesh.simulation.kv_transport import MemoryNetwork as KvNetwork
+from kvmesh.simulation.kv_transport import MemoryKvNetwork
 from kvmesh.simulation.registry import MemoryAgent
 from kvmesh.simulation.rendezvous import MemoryRendezvousNetwork
 from kvmesh.simulation.rpc import MemoryNetwork
@@ -50,7 +50,9 @@ class World:
         self._network_random = self.random("network")
         self._latencies = latencies
         self.network = MemoryNetwork(latency_s=self._latency_s)
-        self.kv_network = KvNetwork(clock=self.clock, latency_s=latencies.kv_s, bandwidth=latencies.kv_bytes_per_s)
+        self.kv_network = MemoryKvNetwork(
+            clock=self.clock, latency_s=latencies.kv_s, bandwidth=latencies.kv_bytes_per_s
+        )
         self.rendezvous_network = MemoryRendezvousNetwork(latency_s=latencies.kv_s)
         sessions = self.random("sessions")
         self.agent = MemoryAgent(

@@ -5,7 +5,7 @@ from random import Random
 from kvmesh.core import Ask, Capabilities, Handoff, KvBatch, KvStored, ModelCard, Role, WorkerDescription, WorkerRef
 from services.router.core import RouterCore
 from services.router.core_settings import CoreSettings, QueueSettings
-from services.router.workers.worker import Worker
+from services.router.workers.worker import RegisteredWorker
 
 BLOCK = 16
 
@@ -49,7 +49,7 @@ def description(name: str, role: str, **options) -> WorkerDescription:
     )
 
 
-def join(router: RouterCore, name: str, role: str, **options) -> Worker:
+def join(router: RouterCore, name: str, role: str, **options) -> RegisteredWorker:
     """A worker that the registry lists, that described itself, whose snapshot is empty, and whose streams stand."""
     worker = router.fleet.register(
         name,
@@ -66,7 +66,7 @@ def join(router: RouterCore, name: str, role: str, **options) -> Worker:
     return worker
 
 
-def holds(worker: Worker, hashes, parent: int | None = None, sequence: int | None = None) -> None:
+def holds(worker: RegisteredWorker, hashes, parent: int | None = None, sequence: int | None = None) -> None:
     """The worker tells that it holds a run of blocks."""
     feed = worker.feed
     assert feed is not None

@@ -6,8 +6,7 @@ import pytest
 
 from kvmesh.core import Generation, Leg, LegTask, LoadRecord
 from kvmesh.errors import OverloadedError
-from services.decode.admit import DecodeAdmission
-from services.prefill.admit import PrefillAdmission
+from kvmesh.worker.admission import DecodeAdmission, PrefillAdmission
 
 IDLE = LoadRecord(
     step=0, taken_at_s=0.0, running_requests=0, waiting_requests=0, waiting_prompt_tokens=0, kv_blocks_used=0,

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmesh.cli.devices import GIB, Placement, WorkerGroup, place_workers, share_memory, topology_order
+from kvmesh.cli.devices import GIB, WorkerDevices, WorkerGroup, place_workers, share_memory, topology_order
 from kvmesh.cli.gpu_plan import place_on_gpus, weight_bytes
-from kvmesh.cli.nvidia import Device, Driver, parse_smi, visible_devices
+from kvmesh.cli.nvidia import Driver, NvidiaDevice, parse_smi, visible_devices
 from kvmesh.cli.plan import plan_mesh
 from kvmesh.cli.up_settings import UpSettings, mesh_shape, worker_groups
 from kvmesh.engines.vllm.registration import VLLM
@@ -54,7 +54,7 @@ def settings(words: str) -> UpSettings:
     return load(UpSettings, program="kvmesh up", argv=words.split(), environ={})
 
 
-def described(placements: Sequence[Placement]) -> str:
+def described(placements: Sequence[WorkerDevices]) -> str:
     """As the table writes it."""
     texts = []
     for each in placements:
@@ -125,8 +125,8 @@ def test_workers_that_share_a_device_start_in_turns() -> None:
         assert [[spec.name for spec in turn] for turn in plan.worker_turns] == turns
 
 
-def gpu(index: int, gibibytes: int = 80) -> Device:
-    return Device(index=index, uuid=f"GPU-{index}aaa", name="H100", memory_bytes=gibibytes * GIB)
+def gpu(index: int, gibibytes: int = 80) -> NvidiaDevice:
+    return NvidiaDevice(index=index, uuid=f"GPU-{index}aaa", name="H100", memory_bytes=gibibytes * GIB)
 
 
 def placed_on(driver: Driver, asked: UpSettings, visible: str | None = None, model: Path = Path("hub/model")):  # type: ignore[no-untyped-def]
@@ -174,14 +174,14 @@ def test_memory_of_a_shared_device_is_given_in_bytes(tmp_path: Path) -> None:
     (tmp_path / "old.bin").write_bytes(b"x" * 5000)
     assert weight_bytes(tmp_path) == 1024
     assert weight_bytes(tmp_path / "org" / "name") == 0
-    shared = Placement(role="decode", number=0, positions=(0,), sharers=2)
+    shared = WorkerDevices(role="decode", number=0, positions=(0,), sharers=2)
     share = share_memory(shared, device_bytes=80 * GIB, weight_bytes=16 * GIB)
     assert share.fraction == 0.45
     assert 15 * GIB < share.kv_bytes < 17 * GIB
     assert share_memory(shared, device_bytes=80 * GIB, weight_bytes=0).kv_bytes == 0
-    alone = Placement(role="decode", number=0, positions=(0,))
+    alone = WorkerDevices(role="decode", number=0, positions=(0,))
     assert share_memory(alone, device_bytes=80 * GIB, weight_bytes=16 * GIB).kv_bytes == 0
-    two = Placement(role="decode", number=0, positions=(0, 1), sharers=2)
+    two = WorkerDevices(role="decode", number=0, positions=(0, 1), sharers=2)
     assert share_memory(two, device_bytes=80 * GIB, weight_bytes=16 * GIB).kv_bytes == share.kv_bytes + 8 * GIB
     with pytest.raises(InvalidRequestError, match=r"decode-0 gets 10.8 GiB .* needs 16.0 GiB for weights"):
         share_memory(shared, device_bytes=24 * GIB, weight_bytes=16 * GIB)

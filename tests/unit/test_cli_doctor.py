@@ -6,7 +6,7 @@ from aiohttp.test_utils import TestServer
 
 from kvmesh.cli import probe
 from kvmesh.cli.gpu_needs import Need, driver_needs
-from kvmesh.cli.nvidia import Device, Driver
+from kvmesh.cli.nvidia import Driver, NvidiaDevice
 from kvmesh.cli.verdicts import (
     Finding,
     Status,
@@ -23,8 +23,8 @@ from kvmesh.cli.verdicts import (
     transports_in,
 )
 
-H100 = Device(index=0, uuid="GPU-0", name="H100", memory_bytes=80 << 30)
-L4 = Device(index=1, uuid="GPU-1", name="L4", memory_bytes=24 << 30)
+H100 = NvidiaDevice(index=0, uuid="GPU-0", name="H100", memory_bytes=80 << 30)
+L4 = NvidiaDevice(index=1, uuid="GPU-1", name="L4", memory_bytes=24 << 30)
 HERE = Driver(devices=[H100], version="580.65.06", cuda=(13, 0), source="NVML")
 ABSENT = Driver(problem="there is no driver")
 

@@ -160,7 +160,12 @@ HEALTH = {
 def test_health_answer_is_read() -> None:
     """The node's address stands in for a missing one, the worst check counts, a node's drain mark counts too."""
     [seen] = wire.instances("s", json.dumps([HEALTH]).encode())
-    assert (seen.address, seen.health, seen.is_draining, seen.notes) == ("10.0.0.1:7", Health.WARNING, True, "reboot")
+    assert (seen.address, seen.health, seen.is_draining, seen.notes) == (
+        "10.0.0.1:7",
+        Health.WARNING,
+        True,
+        "reboot",
+    )
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"{}x", b"3", b'[{"Service": {}}]', b"[3]", b"<html>", b'["a"]', b"null"])

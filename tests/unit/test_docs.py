@@ -8,16 +8,15 @@ import pytest
 from kvmesh.cli.up_settings import UpSettings
 from kvmesh.client.settings import ClientSettings, RetryPolicy
 from kvmesh.settings.declare import specs
-from services.decode.settings import DecodeSettings
+from kvmesh.worker.settings import HostSettings
 from services.frontend.settings import FrontendSettings
 from services.planner.settings import PlannerSettings
-from services.prefill.settings import PrefillSettings
 from services.router.settings import RouterSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("services/*/README.md")]
 GUIDES = set(ROOT.glob("docs/engines/*-*.md"))
-COMPONENTS = (UpSettings, FrontendSettings, RouterSettings, PlannerSettings, PrefillSettings, DecodeSettings)
+COMPONENTS = (UpSettings, FrontendSettings, RouterSettings, PlannerSettings, HostSettings)
 SPECS = [spec for component in COMPONENTS for spec in specs(component)]
 FLAGS = {spec.flag for spec in SPECS}
 DEFAULTS: dict[str, list[float]] = {}
@@ -154,6 +153,31 @@ def test_messages_of_the_troubleshooting_page_are_in_the_code() -> None:
     )
     assert len(messages) > 20
     assert sorted(message for message in messages if message.lower() not in source.lower()) == []
+
+
+HEADINGS = re.compile(r"^ *[A-Z]+(?: [A-Z]+)*(?:  +[A-Z]+(?: [A-Z]+)*){3,}$", re.MULTILINE)
+
+
+def test_columns_of_shown_tables_are_the_commands_own() -> None:
+    """Output that a page shows has the headings that `status` and `explain` print; those of costs are names of the router's terms."""
+    source = "\n".join(
+        path.read_text(encoding="utf-8")
+        for folder in ("kvmesh/cli", "services/router/placement")
+        for path in (ROOT / folder).rglob("*.py")
+    )
+    shown = {
+        heading
+        for page in ROOT.glob("docs/**/*.md")
+        for line in HEADINGS.findall(page.read_text(encoding="utf-8"))
+        for heading in re.split(r"  +", line.strip())
+    }
+    assert {"REMOVED BY", "KV LEASED"} <= shown
+    assert (
+        sorted(
+            each for each in shown if f'"{each}"' not in source and f'"{each.lower().replace(" ", "_")}"' not in source
+        )
+        == []
+    )
 
 
 def is_reachable(page: Path, link: str) -> bool:

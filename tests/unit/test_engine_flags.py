@@ -13,7 +13,7 @@ from kvmesh.cli.engine_flags.translate import Match, translate
 from kvmesh.cli.up_settings import UpSettings
 from kvmesh.engines.registry import ENGINES
 from kvmesh.settings.declare import specs
-from services.decode.settings import DecodeSettings
+from kvmesh.worker.settings import HostSettings
 from services.frontend.settings import FrontendSettings
 
 PAIRS = [(source, target) for source in TITLES for target in TITLES if source != target]
@@ -32,7 +32,7 @@ def test_a_flag_has_one_meaning():
 
 def test_flags_of_kvmesh_exist():
     """A flag that kvmesh renames is renamed in the table."""
-    frontend, worker = flags_of(FrontendSettings), flags_of(DecodeSettings)
+    frontend, worker = flags_of(FrontendSettings), flags_of(HostSettings)
     up = flags_of(UpSettings)
     for subject in load_table():
         mesh = subject.mesh

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvmesh.core import KvBatch, KvCleared, KvEvent, KvRemoved, KvStored, KvTier
 from kvmesh.errors import OverloadedError
-from kvmesh.worker.kv_feed import EVENT_BLOCKS, KvFeed, KvLog
+from kvmesh.worker.kv_feed import EVENT_BLOCKS, KvEventFeed, KvLog
 
 HASHES = st.integers(min_value=1, max_value=12)
 EVENTS = st.one_of(
@@ -92,7 +92,7 @@ def test_a_gap_in_the_history_is_a_snapshot(known: int, is_snapshot: bool) -> No
 
 async def test_a_watcher_that_leaves_is_forgotten() -> None:
     """Routers come and go: none leaves a buffer behind."""
-    feed = KvFeed(epoch=1, history_max=10, buffer_max=10)
+    feed = KvEventFeed(epoch=1, history_max=10, buffer_max=10)
     watch = feed.watch()
     await anext(watch)
     assert feed.watchers_count() == 1
@@ -102,7 +102,7 @@ async def test_a_watcher_that_leaves_is_forgotten() -> None:
 
 async def test_a_watcher_gets_snapshot_then_changes_without_a_gap() -> None:
     """Nothing is lost between the snapshot and the first change."""
-    feed = KvFeed(epoch=1, history_max=10, buffer_max=10)
+    feed = KvEventFeed(epoch=1, history_max=10, buffer_max=10)
     feed.append_nowait([KvStored(block_hashes=[1])])
     watch = feed.watch()
     first = await anext(watch)
@@ -114,7 +114,7 @@ async def test_a_watcher_gets_snapshot_then_changes_without_a_gap() -> None:
 
 async def test_a_watcher_that_lags_is_ended() -> None:
     """A slow router costs a bounded buffer and is told to subscribe again."""
-    feed = KvFeed(epoch=1, history_max=10, buffer_max=2)
+    feed = KvEventFeed(epoch=1, history_max=10, buffer_max=2)
     watch = feed.watch()
     await anext(watch)
     for number in range(4):

@@ -14,9 +14,9 @@ from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.errors import KvLostError
 from kvmesh.kv.paths import KvPaths
 from kvmesh.kv.transport import Piece
-from kvmesh.simulation.kv_transport import MemoryNetwork, MemoryTransport
+from kvmesh.simulation.kv_transport import MemoryKvNetwork, MemoryTransport
 from kvmesh.simulation.registry import MemoryAgent
-from kvmesh.worker.membership import Membership
+from kvmesh.worker.membership import WorkerMembership
 from kvmesh.worker.servicer import WorkerServicer
 from kvmesh.worker.settings import WorkerSettings
 from kvmesh.worker.worker import Worker, WorkerIdentity
@@ -64,7 +64,7 @@ def test_blocks_that_become_free_without_a_step_are_reported() -> None:
 
     async def main() -> None:
         clock = VirtualClock()
-        network = MemoryNetwork(clock=clock)
+        network = MemoryKvNetwork(clock=clock)
         settings = WorkerSettings(load_interval_s=600.0)
 
         def worker_of(transport: MemoryTransport, role: str, name: str) -> Worker:
@@ -87,7 +87,8 @@ def test_blocks_that_become_free_without_a_step_are_reported() -> None:
             return outlet.finishes[0]
 
         handle = (await run(prefill, task=LegTask.PREFILL)).handle
-        servicer = WorkerServicer(decode, Membership(decode, MemoryAgent().registry(), host="w", uses_tls=False), clock)
+        membership = WorkerMembership(decode, MemoryAgent().registry(), host="w", uses_tls=False, clock=clock)
+        servicer = WorkerServicer(decode, membership, clock)
         loop, began_s, records = asyncio.get_running_loop(), clock.now(), []
 
         async def watch() -> None:
@@ -120,7 +121,8 @@ async def test_a_record_for_each_data_parallel_rank() -> None:
         RankedEngine(engines, paths), identity=WorkerIdentity(worker_id="d", epoch=1), settings=settings, clock=clock
     )
     await worker.start()
-    servicer = WorkerServicer(worker, Membership(worker, MemoryAgent().registry(), host="w", uses_tls=False), clock)
+    membership = WorkerMembership(worker, MemoryAgent().registry(), host="w", uses_tls=False, clock=clock)
+    servicer = WorkerServicer(worker, membership, clock)
     records = servicer.WatchLoad(pb.WatchLoadRequest(), None)  # type: ignore[arg-type]
     try:
         async with asyncio.timeout(PATIENCE_S):

@@ -17,7 +17,7 @@ from kvmesh.errors import InvalidRequestError, LostError
 from kvmesh.kv.blocks import block_hashes
 from kvmesh.kv.paths import KvPaths
 from kvmesh.simulation.faulty_engine import Die, FaultyEngine
-from kvmesh.simulation.kv_transport import MemoryNetwork, MemoryTransport
+from kvmesh.simulation.kv_transport import MemoryKvNetwork, MemoryTransport
 from kvmesh.simulation.rendezvous import MemoryRendezvousNetwork, MemoryWire
 from tests.conformance.engine_driver import EngineDriver, greedy
 from tests.patience import PATIENCE_S
@@ -48,7 +48,7 @@ class RankDriver(EngineDriver):
 
 @pytest.fixture
 async def start() -> AsyncIterator[Start]:
-    network, rooms = MemoryNetwork(clock=SystemClock()), MemoryRendezvousNetwork()
+    network, rooms = MemoryKvNetwork(clock=SystemClock()), MemoryRendezvousNetwork()
     async with AsyncExitStack() as stack:
 
         async def make(**changes: Any) -> EngineDriver:

@@ -358,3 +358,17 @@ def test_a_policy_that_does_not_count_seconds_keeps_prompts_on_prefill_workers()
             join(router, f"d{i}", "decode")
         placed = [place(router, number, ask(f"r{number}", tokens=60_000)) for number in range(1, 7)]
         assert all(placement.prefill is not None for placement in placed), policy
+
+
+def test_the_planner_deflects_prompts_up_to_its_bound():
+    """Longer ones still go through a prefill worker, other models are not affected, and 0 ends it."""
+    router = two_by_two(prefill_congested_s=1e9)
+    model = ask("r", [1]).model
+    router.placer.set_deflection(model, 300)
+    placement = place(router, 1, ask("r1", [1], tokens=300))
+    assert placement.prefill is None
+    assert placement.reasons[0] == "deflected"
+    assert place(router, 2, ask("r2", [2], tokens=301)).prefill is not None
+    router.placer.set_deflection(model, 0)
+    router.placer.set_deflection("other", 300)
+    assert place(router, 3, ask("r3", [3], tokens=300)).prefill is not None

@@ -24,18 +24,18 @@ from kvmesh.engines.sglang import engine as engine_module
 from kvmesh.engines.sglang.engine import SglangEngine
 from kvmesh.engines.sglang.messages import (
     Alive,
-    Answer,
     Begun,
     Call,
+    CallResult,
     Cancel,
     Failed,
     Finished,
     FromHost,
-    Load,
+    HostLoad,
+    HostStep,
     Ready,
     Snapshot,
     Start,
-    Step,
     Submit,
     ToHost,
     frame,
@@ -71,7 +71,7 @@ READY = Ready(
     compatibility_factors={"engine": "sglang"},
     bootstrap_port=0,
 )
-LOAD = Load(1, 0.01, 1, 2, 30, 17, 0)
+LOAD = HostLoad(1, 0.01, 1, 2, 30, 17, 0)
 PROMPT = list(range(2, 22))
 
 
@@ -278,7 +278,7 @@ class TestRequests:
         async with start(_ready(is_embedding=True), is_embedding=True) as rig:
             sent = await submitted(rig, request(task=LegTask.EMBED))
             assert sent.is_embedding and sent.sampling["max_new_tokens"] == 0
-            rig.host.send(Step(LOAD, finished=[Finished(sent.number, "length", embedding=[0.6, 0.8])]))
+            rig.host.send(HostStep(LOAD, finished=[Finished(sent.number, "length", embedding=[0.6, 0.8])]))
             (finish,) = (await rig.next()).finishes
             assert (finish.reason, finish.embedding) == (FinishReason.STOP, [0.6, 0.8])
 
@@ -288,9 +288,9 @@ class TestRequests:
             sent = await submitted(rig, request(cache_salt=INTERNAL_SALT))
             assert sent.meeting is not None and sent.meeting.host == "2.2.2.2"
             rig.host.send(
-                Step(LOAD, numbers=[sent.number], counts=[1], token_ids=[5], begun=[Begun(sent.number, 0, 0.0)])
+                HostStep(LOAD, numbers=[sent.number], counts=[1], token_ids=[5], begun=[Begun(sent.number, 0, 0.0)])
             )
-            rig.host.send(Step(LOAD, finished=[Finished(sent.number, "length")]))
+            rig.host.send(HostStep(LOAD, finished=[Finished(sent.number, "length")]))
             await rig.next()
             await rig.next()
             load = rig.engine.load()
@@ -312,7 +312,7 @@ class TestResults:
         async with start() as rig:
             number = (await submitted(rig, request(logprobs=1))).number
             rig.host.send(
-                Step(
+                HostStep(
                     LOAD,
                     numbers=[number],
                     counts=[2],
@@ -343,7 +343,7 @@ class TestResults:
             await asyncio.sleep(0)
         rig = Rig(engine, host)
         number = (await submitted(rig, leg)).number
-        host.send(Step(LOAD, numbers=[number], counts=[1], token_ids=[5], finished=[Finished(number, "length")]))
+        host.send(HostStep(LOAD, numbers=[number], counts=[1], token_ids=[5], finished=[Finished(number, "length")]))
         output = await rig.next()
         starting.cancel()
         await asyncio.wait([starting])
@@ -364,7 +364,7 @@ class TestResults:
         room = Rendezvous(host="h", port=1, room=3) if mode == "decode" else None
         async with start(has_kv_transfer=mode == "decode") as rig:
             number = (await submitted(rig, request(rendezvous=room))).number
-            rig.host.send(Step(LOAD, finished=[Finished(number, "abort", message="why", status=status)]))
+            rig.host.send(HostStep(LOAD, finished=[Finished(number, "abort", message="why", status=status)]))
             (finish,) = (await rig.next()).finishes
         assert finish.reason is FinishReason.ERROR
         assert type(finish.error) is error and "why" in str(finish.error)
@@ -376,21 +376,23 @@ class TestResults:
             rig.engine.cancel_nowait(7)
             rig.engine.cancel_nowait(99)
             assert (await rig.host.wait_for(Cancel)).number == number
-            rig.host.send(Step(LOAD, finished=[Finished(number, "abort")]))
+            rig.host.send(HostStep(LOAD, finished=[Finished(number, "abort")]))
             assert (await rig.next()).finishes[0].reason is FinishReason.CANCELLED
-            rig.host.send(Step(LOAD, numbers=[number], counts=[1], token_ids=[5], finished=[Finished(number, "stop")]))
+            rig.host.send(
+                HostStep(LOAD, numbers=[number], counts=[1], token_ids=[5], finished=[Finished(number, "stop")])
+            )
             again = replace(request(), leg_id="again")
             rig.engine.submit_nowait(again)
             while (sent := await rig.host.wait_for(Submit)).number == number:
                 await asyncio.sleep(0)
-            rig.host.send(Step(LOAD, numbers=[sent.number], counts=[1], token_ids=[6]))
+            rig.host.send(HostStep(LOAD, numbers=[sent.number], counts=[1], token_ids=[6]))
             assert (await rig.next()).token_ids == [6]
 
     async def test_kv_events(self, start: Start_) -> None:
         """Changes arrive as the mesh's events."""
         async with start() as rig:
             events = rig.engine.kv_events()
-            rig.host.send(Step(LOAD, kv_changes=[("stored", [11, 12], 3, "device")]))
+            rig.host.send(HostStep(LOAD, kv_changes=[("stored", [11, 12], 3, "device")]))
             assert list(await anext(events)) == [KvStored(block_hashes=[11, 12], parent_hash=3)]
 
     async def test_a_slow_reader_of_events_gets_a_snapshot(
@@ -399,7 +401,7 @@ class TestResults:
         """Asked for once; events until it arrives are in it."""
         monkeypatch.setattr("kvmesh.engines.sglang.engine.KV_EVENT_BUFFER_BLOCKS", 1)
         async with start() as rig:
-            rig.host.send(Step(LOAD, kv_changes=[("stored", [1, 2], None, "device")]))
+            rig.host.send(HostStep(LOAD, kv_changes=[("stored", [1, 2], None, "device")]))
             assert (await rig.host.wait_for(Call)).operation == "snapshot"
             rig.host.send(Snapshot([("cleared", [], None, ""), ("stored", [1, 2, 3], None, "device")]))
             batch = await anext(rig.engine.kv_events())
@@ -436,7 +438,7 @@ class TestLife:
         async with start() as rig:
             resetting = asyncio.create_task(rig.engine.reset_cache())
             call = await rig.host.wait_for(Call)
-            rig.host.send(Answer(call.call_id, True))
+            rig.host.send(CallResult(call.call_id, True))
             assert await resetting
 
     async def test_close_cancels_legs(self, start: Start_) -> None:

@@ -17,7 +17,7 @@ from kvmesh.engines.simulated.settings import SimulatedSettings, StepProfile
 from kvmesh.errors import InvalidRequestError, LostError, NotFoundError, OverloadedError, UnavailableError
 from kvmesh.kv.transport import Piece
 from kvmesh.simulation.faulty_engine import Die, FaultyEngine, LoseKv, Refuse, Stall
-from kvmesh.simulation.kv_transport import MemoryNetwork, MemoryTransport
+from kvmesh.simulation.kv_transport import MemoryKvNetwork, MemoryTransport
 from tests.conformance.engine_driver import EngineDriver, greedy
 from tests.conformance.manual_clock import ManualClock
 from tests.patience import PATIENCE_S
@@ -53,7 +53,7 @@ def clock() -> SteppedClock:
 @pytest.fixture
 async def start() -> AsyncIterator[Start]:
     drivers: list[EngineDriver] = []
-    network = MemoryNetwork(clock=SystemClock())
+    network = MemoryKvNetwork(clock=SystemClock())
 
     async def make(clock: Clock | None = None, **changes: Any) -> EngineDriver:
         settings = SimulatedSettings(**{"kv_blocks": 256, "context_tokens_max": 2048, "time_factor": 0.0, **changes})
@@ -267,7 +267,7 @@ class TestFaults:
         """The request does not wait for a pull that has no end, and no worker goes on with blocks that nobody frees."""
         prefill = await start(role="prefill")
         settings = replace(engine_of(prefill).settings, role="decode")
-        engine = SimulatedEngine(settings, SystemClock(), _BrokenTransport(MemoryNetwork(clock=SystemClock())))
+        engine = SimulatedEngine(settings, SystemClock(), _BrokenTransport(MemoryKvNetwork(clock=SystemClock())))
         decode = await EngineDriver(engine, PATIENCE_S).start()
         generation = greedy("demo", [5] * 100)
         decode.submit(generation, handle=await prefill.prefill(generation))

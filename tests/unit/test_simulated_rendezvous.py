@@ -16,7 +16,7 @@ from kvmesh.engines.base import EngineRequest
 from kvmesh.engines.simulated.blocks import BlockPool
 from kvmesh.engines.simulated.constrained_answers import ScriptWriter
 from kvmesh.engines.simulated.engine import SimulatedEngine
-from kvmesh.engines.simulated.leg_state import LegState
+from kvmesh.engines.simulated.leg_state import SimulatedLeg
 from kvmesh.engines.simulated.memory import KvMemory
 from kvmesh.engines.simulated.model_card import read_card
 from kvmesh.engines.simulated.rendezvous.decode_queues import DecodeQueues
@@ -25,7 +25,7 @@ from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.engines.simulated.validation import make_leg
 from kvmesh.errors import InvalidRequestError, KvLostError, UnsupportedError
 from kvmesh.simulation.faulty_engine import Die, FaultyEngine
-from kvmesh.simulation.kv_transport import MemoryNetwork, MemoryTransport
+from kvmesh.simulation.kv_transport import MemoryKvNetwork, MemoryTransport
 from kvmesh.simulation.rendezvous import PORT, MemoryRendezvousNetwork, MemoryWire
 from tests.conformance.engine_driver import EngineDriver, Record, greedy
 from tests.patience import PATIENCE_S
@@ -40,7 +40,7 @@ class Pair:
     prefill: EngineDriver
     decode: EngineDriver
     alone: EngineDriver
-    kv: MemoryNetwork
+    kv: MemoryKvNetwork
 
     def both(self, generation: Generation, *, port: int = PORT) -> tuple[Record, Record]:
         """Starts both legs."""
@@ -71,7 +71,7 @@ async def make() -> AsyncIterator[Make]:
     async with AsyncExitStack() as stack:
 
         async def start(*, decode: dict[str, Any] | None = None, latency_s: float = 0.0, **changes: Any) -> Pair:
-            kv = MemoryNetwork(clock=SystemClock(), latency_s=latency_s)
+            kv = MemoryKvNetwork(clock=SystemClock(), latency_s=latency_s)
             rooms = MemoryRendezvousNetwork(latency_s=latency_s)
             base = {"kv_blocks": 256, "context_tokens_max": 2048, "time_factor": 0.0, **changes}
 
@@ -346,7 +346,7 @@ def test_a_restored_leg_has_its_saved_kv_in_blocks_of_others() -> None:
     card, token_range = read_card(settings)
     leg = make_leg(request, order=0, settings=settings, card=card, token_range=token_range, writer=ScriptWriter(""))
     pool, memory = BlockPool(8), KvMemory(8, settings.kv_bytes_per_block, 0)
-    resumed: list[tuple[LegState, int]] = []
+    resumed: list[tuple[SimulatedLeg, int]] = []
     queues = DecodeQueues(
         settings=settings, pool=pool, memory=memory, signals=[], decoding=list, resume=lambda *each: resumed.append(each)
     )  # fmt: skip

@@ -10,14 +10,14 @@ from kvmesh.core import Constraint, ConstraintKind, Generation, SamplingParams
 from kvmesh.core.sampling import RANGES
 from kvmesh.engines.file_hashes import FileHashes
 from kvmesh.engines.fingerprint import compatibility_hash, model_fingerprint
-from kvmesh.engines.vllm.handles import HandleForm, make_handle, pack, prompt_hash, read_handle
+from kvmesh.engines.vllm.handles import VllmHandleForm, make_handle, pack, prompt_hash, read_handle
 from kvmesh.engines.vllm.sampling import SIMPLE, constraint_arguments, decode_arguments, prefill_arguments
 from kvmesh.engines.vllm.settings import VllmSettings, check_cpu_block_size
 from kvmesh.errors import InvalidRequestError, KvLostError, UnsupportedError
 from kvmesh.settings import SettingsError, load
-from services.decode.settings import DecodeSettings
+from kvmesh.worker.settings import HostSettings
 
-FORM = HandleForm(format="vllm/1/nixl-1", compatibility_hash="abc", block_size_tokens=32, kv_bytes_per_block=10)
+FORM = VllmHandleForm(format="vllm/1/nixl-1", compatibility_hash="abc", block_size_tokens=32, kv_bytes_per_block=10)
 PARAMETERS = {
     "do_remote_prefill": True,
     "remote_block_ids": [[4, 5, 6]],
@@ -138,7 +138,7 @@ def test_a_handle_survives_the_trip() -> None:
         (replace(FORM, block_size_tokens=2 * FORM.block_size_tokens), "kv_payload"),
     ],
 )
-def test_a_handle_of_another_engine_is_refused(form: HandleForm, reason: str) -> None:
+def test_a_handle_of_another_engine_is_refused(form: VllmHandleForm, reason: str) -> None:
     """Each check alone: vLLM itself would answer with wrong tokens."""
     handle = make_handle(FORM, PARAMETERS, tokens=70, prompt="p", lease_s=30)
     with pytest.raises(KvLostError) as caught:
@@ -182,7 +182,7 @@ def test_inconsistent_settings(change: dict[str, Any]) -> None:
 def test_settings_out_of_range(flag: str, value: str) -> None:
     """Refused by the flag's name."""
     with pytest.raises(SettingsError, match=flag):
-        load(DecodeSettings, argv=["--model", "m", flag, value], environ={})
+        load(HostSettings, argv=["--model", "m", flag, value], environ={})
 
 
 @pytest.mark.parametrize("size", [16, 48, 1])

@@ -21,10 +21,10 @@ from kvmesh.errors import (
     UnavailableError,
 )
 from kvmesh.simulation.faulty_engine import Die, Stall
-from kvmesh.worker.kv_feed import BLOCKS_PER_MESSAGE, EVENTS_PER_MESSAGE, KvFeed
+from kvmesh.worker.kv_feed import BLOCKS_PER_MESSAGE, EVENTS_PER_MESSAGE, KvEventFeed
 from kvmesh.worker.single_leg import LegStep, stream_leg
 from kvmesh.worker.slots import SLOT_MASK, LegRecord, LegTable, LinkStep, key_of
-from kvmesh.worker.worker import Link, Worker
+from kvmesh.worker.worker import CallerLink, Worker
 from tests.patience import PATIENCE_S
 from tests.worker_rig import SLOW, WORKER, WorkerRig, make_leg, make_worker, wait_until
 
@@ -61,7 +61,7 @@ async def rig() -> AsyncIterator[WorkerRig]:
     await one.worker.aclose()
 
 
-def submit(link: Link, slot: int = 1, leg_id: str = "", *, timeout_s: float | None = None, **more: Any) -> None:
+def submit(link: CallerLink, slot: int = 1, leg_id: str = "", *, timeout_s: float | None = None, **more: Any) -> None:
     """Submits a leg that generates for a long time."""
     link.submit_nowait(slot, make_leg(leg_id or f"r{slot}", **{"tokens": 4000, **more}), timeout_s)
 
@@ -184,7 +184,7 @@ async def test_an_engines_death_is_told_once(rig: WorkerRig) -> None:
     assert await rig.worker.drain(0.0) == 0
 
 
-async def _read_watch(feed: KvFeed) -> None:
+async def _read_watch(feed: KvEventFeed) -> None:
     async for _ in feed.watch():
         pass
 
@@ -243,6 +243,18 @@ async def test_closing_delivers_the_last_finishes() -> None:
 
 
 # Leases
+
+
+async def test_a_worker_that_stops_waits_for_its_handles(rig: WorkerRig) -> None:
+    """It waits while a handle is not pulled, and no longer."""
+    handle = (await run_prefill(rig.worker)).handle
+    assert handle is not None
+    waiting = asyncio.create_task(rig.worker.wait_handles_gone())
+    await asyncio.sleep(0.2)
+    assert not waiting.done()
+    rig.worker.release_nowait(handle.handle_id)
+    async with asyncio.timeout(PATIENCE_S):
+        await waiting
 
 
 async def test_a_handle_nobody_hears_of_is_given_back(rig: WorkerRig) -> None:
@@ -405,7 +417,7 @@ def test_deadlines_do_not_pile_up() -> None:
 
 async def test_no_kv_message_exceeds_the_contract() -> None:
     """However many events an engine or snapshot has: at most 4 096 events and 65 536 blocks per message, in order."""
-    feed = KvFeed(epoch=1, history_max=10, buffer_max=10_000)
+    feed = KvEventFeed(epoch=1, history_max=10, buffer_max=10_000)
     long_run = KvStored(block_hashes=range(1, 3 * BLOCKS_PER_MESSAGE))
     many = [KvStored(block_hashes=[10**6 + i]) for i in range(2 * EVENTS_PER_MESSAGE + 1)]
     feed.append_nowait([long_run, *many])
@@ -429,7 +441,7 @@ async def test_no_kv_message_exceeds_the_contract() -> None:
 
 async def test_a_closed_feed_ends_its_watches() -> None:
     """Open watches end after their buffered events, new ones at once."""
-    feed = KvFeed(epoch=1, history_max=10, buffer_max=10)
+    feed = KvEventFeed(epoch=1, history_max=10, buffer_max=10)
     watch = feed.watch()
     assert (await anext(watch)).is_snapshot
     feed.append_nowait([KvStored(block_hashes=[1])])

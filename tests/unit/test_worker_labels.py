@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from kvmesh.clock import SystemClock
 from kvmesh.discovery.base import DECODE
 from kvmesh.simulation.registry import MemoryAgent
-from kvmesh.worker.membership import Membership
+from kvmesh.worker.membership import WorkerMembership
 from kvmesh.worker.settings import WorkerSettings
 from services.router.serving.membership import labels_of
 from tests.worker_rig import SLOW, WORKER, make_worker
@@ -16,7 +17,7 @@ async def test_a_label_arrives_at_the_router() -> None:
     """What was set is what a request can ask for."""
     rig = make_worker(SLOW, replace(WORKER, labels=("zone=a", "rack=r-1.x")))
     agent = MemoryAgent()
-    membership = Membership(rig.worker, agent.registry(), host="w", uses_tls=False)
+    membership = WorkerMembership(rig.worker, agent.registry(), host="w", uses_tls=False, clock=SystemClock())
     membership.set_ports(port=1, metrics_port=2)
     await rig.worker.start()
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class DeviceModel:
     """A device's memory, dense bfloat16 operations per second, and bytes per second to its memory and to a device elsewhere."""
 
     title: str
@@ -21,27 +21,27 @@ class Device:
 
 DEVICES = {
     # NVIDIA's data sheets, SXM versions where there are several, without sparsity; a network of 400 Gb/s a device.
-    "a100": Device(
+    "a100": DeviceModel(
         title="A100 80 GB",
         memory_bytes=80e9,
         operations_per_s=312e12,
         memory_bytes_per_s=2.0e12,
         network_bytes_per_s=25e9,
     ),
-    "l40s": Device(
+    "l40s": DeviceModel(
         title="L40S", memory_bytes=48e9, operations_per_s=362e12, memory_bytes_per_s=0.86e12, network_bytes_per_s=12e9
     ),
-    "h100": Device(
+    "h100": DeviceModel(
         title="H100", memory_bytes=80e9, operations_per_s=989e12, memory_bytes_per_s=3.35e12, network_bytes_per_s=50e9
     ),
-    "h200": Device(
+    "h200": DeviceModel(
         title="H200", memory_bytes=141e9, operations_per_s=989e12, memory_bytes_per_s=4.8e12, network_bytes_per_s=50e9
     ),
-    "b200": Device(
+    "b200": DeviceModel(
         title="B200", memory_bytes=180e9, operations_per_s=2250e12, memory_bytes_per_s=7.7e12, network_bytes_per_s=50e9
     ),
     # A server processor: for trials and small models.
-    "cpu": Device(
+    "cpu": DeviceModel(
         title="CPU",
         memory_bytes=32e9,
         operations_per_s=1e12,

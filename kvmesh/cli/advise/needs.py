@@ -32,7 +32,7 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class FlagQuestion:
     """A flag, and the question that is asked on a terminal without it."""
 
     name: str
@@ -66,38 +66,42 @@ def names(text: str) -> Sequence[str]:
 
 
 QUESTIONS = (
-    Question(name="model", text="model: directory or hub name", default="models/demo", convert=str),
-    Question(
+    FlagQuestion(name="model", text="model: directory or hub name", default="models/demo", convert=str),
+    FlagQuestion(
         name="parameters-billions",
         text="parameters of the model in billions; 0: from its directory or name",
         default=0.0,
         convert=number(0, 10_000),
     ),
-    Question(name="weight-bytes", text="bytes of a weight: 2, or 1 for 8 bits", default=2.0, convert=number(0.25, 4)),
-    Question(name="device", text="device", default="h100", convert=str, choices=tuple(DEVICES)),
-    Question(name="devices", text="number of devices", default=1, convert=number(1, 4096, int)),
-    Question(
+    FlagQuestion(
+        name="weight-bytes", text="bytes of a weight: 2, or 1 for 8 bits", default=2.0, convert=number(0.25, 4)
+    ),
+    FlagQuestion(name="device", text="device", default="h100", convert=str, choices=tuple(DEVICES)),
+    FlagQuestion(name="devices", text="number of devices", default=1, convert=number(1, 4096, int)),
+    FlagQuestion(
         name="prompt-tokens", text="tokens of an average prompt", default=1024, convert=number(1, 10_000_000, int)
     ),
-    Question(name="output-tokens", text="tokens of an average answer", default=256, convert=number(1, 1_000_000, int)),
-    Question(name="requests-per-s", text="requests per second", default=1.0, convert=number(0.001, 1_000_000)),
-    Question(
+    FlagQuestion(
+        name="output-tokens", text="tokens of an average answer", default=256, convert=number(1, 1_000_000, int)
+    ),
+    FlagQuestion(name="requests-per-s", text="requests per second", default=1.0, convert=number(0.001, 1_000_000)),
+    FlagQuestion(
         name="shared-ratio",
         text="part of an average prompt that an earlier prompt began with, 0 to 1",
         default=0.3,
         convert=number(0, 1),
     ),
-    Question(name="ttft-s", text="target: seconds to the first token", default=1.0, convert=number(0.001, 3600)),
-    Question(name="itl-s", text="target: seconds between two tokens", default=0.05, convert=number(0.0001, 60)),
-    Question(name="features", text="features that requests need, separated by commas", default=(), convert=names),
-    Question(
+    FlagQuestion(name="ttft-s", text="target: seconds to the first token", default=1.0, convert=number(0.001, 3600)),
+    FlagQuestion(name="itl-s", text="target: seconds between two tokens", default=0.05, convert=number(0.0001, 60)),
+    FlagQuestion(name="features", text="features that requests need, separated by commas", default=(), convert=names),
+    FlagQuestion(
         name="team-engine",
         text="engine that your team runs today",
         default="none",
         convert=str,
         choices=("none", *TITLES),
     ),
-    Question(
+    FlagQuestion(
         name="profile", text="measured profile of a worker, a JSON file; empty: data sheets", default="", convert=str
     ),
 )
@@ -122,7 +126,7 @@ def read_needs(argv: Sequence[str]) -> Needs:
     return Needs(**given)
 
 
-def ask(question: Question) -> Any:
+def ask(question: FlagQuestion) -> Any:
     """Asks until the answer is valid; an empty line takes the default."""
     shown = f" ({', '.join(question.choices)})" if question.choices else ""
     while True:

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvmesh.cli.advise.hardware import Device, ModelSize
+from kvmesh.cli.advise.hardware import DeviceModel, ModelSize
 from kvmesh.core import PerformanceProfile
 
 PREFILL_EFFICIENCY = 0.5
@@ -37,7 +37,7 @@ class WorkerSpeed:
         return self.step_base_s + requests * (self.step_s_per_request + tokens * self.step_s_per_kv_token)
 
 
-def estimate_speed(size: ModelSize, device: Device, weight_bytes: float) -> WorkerSpeed:
+def estimate_speed(size: ModelSize, device: DeviceModel, weight_bytes: float) -> WorkerSpeed:
     """From data sheets. The number of ranks is the smallest power of two that holds the weights."""
     weights = size.parameters * weight_bytes
     ranks = 2 ** max(0, math.ceil(math.log2(weights / (device.memory_bytes * WEIGHTS_RATIO_MAX))))

@@ -17,7 +17,7 @@ class SessionDefinition:
 
 
 @dataclass(slots=True, kw_only=True)
-class Session:
+class ConsulSession:
     """A session's state."""
 
     session_id: str
@@ -26,27 +26,27 @@ class Session:
     create_index: int
 
 
-class Sessions:
+class ConsulSessions:
     """All sessions by id, in the order of their creation. `index` is that of the last change."""
 
     def __init__(self, counter: Counter, *, sessions_max: int) -> None:
         self._counter = counter
         self._sessions_max = sessions_max
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, ConsulSession] = {}
         self.index = counter.value
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def create(self, session_id: str, definition: SessionDefinition, now: float) -> Session:
+    def create(self, session_id: str, definition: SessionDefinition, now: float) -> ConsulSession:
         if len(self._sessions) >= self._sessions_max:
             raise OverloadedError(f"the agent holds {self._sessions_max} sessions", reason="sessions_max")
         self.index = self._counter.advance()
-        session = Session(session_id=session_id, definition=definition, expires_at=None, create_index=self.index)
+        session = ConsulSession(session_id=session_id, definition=definition, expires_at=None, create_index=self.index)
         self._sessions[session_id] = session
         return self.renew(session_id, now)
 
-    def renew(self, session_id: str, now: float) -> Session:
+    def renew(self, session_id: str, now: float) -> ConsulSession:
         """Restarts the session's TTL. NotFoundError when the session is gone."""
         session = self._sessions.get(session_id)
         if session is None:
@@ -55,17 +55,17 @@ class Sessions:
         session.expires_at = None if ttl_s is None else now + ttl_s
         return session
 
-    def remove(self, session_id: str) -> Session | None:
+    def remove(self, session_id: str) -> ConsulSession | None:
         """Ends a session. The caller releases its locks."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
             self.index = self._counter.advance()
         return session
 
-    def get(self, session_id: str) -> Session | None:
+    def get(self, session_id: str) -> ConsulSession | None:
         return self._sessions.get(session_id)
 
-    def overdue(self, now: float) -> Sequence[Session]:
+    def overdue(self, now: float) -> Sequence[ConsulSession]:
         """Expired sessions, the oldest first."""
         return [s for s in self._sessions.values() if s.expires_at is not None and s.expires_at <= now]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from kvmesh.discovery.agent.keys import KeyRecord
 from kvmesh.discovery.agent.records import Check, Service
-from kvmesh.discovery.agent.sessions import Session
+from kvmesh.discovery.agent.sessions import ConsulSession
 
 Json = dict[str, Any]
 VERSION = "1.8.7"
@@ -133,10 +133,10 @@ def key_shape(record: KeyRecord) -> Json:
         "CreateIndex": record.create_index,
         "ModifyIndex": record.modify_index,
     }
-    return shape | ({"Session": record.session} if record.session else {})
+    return shape | ({"ConsulSession": record.session} if record.session else {})
 
 
-def session_shape(node: Node, session: Session) -> Json:
+def session_shape(node: Node, session: ConsulSession) -> Json:
     """An element of the answer of /v1/session/renew. The delay is in nanoseconds, as in Consul."""
     asked = session.definition
     return {

@@ -7,7 +7,7 @@
 from kvmesh.discovery.agent.catalog import Catalog
 from kvmesh.discovery.agent.keys import Keys
 from kvmesh.discovery.agent.records import Counter
-from kvmesh.discovery.agent.sessions import Sessions
+from kvmesh.discovery.agent.sessions import ConsulSessions
 from kvmesh.discovery.settings import AgentSettings
 from kvmesh.errors import NotFoundError
 
@@ -19,7 +19,7 @@ class AgentState:
         self._counter = Counter(first_index)
         self.catalog = Catalog(self._counter, services_max=settings.services_max)
         self.keys = Keys(self._counter, keys_max=settings.keys_max, bytes_max=settings.keys_bytes_max)
-        self.sessions = Sessions(self._counter, sessions_max=settings.sessions_max)
+        self.sessions = ConsulSessions(self._counter, sessions_max=settings.sessions_max)
 
     @property
     def index(self) -> int:

@@ -9,7 +9,7 @@ from kvmesh.errors import InvalidRequestError, NotFoundError, OverloadedError, U
 
 
 @dataclass(slots=True)
-class Adapters:
+class SglangAdapters:
     """Loaded adapters: the ids by which SGLang knows them, by name. An id contains a hash of the adapter's content.
 
     SGLang puts the id into the keys of cached blocks, so an adapter of the same name with other weights never uses these blocks.

@@ -13,24 +13,24 @@ from random import Random
 from kvmesh.core import KvEvent, LoadRecord, PerformanceProfile, Role
 from kvmesh.engines.base import EngineDescription, EngineRequest, StepOutput
 from kvmesh.engines.output_buffers import KvEventBuffer, StepOutputBuffer
-from kvmesh.engines.sglang.adapters import Adapters
+from kvmesh.engines.sglang.adapters import SglangAdapters
 from kvmesh.engines.sglang.bootstrap import wait_registered
 from kvmesh.engines.sglang.description import capabilities, kv_hash, model_card
 from kvmesh.engines.sglang.host_process import HostLink, HostProcess, Launch, find_python, launcher, listening
-from kvmesh.engines.sglang.intake import Intake
-from kvmesh.engines.sglang.leg import LegState, asked_logprobs, cancelled, kv_events, token_logprobs
+from kvmesh.engines.sglang.intake import SglangIntake
+from kvmesh.engines.sglang.leg import SglangLeg, asked_logprobs, cancelled, kv_events, token_logprobs
 from kvmesh.engines.sglang.messages import (
     ALIVE_INTERVAL_S,
-    Answer,
     Call,
+    CallResult,
     Cancel,
     Failed,
     FromHost,
-    Load,
+    HostLoad,
+    HostStep,
     Ready,
     Snapshot,
     Start,
-    Step,
 )
 from kvmesh.engines.sglang.settings import SglangSettings
 from kvmesh.errors import (
@@ -62,12 +62,12 @@ class SglangEngine:
         self.settings = settings
         self._launch = launch or launcher(find_python(settings.python))
         self._random = random or Random()
-        self._adapters = Adapters(settings.adapters_max, settings.enable_lora)
+        self._adapters = SglangAdapters(settings.adapters_max, settings.enable_lora)
         self._retired: dict[str, str] = {}
-        self._legs: dict[int, LegState] = {}
+        self._legs: dict[int, SglangLeg] = {}
         self._numbers: dict[int, int] = {}
         self._next = itertools.count(1)
-        self._calls: dict[int, asyncio.Future[Answer]] = {}
+        self._calls: dict[int, asyncio.Future[CallResult]] = {}
         self._load = LoadRecord()
         self._outputs = StepOutputBuffer(OUTPUT_BUFFER_STEPS)
         self._events = KvEventBuffer(KV_EVENT_BUFFER_BLOCKS, self._request_snapshot)
@@ -121,7 +121,9 @@ class SglangEngine:
         self._ready = ready
         self._card = model_card(ready, settings)
         moves_kv = settings.mode == "null" or settings.transfer_backend != "fake"
-        self._intake = Intake(ready=ready, card=self._card, mode=settings.mode, moves_kv=moves_kv, random=self._random)
+        self._intake = SglangIntake(
+            ready=ready, card=self._card, mode=settings.mode, moves_kv=moves_kv, random=self._random
+        )
         self._load = LoadRecord(
             kv_blocks_free=ready.kv_blocks_total,
             kv_blocks_total=ready.kv_blocks_total,
@@ -162,7 +164,7 @@ class SglangEngine:
         adapter_id = self._adapters.id_of(request.generation.adapter)
         number = next(self._next)
         message = self._intake.message(request, number=number, adapter_id=adapter_id)
-        self._legs[number] = LegState(
+        self._legs[number] = SglangLeg(
             request=request, number=number, is_in_handoff=self.settings.mode != "null", adapter_id=adapter_id
         )
         self._numbers[request.key] = number
@@ -250,9 +252,9 @@ class SglangEngine:
 
     def _receive(self, message: FromHost) -> None:
         match message:
-            case Step():
+            case HostStep():
                 self._take_step(message)
-            case Answer():
+            case CallResult():
                 if (call := self._calls.pop(message.call_id, None)) is not None and not call.done():
                     call.set_result(message)
             case Snapshot():
@@ -262,7 +264,7 @@ class SglangEngine:
             case Failed():
                 self._fail(message)
 
-    def _take_step(self, step: Step) -> None:
+    def _take_step(self, step: HostStep) -> None:
         if self._is_closing:
             return
         for begun in step.begun:
@@ -280,7 +282,7 @@ class SglangEngine:
         if step.finished:
             self._remove_retired()
 
-    def _output(self, step: Step) -> StepOutput:
+    def _output(self, step: HostStep) -> StepOutput:
         keys: list[int] = []
         counts: list[int] = []
         token_ids: list[int] = []
@@ -311,7 +313,7 @@ class SglangEngine:
             finishes=[leg.finish(end) for end in step.finished if (leg := self._take_leg(end.number)) is not None],
         )
 
-    def _take_leg(self, number: int) -> LegState | None:
+    def _take_leg(self, number: int) -> SglangLeg | None:
         leg = self._legs.pop(number, None)
         if leg is not None:
             del self._numbers[leg.request.key]
@@ -320,7 +322,7 @@ class SglangEngine:
                 self._load = dataclasses.replace(self._load, output_tokens_total=total)
         return leg
 
-    def _count_prompt(self, leg: LegState) -> None:
+    def _count_prompt(self, leg: SglangLeg) -> None:
         load, transferred = self._load, leg.transferred_tokens
         local = 0 if transferred else leg.cached_tokens
         self._load = dataclasses.replace(
@@ -330,7 +332,7 @@ class SglangEngine:
             transferred_tokens_total=load.transferred_tokens_total + transferred,
         )
 
-    def _record(self, load: Load) -> LoadRecord:
+    def _record(self, load: HostLoad) -> LoadRecord:
         assert self._ready is not None
         total, size = self._ready.kv_blocks_total, self._ready.block_size_tokens
         used = min(total, -(-load.kv_tokens_used // size))
@@ -374,11 +376,11 @@ class SglangEngine:
                 del self._retired[adapter_id]
                 self._link.send(Call(next(self._next), "unload_adapter", (name, adapter_id, "")))
 
-    async def _call(self, operation: str, *arguments: str) -> Answer:
+    async def _call(self, operation: str, *arguments: str) -> CallResult:
         """Runs an operation between two steps. Cancelling the caller does not stop it."""
         link, _ = self._running()
         call_id = next(self._next)
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[CallResult] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = answer
         link.send(Call(call_id, operation, arguments))
         return await answer

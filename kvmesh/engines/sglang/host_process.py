@@ -16,7 +16,6 @@ from kvmesh.errors import UnavailableError
 
 HOST_MODULE = "kvmesh.engines.sglang.host"
 VENV_SUFFIX = "-sglang"
-KILL_TIMEOUT_S = 5.0
 
 
 class HostProcess(Protocol):

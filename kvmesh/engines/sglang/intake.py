@@ -17,7 +17,7 @@ NO_TRANSFER_HOST = "2.2.2.2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Intake:
+class SglangIntake:
     """Makes messages for an engine in `mode` (`null`, `prefill` or `decode`).
 
     `moves_kv` False: the transfer backend is `fake`. `random` draws seeds for requests without one.

@@ -15,7 +15,7 @@ OVERLOAD_RETRY_S = 1.0
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class LegState:
+class SglangLeg:
     """A leg in the engine process. `is_in_handoff`: in an engine that takes part in handoffs."""
 
     request: EngineRequest
@@ -85,7 +85,7 @@ class LegState:
         return InternalError(f"SGLang failed the request: {end.message}", reason="engine_error")
 
 
-def cancelled(leg: LegState) -> EngineFinish:
+def cancelled(leg: SglangLeg) -> EngineFinish:
     """The end of a leg whose engine closes."""
     leg.is_cancelled = True
     return leg.finish(Finished(leg.number, "abort"))
@@ -113,7 +113,7 @@ def _kv_event(change: KvChange) -> KvEvent:
     return KvCleared()
 
 
-def asked_logprobs(leg: LegState, entries: Mapping[int, Sequence[Logprob]]) -> list[TokenLogprob] | None:
+def asked_logprobs(leg: SglangLeg, entries: Mapping[int, Sequence[Logprob]]) -> list[TokenLogprob] | None:
     """The log-probabilities of a step's tokens, for a leg that asked for them."""
     asked = leg.request.generation.sampling.logprobs
     if asked is None or leg.number not in entries:

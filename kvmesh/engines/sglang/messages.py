@@ -112,7 +112,7 @@ class Finished(msgspec.Struct, array_like=True, frozen=True):
     embedding: Sequence[float] | None = None
 
 
-class Load(msgspec.Struct, array_like=True, frozen=True):
+class HostLoad(msgspec.Struct, array_like=True, frozen=True):
     """Names as in LoadRecord."""
 
     step: int
@@ -135,10 +135,10 @@ KvChange = tuple[str, Sequence[int], int | None, str]
 """Kind (`stored`, `removed`, `cleared`), mesh block hashes, mesh hash of the parent, tier."""
 
 
-class Step(msgspec.Struct, tag="step", array_like=True, frozen=True):
+class HostStep(msgspec.Struct, tag="step", array_like=True, frozen=True):
     """What changed since the last message: leg `numbers[i]` got the next `counts[i]` ids of `token_ids`."""
 
-    load: Load
+    load: HostLoad
     numbers: Sequence[int] = ()
     counts: Sequence[int] = ()
     token_ids: Sequence[int] = ()
@@ -149,7 +149,7 @@ class Step(msgspec.Struct, tag="step", array_like=True, frozen=True):
     kv_changes: Sequence[KvChange] = ()
 
 
-class Answer(msgspec.Struct, tag="answer", array_like=True, frozen=True):
+class CallResult(msgspec.Struct, tag="answer", array_like=True, frozen=True):
     """The result of a Call. `problem` is empty when it succeeded."""
 
     call_id: int
@@ -164,7 +164,7 @@ class Snapshot(msgspec.Struct, tag="snapshot", array_like=True, frozen=True):
 
 
 ToHost = Start | Submit | Cancel | Call
-FromHost = Ready | Failed | Alive | Step | Answer | Snapshot
+FromHost = Ready | Failed | Alive | HostStep | CallResult | Snapshot
 _encoder = msgspec.msgpack.Encoder()
 to_host_decoder = msgspec.msgpack.Decoder(ToHost)
 from_host_decoder = msgspec.msgpack.Decoder(FromHost)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from kvmesh.engines.simulated.leg_state import LegState
+from kvmesh.engines.simulated.leg_state import SimulatedLeg
 from kvmesh.engines.simulated.model_card import TokenRange
 
 
@@ -21,7 +21,7 @@ class DecodeBatch:
     def __init__(self, rows_max: int, token_range: TokenRange) -> None:
         self.steps = 0
         self.keys: list[int] = []
-        self.legs: list[LegState] = []
+        self.legs: list[SimulatedLeg] = []
         self._sums: list[int] = []
         self._offsets: list[int] = []
         """The weight of a leg's next token is its offset plus `steps`."""
@@ -32,7 +32,7 @@ class DecodeBatch:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def add(self, leg: LegState, total: int) -> None:
+    def add(self, leg: SimulatedLeg, total: int) -> None:
         """Adds a leg whose tokens are all flushed. `total` is their checksum plus the leg's constant."""
         leg.slot, leg.flushed_step = len(self.keys), self.steps
         self.keys.append(leg.key)
@@ -40,7 +40,7 @@ class DecodeBatch:
         self._sums.append(total)
         self._offsets.append(len(leg.tokens) + 1 - self.steps)
 
-    def remove(self, leg: LegState) -> None:
+    def remove(self, leg: SimulatedLeg) -> None:
         """Removes a leg. Call `flush` first, or its unflushed tokens are lost."""
         slot, moved = leg.slot, self.legs[-1]
         last = moved.slot
@@ -66,14 +66,14 @@ class DecodeBatch:
         self.steps += 1
         return ids.copy()
 
-    def next_token(self, leg: LegState) -> int:
+    def next_token(self, leg: SimulatedLeg) -> int:
         """The leg's next token by the arithmetic."""
         return self._sums[leg.slot] % self._span + self._first
 
-    def unflushed(self, leg: LegState) -> int:
+    def unflushed(self, leg: SimulatedLeg) -> int:
         return self.steps - leg.flushed_step if leg.slot >= 0 else 0
 
-    def flush(self, legs: Sequence[LegState]) -> None:
+    def flush(self, legs: Sequence[SimulatedLeg]) -> None:
         """Appends the legs' newest tokens to their `tokens`."""
         since = -1
         rows: list[list[int]] = []
@@ -90,7 +90,7 @@ class DecodeBatch:
         """Tokens of the steps from number `since` on."""
         return list(islice(self._recent, len(self._recent) - self.steps + since, None))
 
-    def totals(self, legs: Sequence[LegState]) -> list[int]:
+    def totals(self, legs: Sequence[SimulatedLeg]) -> list[int]:
         """Checksums of all the legs' tokens, unflushed ones included, plus the legs' constants."""
         sums = self._sums
         return [sums[leg.slot] for leg in legs]

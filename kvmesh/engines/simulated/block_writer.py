@@ -5,19 +5,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvmesh.engines.simulated.blocks import BlockPool
-from kvmesh.engines.simulated.leg_state import LegState
+from kvmesh.engines.simulated.leg_state import SimulatedLeg
 from kvmesh.engines.simulated.memory import WORD_MASK, KvMemory
 from kvmesh.kv.blocks import block_hashes, chain_hash
 
 _PARTIAL = b"partial"
 
 
-def names_of(leg: LegState, block_size_tokens: int) -> list[int]:
+def names_of(leg: SimulatedLeg, block_size_tokens: int) -> list[int]:
     """Hashes of all full blocks of a leg's tokens, computed or not."""
     return block_hashes(leg.tokens, block_size_tokens, seed=leg.seed_hash)
 
 
-def compute_prompt(leg: LegState, *, take: int, memory: KvMemory, pool: BlockPool, block_size_tokens: int) -> None:
+def compute_prompt(leg: SimulatedLeg, *, take: int, memory: KvMemory, pool: BlockPool, block_size_tokens: int) -> None:
     """Writes the KV of the next `take` tokens and names blocks that become full."""
     first, end = leg.computed // block_size_tokens, leg.computed + take
     last = -(-end // block_size_tokens)
@@ -44,7 +44,7 @@ def compute_prompt(leg: LegState, *, take: int, memory: KvMemory, pool: BlockPoo
 
 
 def seal_blocks(
-    legs: Sequence[LegState], *, totals: Sequence[int], memory: KvMemory, pool: BlockPool, block_size_tokens: int
+    legs: Sequence[SimulatedLeg], *, totals: Sequence[int], memory: KvMemory, pool: BlockPool, block_size_tokens: int
 ) -> None:
     """Completes blocks that decoding legs have just filled, unless they are complete already.
 

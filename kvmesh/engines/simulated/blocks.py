@@ -33,7 +33,7 @@ class BlockCounts:
 
 
 @dataclass(slots=True, eq=False)
-class _Run:
+class _BlockRun:
     """Blocks in the same state, in their holders' order. `names` are a chain that follows the name `parent`; None: no names.
 
     The sequence of names is shared with events and never changed. The list of blocks is the run's own and never empty.
@@ -75,11 +75,11 @@ class BlockPool:
         self.total = total
         self._spare = spare
         self._free = FreeBlocks(total)
-        self._runs: dict[int, _Run] = {}
+        self._runs: dict[int, _BlockRun] = {}
         """By their first block."""
-        self._named: dict[int, _Run] = {}
+        self._named: dict[int, _BlockRun] = {}
         """By the first of their names."""
-        self._idle: OrderedDict[_Run, None] = OrderedDict()
+        self._idle: OrderedDict[_BlockRun, None] = OrderedDict()
         """Cached runs without a holder, least recently used first."""
         self._idle_blocks = 0
         self.leased = 0
@@ -135,7 +135,7 @@ class BlockPool:
         self._make_room(count + self._spare)
         taken = self._free.take(count)
         if taken:
-            self._runs[taken[0]] = _Run(taken)
+            self._runs[taken[0]] = _BlockRun(taken)
         return taken.copy()
 
     def allocate_one(self) -> int:
@@ -143,7 +143,7 @@ class BlockPool:
         if self._free.count <= self._spare:
             self._make_room(1 + self._spare)
         block = self._free.take_one()
-        self._runs[block] = _Run([block])
+        self._runs[block] = _BlockRun([block])
         return block
 
     def _make_room(self, count: int) -> None:
@@ -152,7 +152,7 @@ class BlockPool:
             run = next(iter(self._idle))
             self._free.give(self._evict(run, min(missing + self._spare, len(run.blocks))))
 
-    def _evict(self, run: _Run, count: int) -> list[int]:
+    def _evict(self, run: _BlockRun, count: int) -> list[int]:
         """Evicts the last `count` blocks of an idle run. The caller frees them."""
         assert run.names is not None
         blocks = run.blocks
@@ -169,7 +169,7 @@ class BlockPool:
         """Drops a reference on each block. The end of a chain becomes evictable first."""
         self._drop(self._runs_of(blocks))
 
-    def _drop(self, runs: list[_Run]) -> None:
+    def _drop(self, runs: list[_BlockRun]) -> None:
         for run in reversed(runs):
             run.references -= 1
             if run.references:
@@ -195,9 +195,9 @@ class BlockPool:
             self.leased -= 0 if run.leases else len(run.blocks)
         self._drop(runs)
 
-    def _runs_of(self, blocks: Sequence[int]) -> list[_Run]:
+    def _runs_of(self, blocks: Sequence[int]) -> list[_BlockRun]:
         """The runs of exactly these blocks, which start at the beginning of a run. Splits the last run if necessary."""
-        found: list[_Run] = []
+        found: list[_BlockRun] = []
         place = 0
         while place < len(blocks):
             run = self._runs[blocks[place]]
@@ -207,9 +207,9 @@ class BlockPool:
             place += len(run.blocks)
         return found
 
-    def _split(self, run: _Run, count: int) -> _Run:
+    def _split(self, run: _BlockRun, count: int) -> _BlockRun:
         """Splits a run. Returns its first `count` blocks as a new run; the rest keeps its place in the order of eviction."""
-        front = _Run(run.blocks[:count], run.references, run.leases, parent=run.parent)
+        front = _BlockRun(run.blocks[:count], run.references, run.leases, parent=run.parent)
         run.blocks = run.blocks[count:]
         self._runs[front.blocks[0]], self._runs[run.blocks[0]] = front, run
         if run.names is not None:
@@ -287,7 +287,7 @@ class BlockPool:
 
     def snapshot_events(self) -> list[KvEvent]:
         """Events that lead to the present state from any earlier one. Parents come before their children."""
-        followers: dict[int | None, list[_Run]] = {}
+        followers: dict[int | None, list[_BlockRun]] = {}
         for run in self._named.values():
             followers.setdefault(run.parent, []).append(run)
         events: list[KvEvent] = [KvCleared()]

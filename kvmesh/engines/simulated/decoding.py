@@ -10,14 +10,14 @@ from kvmesh.core import ModelCard
 from kvmesh.engines.simulated.batch import DecodeBatch
 from kvmesh.engines.simulated.block_writer import seal_blocks
 from kvmesh.engines.simulated.blocks import BlockPool
-from kvmesh.engines.simulated.leg_state import LegState, Phase
+from kvmesh.engines.simulated.leg_state import Phase, SimulatedLeg
 from kvmesh.engines.simulated.memory import KvMemory
 from kvmesh.engines.simulated.model_card import TokenRange
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.engines.simulated.step import Step
 from kvmesh.engines.simulated.stopping import add_logprob, is_stop, is_watched, last_token, steered_token
 
-Ends = dict[LegState, int | None]
+Ends = dict[SimulatedLeg, int | None]
 """Legs that got their last token, with the stop token if it is one."""
 
 
@@ -40,27 +40,27 @@ class Decoding:
         self._pool = pool
         self._preempt_one = preempt_one
         self._batch = DecodeBatch(self._size + 1, token_range)
-        self._grow_at: dict[int, dict[LegState, None]] = {}
-        self._end_at: dict[int, dict[LegState, None]] = {}
-        self._watched: dict[LegState, None] = {}
-        self._steered: dict[LegState, None] = {}
+        self._grow_at: dict[int, dict[SimulatedLeg, None]] = {}
+        self._end_at: dict[int, dict[SimulatedLeg, None]] = {}
+        self._watched: dict[SimulatedLeg, None] = {}
+        self._steered: dict[SimulatedLeg, None] = {}
         self._range = token_range
 
     def __len__(self) -> int:
         return len(self._batch)
 
     @property
-    def legs(self) -> list[LegState]:
+    def legs(self) -> list[SimulatedLeg]:
         return self._batch.legs
 
-    def generated(self, leg: LegState) -> int:
+    def generated(self, leg: SimulatedLeg) -> int:
         return len(leg.tokens) - leg.start_tokens + self._batch.unflushed(leg)
 
-    def total(self, leg: LegState) -> int:
+    def total(self, leg: SimulatedLeg) -> int:
         """The checksum of all the leg's tokens plus its constant, as `add` needs it."""
         return self._batch.totals([leg])[0]
 
-    def add(self, leg: LegState, total: int) -> None:
+    def add(self, leg: SimulatedLeg, total: int) -> None:
         """Adds a leg that has its first token. `total` is the checksum of all its tokens plus its constant."""
         leg.phase = Phase.DECODE
         self._batch.add(leg, total)
@@ -72,7 +72,7 @@ class Decoding:
         if leg.is_steered:
             self._steered[leg] = None
 
-    def remove(self, leg: LegState) -> None:
+    def remove(self, leg: SimulatedLeg) -> None:
         """Removes a leg. Its tokens are in `leg.tokens` afterwards, and full blocks have their names."""
         self._seal([leg])
         self._batch.remove(leg)
@@ -107,7 +107,7 @@ class Decoding:
             for leg in self._steered
         }
 
-    def _ends(self, ending: Iterable[LegState], token_ids: list[int], step: Step) -> Ends:
+    def _ends(self, ending: Iterable[SimulatedLeg], token_ids: list[int], step: Step) -> Ends:
         ends: Ends = {}
         for leg in ending:
             ends[leg] = None
@@ -120,7 +120,7 @@ class Decoding:
                 ends[leg] = token_id
         return ends
 
-    def _grow(self, legs: list[LegState]) -> None:
+    def _grow(self, legs: list[SimulatedLeg]) -> None:
         """Gives each leg a new block. The full blocks get their names."""
         self._seal(legs)
         for leg in legs:
@@ -130,7 +130,7 @@ class Decoding:
                 leg.blocks.append(self._pool.allocate_one())
                 self._plan_growth(leg)
 
-    def _seal(self, legs: list[LegState]) -> None:
+    def _seal(self, legs: list[SimulatedLeg]) -> None:
         self._batch.flush(legs)
         full = [leg for leg in legs if (len(leg.tokens) - 1) % self._size == 0]
         if full:
@@ -142,7 +142,7 @@ class Decoding:
                 block_size_tokens=self._size,
             )
 
-    def _plan_growth(self, leg: LegState) -> None:
+    def _plan_growth(self, leg: SimulatedLeg) -> None:
         """Computes the step in which the leg's blocks are full. Its newest token is not in a block yet."""
         room = len(leg.blocks) * self._size - (len(leg.tokens) - 1)
         leg.grow_step = self._batch.steps + room

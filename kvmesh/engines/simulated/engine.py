@@ -15,7 +15,7 @@ from kvmesh.engines.output_buffers import KvEventBuffer, StepOutputBuffer
 from kvmesh.engines.simulated.handles import FORMAT
 from kvmesh.engines.simulated.model_card import TokenRange, read_card
 from kvmesh.engines.simulated.pulls import RELEASED, Pulls
-from kvmesh.engines.simulated.rendezvous.exchange import Exchange
+from kvmesh.engines.simulated.rendezvous.exchange import RendezvousExchange
 from kvmesh.engines.simulated.rendezvous.wire import Wire
 from kvmesh.engines.simulated.scheduler import Scheduler
 from kvmesh.engines.simulated.settings import SimulatedSettings
@@ -89,11 +89,11 @@ class SimulatedEngine:
                 on_change=self._on_pull_change,
                 on_defect=self._on_defect,
             )
-        self._exchange: Exchange | None = None
+        self._exchange: RendezvousExchange | None = None
         if self.scheduler.is_rendezvous and self._pulls is not None:
             if wire is None:
                 raise InternalError("a rendezvous handoff needs a wire")
-            self._exchange = Exchange(
+            self._exchange = RendezvousExchange(
                 scheduler=self.scheduler,
                 wire=wire,
                 pulls=self._pulls,

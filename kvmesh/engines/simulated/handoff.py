@@ -4,13 +4,13 @@ import numpy as np
 
 from kvmesh.core import KvHandle
 from kvmesh.engines.simulated.handles import FORMAT, HandlePayload, pack
-from kvmesh.engines.simulated.leg_state import LegState
+from kvmesh.engines.simulated.leg_state import SimulatedLeg
 from kvmesh.engines.simulated.memory import KvMemory, Numbers, Run, are_neighbours, runs_of, words_of
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.engines.simulated.step import PullOrder
 
 
-def make_payload(leg: LegState, *, peer: bytes, memory: KvMemory) -> HandlePayload:
+def make_payload(leg: SimulatedLeg, *, peer: bytes, memory: KvMemory) -> HandlePayload:
     """Where the KV of a computed prompt is."""
     _, stamps = memory.guards(leg.blocks)
     parts = memory.read_parts(leg.blocks) if leg.parts is None else leg.parts
@@ -23,7 +23,7 @@ def make_payload(leg: LegState, *, peer: bytes, memory: KvMemory) -> HandlePaylo
 
 
 def make_handle(
-    leg: LegState,
+    leg: SimulatedLeg,
     *,
     handle_id: str,
     peer: bytes,

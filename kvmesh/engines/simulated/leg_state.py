@@ -36,7 +36,7 @@ class Phase(Enum):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class LegState:
+class SimulatedLeg:
     """A leg's tokens and blocks.
 
     `tokens` are prompt, emitted and generated tokens up to the last flush of the decode batch. `names` are the hashes of its full
@@ -126,19 +126,19 @@ class WaitingQueue:
 
     def __init__(self, phase: Phase = Phase.WAITING) -> None:
         self._phase = phase
-        self._heap: list[tuple[tuple[int, int], LegState]] = []
+        self._heap: list[tuple[tuple[int, int], SimulatedLeg]] = []
         self._live = 0
         self.prompt_tokens = 0
 
     def __len__(self) -> int:
         return self._live
 
-    def push(self, leg: LegState) -> None:
+    def push(self, leg: SimulatedLeg) -> None:
         heappush(self._heap, (leg.rank, leg))
         self._live += 1
         self.prompt_tokens += len(leg.tokens)
 
-    def peek(self) -> LegState | None:
+    def peek(self) -> SimulatedLeg | None:
         """The first leg."""
         while self._heap:
             leg = self._heap[0][1]
@@ -151,7 +151,7 @@ class WaitingQueue:
         """Removes the leg that `peek` returned."""
         self.discount(heappop(self._heap)[1])
 
-    def discount(self, leg: LegState) -> None:
+    def discount(self, leg: SimulatedLeg) -> None:
         """Subtracts a leg that left the phase. Rebuilds the heap when most of its entries are dead."""
         self._live -= 1
         self.prompt_tokens -= len(leg.tokens)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from kvmesh.clock import Clock
-from kvmesh.engines.simulated.leg_state import LegState
+from kvmesh.engines.simulated.leg_state import SimulatedLeg
 from kvmesh.engines.simulated.scheduler import Scheduler
 from kvmesh.engines.simulated.step import PullOrder
 from kvmesh.errors import KvLostError, MeshError
@@ -42,10 +42,10 @@ class Pulls:
         self._paths = scheduler.paths
         self._on_change = on_change
         self._on_defect = on_defect
-        self._pulls: dict[LegState, asyncio.Future[None]] = {}
-        self._begun: dict[LegState, Pull] = {}
+        self._pulls: dict[SimulatedLeg, asyncio.Future[None]] = {}
+        self._begun: dict[SimulatedLeg, Pull] = {}
         """Pulls whose end was not reported to the paths yet."""
-        self._overdue: dict[LegState, bytes] = {}
+        self._overdue: dict[SimulatedLeg, bytes] = {}
         """Pulls that are past their timeout and may still write, with their peers."""
         self._notices: set[asyncio.Task[None]] = set()
         self._released: dict[bytes, list[str]] = {}

@@ -17,7 +17,7 @@ from kvmesh.engines.simulated.decoding import Decoding
 from kvmesh.engines.simulated.handles import pack
 from kvmesh.engines.simulated.handoff import is_intact, make_handle, make_payload
 from kvmesh.engines.simulated.leases import Leases
-from kvmesh.engines.simulated.leg_state import LegState, Phase, WaitingQueue
+from kvmesh.engines.simulated.leg_state import Phase, SimulatedLeg, WaitingQueue
 from kvmesh.engines.simulated.memory import KvMemory
 from kvmesh.engines.simulated.model_card import TokenRange
 from kvmesh.engines.simulated.rendezvous.decode_queues import DecodeQueues
@@ -81,16 +81,16 @@ class Scheduler:
         self.leases = Leases(self.pool)
         self.releases: list[tuple[bytes, str]] = []
         """Handles that will not be pulled, with their source's metadata. The engine takes them and notifies the source."""
-        self.aborted_pulls: list[LegState] = []
+        self.aborted_pulls: list[SimulatedLeg] = []
         """Legs whose pull must be stopped. The engine takes them and stops the pulls."""
         self.prompt_tokens_total = self.output_tokens_total = 0
         self.cached_tokens_total = self.transferred_tokens_total = self.preempted_total = 0
         self._range = token_range
         self._writer = ScriptWriter(settings.model_dir)
-        self._legs: dict[int, LegState] = {}
+        self._legs: dict[int, SimulatedLeg] = {}
         self._waiting = WaitingQueue()
-        self._pulling: set[LegState] = set()
-        self._prefilling: list[LegState] = []
+        self._pulling: set[SimulatedLeg] = set()
+        self._prefilling: list[SimulatedLeg] = []
         self._decoding = Decoding(
             settings=settings,
             card=card,
@@ -172,7 +172,7 @@ class Scheduler:
         if leg is not None:
             self._end(leg, FinishReason.CANCELLED)
 
-    def fail(self, leg: LegState, error: MeshError) -> None:
+    def fail(self, leg: SimulatedLeg, error: MeshError) -> None:
         """Ends a leg whose exchange with its counterpart failed."""
         if leg.phase is not Phase.DONE:
             self._end(leg, FinishReason.ERROR, error=error)
@@ -183,7 +183,7 @@ class Scheduler:
 
     def _end(
         self,
-        leg: LegState,
+        leg: SimulatedLeg,
         reason: FinishReason,
         *,
         stop_token_id: int | None = None,
@@ -207,7 +207,7 @@ class Scheduler:
             )
         )
 
-    def _remove_from_phase(self, leg: LegState) -> None:
+    def _remove_from_phase(self, leg: SimulatedLeg) -> None:
         """Removes a leg from its phase and drops its blocks."""
         phase, leg.phase = leg.phase, Phase.DONE
         self._queue_release(leg)
@@ -227,7 +227,7 @@ class Scheduler:
         self.pool.drop(leg.blocks)
         leg.blocks = []
 
-    def _queue_release(self, leg: LegState) -> None:
+    def _queue_release(self, leg: SimulatedLeg) -> None:
         """Queues a release to the source of a handle that will not be pulled."""
         if leg.payload is not None and leg.request.handle is not None:
             self.releases.append((leg.payload.peer, leg.request.handle.handle_id))
@@ -304,7 +304,7 @@ class Scheduler:
         self._has_preempted = True
         self._waiting.push(leg)
 
-    def _retract(self, leg: LegState) -> None:
+    def _retract(self, leg: SimulatedLeg) -> None:
         total = self._decoding.total(leg)
         self._decoding.remove(leg)
         self.decodes.retract(leg, total)
@@ -313,7 +313,7 @@ class Scheduler:
 
     # Prompts
 
-    def _admit(self, step: Step, now_s: float) -> LegState | None:
+    def _admit(self, step: Step, now_s: float) -> SimulatedLeg | None:
         """Gives the next waiting leg its blocks. None: no leg waits, or the next one has no room."""
         leg = self._waiting.peek()
         if leg is None or self._running() >= self.settings.running_requests_max:
@@ -338,7 +338,7 @@ class Scheduler:
         self._start(leg, step, now_s)
         return leg
 
-    def _start(self, leg: LegState, step: Step, now_s: float) -> None:
+    def _start(self, leg: SimulatedLeg, step: Step, now_s: float) -> None:
         if leg.payload is not None and now_s >= leg.payload_expires_at_s:
             leg.payload = None
             self._count_recomputed(leg)
@@ -351,11 +351,11 @@ class Scheduler:
         handle_id, first = leg.request.handle.handle_id, leg.named_blocks
         step.pulls.append(PullOrder(leg=leg, blocks=leg.blocks, payload=leg.payload, handle_id=handle_id, first=first))
 
-    def _begin_prompt(self, leg: LegState) -> None:
+    def _begin_prompt(self, leg: SimulatedLeg) -> None:
         leg.phase = Phase.PREFILL
         self._prefilling.append(leg)
 
-    def _prefill(self, leg: LegState, budget: int, step: Step, now_s: float) -> int:
+    def _prefill(self, leg: SimulatedLeg, budget: int, step: Step, now_s: float) -> int:
         """Computes as much of a prompt as the budget allows. Returns the tokens used, at least 1 for a first token."""
         if leg.phase is not Phase.PREFILL or budget <= 0:
             return 0
@@ -370,7 +370,7 @@ class Scheduler:
             self._end_prompt(leg, step, now_s)
         return take or 1
 
-    def _end_prompt(self, leg: LegState, step: Step, now_s: float) -> None:
+    def _end_prompt(self, leg: SimulatedLeg, step: Step, now_s: float) -> None:
         if leg.request.task is LegTask.EMBED:
             self._end(leg, FinishReason.STOP, embedding=embed(leg.tokens, EMBEDDING_DIMENSIONS, leg.request.dimensions))
             return
@@ -387,7 +387,7 @@ class Scheduler:
             score_prompt(leg, step, self.card)
             self._first_token(leg, step)
 
-    def _first_token(self, leg: LegState, step: Step) -> None:
+    def _first_token(self, leg: SimulatedLeg, step: Step) -> None:
         """Samples from the checksum of the prompt's blocks. Ends the leg or adds it to the decoding legs."""
         parts = self.memory.read_parts(leg.blocks) if leg.parts is None else leg.parts
         leg.parts = None
@@ -415,16 +415,16 @@ class Scheduler:
         else:
             self._end(leg, FinishReason.LENGTH)
 
-    def _make_offer(self, leg: LegState) -> bytes:
+    def _make_offer(self, leg: SimulatedLeg) -> bytes:
         assert self.peer is not None
         return pack(make_payload(leg, peer=self.peer, memory=self.memory))
 
-    def on_sent(self, leg: LegState) -> None:
+    def on_sent(self, leg: SimulatedLeg) -> None:
         """The decode engine has the leg's KV."""
         if leg.phase is Phase.SENDING:
             self._end(leg, FinishReason.HANDED_OFF)
 
-    def _hand_off(self, leg: LegState, now_s: float) -> None:
+    def _hand_off(self, leg: SimulatedLeg, now_s: float) -> None:
         assert self.peer is not None
         handle_id = f"{self.incarnation}-{leg.order}"
         handle = make_handle(
@@ -493,7 +493,7 @@ class Scheduler:
         self._count_recomputed(leg)
         self._waiting.push(leg)
 
-    def _count_recomputed(self, leg: LegState) -> None:
+    def _count_recomputed(self, leg: SimulatedLeg) -> None:
         """Notes that the prompt of a handle is computed here."""
         assert leg.request.handle is not None
         leg.was_recomputed = True
@@ -522,5 +522,5 @@ class Scheduler:
         return self._running(), len(self._waiting), waiting_tokens + left
 
 
-def _rank(leg: LegState) -> tuple[int, int]:
+def _rank(leg: SimulatedLeg) -> tuple[int, int]:
     return leg.rank

@@ -9,7 +9,7 @@ import numpy as np
 from kvmesh.core import TokenLogprob
 from kvmesh.engines.base import EngineFinish, StepOutput
 from kvmesh.engines.simulated.handles import HandlePayload
-from kvmesh.engines.simulated.leg_state import LegState
+from kvmesh.engines.simulated.leg_state import SimulatedLeg
 from kvmesh.engines.simulated.memory import Run, are_neighbours, runs_of
 
 
@@ -20,7 +20,7 @@ class PullOrder:
     `blocks` is the leg's own list until `Scheduler.pull_overdue`; then the order alone owns the blocks.
     """
 
-    leg: LegState
+    leg: SimulatedLeg
     blocks: list[int]
     payload: HandlePayload
     handle_id: str

@@ -7,7 +7,7 @@ from kvmesh.core import Generation, LegTask, ModelCard, SamplingParams
 from kvmesh.engines.base import EngineRequest
 from kvmesh.engines.simulated.constrained_answers import ScriptWriter
 from kvmesh.engines.simulated.handles import HandlePayload, unpack
-from kvmesh.engines.simulated.leg_state import LegState
+from kvmesh.engines.simulated.leg_state import SimulatedLeg
 from kvmesh.engines.simulated.model_card import TokenRange
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.engines.simulated.tokens import constant_of
@@ -71,7 +71,7 @@ def make_leg(
     card: ModelCard,
     token_range: TokenRange,
     writer: ScriptWriter,
-) -> LegState:
+) -> SimulatedLeg:
     """A leg before its first step. `max_tokens` and `min_tokens` count the whole answer, emitted tokens included.
 
     A constrained answer ends with its document, whatever `min_tokens` says.
@@ -85,7 +85,7 @@ def make_leg(
     script = writer.script(generation) if sampling.constraint is not None and request.task is LegTask.GENERATE else None
     if script is not None and done > len(script):
         raise InvalidRequestError("more tokens were emitted than the answer has", field="generation.emitted_token_ids")
-    return LegState(
+    return SimulatedLeg(
         request=request,
         order=order,
         tokens=tokens,

@@ -22,7 +22,7 @@ class LoadedAdapter:
 
 
 @dataclass(slots=True)
-class Adapters:
+class TrtllmAdapters:
     """Loaded adapters by name. Each gets a new number, so cached blocks of an unloaded one are never used again."""
 
     adapters_max: int

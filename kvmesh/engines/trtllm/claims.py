@@ -12,7 +12,7 @@ PREFIXES_MAX = 16384
 
 
 @dataclass(slots=True)
-class Claim:
+class SeedClaim:
     """Legs with one seed. `is_ambiguous`: they ran while legs with another seed did, so the order of their events is unknown.
 
     `hashes` are the engine's hashes of the block by data-parallel rank.
@@ -30,7 +30,7 @@ class SeedClaims:
     def __init__(self, block_size_tokens: int, prefixes_max: int = PREFIXES_MAX) -> None:
         self._size = block_size_tokens
         self._prefixes_max = prefixes_max
-        self._claims: OrderedDict[tuple[int, ...], list[Claim]] = OrderedDict()
+        self._claims: OrderedDict[tuple[int, ...], list[SeedClaim]] = OrderedDict()
 
     def begin(self, token_ids: Sequence[int], seed: int) -> None:
         """A leg with this prompt was submitted."""
@@ -39,7 +39,7 @@ class SeedClaims:
         self._claims.move_to_end(prefix)
         claim = next((each for each in claims if each.seed == seed), None)
         if claim is None:
-            claim = Claim(seed)
+            claim = SeedClaim(seed)
             claims.append(claim)
         others = [each for each in claims if each is not claim and not each.hashes]
         if not claim.hashes and any(each.running for each in others):

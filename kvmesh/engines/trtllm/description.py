@@ -10,7 +10,7 @@ from kvmesh.engines.file_hashes import FileHashes
 from kvmesh.engines.fingerprint import compatibility_hash, model_files, model_fingerprint
 from kvmesh.engines.ranked import FEATURE
 from kvmesh.engines.trtllm.arguments import loads_tokenizer
-from kvmesh.engines.trtllm.handles import HandleForm
+from kvmesh.engines.trtllm.handles import TrtllmHandleForm
 from kvmesh.engines.trtllm.settings import TrtllmSettings
 from kvmesh.engines.trtllm.version import installed_version
 from kvmesh.errors import InvalidRequestError
@@ -84,7 +84,7 @@ def eos_token_ids(settings: TrtllmSettings, config: Mapping[str, Any]) -> tuple[
     return (int(value),) if isinstance(value, int) else tuple(int(each) for each in value)
 
 
-def handle_form(settings: TrtllmSettings, version: str) -> HandleForm:
+def handle_form(settings: TrtllmSettings, version: str) -> TrtllmHandleForm:
     """The engine states no rule for which layouts of ranks may exchange KV, so they must be equal, as must the version."""
     factors = {
         "engine": "trtllm",
@@ -97,7 +97,7 @@ def handle_form(settings: TrtllmSettings, version: str) -> HandleForm:
         "block_size_tokens": settings.block_size_tokens,
         "ranks": (settings.tensor_parallel_size, settings.pipeline_parallel_size, settings.enable_attention_dp),
     }
-    return HandleForm(
+    return TrtllmHandleForm(
         format=f"trtllm/{version}/{settings.transfer_backend.lower()}",
         compatibility_hash=compatibility_hash(factors),
         block_size_tokens=settings.block_size_tokens,

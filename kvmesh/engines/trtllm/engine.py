@@ -12,13 +12,13 @@ from kvmesh.core import KvEvent, LoadRecord, Role
 from kvmesh.engines.base import EngineDescription, EngineRequest, StepOutput
 from kvmesh.engines.output_buffers import KvEventBuffer, StepOutputBuffer
 from kvmesh.engines.rank_loads import share_of_load
-from kvmesh.engines.trtllm.adapters import Adapters, LoadedAdapter
+from kvmesh.engines.trtllm.adapters import LoadedAdapter, TrtllmAdapters
 from kvmesh.engines.trtllm.arguments import engine_arguments, loads_tokenizer
 from kvmesh.engines.trtllm.claims import SeedClaims
 from kvmesh.engines.trtllm.description import capabilities, generation_defaults, handle_form, model_card
 from kvmesh.engines.trtllm.events import TrtllmEvents
 from kvmesh.engines.trtllm.feeds import pull_events, read_statistics, subscribe_events
-from kvmesh.engines.trtllm.intake import Intake, first_line
+from kvmesh.engines.trtllm.intake import TrtllmIntake, first_line
 from kvmesh.engines.trtllm.settings import TrtllmSettings
 from kvmesh.engines.trtllm.stats import LoadCounts
 from kvmesh.engines.trtllm.streams import Streams
@@ -52,7 +52,7 @@ class TrtllmEngine:
     def __init__(self, settings: TrtllmSettings, *, now: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
         self._now = now
-        self._adapters = Adapters(settings.adapters_max, settings.enable_lora)
+        self._adapters = TrtllmAdapters(settings.adapters_max, settings.enable_lora)
         self._claims = SeedClaims(settings.block_size_tokens)
         self._translator = TrtllmEvents(settings.block_size_tokens, self._claims)
         self._outputs = StepOutputBuffer(OUTPUT_BUFFER_STEPS)
@@ -109,7 +109,7 @@ class TrtllmEngine:
             lease_s=settings.lease_s,
             rendezvous_address=meeting_point(llm.disaggregated_params) if settings.is_generation_first else "",
         )
-        self._intake = Intake(
+        self._intake = TrtllmIntake(
             settings=settings,
             card=card,
             form=form,

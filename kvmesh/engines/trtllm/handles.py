@@ -21,7 +21,7 @@ PLAIN = ("ctx_request_id", "draft_tokens", "disagg_request_id", "ctx_dp_rank", "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandleForm:
+class TrtllmHandleForm:
     """The form of an engine's handles. An engine reads handles of its own form only."""
 
     format: str
@@ -35,7 +35,7 @@ def prompt_hash(seed: int, token_ids: Sequence[int]) -> str:
 
 
 def make_handle(
-    form: HandleForm, params: "DisaggregatedParams", *, handle_id: str, tokens: int, prompt: str, lease_s: float
+    form: TrtllmHandleForm, params: "DisaggregatedParams", *, handle_id: str, tokens: int, prompt: str, lease_s: float
 ) -> KvHandle:
     """A handle from the result of a context phase. The worker adds its id and epoch. ValueError: there was no handoff."""
     if params.ctx_request_id is None or not params.first_gen_tokens:
@@ -53,7 +53,7 @@ def make_handle(
     )
 
 
-def read_handle(form: HandleForm, handle: KvHandle, *, tokens: int, prompt: str) -> "DisaggregatedParams":
+def read_handle(form: TrtllmHandleForm, handle: KvHandle, *, tokens: int, prompt: str) -> "DisaggregatedParams":
     """Parameters of the generation phase. KvLostError when the handle can never be read for this prompt."""
     if handle.format != form.format:
         raise KvLostError(f"this engine reads {form.format}, not {handle.format}", reason="kv_format", field="handle")

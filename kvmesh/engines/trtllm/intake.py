@@ -8,8 +8,8 @@ from kvmesh.checks import check_generation
 from kvmesh.core import LegTask, ModelCard, Rendezvous
 from kvmesh.engines.base import EngineRequest
 from kvmesh.engines.trtllm.adapters import LoadedAdapter
-from kvmesh.engines.trtllm.handles import HandleForm, prompt_hash, read_handle
-from kvmesh.engines.trtllm.leg import LegState
+from kvmesh.engines.trtllm.handles import TrtllmHandleForm, prompt_hash, read_handle
+from kvmesh.engines.trtllm.leg import TrtllmLeg
 from kvmesh.engines.trtllm.sampling import (
     CONTEXT,
     FIELD,
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Intake:
+class TrtllmIntake:
     """Makes legs from requests. Has no state of running legs."""
 
     settings: TrtllmSettings
     card: ModelCard
-    form: HandleForm
+    form: TrtllmHandleForm
     has_tokenizer: bool
     defaults: Mapping[str, Any]
 
-    def make_leg(self, request: EngineRequest, *, adapter: LoadedAdapter | None, now: float) -> LegState:
+    def make_leg(self, request: EngineRequest, *, adapter: LoadedAdapter | None, now: float) -> TrtllmLeg:
         """A leg that is ready to start. Raises InvalidRequestError, UnsupportedError or KvLostError, without side effects."""
         generation = request.generation
         check_generation(
@@ -50,7 +50,7 @@ class Intake:
         identity = adapter.identity if adapter is not None else ""
         prompt = prompt_hash(seed_hash(identity, generation.cache_salt), tokens)
         params, is_late = self._params(request, tokens, prompt)
-        return LegState(
+        return TrtllmLeg(
             request=request,
             tokens=tokens,
             seed=seed_hash(generation.adapter, generation.cache_salt),
@@ -66,7 +66,7 @@ class Intake:
             submitted_at_s=now,
         )
 
-    def start(self, leg: LegState, llm: "LLM") -> "RequestOutput":
+    def start(self, leg: TrtllmLeg, llm: "LLM") -> "RequestOutput":
         """Gives the engine the leg's present attempt. InvalidRequestError for what it refuses."""
         from tensorrt_llm.executor import RequestError
         from tensorrt_llm.scheduling_params import SchedulingParams

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class LegState:
+class TrtllmLeg:
     """A leg's state. The engine gives each attempt a number of its own, so `result` is what maps the mesh's key to it.
 
     `params` are those of the present attempt's handoff; None: the engine computes the prompt and generates.

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvmesh.core import FinishReason, TokenLogprob
 from kvmesh.engines.base import EngineFinish
-from kvmesh.engines.trtllm.leg import LegState
+from kvmesh.engines.trtllm.leg import TrtllmLeg
 from kvmesh.errors import DeadlineError, MeshError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ REASONS = {
 }
 
 
-def new_tokens(leg: LegState, output: "CompletionOutput") -> list[int]:
+def new_tokens(leg: TrtllmLeg, output: "CompletionOutput") -> list[int]:
     """Tokens that the leg has not emitted.
 
     Taken from the cumulative ids, not from `token_ids_diff`: releases differ in whether the diff of a generation phase begins with the
@@ -27,7 +27,7 @@ def new_tokens(leg: LegState, output: "CompletionOutput") -> list[int]:
     return output.token_ids[leg.output_tokens :]
 
 
-def new_logprobs(leg: LegState, output: "CompletionOutput", token_ids: Sequence[int]) -> list[TokenLogprob]:
+def new_logprobs(leg: TrtllmLeg, output: "CompletionOutput", token_ids: Sequence[int]) -> list[TokenLogprob]:
     """One per new token. The engine may lack that of the handed-over first token, which then has no alternatives."""
     alternatives = leg.request.generation.sampling.logprobs or 0
     entries: list[Any] = list(output.logprobs or ())
@@ -36,7 +36,7 @@ def new_logprobs(leg: LegState, output: "CompletionOutput", token_ids: Sequence[
     return [token_logprob(entry, token_id, alternatives) for entry, token_id in zip(found, token_ids, strict=True)]
 
 
-def prompt_logprobs(leg: LegState, output: "CompletionOutput") -> list[TokenLogprob]:
+def prompt_logprobs(leg: TrtllmLeg, output: "CompletionOutput") -> list[TokenLogprob]:
     """One per prompt token from the second on. The engine's list begins with the second token, and has one entry more at its end."""
     alternatives = leg.request.generation.sampling.prompt_logprobs or 0
     scored = leg.tokens[1:]
@@ -56,7 +56,7 @@ def token_logprob(entry: Mapping[int, Any] | float | None, token_id: int, altern
 
 
 def finish(
-    leg: LegState,
+    leg: TrtllmLeg,
     reason: FinishReason,
     *,
     stop_token_id: int | None = None,
@@ -75,7 +75,7 @@ def finish(
     )
 
 
-def engine_finish(leg: LegState, output: "CompletionOutput", end_id: int | None) -> EngineFinish:
+def engine_finish(leg: TrtllmLeg, output: "CompletionOutput", end_id: int | None) -> EngineFinish:
     """The engine's own end of an answer. It names stop tokens, but not the end token."""
     if output.finish_reason == "timeout":
         return failed(leg, DeadlineError("TensorRT-LLM ended the request by its own time limit"))
@@ -86,5 +86,5 @@ def engine_finish(leg: LegState, output: "CompletionOutput", end_id: int | None)
     return finish(leg, reason, stop_token_id=stop if reason is FinishReason.STOP else None)
 
 
-def failed(leg: LegState, error: MeshError) -> EngineFinish:
+def failed(leg: TrtllmLeg, error: MeshError) -> EngineFinish:
     return finish(leg, FinishReason.ERROR, error=error)

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvmesh.core import LoadRecord
-from kvmesh.engines.trtllm.leg import LegState
+from kvmesh.engines.trtllm.leg import TrtllmLeg
 
 
 @dataclass(slots=True)
-class Lease:
+class HandleLease:
     """A handed-out handle. `was_seen`: statistics have shown its blocks since, so unused blocks later mean that it was pulled."""
 
     blocks: int
@@ -36,7 +36,7 @@ class LoadCounts:
     transferred_tokens: int = 0
     recomputed_tokens: int = 0
     failed_handoffs: int = 0
-    _leases: dict[str, Lease] = field(default_factory=dict)
+    _leases: dict[str, HandleLease] = field(default_factory=dict)
 
     def on_statistics(self, stats: Mapping[str, Any]) -> None:
         """One entry of `get_stats_async`."""
@@ -50,7 +50,7 @@ class LoadCounts:
             self._leases = {name: lease for name, lease in self._leases.items() if not lease.was_seen}
 
     def lease(self, handle_id: str, blocks: int, expires_at_s: float) -> None:
-        self._leases[handle_id] = Lease(blocks, expires_at_s, was_seen=self.blocks_used >= blocks)
+        self._leases[handle_id] = HandleLease(blocks, expires_at_s, was_seen=self.blocks_used >= blocks)
 
     def release(self, handle_id: str, now: float) -> bool:
         """Forgets a lease. False: unknown, pulled or expired."""
@@ -64,17 +64,17 @@ class LoadCounts:
     def _expire(self, now: float) -> None:
         self._leases = {name: lease for name, lease in self._leases.items() if lease.expires_at_s > now}
 
-    def on_finish(self, leg: LegState) -> None:
+    def on_finish(self, leg: TrtllmLeg) -> None:
         self.cached_tokens += leg.cached_tokens
         if leg.was_recomputed:
             self.recomputed_tokens += len(leg.tokens)
 
-    def on_begin(self, leg: LegState) -> None:
+    def on_begin(self, leg: TrtllmLeg) -> None:
         """The first output of a leg."""
         self.prompt_tokens += 0 if leg.transferred_tokens else len(leg.tokens)
         self.transferred_tokens += leg.transferred_tokens
 
-    def record(self, legs: Iterable[LegState], now: float) -> LoadRecord:
+    def record(self, legs: Iterable[TrtllmLeg], now: float) -> LoadRecord:
         self._expire(now)
         waiting = running = waiting_tokens = 0
         for leg in legs:

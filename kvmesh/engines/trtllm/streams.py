@@ -9,9 +9,9 @@ from kvmesh.core import FinishReason
 from kvmesh.engines.base import EngineFinish, StepOutput
 from kvmesh.engines.step_builder import StepBuilder
 from kvmesh.engines.trtllm.claims import SeedClaims
-from kvmesh.engines.trtllm.handles import HandleForm, make_handle
-from kvmesh.engines.trtllm.intake import Intake, first_line
-from kvmesh.engines.trtllm.leg import LegState
+from kvmesh.engines.trtllm.handles import TrtllmHandleForm, make_handle
+from kvmesh.engines.trtllm.intake import TrtllmIntake, first_line
+from kvmesh.engines.trtllm.leg import TrtllmLeg
 from kvmesh.engines.trtllm.outputs import engine_finish, failed, finish, new_logprobs, new_tokens, prompt_logprobs
 from kvmesh.engines.trtllm.stats import LoadCounts
 from kvmesh.errors import InternalError, InvalidRequestError, KvLostError, LostError, MeshError
@@ -36,8 +36,8 @@ class Streams:
         self,
         llm: "LLM",
         *,
-        intake: Intake,
-        form: HandleForm,
+        intake: TrtllmIntake,
+        form: TrtllmHandleForm,
         counts: LoadCounts,
         claims: SeedClaims,
         now: Callable[[], float],
@@ -56,9 +56,9 @@ class Streams:
         self._building = StepBuilder()
         self._is_flush_planned = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self.legs: dict[int, LegState] = {}
+        self.legs: dict[int, TrtllmLeg] = {}
 
-    def start(self, leg: LegState) -> None:
+    def start(self, leg: TrtllmLeg) -> None:
         """Accepts a leg. InvalidRequestError when the engine refuses it."""
         self._begin_attempt(leg)
         self.legs[leg.key] = leg
@@ -89,7 +89,7 @@ class Streams:
 
     # ---- attempts ----
 
-    def _begin_attempt(self, leg: LegState) -> None:
+    def _begin_attempt(self, leg: TrtllmLeg) -> None:
         result = self._intake.start(leg, self._llm)
         leg.result = result
         if leg.reads_handle:
@@ -98,12 +98,12 @@ class Streams:
         self._tasks.add(leg.reader)
         leg.reader.add_done_callback(self._tasks.discard)
 
-    def _pull_s(self, leg: LegState) -> float:
+    def _pull_s(self, leg: TrtllmLeg) -> float:
         """The engine's own limit counts from the start of the transfer; this one also covers the time before, and a hung engine."""
         lease_s = leg.request.handle.lease_s if leg.request.handle is not None else 0.0
         return lease_s + self._intake.settings.pull_timeout_s
 
-    async def _read(self, leg: LegState, result: "RequestOutput") -> None:
+    async def _read(self, leg: TrtllmLeg, result: "RequestOutput") -> None:
         from tensorrt_llm.executor import RequestError
 
         try:
@@ -126,7 +126,7 @@ class Streams:
         else:
             self._fail(leg, result, "the results ended before the answer")
 
-    def _fail(self, leg: LegState, result: "RequestOutput", text: str) -> None:
+    def _fail(self, leg: TrtllmLeg, result: "RequestOutput", text: str) -> None:
         """An attempt that failed in the engine. One that was pulling is computed here instead. Ignored if the attempt is over."""
         if self.legs.get(leg.key) is not leg or leg.result is not result:
             return
@@ -139,7 +139,7 @@ class Streams:
             error = InternalError(f"TensorRT-LLM failed the request: {text}", reason="engine_request_failed")
             self._end(leg, failed(leg, error))
 
-    def _recompute(self, leg: LegState) -> None:
+    def _recompute(self, leg: TrtllmLeg) -> None:
         """Starts the leg anew without its handoff. A rendezvous fails, since its counterpart must know."""
         self._abort(leg)
         self._counts.failed_handoffs += 1
@@ -156,7 +156,7 @@ class Streams:
 
     # ---- results ----
 
-    def _on_result(self, leg: LegState, result: "RequestOutput", output: "CompletionOutput") -> None:
+    def _on_result(self, leg: TrtllmLeg, result: "RequestOutput", output: "CompletionOutput") -> None:
         if leg.is_context:
             if result.finished:
                 self._hand_off(leg, result, output)
@@ -182,13 +182,13 @@ class Streams:
         elif is_over:
             self._end(leg, self._engine_end(leg, output, was_cancelled=was_cancelled))
 
-    def _engine_end(self, leg: LegState, output: "CompletionOutput", *, was_cancelled: bool) -> EngineFinish:
+    def _engine_end(self, leg: TrtllmLeg, output: "CompletionOutput", *, was_cancelled: bool) -> EngineFinish:
         if was_cancelled:
             return failed(leg, LostError("TensorRT-LLM cancelled the request", reason="engine_cancelled"))
         ends = self._intake.card.eos_token_ids
         return engine_finish(leg, output, ends[0] if ends else None)
 
-    def _has_first_tokens(self, leg: LegState, output: "CompletionOutput") -> bool:
+    def _has_first_tokens(self, leg: TrtllmLeg, output: "CompletionOutput") -> bool:
         """Whether a generation phase begins with the handle's first token, as it must. Otherwise the leg fails."""
         first = list(leg.request.handle.first_token_ids) if leg.reads_handle and leg.request.handle is not None else []
         if output.token_ids[: len(first)] == first:
@@ -198,7 +198,7 @@ class Streams:
         self._end(leg, failed(leg, error))
         return False
 
-    def _begin_output(self, leg: LegState, result: "RequestOutput", output: "CompletionOutput") -> bool:
+    def _begin_output(self, leg: TrtllmLeg, result: "RequestOutput", output: "CompletionOutput") -> bool:
         """Records the first tokens of a leg. False: they are not the handed-over ones, and the leg failed."""
         if not self._has_first_tokens(leg, output):
             return False
@@ -214,7 +214,7 @@ class Streams:
             self._building.prompt_logprobs[leg.key] = prompt_logprobs(leg, output)
         return True
 
-    def _emit(self, leg: LegState, output: "CompletionOutput", token_ids: list[int]) -> None:
+    def _emit(self, leg: TrtllmLeg, output: "CompletionOutput", token_ids: list[int]) -> None:
         if not token_ids:
             return
         if leg.entry_step == self._counts.step:
@@ -228,7 +228,7 @@ class Streams:
         self._building.add(leg.key, token_ids)
         self._plan_flush()
 
-    def _hand_off(self, leg: LegState, result: "RequestOutput", output: "CompletionOutput") -> None:
+    def _hand_off(self, leg: TrtllmLeg, result: "RequestOutput", output: "CompletionOutput") -> None:
         leg.cached_tokens = min(int(result.cached_tokens), len(leg.tokens))
         self._counts.prompt_tokens += len(leg.tokens)
         params, lease_s = output.disaggregated_params, self._intake.settings.kv_timeout_s
@@ -253,7 +253,7 @@ class Streams:
 
     # ---- ends ----
 
-    def _abort(self, leg: LegState) -> None:
+    def _abort(self, leg: TrtllmLeg) -> None:
         result = leg.result
         if result is None or result.finished or result.aborted():
             return
@@ -263,7 +263,7 @@ class Streams:
             # The engine is going down; its death is reported by the health check.
             LOG.exception("engine_abort_failed")
 
-    def _end(self, leg: LegState, ended: EngineFinish) -> None:
+    def _end(self, leg: TrtllmLeg, ended: EngineFinish) -> None:
         if self.legs.pop(leg.key, None) is None:
             return
         self._clear_deadline(leg)
@@ -272,11 +272,11 @@ class Streams:
         self._building.finishes.append(ended)
         self._plan_flush()
 
-    def _set_deadline(self, leg: LegState, delay_s: float, act: Callable[[], None]) -> None:
+    def _set_deadline(self, leg: TrtllmLeg, delay_s: float, act: Callable[[], None]) -> None:
         self._clear_deadline(leg)
         leg.deadline = self._loop.call_later(delay_s, act)
 
-    def _clear_deadline(self, leg: LegState) -> None:
+    def _clear_deadline(self, leg: TrtllmLeg) -> None:
         if leg.deadline is not None:
             leg.deadline.cancel()
             leg.deadline = None

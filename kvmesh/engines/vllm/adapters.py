@@ -13,7 +13,7 @@ CONTENT_MARK = "\0"
 
 
 @dataclass(slots=True)
-class Adapters:
+class VllmAdapters:
     """Loaded adapters by name. Each gets a new id in vLLM (`lora_int_id`)."""
 
     adapters_max: int

@@ -173,9 +173,6 @@ class VllmCore:
         """True between the step that detects a failed transfer and the step that computes the prompt."""
         return request_id in self._scheduler.failed_recving_kv_req_ids
 
-    def blocks_of(self, request_id: str) -> int:
-        return sum(len(group) for group in self._scheduler.kv_cache_manager.get_block_ids(request_id))
-
     def reset_cache(self) -> bool:
         """Drops cached blocks and publishes that at once, not with the next step as vLLM does."""
         is_done = bool(self._scheduler.reset_prefix_cache())

@@ -9,7 +9,7 @@ from kvmesh.core import Capabilities, Handoff, ModelCard, Role
 from kvmesh.engines.file_hashes import FileHashes
 from kvmesh.engines.fingerprint import compatibility_hash, model_fingerprint
 from kvmesh.engines.vllm.core import VllmCore
-from kvmesh.engines.vllm.handles import HandleForm
+from kvmesh.engines.vllm.handles import VllmHandleForm
 from kvmesh.engines.vllm.intake import EMBED_TASK, GENERATE_TASK
 from kvmesh.engines.vllm.settings import VllmSettings
 from kvmesh.engines.vllm.version import installed_version
@@ -39,7 +39,7 @@ def eos_token_ids(config: Any) -> tuple[int, ...]:
     return (int(value),) if isinstance(value, int) else tuple(int(item) for item in value)
 
 
-def handle_form(core: VllmCore, settings: VllmSettings) -> HandleForm:
+def handle_form(core: VllmCore, settings: VllmSettings) -> VllmHandleForm:
     """The form of this engine's handles.
 
     vLLM's own NIXL hash covers versions, heads, layers, types and the attention backend. Ours adds the content of the model's files,
@@ -68,7 +68,7 @@ def handle_form(core: VllmCore, settings: VllmSettings) -> HandleForm:
         "layout": getattr(cache, "kv_cache_layout", None),
         "ranks": ranks_factor(core.config.parallel_config, splits_heads=core.splits_heads),
     }
-    return HandleForm(
+    return VllmHandleForm(
         format=f"vllm/{vllm_version}/nixl-{factors['connector_version']}",
         compatibility_hash=compatibility_hash(factors),
         block_size_tokens=int(cache.block_size),

@@ -18,12 +18,12 @@ from kvmesh.core import KvEvent, LoadRecord, PerformanceProfile, Role
 from kvmesh.engines.base import EngineDescription, EngineRequest, StepOutput
 from kvmesh.engines.output_buffers import KvEventBuffer, StepOutputBuffer
 from kvmesh.engines.vllm import environment
-from kvmesh.engines.vllm.adapters import Adapters
+from kvmesh.engines.vllm.adapters import VllmAdapters
 from kvmesh.engines.vllm.arguments import loads_tokenizer
 from kvmesh.engines.vllm.core import VllmCore
 from kvmesh.engines.vllm.description import capabilities, handle_form, model_card
 from kvmesh.engines.vllm.events import VllmEvents, prefix_group
-from kvmesh.engines.vllm.intake import Intake
+from kvmesh.engines.vllm.intake import VllmIntake
 from kvmesh.engines.vllm.runner import Runner
 from kvmesh.engines.vllm.settings import VllmSettings
 from kvmesh.engines.vllm.thread import EngineThread, IdlePauses
@@ -60,7 +60,7 @@ class VllmEngine:
         self._settings = settings
         self._now = now
         self._role = Role(settings.role)
-        self._adapters = Adapters(settings.adapters_max, settings.enable_lora)
+        self._adapters = VllmAdapters(settings.adapters_max, settings.enable_lora)
         self._retired: dict[int, Any] = {}
         self._keys: set[int] = set()
         self._numbers = itertools.count()
@@ -287,7 +287,7 @@ class VllmEngine:
         has_tokenizer = loads_tokenizer(self._settings)
         self._runner = Runner(core, settings=self._settings, form=form, now=self._now, paths=self.kv_paths)
         card = model_card(core, self._settings)
-        self._intake = Intake(
+        self._intake = VllmIntake(
             core=core,
             settings=self._settings,
             card=card,

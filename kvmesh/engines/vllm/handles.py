@@ -22,7 +22,7 @@ PREFILL_PARAMETERS: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandleForm:
+class VllmHandleForm:
     """The form of an engine's handles. An engine reads handles of its own form only."""
 
     format: str
@@ -37,7 +37,7 @@ def prompt_hash(seed: int, token_ids: Sequence[int]) -> str:
 
 
 def make_handle(
-    form: HandleForm, parameters: Mapping[str, Any], *, tokens: int, prompt: str, lease_s: float
+    form: VllmHandleForm, parameters: Mapping[str, Any], *, tokens: int, prompt: str, lease_s: float
 ) -> KvHandle:
     """A handle from the parameters that vLLM's connector returned. The worker adds its id and epoch."""
     blocks = sum(len(group) for group in parameters["remote_block_ids"])
@@ -54,7 +54,7 @@ def make_handle(
     )
 
 
-def read_handle(form: HandleForm, handle: KvHandle, *, tokens: int, prompt: str) -> dict[str, Any]:
+def read_handle(form: VllmHandleForm, handle: KvHandle, *, tokens: int, prompt: str) -> dict[str, Any]:
     """The connector's parameters for the pull. KvLostError when the handle can never be read for this prompt."""
     if handle.format != form.format:
         raise KvLostError(f"this engine reads {form.format}, not {handle.format}", reason="kv_format", field="handle")

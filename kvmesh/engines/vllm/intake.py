@@ -7,8 +7,8 @@ from kvmesh.checks import check_generation
 from kvmesh.core import Generation, LegTask, ModelCard
 from kvmesh.engines.base import EngineRequest
 from kvmesh.engines.vllm.core import VllmCore
-from kvmesh.engines.vllm.handles import PREFILL_PARAMETERS, HandleForm, prompt_hash, read_handle
-from kvmesh.engines.vllm.leg import LegState
+from kvmesh.engines.vllm.handles import PREFILL_PARAMETERS, VllmHandleForm, prompt_hash, read_handle
+from kvmesh.engines.vllm.leg import VllmLeg
 from kvmesh.engines.vllm.sampling import (
     FIELD,
     constraint_arguments,
@@ -24,17 +24,17 @@ EMBED_TASK, GENERATE_TASK = "embed", "generate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Intake:
+class VllmIntake:
     """Makes legs from requests. Has no state of running legs."""
 
     core: VllmCore
     settings: VllmSettings
     card: ModelCard
-    form: HandleForm
+    form: VllmHandleForm
     has_tokenizer: bool
     defaults: dict[str, Any]
 
-    def make_leg(self, request: EngineRequest, *, adapter: Any, number: int, now: float) -> LegState:
+    def make_leg(self, request: EngineRequest, *, adapter: Any, number: int, now: float) -> VllmLeg:
         """A leg that is ready to run. `number` must be new for each leg, since vLLM knows a request id while its blocks are leased.
 
         Raises InvalidRequestError, UnsupportedError or KvLostError, without side effects.
@@ -52,7 +52,7 @@ class Intake:
         prompt = prompt_hash(seed_hash(adapter_name, generation.cache_salt), tokens)
         parameters, is_late = self._parameters(request, len(tokens), prompt)
         inner_id = f"{request.leg_id}~{number}"
-        return LegState(
+        return VllmLeg(
             request=request,
             inner_id=inner_id,
             core_request=self._core_request(
@@ -161,7 +161,7 @@ def refusal(error: Exception) -> InvalidRequestError:
     return InvalidRequestError(f"vLLM refused the request: {str(error).splitlines()[0]}", field=field)
 
 
-def prepare_recomputation(leg: LegState) -> None:
+def prepare_recomputation(leg: VllmLeg) -> None:
     """Prepares a leg's next attempt, which computes the prompt here: the same request under a new inner id."""
     import msgspec
 

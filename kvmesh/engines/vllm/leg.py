@@ -10,7 +10,7 @@ from kvmesh.kv.paths import Pull
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class LegState:
+class VllmLeg:
     """A leg's state. `inner_id` is its request id in vLLM, new for each attempt.
 
     `parameters` are the connector's for the present attempt; None: the prompt is computed here without a handoff.

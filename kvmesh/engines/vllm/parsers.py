@@ -27,7 +27,7 @@ from vllm.tool_parsers import ToolParserManager
 HARMONY = "openai"
 
 
-class Session:
+class ParserSession:
     """Parses one answer."""
 
     def __init__(self, tokenizer: Any, message: dict[str, Any]) -> None:
@@ -101,7 +101,7 @@ class Server:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, ParserSession] = {}
         self._operations: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "open": self._open,
             "push": self._push,
@@ -118,7 +118,7 @@ class Server:
             return named | {"error": f"{type(error).__name__}: {error}"[:500]}
 
     def _open(self, message: dict[str, Any]) -> dict[str, Any]:
-        self._sessions[message["session"]] = Session(self._tokenizer, message)
+        self._sessions[message["session"]] = ParserSession(self._tokenizer, message)
         return {}
 
     def _push(self, message: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from kvmesh.engines.vllm.core import VllmCore
-from kvmesh.engines.vllm.leg import LegState
+from kvmesh.engines.vllm.leg import VllmLeg
 from kvmesh.kv.path_causes import Failure
 from kvmesh.kv.paths import KvPaths
 
@@ -18,19 +18,19 @@ POLLS_MIN = 3
 
 @dataclass(frozen=True, slots=True)
 class PullReports:
-    """The path of each leg's pull. `LegState.pull` is the state."""
+    """The path of each leg's pull. `VllmLeg.pull` is the state."""
 
     core: VllmCore
     paths: KvPaths
     now: Callable[[], float]
 
-    def begin(self, leg: LegState) -> bool:
+    def begin(self, leg: VllmLeg) -> bool:
         """False: the path fails, and the prompt must be computed."""
         assert leg.request.handle is not None
         leg.pull = self.paths.begin(leg.request.handle, self.now())
         return leg.pull is not None
 
-    def is_late(self, leg: LegState, now_s: float) -> bool:
+    def is_late(self, leg: VllmLeg, now_s: float) -> bool:
         """Call it for a pull in progress, after each step. The limit counts from the first call."""
         assert leg.pull is not None
         if leg.pull_ends_s is None:
@@ -39,11 +39,11 @@ class PullReports:
         leg.pull_polls += 1
         return now_s >= leg.pull_ends_s and leg.pull_polls >= POLLS_MIN
 
-    def timed_out(self, leg: LegState) -> None:
+    def timed_out(self, leg: VllmLeg) -> None:
         assert leg.pull is not None
         self._failed(leg, "kv_pull_timeout", f"a pull did not end in {leg.pull.limit_s:.1f} s")
 
-    def ended(self, leg: LegState, now_s: float) -> None:
+    def ended(self, leg: VllmLeg, now_s: float) -> None:
         """The transfer has ended. A failed one is reported now."""
         leg.pulled_at_s = now_s
         if leg.was_recomputed:
@@ -51,7 +51,7 @@ class PullReports:
             self._failed(leg, *(found or ("failed", "vLLM could not pull the KV")))
             self.recomputed(leg)
 
-    def prompt_done(self, leg: LegState, transferred_tokens: int) -> None:
+    def prompt_done(self, leg: VllmLeg, transferred_tokens: int) -> None:
         """The prompt is in the cache. Without a transfer all of it was there already."""
         if leg.pull is None or not transferred_tokens:
             self.drop(leg)
@@ -64,22 +64,22 @@ class PullReports:
             is_typical=leg.pull_ends_s is not None and ended_s is not None,
         )
 
-    def drop(self, leg: LegState) -> None:
+    def drop(self, leg: VllmLeg) -> None:
         """The leg pulls nothing any more."""
         if leg.pull is not None:
             pull, leg.pull = leg.pull, None
             self.paths.dropped(pull)
 
-    def is_path_failing(self, leg: LegState) -> bool:
+    def is_path_failing(self, leg: VllmLeg) -> bool:
         """True for a leg that waits to pull over a path that fails since."""
         pull = leg.pull
         return pull is not None and not pull.is_check and self.paths.cause(pull.worker_id) is not None
 
-    def recomputed(self, leg: LegState) -> None:
+    def recomputed(self, leg: VllmLeg) -> None:
         if leg.request.handle is not None:
             self.paths.count_recomputed(leg.request.handle, leg.prompt_tokens)
 
-    def _failed(self, leg: LegState, reason: str, message: str) -> None:
+    def _failed(self, leg: VllmLeg, reason: str, message: str) -> None:
         if leg.pull is None or leg.parameters is None:
             return
         pull, leg.pull = leg.pull, None

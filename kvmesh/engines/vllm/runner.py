@@ -13,9 +13,9 @@ from kvmesh.engines.base import EngineFinish, StepOutput
 from kvmesh.engines.step_builder import StepBuilder
 from kvmesh.engines.vllm.budget import TOKENS_MIN, StepBudget
 from kvmesh.engines.vllm.core import VllmCore
-from kvmesh.engines.vllm.handles import HandleForm, make_handle
+from kvmesh.engines.vllm.handles import VllmHandleForm, make_handle
 from kvmesh.engines.vllm.intake import prepare_recomputation
-from kvmesh.engines.vllm.leg import LegState
+from kvmesh.engines.vllm.leg import VllmLeg
 from kvmesh.engines.vllm.outputs import REASONS, stop_token, token_logprobs
 from kvmesh.engines.vllm.pull_reports import PullReports
 from kvmesh.engines.vllm.sampling import FIELD
@@ -59,18 +59,18 @@ class Runner:
     """Owns all legs. `now` returns monotonic seconds. Use it on the engine thread only."""
 
     def __init__(
-        self, core: VllmCore, *, settings: VllmSettings, form: HandleForm, now: Callable[[], float], paths: KvPaths
+        self, core: VllmCore, *, settings: VllmSettings, form: VllmHandleForm, now: Callable[[], float], paths: KvPaths
     ) -> None:
         self._core = core
         self._pull_reports = PullReports(core, paths, now)
         self._settings = settings
         self._form = form
         self._now = now
-        self._legs: dict[str, LegState] = {}
+        self._legs: dict[str, VllmLeg] = {}
         self._inner_ids: dict[int, str] = {}
-        self._queued: dict[str, LegState] = {}
+        self._queued: dict[str, VllmLeg] = {}
         """Legs that compute their prompt here and have not been in a step yet."""
-        self._pulls: dict[str, LegState] = {}
+        self._pulls: dict[str, VllmLeg] = {}
         self._aborted_pulls: dict[str, AbortedPull] = {}
         self._leases: dict[str, int] = {}
         self._building = StepBuilder()
@@ -80,7 +80,7 @@ class Runner:
         if self._budget is not None:
             core.limit_steps(self._budget.tokens)
 
-    def add(self, leg: LegState) -> None:
+    def add(self, leg: VllmLeg) -> None:
         """Passes a leg to vLLM. A refusal by vLLM becomes the leg's finish."""
         if leg.was_recomputed and not leg.attempt:
             self._pull_reports.recomputed(leg)
@@ -185,7 +185,7 @@ class Runner:
             preempted_requests_total=now.preempted_requests_total,
         )
 
-    def _take(self, leg: LegState, output: Any) -> None:
+    def _take(self, leg: VllmLeg, output: Any) -> None:
         if output.prefill_stats is not None:
             self._count_prompt(leg, output.prefill_stats)
         if leg.prompt_logprobs is not None and output.new_prompt_logprobs_tensors is not None:
@@ -199,7 +199,7 @@ class Runner:
         if output.finish_reason is not None:
             self._end(leg, output)
 
-    def _count_prompt(self, leg: LegState, stats: Any) -> None:
+    def _count_prompt(self, leg: VllmLeg, stats: Any) -> None:
         """Adds a prompt to the counters. Even after a full transfer the model computes the last token."""
         transferred = 0 if leg.was_recomputed else stats.num_external_cached_tokens
         local = stats.num_local_cached_tokens
@@ -218,7 +218,7 @@ class Runner:
             transferred_tokens_total=self._load.transferred_tokens_total + transferred,
         )
 
-    def _end(self, leg: LegState, output: Any) -> None:
+    def _end(self, leg: VllmLeg, output: Any) -> None:
         reason = REASONS[str(output.finish_reason)]
         if reason is FinishReason.ERROR and leg.request.generation.sampling.constraint is not None:
             # vLLM ends a request if its grammar does not compile or allows no further token.
@@ -234,7 +234,7 @@ class Runner:
         else:
             self._hand_off(leg, output.kv_transfer_params)
 
-    def _hand_off(self, leg: LegState, parameters: dict[str, Any]) -> None:
+    def _hand_off(self, leg: VllmLeg, parameters: dict[str, Any]) -> None:
         if (hold := parameters.get("hold")) is not None:
             hold["addresses"] = self._core.hold_addresses
         handle = make_handle(
@@ -243,7 +243,7 @@ class Runner:
         self._leases[handle.handle_id] = sum(len(group) for group in parameters["remote_block_ids"])
         self._finish(leg, FinishReason.HANDED_OFF, handle=handle)
 
-    def _finish(self, leg: LegState, reason: FinishReason, **more: Any) -> None:
+    def _finish(self, leg: VllmLeg, reason: FinishReason, **more: Any) -> None:
         self._pull_reports.drop(leg)
         self._legs.pop(leg.inner_id, None)
         self._pulls.pop(leg.inner_id, None)
@@ -261,7 +261,7 @@ class Runner:
         )
         self._building.finishes.append(finish)
 
-    def _abort(self, leg: LegState, *, is_overdue: bool = False) -> None:
+    def _abort(self, leg: VllmLeg, *, is_overdue: bool = False) -> None:
         was_pulling = leg.inner_id in self._pulls and self._core.is_pulling(leg.inner_id)
         self._core.abort(leg.inner_id)
         if was_pulling and leg.parameters is not None:
@@ -278,7 +278,7 @@ class Runner:
             elif now >= pull.aborted_s + TRANSFER_GRACE_S:
                 self._core.call_workers("kvmesh_abandon", inner_id)
 
-    def _is_overdue(self, leg: LegState) -> bool:
+    def _is_overdue(self, leg: VllmLeg) -> bool:
         """True when an earlier pull from the leg's peer is overdue. Another pull would block more memory."""
         if not self._aborted_pulls or leg.parameters is None:
             return False
@@ -302,7 +302,7 @@ class Runner:
             elif now >= leg.pull_by_s:
                 self._check_queued(leg, now)
 
-    def _check_queued(self, leg: LegState, now: float) -> None:
+    def _check_queued(self, leg: VllmLeg, now: float) -> None:
         """Heartbeats renew the handle of a queued leg, but only if the handshake with its peer has succeeded."""
         assert leg.parameters is not None
         if self._core.call_workers("kvmesh_has_peer", leg.parameters["remote_engine_id"])[0]:
@@ -310,14 +310,14 @@ class Runner:
         else:
             self._compute_instead(leg)
 
-    def _compute_instead(self, leg: LegState, *, is_overdue: bool = False) -> None:
+    def _compute_instead(self, leg: VllmLeg, *, is_overdue: bool = False) -> None:
         self._abort(leg, is_overdue=is_overdue)
         self._legs.pop(leg.inner_id)
         self._pulls.pop(leg.inner_id)
         self._recompute(leg)
         self.add(leg)
 
-    def _recompute(self, leg: LegState) -> None:
+    def _recompute(self, leg: VllmLeg) -> None:
         self._pull_reports.drop(leg)
         self._pull_reports.recomputed(leg)
         prepare_recomputation(leg)

@@ -38,6 +38,14 @@ class GrpcRouterClient:
             raise from_rpc_error(error, where=self._address) from error
         return from_explanation(response)
 
+    async def set_deflection(self, model: str, tokens: int, *, fencing_token: int, timeout_s: float) -> None:
+        """Sets a model's deflection bound. UnsupportedError if the planner with this token does not lead."""
+        request = pb.SetDeflectionRequest(model=model, tokens=tokens, fencing_token=fencing_token)
+        try:
+            await self._stub().SetDeflection(request, timeout=timeout_s)
+        except AioRpcError as error:
+            raise from_rpc_error(error, where=self._address) from error
+
     def _stub(self) -> Any:
         return RouterServiceStub(self._channels.channel(self._address))
 

@@ -53,8 +53,14 @@ class _PendingAsk:
     timer: asyncio.TimerHandle | None = None
     is_timed_out: bool = False
     asleep_s: float = 0.0
+    stream_by_s: float | None = None
+    """When the wait for a stream ends; None: not before the ask does."""
 
     def end_s(self) -> float:
+        end_s = self._answer_by_s()
+        return end_s if self.stream_by_s is None else min(end_s, self.stream_by_s + self.asleep_s)
+
+    def _answer_by_s(self) -> float:
         own_s = self.ask.timeout_s
         if self.queued_s is not None and own_s is not None:
             # The request's timeout runs while this process stands still; responses that arrived meanwhile are read first.
@@ -85,7 +91,11 @@ class GrpcRouterLink:
         clock: Clock,
         generator: Random,
         settings: RouterLinkSettings | None = None,
+        no_stream_s: float | None = None,
     ) -> None:
+        """`no_stream_s`: longest wait of an ask while no stream is open, if there has been one. None: the ask's own timeout."""
+        self._no_stream_s = no_stream_s
+        self.had_stream = False
         self._clock = clock
         self._settings = settings or RouterLinkSettings()
         self._streams = RouterStreams(
@@ -145,6 +155,7 @@ class GrpcRouterLink:
         pending = self._pending[ask_id] = _PendingAsk(ask, answer, timeout_s=timeout_s, began_s=self._clock.now())
         self._send_ask(ask_id, pending)
         self._set_timer(pending)
+        self._limit_wait(pending)
         try:
             return Placed(ask_id=ask_id, placement=await answer)
         except BaseException:
@@ -176,6 +187,7 @@ class GrpcRouterLink:
 
     def on_stream_up(self, stream: RouterStream) -> None:
         """Sends on it what waited for a stream."""
+        self.had_stream = True
         for ask_id, placed in self._in_flight.items():
             if not placed.stream.is_up:
                 self._have_adopted(ask_id, placed, stream)
@@ -196,8 +208,9 @@ class GrpcRouterLink:
             self._send_report(stream, ask_id, report)
         for ask_id, pending in self._pending.items():
             if pending.stream is stream:
-                pending.stream = None
+                pending.stream = pending.queued_s = None
                 self._send_ask(ask_id, pending)
+                self._limit_wait(pending)
 
     def is_used(self, stream: RouterStream) -> bool:
         if stream.has_unwritten or any(pending.stream is stream for pending in self._pending.values()):
@@ -267,8 +280,15 @@ class GrpcRouterLink:
         waited_s = self._clock.now() - pending.began_s
         if ask.timeout_s is not None and waited_s >= TIME_LEFT_MIN_S:
             ask = replace(ask, timeout_s=max(TIME_LEFT_MIN_S, ask.timeout_s - waited_s))
-        pending.stream, pending.queued_s = stream, None
+        pending.stream, pending.queued_s, pending.stream_by_s = stream, None, None
         stream.send_ask(ask_id, ask)
+
+    def _limit_wait(self, pending: _PendingAsk) -> None:
+        if pending.stream is None and self.had_stream and self._no_stream_s is not None and not pending.answer.done():
+            pending.stream_by_s = self._clock.now() + self._no_stream_s
+            if pending.timer is not None:
+                pending.timer.cancel()
+            self._set_timer(pending)
 
     def _send_report(self, stream: RouterStream, ask_id: int, report: Report) -> None:
         """Sends it on the stream; if that is down, on another one or the next."""

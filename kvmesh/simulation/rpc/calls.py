@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from kvmesh.simulation.rpc.exchange import CallStatus, Exchange, Metadata
+from kvmesh.simulation.rpc.exchange import CallStatus, MemoryExchange, Metadata
 from kvmesh.simulation.rpc.pipe import PipeEndedError
 
 _CANCELLED = CallStatus(code=grpc.StatusCode.CANCELLED, details="Locally cancelled by application!")
@@ -29,7 +29,12 @@ class MemoryCall:
     """A call of any kind. It starts when created and ends exactly once: by status, cancel, deadline or a broken link."""
 
     def __init__(
-        self, method: Method, open_exchange: Callable[..., Exchange], *, timeout_s: float | None, metadata: Metadata
+        self,
+        method: Method,
+        open_exchange: Callable[..., MemoryExchange],
+        *,
+        timeout_s: float | None,
+        metadata: Metadata,
     ) -> None:
         loop = asyncio.get_running_loop()
         self._method = method

@@ -16,7 +16,7 @@ from kvmesh.simulation.rpc.calls import (
     UnaryStreamCall,
     UnaryUnaryCall,
 )
-from kvmesh.simulation.rpc.exchange import Exchange
+from kvmesh.simulation.rpc.exchange import MemoryExchange
 
 
 def _multi_callable(kind: type[MemoryCall], *, sends_stream: bool = False) -> Any:
@@ -49,7 +49,7 @@ class MemoryChannel(grpc.aio.Channel):
 
     def __init__(
         self,
-        open_exchange: Callable[..., Exchange],
+        open_exchange: Callable[..., MemoryExchange],
         is_reachable: Callable[[], bool],
         wait_reachable: Callable[[], Any],
     ) -> None:

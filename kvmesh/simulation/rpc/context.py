@@ -7,14 +7,16 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 
-from kvmesh.simulation.rpc.exchange import CallStatus, Exchange, Metadata
+from kvmesh.simulation.rpc.exchange import CallStatus, MemoryExchange, Metadata
 from kvmesh.simulation.rpc.pipe import PipeEndedError
 
 
 class MemoryContext(grpc.aio.ServicerContext):  # type: ignore[type-arg]  # generic in the stubs only
     """grpc.aio's servicer context over an exchange."""
 
-    def __init__(self, exchange: Exchange, deserialize: Callable[[Any], Any], serialize: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, exchange: MemoryExchange, deserialize: Callable[[Any], Any], serialize: Callable[[Any], Any]
+    ) -> None:
         self._exchange = exchange
         self._deserialize = deserialize
         self._serialize = serialize

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from kvmesh.simulation.rpc.link import Link
+from kvmesh.simulation.rpc.link import MemoryLink
 from kvmesh.simulation.rpc.pipe import Pipe
 
 Metadata = tuple[tuple[str, str | bytes], ...]
@@ -31,12 +31,12 @@ class Limits:
     is_serialising: bool
 
 
-class Exchange:
+class MemoryExchange:
     """One call. Calls `on_initial` at most once and `on_status` exactly once."""
 
     def __init__(
         self,
-        link: Link,
+        link: MemoryLink,
         limits: Limits,
         *,
         path: str,

@@ -12,7 +12,7 @@ def has_come(at_s: float) -> bool:
     return at_s - asyncio.get_running_loop().time() <= _RESOLUTION_S
 
 
-class Link:
+class MemoryLink:
     """Delays by `latency_s()` per crossing; while it is down, everything waits."""
 
     def __init__(self, latency_s: Callable[[], float] | None) -> None:

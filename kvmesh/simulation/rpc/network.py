@@ -10,8 +10,8 @@ import grpc.aio
 from kvmesh.rpc.channels import ChannelInterceptor, ChannelPool
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.simulation.rpc.channel import MemoryChannel
-from kvmesh.simulation.rpc.exchange import CallStatus, Exchange, Limits
-from kvmesh.simulation.rpc.link import Link
+from kvmesh.simulation.rpc.exchange import CallStatus, Limits, MemoryExchange
+from kvmesh.simulation.rpc.link import MemoryLink
 from kvmesh.simulation.rpc.server import MemoryServer
 
 _REFUSED = CallStatus(code=grpc.StatusCode.UNAVAILABLE, details="failed to connect to all addresses")
@@ -43,9 +43,9 @@ class MemoryNetwork:
         self._limits = Limits(
             buffer_messages=buffer_messages, message_bytes_max=message_bytes_max, is_serialising=is_serialising
         )
-        self._links: dict[_Ends, Link] = {}
+        self._links: dict[_Ends, MemoryLink] = {}
         self._servers: dict[str, MemoryServer] = {}
-        self._calls: dict[_Ends, dict[Exchange, None]] = {}
+        self._calls: dict[_Ends, dict[MemoryExchange, None]] = {}
         self._cut: set[tuple[str | None, str]] = set()
         """Partitions: the client, None for all, and the address."""
         self._starts: dict[str, asyncio.Event] = {}
@@ -56,7 +56,7 @@ class MemoryNetwork:
     def channel(self, address: str, *, client: str = "") -> grpc.aio.Channel:
         """A channel to `address`. The server may start later. `client` names the process that uses it, for partitions."""
 
-        def open_exchange(**arguments: Any) -> Exchange:
+        def open_exchange(**arguments: Any) -> MemoryExchange:
             return self._open((client, address), **arguments)
 
         return MemoryChannel(open_exchange, lambda: self._running(address) is not None, self._start_of(address).wait)
@@ -90,7 +90,7 @@ class MemoryNetwork:
     def _is_cut(self, ends: _Ends) -> bool:
         return ends in self._cut or (None, ends[1]) in self._cut
 
-    def _open(self, ends: _Ends, *, wait_for_ready: bool, **arguments: Any) -> Exchange:
+    def _open(self, ends: _Ends, *, wait_for_ready: bool, **arguments: Any) -> MemoryExchange:
         link, calls = self._link(ends), self._calls.setdefault(ends, {})
         on_status = arguments.pop("on_status")
 
@@ -98,7 +98,7 @@ class MemoryNetwork:
             calls.pop(exchange, None)
             on_status(status)
 
-        exchange = Exchange(link, self._limits, on_status=ended, **arguments)
+        exchange = MemoryExchange(link, self._limits, on_status=ended, **arguments)
         calls[exchange] = None
         # In the next iteration at the earliest, so that the caller has its call.
         asyncio.get_running_loop().call_soon(link.deliver, lambda: self._arrive(ends[1], exchange, wait_for_ready))
@@ -106,7 +106,7 @@ class MemoryNetwork:
             self._watch_silence(ends, (exchange,))
         return exchange
 
-    def _arrive(self, address: str, exchange: Exchange, wait_for_ready: bool) -> None:
+    def _arrive(self, address: str, exchange: MemoryExchange, wait_for_ready: bool) -> None:
         server = self._running(address)
         if server is not None:
             server.accept(exchange)
@@ -117,7 +117,7 @@ class MemoryNetwork:
             waiting = asyncio.ensure_future(self._start_of(address).wait())
             waiting.add_done_callback(lambda _: self._arrive(address, exchange, wait_for_ready))
 
-    def _watch_silence(self, ends: _Ends, exchanges: Sequence[Exchange]) -> None:
+    def _watch_silence(self, ends: _Ends, exchanges: Sequence[MemoryExchange]) -> None:
         link = self._link(ends)
         if self._keepalive_s is None or not exchanges:
             return
@@ -141,9 +141,9 @@ class MemoryNetwork:
     def _start_of(self, address: str) -> asyncio.Event:
         return self._starts.setdefault(address, asyncio.Event())
 
-    def _link(self, ends: _Ends) -> Link:
+    def _link(self, ends: _Ends) -> MemoryLink:
         if ends not in self._links:
-            self._links[ends] = Link(self._latency_s)
+            self._links[ends] = MemoryLink(self._latency_s)
             self._links[ends].set_up(not self._is_cut(ends))
         return self._links[ends]
 

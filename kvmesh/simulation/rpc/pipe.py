@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from kvmesh.simulation.rpc.link import Link, has_come
+from kvmesh.simulation.rpc.link import MemoryLink, has_come
 
 
 class PipeEndedError(Exception):
@@ -20,7 +20,7 @@ class Pipe:
     3. One sender and one receiver at a time.
     """
 
-    def __init__(self, link: Link, items_max: int, on_last: Callable[[Any], None]) -> None:
+    def __init__(self, link: MemoryLink, items_max: int, on_last: Callable[[Any], None]) -> None:
         self._link = link
         self._items_max = items_max
         self._on_last = on_last

@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from kvmesh.simulation.rpc.context import MemoryContext
-from kvmesh.simulation.rpc.exchange import CallStatus, Exchange, Metadata
+from kvmesh.simulation.rpc.exchange import CallStatus, MemoryExchange, Metadata
 
 _logger = logging.getLogger(__name__)
 STOPPED = CallStatus(code=grpc.StatusCode.UNAVAILABLE, details="Cancelling all calls")
@@ -33,7 +33,7 @@ class MemoryServer:
         self._interceptors = tuple(interceptors)
         self._on_start = on_start
         self._generic: list[Any] = []
-        self._exchanges: dict[Exchange, None] = {}
+        self._exchanges: dict[MemoryExchange, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._terminated = asyncio.Event()
         self.is_running = False
@@ -74,7 +74,7 @@ class MemoryServer:
         for exchange in tuple(self._exchanges):
             exchange.break_both(status)
 
-    def accept(self, exchange: Exchange) -> None:
+    def accept(self, exchange: MemoryExchange) -> None:
         if exchange.is_cancelled or exchange.status is not None:
             return
         # An empty context: nothing may reach a servicer but what crosses the wire.
@@ -84,13 +84,13 @@ class MemoryServer:
         self._tasks.add(task)
         task.add_done_callback(partial(self._forget, exchange))
 
-    def _forget(self, exchange: Exchange, task: "asyncio.Task[None]") -> None:
+    def _forget(self, exchange: MemoryExchange, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         self._exchanges.pop(exchange, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             _logger.error("memory_server_failed", exc_info=error)
 
-    async def _serve(self, exchange: Exchange) -> None:
+    async def _serve(self, exchange: MemoryExchange) -> None:
         timer = None
         if exchange.deadline_s is not None:
             timer = asyncio.get_running_loop().call_at(exchange.deadline_s, exchange.cancel_task)
@@ -103,7 +103,7 @@ class MemoryServer:
             if timer is not None:
                 timer.cancel()
 
-    async def _answer(self, exchange: Exchange) -> CallStatus:
+    async def _answer(self, exchange: MemoryExchange) -> CallStatus:
         handler = await self._handler(exchange)
         if handler is None:
             return CallStatus(code=grpc.StatusCode.UNIMPLEMENTED, details="Method not found!")
@@ -121,7 +121,7 @@ class MemoryServer:
             context.finish()
         return context.final_status
 
-    async def _handler(self, exchange: Exchange) -> Any:
+    async def _handler(self, exchange: MemoryExchange) -> Any:
         find: Any = self._find
         for interceptor in reversed(self._interceptors):
             find = partial(interceptor.intercept_service, find)
@@ -132,7 +132,7 @@ class MemoryServer:
         return next((handler for handler in found if handler is not None), None)
 
 
-def _context(exchange: Exchange, handler: Any) -> MemoryContext:
+def _context(exchange: MemoryExchange, handler: Any) -> MemoryContext:
     if exchange.limits.is_serialising:
         return MemoryContext(exchange, handler.request_deserializer, handler.response_serializer)
     return MemoryContext(exchange, lambda message: message, lambda message: message)

@@ -7,7 +7,7 @@ from kvmesh.errors import NotFoundError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """Limits of one tenant. None: no limit."""
+    """Limits of one tenant. None: no limit. Of a key, `priority_max` is 0 unless the document says otherwise."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -17,12 +17,16 @@ class Quota:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """An authenticated client. `models` None: any model. `key_id`: start of the key's hash, for logs."""
+    """An authenticated client. `models` None: any model. `key_id`: start of the key's hash, for logs.
+
+    `sends_compressed`: whether its request bodies may be compressed.
+    """
 
     tenant: str = ""
     key_id: str = ""
     models: frozenset[str] | None = None
     quota: Quota = field(default_factory=Quota)
+    sends_compressed: bool = False
 
     def allows(self, model: str) -> bool:
         """Returns whether the caller may use the model or adapter."""
@@ -31,7 +35,16 @@ class Caller:
     def check_model(self, model: str) -> None:
         """Raises NotFoundError for a model that the caller may not use, so that its existence is not disclosed."""
         if not self.allows(model):
-            raise NotFoundError(f"model {model!r} does not exist", reason="model_not_found", field="model")
+            raise model_not_found(model)
+
+
+def model_not_found(name: str) -> NotFoundError:
+    """The same for a name that nobody serves and for one that the caller may not use."""
+    return NotFoundError(
+        f"the model {name[:128]!r} does not exist; /v1/models (gRPC: ListModels) lists those that do",
+        field="model",
+        reason="model_not_found",
+    )
 
 
 ANYBODY = Caller()

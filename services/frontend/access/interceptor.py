@@ -6,7 +6,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from kvmesh.telemetry.handlers import wrap_handler
+from kvmesh.errors import MeshError
+from kvmesh.telemetry.handlers import Behaviour, wrap_handler
 from services.frontend.access.access import Access
 from services.frontend.access.caller import ANYBODY, Caller
 
@@ -18,7 +19,10 @@ rpc_caller: ContextVar[Caller] = ContextVar("kvmesh_rpc_caller", default=ANYBODY
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):
-    """Authenticates each call by its metadata. Must come after the interceptor that converts errors to status codes."""
+    """Authenticates each call by its metadata, before a message of the call is received.
+
+    Must come after the interceptor that converts errors to status codes.
+    """
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -33,11 +37,29 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             name: value for name, value in handler_call_details.invocation_metadata or () if isinstance(value, str)
         }
 
-        def checking(inner: Any) -> Any:
-            async def behave(request: Any, context: Any) -> Any:
-                rpc_caller.set(self._access.authenticate(headers))
-                return await inner(request, context)
+        try:
+            caller = self._access.authenticate(headers)
+            self._access.check_level(caller)
+        except MeshError as error:
+            return _refusing(handler, error)
+        return wrap_handler(handler, lambda inner: _as_caller(inner, caller))
 
-            return behave
 
-        return wrap_handler(handler, checking)
+def _as_caller(inner: Behaviour, caller: Caller) -> Behaviour:
+    async def behave(request: Any, context: Any) -> Any:
+        rpc_caller.set(caller)
+        return await inner(request, context)
+
+    return behave
+
+
+def _refusing(handler: Any, error: MeshError) -> Any:
+    """Returns a handler that fails. It takes a stream of requests, since gRPC receives and decodes the message of any other kind first."""
+
+    async def refuse(_requests: Any, _context: Any) -> Any:
+        raise error
+
+    make = grpc.stream_stream_rpc_method_handler if handler.response_streaming else grpc.stream_unary_rpc_method_handler
+    return make(
+        refuse, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
+    )

@@ -7,11 +7,11 @@ import re
 
 from services.frontend.parsers.family import WholeFamily
 from services.frontend.parsers.feed import Feed, Malformed, Steps
-from services.frontend.parsers.json_call import Shape, read_json_call, stream_arguments
+from services.frontend.parsers.json_call import CallShape, read_json_call, stream_arguments
 from services.frontend.parsers.parts import TRUNCATED
 
 _OPENING = re.compile(r'(\{\s*"?)?')
-_SHAPE = Shape(arguments=("parameters",))
+_SHAPE = CallShape(arguments=("parameters",))
 
 
 def named_family(name: str) -> WholeFamily:

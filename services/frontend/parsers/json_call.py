@@ -22,7 +22,7 @@ _OTHER_KEYS = ("type", "index", "description")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class CallShape:
     """How a family writes the object.
 
     `is_bare`: no mark shows that the object is a call, so it is one only if it has a name that the request knows, arguments,
@@ -34,8 +34,8 @@ class Shape:
     is_bare: bool = False
 
 
-HERMES_SHAPE = Shape()
-BARE_SHAPE = Shape(is_bare=True)
+HERMES_SHAPE = CallShape()
+BARE_SHAPE = CallShape(is_bare=True)
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class _JsonCall:
     has_begun: bool = False
 
 
-def read_json_call(feed: Feed, shape: Shape = HERMES_SHAPE) -> Steps:
+def read_json_call(feed: Feed, shape: CallShape = HERMES_SHAPE) -> Steps:
     """Reads one object at the cursor. Models may omit its opening brace."""
     call = _JsonCall()
     try:
@@ -79,7 +79,7 @@ def read_json_call(feed: Feed, shape: Shape = HERMES_SHAPE) -> Steps:
     feed.settle()
 
 
-def _read_member(feed: Feed, shape: Shape, call: _JsonCall) -> Steps:
+def _read_member(feed: Feed, shape: CallShape, call: _JsonCall) -> Steps:
     key = yield from take_string(feed, NAME_CHARACTERS_MAX)
     yield from feed.skip_blanks()
     yield from feed.expect(":")

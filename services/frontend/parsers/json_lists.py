@@ -2,11 +2,11 @@
 
 from services.frontend.parsers.family import ToolFamily
 from services.frontend.parsers.feed import Feed, Malformed, Reader, Steps
-from services.frontend.parsers.json_call import BARE_SHAPE, HERMES_SHAPE, Shape, read_json_call
+from services.frontend.parsers.json_call import BARE_SHAPE, HERMES_SHAPE, CallShape, read_json_call
 from services.frontend.parsers.readers import close_call
 
 
-def json_reader(opening: str, closing: str = "", shape: Shape = HERMES_SHAPE, *, is_closed: bool = True) -> Reader:
+def json_reader(opening: str, closing: str = "", shape: CallShape = HERMES_SHAPE, *, is_closed: bool = True) -> Reader:
     """Returns a reader of one call or a list of calls.
 
     `is_closed`: after the calls nothing but the closing mark may follow. An opening mark that ends with a bracket contains
@@ -37,7 +37,7 @@ def json_reader(opening: str, closing: str = "", shape: Shape = HERMES_SHAPE, *,
     return read
 
 
-def read_list(feed: Feed, shape: Shape = HERMES_SHAPE) -> Steps:
+def read_list(feed: Feed, shape: CallShape = HERMES_SHAPE) -> Steps:
     """Reads a list from after its bracket. An empty list means that nothing is called. The closing bracket may be missing."""
     yield from feed.skip_blanks()
     if not (yield from feed.has("]")):
@@ -102,7 +102,7 @@ PHI4 = ToolFamily(
 # Cohere Command R7B, A and later. Their special tokens around the answer are dropped; those around reasoning belong to its family.
 COMMAND_ANSWER_MARKS = tuple(f"<|{word}_{part}|>" for part in ("RESPONSE", "TEXT") for word in ("START", "END"))
 _COMMAND, _COMMAND_END = "<|START_ACTION|>", "<|END_ACTION|>"
-_COMMAND_SHAPE = Shape(names=("tool_name", "name"), arguments=("parameters", "arguments"))
+_COMMAND_SHAPE = CallShape(names=("tool_name", "name"), arguments=("parameters", "arguments"))
 COHERE_COMMAND = ToolFamily(
     name="cohere_command",
     readers={_COMMAND: json_reader(_COMMAND, _COMMAND_END, _COMMAND_SHAPE)},

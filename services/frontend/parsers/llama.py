@@ -5,12 +5,12 @@ Without the mark any `{` may begin a call; it does if the object has the keys of
 
 from services.frontend.parsers.family import ToolFamily
 from services.frontend.parsers.feed import Feed, Reader, Steps
-from services.frontend.parsers.json_call import BARE_SHAPE, HERMES_SHAPE, Shape, read_json_call
+from services.frontend.parsers.json_call import BARE_SHAPE, HERMES_SHAPE, CallShape, read_json_call
 
 PYTHON_TAG = "<|python_tag|>"
 
 
-def _reader(mark: str, shape: Shape) -> Reader:
+def _reader(mark: str, shape: CallShape) -> Reader:
     def read(feed: Feed) -> Steps:
         if mark == "{":
             feed.at -= 1

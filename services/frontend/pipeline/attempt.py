@@ -5,7 +5,19 @@ from dataclasses import replace
 from random import Random
 
 from kvmesh.clock import WAKING_S, Clock, stood_still
-from kvmesh.core import Handoff, KvHandle, Leg, LegTask, Rendezvous, Report, ReportKind, Role, Usage, WorkerRef
+from kvmesh.core import (
+    Handoff,
+    KvHandle,
+    KvReader,
+    Leg,
+    LegTask,
+    Rendezvous,
+    Report,
+    ReportKind,
+    Role,
+    Usage,
+    WorkerRef,
+)
 from kvmesh.errors import (
     CancelledByCallerError,
     DeadlineError,
@@ -268,7 +280,12 @@ class Attempt:
         handle: KvHandle | None = None,
         rendezvous: Rendezvous | None = None,
     ) -> Leg:
-        mark = "p" if task is LegTask.PREFILL else ""
+        leg_id = f"{self._prepared.request.request_id}-{i}{self._suffix}"
+        reader = None
+        if task is LegTask.PREFILL:
+            # The handle is sealed for the leg of the same choice.
+            reader = KvReader(worker_id=self._placement.decode.worker_id, leg_id=leg_id)
+            leg_id += "p"
         generation = self._prepared.generation_of(i)
         if worker is not None and worker.data_parallel_rank is not None:
             generation = replace(generation, data_parallel_rank=worker.data_parallel_rank)
@@ -276,11 +293,12 @@ class Attempt:
             # The prefill leg scores the prompt.
             generation = replace(generation, sampling=replace(generation.sampling, prompt_logprobs=None))
         return Leg(
-            leg_id=f"{self._prepared.request.request_id}-{i}{self._suffix}{mark}",
+            leg_id=leg_id,
             task=task,
             generation=generation,
             handle=handle,
             rendezvous=rendezvous,
+            reader=reader,
         )
 
     def _submit(

@@ -80,11 +80,6 @@ class TextModel:
         """Whether fastokens tokenises."""
         return self._fast is not None
 
-    @property
-    def has_segment_cache(self) -> bool:
-        """Whether tokens of earlier prompts are cached."""
-        return self._segment_cache is not None
-
     def tokenise_prompt(self, text: str, *, salt: str = "") -> "array[int]":
         """Returns the token ids of a rendered conversation. Faster than `tokenise` for segments known with this salt."""
         if self._segment_cache is None:

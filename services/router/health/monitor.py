@@ -1,7 +1,7 @@
 """Decides which workers get no requests although they are registered and connected: circuit breakers, wedged engines, and caches whose
 hashes cannot match. Pure; times are arguments.
 
-Only this module writes `Worker.health_fault`. Changes are kept as events, which the maintenance loop logs and counts.
+Only this module writes `RegisteredWorker.health_fault`. Changes are kept as events, which the maintenance loop logs and counts.
 """
 
 from collections import deque
@@ -24,7 +24,7 @@ from services.router.health.overlap import ADVICE, OverlapFault, OverlapWatch
 from services.router.health.paths import PATHS_OPEN, PAUSE_MAX_S, PathBreakers, is_link_fault
 from services.router.health.wedge import StepWatch
 from services.router.workers.reservations import Reservation
-from services.router.workers.worker import Target, Worker
+from services.router.workers.worker import RegisteredWorker, Target
 
 EVENTS_MAX = 1000
 """Newest events that are kept until the caller takes them."""
@@ -37,7 +37,7 @@ FRONTENDS_AGREE = "frontends_agree"
 """Cause of a breaker that opened because several frontends lost the worker."""
 WORKER_FAULTS = (UnavailableError, LostError, KvLostError, DeadlineError, InternalError)
 """Errors that a worker is to blame for; a refusal for load, or of a wrong request, is not among them."""
-NO_FAULT_REASONS = frozenset({"draining", "worker_stopping", "link_closed", "links_closed"})
+NO_FAULT_REASONS = frozenset({"draining", "worker_stopping", "link_closed", "links_closed", "role_changed"})
 """Reasons of such errors that belong to an orderly stop, or to the frontend."""
 
 
@@ -54,7 +54,6 @@ class HealthEvent:
 
 
 GOOD_EVENTS = frozenset({"breaker_closed", "path_closed", "worker_recovered"})
-BAD_EVENTS = frozenset({"breaker_opened", "path_opened", "worker_wedged", "overlap_impossible"})
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -81,7 +80,9 @@ class WorkerHealth:
 class HealthMonitor:
     """The health of all workers. `workers` is the fleet's table; `on_change` is called when a worker leaves or enters the pools."""
 
-    def __init__(self, settings: HealthSettings, workers: Mapping[str, Worker], on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, settings: HealthSettings, workers: Mapping[str, RegisteredWorker], on_change: Callable[[], None]
+    ) -> None:
         self.settings = settings
         self._workers = workers
         self._on_change = on_change
@@ -95,10 +96,10 @@ class HealthMonitor:
         self._next_change_at = NEVER_S
         self.events: deque[HealthEvent] = deque(maxlen=EVENTS_MAX)
 
-    def health_of(self, worker: Worker) -> WorkerHealth:
+    def health_of(self, worker: RegisteredWorker) -> WorkerHealth:
         return self._health.get(worker.worker_id) or self.reset_worker(worker)
 
-    def reset_worker(self, worker: Worker) -> WorkerHealth:
+    def reset_worker(self, worker: RegisteredWorker) -> WorkerHealth:
         """The worker is a new process, with a closed breaker."""
         self.paths.remove_worker(worker.worker_id)
         health = self._health[worker.worker_id] = WorkerHealth(
@@ -153,7 +154,7 @@ class HealthMonitor:
                 else:
                     self._apply(target.worker, Breaker.on_no_verdict, reservation, now)
 
-    def on_load_record(self, worker: Worker, record: LoadRecord, now: float) -> None:
+    def on_load_record(self, worker: RegisteredWorker, record: LoadRecord, now: float) -> None:
         """Checks whether the worker makes steps while it has work."""
         self.advance(now)
         health = self.health_of(worker)
@@ -182,7 +183,7 @@ class HealthMonitor:
             self._recover(worker, health, now)
         self._update(worker, health)
 
-    def on_disconnected(self, worker: Worker, reason: str, now: float) -> None:
+    def on_disconnected(self, worker: RegisteredWorker, reason: str, now: float) -> None:
         """A stream of the worker broke. Silence opens its breaker; a process that died is a new one when it is back."""
         if reason == "silent" and worker.worker_id in self._health and not self._stood_still(now):
             self._trip(worker, "silent", now)
@@ -217,7 +218,7 @@ class HealthMonitor:
                 self._add_event(target.worker, "worker_wedged", cause="overdue_placements")
                 self._trip(target.worker, WEDGED, now)
 
-    def half_open_early(self, paused: Iterable[Worker], now: float) -> bool:
+    def half_open_early(self, paused: Iterable[RegisteredWorker], now: float) -> bool:
         """Lets the first of the decode workers that are all paused take a probe: the one whose pause ends first.
 
         False while another one has a probe in flight, and during the first `pause_min_s` of a pause.
@@ -277,7 +278,11 @@ class HealthMonitor:
         return watch.allowed_s(description.profile if description else None, target.prompt_tokens_queued)
 
     def _apply(
-        self, worker: Worker, change: Callable[[Breaker, str, float], None], reservation: Reservation, now: float
+        self,
+        worker: RegisteredWorker,
+        change: Callable[[Breaker, str, float], None],
+        reservation: Reservation,
+        now: float,
     ) -> None:
         health = self._health.get(worker.worker_id)
         if health is None or self._workers.get(worker.worker_id) is not worker:
@@ -314,13 +319,13 @@ class HealthMonitor:
                 if self.paths.agree(worker.worker_id, answered_at=health.answered_at):
                     self._trip(worker, FRONTENDS_AGREE, now, pause_max_s=PAUSE_MAX_S)
 
-    def _trip(self, worker: Worker, cause: str, now: float, *, pause_max_s: float = NEVER_S) -> None:
+    def _trip(self, worker: RegisteredWorker, cause: str, now: float, *, pause_max_s: float = NEVER_S) -> None:
         health = self.health_of(worker)
         before = health.breaker.state
         health.breaker.trip(now, cause, pause_max_s=pause_max_s)
         self._on_breaker_change(worker, health, before)
 
-    def _on_breaker_change(self, worker: Worker, health: WorkerHealth, before: BreakerState) -> None:
+    def _on_breaker_change(self, worker: RegisteredWorker, health: WorkerHealth, before: BreakerState) -> None:
         after = health.breaker.state
         if after is not before and after is BreakerState.OPEN:
             self._add_event(worker, "breaker_opened", cause=health.breaker.cause)
@@ -328,7 +333,7 @@ class HealthMonitor:
             self._add_event(worker, "breaker_closed")
         self._update(worker, health)
 
-    def _recover(self, worker: Worker, health: WorkerHealth, now: float) -> None:
+    def _recover(self, worker: RegisteredWorker, health: WorkerHealth, now: float) -> None:
         if health.breaker.cause in ("", WEDGED):
             health.breaker.close(now)
         self._add_event(worker, "worker_recovered")
@@ -355,7 +360,7 @@ class HealthMonitor:
         if is_new_fault and watch.fault is not None:
             self._announce_overlap_fault(worker, watch.fault)
 
-    def _announce_overlap_fault(self, worker: Worker, fault: OverlapFault) -> None:
+    def _announce_overlap_fault(self, worker: RegisteredWorker, fault: OverlapFault) -> None:
         """Once per model and fault."""
         key = (worker.model_name, fault)
         if key in self._announced_faults:
@@ -366,7 +371,7 @@ class HealthMonitor:
         self._add_event(worker, "overlap_impossible", cause=fault.value, message=ADVICE[fault])
 
     def _add_event(
-        self, worker: Worker, kind: str, *, cause: str = "", message: str = "", frontend_id: str = ""
+        self, worker: RegisteredWorker, kind: str, *, cause: str = "", message: str = "", frontend_id: str = ""
     ) -> None:
         self.events.append(
             HealthEvent(
@@ -379,7 +384,7 @@ class HealthMonitor:
             )
         )
 
-    def _update(self, worker: Worker, health: WorkerHealth) -> None:
+    def _update(self, worker: RegisteredWorker, health: WorkerHealth) -> None:
         if health.breaker.state is BreakerState.CLOSED:
             self._not_closed.pop(worker.worker_id, None)
         else:

@@ -42,7 +42,7 @@ def is_link_fault(error: MeshError | None) -> bool:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class _Path:
+class _FailingPath:
     breaker: Breaker
     failed_at: float
 
@@ -56,7 +56,7 @@ class PathBreakers:
         )
         self._frontends: set[str] = set()
         """Those with a stream to this router."""
-        self._paths: dict[str, dict[str, _Path]] = {}
+        self._paths: dict[str, dict[str, _FailingPath]] = {}
         self._size = 0
 
     def __len__(self) -> int:
@@ -108,7 +108,7 @@ class PathBreakers:
         if path is None:
             if self._size >= PATHS_MAX or frontend_id not in self._frontends:
                 return False
-            path = _Path(breaker=Breaker(self._settings), failed_at=now)
+            path = _FailingPath(breaker=Breaker(self._settings), failed_at=now)
             self._paths.setdefault(frontend_id, {})[worker_id] = path
             self._size += 1
         before = path.breaker.state

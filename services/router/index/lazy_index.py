@@ -31,7 +31,7 @@ PENDING_BLOCKS_MAX = 65_536
 
 
 @dataclass(slots=True, eq=False)
-class _Run:
+class _PendingRun:
     """Pending blocks of one holder, each the child of the one before; never empty."""
 
     bit: int
@@ -44,7 +44,7 @@ class _PendingRuns:
     """The runs of one holder by their last blocks, and the number of runs by parent."""
 
     blocks: int = 0
-    runs: dict[int, _Run] = field(default_factory=dict)
+    runs: dict[int, _PendingRun] = field(default_factory=dict)
     parents: dict[int, int] = field(default_factory=dict)
 
 
@@ -56,7 +56,7 @@ class LazyIndex(HolderIndex):
     def __init__(self, *, pending_blocks_max: int = PENDING_BLOCKS_MAX) -> None:
         super().__init__()
         self._blocks_max = pending_blocks_max
-        self.heads: dict[int, tuple[_Run, ...]] = {}
+        self.heads: dict[int, tuple[_PendingRun, ...]] = {}
         """Pending runs by their first blocks."""
         self._pending: dict[int, _PendingRuns] = {}
 
@@ -149,7 +149,7 @@ class LazyIndex(HolderIndex):
             self._flush([run for block in block_hashes for run in self.heads.get(block, ()) if run.bit == bit])
         if len(block_hashes) < RUN_BLOCKS_MIN or first in self.holders:
             return False
-        run = _Run(bit, list(block_hashes), parent_hash)
+        run = _PendingRun(bit, list(block_hashes), parent_hash)
         self.heads[first] = (*same, run)
         pending = self._pending.setdefault(bit, _PendingRuns())
         if parent_hash is not None:
@@ -157,13 +157,13 @@ class LazyIndex(HolderIndex):
         self._on_growth(pending, run, len(block_hashes))
         return True
 
-    def _on_growth(self, pending: _PendingRuns, run: _Run, blocks: int) -> None:
+    def _on_growth(self, pending: _PendingRuns, run: _PendingRun, blocks: int) -> None:
         pending.blocks += blocks
         self._record_end(pending, run)
         while pending.blocks > self._blocks_max:
             self._flush([next(iter(pending.runs.values()))])
 
-    def _record_end(self, pending: _PendingRuns, run: _Run) -> None:
+    def _record_end(self, pending: _PendingRuns, run: _PendingRun) -> None:
         other = pending.runs.get(run.blocks[-1])
         pending.runs[run.blocks[-1]] = run
         if other is not None:
@@ -197,13 +197,13 @@ class LazyIndex(HolderIndex):
                 self._detach(pending, run, first)
         return rest
 
-    def _flush(self, runs: Sequence[_Run]) -> None:
+    def _flush(self, runs: Sequence[_PendingRun]) -> None:
         for run in runs:
             pending = self._pending[run.bit]
             del pending.runs[run.blocks[-1]]
             self._store(pending, run)
 
-    def _store(self, pending: _PendingRuns, run: _Run) -> None:
+    def _store(self, pending: _PendingRuns, run: _PendingRun) -> None:
         pending.blocks -= len(run.blocks)
         self._detach(pending, run, run.blocks[0])
         super().store(run.bit, run.blocks, run.parent)
@@ -213,7 +213,7 @@ class LazyIndex(HolderIndex):
         if pending is not None:
             self._flush(list(pending.runs.values()))
 
-    def _detach(self, pending: _PendingRuns, run: _Run, first: int) -> None:
+    def _detach(self, pending: _PendingRuns, run: _PendingRun, first: int) -> None:
         self._remove_head(run, first)
         if run.parent is not None:
             pending.parents[run.parent] -= 1
@@ -222,7 +222,7 @@ class LazyIndex(HolderIndex):
         if not pending.runs:
             del self._pending[run.bit]
 
-    def _remove_head(self, run: _Run, first: int) -> None:
+    def _remove_head(self, run: _PendingRun, first: int) -> None:
         others = tuple([other for other in self.heads[first] if other is not run])
         if others:
             self.heads[first] = others

@@ -18,7 +18,7 @@ PREFERENCE = "preference"
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Decision:
+class PlacementDecision:
     """Where a request goes, and why. `prefill` None: the decode worker computes the prompt."""
 
     prefill: Target | None

@@ -2,8 +2,8 @@
 
 1. Take the pool of the request's kind, without the workers that the request excludes; only the pinned worker where one is pinned.
 2. Look up how many tokens of the prompt each candidate has cached.
-3. Where no pair can exchange KV, or a decode worker lacks at most `local_prefill_tokens_max` tokens, score the decode candidates for
-   the whole request. Otherwise score both legs and take the cheapest pair (`pair_search.py`).
+3. Where no pair can exchange KV, or a decode worker lacks at most `local_prefill_tokens_max` tokens (or the planner's bound, if larger),
+   score the decode candidates for the whole request. Otherwise score both legs and take the cheapest pair (`pair_search.py`).
 4. Where no pair has room, a request for one token needs room on its prefill worker only, which answers it by itself.
 5. Where the cheapest pair waits long for its prefill worker, or no pair has room, a decode worker that computes the prompt by itself,
    in chunks that keep its inter-token latency, may be cheaper.
@@ -26,7 +26,7 @@ from services.router.health.paths import PATHS_OPEN
 from services.router.index.cached_tokens import CachedTokens
 from services.router.index.kv_index import KvIndex
 from services.router.placement.bad_pairs import KV_PATH_FAILING
-from services.router.placement.decision import PREFERENCE, Decision
+from services.router.placement.decision import PREFERENCE, PlacementDecision
 from services.router.placement.pair_search import Pair, ScoredLeg, Selector, find_pair
 from services.router.placement.policies import Candidates, LegKind, Policy
 from services.router.placement.pools import Pool, Pools, PoolSide
@@ -36,7 +36,7 @@ from services.router.workers.handoff_times import NO_HANDOFF_TIMES, HandoffEstim
 from services.router.workers.reservations import Forecast
 from services.router.workers.slow_pairs import SlowPairs
 from services.router.workers.target_arrays import NO_DECODE_NUMBERS, NO_PREFILL_NUMBERS, Floats
-from services.router.workers.worker import Target, Worker
+from services.router.workers.worker import RegisteredWorker, Target
 
 NO_PREFILL_WORKER = "no_prefill_worker"
 """Reason of a refusal: the decode workers require a prefill worker, and none takes requests."""
@@ -85,14 +85,23 @@ class Placer:
         self.handoffs = HandoffEstimator(cost)
         self.slow_pairs = SlowPairs()
         self.sessions = Sessions(sessions_max=settings.sessions_max, session_s=settings.session_s)
+        self.deflect_tokens: dict[str, int] = {}
+        """By model: a planner's bound, which replaces `local_prefill_tokens_max` where it is larger."""
         self.considered: Pool | None = None
         """The pool of the newest request's kind, before the request's own filters, for explanations."""
 
-    def removed(self, ask: Ask) -> Sequence[tuple[Worker, str]]:
+    def set_deflection(self, model: str, tokens: int) -> None:
+        """Lets decode workers of a model compute prompts of which they lack at most `tokens` tokens. 0: the setting's bound."""
+        if tokens:
+            self.deflect_tokens[model] = tokens
+        else:
+            self.deflect_tokens.pop(model, None)
+
+    def removed(self, ask: Ask) -> Sequence[tuple[RegisteredWorker, str]]:
         """The workers that a filter removed from the pool of the ask's kind, with the name of the filter."""
         return self._pools.removed(ask)
 
-    def choose(self, ask: Ask, *, now: float, paused: frozenset[str] = NO_WORKERS) -> Decision:
+    def choose(self, ask: Ask, *, now: float, paused: frozenset[str] = NO_WORKERS) -> PlacementDecision:
         """`paused`: workers to which the path from the request's frontend is paused.
 
         Raises NotFoundError, UnsupportedError, UnavailableError or OverloadedError.
@@ -138,7 +147,7 @@ class Placer:
         )
         return _Query(ask=ask, now=now, pool=pool, prefill_cached=prefill_cached, decode_cached=decode_cached)
 
-    def _pair(self, query: _Query) -> Decision:
+    def _pair(self, query: _Query) -> PlacementDecision:
         handoff_times = self.handoffs.times if self.policy.counts_transfer else None
         prefill_leg = self._score(query, LegKind.PREFILL)
         decode_leg = self._score(query, LegKind.DECODE)
@@ -154,7 +163,7 @@ class Placer:
             raise self._full(query.ask)
         return self._pair_decision(query, pair, (prefill_leg, decode_leg), counts_transfer=handoff_times is not None)
 
-    def _answered_by_prefill(self, query: _Query) -> Decision | None:
+    def _answered_by_prefill(self, query: _Query) -> PlacementDecision | None:
         """The cheapest prefill worker, with any decode worker in case it does not answer. None: the prefill workers are full too."""
         prefill_leg = self._score(query, LegKind.PREFILL)
         decode_leg = self._score(query, LegKind.DECODE)
@@ -173,7 +182,7 @@ class Placer:
 
     def _pair_decision(
         self, query: _Query, pair: Pair, legs: tuple[ScoredLeg, ScoredLeg], *, counts_transfer: bool
-    ) -> Decision:
+    ) -> PlacementDecision:
         ask, now = query.ask, query.now
         prefill, decode = legs[0].targets[pair.prefill], legs[1].targets[pair.decode]
         cached = int(query.prefill_cached.item(pair.prefill))
@@ -184,7 +193,7 @@ class Placer:
         if counts_transfer:
             step_s = decode.coefficients.decode.values[0]
             expected_ttft_s = queue_s + prefill_s + pair.transfer_s + wait_s + step_s
-        return Decision(
+        return PlacementDecision(
             prefill=prefill,
             decode=decode,
             handoff=pair.group.handoff,
@@ -208,7 +217,7 @@ class Placer:
             bad_pairs=[group.bad_pairs for group in query.pool.groups],
         )
 
-    def _alone(self, query: _Query, reason: str, left_out: NDArray[np.bool_] | None = None) -> Decision:
+    def _alone(self, query: _Query, reason: str, left_out: NDArray[np.bool_] | None = None) -> PlacementDecision:
         """The decode worker that computes the prompt at the lowest cost. `left_out` marks candidates that must not."""
         ask, now = query.ask, query.now
         requires_prefill = query.pool.decodes.requires_prefill
@@ -231,7 +240,7 @@ class Placer:
         uncached = ask.prompt_tokens - cached
         queue_s, wait_s = target.queue_s(now), target.wait_s()
         prefill_s = target.coefficients.prefill_s(uncached, ask.prompt_tokens)
-        return Decision(
+        return PlacementDecision(
             prefill=None,
             decode=target,
             handoff=None,
@@ -251,19 +260,23 @@ class Placer:
             bad_pairs=(),
         )
 
-    def _local_prefill(self, query: _Query) -> Decision | None:
+    def _local_prefill(self, query: _Query) -> PlacementDecision | None:
         """A decode worker that lacks too few tokens for a handoff to pay. None: there is none, or those are full."""
-        tokens_max = self._settings.local_prefill_tokens_max
+        usual_max = self._settings.local_prefill_tokens_max
+        tokens_max = max(usual_max, self.deflect_tokens.get(query.ask.model, 0))
         cached, prompt_tokens = query.decode_cached, query.ask.prompt_tokens
-        if prompt_tokens - cached.item(cached.argmax()) > tokens_max:
+        least = prompt_tokens - cached.item(cached.argmax())
+        if least > tokens_max:
             return None
         try:
-            reason = "short_prompt" if prompt_tokens <= tokens_max else "local_prefill"
+            reason = "short_prompt" if prompt_tokens <= usual_max else "local_prefill"
+            if least > usual_max:
+                reason = "deflected"
             return self._alone(query, reason, prompt_tokens - cached > tokens_max)
         except (OverloadedError, UnavailableError):
             return None
 
-    def _chunked_prefill(self, query: _Query) -> Decision | None:
+    def _chunked_prefill(self, query: _Query) -> PlacementDecision | None:
         """A decode worker whose steps keep its inter-token latency with a chunk of the prompt in each. None: there is none."""
         columns = query.pool.decodes.columns
         s_per_token = self._fleet.arrays.take_prefill(columns).s_per_token
@@ -274,7 +287,7 @@ class Placer:
         except (OverloadedError, UnavailableError):
             return None
 
-    def _without_kv_path(self, query: _Query) -> Decision | None:
+    def _without_kv_path(self, query: _Query) -> PlacementDecision | None:
         """A decode worker that cannot pull KV from any prefill worker. None: there is none, or those are full."""
         if query.pool.unpaired is None:
             return None

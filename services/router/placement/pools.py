@@ -16,7 +16,7 @@ from services.router.placement.bad_pairs import SlowFactors, failing_paths, make
 from services.router.placement.topology import Group, make_groups, sort_key
 from services.router.workers.fleet import Fleet
 from services.router.workers.target_arrays import Floats, Positions
-from services.router.workers.worker import Target, Worker
+from services.router.workers.worker import RegisteredWorker, Target
 
 _POOLS_MAX = 256
 _REDUCED_MAX = 16
@@ -107,7 +107,7 @@ class Pool:
     )
 
     def __init__(
-        self, prefills: Iterable[Target], decodes: Iterable[Target], *, removed: Sequence[tuple[Worker, str]]
+        self, prefills: Iterable[Target], decodes: Iterable[Target], *, removed: Sequence[tuple[RegisteredWorker, str]]
     ) -> None:
         self.prefills, self.decodes = PoolSide(prefills), PoolSide(decodes)
         self.removed = removed
@@ -197,7 +197,7 @@ class Pools:
         self._retry_after_s = retry_after_s
         self._version = -1
         self._pools: dict[RequestKind, Pool | MeshError] = {}
-        self._removed: dict[RequestKind, Sequence[tuple[Worker, str]]] = {}
+        self._removed: dict[RequestKind, Sequence[tuple[RegisteredWorker, str]]] = {}
         self._plain_pools: dict[tuple[str, str, str], Pool] = {}
 
     def get(self, ask: Ask) -> Pool:
@@ -216,7 +216,7 @@ class Pools:
             known = self._plain_pools[plain] = self._get(RequestKind.of(ask))
         return known
 
-    def removed(self, ask: Ask) -> Sequence[tuple[Worker, str]]:
+    def removed(self, ask: Ask) -> Sequence[tuple[RegisteredWorker, str]]:
         """The workers that a filter removed when `get` was last called for requests of this kind, with the filter's name."""
         return self._removed.get(RequestKind.of(ask), ())
 
@@ -230,7 +230,7 @@ class Pools:
         return pool
 
     def _build(self, kind: RequestKind) -> Pool | MeshError:
-        removed: list[tuple[Worker, str]] = []
+        removed: list[tuple[RegisteredWorker, str]] = []
         self._removed[kind] = removed
         kept: dict[Role, list[Target]] = {Role.PREFILL: [], Role.DECODE: []}
         workers = [
@@ -252,7 +252,7 @@ class Pools:
         return Pool(kept[Role.PREFILL], kept[Role.DECODE], removed=removed)
 
     def _refusal(
-        self, kind: RequestKind, workers: Sequence[Worker], removed: Iterable[tuple[Worker, str]]
+        self, kind: RequestKind, workers: Sequence[RegisteredWorker], removed: Iterable[tuple[RegisteredWorker, str]]
     ) -> MeshError:
         """Why no decode worker is left: the first reason that a retry would not change, else that none is available."""
         decodes = [worker for worker in workers if worker.role is Role.DECODE]
@@ -276,7 +276,7 @@ class Pools:
         state = ", ".join(sorted(reasons)) if reasons else "none has joined"
         return self._unavailable(f"no decode worker of model {kind.model!r} takes requests ({state})")
 
-    def _unsupported(self, kind: RequestKind, decodes: Iterable[Worker]) -> UnsupportedError:
+    def _unsupported(self, kind: RequestKind, decodes: Iterable[RegisteredWorker]) -> UnsupportedError:
         lacking = sorted(kind.features.difference(*map(_features_of, decodes)) or kind.features)
         engines = {
             worker.description.capabilities.engine
@@ -291,7 +291,7 @@ class Pools:
         return UnavailableError(message, reason="no_worker", retry_after_s=self._retry_after_s)
 
 
-def _removed_by(worker: Worker, kind: RequestKind) -> str:
+def _removed_by(worker: RegisteredWorker, kind: RequestKind) -> str:
     """The filter that removes a worker of the model; empty: none."""
     description = worker.description
     assert description is not None
@@ -306,5 +306,5 @@ def _removed_by(worker: Worker, kind: RequestKind) -> str:
     return worker.excluded_by
 
 
-def _features_of(worker: Worker) -> set[str]:
+def _features_of(worker: RegisteredWorker) -> set[str]:
     return set(worker.description.capabilities.features) if worker.description is not None else set()

@@ -11,7 +11,7 @@ from kvmesh.discovery.presence import Presence
 from services.router.core import RouterCore
 from services.router.index.kv_feed import Trust
 from services.router.replicas.peer_streams import PeerStreams
-from services.router.serving.membership import Membership
+from services.router.serving.membership import FleetMembership
 from services.router.settings import JoiningSettings
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ JOINING_CHECK_INTERVAL_S = 1.0
 
 async def join(
     core: RouterCore,
-    membership: Membership,
+    membership: FleetMembership,
     peers: PeerStreams,
     presence: Presence,
     *,

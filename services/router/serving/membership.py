@@ -16,13 +16,13 @@ from random import Random
 
 from kvmesh.clock import Clock
 from kvmesh.core import LoadRecord, Role
-from kvmesh.discovery.base import DECODE, PREFILL, Health, Instance, Registry, View
+from kvmesh.discovery.base import DECODE, PREFILL, ROLE_SEQUENCE_KEY, Health, Instance, Registry, View
 from kvmesh.discovery.members import watch_members
 from kvmesh.errors import DeadlineError, LostError, MeshError, OverloadedError, UnavailableError
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 from services.router.settings import MembershipSettings
 from services.router.workers.fleet import Fleet
-from services.router.workers.worker import Worker
+from services.router.workers.worker import RegisteredWorker
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +37,18 @@ LABEL_PREFIX = "label-"
 class _FollowedWorker:
     """A listed worker, and the task that follows it."""
 
-    worker: Worker
+    worker: RegisteredWorker
     service: str
+    role_sequence: int
     task: asyncio.Task[None]
 
+    def is_newer(self, instance: Instance, service: str, role_sequence: int) -> bool:
+        """True if the instance is the same process before it changed its role to the present one."""
+        is_same = self.worker.address == instance.address
+        return is_same and self.service != service and self.role_sequence > role_sequence
 
-class Membership:
+
+class FleetMembership:
     """A running part with one task per pool and one per worker."""
 
     def __init__(
@@ -107,6 +113,9 @@ class Membership:
 
     def _on_instance(self, instance: Instance, service: str, role: Role) -> None:
         followed = self._followed.get(instance.instance_id)
+        role_sequence = role_sequence_of(instance)
+        if followed is not None and followed.is_newer(instance, service, role_sequence):
+            return
         if followed is not None and (followed.worker.address, followed.service) != (instance.address, service):
             # Another process has the id now, or the worker changed its pool: start again with its new description.
             followed.task.cancel()
@@ -122,7 +131,7 @@ class Membership:
         )
         if followed is None and self._tasks is not None:
             task = self._tasks.create_task(self._follow(worker), name=f"follow-{instance.instance_id}")
-            self._followed[instance.instance_id] = _FollowedWorker(worker, service, task)
+            self._followed[instance.instance_id] = _FollowedWorker(worker, service, role_sequence, task)
             log.info("worker_joined", extra={"data": {"worker": instance.instance_id, "address": instance.address}})
 
     def _on_gone(self, worker_id: str, followed: _FollowedWorker) -> None:
@@ -131,7 +140,7 @@ class Membership:
         self._fleet.unregister(worker_id)
         log.info("worker_left", extra={"data": {"worker": worker_id}})
 
-    async def _follow(self, worker: Worker) -> None:
+    async def _follow(self, worker: RegisteredWorker) -> None:
         pause_s = self._settings.reconnect_min_s
         logged = ""
         while True:
@@ -150,7 +159,7 @@ class Membership:
             await self._clock.sleep(pause_s * (0.5 + self._random.random() / 2))
             pause_s = min(2 * pause_s, self._settings.reconnect_max_s)
 
-    async def _connect(self, worker: Worker) -> tuple[bool, MeshError]:
+    async def _connect(self, worker: RegisteredWorker) -> tuple[bool, MeshError]:
         """Connects and stays connected until something breaks. Returns whether the worker got requests, and what broke."""
         problems: list[MeshError] = []
         try:
@@ -163,7 +172,7 @@ class Membership:
             problems.extend(_flatten(group))
         return worker.stream_fault == "", problems[0]
 
-    async def _describe(self, worker: Worker) -> None:
+    async def _describe(self, worker: RegisteredWorker) -> None:
         description = await self._client.describe(worker.address, timeout_s=self._settings.describe_timeout_s)
         if description.worker.worker_id != worker.worker_id:
             message = f"{worker.address} answers as {description.worker.worker_id}, not as {worker.worker_id}"
@@ -172,7 +181,7 @@ class Membership:
         if known is None or known != description or not worker.targets:
             self._fleet.describe(worker, description)
 
-    async def _keep_description(self, worker: Worker) -> None:
+    async def _keep_description(self, worker: RegisteredWorker) -> None:
         """Renews the description: adapters and roles change while a worker runs. A short delay is harmless."""
         while True:
             await self._clock.sleep(self._settings.describe_interval_s)
@@ -183,7 +192,7 @@ class Membership:
                 data = {"worker": worker.worker_id, "reason": error.reason}
                 log.info("description_not_renewed", extra={"data": data})
 
-    async def _watch_kv(self, worker: Worker) -> None:
+    async def _watch_kv(self, worker: RegisteredWorker) -> None:
         while True:
             feed = worker.feed
             assert feed is not None
@@ -205,7 +214,7 @@ class Membership:
         async with self._snapshot_lock:
             await asyncio.sleep(0)
 
-    async def _watch_load(self, worker: Worker) -> None:
+    async def _watch_load(self, worker: RegisteredWorker) -> None:
         records = self._client.watch_load(worker.address, interval_s=self._settings.load_interval_s)
         async with aclosing(records):
             while True:
@@ -239,6 +248,12 @@ def _flatten(group: BaseExceptionGroup[MeshError]) -> list[MeshError]:
     for error in group.exceptions:
         found.extend(_flatten(error) if isinstance(error, BaseExceptionGroup) else [error])
     return found
+
+
+def role_sequence_of(instance: Instance) -> int:
+    """How often the worker has changed its role; 0 if the registry does not say."""
+    text = instance.meta.get(ROLE_SEQUENCE_KEY, "")
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def labels_of(instance: Instance) -> dict[str, str]:

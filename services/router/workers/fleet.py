@@ -13,7 +13,7 @@ from services.router.index.kv_feed import KvFeed
 from services.router.index.kv_index import KvIndex
 from services.router.workers.coefficients import Coefficients
 from services.router.workers.target_arrays import TargetArrays
-from services.router.workers.worker import Target, Worker
+from services.router.workers.worker import RegisteredWorker, Target
 
 
 class Fleet:
@@ -23,7 +23,7 @@ class Fleet:
         self.index = index
         self.arrays = TargetArrays()
         self._settings = settings
-        self.workers: dict[str, Worker] = {}
+        self.workers: dict[str, RegisteredWorker] = {}
         self.version = 0
         self.health = HealthMonitor(settings.health, self.workers, self._increase_version)
 
@@ -39,11 +39,11 @@ class Fleet:
         labels: Mapping[str, str],
         is_critical: bool,
         is_draining: bool,
-    ) -> Worker:
+    ) -> RegisteredWorker:
         """Adds or updates a worker as the registry lists it."""
         worker = self.workers.get(worker_id)
         if worker is None:
-            worker = self.workers[worker_id] = Worker(worker_id=worker_id, address=address, role=role)
+            worker = self.workers[worker_id] = RegisteredWorker(worker_id=worker_id, address=address, role=role)
         before = (worker.address, worker.role, worker.labels, worker.excluded_by)
         worker.address, worker.role, worker.labels = address, role, dict(labels)
         worker.is_critical, worker.is_marked_draining = is_critical, is_draining
@@ -62,7 +62,7 @@ class Fleet:
                 target.leave()
             self.version += 1
 
-    def describe(self, worker: Worker, description: WorkerDescription) -> None:
+    def describe(self, worker: RegisteredWorker, description: WorkerDescription) -> None:
         """Takes a worker's description. A new epoch starts with an empty cache and nothing in flight."""
         known = worker.description
         worker.description = description
@@ -74,15 +74,15 @@ class Fleet:
             self._replace_targets(worker, description, ranks)
         self.version += 1
 
-    def connected(self, worker: Worker) -> None:
+    def connected(self, worker: RegisteredWorker) -> None:
         """The worker's streams are open: it gets requests."""
         self._set_stream_fault(worker, "")
 
-    def disconnected(self, worker: Worker, reason: str) -> None:
+    def disconnected(self, worker: RegisteredWorker, reason: str) -> None:
         """A stream of the worker broke: it gets no requests from now on."""
         self._set_stream_fault(worker, reason)
 
-    def on_load_record(self, worker: Worker, record: LoadRecord, *, now: float | None = None) -> None:
+    def on_load_record(self, worker: RegisteredWorker, record: LoadRecord, *, now: float | None = None) -> None:
         """Takes a load record. Ignores records of another epoch or of an unknown rank. `now` None: not a later time."""
         description = worker.description
         if (
@@ -111,7 +111,7 @@ class Fleet:
             if path.worker_id in self.workers
         }
 
-    def is_incompatible(self, worker: Worker) -> bool:
+    def is_incompatible(self, worker: RegisteredWorker) -> bool:
         """True for a prefill worker from which no decode worker of its model can take KV."""
         return worker.role is Role.PREFILL and not any(
             other.role is Role.DECODE
@@ -124,12 +124,12 @@ class Fleet:
     def _increase_version(self) -> None:
         self.version += 1
 
-    def _set_stream_fault(self, worker: Worker, fault: str) -> None:
+    def _set_stream_fault(self, worker: RegisteredWorker, fault: str) -> None:
         if worker.stream_fault != fault:
             worker.stream_fault = fault
             self.version += 1
 
-    def _replace_targets(self, worker: Worker, description: WorkerDescription, ranks: int) -> None:
+    def _replace_targets(self, worker: RegisteredWorker, description: WorkerDescription, ranks: int) -> None:
         if worker.feed is not None:
             worker.feed.drop()
         worker.feed = KvFeed(

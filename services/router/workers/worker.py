@@ -21,7 +21,7 @@ CONNECTING = "unreachable"
 
 
 @dataclass(slots=True, eq=False)
-class Worker:
+class RegisteredWorker:
     """A registered worker.
 
     `stream_fault` is empty exactly while its streams are open. `health_fault` is written by `HealthMonitor` only.
@@ -77,7 +77,7 @@ class Worker:
 class Target:
     """One data-parallel rank of a worker. Reservations may outlive it; its column in `arrays` does not."""
 
-    worker: Worker
+    worker: RegisteredWorker
     rank: int
     ref: WorkerRef
     block_size_tokens: int

@@ -26,8 +26,14 @@ if _version_not_supported:
 
 
 class PlannerServiceStub:
-    """Served by planners. A planner observes the pools at each interval; `mode` shows whether it acts. GetPlan returns the latest
-    observation. SetTargets and Simulate return FAILED_PRECONDITION on a planner that only observes.
+    """Served by planners.
+
+    1. A planner observes the pools each second or so, predicts the load, and decides. Each decision is a record with its inputs,
+    the alternatives that were compared, and the reason.
+    2. Several planners may run. One of them, the leader, acts. All of them answer these calls; the others return what they observe
+    and what they would decide.
+    3. Targets come from the planner's settings. SetTargets replaces them until the planner's process ends. A model without targets is
+    observed only.
     """
 
     def __init__(self, channel):
@@ -40,6 +46,11 @@ class PlannerServiceStub:
                 '/kvmesh.planner.v1.PlannerService/GetPlan',
                 request_serializer=kvmesh_dot_planner_dot_v1_dot_planner__pb2.GetPlanRequest.SerializeToString,
                 response_deserializer=kvmesh_dot_planner_dot_v1_dot_planner__pb2.GetPlanResponse.FromString,
+                _registered_method=True)
+        self.WatchPlans = channel.unary_stream(
+                '/kvmesh.planner.v1.PlannerService/WatchPlans',
+                request_serializer=kvmesh_dot_planner_dot_v1_dot_planner__pb2.WatchPlansRequest.SerializeToString,
+                response_deserializer=kvmesh_dot_planner_dot_v1_dot_planner__pb2.WatchPlansResponse.FromString,
                 _registered_method=True)
         self.SetTargets = channel.unary_unary(
                 '/kvmesh.planner.v1.PlannerService/SetTargets',
@@ -54,26 +65,41 @@ class PlannerServiceStub:
 
 
 class PlannerServiceServicer:
-    """Served by planners. A planner observes the pools at each interval; `mode` shows whether it acts. GetPlan returns the latest
-    observation. SetTargets and Simulate return FAILED_PRECONDITION on a planner that only observes.
+    """Served by planners.
+
+    1. A planner observes the pools each second or so, predicts the load, and decides. Each decision is a record with its inputs,
+    the alternatives that were compared, and the reason.
+    2. Several planners may run. One of them, the leader, acts. All of them answer these calls; the others return what they observe
+    and what they would decide.
+    3. Targets come from the planner's settings. SetTargets replaces them until the planner's process ends. A model without targets is
+    observed only.
     """
 
     def GetPlan(self, request, context):
-        """Returns the latest observation and plan.
+        """Returns the latest plan.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchPlans(self, request, context):
+        """Sends the latest plan at once, and then every new one. A slow reader skips plans, never decisions: each plan carries the newest
+        decisions of each model. Ends only when the caller cancels, its deadline passes, or the planner stops.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetTargets(self, request, context):
-        """Changes targets.
+        """Changes the targets of one model. INVALID_ARGUMENT names the field that is out of range.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Simulate(self, request, context):
-        """Computes the pools that a load would need.
+        """Runs a load through the router's and the planner's own code and simulated workers, in virtual time. RESOURCE_EXHAUSTED while
+        another simulation runs. The deadline bounds it; cancelling ends it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -86,6 +112,11 @@ def add_PlannerServiceServicer_to_server(servicer, server):
                     servicer.GetPlan,
                     request_deserializer=kvmesh_dot_planner_dot_v1_dot_planner__pb2.GetPlanRequest.FromString,
                     response_serializer=kvmesh_dot_planner_dot_v1_dot_planner__pb2.GetPlanResponse.SerializeToString,
+            ),
+            'WatchPlans': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchPlans,
+                    request_deserializer=kvmesh_dot_planner_dot_v1_dot_planner__pb2.WatchPlansRequest.FromString,
+                    response_serializer=kvmesh_dot_planner_dot_v1_dot_planner__pb2.WatchPlansResponse.SerializeToString,
             ),
             'SetTargets': grpc.unary_unary_rpc_method_handler(
                     servicer.SetTargets,
@@ -106,8 +137,14 @@ def add_PlannerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PlannerService:
-    """Served by planners. A planner observes the pools at each interval; `mode` shows whether it acts. GetPlan returns the latest
-    observation. SetTargets and Simulate return FAILED_PRECONDITION on a planner that only observes.
+    """Served by planners.
+
+    1. A planner observes the pools each second or so, predicts the load, and decides. Each decision is a record with its inputs,
+    the alternatives that were compared, and the reason.
+    2. Several planners may run. One of them, the leader, acts. All of them answer these calls; the others return what they observe
+    and what they would decide.
+    3. Targets come from the planner's settings. SetTargets replaces them until the planner's process ends. A model without targets is
+    observed only.
     """
 
     @staticmethod
@@ -127,6 +164,33 @@ class PlannerService:
             '/kvmesh.planner.v1.PlannerService/GetPlan',
             kvmesh_dot_planner_dot_v1_dot_planner__pb2.GetPlanRequest.SerializeToString,
             kvmesh_dot_planner_dot_v1_dot_planner__pb2.GetPlanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchPlans(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvmesh.planner.v1.PlannerService/WatchPlans',
+            kvmesh_dot_planner_dot_v1_dot_planner__pb2.WatchPlansRequest.SerializeToString,
+            kvmesh_dot_planner_dot_v1_dot_planner__pb2.WatchPlansResponse.FromString,
             options,
             channel_credentials,
             insecure,

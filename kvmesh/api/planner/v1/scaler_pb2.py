@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from kvmesh.api.types.v1 import model_pb2 as kvmesh_dot_types_dot_v1_dot_model__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ekvmesh/planner/v1/scaler.proto\x12\x11kvmesh.planner.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bkvmesh/types/v1/model.proto\"\x9f\x01\n\x0cScaleRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12#\n\x04role\x18\x02 \x01(\x0e\x32\x15.kvmesh.types.v1.Role\x12\x0f\n\x07workers\x18\x03 \x01(\r\x12\x18\n\x10\x64rain_worker_ids\x18\x04 \x03(\t\x12\x30\n\rdrain_timeout\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\" \n\rScaleResponse\x12\x0f\n\x07workers\x18\x01 \x01(\r\"\x12\n\x10ListPoolsRequest\";\n\x11ListPoolsResponse\x12&\n\x05pools\x18\x01 \x03(\x0b\x32\x17.kvmesh.planner.v1.Pool\"\x95\x01\n\x04Pool\x12\r\n\x05model\x18\x01 \x01(\t\x12#\n\x04role\x18\x02 \x01(\x0e\x32\x15.kvmesh.types.v1.Role\x12\x17\n\x0fworkers_running\x18\x03 \x01(\r\x12\x16\n\x0eworkers_wanted\x18\x04 \x01(\r\x12\x18\n\x0bworkers_max\x18\x05 \x01(\rH\x00\x88\x01\x01\x42\x0e\n\x0c_workers_max2\xb3\x01\n\rScalerService\x12J\n\x05Scale\x12\x1f.kvmesh.planner.v1.ScaleRequest\x1a .kvmesh.planner.v1.ScaleResponse\x12V\n\tListPools\x12#.kvmesh.planner.v1.ListPoolsRequest\x1a$.kvmesh.planner.v1.ListPoolsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ekvmesh/planner/v1/scaler.proto\x12\x11kvmesh.planner.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bkvmesh/types/v1/model.proto\"\xb6\x01\n\x0cScaleRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12#\n\x04role\x18\x02 \x01(\x0e\x32\x15.kvmesh.types.v1.Role\x12\x0f\n\x07workers\x18\x03 \x01(\r\x12\x18\n\x10\x64rain_worker_ids\x18\x04 \x03(\t\x12\x30\n\rdrain_timeout\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rfencing_token\x18\x06 \x01(\x04\" \n\rScaleResponse\x12\x0f\n\x07workers\x18\x01 \x01(\r\"\x12\n\x10ListPoolsRequest\";\n\x11ListPoolsResponse\x12&\n\x05pools\x18\x01 \x03(\x0b\x32\x17.kvmesh.planner.v1.Pool\"\xaf\x01\n\x04Pool\x12\r\n\x05model\x18\x01 \x01(\t\x12#\n\x04role\x18\x02 \x01(\x0e\x32\x15.kvmesh.types.v1.Role\x12\x17\n\x0fworkers_running\x18\x03 \x01(\r\x12\x16\n\x0eworkers_wanted\x18\x04 \x01(\r\x12\x18\n\x0bworkers_max\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x10ready_worker_ids\x18\x06 \x03(\tB\x0e\n\x0c_workers_max2\xb3\x01\n\rScalerService\x12J\n\x05Scale\x12\x1f.kvmesh.planner.v1.ScaleRequest\x1a .kvmesh.planner.v1.ScaleResponse\x12V\n\tListPools\x12#.kvmesh.planner.v1.ListPoolsRequest\x1a$.kvmesh.planner.v1.ListPoolsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,15 +34,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvmesh.api.planner.v1.scale
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SCALEREQUEST']._serialized_start=115
-  _globals['_SCALEREQUEST']._serialized_end=274
-  _globals['_SCALERESPONSE']._serialized_start=276
-  _globals['_SCALERESPONSE']._serialized_end=308
-  _globals['_LISTPOOLSREQUEST']._serialized_start=310
-  _globals['_LISTPOOLSREQUEST']._serialized_end=328
-  _globals['_LISTPOOLSRESPONSE']._serialized_start=330
-  _globals['_LISTPOOLSRESPONSE']._serialized_end=389
-  _globals['_POOL']._serialized_start=392
-  _globals['_POOL']._serialized_end=541
-  _globals['_SCALERSERVICE']._serialized_start=544
-  _globals['_SCALERSERVICE']._serialized_end=723
+  _globals['_SCALEREQUEST']._serialized_end=297
+  _globals['_SCALERESPONSE']._serialized_start=299
+  _globals['_SCALERESPONSE']._serialized_end=331
+  _globals['_LISTPOOLSREQUEST']._serialized_start=333
+  _globals['_LISTPOOLSREQUEST']._serialized_end=351
+  _globals['_LISTPOOLSRESPONSE']._serialized_start=353
+  _globals['_LISTPOOLSRESPONSE']._serialized_end=412
+  _globals['_POOL']._serialized_start=415
+  _globals['_POOL']._serialized_end=590
+  _globals['_SCALERSERVICE']._serialized_start=593
+  _globals['_SCALERSERVICE']._serialized_end=772
 # @@protoc_insertion_point(module_scope)

@@ -34,7 +34,9 @@ class ScalerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ScalerServiceAsyncStub: ...
     Scale: _grpc.UnaryUnaryMultiCallable[_scaler_pb2.ScaleRequest, _scaler_pb2.ScaleResponse]
-    """Sets a pool's size. Returns when the size is accepted, not when it is reached."""
+    """Sets a pool's size. Returns when the size is accepted, not when it is reached. FAILED_PRECONDITION for a fencing token older than
+    the newest one that the scaler has seen: its planner does not lead any more.
+    """
     ListPools: _grpc.UnaryUnaryMultiCallable[_scaler_pb2.ListPoolsRequest, _scaler_pb2.ListPoolsResponse]
     """Lists pools and their limits."""
 
@@ -44,7 +46,9 @@ class ScalerServiceAsyncStub(ScalerServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Scale: _aio.UnaryUnaryMultiCallable[_scaler_pb2.ScaleRequest, _scaler_pb2.ScaleResponse]  # type: ignore[assignment]
-    """Sets a pool's size. Returns when the size is accepted, not when it is reached."""
+    """Sets a pool's size. Returns when the size is accepted, not when it is reached. FAILED_PRECONDITION for a fencing token older than
+    the newest one that the scaler has seen: its planner does not lead any more.
+    """
     ListPools: _aio.UnaryUnaryMultiCallable[_scaler_pb2.ListPoolsRequest, _scaler_pb2.ListPoolsResponse]  # type: ignore[assignment]
     """Lists pools and their limits."""
 
@@ -57,7 +61,9 @@ class ScalerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scaler_pb2.ScaleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scaler_pb2.ScaleResponse, _abc.Awaitable[_scaler_pb2.ScaleResponse]]:
-        """Sets a pool's size. Returns when the size is accepted, not when it is reached."""
+        """Sets a pool's size. Returns when the size is accepted, not when it is reached. FAILED_PRECONDITION for a fencing token older than
+        the newest one that the scaler has seen: its planner does not lead any more.
+        """
 
     @_abc_1.abstractmethod
     def ListPools(

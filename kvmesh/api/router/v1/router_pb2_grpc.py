@@ -84,6 +84,11 @@ class RouterServiceStub:
                 request_serializer=kvmesh_dot_router_dot_v1_dot_router__pb2.SyncPeersRequest.SerializeToString,
                 response_deserializer=kvmesh_dot_router_dot_v1_dot_router__pb2.SyncPeersResponse.FromString,
                 _registered_method=True)
+        self.SetDeflection = channel.unary_unary(
+                '/kvmesh.router.v1.RouterService/SetDeflection',
+                request_serializer=kvmesh_dot_router_dot_v1_dot_router__pb2.SetDeflectionRequest.SerializeToString,
+                response_deserializer=kvmesh_dot_router_dot_v1_dot_router__pb2.SetDeflectionResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServiceServicer:
@@ -147,6 +152,13 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetDeflection(self, request, context):
+        """Sets the prompt length up to which decode workers of a model compute prompts themselves. Called by planners, on every router.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -169,6 +181,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.SyncPeers,
                     request_deserializer=kvmesh_dot_router_dot_v1_dot_router__pb2.SyncPeersRequest.FromString,
                     response_serializer=kvmesh_dot_router_dot_v1_dot_router__pb2.SyncPeersResponse.SerializeToString,
+            ),
+            'SetDeflection': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetDeflection,
+                    request_deserializer=kvmesh_dot_router_dot_v1_dot_router__pb2.SetDeflectionRequest.FromString,
+                    response_serializer=kvmesh_dot_router_dot_v1_dot_router__pb2.SetDeflectionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -309,6 +326,33 @@ class RouterService:
             '/kvmesh.router.v1.RouterService/SyncPeers',
             kvmesh_dot_router_dot_v1_dot_router__pb2.SyncPeersRequest.SerializeToString,
             kvmesh_dot_router_dot_v1_dot_router__pb2.SyncPeersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetDeflection(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvmesh.router.v1.RouterService/SetDeflection',
+            kvmesh_dot_router_dot_v1_dot_router__pb2.SetDeflectionRequest.SerializeToString,
+            kvmesh_dot_router_dot_v1_dot_router__pb2.SetDeflectionResponse.FromString,
             options,
             channel_credentials,
             insecure,

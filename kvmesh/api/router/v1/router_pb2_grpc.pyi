@@ -71,6 +71,8 @@ class RouterServiceStub:
     """The workers as the router sees them."""
     SyncPeers: _grpc.StreamStreamMultiCallable[_router_pb2.SyncPeersRequest, _router_pb2.SyncPeersResponse]
     """Reservations of the other router."""
+    SetDeflection: _grpc.UnaryUnaryMultiCallable[_router_pb2.SetDeflectionRequest, _router_pb2.SetDeflectionResponse]
+    """Sets the prompt length up to which decode workers of a model compute prompts themselves. Called by planners, on every router."""
 
 @_typing.type_check_only
 class RouterServiceAsyncStub(RouterServiceStub):
@@ -115,6 +117,8 @@ class RouterServiceAsyncStub(RouterServiceStub):
     """The workers as the router sees them."""
     SyncPeers: _aio.StreamStreamMultiCallable[_router_pb2.SyncPeersRequest, _router_pb2.SyncPeersResponse]  # type: ignore[assignment]
     """Reservations of the other router."""
+    SetDeflection: _aio.UnaryUnaryMultiCallable[_router_pb2.SetDeflectionRequest, _router_pb2.SetDeflectionResponse]  # type: ignore[assignment]
+    """Sets the prompt length up to which decode workers of a model compute prompts themselves. Called by planners, on every router."""
 
 class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
     """Places requests on workers. Served by routers.
@@ -180,5 +184,13 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_router_pb2.SyncPeersResponse], _abc.AsyncIterator[_router_pb2.SyncPeersResponse]]:
         """Reservations of the other router."""
+
+    @_abc_1.abstractmethod
+    def SetDeflection(
+        self,
+        request: _router_pb2.SetDeflectionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.SetDeflectionResponse, _abc.Awaitable[_router_pb2.SetDeflectionResponse]]:
+        """Sets the prompt length up to which decode workers of a model compute prompts themselves. Called by planners, on every router."""
 
 def add_RouterServiceServicer_to_server(servicer: RouterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -110,12 +110,14 @@ class UnloadAdapterResponse(_message.Message):
     def __init__(self, adapters: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
-    __slots__ = ("timeout", "undo")
+    __slots__ = ("timeout", "undo", "exits")
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     UNDO_FIELD_NUMBER: _ClassVar[int]
+    EXITS_FIELD_NUMBER: _ClassVar[int]
     timeout: _duration_pb2.Duration
     undo: bool
-    def __init__(self, timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., undo: _Optional[bool] = ...) -> None: ...
+    exits: bool
+    def __init__(self, timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., undo: _Optional[bool] = ..., exits: _Optional[bool] = ...) -> None: ...
 
 class DrainResponse(_message.Message):
     __slots__ = ("requests_in_flight",)
@@ -124,10 +126,12 @@ class DrainResponse(_message.Message):
     def __init__(self, requests_in_flight: _Optional[int] = ...) -> None: ...
 
 class SetRoleRequest(_message.Message):
-    __slots__ = ("role",)
+    __slots__ = ("role", "fencing_token")
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    FENCING_TOKEN_FIELD_NUMBER: _ClassVar[int]
     role: _model_pb2.Role
-    def __init__(self, role: _Optional[_Union[_model_pb2.Role, str]] = ...) -> None: ...
+    fencing_token: int
+    def __init__(self, role: _Optional[_Union[_model_pb2.Role, str]] = ..., fencing_token: _Optional[int] = ...) -> None: ...
 
 class SetRoleResponse(_message.Message):
     __slots__ = ("role",)

@@ -173,7 +173,8 @@ class WorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetRole(self, request, context):
-        """Changes the role of the worker. FAILED_PRECONDITION if the worker does not support it.
+        """Moves the worker to the pool of another role. Legs in flight continue, and handles stay valid. FAILED_PRECONDITION if the
+        engine does not support it. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

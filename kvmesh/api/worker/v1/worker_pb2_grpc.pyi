@@ -59,7 +59,9 @@ class WorkerServiceStub:
     Drain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]
     """Rejects new requests and waits for those in flight. Idempotent."""
     SetRole: _grpc.UnaryUnaryMultiCallable[_worker_pb2.SetRoleRequest, _worker_pb2.SetRoleResponse]
-    """Changes the role of the worker. FAILED_PRECONDITION if the worker does not support it."""
+    """Moves the worker to the pool of another role. Legs in flight continue, and handles stay valid. FAILED_PRECONDITION if the
+    engine does not support it. Idempotent.
+    """
     ResetCache: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ResetCacheRequest, _worker_pb2.ResetCacheResponse]
     """Evicts cached blocks that no request holds."""
     Sleep: _grpc.UnaryUnaryMultiCallable[_worker_pb2.SleepRequest, _worker_pb2.SleepResponse]
@@ -106,7 +108,9 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     Drain: _aio.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]  # type: ignore[assignment]
     """Rejects new requests and waits for those in flight. Idempotent."""
     SetRole: _aio.UnaryUnaryMultiCallable[_worker_pb2.SetRoleRequest, _worker_pb2.SetRoleResponse]  # type: ignore[assignment]
-    """Changes the role of the worker. FAILED_PRECONDITION if the worker does not support it."""
+    """Moves the worker to the pool of another role. Legs in flight continue, and handles stay valid. FAILED_PRECONDITION if the
+    engine does not support it. Idempotent.
+    """
     ResetCache: _aio.UnaryUnaryMultiCallable[_worker_pb2.ResetCacheRequest, _worker_pb2.ResetCacheResponse]  # type: ignore[assignment]
     """Evicts cached blocks that no request holds."""
     Sleep: _aio.UnaryUnaryMultiCallable[_worker_pb2.SleepRequest, _worker_pb2.SleepResponse]  # type: ignore[assignment]
@@ -192,7 +196,9 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.SetRoleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.SetRoleResponse, _abc.Awaitable[_worker_pb2.SetRoleResponse]]:
-        """Changes the role of the worker. FAILED_PRECONDITION if the worker does not support it."""
+        """Moves the worker to the pool of another role. Legs in flight continue, and handles stay valid. FAILED_PRECONDITION if the
+        engine does not support it. Idempotent.
+        """
 
     @_abc_1.abstractmethod
     def ResetCache(

@@ -4,7 +4,7 @@ import os
 import sys
 import traceback
 
-from kvmesh.engines.sglang.host.link import Link
+from kvmesh.engines.sglang.host.link import HostSocket
 from kvmesh.engines.sglang.host.ranks import start_other_ranks
 from kvmesh.engines.sglang.messages import Failed, Start
 from kvmesh.engines.sglang.settings import SglangSettings
@@ -17,7 +17,7 @@ MESSAGE_CHARACTERS_MAX = 300
 
 def main() -> None:
     die_with_parent(os.getppid())
-    link = Link.connect(sys.argv[1])
+    link = HostSocket.connect(sys.argv[1])
     try:
         serve(link)
     except BaseException as error:  # noqa: BLE001  # The end of the process: the adapter gets the reason, the log the trace.
@@ -28,7 +28,7 @@ def main() -> None:
         os._exit(1)
 
 
-def serve(link: Link) -> None:
+def serve(link: HostSocket) -> None:
     """Runs rank 0 until the adapter closes the socket."""
     link.wait(60.0)
     (start,) = link.receive()

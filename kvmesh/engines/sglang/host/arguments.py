@@ -7,7 +7,6 @@ from kvmesh.engines.sglang.settings import CPU_KV_CACHE_BYTES, CPU_RUNNING_REQUE
 from kvmesh.errors import InvalidRequestError
 
 CPU_CHUNK_TOKENS = 512
-CPU_THREADS = 1
 SET_BY_KVMESH = {
     "model_path": "kvmesh sets it: --model",
     "served_model_name": "kvmesh sets it: --served-name",

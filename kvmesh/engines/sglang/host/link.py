@@ -20,7 +20,7 @@ from kvmesh.engines.sglang.messages import (
 READ_BYTES = 1 << 20
 
 
-class Link:
+class HostSocket:
     """Sends and receives messages. The process ends at once when the adapter's end is closed, for nobody could use its results."""
 
     def __init__(self, connected: socket.socket) -> None:
@@ -29,7 +29,7 @@ class Link:
         self._sending = threading.Lock()
 
     @classmethod
-    def connect(cls, path: str) -> "Link":
+    def connect(cls, path: str) -> "HostSocket":
         connected = socket.socket(socket.AF_UNIX)
         connected.connect(path)
         return cls(connected)

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from kvmesh.engines.sglang.messages import Load
+from kvmesh.engines.sglang.messages import HostLoad
 
 
-def current_load(scheduler: Any, *, step_s: float) -> Load:
+def current_load(scheduler: Any, *, step_s: float) -> HostLoad:
     """`scheduler` is SGLang's. Each request counts once. Prompts of requests that bootstrap wait to be computed."""
     used, _ = scheduler.pool_stats_observer.get_pool_stats().get_kv_token_stats()
     waiting = [*scheduler.waiting_queue, *scheduler.grammar_manager.grammar_queue]
@@ -23,7 +23,7 @@ def current_load(scheduler: Any, *, step_s: float) -> Load:
         "receiving_requests": len(receiving.queue) if receiving is not None else 0,
         "retracted_requests": len(preallocating.retracted_queue) if preallocating is not None else 0,
     }
-    return Load(
+    return HostLoad(
         step=scheduler.forward_ct,
         step_s=step_s,
         running_requests=len(running),

@@ -1,10 +1,10 @@
-"""Collects what the scheduler's requests have produced, as one Step per scheduler step."""
+"""Collects what the scheduler's requests have produced, as one HostStep per scheduler step."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from kvmesh.engines.sglang.host.requests import leg_number
-from kvmesh.engines.sglang.messages import Begun, Finished, KvChange, Load, Logprob, Step
+from kvmesh.engines.sglang.messages import Begun, Finished, HostLoad, HostStep, KvChange, Logprob
 
 
 class Outputs:
@@ -28,8 +28,8 @@ class Outputs:
     def is_empty(self) -> bool:
         return not (self._numbers or self._begun or self._finished or self.kv_changes)
 
-    def take(self, load: Load) -> Step:
-        step = Step(
+    def take(self, load: HostLoad) -> HostStep:
+        step = HostStep(
             load=load,
             numbers=self._numbers,
             counts=self._counts,

@@ -1,13 +1,18 @@
 """One rank of an SGLang engine in this process: SGLang's configuration, its scheduler, and rank 0's bootstrap server."""
 
+import importlib
 import os
 from typing import Any
 
 from kvmesh.engines.sglang.host import cpu
 from kvmesh.engines.sglang.host.environment import free_port, set_defaults, uses_cpu
-from kvmesh.engines.sglang.host.link import Link
+from kvmesh.engines.sglang.host.link import HostSocket
 from kvmesh.engines.sglang.messages import Ready
 from kvmesh.engines.sglang.settings import SglangSettings
+from kvmesh.kv.nixl_api import SELECTING_MODULE, set_progress_delay
+
+PROGRESS_DELAY_US = 1_000
+"""Longest sleep of NIXL's progress thread. At NIXL's default of 0 it uses a whole core per engine."""
 
 
 class Rank:
@@ -64,7 +69,7 @@ class Rank:
         world_rank = spawn_world_rank(self._arguments, tp_rank=self._number, pp_rank=0)
         return SpawnRanks(world_rank=world_rank, dp_rank=None, gpu_id=self._gpu)
 
-    def start(self, link: Link | None) -> None:
+    def start(self, link: HostSocket | None) -> None:
         """Loads the model. A prefill engine registers with its bootstrap server meanwhile, which must listen before."""
         from sglang.srt.server_args import PortArgs
 
@@ -74,6 +79,8 @@ class Rank:
 
         if self._is_cpu:
             cpu.prepare_transfers()
+        if self._settings.mode != "null" and self._settings.transfer_backend == "nixl":
+            set_progress_delay(importlib.import_module(SELECTING_MODULE), PROGRESS_DELAY_US)
         if self._honors_seeds:
             honor_seeds(is_cpu=self._is_cpu)
         limit_waits()

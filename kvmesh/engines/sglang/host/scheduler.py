@@ -16,12 +16,12 @@ from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOu
 from sglang.srt.managers.scheduler_components.request_receiver import SchedulerRequestReceiver
 
 from kvmesh.engines.sglang.host.events import SglangEvents, to_changes
-from kvmesh.engines.sglang.host.link import Link
+from kvmesh.engines.sglang.host.link import HostSocket
 from kvmesh.engines.sglang.host.load import current_load
 from kvmesh.engines.sglang.host.outputs import Outputs
 from kvmesh.engines.sglang.host.requests import Requests, abort, call_id, operation
 from kvmesh.engines.sglang.host.stops import MeshRequest
-from kvmesh.engines.sglang.messages import Answer, Call, Cancel, Load, Snapshot, Submit
+from kvmesh.engines.sglang.messages import Call, CallResult, Cancel, HostLoad, Snapshot, Submit
 
 IDLE_WAIT_S = 1.0
 TRANSFER_WAIT_S = 0.001
@@ -31,11 +31,11 @@ TRANSFER_WAIT_S = 0.001
 class MeshScheduler(Scheduler):  # type: ignore[misc]
     """One rank of an engine. Rank 0 has the link; None in the others."""
 
-    def __init__(self, server_args: Any, port_args: Any, link: Link | None) -> None:
+    def __init__(self, server_args: Any, port_args: Any, link: HostSocket | None) -> None:
         self.link = link
         self.outputs = Outputs()
         self._events = SglangEvents()
-        self._sent_load: Load | None = None
+        self._sent_load: HostLoad | None = None
         self._started_at_s = 0.0
         self._step_s = 0.0
         super().__init__(server_args, port_args)
@@ -105,7 +105,7 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
         if self.link is not None and recv_req.rid:
             problem = getattr(output, "error_message", "") or getattr(output, "message", "")
             self.flush()
-            self.link.send(Answer(call_id(recv_req.rid), bool(output.success), str(problem or "")))
+            self.link.send(CallResult(call_id(recv_req.rid), bool(output.success), str(problem or "")))
 
     def on_idle(self) -> None:
         super().on_idle()

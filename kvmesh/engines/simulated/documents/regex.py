@@ -35,10 +35,10 @@ def make_match(pattern: str, random: Random) -> str:
             tree = parser.parse(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         raise refused(f"a regular expression that does not parse ({error})", is_wrong=True) from error
-    return _Maker(random).sequence(tree, is_first=True, is_last=True)
+    return _RegexMaker(random).sequence(tree, is_first=True, is_last=True)
 
 
-class _Maker:
+class _RegexMaker:
     """Walks the parse tree. Keeps the texts of groups for back-references.
 
     `is_first` and `is_last`: the text begins or ends with this part, so an anchor holds here. Other anchors are refused.
@@ -130,12 +130,12 @@ class _Maker:
         return self._groups[argument]
 
 
-_ITEMS: Mapping[Any, Callable[[_Maker, Any], str]] = {
-    codes.LITERAL: _Maker.literal,
-    codes.NOT_LITERAL: _Maker.not_literal,
-    codes.ANY: _Maker.anything,
-    codes.IN: _Maker.one_of,
-    codes.MAX_REPEAT: _Maker.repeat,
-    codes.MIN_REPEAT: _Maker.repeat,
-    codes.GROUPREF: _Maker.reference,
+_ITEMS: Mapping[Any, Callable[[_RegexMaker, Any], str]] = {
+    codes.LITERAL: _RegexMaker.literal,
+    codes.NOT_LITERAL: _RegexMaker.not_literal,
+    codes.ANY: _RegexMaker.anything,
+    codes.IN: _RegexMaker.one_of,
+    codes.MAX_REPEAT: _RegexMaker.repeat,
+    codes.MIN_REPEAT: _RegexMaker.repeat,
+    codes.GROUPREF: _RegexMaker.reference,
 }

@@ -31,10 +31,10 @@ Schema = Mapping[str, Any]
 
 
 def make_instance(schema: Any, random: Random) -> Any:
-    return _Maker(schema, random).make(schema, 0)
+    return _SchemaMaker(schema, random).make(schema, 0)
 
 
-class _Maker:
+class _SchemaMaker:
     """Makes one document. References point into `root`."""
 
     def __init__(self, root: Any, random: Random) -> None:
@@ -272,14 +272,14 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-_TYPES: Mapping[str, Callable[[_Maker, Schema, int], Any]] = {
-    "object": _Maker.object,
-    "array": _Maker.array,
-    "string": _Maker.string,
-    "integer": _Maker.integer,
-    "number": _Maker.number,
-    "boolean": _Maker.boolean,
-    "null": _Maker.null,
+_TYPES: Mapping[str, Callable[[_SchemaMaker, Schema, int], Any]] = {
+    "object": _SchemaMaker.object,
+    "array": _SchemaMaker.array,
+    "string": _SchemaMaker.string,
+    "integer": _SchemaMaker.integer,
+    "number": _SchemaMaker.number,
+    "boolean": _SchemaMaker.boolean,
+    "null": _SchemaMaker.null,
 }
 _IMPLIED: Mapping[str, frozenset[str]] = {
     "object": frozenset(("properties", "required", "additionalProperties", "minProperties", "maxProperties")),

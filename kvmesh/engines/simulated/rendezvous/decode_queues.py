@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from kvmesh.engines.simulated.blocks import BlockPool
 from kvmesh.engines.simulated.handles import read_payload
 from kvmesh.engines.simulated.handoff import is_intact
-from kvmesh.engines.simulated.leg_state import LegState, Phase, WaitingQueue
+from kvmesh.engines.simulated.leg_state import Phase, SimulatedLeg, WaitingQueue
 from kvmesh.engines.simulated.memory import KvMemory
 from kvmesh.engines.simulated.rendezvous.signals import Signal, SignalKind
 from kvmesh.engines.simulated.settings import SimulatedSettings
@@ -30,8 +30,8 @@ class DecodeQueues:
         pool: BlockPool,
         memory: KvMemory,
         signals: list[Signal],
-        decoding: Callable[[], Sequence[LegState]],
-        resume: Callable[[LegState, int], None],
+        decoding: Callable[[], Sequence[SimulatedLeg]],
+        resume: Callable[[SimulatedLeg, int], None],
     ) -> None:
         self._settings = settings
         self._size = settings.block_size_tokens
@@ -42,8 +42,8 @@ class DecodeQueues:
         self._resume = resume
         self._preallocating = WaitingQueue(Phase.PREALLOCATING)
         self._retracted = WaitingQueue(Phase.RETRACTED)
-        self._receiving: dict[LegState, None] = {}
-        self._prebuilt: dict[LegState, None] = {}
+        self._receiving: dict[SimulatedLeg, None] = {}
+        self._prebuilt: dict[SimulatedLeg, None] = {}
 
     @property
     def preallocating(self) -> int:
@@ -66,7 +66,7 @@ class DecodeQueues:
         """True: the next step may do something for these legs."""
         return bool(self._prebuilt or len(self._preallocating) or len(self._retracted))
 
-    def enter(self, leg: LegState) -> None:
+    def enter(self, leg: SimulatedLeg) -> None:
         leg.phase = Phase.PREALLOCATING
         self._preallocating.push(leg)
         if not leg.is_fake:
@@ -90,10 +90,10 @@ class DecodeQueues:
             can_decode = can_decode or is_retracted or leg.is_fake
         return can_decode
 
-    def _blocks_of(self, leg: LegState) -> int:
+    def _blocks_of(self, leg: SimulatedLeg) -> int:
         return -(-len(leg.tokens) // self._size)
 
-    def _find_room(self, leg: LegState, active: Sequence[LegState]) -> list[int] | None:
+    def _find_room(self, leg: SimulatedLeg, active: Sequence[SimulatedLeg]) -> list[int] | None:
         """The leg's cached blocks if there is room for it beside the active legs. None: there is none.
 
         The last token is always sampled here, so at least its block is received. The room includes what is reserved for everybody's
@@ -109,12 +109,12 @@ class DecodeQueues:
             needed += sum(self._growth_blocks(each, len(each.blocks)) for each in active)
         return cached if needed <= self._pool.available - self._pool.idle_among(cached) else None
 
-    def _growth_blocks(self, leg: LegState, blocks: int) -> int:
+    def _growth_blocks(self, leg: SimulatedLeg, blocks: int) -> int:
         """Blocks beyond `blocks` that are reserved for the leg's output."""
         output_tokens = min(leg.tokens_max, self._settings.reserved_output_tokens)
         return max(0, -(-(leg.start_tokens + output_tokens) // self._size) - blocks)
 
-    def _begin_transfer(self, leg: LegState, cached_blocks: int) -> None:
+    def _begin_transfer(self, leg: SimulatedLeg, cached_blocks: int) -> None:
         leg.named_blocks, leg.parts = cached_blocks, None
         leg.computed = cached_blocks * self._size
         if leg.is_fake:
@@ -126,7 +126,7 @@ class DecodeQueues:
         self._receiving[leg] = None
         self._signals.append(Signal(kind=SignalKind.READY, leg=leg))
 
-    def on_offer(self, leg: LegState, body: bytes) -> PullOrder | None:
+    def on_offer(self, leg: SimulatedLeg, body: bytes) -> PullOrder | None:
         """The prompt's KV can be pulled. None: the leg is over. Raises KvLostError if the offer does not fit the prompt."""
         if leg.phase is not Phase.RECEIVING:
             return None
@@ -151,17 +151,17 @@ class DecodeQueues:
         self._prebuild(leg)
         return True
 
-    def _prebuild(self, leg: LegState) -> None:
+    def _prebuild(self, leg: SimulatedLeg) -> None:
         leg.computed = len(leg.tokens)
         leg.phase = Phase.PREBUILT
         self._prebuilt[leg] = None
 
-    def take_prebuilt(self) -> list[LegState]:
+    def take_prebuilt(self) -> list[SimulatedLeg]:
         """Legs that enter the running batch, without a prefill pass."""
         legs, self._prebuilt = list(self._prebuilt), {}
         return legs
 
-    def retract(self, leg: LegState, total: int) -> None:
+    def retract(self, leg: SimulatedLeg, total: int) -> None:
         """Takes the blocks of a leg that no longer decodes, and saves their KV. `total` is the checksum that `resume` needs."""
         leg.saved_total = total
         leg.saved_rows = self._memory.read_rows(leg.blocks[: leg.named_blocks])
@@ -169,7 +169,7 @@ class DecodeQueues:
         leg.blocks, leg.phase = [], Phase.RETRACTED
         self._retracted.push(leg)
 
-    def _restore(self, leg: LegState) -> None:
+    def _restore(self, leg: SimulatedLeg) -> None:
         """Writes the saved KV to the leg's new blocks. It goes on where it was."""
         assert leg.saved_rows is not None
         self._memory.write_rows(leg.blocks[: len(leg.saved_rows)], leg.saved_rows)
@@ -178,7 +178,7 @@ class DecodeQueues:
         leg.saved_rows = None
         self._resume(leg, leg.saved_total)
 
-    def discard(self, leg: LegState, phase: Phase) -> None:
+    def discard(self, leg: SimulatedLeg, phase: Phase) -> None:
         """Removes a leg that ended in this phase."""
         if phase is Phase.PREALLOCATING:
             self._preallocating.discount(leg)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from kvmesh.core import LegTask
-from kvmesh.engines.simulated.leg_state import LegState
+from kvmesh.engines.simulated.leg_state import SimulatedLeg
 from kvmesh.engines.simulated.pulls import OVERDUE_S, Pulls
 from kvmesh.engines.simulated.rendezvous.rooms import Rooms
 from kvmesh.engines.simulated.rendezvous.signals import Signal, SignalKind
@@ -30,7 +30,7 @@ from kvmesh.errors import KvLostError
 _MESSAGES = {SignalKind.READY: READY, SignalKind.OFFER: OFFER, SignalKind.DONE: DONE}
 
 
-class Exchange:
+class RendezvousExchange:
     """One engine's side of all its rendezvous. `on_change` wakes the engine; `pulls` copies the blocks of decode legs."""
 
     def __init__(
@@ -50,11 +50,11 @@ class Exchange:
         self._timeout_s = scheduler.settings.handshake_timeout_s
         self._sent_timeout_s = scheduler.settings.pull_timeout_s + 2 * OVERDUE_S
         self._rooms = Rooms()
-        self._channels: dict[LegState, Channel] = {}
-        self._unsent: dict[LegState, list[bytes]] = {}
+        self._channels: dict[SimulatedLeg, Channel] = {}
+        self._unsent: dict[SimulatedLeg, list[bytes]] = {}
         """Messages of legs whose channel is not open yet."""
-        self._timers: dict[LegState, asyncio.TimerHandle] = {}
-        self._connecting: dict[LegState, asyncio.Task[None]] = {}
+        self._timers: dict[SimulatedLeg, asyncio.TimerHandle] = {}
+        self._connecting: dict[SimulatedLeg, asyncio.Task[None]] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self.address = ""
         """Of the bootstrap server; empty: this engine has none."""
@@ -90,13 +90,13 @@ class Exchange:
         else:
             self._connecting[leg] = self._start(self._receive(leg))
 
-    def _send(self, leg: LegState, message: bytes) -> None:
+    def _send(self, leg: SimulatedLeg, message: bytes) -> None:
         if (channel := self._channels.get(leg)) is not None:
             channel.send_nowait(message)
         else:
             self._unsent.setdefault(leg, []).append(message)
 
-    def _leave(self, leg: LegState) -> None:
+    def _leave(self, leg: SimulatedLeg) -> None:
         assert leg.request.rendezvous is not None
         self._rooms.leave(leg.request.rendezvous.room, leg)
         self._unsent.pop(leg, None)
@@ -106,17 +106,17 @@ class Exchange:
             task.cancel()
         self._close(leg)
 
-    def _close(self, leg: LegState) -> None:
+    def _close(self, leg: SimulatedLeg) -> None:
         if (channel := self._channels.pop(leg, None)) is not None:
             channel.close_nowait()
 
-    def _set_timer(self, leg: LegState, delay_s: float, message: str) -> None:
+    def _set_timer(self, leg: SimulatedLeg, delay_s: float, message: str) -> None:
         if (timer := self._timers.pop(leg, None)) is not None:
             timer.cancel()
         error = KvLostError(message, reason="rendezvous_timeout")
         self._timers[leg] = asyncio.get_running_loop().call_later(delay_s, self._fail, leg, error)
 
-    def _fail(self, leg: LegState, error: KvLostError) -> None:
+    def _fail(self, leg: SimulatedLeg, error: KvLostError) -> None:
         self._scheduler.fail(leg, error)
         self.flush_nowait()
         self._pulls.settle_nowait()
@@ -135,7 +135,7 @@ class Exchange:
 
     # Decode
 
-    async def _receive(self, leg: LegState) -> None:
+    async def _receive(self, leg: SimulatedLeg) -> None:
         """Goes to the rendezvous of a decode leg and follows it until its KV can be pulled."""
         try:
             channel = await self._connect(leg)
@@ -160,7 +160,7 @@ class Exchange:
             self._pulls.start_nowait(order)
             self.flush_nowait()
 
-    async def _connect(self, leg: LegState) -> Channel:
+    async def _connect(self, leg: SimulatedLeg) -> Channel:
         """Opens the leg's channel, and says what was held back meanwhile."""
         rendezvous = leg.request.rendezvous
         assert rendezvous is not None
@@ -180,7 +180,7 @@ class Exchange:
 
     async def _serve_channel(self, channel: Channel) -> None:
         """Follows one decode engine's channel to its end."""
-        leg: LegState | None = None
+        leg: SimulatedLeg | None = None
         try:
             async with asyncio.timeout(self._timeout_s):
                 hello = Hello.unpack(await channel.receive())
@@ -208,7 +208,7 @@ class Exchange:
         own = self._scheduler.settings.data_parallel_rank
         return "" if hello.rank == own else f"this is rank {own}, not {hello.rank}"
 
-    async def _follow(self, channel: Channel, leg: LegState) -> None:
+    async def _follow(self, channel: Channel, leg: SimulatedLeg) -> None:
         if leg.is_over:
             channel.send_nowait(FAILED + b"the prefill leg ended")
             return

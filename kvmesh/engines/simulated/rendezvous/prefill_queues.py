@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from kvmesh.engines.simulated.leg_state import LegState, Phase, WaitingQueue
+from kvmesh.engines.simulated.leg_state import Phase, SimulatedLeg, WaitingQueue
 from kvmesh.engines.simulated.rendezvous.signals import Signal, SignalKind
 
 
@@ -13,13 +13,13 @@ class PrefillQueues:
     """
 
     def __init__(
-        self, *, waiting: WaitingQueue, make_offer: Callable[[LegState], bytes], signals: list[Signal]
+        self, *, waiting: WaitingQueue, make_offer: Callable[[SimulatedLeg], bytes], signals: list[Signal]
     ) -> None:
         self._waiting = waiting
         self._make_offer = make_offer
         self._signals = signals
-        self._bootstrapping: dict[LegState, None] = {}
-        self._sending: dict[LegState, None] = {}
+        self._bootstrapping: dict[SimulatedLeg, None] = {}
+        self._sending: dict[SimulatedLeg, None] = {}
 
     @property
     def bootstrapping(self) -> int:
@@ -34,7 +34,7 @@ class PrefillQueues:
         """Of the bootstrap queue."""
         return sum(len(leg.tokens) for leg in self._bootstrapping)
 
-    def enter(self, leg: LegState) -> None:
+    def enter(self, leg: SimulatedLeg) -> None:
         if leg.is_fake:
             self._waiting.push(leg)
             return
@@ -42,20 +42,20 @@ class PrefillQueues:
         self._bootstrapping[leg] = None
         self._signals.append(Signal(kind=SignalKind.ENTERED, leg=leg))
 
-    def on_ready(self, leg: LegState) -> None:
+    def on_ready(self, leg: SimulatedLeg) -> None:
         """The decode engine has reserved blocks, so the prompt may be computed."""
         if leg.phase is Phase.BOOTSTRAPPING:
             del self._bootstrapping[leg]
             leg.phase = Phase.WAITING
             self._waiting.push(leg)
 
-    def send(self, leg: LegState) -> None:
+    def send(self, leg: SimulatedLeg) -> None:
         """The prompt is computed: the decode engine may pull its blocks."""
         leg.phase = Phase.SENDING
         self._sending[leg] = None
         self._signals.append(Signal(kind=SignalKind.OFFER, leg=leg, body=self._make_offer(leg)))
 
-    def discard(self, leg: LegState) -> None:
+    def discard(self, leg: SimulatedLeg) -> None:
         """Removes a leg that ended."""
         self._bootstrapping.pop(leg, None)
         self._sending.pop(leg, None)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from kvmesh.engines.simulated.leg_state import LegState
+from kvmesh.engines.simulated.leg_state import SimulatedLeg
 
 
 class SignalKind(Enum):
@@ -21,5 +21,5 @@ class Signal:
     """`body` is the packed payload of an OFFER."""
 
     kind: SignalKind
-    leg: LegState
+    leg: SimulatedLeg
     body: bytes = b""

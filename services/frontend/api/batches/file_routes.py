@@ -9,6 +9,7 @@ from kvmesh.errors import InvalidRequestError, NotFoundError, OverloadedError
 from services.frontend.api.batches.upload import read_upload
 from services.frontend.api.http.boundary import Boundary
 from services.frontend.api.http.exchange import Exchange
+from services.frontend.api.http.hosts import check_form_origin
 from services.frontend.api.request_body import invalid_value
 from services.frontend.api.responses.pages import list_body, read_limit, read_order, refuse_unknown_parameters
 from services.frontend.settings import BatchSettings
@@ -17,6 +18,7 @@ from services.frontend.stores.files import FileStore
 
 PATH = "/v1/files"
 LIST_MAX = 10_000
+FILE_BYTES_PER_CHARGED = 1024
 _ID = re.compile(r"file-[0-9a-f]{32}\Z")
 
 
@@ -39,6 +41,7 @@ class FileRoutes:
         request = exchange.request
         if not request.content_type.startswith("multipart/form-data"):
             raise InvalidRequestError("the body must be multipart/form-data", reason="invalid_body")
+        check_form_origin(request, exchange.settings)
         if self._uploads >= self._settings.uploads_max:
             raise OverloadedError("too many uploads at once", reason="uploads_full", retry_after_s=1.0)
         file_id = f"file-{exchange.request_id}"
@@ -49,6 +52,8 @@ class FileRoutes:
                 request, file, self._settings, idle_timeout_s=exchange.settings.body_timeout_s
             )
             await asyncio.to_thread(file.commit)
+            access = exchange.pipeline.access
+            access.charge(exchange.caller, requests=1, tokens=file.size_bytes // FILE_BYTES_PER_CHARGED)
             row = await self._files.add(
                 exchange.owner, file_id, name=form.name, purpose=form.purpose, size_bytes=file.size_bytes, ttl_s=ttl_s
             )

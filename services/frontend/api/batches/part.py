@@ -27,7 +27,7 @@ from services.frontend.stores.files import FileStore
 _log = event_logger(__name__)
 
 
-class Batches:
+class BatchesPart:
     """A running part. `directory`: of the files and the store, unless the settings name another one."""
 
     def __init__(

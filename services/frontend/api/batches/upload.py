@@ -7,7 +7,7 @@ from aiohttp import BodyPartReader, MultipartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from kvmesh.errors import InvalidRequestError, UnsupportedError
-from services.frontend.api.http.exchange import BODY_TOO_LARGE
+from services.frontend.api.http.request_bytes import BODY_TOO_LARGE, send_continue
 from services.frontend.api.request_body import invalid_value
 from services.frontend.settings import BatchSettings
 from services.frontend.stores.batch_rows import INPUT_PURPOSE
@@ -41,6 +41,7 @@ async def read_upload(
     form = Form()
     try:
         async with asyncio.timeout(settings.upload_timeout_s):
+            await send_continue(request)
             await _read_parts(await request.multipart(), form, file, settings, idle_timeout_s)
     except TimeoutError:
         raise InvalidRequestError("the upload did not arrive in time", reason="body_timeout") from None

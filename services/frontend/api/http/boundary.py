@@ -12,6 +12,7 @@ from aiohttp import web
 from kvmesh.errors import WORKER_LOST_TWICE, MeshError, UnauthenticatedError
 from services.frontend.access.caller import ANYBODY
 from services.frontend.api.http.exchange import Exchange, json_response, status_of
+from services.frontend.api.http.large_bodies import LargeBodies
 from services.frontend.api.http.stream import EventPace
 from services.frontend.api.openai.bodies import error_body
 from services.frontend.api.run import CLIENT_GONE
@@ -39,6 +40,7 @@ class Boundary:
         self._settings = settings
         self._origins = frozenset(settings.cors_origins)
         self._pace = EventPace(settings.detailed_events_per_s_max)
+        self._large_bodies = LargeBodies(settings.bodies_bytes_max)
 
     def handler(self, serve: Serve, *, error_body: ErrorBody = error_body) -> Handler:
         """Returns the handler of a route. `error_body` makes the error object of the route's API."""
@@ -52,6 +54,7 @@ class Boundary:
             pipeline=self._pipeline,
             settings=self._settings,
             pace=self._pace,
+            large_bodies=self._large_bodies,
             began_s=self._pipeline.clock.now(),
             caller=ANYBODY,
             client_id="" if headers[REQUEST_ID_HEADER] == request_id else headers[REQUEST_ID_HEADER],
@@ -59,7 +62,9 @@ class Boundary:
             headers=headers,
         )
         try:
-            exchange.caller = self._pipeline.access.authenticate(request.headers)
+            access = self._pipeline.access
+            exchange.caller = access.authenticate(request.headers)
+            access.check_level(exchange.caller)
             return await serve(exchange)
         except asyncio.CancelledError:
             exchange.code, exchange.reason = CLIENT_GONE, "client_gone"

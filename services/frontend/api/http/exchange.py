@@ -1,5 +1,6 @@
 """One HTTP request while it is served: its body, the headers of its response, and its outcome."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -7,16 +8,19 @@ from typing import Any, TypeVar
 import orjson
 from aiohttp import web
 
-from kvmesh.clock import awake_timeout
 from kvmesh.errors import InvalidRequestError, MeshError
 from kvmesh.rpc.http_status import http_status
+from services.frontend.api.http.json_size import JsonCounter, may_exceed
+from services.frontend.api.http.large_bodies import LargeBodies
+from services.frontend.api.http.request_bytes import BODY_TOO_LARGE, MEDIA_TYPE, check_json_head, read_bytes
 from services.frontend.api.http.stream import EventPace
 from services.frontend.api.request_body import parse_object
 from services.frontend.api.run import WARNING_HEADER, RequestContext
 from services.frontend.api.unknown_fields import read_tolerantly, unused_hints
 from services.frontend.settings import HttpSettings
 
-BODY_TOO_LARGE = "body_too_large"
+_STATUS = {BODY_TOO_LARGE: 413, MEDIA_TYPE: 415}
+"""Reasons with a status of their own."""
 ParsedBody = TypeVar("ParsedBody")
 
 
@@ -27,6 +31,7 @@ class Exchange(RequestContext):
     request: web.Request
     settings: HttpSettings
     pace: EventPace
+    large_bodies: LargeBodies
     client_id: str
     headers: dict[str, str]
     code: int = 200
@@ -42,27 +47,17 @@ class Exchange(RequestContext):
 
         Raises InvalidRequestError if the body is too large, late, unreadable or not a JSON object.
         """
-        content = self.request.content
-        if content.is_eof():
-            # Most bodies arrive with the head. This saves the two copies that aiohttp makes of a long one.
-            body = content.read_nowait()
-            while not content.at_eof():
-                body += content.read_nowait()
-            if len(body) > self.settings.body_bytes_max:
-                raise self._body_too_large()
-        else:
-            body = await self._wait_body()
-        values = parse_object(body)
-        if adds_model and values.get("model") is None and self.settings.model_is_optional:
-            served = self.pipeline.models.served()
-            if len(served) == 1:
-                values["model"] = served[0].name
-        return values
+        body = await self._read_bytes()
+        async with self.large_bodies.turn(self.owner, len(body)):
+            return self._parse(body, adds_model=adds_model)
 
     async def read_request(self, read: Callable[[dict[str, Any]], ParsedBody]) -> ParsedBody:
         """Reads the body with `read`. Ignores unknown fields with a warning, unless the settings refuse them, and unused hints."""
-        values = await self.read_object()
-        body, ignored = (read(values), []) if self.settings.refuses_unknown_fields else read_tolerantly(read, values)
+        data = await self._read_bytes()
+        async with self.large_bodies.turn(self.owner, len(data)):
+            values = self._parse(data, adds_model=True)
+            refuses = self.settings.refuses_unknown_fields
+            body, ignored = (read(values), []) if refuses else read_tolerantly(read, values)
         if ignored := [*ignored, *unused_hints(values)]:
             self.warn(f"ignored: {' '.join(ignored)}")
         return body
@@ -73,20 +68,32 @@ class Exchange(RequestContext):
             earlier = self.headers.get(WARNING_HEADER)
             self.headers[WARNING_HEADER] = ", ".join([earlier, *warnings] if earlier else warnings)
 
-    async def _wait_body(self) -> bytes:
-        try:
-            async with awake_timeout(self.settings.body_timeout_s):
-                return await self.request.read()
-        except TimeoutError:
-            raise InvalidRequestError("the body did not arrive in time", reason="body_timeout") from None
-        except web.HTTPRequestEntityTooLarge:
-            raise self._body_too_large() from None
-        except (web.RequestPayloadError, ValueError) as error:
-            raise InvalidRequestError("the body cannot be read", reason="invalid_body") from error
+    async def _read_bytes(self) -> bytes:
+        check_json_head(self.request)
+        body = await read_bytes(self.request, self.settings, self.caller, self.large_bodies.decompressing)
+        settings, self.body_bytes = self.settings, len(body)
+        if may_exceed(body, containers_max=settings.body_containers_max, values_max=settings.body_values_max):
+            await self._check_counts(body)
+        return body
 
-    def _body_too_large(self) -> InvalidRequestError:
-        limit = self.settings.body_bytes_max
-        return InvalidRequestError(f"the body is larger than {limit} bytes", reason=BODY_TOO_LARGE)
+    async def _check_counts(self, body: bytes) -> None:
+        counter, settings = JsonCounter(), self.settings
+        for _ in counter.count(body):
+            if counter.containers > settings.body_containers_max:
+                message = f"the body has more than {settings.body_containers_max} arrays and objects"
+                raise InvalidRequestError(message, reason="too_many_values")
+            if counter.commas >= settings.body_values_max:
+                message = f"the body has more than {settings.body_values_max} values"
+                raise InvalidRequestError(message, reason="too_many_values")
+            await asyncio.sleep(0)
+
+    def _parse(self, body: bytes, *, adds_model: bool) -> dict[str, Any]:
+        values = parse_object(body)
+        if adds_model and values.get("model") is None and self.settings.model_is_optional:
+            served = self.pipeline.models.served()
+            if len(served) == 1:
+                values["model"] = served[0].name
+        return values
 
     def json_response(self, body: Any) -> web.Response:
         """Returns a response of `body` with the headers of this exchange."""
@@ -94,8 +101,8 @@ class Exchange(RequestContext):
 
 
 def status_of(error: MeshError) -> int:
-    """Returns the HTTP status of an error. A body beyond the limit has a status of its own."""
-    return 413 if error.reason == BODY_TOO_LARGE else http_status(error)[0]
+    """Returns the HTTP status of an error."""
+    return _STATUS.get(error.reason) or http_status(error)[0]
 
 
 def json_response(body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -109,24 +109,3 @@ def _is_reset(transport: asyncio.Transport) -> bool:
     except OSError:
         return True
     return state == _TCP_CLOSE
-
-
-class _Server(web.Server):
-    """Makes a HalfClosingHandler per connection."""
-
-    def __call__(self) -> HalfClosingHandler:
-        return HalfClosingHandler(self, loop=self._loop, **self._kwargs)
-
-
-class HalfClosingRunner(web.AppRunner):
-    """Runs a server of HalfClosingHandlers."""
-
-    async def _make_server(self) -> web.Server:
-        made = await super()._make_server()
-        return _Server(
-            made.request_handler,
-            request_factory=made.request_factory,
-            handler_cancellation=made.handler_cancellation,
-            loop=asyncio.get_running_loop(),
-            **made._kwargs,
-        )

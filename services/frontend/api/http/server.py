@@ -15,7 +15,9 @@ from services.frontend.api.anthropic.body import MESSAGES_PATH, VERSION_HEADER
 from services.frontend.api.anthropic.body import error_body as messages_error_body
 from services.frontend.api.http.boundary import Boundary, Serve, error_response
 from services.frontend.api.http.exchange import json_response
-from services.frontend.api.http.half_close import HalfClosingRunner
+from services.frontend.api.http.hosts import host_check
+from services.frontend.api.http.request_bytes import defer_continue
+from services.frontend.api.http.runner import ConnectionRunner
 from services.frontend.api.openai.bodies import model_body
 from services.frontend.api.openai.embeddings import serve_embeddings
 from services.frontend.api.openai.serve import serve_chat, serve_completion
@@ -69,7 +71,9 @@ class HttpServer:
     async def start(self) -> None:
         """Binds the address and serves. Raises OSError if the address cannot be bound."""
         settings = self._settings
-        app = web.Application(client_max_size=settings.body_bytes_max)
+        app = web.Application(
+            client_max_size=settings.body_bytes_max, middlewares=host_check(settings, self._refuse_host)
+        )
         for path, serve in SERVED_PATHS.items():
             app.router.add_post(path, self._boundary.handler(serve))
         app.router.add_get("/v1/models", self._models)
@@ -82,7 +86,9 @@ class HttpServer:
             add_routes(app, self._boundary)
         app.router.add_route("OPTIONS", ANY_PATH, self._boundary.preflight)
         app.router.add_route("*", ANY_PATH, self._no_route)
-        self._runner = HalfClosingRunner(
+        for route in app.router.routes():
+            route._expect_handler = defer_continue
+        self._runner = ConnectionRunner(
             app,
             access_log=None,
             handle_signals=False,
@@ -92,6 +98,13 @@ class HttpServer:
             max_line_size=settings.header_bytes_max,
             max_field_size=settings.header_bytes_max,
             max_headers=settings.headers_max,
+            head_timeout_s=settings.head_timeout_s,
+            connections_max=settings.connections_max,
+            keepalive_timeout=settings.idle_timeout_s,
+            # A body is decompressed after its sender is known, and only if the key allows it.
+            auto_decompress=False,
+            # Connection discards what no handler has read.
+            lingering_time=0,
         )
         await self._runner.setup()
         site = web.TCPSite(
@@ -111,6 +124,9 @@ class HttpServer:
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
+
+    def _refuse_host(self, request: web.Request, error: MeshError) -> web.Response:
+        return error_response(error, headers=self._boundary.common_headers(request))
 
     async def _models(self, request: web.Request) -> web.Response:
         headers = self._boundary.common_headers(request)
@@ -153,7 +169,11 @@ class HttpServer:
 
     async def _no_route(self, request: web.Request) -> web.Response:
         methods = await allowed_methods(request)
-        what = f"has no {request.method}, only {', '.join(methods)}" if methods else "does not exist"
+        what = (
+            f"has no {request.method}, only {', '.join(methods)}"
+            if methods
+            else "does not exist; /docs lists the paths"
+        )
         error = NotFoundError(f"{request.path[:128]} {what}", reason="method_not_allowed" if methods else "not_found")
         headers = self._boundary.common_headers(request) | ({"Allow": ", ".join(methods)} if methods else {})
         is_anthropic = request.path.startswith(MESSAGES_PATH) or VERSION_HEADER in request.headers

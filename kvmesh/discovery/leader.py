@@ -1,0 +1,115 @@
+"""Leader election by a session of the registry.
+
+The leader holds the lock of a key. Its session expires `ttl_s` after the last renewal (Consul may take twice that), and then another
+candidate can take the lock. See https://developer.hashicorp.com/consul/docs/dynamic-app-config/sessions.
+"""
+
+import json
+import logging
+from dataclasses import dataclass
+
+from kvmesh.clock import Clock
+from kvmesh.discovery.base import Registry
+from kvmesh.errors import MeshError
+
+log = logging.getLogger(__name__)
+
+TTL_S = 10.0
+"""Consul's minimum."""
+RENEWALS_PER_TTL = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderRecord:
+    """The value of the key: who leads, and the leader's fencing token."""
+
+    member_id: str
+    token: int
+
+    def encode(self) -> bytes:
+        return json.dumps({"id": self.member_id, "token": self.token}).encode()
+
+
+def read_leader(value: bytes) -> LeaderRecord:
+    """The record, or an empty one if the value is malformed."""
+    try:
+        record = json.loads(value)
+        return LeaderRecord(member_id=str(record["id"]), token=int(record["token"]))
+    except (ValueError, TypeError, KeyError):
+        return LeaderRecord(member_id="", token=0)
+
+
+class LeaderElection:
+    """One candidate. `run` takes part until it is cancelled, and then gives the lead up.
+
+    1. `is_leader` ends by itself `ttl_s` after the last renewal that succeeded, so that a process that stood still, or that lost the
+       registry, does not believe that it leads.
+    2. Every leader's token is larger than those of all earlier leaders. Whoever is called by a leader refuses older tokens, since
+       rule 1 cannot stop a call that is on its way.
+    """
+
+    def __init__(self, registry: Registry, key: str, member_id: str, clock: Clock, *, ttl_s: float = TTL_S) -> None:
+        self._registry = registry
+        self._key = key
+        self._member_id = member_id
+        self._clock = clock
+        self._ttl_s = ttl_s
+        self._session_id = ""
+        self._leads_until_s = 0.0
+        self.token = 0
+        """This member's newest token; 0 before it leads for the first time."""
+        self.leader_id = ""
+        """Who leads, as far as this member knows."""
+
+    @property
+    def is_leader(self) -> bool:
+        return self._clock.now() < self._leads_until_s
+
+    async def start(self) -> None:
+        """Part of the interface; `run` does the work."""
+
+    async def run(self) -> None:
+        """Takes part until it is cancelled."""
+        while True:
+            try:
+                await self._take_turn()
+            except MeshError as error:
+                # The session is gone, or the registry cannot be reached. The next turn begins with a new session.
+                log.warning("election_interrupted", extra={"data": {"reason": error.reason, "detail": error.message}})
+                self._session_id = ""
+            await self._clock.sleep(self._ttl_s / RENEWALS_PER_TTL)
+
+    async def _take_turn(self) -> None:
+        asked_s = self._clock.now()
+        if self._session_id:
+            await self._registry.renew_session(self._session_id)
+        else:
+            self._session_id = await self._registry.create_session(
+                name=f"{self._key} {self._member_id}", ttl_s=self._ttl_s
+            )
+        entry = await self._registry.get(self._key)
+        record = read_leader(entry.value) if entry is not None else LeaderRecord(member_id="", token=0)
+        if entry is not None and entry.session:
+            self.leader_id = record.member_id
+            if entry.session == self._session_id:
+                # Counted from before the renewal was sent.
+                self._leads_until_s = asked_s + self._ttl_s
+            return
+        # The wall clock keeps tokens growing after a registry has lost its state.
+        mine = LeaderRecord(
+            member_id=self._member_id, token=max(record.token, self.token, int(1000 * self._clock.wall())) + 1
+        )
+        if await self._registry.acquire(self._key, self._session_id, mine.encode()):
+            self.token, self.leader_id = mine.token, self._member_id
+            self._leads_until_s = asked_s + self._ttl_s
+            log.info("lead_taken", extra={"data": {"key": self._key, "token": mine.token}})
+
+    async def aclose(self) -> None:
+        """Gives the lead up, so that another member need not wait for the session to expire."""
+        self._leads_until_s = 0.0
+        session_id, self._session_id = self._session_id, ""
+        if session_id:
+            try:
+                await self._registry.destroy_session(session_id)
+            except MeshError as error:
+                log.warning("session_left", extra={"data": {"reason": error.reason}})

@@ -1,0 +1,107 @@
+"""Reads the bytes of a request's body: not before the head is acceptable, not without end, and compressed only if the key allows it."""
+
+import asyncio
+import zlib
+
+from aiohttp import hdrs, web
+
+from kvmesh.clock import awake_timeout
+from kvmesh.errors import InvalidRequestError, PermissionDeniedError
+from services.frontend.access.caller import Caller
+from services.frontend.settings import HttpSettings
+
+BODY_TOO_LARGE = "body_too_large"
+MEDIA_TYPE = "unsupported_media_type"
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+# 32: zlib or gzip, by the header.
+_WINDOW_BITS = {"gzip": 32 + zlib.MAX_WBITS, "x-gzip": 32 + zlib.MAX_WBITS, "deflate": 32 + zlib.MAX_WBITS}
+
+
+async def defer_continue(request: web.Request) -> None:
+    """aiohttp's hook for `Expect`: the client may send the body when the handler reads it, which is after authentication."""
+    if request.headers.get(hdrs.EXPECT, "").lower() != "100-continue":
+        raise web.HTTPExpectationFailed
+
+
+async def send_continue(request: web.Request) -> None:
+    """Tells a client that waits for it that the body may be sent."""
+    if hdrs.EXPECT in request.headers and request.version >= (1, 1) and not request.content.is_eof():
+        writer = request.writer
+        await writer.write(_CONTINUE)
+        writer.output_size = 0
+
+
+def check_json_head(request: web.Request) -> None:
+    """Refuses a body that is not declared as JSON. A page of another origin cannot declare it without the server's consent (CORS)."""
+    if hdrs.CONTENT_TYPE in request.headers:
+        kind = request.content_type
+        if kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json")):
+            return
+    raise InvalidRequestError("the header `Content-Type: application/json` is required", reason=MEDIA_TYPE)
+
+
+async def read_bytes(
+    request: web.Request, settings: HttpSettings, caller: Caller, decompressing: asyncio.Semaphore
+) -> bytes:
+    """Returns the body. InvalidRequestError if it is too large, late or unreadable; PermissionDeniedError if it must not be compressed."""
+    encoding = _encoding(request, caller)
+    limit = settings.body_bytes_max
+    if (request.content_length or 0) > limit:
+        raise body_too_large(limit)
+    content = request.content
+    if content.is_eof():
+        # Most bodies arrive with the head. This saves the two copies that aiohttp makes of a long one.
+        body = content.read_nowait()
+        while not content.at_eof():
+            body += content.read_nowait()
+        if len(body) > limit:
+            raise body_too_large(limit)
+    else:
+        body = await _wait_bytes(request, settings)
+    if not encoding:
+        return body
+    async with decompressing:
+        return await asyncio.to_thread(decompress, body, encoding, limit)
+
+
+def body_too_large(limit: int) -> InvalidRequestError:
+    return InvalidRequestError(f"the body is larger than {limit} bytes", reason=BODY_TOO_LARGE)
+
+
+def _encoding(request: web.Request, caller: Caller) -> str:
+    encoding = request.headers.get(hdrs.CONTENT_ENCODING, "").strip().lower()
+    if encoding in ("", "identity"):
+        return ""
+    if encoding not in _WINDOW_BITS:
+        raise InvalidRequestError("Content-Encoding must be gzip, deflate or identity", reason=MEDIA_TYPE)
+    if not caller.sends_compressed:
+        message = "a compressed body needs a key with `compressed_bodies`"
+        raise PermissionDeniedError(message, field=hdrs.CONTENT_ENCODING, reason="compression_not_allowed")
+    return encoding
+
+
+async def _wait_bytes(request: web.Request, settings: HttpSettings) -> bytes:
+    try:
+        async with awake_timeout(settings.body_timeout_s):
+            await send_continue(request)
+            return await request.read()
+    except TimeoutError:
+        raise InvalidRequestError("the body did not arrive in time", reason="body_timeout") from None
+    except web.HTTPRequestEntityTooLarge:
+        raise body_too_large(settings.body_bytes_max) from None
+    except (web.RequestPayloadError, ValueError) as error:
+        raise InvalidRequestError("the body cannot be read", reason="invalid_body") from error
+
+
+def decompress(body: bytes, encoding: str, limit: int) -> bytes:
+    """Decompresses at most `limit` bytes. Raises InvalidRequestError for more, and for data that is malformed or incomplete."""
+    decoder = zlib.decompressobj(_WINDOW_BITS[encoding])
+    try:
+        plain = decoder.decompress(body, limit + 1)
+    except zlib.error:
+        raise InvalidRequestError("the body cannot be decompressed", reason="invalid_body") from None
+    if len(plain) > limit:
+        raise body_too_large(limit)
+    if not decoder.eof or decoder.unused_data:
+        raise InvalidRequestError("the body cannot be decompressed", reason="invalid_body")
+    return plain

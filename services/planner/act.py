@@ -1,0 +1,127 @@
+"""Carries out decisions through a connector."""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from kvmesh.core import Role
+from kvmesh.core.planning import Decision, DecisionAction, DecisionOutcome, PoolTarget, Shape
+from kvmesh.errors import MeshError, NotFoundError, UnavailableError
+from services.planner.connectors.base import Connector
+
+log = logging.getLogger(__name__)
+CALL_TIMEOUT_S = 10.0
+"""Longest call of a connector. A call returns when the change is accepted."""
+POOLS = (Role.PREFILL, Role.DECODE)
+
+
+class Lead(Protocol):
+    """Whether this planner acts for the mesh; see LeaderElection."""
+
+    @property
+    def is_leader(self) -> bool: ...
+
+    @property
+    def token(self) -> int: ...
+
+
+class Actuator:
+    """Acts if `acts` is set and while this planner leads; otherwise decisions are proposals.
+
+    Invariant: each call carries the token of the lead in which its decision was made, so that one that is late is refused.
+    """
+
+    def __init__(self, connector: Connector, lead: Lead, *, acts: bool, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
+        self._connector = connector
+        self._lead = lead
+        self._acts = acts
+        self._timeout_s = call_timeout_s
+
+    async def apply(self, decision: Decision) -> Decision:
+        """Returns the decision with its outcome. Never raises a MeshError: the planner decides again at the next interval."""
+        if not decision.action.changes_pools:
+            return replace(decision, outcome=DecisionOutcome.NONE)
+        if not self._acts or not self._lead.is_leader:
+            return replace(decision, outcome=DecisionOutcome.PROPOSED)
+        decision = replace(decision, fencing_token=self._lead.token)
+        steps: Mapping[DecisionAction, Callable[[Decision], Awaitable[str]]] = {
+            DecisionAction.DEFLECT: self._deflect,
+            DecisionAction.FLIP: self._flip,
+            DecisionAction.SCALE: self._scale,
+        }
+        try:
+            detail = await steps[decision.action](decision)
+        except MeshError as error:
+            log.warning(
+                "decision_failed",
+                extra={"data": {"number": decision.number, "action": decision.action.value, "reason": error.reason}},
+            )
+            return replace(decision, outcome=DecisionOutcome.FAILED, outcome_detail=error.message)
+        log.info(
+            "decision_accepted",
+            extra={"data": {"number": decision.number, "action": decision.action.value, "model": decision.model}},
+        )
+        return replace(decision, outcome=DecisionOutcome.ACCEPTED, outcome_detail=detail)
+
+    async def repeat_deflections(self, tokens_by_model: Mapping[str, int]) -> None:
+        """Sends bounds again, for routers that have started since. Failures are logged: the next interval repeats them."""
+        for model, tokens in tokens_by_model.items():
+            if not self._acts or not self._lead.is_leader:
+                return
+            try:
+                await self._connector.deflect(model, tokens, fencing_token=self._lead.token, timeout_s=self._timeout_s)
+            except MeshError as error:
+                log.warning("deflection_not_repeated", extra={"data": {"model": model, "reason": error.reason}})
+
+    async def _deflect(self, decision: Decision) -> str:
+        await self._connector.deflect(
+            decision.model,
+            decision.shape.deflect_tokens,
+            fencing_token=decision.fencing_token,
+            timeout_s=self._timeout_s,
+        )
+        return ""
+
+    async def _flip(self, decision: Decision) -> str:
+        """Moves the workers with the fewest requests."""
+        moved = decision.shape.prefill_workers - decision.inputs.wanted.prefill_workers
+        source, target = (Role.DECODE, Role.PREFILL) if moved > 0 else (Role.PREFILL, Role.DECODE)
+        candidates = await self._connector.idle_first(decision.model, source, timeout_s=self._timeout_s)
+        # A pool is never emptied: its last worker would take the requests of the whole mesh with it.
+        chosen = candidates[: min(abs(moved), len(candidates) - 1)]
+        if not chosen:
+            raise NotFoundError(f"no {source.value} worker can leave its pool", reason="no_worker")
+        for worker_id in chosen:
+            self._check_lead(decision)
+            await self._connector.flip(
+                worker_id, target, fencing_token=decision.fencing_token, timeout_s=self._timeout_s
+            )
+        return f"{', '.join(chosen)} to {target.value}"
+
+    async def _scale(self, decision: Decision) -> str:
+        """Grows pools before it shrinks others, so that capacity never falls below that of either shape."""
+        details = []
+        changes = [(role, workers_of(decision.shape, role), workers_of(decision.inputs.wanted, role)) for role in POOLS]
+        for role, workers, wanted in sorted(changes, key=lambda change: change[2] - change[1]):
+            if workers == wanted:
+                continue
+            self._check_lead(decision)
+            drained: tuple[str, ...] = ()
+            if workers < wanted:
+                candidates = await self._connector.idle_first(decision.model, role, timeout_s=self._timeout_s)
+                drained = tuple(candidates[: wanted - workers])
+            target = PoolTarget(model=decision.model, role=role, workers=workers, drain_worker_ids=drained)
+            accepted = await self._connector.scale(
+                target, fencing_token=decision.fencing_token, timeout_s=self._timeout_s
+            )
+            details.append(f"{role.value} {wanted} to {accepted.workers_wanted}")
+        return ", ".join(details)
+
+    def _check_lead(self, decision: Decision) -> None:
+        if not self._lead.is_leader or self._lead.token != decision.fencing_token:
+            raise UnavailableError("this planner does not lead any more", reason="not_leader")
+
+
+def workers_of(shape: Shape, role: Role) -> int:
+    return shape.prefill_workers if role is Role.PREFILL else shape.decode_workers

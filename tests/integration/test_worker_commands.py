@@ -1,0 +1,93 @@
+"""`kvmesh role` and `kvmesh drain` on meshes of real processes, under load."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvmesh.discovery.base import DECODE, PREFILL
+from tests.integration.mesh import ROOT, RunningMesh, argv_simulated, chat, running_mesh, wait_until
+from tests.parts import require_part
+from tests.patience import PATIENCE_S
+
+PROMPTS = [f"the prompt number {number}, which is neither long nor short " * 8 for number in range(12)]
+
+
+async def command(mesh: RunningMesh, *words: str) -> tuple[int, str]:
+    """Runs a kvmesh command on the mesh: its status and all of its output."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "kvmesh.cli", *words),
+        cwd=ROOT,
+        env={**os.environ, "KVMESH_STATE": str(mesh.directory / "mesh.json")},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, output.decode()
+
+
+async def workers(mesh: RunningMesh, service: str) -> list[str]:
+    """Ids of the workers that the registry lists in a pool and that accept requests."""
+    registry = mesh.target.registry()
+    try:
+        return sorted(each.instance_id for each in (await registry.instances(service)).instances if each.takes_requests)
+    finally:
+        await registry.aclose()
+
+
+async def answers(mesh: RunningMesh) -> list[object]:
+    """The greedy answers to all prompts, asked at once."""
+    asked = [chat(mesh.url, prompt, max_tokens=24, temperature=0) for prompt in PROMPTS]
+    return [answer["choices"][0]["message"]["content"] for answer in await asyncio.gather(*asked)]  # type: ignore[index]
+
+
+async def check_roles(mesh: RunningMesh) -> None:
+    """A decode worker moves to the prefill pool and back while requests run. No request fails or changes its answer."""
+    expected = await answers(mesh)
+    name = (await workers(mesh, DECODE))[0]
+    running = asyncio.create_task(repeat(mesh, expected))
+    for role, service in (("prefill", PREFILL), ("decode", DECODE)):
+        status, output = await command(mesh, "role", name, role)
+        assert (status, output) == (0, f"{name} is a {role} worker\n")
+
+        async def has_moved(service: str = service) -> bool:
+            return name in await workers(mesh, service)
+
+        await wait_until(has_moved, PATIENCE_S, f"{name} is ready as {role}")
+        assert await answers(mesh) == expected
+    running.cancel()
+    await asyncio.wait([running])
+    assert running.cancelled(), running.exception()
+
+
+async def repeat(mesh: RunningMesh, expected: list[object]) -> None:
+    while True:
+        assert await answers(mesh) == expected
+
+
+async def test_simulated_workers_change_roles_and_drain(tmp_path: Path) -> None:
+    """Both commands work under load; unknown workers and wrong words are named."""
+    argv = argv_simulated("--prefill", "1", "--decode", "2", "--engine-args=--simulated-time-factor 1")
+    async with running_mesh(tmp_path, *argv) as mesh:
+        await check_roles(mesh)
+        first, second = await workers(mesh, DECODE)
+        assert await command(mesh, "drain", first) == (0, f"{first} is drained\n")
+        assert await workers(mesh, DECODE) == [second]
+        assert len(set(map(str, await answers(mesh)))) == len(PROMPTS)
+        assert await command(mesh, "drain", first, "--undo") == (0, f"{first} accepts requests again\n")
+        status, output = await command(mesh, "drain", "nobody")
+        assert status == 1 and first in output and "nobody" in output
+        assert (await command(mesh, "role", first, "encode"))[0] == 2
+
+
+@pytest.mark.vllm
+async def test_a_vllm_worker_changes_roles(tmp_path: Path) -> None:
+    """Under load, with the tokens of the mesh before the change."""
+    require_part("vllm")
+    require_part("nixl")
+    argv = ("--greeting", "", "--decode", "2", "--engine-args=--vllm-dtype float32 --vllm-can-switch-role")
+    async with running_mesh(tmp_path, *argv, ready_timeout_s=240) as mesh:
+        await check_roles(mesh)

@@ -1,0 +1,1 @@
+"""Attacks, each as a test that fails if the defence is missing."""

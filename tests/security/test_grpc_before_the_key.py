@@ -1,0 +1,94 @@
+"""gRPC calls are refused by their metadata, before a message is received; messages and calls have limits."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from kvmesh.api.inference.v1 import inference_pb2 as pb
+from kvmesh.api.inference.v1.inference_pb2_grpc import InferenceServiceStub
+from services.frontend.models import ServedModel
+from services.frontend.settings import FrontendSettings, GrpcApiSettings
+from tests.frontend_mesh import FakeMesh
+from tests.patience import PATIENCE_S
+from tests.security.rig import Rig, frontend
+
+SERVICE = "/kvmesh.inference.v1.InferenceService/"
+OPTIONS = [("grpc.max_send_message_length", 1 << 30)]
+GOOD = (("authorization", "Bearer good"),)
+
+
+@pytest.mark.parametrize("method", ["Tokenize", "Generate", "Chat", "Embed", "ListModels"])
+async def test_a_wrong_key_is_refused_before_the_message(model: ServedModel, keys: Path, method: str) -> None:
+    """The answer comes although the client sends no message at all."""
+    async with frontend(model, keys=keys) as rig, grpc.aio.insecure_channel(rig.rpc_address) as channel:
+        call: Any = channel.stream_stream(SERVICE + method)(metadata=(("authorization", "Bearer wrong"),))
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await asyncio.wait_for(call.read(), PATIENCE_S)
+        assert failure.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_the_message_of_a_wrong_key_is_not_decoded(model: ServedModel, keys: Path) -> None:
+    """What cannot be decoded is UNAUTHENTICATED with a wrong key, INVALID_ARGUMENT with a right one."""
+    async with (
+        frontend(model, keys=keys) as rig,
+        grpc.aio.insecure_channel(rig.rpc_address, options=OPTIONS) as channel,
+    ):
+        call = channel.unary_unary(SERVICE + "Tokenize")
+        for metadata, data, code in (
+            ((), b"\xff\xff", grpc.StatusCode.UNAUTHENTICATED),
+            ((), bytes(32 << 20), grpc.StatusCode.UNAUTHENTICATED),
+            (GOOD, b"\xff\xff", grpc.StatusCode.INVALID_ARGUMENT),
+            (GOOD, bytes(32 << 20), grpc.StatusCode.RESOURCE_EXHAUSTED),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                await call(data, metadata=metadata)
+            assert failure.value.code() is code
+
+
+async def test_compressed_messages_are_refused(model: ServedModel, keys: Path) -> None:
+    """gRPC decompresses before anybody can look at the key, so it must not decompress."""
+    for metadata in ((), GOOD):
+        async with (
+            frontend(model, keys=keys) as rig,
+            grpc.aio.insecure_channel(rig.rpc_address, options=OPTIONS, compression=grpc.Compression.Gzip) as channel,
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                await channel.unary_unary(SERVICE + "Tokenize")(bytes(60 << 20), metadata=metadata)
+            assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_the_calls_of_a_connection_are_limited(model: ServedModel) -> None:
+    """Calls beyond the limit wait at the client until others end."""
+    mesh = FakeMesh(answer=lambda _: [3, 4, 2])
+    mesh.faults.stalls_after = 0
+    settings = FrontendSettings(grpc_api=GrpcApiSettings(streams_max=5))
+    async with (
+        frontend(model, settings=settings, mesh=mesh) as rig,
+        grpc.aio.insecure_channel(rig.rpc_address) as channel,
+    ):
+        # The client learns the limit with the connection.
+        await InferenceServiceStub(channel).ListModels(pb.ListModelsRequest())
+        calls = [InferenceServiceStub(channel).Generate(pb.GenerateRequest(model="tiny", text="Hi")) for _ in range(12)]
+        readers = [asyncio.create_task(call.read()) for call in calls]
+        await _until(lambda: mesh.stalled == 5)
+        await list_models_elsewhere(rig)
+        assert mesh.stalled == 5
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(readers)
+
+
+async def list_models_elsewhere(rig: Rig) -> None:
+    """A call on another connection, which is served meanwhile."""
+    async with grpc.aio.insecure_channel(rig.rpc_address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        await InferenceServiceStub(channel).ListModels(pb.ListModelsRequest())
+
+
+async def _until(condition: Any) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.01)

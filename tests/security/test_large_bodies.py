@@ -1,0 +1,163 @@
+"""Large bodies are counted before they are parsed, and read in turns."""
+
+import asyncio
+import json
+import time
+from io import BytesIO
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvmesh.errors import OverloadedError
+from services.frontend.api.http import json_size
+from services.frontend.api.http.json_size import JsonCounter, may_exceed
+from services.frontend.api.http.large_bodies import LARGE_BYTES, LargeBodies
+from services.frontend.models import ServedModel
+from services.frontend.settings import FrontendSettings, HttpSettings
+from tests.security.rig import CHAT, Rig, frontend
+
+VALUES = st.recursive(
+    st.none() | st.integers(0, 9) | st.text(alphabet='ab\\"[]{},: \n', max_size=12),
+    lambda each: st.lists(each, max_size=5) | st.dictionaries(st.text(alphabet='a"\\[,', max_size=4), each, max_size=4),
+    max_leaves=60,
+)
+
+
+def counted(body: bytes) -> tuple[int, int]:
+    counter = JsonCounter()
+    for _ in counter.count(body):
+        pass
+    return counter.containers, counter.commas
+
+
+def containers_in(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 + sum(map(containers_in, value.values()))
+    return 1 + sum(map(containers_in, value)) if isinstance(value, list) else 0
+
+
+def commas_in(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return max(0, len(inner) - 1) + sum(map(commas_in, inner))
+
+
+@given(value=VALUES, size=st.integers(1, 40))
+def test_the_counts_are_those_of_the_parsed_value(value: Any, size: int) -> None:
+    """However the body is cut into slices, and whatever its strings contain."""
+    before, json_size.SLICE_BYTES = json_size.SLICE_BYTES, size
+    try:
+        assert counted(json.dumps(value).encode()) == (containers_in(value), commas_in(value))
+    finally:
+        json_size.SLICE_BYTES = before
+
+
+def test_text_is_not_counted() -> None:
+    """A prompt that is full of brackets is within the limits."""
+    body = orjson.dumps({"prompt": "f([x[0], {1, 2}])" * 100_000})
+    assert may_exceed(body, containers_max=50_000, values_max=1_000_000)
+    assert counted(body) == (1, 0)
+    assert not may_exceed(orjson.dumps({"prompt": "word " * 1_000_000}), containers_max=50_000, values_max=1_000_000)
+
+
+def attack_bodies() -> list[tuple[str, bytes]]:
+    size = 7_900_000
+    start, end = b'{"model":"tiny","messages":[', b"]}"
+    return [
+        ("lists", start + b"[]," * (size // 3) + b"[]" + end),
+        ("objects", start + b"{}," * (size // 3) + b"{}" + end),
+        ("numbers", start + b"0," * (size // 2) + b"0" + end),
+        ("strings", start + b'"",' * (size // 3) + b'""' + end),
+        ("nested", start + b"[" * 4_000_000 + b"]" * 3_900_000 + end),
+    ]
+
+
+async def status_of(rig: Rig, session: aiohttp.ClientSession, data: bytes) -> tuple[int, str]:
+    async with session.post(
+        rig.url + CHAT, data=BytesIO(data), headers={"Content-Type": "application/json"}
+    ) as response:
+        return response.status, (await response.json()).get("error", {}).get("code")
+
+
+@pytest.mark.parametrize(("name", "data"), attack_bodies())
+async def test_a_body_of_millions_of_values_is_not_parsed(model: ServedModel, name: str, data: bytes) -> None:
+    """It costs less CPU than parsing it, and the loop is never blocked for long."""
+    async with frontend(model) as rig, aiohttp.ClientSession() as session:
+        assert await status_of(rig, session, data) == (400, "too_many_values")
+
+
+async def test_the_loop_goes_on_while_values_are_counted(model: ServedModel) -> None:
+    """Between two slices other work gets its turn."""
+    data = orjson.dumps({"model": "tiny", "messages": [{"role": "user", "content": "[" * 7_000_000}]})
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    counter = JsonCounter()
+    slices = sum(1 for _ in counter.count(data))
+    assert slices > 100
+    async with frontend(model) as rig, aiohttp.ClientSession() as session:
+        counting = asyncio.create_task(count_turns())
+        # The prompt is far longer than the context.
+        assert (await status_of(rig, session, data))[0] == 400
+        counting.cancel()
+    assert turns > slices
+
+
+async def test_bodies_within_the_limits_are_read(model: ServedModel) -> None:
+    """The setting is the limit, and not less."""
+    settings = FrontendSettings(http=HttpSettings(body_containers_max=1000))
+    async with frontend(model, settings=settings) as rig, aiohttp.ClientSession() as session:
+        for count, wanted in ((999, 200), (1000, 400)):
+            body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "metadata": {}, "max_tokens": 1}
+            data = json.dumps({**body, "unknown": [[]] * (count - 4), "padding": "[" * 20_000}).encode()
+            status, _ = await status_of(rig, session, data)
+            assert status == wanted
+
+
+async def test_tenants_take_turns_and_leave_most_of_the_loop() -> None:
+    """A tenant with many large bodies delays another's by one, and the turns take at most a part of the time."""
+    bodies, order = LargeBodies(1 << 30), []
+
+    async def read(tenant: str) -> None:
+        async with bodies.turn(tenant, LARGE_BYTES + 1):
+            order.append(tenant)
+            time.sleep(0.01)  # noqa: ASYNC251 (parsing blocks the loop)
+
+    began = asyncio.get_running_loop().time()
+    async with asyncio.TaskGroup() as tasks:
+        for tenant in ["flood"] * 6 + ["other"] * 2:
+            tasks.create_task(read(tenant))
+    assert order == ["flood", "flood", "other", "flood", "other", "flood", "flood", "flood"]
+    assert asyncio.get_running_loop().time() - began >= 8 * 0.01 + 7 * 0.03
+    assert bodies.waiting_bytes == 0
+
+
+async def test_waiting_bodies_have_a_limit_and_can_be_cancelled() -> None:
+    """One tenant holds a quarter of the bytes; a cancelled wait gives its turn to the next."""
+    bodies = LargeBodies(8 * LARGE_BYTES)
+    size = LARGE_BYTES + 1
+    async with bodies.turn("a", size):
+        waiting = asyncio.create_task(_enter(bodies, "b", size))
+        behind = asyncio.create_task(_enter(bodies, "c", size))
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError):
+            await _enter(bodies, "a", size)
+        await _enter(bodies, "a", 10)
+        waiting.cancel()
+    await behind
+    await asyncio.wait({waiting})
+    assert waiting.cancelled() and bodies.waiting_bytes == 0
+    await _enter(bodies, "b", size)
+
+
+async def _enter(bodies: LargeBodies, tenant: str, size: int) -> None:
+    async with bodies.turn(tenant, size):
+        pass

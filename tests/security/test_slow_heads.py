@@ -1,0 +1,72 @@
+"""Connections that never complete a request's head end."""
+
+import asyncio
+import json
+
+from services.frontend.models import ServedModel
+from services.frontend.settings import FrontendSettings, HttpSettings
+from tests.frontend_mesh import FakeMesh
+from tests.patience import PATIENCE_S
+from tests.security.rig import BODY, Connection, frontend, head_of
+
+SETTINGS = FrontendSettings(http=HttpSettings(head_timeout_s=0.3))
+
+
+async def test_half_sent_heads_and_silent_connections_are_closed(model: ServedModel) -> None:
+    """100 half-sent heads get 408; connections that sent nothing are closed without a word."""
+    async with frontend(model, settings=SETTINGS) as rig:
+        opened = [await Connection.open(rig.http_port) for _ in range(100)]
+        for connection in opened[:50]:
+            connection.writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ")
+        async with asyncio.timeout(PATIENCE_S):
+            answers = [await connection.rest() for connection in opened]
+        assert all(b" 408 " in answer for answer in answers[:50])
+        assert answers[50:] == [b""] * 50
+
+
+async def test_a_head_that_trickles_is_closed(model: ServedModel) -> None:
+    """One byte at a time does not renew the time."""
+    async with frontend(model, settings=SETTINGS) as rig, asyncio.timeout(PATIENCE_S):
+        connection = await Connection.open(rig.http_port)
+        ended = asyncio.create_task(connection.rest())
+        while not ended.done():
+            connection.writer.write(b"G")
+            await asyncio.wait({ended}, timeout=0.05)
+
+
+async def test_the_second_head_of_a_connection_is_limited_too(model: ServedModel) -> None:
+    """An idle connection stays; a half-sent second head does not."""
+    async with frontend(model, settings=SETTINGS) as rig, asyncio.timeout(PATIENCE_S):
+        connection = await Connection.open(rig.http_port)
+        for _ in range(2):
+            connection.writer.write(head_of("/version", method="GET"))
+            head = await connection.head()
+            await connection.reader.readexactly(int(head.lower().split(b"content-length: ")[1].split()[0]))
+            await asyncio.sleep(0.7)
+        connection.writer.write(b"GET /vers")
+        assert b" 408 " in await connection.rest()
+
+
+async def test_a_request_that_takes_long_is_not_closed(model: ServedModel) -> None:
+    """The limit is of heads, not of answers; half of the next head may wait behind an answer."""
+    mesh = FakeMesh(answer=lambda _: [3, 4, 2], step_s=0.4)
+    data = json.dumps(BODY).encode()
+    async with frontend(model, settings=SETTINGS, mesh=mesh) as rig, asyncio.timeout(PATIENCE_S):
+        connection = await Connection.open(rig.http_port)
+        connection.writer.write(head_of(Content_Type="application/json", Content_Length=str(len(data))) + data)
+        connection.writer.write(b"GET /ver")
+        head = await connection.head()
+        assert b" 200 " in head
+        answer = await connection.reader.readexactly(int(head.lower().split(b"content-length: ")[1].split()[0]))
+        assert json.loads(answer)["usage"]["completion_tokens"] == 3
+        assert b" 408 " in await connection.rest()
+
+
+async def test_more_connections_than_allowed_are_closed(model: ServedModel) -> None:
+    settings = FrontendSettings(http=HttpSettings(connections_max=3))
+    async with frontend(model, settings=settings) as rig, asyncio.timeout(PATIENCE_S):
+        kept = [await Connection.open(rig.http_port) for _ in range(3)]
+        for connection in kept:
+            connection.writer.write(head_of("/live", method="GET"))
+            assert b" 200 " in await connection.head()
+        assert await (await Connection.open(rig.http_port)).rest() == b""

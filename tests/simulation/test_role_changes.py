@@ -1,0 +1,73 @@
+"""Workers that change their role under load, in a whole mesh on virtual time: nobody notices, and the new pool uses them."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from kvmesh.core import Role
+from tests.simulation.load import LOADS, plan_load
+from tests.simulation.mesh import MeshShape, SimulatedMesh
+from tests.virtual_loop import run_virtual
+
+SHAPE = MeshShape(prefill=2, decode=2, routers=2)
+REQUESTS = 600
+PAUSE_S = 0.7
+NOTICED_S = 1.0
+"""From the end of SetRole until all routers use the worker in its new role."""
+
+
+async def change_roles(mesh: SimulatedMesh, log: list[tuple[float, str, Role]]) -> None:
+    """Moves a random worker to the other pool again and again, but never the last one of a pool."""
+    generator = mesh.world.random("roles")
+    while any(not each.outcome for each in mesh.ledgers.values()):
+        pools = {role: [name for name in sorted(mesh.workers) if _role(mesh, name) is role] for role in Role}
+        role = generator.choice([role for role in (Role.PREFILL, Role.DECODE) if len(pools[role]) > 1])
+        name = generator.choice(pools[role])
+        other = Role.DECODE if role is Role.PREFILL else Role.PREFILL
+        assert await mesh.workers[name].membership.set_role(other) is other
+        log.append((mesh.now_s, name, other))
+        await mesh.world.clock.sleep(generator.uniform(0.1, PAUSE_S))
+
+
+def _role(mesh: SimulatedMesh, name: str) -> Role:
+    return mesh.workers[name].worker.description.role
+
+
+@pytest.mark.parametrize("seed", [3, 11])
+def test_workers_change_roles_under_load(seed: int) -> None:
+    """All requests are answered with the right tokens, no handle or block is left, and each worker serves in its new pool."""
+
+    async def play() -> None:
+        mesh = SimulatedMesh(seed, SHAPE)
+        log: list[tuple[float, str, Role]] = []
+        await mesh.start()
+        load = plan_load(mesh.world.random("load"), REQUESTS, replace(LOADS["calm"], cancelled_fraction=0.0))
+        playing = asyncio.create_task(mesh.play(load))
+        await mesh.world.clock.sleep(1.0)
+        await change_roles(mesh, log)
+        await playing
+        await mesh.idle()
+        assert mesh.problems() == []
+        assert {each.outcome for each in mesh.ledgers.values()} == {"answered"}
+        assert len(log) >= 5
+        assert _unused(mesh, log) == []
+        await mesh.aclose()
+
+    run_virtual(play())
+
+
+def _unused(mesh: SimulatedMesh, log: list[tuple[float, str, Role]]) -> list[tuple[float, str, Role]]:
+    """Stays in a role, long enough to be noticed, in which the worker got no request."""
+    found = []
+    for number, (began_s, name, role) in enumerate(log):
+        ended_s = next((at_s for at_s, other, _ in log[number + 1 :] if other == name), mesh.now_s)
+        last_s = max(each.arrived_s for each in mesh.ledgers.values())
+        placed = [
+            name == each.placements[-1][0 if role is Role.PREFILL else 1]
+            for each in mesh.ledgers.values()
+            if began_s + NOTICED_S <= each.arrived_s < min(ended_s, last_s)
+        ]
+        if len(placed) > 50 and not any(placed):
+            found.append((began_s, name, role))
+    return found

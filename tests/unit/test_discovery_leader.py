@@ -1,0 +1,109 @@
+"""Leader election: one leader at a time, tokens grow, and nobody leads without the registry's word."""
+
+import asyncio
+
+import pytest
+
+from kvmesh.core.fence import Fence
+from kvmesh.discovery.leader import LeaderElection, read_leader
+from kvmesh.errors import UnsupportedError
+from kvmesh.simulation.registry import MemoryAgent
+from tests.simulation.world import VirtualClock
+from tests.virtual_loop import run_virtual
+
+KEY = "kvmesh/planner/leader"
+TTL_S = 10.0
+
+
+def member(agent: MemoryAgent, name: str, clock: VirtualClock) -> tuple[LeaderElection, "asyncio.Task[None]", object]:
+    registry = agent.registry()
+    election = LeaderElection(registry, KEY, name, clock, ttl_s=TTL_S)
+    return election, asyncio.create_task(election.run()), registry
+
+
+async def ended(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def test_a_member_that_leaves_is_followed_at_once() -> None:
+    """Never two leaders; the follower's token is larger, and both know who leads."""
+
+    async def play() -> None:
+        clock = VirtualClock()
+        agent = MemoryAgent(clock=clock)
+        await agent.start()
+        first, first_task, _ = member(agent, "a", clock)
+        await clock.sleep(1)
+        second, second_task, _ = member(agent, "b", clock)
+        await clock.sleep(30)
+        assert (first.is_leader, second.is_leader, second.leader_id) == (True, False, "a")
+        await ended(first_task)
+        await first.aclose()
+        assert not first.is_leader
+        await clock.sleep(TTL_S / 2)
+        assert second.is_leader and second.token > first.token
+        await ended(second_task)
+        await second.aclose()
+        await agent.aclose()
+
+    run_virtual(play())
+
+
+def test_a_member_that_stands_still_stops_leading_before_another_begins() -> None:
+    """Its own clock tells it, without the registry; the fence refuses what it sent before."""
+
+    async def play() -> None:
+        clock = VirtualClock()
+        agent = MemoryAgent(clock=clock)
+        await agent.start()
+        first, first_task, _ = member(agent, "a", clock)
+        await clock.sleep(1)
+        second, second_task, _ = member(agent, "b", clock)
+        await clock.sleep(5)
+        assert first.is_leader
+        # The process is stopped: nothing of it runs any more.
+        await ended(first_task)
+        while not second.is_leader:
+            assert clock.now() < 60
+            await clock.sleep(0.1)
+        assert not first.is_leader and second.token > first.token
+        fence = Fence()
+        fence.check(first.token)
+        fence.check(second.token)
+        with pytest.raises(UnsupportedError) as refusal:
+            fence.check(first.token)
+        assert (refusal.value.reason, refusal.value.field) == ("not_leader", "fencing_token")
+        await ended(second_task)
+        await agent.aclose()
+
+    run_virtual(play())
+
+
+def test_without_the_registry_nobody_leads() -> None:
+    """The lead ends after the session's time, and returns with the registry."""
+
+    async def play() -> None:
+        clock = VirtualClock()
+        agent = MemoryAgent(clock=clock)
+        await agent.start()
+        election, task, registry = member(agent, "a", clock)
+        await clock.sleep(5)
+        token = election.token
+        assert election.is_leader
+        registry.set_reachable(False)  # type: ignore[attr-defined]
+        await clock.sleep(TTL_S + 1)
+        assert not election.is_leader
+        registry.set_reachable(True)  # type: ignore[attr-defined]
+        await clock.sleep(3 * TTL_S)
+        assert election.is_leader and election.token > token
+        await ended(task)
+        await agent.aclose()
+
+    run_virtual(play())
+
+
+def test_a_foreign_value_is_no_leader() -> None:
+    """Somebody may write anything to the key."""
+    for value in (b"", b"[]", b'{"id": 1}', b"\xff"):
+        assert (read_leader(value).member_id, read_leader(value).token) == ("", 0)

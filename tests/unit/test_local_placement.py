@@ -1,0 +1,99 @@
+"""Placement without a router: which workers qualify, and that requests spread evenly."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvmesh.core import Ask, Handoff
+from kvmesh.discovery.base import Health, Instance
+from kvmesh.errors import OverloadedError, UnavailableError
+from services.frontend.model_cards import Described, WorkerCard
+from services.frontend.pipeline.local_placement import LocalPlacer
+
+SEQUENTIAL, RENDEZVOUS = (Handoff.SEQUENTIAL,), (Handoff.RENDEZVOUS,)
+
+
+def worker(worker_id: str, role: str, *, key: str = "k", **changes: Any) -> Described:
+    own = {"health": Health.PASSING, "is_draining": False}
+    own |= {name: changes.pop(name) for name in list(changes) if name in own}
+    meta = {"role": role, "epoch": "7", "kv_compatibility_hash": key, **changes.pop("meta", {})}
+    card = {"handoffs": SEQUENTIAL, "features": ("logprobs",), **changes}
+    return (
+        Instance(service=role, instance_id=worker_id, host="h", port=1, meta=meta, tags=(), **own),
+        WorkerCard(name="m", source="m", context_tokens_max=100, vocabulary_size=10, **card),
+    )
+
+
+def ask(**changes: Any) -> Ask:
+    return Ask(request_id="r", model="m", prompt_tokens=100, **changes)
+
+
+def placed(workers: list[Described], **changes: Any) -> tuple[str, str, Handoff | None]:
+    placement = LocalPlacer(requests_per_worker_max=9).place(ask(**changes), workers)
+    prefill = placement.prefill.worker_id if placement.prefill is not None else ""
+    return prefill, placement.decode.worker_id, placement.handoff
+
+
+def test_pairs_exchange_kv() -> None:
+    """A prefill worker of another KV layout is not used; the decode worker computes the prompt instead."""
+    assert placed([worker("p", "prefill"), worker("d", "decode")]) == ("p", "d", Handoff.SEQUENTIAL)
+    assert placed([worker("p", "prefill", key="other"), worker("d", "decode")]) == ("", "d", None)
+    meeting = {"handoffs": RENDEZVOUS}
+    prefill = worker("p", "prefill", rendezvous_address="h:2", **meeting)
+    assert placed([prefill, worker("d", "decode", requires_prefill=True, **meeting)]) == ("p", "d", Handoff.RENDEZVOUS)
+    with pytest.raises(UnavailableError):
+        placed([worker("p", "prefill", key="other"), worker("d", "decode", requires_prefill=True)])
+
+
+@pytest.mark.parametrize(
+    ("unfit", "asked"),
+    [
+        ({"is_draining": True}, {}),
+        ({"health": Health.CRITICAL}, {}),
+        ({}, {"excluded_worker_ids": ("d",)}),
+        ({}, {"required_features": ("seed",)}),
+        ({}, {"adapter": "a"}),
+        ({}, {"required_labels": {"zone": "a"}}),
+        ({}, {"files_digest": "other"}),
+        ({}, {"pinned_decode_worker_id": "e"}),
+    ],
+)
+def test_workers_that_cannot_serve_a_request_get_none(unfit: dict[str, Any], asked: dict[str, Any]) -> None:
+    """The other worker has what the request needs."""
+    fit = {
+        "features": ("seed",),
+        "adapters": ("a",),
+        "files_digest": "other",
+        "meta": {"label-zone": "a"},
+    }
+    assert placed([worker("d", "decode", **unfit), worker("e", "decode", **fit)], **asked)[1] == "e"
+    with pytest.raises(UnavailableError):
+        placed([worker("d", "decode", **unfit)], **asked)
+
+
+@given(st.lists(st.booleans(), max_size=60))
+def test_requests_spread_evenly(settles: list[bool]) -> None:
+    """Counts differ by at most one while requests only begin, and are zero once all are settled."""
+    placer = LocalPlacer(requests_per_worker_max=100)
+    workers = [worker(name, role) for role in ("prefill", "decode") for name in (f"{role}-0", f"{role}-1", f"{role}-2")]
+    running = []
+    for settles_one in settles:
+        if settles_one and running:
+            placer.settle(running.pop(0))
+        else:
+            running.append(placer.place(ask(), workers))
+            counts = [placer.in_flight(f"decode-{number}") for number in range(3)]
+            assert max(counts) - min(counts) <= 1 + sum(settles)
+    for placement in running:
+        placer.settle(placement)
+    assert all(placer.in_flight(instance.instance_id) == 0 for instance, _ in workers)
+
+
+def test_full_workers_get_no_more() -> None:
+    """Without a router nobody queues requests."""
+    placer = LocalPlacer(requests_per_worker_max=1)
+    placer.place(ask(), [worker("d", "decode")])
+    with pytest.raises(OverloadedError):
+        placer.place(ask(), [worker("d", "decode")])
