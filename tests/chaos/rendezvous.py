@@ -25,11 +25,7 @@ from typing import Any
 import aiohttp
 
 from kvmesh.discovery.base import DECODE, PREFILL, ROUTER, Instance
-from kvmesh.discovery.consul import ConsulRegistry
-from kvmesh.discovery.settings import DiscoverySettings
-from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.router.client import GrpcRouterClient
-from kvmesh.rpc.settings import RpcSettings
 from tests.integration.mesh import RunningMesh, descendants, metrics_text, running_mesh, worker_metric
 
 FLOAT32 = "--sglang-dtype float32"
@@ -155,7 +151,7 @@ class Rendezvous:
         return None
 
     async def instances(self, service: str) -> list[Instance]:
-        registry = ConsulRegistry(DiscoverySettings(address=self.mesh.registry))
+        registry = self.mesh.target.registry()
         try:
             return list((await registry.instances(service)).instances)
         finally:
@@ -227,13 +223,12 @@ async def rendezvous(
 ) -> AsyncIterator[Rendezvous]:
     """A mesh of two prefill and two decode workers, or as `argv` says of so many workers."""
     timeout = aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S + 10)
-    channels = ChannelPool(RpcSettings())
     argv = ("--prefill", "2", "--decode", "2", *FLAGS, *argv)
     async with (
         running_mesh(directory, *argv, ready_timeout_s=READY_TIMEOUT_S, env=env) as mesh,
         aiohttp.ClientSession(timeout=timeout) as session,
     ):
-        registry = ConsulRegistry(DiscoverySettings(address=mesh.registry))
+        registry, channels = mesh.target.registry(), mesh.target.channels()
         (router,) = (await registry.instances(ROUTER)).instances
         await registry.aclose()
         try:

@@ -130,13 +130,13 @@ async def joined_workers(
         "-m",
         "kvmesh.cli",
         "up",
-        *("--join", mesh.registry, "--run-dir", str(directory), *argv),
+        *("--join", mesh.registry, *mesh.flags[2:], "--run-dir", str(directory), *argv),
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         start_new_session=True,
     )
-    joined = RunningMesh(process=process, directory=directory, registry=mesh.registry, url=mesh.url)
+    joined = RunningMesh(process=process, directory=directory, registry=mesh.registry, url=mesh.url, target=mesh.target)
     reader = asyncio.create_task(_read_lines(process, joined.output))
     try:
         await wait_until(

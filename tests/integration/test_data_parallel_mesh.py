@@ -9,9 +9,7 @@ import pytest
 import pytest_asyncio
 
 from kvmesh.discovery.base import DECODE, PREFILL, ROUTER
-from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.router.client import GrpcRouterClient
-from kvmesh.rpc.settings import RpcSettings
 from tests.integration.mesh import RunningMesh, argv_simulated, chat, running_mesh
 from tests.integration.test_mesh_simulated import instances
 from tests.parts import require_part
@@ -60,7 +58,7 @@ async def test_ranks_are_targets_of_their_own(handoff: str, expected: list[objec
         answers = await asyncio.gather(*(ask(mesh, prompt) for prompt in PROMPTS * 6))
         assert [content(answer) for answer in answers] == expected * 6
         assert await ranks_with_blocks(mesh) == {(service, rank) for service in (PREFILL, DECODE) for rank in RANKS}
-        (prefill,), (decode,) = await instances(mesh.registry, PREFILL), await instances(mesh.registry, DECODE)
+        (prefill,), (decode,) = await instances(mesh.target, PREFILL), await instances(mesh.target, DECODE)
         for rank in RANKS:
             pins = {
                 "x-kvmesh-pin-prefill": f"{prefill.instance_id}/{rank}",
@@ -76,8 +74,8 @@ async def test_ranks_are_targets_of_their_own(handoff: str, expected: list[objec
 
 async def ranks_with_blocks(mesh: RunningMesh) -> set[tuple[str, int]]:
     """The roles and ranks on which the router knows cached blocks."""
-    (router,) = await instances(mesh.registry, ROUTER)
-    channels = ChannelPool(RpcSettings())
+    (router,) = await instances(mesh.target, ROUTER)
+    channels = mesh.target.channels()
     try:
         views = await GrpcRouterClient(channels, router.address).list_workers(timeout_s=PATIENCE_S)
     finally:

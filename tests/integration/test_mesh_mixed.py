@@ -15,9 +15,7 @@ import pytest
 import pytest_asyncio
 
 from kvmesh.discovery.base import DECODE, PREFILL, ROUTER, Instance
-from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.router.client import GrpcRouterClient
-from kvmesh.rpc.settings import RpcSettings
 from tests.chaos.rendezvous import VOCABULARY
 from tests.integration.mesh import (
     RunningMesh,
@@ -70,7 +68,7 @@ class Mixed:
         return await asyncio.gather(*(one(number) for number in range(count)))
 
     async def workers(self) -> list[Instance]:
-        return [*await instances(self.mesh.registry, PREFILL), *await instances(self.mesh.registry, DECODE)]
+        return [*await instances(self.mesh.target, PREFILL), *await instances(self.mesh.target, DECODE)]
 
     async def totals(self, name: str) -> Counter[tuple[str, str]]:
         """A metric by engine and service."""
@@ -83,8 +81,8 @@ class Mixed:
     async def usable_engines(self, *, is_busy: bool = False) -> list[str]:
         """The engine of each usable worker; with `is_busy` of those that run a request."""
         engines = {each.instance_id: each.meta["engine"] for each in await self.workers()}
-        (router,) = await instances(self.mesh.registry, ROUTER)
-        channels = ChannelPool(RpcSettings())
+        (router,) = await instances(self.mesh.target, ROUTER)
+        channels = self.mesh.target.channels()
         try:
             views = await GrpcRouterClient(channels, router.address).list_workers(timeout_s=PATIENCE_S)
         finally:
