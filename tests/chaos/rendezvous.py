@@ -33,7 +33,9 @@ SMALL_DECODE = "--sglang-kv-cache-bytes 9000000"
 """Room for three or four requests, so that others wait for blocks."""
 FLAGS = (
     *("--engine", "sglang", "--greeting", "", "--no-planner"),
-    f"--engine-args={FLOAT32} --sglang-chunk-tokens 128 --kv-pull-timeout-s 250 --kv-lease-s 300",
+    f"--engine-args={FLOAT32} --sglang-chunk-tokens 128 --kv-pull-timeout-s 250 --kv-lease-s 300"
+    # JSON ends within its tokens.
+    """ --sglang-engine-arguments '{"constrained_json_disable_any_whitespace": true}'""",
     f"--decode-args={SMALL_DECODE}",
     # Breakers stay open for a moment only: the same workers fail again and again here.
     "--router-args=--health-breaker-pause-min-s 0.2 --health-breaker-pause-max-s 0.2",
