@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from kvmesh.core import Capabilities, KvEvent, LoadRecord, Role
+from kvmesh.core import Capabilities, KvEvent, KvHandle, LoadRecord, Role
 from kvmesh.engines.base import Engine, EngineDescription, EngineRequest, StepOutput
 from kvmesh.engines.rank_loads import sum_loads
 from kvmesh.errors import InvalidRequestError
@@ -129,6 +129,10 @@ class RankedEngine:
     @property
     def kv_paths(self) -> KvPaths:
         return self._kv_paths
+
+    def kv_source(self, handle: KvHandle) -> str | bytes:
+        """The handle says it itself, so any rank can read it."""
+        return self._engines[0].kv_source(handle)
 
     # ---- administration: of all ranks ----
 

@@ -1,20 +1,15 @@
 """Whole meshes with real SGLang engines, as `kvmesh up` starts them, against one engine that does everything."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
-from typing import Any
 
-import jsonschema
-import openai
 import pytest
 import pytest_asyncio
 
 from kvmesh.discovery.base import DECODE, PREFILL
 from tests.chaos.rendezvous import BURST, FLOAT32, VOCABULARY, Case, Rendezvous, rendezvous
-from tests.integration.test_api_vllm import MESSAGES, TOOLS, WEATHER
 from tests.parts import require_part
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.sglang, pytest.mark.timeout(400)]
@@ -78,38 +73,6 @@ async def test_two_pairs_answer_as_one_engine(mesh: Rendezvous, expected: list[l
     for instance in await mesh.instances(DECODE):
         assert await mesh.total(instance, "prompt_tokens_total") == 0
         assert await mesh.total(instance, "transferred_tokens_total") > 0
-
-
-async def test_the_openai_client(mesh: Rendezvous) -> None:
-    """Structured output, forced tools, log-probabilities and streams, with prefill and decode apart."""
-    ask: Any = {"model": "demo", "messages": MESSAGES, "temperature": 0}
-    async with openai.AsyncOpenAI(base_url=f"{mesh.mesh.url}/v1", api_key="none", max_retries=0) as client:
-        create = client.chat.completions.create
-        options = {"extra_body": {"structured_outputs": {"choice": ["red", "green"]}}}
-        chosen = await create(**ask, max_tokens=20, **options)
-        assert chosen.choices[0].message.content in ("red", "green") and chosen.choices[0].finish_reason == "stop"
-        form: Any = {"type": "json_schema", "json_schema": {"name": "weather", "schema": WEATHER}}
-        answer = await create(**ask, max_tokens=200, response_format=form)
-        jsonschema.validate(json.loads(answer.choices[0].message.content or ""), WEATHER)
-        tools: Any = {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "get_weather"}}}
-        async with client.chat.completions.stream(**ask, max_tokens=200, **tools) as events:
-            (call,) = (await events.get_final_completion()).choices[0].message.tool_calls or ()
-        jsonschema.validate(json.loads(call.function.arguments), WEATHER)
-        whole = await create(**ask, max_tokens=12, logprobs=True, top_logprobs=3)
-        parts = [part async for part in await create(**ask, max_tokens=12, logprobs=True, top_logprobs=3, stream=True)]
-        assert whole.choices[0].logprobs is not None
-        entries = whole.choices[0].logprobs.content or []
-        streamed = [
-            entry for part in parts for each in part.choices if each.logprobs for entry in each.logprobs.content or ()
-        ]
-        assert [entry.token for entry in entries] == [entry.token for entry in streamed] and len(entries) > 1
-        assert all(len(entry.top_logprobs) == 3 for entry in entries)
-        assert (
-            "".join(each.delta.content or "" for part in parts for each in part.choices)
-            == whole.choices[0].message.content
-        )
-        with pytest.raises(openai.BadRequestError):
-            await create(**ask, max_tokens=8, extra_body={"structured_outputs": {"regex": "("}})
 
 
 @pytest.mark.parametrize("case", STOPS, ids=lambda case: case.name)

@@ -88,7 +88,7 @@ def test_blocks_that_become_free_without_a_step_are_reported() -> None:
 
         handle = (await run(prefill, task=LegTask.PREFILL)).handle
         membership = WorkerMembership(decode, MemoryAgent().registry(), host="w", uses_tls=False, clock=clock)
-        servicer = WorkerServicer(decode, membership, clock)
+        servicer = WorkerServicer(decode, membership=membership, clock=clock)
         loop, began_s, records = asyncio.get_running_loop(), clock.now(), []
 
         async def watch() -> None:
@@ -122,7 +122,7 @@ async def test_a_record_for_each_data_parallel_rank() -> None:
     )
     await worker.start()
     membership = WorkerMembership(worker, MemoryAgent().registry(), host="w", uses_tls=False, clock=clock)
-    servicer = WorkerServicer(worker, membership, clock)
+    servicer = WorkerServicer(worker, membership=membership, clock=clock)
     records = servicer.WatchLoad(pb.WatchLoadRequest(), None)  # type: ignore[arg-type]
     try:
         async with asyncio.timeout(PATIENCE_S):

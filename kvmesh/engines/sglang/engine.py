@@ -10,7 +10,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from random import Random
 
-from kvmesh.core import KvEvent, LoadRecord, PerformanceProfile, Role
+from kvmesh.core import KvEvent, KvHandle, LoadRecord, PerformanceProfile, Role
 from kvmesh.engines.base import EngineDescription, EngineRequest, StepOutput
 from kvmesh.engines.output_buffers import KvEventBuffer, StepOutputBuffer
 from kvmesh.engines.sglang.adapters import SglangAdapters
@@ -189,6 +189,10 @@ class SglangEngine:
 
     async def deliver(self, take: Callable[[StepOutput], None]) -> None:
         await self._outputs.deliver(take)
+
+    def kv_source(self, handle: KvHandle) -> str:
+        """Nothing: a rendezvous has no handles. See Engine."""
+        return ""
 
     def kv_events(self) -> AsyncIterator[Sequence[KvEvent]]:
         return self._events.batches()
@@ -446,7 +450,10 @@ def _plain(settings: SglangSettings) -> dict[str, object]:
 def start_failure(failed: Failed) -> MeshError:
     """The error that `start` raises."""
     if failed.kind in ("ImportError", "ModuleNotFoundError"):
-        return UnavailableError(f"SGLang cannot be imported: {failed.message}", reason="engine_missing")
+        return UnavailableError(
+            f'SGLang cannot be imported: {failed.message}; `make up ARGS="--engine sglang"` installs it',
+            reason="engine_missing",
+        )
     if failed.kind in SETTINGS_ERRORS:
         return InvalidRequestError(
             f"SGLang refused its settings: {failed.message}", field="sglang", reason="invalid_settings"
