@@ -30,6 +30,13 @@ class EngineHost:
     ports: PortRange | None = None
 
 
+def rank_port(port: int, rank: int, host: EngineHost) -> int:
+    """The port of a data-parallel rank: the following ones after `port`; without it one of the host's range, or 0."""
+    if port:
+        return port + rank
+    return host.ports.claim(host.address) if host.ports is not None else 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceAssignment:
     """One worker's GPUs.

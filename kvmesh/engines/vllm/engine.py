@@ -169,6 +169,14 @@ class VllmEngine:
     def kv_events(self) -> AsyncIterator[Sequence[KvEvent]]:
         return self._events.batches()
 
+    def rank_loads(self) -> Sequence[LoadRecord]:
+        return (self.load(),)
+
+    @property
+    def is_responsive(self) -> bool:
+        """Always: it runs in this process, and reports when a process of its own ends."""
+        return True
+
     def load(self) -> LoadRecord:
         """The load after the newest iteration of the engine thread."""
         return self.kv_paths.add_to(self._load)
