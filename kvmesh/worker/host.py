@@ -67,6 +67,7 @@ def make_engine(settings: HostSettings, role: Role, clock: Clock) -> Engine:
         clock=clock,
         address=settings.address or LOOPBACK,
         ports=settings.ports,
+        mesh_secret_file=settings.mesh.secret_file,
     )
     try:
         return ENGINES[settings.engine].make(settings.engine_settings, host)

@@ -178,9 +178,9 @@ def test_a_full_half_of_ucx_is_refused() -> None:
 
 
 def test_variables_of_ucx() -> None:
-    """The interface that has the address, RDMA devices beside it, the family, the ports; nothing on loopback."""
+    """The interface that has the address, RDMA devices beside it, the family, the ports."""
     ports = PortRange.parse("21200-21207")
-    assert ucx_variables(LOOPBACK, interface="", ports=None) == {}
+    assert ucx_variables(LOOPBACK, interface="lo", ports=None) == {"UCX_NET_DEVICES": "lo"}
     assert ucx_variables(LOOPBACK, interface="", ports=ports) == {"UCX_TCP_PORT_RANGE": "21204-21207"}
     assert ucx_variables("192.0.2.1", interface="eth0", ports=None, rdma=("mlx5_0:1",)) == {
         "UCX_NET_DEVICES": "eth0,mlx5_0:1"
