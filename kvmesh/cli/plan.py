@@ -49,6 +49,7 @@ class MeshShape:
     run_dir: Path
     address: str = ""
     port_range: str = ""
+    insecure_listen: bool = False
     credentials: Credentials | None = None
     checks_tls: bool = False
     """The registry's agent checks services over mesh TLS."""
@@ -139,6 +140,7 @@ def _common(shape: MeshShape, role: str) -> Sequence[str]:
         *("--discovery-address", shape.registry, "--telemetry-log-level", shape.log_level),
         *(("--address", shape.address) if shape.address else ()),
         *(("--port-range", shape.port_range) if shape.port_range else ()),
+        *(("--insecure-listen",) if shape.insecure_listen else ()),
         *(shape.credentials.argv(MeshRole(role)) if shape.credentials is not None else ()),
         *(("--discovery-checks-tls",) if shape.checks_tls else ()),
     )

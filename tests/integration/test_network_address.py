@@ -14,7 +14,7 @@ import pytest
 from kvmesh.discovery.base import SERVICES, Instance
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.settings import DiscoverySettings
-from tests.integration.mesh import ROOT, argv_simulated, running_mesh
+from tests.integration.mesh import ROOT, RunningMesh, argv_simulated, running_mesh, wait_until
 from tests.own_address import own_address
 from tests.patience import PATIENCE_S
 from tests.servers import Server, consul_server
@@ -73,29 +73,33 @@ async def test_a_mesh_at_a_remote_registry_is_reachable(address: str, consul: Se
             assert FIRST <= each.port < middle
             assert FIRST <= int(each.meta["metrics_port"]) < middle
         workers = [*mesh.pids("prefill"), *mesh.pids("decode")]
+
+        def ucx_listens() -> bool:
+            return sum(port >= middle for _, port in listening_ports(workers)) == len(workers)
+
+        await wait_until(ucx_listens, PATIENCE_S, "UCX listens once per worker")
         open_ports = listening_ports(workers)
         # gRPC listens on the address as mapped to version 6.
         assert all(host.endswith(kernel_form(address)) for host, _ in open_ports), open_ports
         assert all(FIRST <= port <= LAST for _, port in open_ports)
-        assert sum(port >= middle for _, port in open_ports) == len(workers), "UCX listens once per worker"
         body = {"model": "demo", "prompt": " ".join(["word"] * 200), "max_tokens": 4}
         async with aiohttp.ClientSession() as session:
             async with session.post(f"{mesh.url}/v1/completions", json=body) as answer:
                 assert answer.status == 200, await answer.text()
-        await check_by_doctor(consul)
+        await check_by_doctor(mesh)
         decode = mesh.pids("decode")[0]
         os.kill(decode, signal.SIGSTOP)
         try:
-            status, output = await doctor(consul)
+            status, output = await doctor(mesh)
             assert status == 1, output
             assert "does not answer" in output
         finally:
             os.kill(decode, signal.SIGCONT)
 
 
-async def doctor(consul: Server) -> tuple[int | None, str]:
+async def doctor(mesh: RunningMesh) -> tuple[int | None, str]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "kvmesh.cli", "doctor", "--consul", consul.address),
+        *(sys.executable, "-m", "kvmesh.cli", "doctor", *mesh.flags),
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -104,9 +108,9 @@ async def doctor(consul: Server) -> tuple[int | None, str]:
     return process.returncode, output.decode()
 
 
-async def check_by_doctor(consul: Server) -> None:
+async def check_by_doctor(mesh: RunningMesh) -> None:
     """A line per check, and none that failed."""
-    status, output = await doctor(consul)
+    status, output = await doctor(mesh)
     assert status == 0, output
     for check in ("services", "addresses", "ports", "clocks", "versions", "fingerprints", "side channels"):
         assert re.search(rf"^ *\d+ {check} +ok ", output, re.MULTILINE), output

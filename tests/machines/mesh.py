@@ -18,6 +18,9 @@ from kvmesh.discovery.base import SERVICES, Instance
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import MeshError
+from kvmesh.identity.authority import Authority
+from kvmesh.identity.credentials import Credentials, make_credentials
+from kvmesh.identity.roles import MeshRole
 from tests.chaos.hosts import Hosts, make_hosts, network_problem
 from tests.integration.mesh import ROOT, metrics_text, worker_metric
 from tests.parts import is_required, require_part
@@ -39,6 +42,7 @@ class Machines:
     directory: Path
     model: Path
     engine_argv: Sequence[str]
+    credentials: Credentials
     router_argv: Sequence[str] = ()
     processes: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
 
@@ -72,6 +76,7 @@ class Machines:
         service = name.partition("-")[0]
         before: Sequence[str] = ()
         argv = ["--discovery-address", self.registry, "--port-range", PORT_RANGE]
+        argv += self.credentials.argv(MeshRole(service))
         if service == "frontend":
             argv += ["--http-port", str(HTTP_PORT), "--http-allows-pins"]
             # The model is on the workers' hosts only.
@@ -176,7 +181,15 @@ async def machines(
         can_be_had = is_required() and os.geteuid() == 0 and "does not allow" not in problem
         (pytest.fail if can_be_had else pytest.skip)(f"no hosts: {problem}")
     with make_hosts([CONSUL, *names], with_network=True, version=version) as hosts:
-        mesh = Machines(hosts=hosts, directory=directory, model=model, engine_argv=engine_argv, router_argv=router_argv)
+        credentials = make_credentials(directory / "credentials", authority=Authority.make(), token=b"")
+        mesh = Machines(
+            hosts=hosts,
+            directory=directory,
+            model=model,
+            engine_argv=engine_argv,
+            router_argv=router_argv,
+            credentials=credentials,
+        )
         try:
             for name in hosts.hosts:
                 await mesh.start(name)
