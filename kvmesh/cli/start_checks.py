@@ -1,6 +1,7 @@
 """Checks of `kvmesh up` before it starts any process: ports, Consul agent, and the hub if the model is not a directory."""
 
 import asyncio
+import importlib.util
 import os
 import re
 import socket
@@ -66,6 +67,19 @@ def _lines(path: str) -> list[str]:
         return Path(path).read_text().splitlines()
     except OSError:
         return []
+
+
+def engine_problem(engine: str) -> str:
+    """Returns that the engine's packages are missing, and how to install them; empty if they are here.
+
+    Only vLLM is checked. SGLang may have a Python of its own, which the worker looks for.
+    """
+    if engine != "vllm" or importlib.util.find_spec("vllm") is not None:
+        return ""
+    return (
+        "vLLM is not installed here: `KVMESH_ENGINE_BUILD=cpu make up` installs it (with NVIDIA GPUs"
+        " KVMESH_ENGINE_BUILD=gpu); --engine simulated needs no engine"
+    )
 
 
 async def consul_problem(address: str, *, say: Callable[[str], None], limit_s: float = CONSUL_LIMIT_S) -> str:

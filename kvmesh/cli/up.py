@@ -28,7 +28,7 @@ from kvmesh.cli.plan import MeshPlan, plan_mesh
 from kvmesh.cli.progress import Progress, http_url
 from kvmesh.cli.restarts import RestartPolicy
 from kvmesh.cli.scaling import ScalingPart
-from kvmesh.cli.start_checks import consul_problem, hub_problem, is_hub_name, port_problems
+from kvmesh.cli.start_checks import consul_problem, engine_problem, hub_problem, is_hub_name, port_problems
 from kvmesh.cli.state import MeshPlace, claim_place, default_name
 from kvmesh.cli.up_credentials import has_mesh_tls, keep_renewed, own_credentials
 from kvmesh.cli.up_settings import UpSettings, adapt_to_packages, mesh_shape, model_problem, worker_groups
@@ -402,7 +402,7 @@ def main(argv: Sequence[str]) -> int:
         return 2
     settings, lines = adapt_to_packages(settings)
     try:
-        if problem := model_problem(settings.model):
+        if problem := engine_problem(settings.registration.name) or model_problem(settings.model):
             raise InvalidRequestError(problem)
         chosen = choose_address(settings.address, registry_host(settings.consul) or LOOPBACK)
         if not is_loopback(chosen.host):

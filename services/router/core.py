@@ -7,7 +7,7 @@ from operator import or_
 from random import Random
 
 from kvmesh.core import Ask, Handoff, Placement, Report, Role
-from kvmesh.core.routing import PROGRESS, SETTLING
+from kvmesh.core.routing import FINISHED, PROGRESS, SETTLING
 from kvmesh.errors import InvalidRequestError, MeshError, OverloadedError, UnavailableError
 from services.router.core_settings import CoreSettings
 from services.router.explain import DecisionHistory, DecisionRecord
@@ -17,6 +17,7 @@ from services.router.placement.decision import PlacementDecision
 from services.router.placement.placer import NO_PREFILL_WORKER, NO_WORKERS, Placer
 from services.router.placement.policies import Policy, PolicyContext, make_policy
 from services.router.queue.admission import Admission, Queued, QueueOutcome
+from services.router.queue.charges import Charges
 from services.router.queue.subqueues import QueuedAsk
 from services.router.workers.fleet import Fleet
 from services.router.workers.learning import learn
@@ -54,6 +55,7 @@ class RouterCore:
         )
         self.admission = Admission(settings)
         self.queue = self.admission.queue
+        self.charges = Charges(settings.queue.output_token_weight)
         self._id_prefix = f"{router_id}-{run_id}-" if run_id else f"{router_id}-"
         self._placements = 0
         self._now = 0.0
@@ -131,6 +133,9 @@ class RouterCore:
         self.health.on_report(reservation, report, self._now)
         if reservation.forecast is not None and report.elapsed_s > 0 and self.settings.cost.learning:
             learn(reservation, report, self.placer.handoffs, self.placer.slow_pairs, now=self._now)
+        if reservation.charge is not None:
+            ended, complete = report.kind in SETTLING, report.kind is FINISHED
+            self.charges.correct(reservation.charge, report.output_tokens, has_ended=ended, is_complete=complete)
         if report.kind in SETTLING:
             self.settle(reservation)
         elif report.kind is not PROGRESS or report.output_tokens:
@@ -268,8 +273,8 @@ class RouterCore:
         depth = max(self.index.device.prefixes(ask.block_hashes)[0], default=0)
         return max(1, ask.prompt_tokens - depth * ask.block_size_tokens)
 
-    def _place_queued(self, queued: QueuedAsk, now: float, wall: float) -> tuple[Placement, int]:
-        """Decides again, since workers and blocks changed meanwhile. Returns the placement and its uncached tokens."""
+    def _place_queued(self, queued: QueuedAsk, now: float, wall: float) -> tuple[Placement, float]:
+        """Decides again, since workers and blocks changed meanwhile. Returns the placement and the tokens that the tenant is charged."""
         if len(self.book) >= self.settings.reservations_max:
             raise self._full()
         ask, record, queued_s = queued.ask, queued.record, now - queued.arrived_s
@@ -285,7 +290,11 @@ class RouterCore:
         record.decision, record.placement = decision, replace(placement, queued_s=queued_s)
         record.decided_at_s = wall
         self.history.add(record)
-        return record.placement, max(1, decision.uncached_tokens)
+        assert queued.tenant_queue is not None
+        charged, charge = self.charges.begin(ask, queued.tenant_queue, decision.uncached_tokens)
+        if (reservation := self.book.get_own(queued.frontend_id, queued.ask_id)) is not None:
+            reservation.charge = charge
+        return record.placement, charged
 
     def _reserve(
         self, frontend_id: str, ask_id: int, ask: Ask, decision: PlacementDecision, *, now: float

@@ -6,7 +6,7 @@ from kvmesh.settings import internal, setting
 from services.router.health.breaker import BreakerSettings
 from services.router.health.overlap import OverlapSettings
 from services.router.health.wedge import WedgeSettings
-from services.router.queue.round_robin import read_weights
+from services.router.queue.fair_queue import read_weights
 from services.router.workers.cost_settings import CostSettings
 
 
@@ -38,8 +38,10 @@ class QueueSettings:
     wait_s_max: float = setting(
         30.0, "Longest time in the queue. A request's own timeout may end it earlier.", min=0.01
     )
-    quantum_tokens: int = setting(
-        4096, "Prompt tokens that a tenant of weight 1 is served per round; smaller interleaves finer.", min=16
+    output_token_weight: float = setting(
+        4.0,
+        "Prompt tokens that an output token counts as when a tenant is charged; it takes a worker so much longer.",
+        min=0,
     )
     tenants_max: int = setting(
         256, "Tenants with a queue of their own per model and priority; the others share one.", min=1, max=65_536

@@ -328,7 +328,7 @@ async def test_a_silent_stream_is_kept_alive_with_comments(model: ServedModel) -
 
 async def test_grpc_calls_carry_the_same_keys(model: ServedModel, tmp_path: Path) -> None:
     """UNAUTHENTICATED, NOT_FOUND and RESOURCE_EXHAUSTED with RetryInfo; reflection and health stay open."""
-    write_keys(tmp_path / "keys.json", {"key_sha256": hash_of("k"), "requests_per_minute": 1, "models": ["tiny"]})
+    write_keys(tmp_path / "keys.json", {"key_sha256": hash_of("k"), "requests_per_minute": 2, "models": ["tiny"]})
     async with frontend(model, access=AccessSettings(keys_file=str(tmp_path / "keys.json"))) as (_, pipeline, _):
         server = RpcServer(
             RpcSettings(grace_s=0.1),
@@ -356,7 +356,7 @@ async def test_grpc_calls_carry_the_same_keys(model: ServedModel, tmp_path: Path
                 assert await ask("k") == TEXT
                 refused = await ask("k")
                 assert isinstance(refused, OverloadedError)
-                assert refused.retry_after_s == pytest.approx(60, abs=5)
+                assert refused.retry_after_s == pytest.approx(30, abs=5)
                 health = health_pb2_grpc.HealthStub(channel)
                 assert (
                     await health.Check(health_pb2.HealthCheckRequest())

@@ -1,6 +1,6 @@
 """The queue against slow obvious versions: turns given one by one, and a list of all who wait."""
 
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import inf
@@ -15,13 +15,12 @@ from services.router.core_settings import CoreSettings, QueueSettings
 from services.router.explain import DecisionRecord
 from services.router.placement.policies import PolicyContext, make_policy
 from services.router.queue.admission import PLACEMENTS_PER_DRAIN_MAX, Admission
-from services.router.queue.round_robin import DeficitRoundRobin
+from services.router.queue.fair_queue import FairQueue
 from services.router.queue.subqueues import QueuedAsk, SubqueueKey
 from services.router.workers.cost_settings import CostSettings
 
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5, "d": 3.0}
 TENANTS = sorted(WEIGHTS)
-QUANTUM = 8
 
 
 @dataclass(eq=False)
@@ -34,18 +33,19 @@ class Item:
 
 
 class ObviousTurns:
-    """Deficit round robin as the paper tells it: a quantum a turn, one turn after the other."""
+    """Start-time fair queueing as the paper tells it, without bounds: a virtual time for every tenant that there ever was."""
 
     def __init__(self) -> None:
-        self.ring: deque[str] = deque()
         self.waiting: dict[str, list[Item]] = {}
-        self.deficit: dict[str, float] = {}
-        self.topped = ""
+        self.times: dict[str, float] = {}
+        self.present = 0.0
+        self.since: dict[str, int] = {}
+        self.events = 0
 
     def add(self, tenant: str, item: Item) -> None:
         if tenant not in self.waiting:
-            self.ring.append(tenant)
-            self.deficit[tenant] = 0
+            self.times[tenant] = max(self.present, self.times.get(tenant, 0.0))
+            self.touch(tenant)
         self.waiting.setdefault(tenant, []).append(item)
         self.waiting[tenant].sort(key=lambda each: each.order)
 
@@ -53,20 +53,19 @@ class ObviousTurns:
         self.waiting[tenant].remove(item)
         if not self.waiting[tenant]:
             del self.waiting[tenant]
-            self.ring.remove(tenant)
-            if self.topped == tenant:
-                self.topped = ""
+
+    def touch(self, tenant: str) -> None:
+        self.events += 1
+        self.since[tenant] = self.events
+
+    def serve(self, item: Item, charge: int) -> None:
+        self.present = max(self.present, self.times[item.tenant])
+        self.touch(item.tenant)
+        self.times[item.tenant] += charge / WEIGHTS[item.tenant]
+        self.remove(item.tenant, item)
 
     def head(self) -> Item:
-        while True:
-            tenant = self.ring[0]
-            if self.topped != tenant:
-                self.deficit[tenant] += QUANTUM * WEIGHTS[tenant]
-                self.topped = tenant
-            if self.deficit[tenant] >= self.waiting[tenant][0].tokens:
-                return self.waiting[tenant][0]
-            self.topped = ""
-            self.ring.rotate(-1)
+        return self.waiting[min(self.waiting, key=lambda each: (self.times[each], self.since[each]))][0]
 
 
 tokens = st.integers(1, 100)
@@ -82,15 +81,15 @@ turns = st.lists(
 )
 
 
-def robin(tenants_max: int = 100) -> DeficitRoundRobin[Item]:
-    return DeficitRoundRobin(quantum_tokens=QUANTUM, weights=WEIGHTS, tenants_max=tenants_max)
+def fair(tenants_max: int = 100) -> FairQueue[Item]:
+    return FairQueue(weights=WEIGHTS, tenants_max=tenants_max)
 
 
 @settings(max_examples=300, deadline=None)
 @given(turns)
 def test_turns_are_those_of_the_paper(steps):
-    """Skipping rounds changes nothing but the time it takes, whatever is charged, enters or leaves meanwhile."""
-    fast, slow = robin(), ObviousTurns()
+    """Whatever is charged, enters or leaves meanwhile."""
+    fast, slow = fair(), ObviousTurns()
     items: list[tuple[Item, object]] = []
     for number, (verb, first, second, third) in enumerate(steps):
         if verb == "add":
@@ -107,8 +106,7 @@ def test_turns_are_those_of_the_paper(steps):
                 assert head is slow.head()
                 [tenant_queue] = [tenant_queue for item, tenant_queue in items if item is head]
                 items = [each for each in items if each[0] is not head]
-                slow.deficit[head.tenant] -= second
-                slow.remove(head.tenant, head)
+                slow.serve(head, second)
                 fast.serve(tenant_queue, head, second)
         elif verb == "look" and items:
             assert fast.head() is fast.head() is slow.head()
@@ -120,10 +118,10 @@ def test_turns_are_those_of_the_paper(steps):
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_shares_differ_by_a_quantum_and_a_request(data):
-    """While tenants have something waiting, each got its share up to one quantum and one request, at every moment."""
+def test_shares_differ_by_a_request_of_each(data):
+    """While tenants have something waiting, each got its share up to one request, at every moment."""
     names = data.draw(st.lists(tenants, min_size=2, unique=True))
-    queue = robin()
+    queue = fair()
     number = 0
     largest = data.draw(st.sampled_from([1, 5, 100, 1000]))
     for _ in range(30):
@@ -131,20 +129,41 @@ def test_shares_differ_by_a_quantum_and_a_request(data):
             number += 1
             queue.add(name, Item(data.draw(st.integers(1, largest)), (inf, number), name))
     served = Counter(dict.fromkeys(names, 0))
-    while all(len(tenant_queue.items) for tenant_queue in queue.queues()) and len(list(queue.queues())) == len(names):
+    while len(queue.queues()) == len(names):
         for one, two in combinations(names, 2):
             apart = abs(served[one] / WEIGHTS[one] - served[two] / WEIGHTS[two])
-            assert apart <= QUANTUM + largest / min(WEIGHTS[one], WEIGHTS[two])
+            assert apart <= largest / WEIGHTS[one] + largest / WEIGHTS[two]
         head = queue.head()
         served[head.tenant] += head.tokens
         queue.serve(queue.queue_of(head.tenant), head, head.tokens)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(tenants, tokens), max_size=60), st.integers(0, 60), tokens)
+def test_a_tenant_that_asks_for_little_waits_for_one_round(adds, before, size):
+    """However much the others have waiting: at most one request of each is served first. It had asked for nothing until now."""
+    queue = fair()
+    waiting = {}
+    for number, (tenant, cost) in enumerate(adds):
+        item = Item(cost, (inf, number), tenant)
+        waiting[item] = queue.add(tenant, item)
+    for _ in range(min(before, len(waiting))):
+        head = queue.head()
+        queue.serve(waiting.pop(head), head, head.tokens)
+    late = Item(size, (inf, len(adds)), "late")
+    waiting[late] = queue.add("late", late)
+    first = Counter()
+    while (head := queue.head()) is not late:
+        first[head.tenant] += 1
+        queue.serve(waiting.pop(head), head, head.tokens)
+    assert not first or max(first.values()) == 1
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 40), tokens), min_size=1, max_size=80), st.integers(1, 5))
 def test_tenants_beyond_the_bound_share_an_account(adds, tenants_max):
     """However many tenants there are, accounts are bounded and everybody is served."""
-    queue = robin(tenants_max)
+    queue = fair(tenants_max)
     left = {}
     for number, (tenant, size) in enumerate(adds):
         item = Item(size, (inf, number))
@@ -188,7 +207,6 @@ SETTINGS = CoreSettings(
         prompt_tokens_max=150,
         subqueues_max=2,
         wait_s_max=10.0,
-        quantum_tokens=QUANTUM,
         tenant_weights=tuple(f"{tenant}={weight}" for tenant, weight in WEIGHTS.items()),
     )
 )

@@ -14,7 +14,7 @@ from services.router.core import RouterCore
 from services.router.core_settings import QueueSettings
 from services.router.queue.admission import PLACEMENTS_PER_DRAIN_MAX, Queued
 from services.router.queue.drain_rate import DECAY_S, DrainRate
-from services.router.queue.round_robin import read_weights
+from services.router.queue.fair_queue import read_weights
 from tests.unit.router_fleets import ask, core, holds, join
 
 
@@ -132,7 +132,7 @@ def test_a_newcomer_overtakes_only_lower_classes():
 
 def test_tenants_share_by_weight():
     """A flood of one tenant costs another one no more than its share."""
-    stage = Stage(quantum_tokens=100, tenant_weights=("heavy=2",))
+    stage = Stage(tenant_weights=("heavy=2",))
     stage.ask("first")
     for number in range(30):
         stage.ask(f"flood{number}", tokens=100, tenant="flood")
@@ -149,7 +149,7 @@ def test_tenants_share_by_weight():
 
 def test_a_tenant_pays_for_what_it_really_lacked():
     """Cached blocks are looked up when a request leaves the queue, so blocks that arrived meanwhile are free."""
-    stage = Stage(quantum_tokens=64)
+    stage = Stage(output_token_weight=0.0)
     stage.ask("first")
     for number in range(4):
         stage.ask(f"a{number}", hashes=[1, 2, 3, 4], tokens=64, tenant="a")

@@ -6,9 +6,10 @@ keys in force, so that an error in a rotation locks nobody out. At the start it 
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 
@@ -19,6 +20,7 @@ from kvmesh.discovery.members import watch_members
 from kvmesh.errors import InvalidRequestError, MeshError, UnauthenticatedError, UnavailableError
 from kvmesh.telemetry import Instruments
 from services.frontend.access.caller import ANYBODY, Caller
+from services.frontend.access.isolation import isolated
 from services.frontend.access.keys import KeyBook, read_keys
 from services.frontend.access.quotas import Permit, Quotas
 from services.frontend.access.settings import AccessSettings
@@ -26,6 +28,7 @@ from services.frontend.pipeline.request import Request
 
 _log = logging.getLogger(__name__)
 DOCUMENT_BYTES_MAX = 64 << 20
+Decided = TypeVar("Decided")
 _KINDS = ("prompt", "cached", "output", "reasoning")
 
 
@@ -80,11 +83,7 @@ class Access:
         """
         if not self.needs_key:
             return ANYBODY
-        try:
-            return self._book.find(_key_of(headers), wall_s=self._clock.wall())
-        except MeshError as error:
-            self._refused.labels(error.reason).inc()
-            raise
+        return self._counting_refusal(lambda: self._book.find(_key_of(headers), wall_s=self._clock.wall()))
 
     def caller_of(self, tenant: str) -> Caller:
         """Returns the caller for a tenant's work that outlives its request. Raises UnauthenticatedError if it has no valid key."""
@@ -98,20 +97,29 @@ class Access:
             field = request.named("priority")
             raise InvalidRequestError(f"{field} must be at most {most} with this key", field=field)
 
+    def isolate(self, request: Request, caller: Caller) -> Request:
+        """Returns the request with names of its tenant's own for what requests share: cached prefixes and sessions."""
+        return isolated(request, caller.tenant, self._settings.prefix_sharing_tenants)
+
     def enter(self, caller: Caller, *, prompt_tokens: int, output_tokens_max: int) -> Permit | None:
         """Reserves quota for the caller. Raises OverloadedError, or InvalidRequestError if the request can never fit."""
         if caller is ANYBODY:
             return None
-        try:
-            return self.quotas.enter(
-                caller,
-                prompt_tokens=prompt_tokens,
-                output_tokens_max=output_tokens_max,
-                now_s=self._clock.now(),
+        return self._counting_refusal(
+            lambda: self.quotas.enter(
+                caller, prompt_tokens=prompt_tokens, output_tokens_max=output_tokens_max, now_s=self._clock.now()
             )
-        except MeshError as error:
-            self._refused.labels(error.reason).inc()
-            raise
+        )
+
+    def check_level(self, caller: Caller) -> None:
+        """Raises OverloadedError while the caller's quotas are overdrawn, so that nothing more is read of its requests."""
+        if caller is not ANYBODY:
+            self._counting_refusal(lambda: self.quotas.check_level(caller, now_s=self._clock.now()))
+
+    def charge(self, caller: Caller, *, requests: int = 0, tokens: int = 0) -> None:
+        """Charges work other than a run: texts that were tokenised, bodies that were refused. It may overdraw the quotas."""
+        if caller is not ANYBODY:
+            self.quotas.charge(caller, requests=requests, tokens=tokens, now_s=self._clock.now())
 
     def leave(self, permit: Permit | None, usage: Usage, *, caller: Caller, request_id: str, model: str) -> None:
         """Accounts the usage of a request that ended, successfully or not. Called once per request."""
@@ -131,6 +139,13 @@ class Access:
             **{f"{kind}_tokens": count for kind, count in zip(_KINDS, counts, strict=True)},
         }
         _log.info("usage", extra={"data": data})
+
+    def _counting_refusal(self, decide: Callable[[], Decided]) -> Decided:
+        try:
+            return decide()
+        except MeshError as error:
+            self._refused.labels(error.reason).inc()
+            raise
 
     async def _follow_keys(self) -> None:
         while True:

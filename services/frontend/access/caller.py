@@ -7,7 +7,7 @@ from kvmesh.errors import NotFoundError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """Limits of one tenant. None: no limit."""
+    """Limits of one tenant. None: no limit. Of a key, `priority_max` is 0 unless the document says otherwise."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None

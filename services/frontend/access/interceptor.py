@@ -39,6 +39,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
 
         try:
             caller = self._access.authenticate(headers)
+            self._access.check_level(caller)
         except MeshError as error:
             return _refusing(handler, error)
         return wrap_handler(handler, lambda inner: _as_caller(inner, caller))

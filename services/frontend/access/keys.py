@@ -125,7 +125,7 @@ def _entry(row: Mapping[str, Any]) -> KeyEntry:
             tenant=row["tenant"],
             key_id=row["key_sha256"][:8],
             models=frozenset(models) if models is not None else None,
-            quota=Quota(**{name: row.get(name) for name in _QUOTAS}),
+            quota=Quota(**{"priority_max": 0, **{name: row[name] for name in _QUOTAS if row.get(name) is not None}}),
             sends_compressed=bool(row.get("compressed_bodies")),
         ),
         expires_at_s=_time(row["expires_at"]) if row.get("expires_at") is not None else None,

@@ -95,6 +95,22 @@ class Quotas:
         account.in_flight += 1
         return Permit(account, reserved)
 
+    def check_level(self, caller: Caller, *, now_s: float) -> None:
+        """Raises OverloadedError while a quota is overdrawn."""
+        account = self._account(caller, now_s)
+        for bucket, reason, what in ((account.requests, REQUESTS, "requests"), (account.tokens, TOKENS, "tokens")):
+            if bucket is not None and (wait_s := bucket.wait_s(0, now_s)):
+                message = f"more than {bucket.per_minute:g} {what} a minute, refused requests counted"
+                raise OverloadedError(message, reason=reason, retry_after_s=wait_s)
+
+    def charge(self, caller: Caller, *, requests: int, tokens: int, now_s: float) -> None:
+        """Takes from the quotas, beyond zero if necessary, but at most a full bucket at a time."""
+        account = self._account(caller, now_s)
+        for bucket, amount in ((account.requests, requests), (account.tokens, tokens)):
+            if bucket is not None and amount:
+                bucket.level(now_s)
+                bucket.take(min(amount, bucket.per_minute))
+
     def leave(self, permit: Permit, usage: Usage, *, now_s: float) -> None:
         """Ends a request and returns its unused reservation. Idempotent."""
         if not permit.is_open:

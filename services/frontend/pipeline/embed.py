@@ -193,6 +193,7 @@ def _legs(
                 model=model.name,
                 token_ids=token_ids,
                 adapter=asked.adapter or model.adapter,
+                cache_salt=asked.cache_salt,
                 priority=asked.priority,
                 traceparent=asked.traceparent,
             ),

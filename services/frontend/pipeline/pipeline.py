@@ -5,6 +5,7 @@ prompts up to `inline_characters_max`. So the same code runs in a whole-mesh sim
 """
 
 import asyncio
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +20,7 @@ from services.frontend.access.access import Access
 from services.frontend.access.caller import Caller
 from services.frontend.access.settings import AccessSettings
 from services.frontend.metrics import FrontendMetrics, ModelMetrics
-from services.frontend.models import Models
+from services.frontend.models import Models, ServedModel
 from services.frontend.parser_process.relay import relayed
 from services.frontend.pipeline.attempt import Attempt
 from services.frontend.pipeline.call_end import make_stop_finder
@@ -30,6 +31,9 @@ from services.frontend.pipeline.prepare import Prepared, check_request, hashes_o
 from services.frontend.pipeline.request import AnswerSink, Conversation, Request, RequestResult
 from services.frontend.pipeline.tool_choice import with_tool_constraint
 from services.frontend.settings import PipelineSettings
+
+TOKENISED_PER_CHARGED = 16
+"""Tokens of a text that is only tokenised, for each token that a quota is charged."""
 
 
 class Pipeline:
@@ -99,10 +103,19 @@ class Pipeline:
         model = self.models.find(request.model)
         request = with_tool_constraint(request, model.text.selection.tools)
         check_request(request, model, self.settings)
+        request = self.access.isolate(request, caller)
         token_ids = await tokens_of(request, model, self.settings)
         hashes = await hashes_of(token_ids, request, model)
         timeout_s = self._timeout_s(request, began_s)
         return prepare(request, model, token_ids, hashes, caller=caller, attempt_timeout_s=timeout_s)
+
+    async def tokenise(self, request: Request, model: ServedModel, *, caller: Caller) -> "array[int]":
+        """Returns the token ids of a request's prompt, for a client that only wants to know them. Charges a part of what a run costs."""
+        self.access.check(request, caller)
+        self.access.check_level(caller)
+        token_ids = await tokens_of(self.access.isolate(request, caller), model, self.settings)
+        self.access.charge(caller, tokens=len(token_ids) // TOKENISED_PER_CHARGED)
+        return token_ids
 
     async def run(self, prepared: Prepared, sink: AnswerSink, *, began_s: float) -> RequestResult:
         """Runs a request to its end; the sink receives the answer. `began_s`: when the client's request arrived.
@@ -189,8 +202,9 @@ class Pipeline:
 
     async def embed(self, request: EmbedRequest, *, caller: Caller, began_s: float) -> EmbedResult:
         """Embeds texts or token ids; see `Embedder`. Counts as one request in flight."""
-        asked = request.asked
-        self.access.check(asked, caller)
+        self.access.check(request.asked, caller)
+        asked = self.access.isolate(request.asked, caller)
+        request = replace(request, asked=asked)
         model = self.models.find(asked.model)
         with self._admitted(asked.request_id), self._tracing.span("embed", parent=asked.traceparent or None):
             deadline_s = began_s + self._limit_s(asked)

@@ -69,7 +69,7 @@ class Admission:
         """Removes an ask without an outcome, since nobody would receive it."""
         self.queue.remove(queued, now)
 
-    def drain(self, place: Callable[[QueuedAsk], tuple[Placement, int]], now: float) -> list[QueueOutcome]:
+    def drain(self, place: Callable[[QueuedAsk], tuple[Placement, float]], now: float) -> list[QueueOutcome]:
         """Places the asks for which there is room. Returns all outcomes since the previous call.
 
         `place` returns the placement and the tokens that its tenant is charged, or raises OverloadedError when there is no room.
@@ -80,7 +80,7 @@ class Admission:
             self._place_heads(place, now)
         return self.take_outcomes()
 
-    def _place_heads(self, place: Callable[[QueuedAsk], tuple[Placement, int]], now: float) -> None:
+    def _place_heads(self, place: Callable[[QueuedAsk], tuple[Placement, float]], now: float) -> None:
         heads = [_ranked(subqueue.head()) for subqueue in self.queue.subqueues]
         heapify(heads)
         tried = 0

@@ -1,7 +1,7 @@
 """The queue of asks that wait for room: bounded, by priority, then fair among tenants, then by deadline. Pure; times are arguments.
 
 Asks that the same workers could serve share a subqueue, so no ask waits for room that it could not use. In a subqueue a higher priority
-always goes first. Within a priority tenants take turns (`round_robin.py`); within a tenant the nearest deadline goes first, then those
+always goes first. Within a priority tenants share fairly (`fair_queue.py`); within a tenant the nearest deadline goes first, then those
 without a deadline in order of arrival.
 
 Invariants:
@@ -19,7 +19,7 @@ from kvmesh.core import Ask
 from kvmesh.errors import OverloadedError
 from services.router.core_settings import CoreSettings
 from services.router.queue.drain_rate import DrainRates
-from services.router.queue.round_robin import DeficitRoundRobin, TenantQueue, read_weights
+from services.router.queue.fair_queue import FairQueue, TenantQueue, read_weights
 from services.router.queue.subqueues import QueuedAsk, Subqueue, SubqueueKey
 
 TENANTS_COMPARED_MAX = 256
@@ -89,8 +89,8 @@ class AskQueue:
         subqueue.by_priority[queued.ask.priority].remove(tenant_queue, queued)
         self._remove_if_empty(subqueue, queued.ask.priority)
 
-    def serve(self, queued: QueuedAsk, now: float, *, charged_tokens: int) -> None:
-        """Removes an ask that was placed; its tenant is charged the tokens that were uncached at the placement."""
+    def serve(self, queued: QueuedAsk, now: float, *, charged_tokens: float) -> None:
+        """Removes an ask that was placed, and charges its tenant."""
         subqueue, tenant_queue = self._detach(queued, now, served_tokens=queued.tokens)
         subqueue.by_priority[queued.ask.priority].serve(tenant_queue, queued, charged_tokens)
         self._remove_if_empty(subqueue, queued.ask.priority)
@@ -115,9 +115,7 @@ class AskQueue:
         if subqueue is None:
             subqueue = self._subqueues[key] = Subqueue(key, self._rates.rate(key.kind))
         if ask.priority not in subqueue.by_priority:
-            tenants: DeficitRoundRobin[QueuedAsk] = DeficitRoundRobin(
-                quantum_tokens=settings.quantum_tokens, weights=self._tenant_weights, tenants_max=settings.tenants_max
-            )
+            tenants: FairQueue[QueuedAsk] = FairQueue(weights=self._tenant_weights, tenants_max=settings.tenants_max)
             subqueue.add_priority(ask.priority, tenants)
         queued.subqueue = subqueue
         queued.tenant_queue = subqueue.by_priority[ask.priority].add(ask.tenant, queued)
@@ -184,7 +182,9 @@ class AskQueue:
             if (tenants := subqueue.by_priority.get(lowest))
             for tenant_queue in tenants.queues()
         )
-        heaviest = max(islice(tenant_queues, TENANTS_COMPARED_MAX), key=lambda each: each.tokens / each.weight)
+        heaviest = max(
+            islice(tenant_queues, TENANTS_COMPARED_MAX), key=lambda each: self._load(each, each.tokens, len(each.items))
+        )
         if lowest == queued.ask.priority and not self._is_lighter(queued, heaviest):
             return None
         return heaviest.last
@@ -194,11 +194,16 @@ class AskQueue:
         subqueue = self._subqueues.get(queued.key)
         tenants = subqueue.by_priority.get(queued.ask.priority) if subqueue is not None else None
         if tenants is None:
-            weight, tokens = self._tenant_weights.get(queued.ask.tenant, 1.0), 0
+            own: TenantQueue[QueuedAsk] = TenantQueue("", self._tenant_weights.get(queued.ask.tenant, 1.0))
         else:
             own = tenants.queue_of(queued.ask.tenant)
-            weight, tokens = own.weight, own.tokens
-        return (tokens + queued.tokens) / weight < (heaviest.tokens - heaviest.last.tokens) / heaviest.weight
+        load = self._load(own, own.tokens + queued.tokens, len(own.items) + 1)
+        return load < self._load(heaviest, heaviest.tokens - heaviest.last.tokens, len(heaviest.items) - 1)
+
+    def _load(self, queue: TenantQueue[QueuedAsk], tokens: int, requests: int) -> float:
+        """The larger of a tenant's shares of the two limits, over its weight. So many small requests weigh as much as a few long ones."""
+        settings = self._settings
+        return max(tokens / settings.prompt_tokens_max, requests / settings.requests_max) / queue.weight
 
     def _full(self, message: str, wait_s: float | None) -> OverloadedError:
         return OverloadedError(message, reason="queue_full", retry_after_s=self.retry_after_s(wait_s))

@@ -8,7 +8,7 @@ from kvmesh.core import Ask
 from services.router.explain import DecisionRecord
 from services.router.placement.pools import RequestKind
 from services.router.queue.drain_rate import DrainRate
-from services.router.queue.round_robin import DeficitRoundRobin, TenantQueue
+from services.router.queue.fair_queue import FairQueue, TenantQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Subqueue:
     def __init__(self, key: SubqueueKey, rate: DrainRate) -> None:
         self.key = key
         self.rate = rate
-        self.by_priority: dict[int, DeficitRoundRobin[QueuedAsk]] = {}
+        self.by_priority: dict[int, FairQueue[QueuedAsk]] = {}
         self._priorities: list[int] = []
 
     @property
@@ -74,7 +74,7 @@ class Subqueue:
     def head(self) -> QueuedAsk:
         return self.by_priority[self.priority].head()
 
-    def add_priority(self, priority: int, tenants: DeficitRoundRobin[QueuedAsk]) -> None:
+    def add_priority(self, priority: int, tenants: FairQueue[QueuedAsk]) -> None:
         self.by_priority[priority] = tenants
         insort(self._priorities, priority)
 

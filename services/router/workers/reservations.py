@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
+from services.router.queue.charges import OutputCharge
 from services.router.workers.handoff_times import Distance
 from services.router.workers.worker import Target
 
@@ -65,6 +66,8 @@ class Reservation:
     """Blocks that its workers are assumed to hold from now on; only of workers without cache events."""
     predicted_hashes: Sequence[int] = ()
     """Blocks that peers learn from the worker's events once the prompt is computed. Then this is emptied."""
+    charge: OutputCharge | None = None
+    """What its tenant was charged for output. None: it did not wait in the queue, or a peer placed it."""
     is_orphaned: bool = False
     is_prefilled: bool = False
     is_from_peer: bool = False

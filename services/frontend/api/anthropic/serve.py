@@ -22,7 +22,7 @@ from services.frontend.api.http.steering import steer
 from services.frontend.api.http.streaming import event_stream, streamed_response
 from services.frontend.api.request_body import invalid_value
 from services.frontend.api.run import ApiRequest, RequestContext, run_all
-from services.frontend.pipeline.prepare import Prepared, tokens_of
+from services.frontend.pipeline.prepare import Prepared
 
 MAX_TOKENS_HEADER = "X-Kvmesh-Max-Tokens"
 """The limit that applied, if the model's context leaves less than `max_tokens`."""
@@ -79,7 +79,5 @@ async def whole_message(
 
 
 async def _serve_count(exchange: Exchange) -> web.StreamResponse:
-    request, pipeline = (await _read(exchange, counts_only=True)).requests[0], exchange.pipeline
-    pipeline.access.check(request, exchange.caller)
-    model = exchange.find_model(request.model)
-    return exchange.json_response({"input_tokens": len(await tokens_of(request, model, pipeline.settings))})
+    request = (await _read(exchange, counts_only=True)).requests[0]
+    return exchange.json_response({"input_tokens": len(await exchange.tokenise(request))})

@@ -18,6 +18,7 @@ from services.frontend.stores.files import FileStore
 
 PATH = "/v1/files"
 LIST_MAX = 10_000
+FILE_BYTES_PER_CHARGED = 1024
 _ID = re.compile(r"file-[0-9a-f]{32}\Z")
 
 
@@ -51,6 +52,8 @@ class FileRoutes:
                 request, file, self._settings, idle_timeout_s=exchange.settings.body_timeout_s
             )
             await asyncio.to_thread(file.commit)
+            access = exchange.pipeline.access
+            access.charge(exchange.caller, requests=1, tokens=file.size_bytes // FILE_BYTES_PER_CHARGED)
             row = await self._files.add(
                 exchange.owner, file_id, name=form.name, purpose=form.purpose, size_bytes=file.size_bytes, ttl_s=ttl_s
             )

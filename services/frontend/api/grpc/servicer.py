@@ -36,7 +36,7 @@ from services.frontend.api.run import RequestContext
 from services.frontend.models import ServedModel
 from services.frontend.parsers.parts import WARNINGS, CallArguments, CallBegin, Part, Reasoning, Warned
 from services.frontend.pipeline.pipeline import Pipeline
-from services.frontend.pipeline.prepare import checked_ids, tokens_of
+from services.frontend.pipeline.prepare import checked_ids
 from services.frontend.pipeline.request import Prompt, Request
 
 SERVICE_NAME = "kvmesh.inference.v1.InferenceService"
@@ -104,7 +104,8 @@ class InferenceServicer(BatchServicer):
         return to_embed_response(result)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: ServicerContext[Any, Any]) -> pb.TokenizeResponse:
-        model = self._model(request.model)
+        context_of_call = self._context()
+        model = context_of_call.find_model(required_text(request.model, "model", MODEL_CHARACTERS_MAX))
         kind = request.WhichOneof("input")
         if kind == "text":
             prompt: Prompt = request.text
@@ -123,7 +124,7 @@ class InferenceServicer(BatchServicer):
             adds_special_tokens=request.add_special_tokens,
             fields={"prompt": field},
         )
-        token_ids = await tokens_of(tokenized, model, self._pipeline.settings) if prompt else []
+        token_ids = await context_of_call.tokenise(tokenized) if prompt else []
         return pb.TokenizeResponse(token_ids=token_ids, context_tokens_max=model.context_tokens_max)
 
     async def Detokenize(

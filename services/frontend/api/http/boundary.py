@@ -62,7 +62,9 @@ class Boundary:
             headers=headers,
         )
         try:
-            exchange.caller = self._pipeline.access.authenticate(request.headers)
+            access = self._pipeline.access
+            exchange.caller = access.authenticate(request.headers)
+            access.check_level(exchange.caller)
             return await serve(exchange)
         except asyncio.CancelledError:
             exchange.code, exchange.reason = CLIENT_GONE, "client_gone"

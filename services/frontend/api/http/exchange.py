@@ -71,7 +71,7 @@ class Exchange(RequestContext):
     async def _read_bytes(self) -> bytes:
         check_json_head(self.request)
         body = await read_bytes(self.request, self.settings, self.caller, self.large_bodies.decompressing)
-        settings = self.settings
+        settings, self.body_bytes = self.settings, len(body)
         if may_exceed(body, containers_max=settings.body_containers_max, values_max=settings.body_values_max):
             await self._check_counts(body)
         return body

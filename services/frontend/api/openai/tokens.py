@@ -17,7 +17,7 @@ from services.frontend.api.openai.chat_request import (
 )
 from services.frontend.api.openai.sampling import Verbosity
 from services.frontend.api.request_body import JsonObject, ModelBody, TokenId, invalid_value, read_body
-from services.frontend.pipeline.prepare import checked_ids, tokens_of
+from services.frontend.pipeline.prepare import checked_ids
 from services.frontend.pipeline.request import Prompt, Request, ToolChoice
 
 
@@ -57,7 +57,7 @@ async def serve_tokenize(exchange: Exchange) -> web.StreamResponse:
         adds_special_tokens=isinstance(prompt, str) and body.add_special_tokens is not False,
         fields={"prompt": name},
     )
-    token_ids = await tokens_of(request, model, exchange.pipeline.settings) if prompt else []
+    token_ids = await exchange.tokenise(request) if prompt else []
     texts = [model.text.vocabulary_token(each) for each in token_ids] if body.return_token_strs else None
     answer = {
         "count": len(token_ids),

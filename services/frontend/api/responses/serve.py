@@ -25,7 +25,7 @@ from services.frontend.api.responses.events import ResponseEvents
 from services.frontend.api.responses.pages import numbered_items, page_of
 from services.frontend.api.responses.read import ParsedResponse, is_response_id, read_response, to_request
 from services.frontend.api.run import RequestContext, run_all
-from services.frontend.pipeline.prepare import Prepared, check_request, tokens_of
+from services.frontend.pipeline.prepare import Prepared, check_request
 from services.frontend.pipeline.request import Request
 from services.frontend.settings import ResponsesSettings
 from services.frontend.stores.responses import ResponseStore
@@ -110,7 +110,7 @@ class Responses:
         request = await self._to_request(exchange, await exchange.read_request(self.parse))
         model = exchange.find_model(request.model)
         check_request(request, model, exchange.pipeline.settings)
-        token_ids = await tokens_of(request, model, exchange.pipeline.settings)
+        token_ids = await exchange.tokenise(request)
         return exchange.json_response({"object": "response.input_tokens", "input_tokens": len(token_ids)})
 
     def parse(self, values: Mapping[str, Any]) -> ParsedResponse:

@@ -1,21 +1,22 @@
-"""Fair queueing among tenants: deficit round robin, charged in tokens. Pure.
+"""Fair queueing among tenants: start-time fair queueing, charged in tokens. Pure.
 
-M. Shreedhar, G. Varghese, "Efficient Fair Queueing using Deficit Round Robin" (SIGCOMM 1995), with two additions. Rounds in which no
-tenant can be served are skipped in one step, so a prompt of a million tokens does not take a million rounds. A tenant is charged the
-tokens that the request turned out to need, which may differ from the tokens that were estimated when it was queued.
+P. Goyal, H. M. Vin, H. Cheng, "Start-time Fair Queueing" (SIGCOMM 1996). Each tenant has a virtual time: what it was served, over its
+weight. The tenant with the smallest one is served next. A tenant that had nothing waiting continues at the present virtual time, which is
+that of the newest service, unless its own is later. So a tenant that asks for less than its share is served next, whatever others have
+waiting, and one that asks for more waits for the others.
+
+A tenant is charged what its request is expected to cost when it is served, and the difference when the cost is known.
 
 Invariants:
-1. A tenant is in the ring exactly while it has items; a tenant that leaves the ring loses its deficit.
+1. A tenant is among `queues()` exactly while it has items.
 2. `tokens` is the sum over the items, per tenant and in total.
-3. While two tenants have items, the tokens that each was served, over its weight, differ by at most one quantum plus the largest item
-   over the smaller weight.
+3. While two tenants have items, what each was charged, over its weight, differs by at most the largest charge over the weight of each.
+4. A tenant whose virtual time is not later than the present one waits for at most one item of each other tenant.
 """
 
 from bisect import bisect_left, insort
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
-from math import ceil
 from operator import itemgetter
 from typing import Generic, Protocol, TypeVar
 
@@ -56,16 +57,16 @@ T = TypeVar("T", bound=Item)
 
 
 class TenantQueue(Generic[T]):
-    """The items of one tenant."""
+    """The items of one tenant, and its virtual time."""
 
-    __slots__ = ("deficit", "has_quantum", "items", "tenant", "tokens", "weight")
+    __slots__ = ("items", "joined", "tenant", "tokens", "virtual_time", "weight")
 
     def __init__(self, tenant: str, weight: float) -> None:
         self.tenant = tenant
         self.weight = weight
-        self.deficit = 0.0
-        self.has_quantum = False
-        """True when it got the quantum of the current round."""
+        self.virtual_time = 0.0
+        self.joined = 0
+        """Breaks ties: the tenant that has waited longer goes first."""
         self.tokens = 0
         self.items: list[tuple[tuple[float, int], T]] = []
 
@@ -76,6 +77,15 @@ class TenantQueue(Generic[T]):
     @property
     def last(self) -> T:
         return self.items[-1][1]
+
+    @property
+    def rank(self) -> tuple[float, int]:
+        """The tenant with the smallest rank is served next."""
+        return self.virtual_time, self.joined
+
+    def charge(self, tokens: float) -> None:
+        """Charges the tenant; a negative number returns a part of an earlier charge."""
+        self.virtual_time += tokens / self.weight
 
     def tokens_before(self, order: tuple[float, int]) -> int:
         position = self._position(order)
@@ -95,19 +105,21 @@ class TenantQueue(Generic[T]):
         return bisect_left(self.items, order, key=itemgetter(0))
 
 
-class DeficitRoundRobin(Generic[T]):
+class FairQueue(Generic[T]):
     """The tenants of one priority."""
 
-    def __init__(self, *, quantum_tokens: int, weights: Mapping[str, float], tenants_max: int) -> None:
-        self._quantum_tokens = quantum_tokens
+    def __init__(self, *, weights: Mapping[str, float], tenants_max: int) -> None:
         self._weights = weights
         self._tenants_max = tenants_max
         self._queues: dict[str, TenantQueue[T]] = {}
-        self._ring: deque[TenantQueue[T]] = deque()
+        self._idle: dict[str, TenantQueue[T]] = {}
+        """Tenants without items that were charged more than others were until now."""
+        self._now = 0.0
+        self._joined = 0
         self.tokens = 0
 
     def __bool__(self) -> bool:
-        return bool(self._ring)
+        return bool(self._queues)
 
     def queue_of(self, tenant: str) -> TenantQueue[T]:
         """The queue of a tenant's items, or the one that its first item would be added to."""
@@ -115,18 +127,23 @@ class DeficitRoundRobin(Generic[T]):
         if known is not None:
             return known
         if len(self._queues) >= self._tenants_max and tenant not in self._weights:
-            return self._queues.get(OTHERS) or TenantQueue(OTHERS, self._weights.get(OTHERS, 1.0))
-        return TenantQueue(tenant, self._weights.get(tenant, 1.0))
+            tenant = OTHERS
+            if (others := self._queues.get(OTHERS)) is not None:
+                return others
+        return self._idle.get(tenant) or TenantQueue(tenant, self._weights.get(tenant, 1.0))
 
-    def queues(self) -> Iterable[TenantQueue[T]]:
-        return self._ring
+    def queues(self) -> Collection[TenantQueue[T]]:
+        return self._queues.values()
 
     def add(self, tenant: str, item: T) -> TenantQueue[T]:
         """Adds an item. Returns its queue, which `remove` and `serve` take."""
         queue = self.queue_of(tenant)
         if not queue.items:
+            self._idle.pop(queue.tenant, None)
             self._queues[queue.tenant] = queue
-            self._ring.append(queue)
+            self._joined += 1
+            queue.joined = self._joined
+            queue.virtual_time = max(self._now, queue.virtual_time)
         queue.add(item)
         self.tokens += item.tokens
         return queue
@@ -137,44 +154,35 @@ class DeficitRoundRobin(Generic[T]):
         self.tokens -= item.tokens
         if not queue.items:
             del self._queues[queue.tenant]
-            self._ring.remove(queue)
+            self._keep_idle(queue)
 
-    def serve(self, queue: TenantQueue[T], item: T, charged_tokens: int) -> None:
+    def serve(self, queue: TenantQueue[T], item: T, charged_tokens: float) -> None:
         """Removes an item that was served, and charges its tenant."""
-        queue.deficit -= charged_tokens
+        self._now = max(self._now, queue.virtual_time)
+        self._joined += 1
+        queue.joined = self._joined
+        queue.charge(charged_tokens)
         self.remove(queue, item)
 
     def tokens_ahead(self, queue: TenantQueue[T], item: T) -> float:
         """Tokens of this priority that are served before an item that would be added to a queue now."""
         own = queue.tokens_before(item.order)
         share = (own + item.tokens) / queue.weight
-        return own + sum(min(other.tokens, share * other.weight) for other in self._ring if other is not queue)
+        return own + sum(min(other.tokens, share * other.weight) for other in self.queues() if other is not queue)
 
     def head(self) -> T:
-        """The item to serve next: the same one until an item is added, removed or served. There must be an item."""
-        ring = self._ring
-        current = ring[0]
-        if current.has_quantum and current.deficit >= current.first.tokens:
-            return current.first
-        if current.has_quantum:
-            self._rotate()
-        self._skip_rounds()
-        while True:
-            queue = ring[0]
-            queue.deficit += self._quantum_tokens * queue.weight
-            queue.has_quantum = True
-            if queue.deficit >= queue.first.tokens:
-                return queue.first
-            self._rotate()
+        """The item to serve next: the same one until an item is added, removed or served, or a tenant is charged. There must be an item."""
+        return min(self._queues.values(), key=_rank).first
 
-    def _rotate(self) -> None:
-        self._ring[0].has_quantum = False
-        self._ring.rotate(-1)
+    def _keep_idle(self, queue: TenantQueue[T]) -> None:
+        self._idle[queue.tenant] = queue
+        if len(self._idle) <= self._tenants_max:
+            return
+        self._idle = {name: each for name, each in self._idle.items() if each.virtual_time > self._now}
+        while len(self._idle) > self._tenants_max:
+            # The one that loses least: it is hardly ahead of the others.
+            del self._idle[min(self._idle.values(), key=_rank).tenant]
 
-    def _skip_rounds(self) -> None:
-        """Gives every tenant the quanta of the rounds in which none can be served."""
-        quantum = self._quantum_tokens
-        rounds = min(ceil((each.first.tokens - each.deficit) / (quantum * each.weight)) for each in self._ring) - 1
-        if rounds > 0:
-            for queue in self._ring:
-                queue.deficit += rounds * quantum * queue.weight
+
+def _rank(queue: TenantQueue[T]) -> tuple[float, int]:
+    return queue.rank

@@ -1,0 +1,56 @@
+"""What tenants are charged for the requests that they are served from the queue. Pure.
+
+A request is charged its uncached prompt tokens and the output that is typical for its model, for each choice, at most what it allows.
+Its reports correct the charge: at once when it generates more, at its end when it generated less.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvmesh.core import Ask
+from services.router.queue.fair_queue import TenantQueue
+
+TYPICAL_TOKENS = 256.0
+"""Output tokens of a choice as long as no request of the model has ended."""
+NEWEST_SHARE = 0.05
+"""Share of the newest request in what is typical."""
+MODELS_MAX = 1024
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class OutputCharge:
+    """The part of a charge that is for output. `choices`: of the request, at least 1."""
+
+    queue: TenantQueue[Any]
+    model: str
+    choices: int
+    output_tokens: float
+
+
+class Charges:
+    """Charges of all models. `output_weight`: prompt tokens that an output token counts as."""
+
+    def __init__(self, output_weight: float) -> None:
+        self._output_weight = output_weight
+        self._typical: dict[str, float] = {}
+
+    def typical_tokens(self, model: str) -> float:
+        """Output tokens of a typical choice."""
+        return self._typical.get(model, TYPICAL_TOKENS)
+
+    def begin(self, ask: Ask, queue: TenantQueue[Any], uncached_tokens: int) -> tuple[float, OutputCharge]:
+        """Returns the tokens to charge now, and the record for `correct`."""
+        choices = max(1, ask.choices)
+        typical = self.typical_tokens(ask.model)
+        output = choices * (min(typical, ask.expected_output_tokens) if ask.expected_output_tokens else typical)
+        charge = OutputCharge(queue=queue, model=ask.model, choices=choices, output_tokens=output)
+        return max(1, uncached_tokens) + self._output_weight * output, charge
+
+    def correct(self, charge: OutputCharge, output_tokens: int, *, has_ended: bool, is_complete: bool) -> None:
+        """Applies a report: `output_tokens` is the number up to now. `is_complete`: the request ended by itself."""
+        if has_ended or output_tokens > charge.output_tokens:
+            charge.queue.charge(self._output_weight * (output_tokens - charge.output_tokens))
+            charge.output_tokens = output_tokens
+        if is_complete and output_tokens and (charge.model in self._typical or len(self._typical) < MODELS_MAX):
+            typical = self.typical_tokens(charge.model)
+            self._typical[charge.model] = typical + NEWEST_SHARE * (output_tokens / charge.choices - typical)

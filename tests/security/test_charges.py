@@ -1,0 +1,87 @@
+"""Work that ends without an answer counts against the quotas of its key too."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import grpc.aio
+import pytest
+
+from kvmesh.api.inference.v1 import inference_pb2 as pb
+from kvmesh.api.inference.v1.inference_pb2_grpc import InferenceServiceStub
+from services.frontend.models import ServedModel
+from tests.patience import PATIENCE_S
+from tests.security.rig import BODY, CHAT, Connection, Rig, frontend, head_of, write_keys
+
+TEXT = "one two three four five six " * 20
+
+
+def key_document(tmp_path: Path, **limits: Any) -> Path:
+    return write_keys(tmp_path / "keys.json", [{"tenant": "acme", "key": "good", **limits}])
+
+
+async def status_of(rig: Rig, body: Any, path: str = CHAT) -> int:
+    async with (
+        aiohttp.ClientSession(headers={"Authorization": "Bearer good"}) as session,
+        session.post(rig.url + path, json=body) as response,
+    ):
+        await response.read()
+        return response.status
+
+
+async def test_refused_requests_are_charged_and_then_not_read(model: ServedModel, tmp_path: Path) -> None:
+    """Three requests a minute are three, valid or not. The next one is refused by its head."""
+    async with frontend(model, keys=key_document(tmp_path, requests_per_minute=3)) as rig:
+        assert [await status_of(rig, {"model": "tiny"}) for _ in range(4)] == [400] * 4
+        connection = await Connection.open(rig.http_port)
+        values = {"Content_Type": "application/json", "Content_Length": "5000000", "Authorization": "Bearer good"}
+        connection.writer.write(head_of(**values))
+        head = await asyncio.wait_for(connection.head(), PATIENCE_S)
+        assert b" 429 " in head and b"Retry-After" in head
+        assert await status_of(rig, BODY) == 429
+
+
+async def test_a_large_refused_body_is_charged_in_tokens(model: ServedModel, tmp_path: Path) -> None:
+    async with frontend(model, keys=key_document(tmp_path, tokens_per_minute=1000)) as rig:
+        assert await status_of(rig, {"model": "tiny", "messages": "x" * 20_000}) == 400
+        assert await status_of(rig, {"model": "tiny", "messages": "x" * 40_000}) == 400
+        assert await status_of(rig, {"model": "tiny"}) == 429
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/tokenize"])
+async def test_tokenising_is_charged(model: ServedModel, tmp_path: Path, path: str) -> None:
+    """A part of what a run of the text would cost."""
+    async with frontend(model, keys=key_document(tmp_path, tokens_per_minute=50)) as rig:
+        statuses = [await status_of(rig, {"model": "tiny", "prompt": TEXT}, path) for _ in range(10)]
+        assert statuses[0] == 200 and statuses[-1] == 429
+
+
+async def test_grpc_calls_are_charged_too(model: ServedModel, tmp_path: Path) -> None:
+    metadata = (("authorization", "Bearer good"),)
+    async with (
+        frontend(model, keys=key_document(tmp_path, tokens_per_minute=50)) as rig,
+        grpc.aio.insecure_channel(rig.rpc_address) as channel,
+    ):
+        stub, codes = InferenceServiceStub(channel), []
+        for _ in range(10):
+            try:
+                await stub.Tokenize(pb.TokenizeRequest(model="tiny", text=TEXT), metadata=metadata)
+            except grpc.aio.AioRpcError as error:
+                codes.append(error.code())
+        assert codes and set(codes) == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+
+
+async def test_priority_above_zero_needs_the_keys_permission(model: ServedModel, tmp_path: Path) -> None:
+    """`priority_max` is 0 unless the key says otherwise. Without keys there is nobody to be unfair to."""
+    for limits, wanted in (({}, 400), ({"priority_max": 5}, 200)):
+        async with frontend(model, keys=key_document(tmp_path, **limits)) as rig:
+            assert await status_of(rig, {**BODY, "priority": 5}) == wanted
+            assert await status_of(rig, {**BODY, "priority": 0}) == 200
+            assert await status_of(rig, {**BODY, "priority": -5}) == 200
+            assert await status_of(rig, {**BODY, "priority": 6}) == 400
+    async with frontend(model) as rig:
+        assert await status_of(rig, {**BODY, "priority": 6}) == 200
+    assert json.loads((tmp_path / "keys.json").read_text())["keys"][0]["priority_max"] == 5
