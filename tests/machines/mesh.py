@@ -20,7 +20,6 @@ from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import MeshError
 from kvmesh.identity.authority import Authority
 from kvmesh.identity.credentials import Credentials, make_credentials
-from kvmesh.identity.roles import MeshRole
 from tests.chaos.hosts import Hosts, make_hosts, network_problem
 from tests.integration.mesh import ROOT, metrics_text, worker_metric
 from tests.parts import is_required, require_part
@@ -76,7 +75,7 @@ class Machines:
         service = name.partition("-")[0]
         before: Sequence[str] = ()
         argv = ["--discovery-address", self.registry, "--port-range", PORT_RANGE]
-        argv += self.credentials.argv(MeshRole(service))
+        argv += self.credentials.argv
         if service == "frontend":
             argv += ["--http-port", str(HTTP_PORT), "--http-allows-pins"]
             # The model is on the workers' hosts only.
