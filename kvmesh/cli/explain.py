@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from kvmesh.cli.connection import MeshChoice, MeshTarget, connect
+from kvmesh.cli.connection import SERVICE_VARIABLES, MeshChoice, MeshTarget, connect
 from kvmesh.cli.tables import Row, render_table
 from kvmesh.core import Candidate, Explanation, Report, WorkerRef
 from kvmesh.discovery.base import ROUTER, Instance
@@ -193,7 +193,12 @@ def main(argv: Sequence[str]) -> int:
     operands, flags = split_operands(ExplainSettings, argv)
     try:
         settings = load(
-            ExplainSettings, argv=flags, environ=os.environ, program="kvmesh explain ID", description=__doc__ or ""
+            ExplainSettings,
+            argv=flags,
+            environ=os.environ,
+            program="kvmesh explain ID",
+            description=__doc__ or "",
+            foreign_variables=SERVICE_VARIABLES,
         )
     except SettingsError as error:
         print(error, file=sys.stderr)

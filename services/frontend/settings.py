@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import UnsupportedError
 from kvmesh.identity.settings import MeshSettings
-from kvmesh.lifecycle import LifecycleSettings, SupervisorSettings
+from kvmesh.lifecycle import LifecycleSettings
 from kvmesh.network.settings import NetworkSettings
 from kvmesh.rpc.router.settings import RouterLinkSettings
 from kvmesh.rpc.settings import PublicRpcSettings
@@ -26,10 +26,9 @@ class HttpSettings:
     shares_port: bool = setting(
         False, "Whether other processes listen on the port too and the kernel spreads connections; see `processes`."
     )
-    share_after_s: float = setting(
+    share_after_s: float = internal(
         10.0,
         "Longest wait for a model before a process joins a shared port; without a model it could only refuse requests.",
-        min=0,
     )
     body_bytes_max: int = setting(8 << 20, "Largest request body; a million tokens of text is about 5 MB.", min=1024)
     header_bytes_max: int = setting(8190, "Longest request line and longest header.", min=256, max=65536)
@@ -57,7 +56,7 @@ class HttpSettings:
         (),
         "Names of this server in the Host header, such as api.example. Empty: on loopback the names of loopback, else any.",
     )
-    backlog: int = setting(1024, "Connections waiting to be accepted.", min=1)
+    backlog: int = internal(1024, "Connections waiting to be accepted.")
     stream_buffer_bytes_max: int = setting(
         65_536, "Unsent bytes of one stream after which tokens are merged instead of written one by one.", min=1024
     )
@@ -130,18 +129,16 @@ class BatchSettings:
         -100, "Priority of a batch's requests; requests with larger values run first.", min=-100, max=100
     )
     attempts_max: int = setting(3, "Attempts at a request whose worker is lost.", min=1)
-    retry_s_max: float = setting(
-        10.0, "Longest pause before the retry of a request that was refused for load.", min=0.1
-    )
+    retry_s_max: float = internal(10.0, "Longest pause before the retry of a request that was refused for load.")
     lease_s: float = setting(
         15.0,
         "Time after which another frontend takes over the batch of a frontend that does not renew its lease.",
         min=0.3,
     )
-    poll_s: float = setting(2.0, "Pause between two searches for batches to run.", min=0.02)
-    sweep_s: float = setting(300.0, "Pause between two deletions of expired files and batches.", min=0.05)
-    busy_timeout_s: float = setting(10.0, "Longest wait for another process that writes to the database.", min=0.01)
-    calls_max: int = setting(1024, "Calls that may wait for the store; more are refused with Retry-After.", min=1)
+    poll_s: float = internal(2.0, "Pause between two searches for batches to run.")
+    sweep_s: float = internal(300.0, "Pause between two deletions of expired files and batches.")
+    busy_timeout_s: float = internal(10.0, "Longest wait for another process that writes to the database.")
+    calls_max: int = internal(1024, "Calls that may wait for the store; more are refused with Retry-After.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,9 +172,9 @@ class ResponsesSettings:
     )
     chain_max: int = setting(256, "Longest chain of earlier responses that one request may continue.", min=1)
     chain_bytes_max: int = setting(8 << 20, "Most bytes of the earlier responses that one request continues.", min=1024)
-    sweep_s: float = setting(60.0, "Pause between two deletions of expired and surplus responses.", min=0.05)
-    busy_timeout_s: float = setting(5.0, "Longest wait for another process that writes to the database.", min=0.01)
-    calls_max: int = setting(1024, "Calls that may wait for the store; more are refused with Retry-After.", min=1)
+    sweep_s: float = internal(60.0, "Pause between two deletions of expired and surplus responses.")
+    busy_timeout_s: float = internal(5.0, "Longest wait for another process that writes to the database.")
+    calls_max: int = internal(1024, "Calls that may wait for the store; more are refused with Retry-After.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,11 +227,10 @@ class PipelineSettings:
         "Time for which a stopping frontend reports not ready before it refuses requests; for slow load balancers.",
         min=0,
     )
-    inline_characters_max: int = setting(
+    inline_characters_max: int = internal(
         65_536,
         "Longest prompt that is tokenised on the event loop, which takes about 1 ms; longer ones use a thread. "
         "Models without fastokens: a sixteenth of it.",
-        min=0,
     )
 
 
@@ -243,9 +239,7 @@ class ModelSettings:
     """Tokenizers, chat templates and parsers of the served models."""
 
     cache_dir: str = setting("", "Hugging Face cache of models that are not a directory; empty: its default.")
-    reload_s: float = setting(
-        5.0, "Pause before another attempt to load a model whose files could not be read.", min=0.1
-    )
+    reload_s: float = internal(5.0, "Pause before another attempt to load a model whose files could not be read.")
     files_dir: str = setting(
         "",
         "Directory for tokenizers, templates and configurations that workers send; empty: $XDG_CACHE_HOME/kvmesh/model-files, "
@@ -276,7 +270,6 @@ class FrontendSettings(NetworkSettings):
     processes: int = setting(
         1, "Processes that share the HTTP port; set one per core that the frontend may use.", min=1, max=256
     )
-    supervisor: SupervisorSettings = field(default_factory=SupervisorSettings)
     tool_parser: str = setting(
         "auto",
         "How tool calls are parsed: a family, auto (by the model's chat template and tokens), none, or vllm:NAME "

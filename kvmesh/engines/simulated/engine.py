@@ -9,10 +9,10 @@ from random import Random, SystemRandom
 from xxhash import xxh3_64_hexdigest
 
 from kvmesh.clock import Clock
-from kvmesh.core import Capabilities, Handoff, KvEvent, LoadRecord, ModelCard, Role
+from kvmesh.core import Capabilities, Handoff, KvEvent, KvHandle, LoadRecord, ModelCard, Role
 from kvmesh.engines.base import EngineDescription, EngineRequest, StepOutput
 from kvmesh.engines.output_buffers import KvEventBuffer, StepOutputBuffer
-from kvmesh.engines.simulated.handles import FORMAT
+from kvmesh.engines.simulated.handles import FORMAT, unpack
 from kvmesh.engines.simulated.model_card import TokenRange, read_card
 from kvmesh.engines.simulated.pulls import RELEASED, Pulls
 from kvmesh.engines.simulated.rendezvous.exchange import RendezvousExchange
@@ -250,6 +250,11 @@ class SimulatedEngine:
     @property
     def kv_paths(self) -> KvPaths:
         return self.scheduler.paths
+
+    def kv_source(self, handle: KvHandle) -> str | bytes:
+        """NIXL's metadata. See Engine."""
+        description = self.describe()
+        return unpack(handle, description.kv_compatibility_hash, description.block_size_tokens).peer
 
     async def load_adapter(self, name: str, source: str) -> None:
         """An adapter is only a name; `source` is ignored."""

@@ -43,7 +43,9 @@ def step_budget(core: VllmCore, settings: VllmSettings) -> StepBudget | None:
         budget_s = CPU_STEP_BUDGET_S if core.is_cpu else 0.0
     if not budget_s or not core.can_chunk:
         return None
-    return StepBudget(budget_s, core.step_tokens_max, max(TOKENS_MIN, core.chunk_tokens_min))
+    return StepBudget(
+        budget_s=budget_s, tokens_max=core.step_tokens_max, tokens_min=max(TOKENS_MIN, core.chunk_tokens_min)
+    )
 
 
 def unmet_constraint() -> InvalidRequestError:

@@ -43,7 +43,7 @@ class EmbedRequest:
 class Embedder:
     """Runs embedding requests. Has no state. The router receives exactly one end of each placement."""
 
-    def __init__(self, links: LegLinks, router: RouterLink, clock: Clock, settings: PipelineSettings) -> None:
+    def __init__(self, *, links: LegLinks, router: RouterLink, clock: Clock, settings: PipelineSettings) -> None:
         self._links = links
         self._router = router
         self._clock = clock

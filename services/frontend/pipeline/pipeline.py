@@ -60,7 +60,7 @@ class Pipeline:
     ) -> None:
         self.models = models
         self.access = access or Access(AccessSettings(), clock)
-        self._embedder = Embedder(links, router, clock, settings)
+        self._embedder = Embedder(links=links, router=router, clock=clock, settings=settings)
         self._tracing = tracing or Tracing(TelemetrySettings(), service="frontend")
         self.settings = settings
         self.metrics = metrics
