@@ -301,6 +301,7 @@ class VllmEngine:
             form=form,
             has_tokenizer=has_tokenizer,
             defaults=core.config.model_config.get_diff_sampling_param(),
+            paths=self.kv_paths,
         )
         self._description = EngineDescription(
             model=card,
