@@ -13,9 +13,9 @@ from pathlib import Path
 
 from bench.processes import descendants
 from bench.services import DEMO_MODEL, ROOT
+from kvmesh.cli.connection import MeshTarget, target_of
+from kvmesh.cli.state import MeshState
 from kvmesh.discovery.base import FRONTEND
-from kvmesh.discovery.consul import ConsulRegistry
-from kvmesh.discovery.settings import DiscoverySettings
 
 READY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
@@ -69,7 +69,7 @@ async def running_mesh(kind: MeshKind) -> AsyncIterator[Served]:
             )
         try:
             await _wait_state(process, state, Path(folder))
-            yield await _served(process.pid, json.loads(state.read_text()), kind)
+            yield await _served(process.pid, MeshState(**json.loads(state.read_text())), kind)
         finally:
             await _stop(process)
 
@@ -95,14 +95,14 @@ def _log_ends(folder: Path) -> str:
     return "\n".join(path.read_text(errors="replace")[-2000:] for path in sorted(folder.glob("*.log")))
 
 
-async def _served(pid: int, state: Mapping[str, str], kind: MeshKind) -> Served:
+async def _served(pid: int, state: MeshState, kind: MeshKind) -> Served:
     return Served(
         system="kvmesh",
-        url=state["url"],
+        url=state.url,
         model="bench",
         model_dir=kind.model_dir,
         watch=_service_pids(pid),
-        grpc_address=await _grpc_address(state["registry"]),
+        grpc_address=await _grpc_address(target_of(state)),
         beside={"up": pid},
     )
 
@@ -119,8 +119,8 @@ def _service_pids(pid: int) -> Mapping[str, int]:
     return {service: found[service] for service in SERVICES if service in found}
 
 
-async def _grpc_address(registry_address: str) -> str:
-    registry = ConsulRegistry(DiscoverySettings(address=registry_address))
+async def _grpc_address(target: MeshTarget) -> str:
+    registry = target.registry()
     try:
         async for view in registry.watch(FRONTEND):
             for instance in view.instances:

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Print the path of a Python that set-up can use: 3.11 first, which is what the lock was written and tested with.
 # KVMESH_PYTHON names another one.
-for name in ${KVMESH_PYTHON:-python3.11 python3.12 python3.13 python3}; do
+names=${KVMESH_PYTHON:-python3.11 python3.12 python3.13 python3}
+for name in $names; do
   path=$(command -v "$name") || continue
   # A name on PATH may be a launcher without that version behind it, so the version is asked of the program itself.
   if "$path" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
@@ -10,6 +11,10 @@ for name in ${KVMESH_PYTHON:-python3.11 python3.12 python3.13 python3}; do
   fi
   seen="$seen $name ($("$path" -c 'import platform; print(platform.python_version())' 2>/dev/null || echo 'does not run'))"
 done
-echo "kvmesh needs Python 3.11 or later; found:${seen:- none of python3.11, python3.12, python3.13, python3 on PATH}." >&2
-echo "Install it (Debian, Ubuntu: apt-get update && apt-get install python3.11 python3.11-venv) or set KVMESH_PYTHON." >&2
+if [ -n "${KVMESH_PYTHON:-}" ]; then
+  echo "kvmesh needs Python 3.11 or later; KVMESH_PYTHON names$([ -n "$seen" ] && echo "$seen" || echo " $KVMESH_PYTHON, which is not there")." >&2
+  exit 1
+fi
+echo "kvmesh needs Python 3.11 or later; found:${seen:- none of $names on PATH}." >&2
+echo "Install it (Debian 12, Ubuntu 24.04 and later: apt-get update && apt-get install python3 python3-venv) or set KVMESH_PYTHON." >&2
 exit 1

@@ -191,11 +191,12 @@ def environment() -> Sequence[str]:
 
 
 def copy_machine_settings(folder: Path) -> list[Path]:
-    """Gives a system this machine's name servers, certificates and pip settings. Returns local folders that pip's settings name."""
+    """Gives a system this machine's name servers, certificates and pip settings, with the files that these name.
+
+    Returns local folders that pip's settings name.
+    """
     for path in (Path("/etc/resolv.conf"), CERTIFICATES):
-        if path.exists():
-            (folder / path.parent.relative_to("/")).mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, folder / path.relative_to("/"))
+        copy_into(folder, path)
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
     ).stdout
@@ -210,10 +211,19 @@ def copy_machine_settings(folder: Path) -> list[Path]:
     folders = []
     for word in " ".join(settings.values()).split():
         path = Path(urlsplit(word).path)
+        if word.startswith("/"):
+            copy_into(folder, path)
         if path.is_absolute() and path.is_dir() and urlsplit(word).scheme in ("", "file"):
             # The pages of an index in a folder link to files beside it.
             folders.append(path.parent if word.startswith("file:") else path)
     return sorted(set(folders))
+
+
+def copy_into(folder: Path, path: Path) -> None:
+    """Copies a file of this machine to the same place of another system. What is no file is left out."""
+    if path.is_file():
+        (folder / path.parent.relative_to("/")).mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, folder / path.relative_to("/"))
 
 
 def printed_run(command: Sequence[str], text: str) -> tuple[int, str]:

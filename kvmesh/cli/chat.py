@@ -10,6 +10,7 @@ import aiohttp
 from kvmesh.cli.answer import check_answered, key_headers, stream_answer
 from kvmesh.cli.state import find_mesh
 from kvmesh.errors import MeshError
+from kvmesh.network.causes import connection_cause
 from kvmesh.settings import SettingsError, load, setting
 
 HISTORY_MESSAGES_MAX = 200
@@ -95,7 +96,7 @@ def main(argv: Sequence[str]) -> int:
         url = url if "://" in url else f"http://{url}"
         return _chat(settings, url.rstrip("/"))
     except (aiohttp.ClientError, TimeoutError) as error:
-        print(f"kvmesh: {url} cannot be reached: {error}", file=sys.stderr)
+        print(f"kvmesh: {url} cannot be reached: {connection_cause(error)}", file=sys.stderr)
     except MeshError as error:
         print(f"kvmesh: {error.message}", file=sys.stderr)
     return 1

@@ -23,11 +23,12 @@ from pathlib import Path
 import aiohttp
 
 from kvmesh.cli import probe
+from kvmesh.cli.connection import MeshTarget, choose_target, target_of
 from kvmesh.cli.gpu_needs import compiler_needs, driver_needs
 from kvmesh.cli.gpu_plan import installed_build
 from kvmesh.cli.mesh_doctor import MeshDoctor
 from kvmesh.cli.nvidia import Driver, read_driver, visible_devices
-from kvmesh.cli.state import find_mesh
+from kvmesh.cli.state import MeshState
 from kvmesh.cli.up_settings import DEMO_MODEL, model_problem
 from kvmesh.cli.verdicts import (
     Finding,
@@ -45,15 +46,11 @@ from kvmesh.cli.verdicts import (
     transports_in,
 )
 from kvmesh.discovery.base import DECODE
-from kvmesh.discovery.consul import ConsulRegistry
-from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.engines.vllm.registration import VLLM_GPU
 from kvmesh.errors import MeshError, UnavailableError
 from kvmesh.network.names import host_port
-from kvmesh.rpc.channels import ChannelPool
-from kvmesh.rpc.settings import RpcSettings
 from kvmesh.rpc.worker_client import GrpcWorkerClient
-from kvmesh.settings import SettingsError, group, load, setting
+from kvmesh.settings import SettingsError, load, setting
 
 EXIT_STOPPED = 130
 MESH_CHECKS = ("mesh", "UCX transport", "KV moved", "exactness", "throughput")
@@ -83,7 +80,9 @@ class DoctorSettings:
     mesh: str = setting("", "name of a mesh that `kvmesh up` runs here: checks this mesh")
     consul: str = setting("", "address of a Consul agent: checks the mesh that is registered there")
     discovery_token: str = setting("", "ACL token for the Consul agent", secret=True)
-    rpc: RpcSettings = group(RpcSettings)
+    credentials: str = setting(
+        "", "folder with the operator's credentials (`kvmesh credentials`); empty: those of the mesh that runs here"
+    )
     model: str = setting(str(DEMO_MODEL), "model directory in Hugging Face layout, or a hub name")
     own_mesh: bool = setting(True, "checks 6 to 10, which start a mesh and engines. False: only the machine is checked")
     up_args: str = setting("", "more flags for `kvmesh up`, as one string: --up-args='--tensor-parallel 2'")
@@ -98,7 +97,7 @@ class OwnMesh:
     """The mesh under test."""
 
     url: str
-    registry: str
+    target: MeshTarget
     model: str
     run_dir: Path
 
@@ -180,9 +179,9 @@ class Doctor:
         """Checks 7 and 8. Returns the prompts and the mesh's answers."""
         texts = [probe.sentences(number, words) for number, words in enumerate(PROMPT_WORDS)]
         prompts = await probe.tokenise(mesh.url, mesh.model, texts)
-        before = await transferred_tokens(mesh.registry)
+        before = await transferred_tokens(mesh.target)
         answers = await probe.greedy(mesh.url, mesh.model, prompts, ANSWER_TOKENS)
-        moved = await transferred_tokens(mesh.registry) - before
+        moved = await transferred_tokens(mesh.target) - before
         log = (mesh.run_dir / "decode-0.log").read_text(errors="replace")
         if self._build:
             self._report(
@@ -241,9 +240,9 @@ class Doctor:
                     if process.returncode is not None:
                         raise UnavailableError(f"kvmesh up ended: {tail(log)}")
                     await asyncio.sleep(POLL_S)
-            found = json.loads(state.read_text())
-            model = await first_model(found["url"])
-            yield OwnMesh(url=found["url"], registry=found["registry"], model=model, run_dir=self._run_dir)
+            found = MeshState(**json.loads(state.read_text()))
+            model = await first_model(found.url)
+            yield OwnMesh(url=found.url, target=target_of(found), model=model, run_dir=self._run_dir)
 
     @asynccontextmanager
     async def _running_serve(self, model: str) -> AsyncIterator[str]:
@@ -310,9 +309,9 @@ def send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
             process.send_signal(number)
 
 
-async def transferred_tokens(registry_address: str) -> float:
+async def transferred_tokens(target: MeshTarget) -> float:
     """The sum of transferred_tokens_total over the decode workers."""
-    registry, total = ConsulRegistry(DiscoverySettings(address=registry_address)), 0.0
+    registry, total = target.registry(), 0.0
     try:
         view = await registry.instances(DECODE)
         async with probe.session() as client:
@@ -362,19 +361,24 @@ def print_finding(number: int, finding: Finding) -> None:
 def check_running_mesh(settings: DoctorSettings) -> int:
     """The exit status."""
 
-    async def run(address: str) -> int:
-        registry = ConsulRegistry(DiscoverySettings(address=address, token=settings.discovery_token))
-        channels = ChannelPool(settings.rpc)
+    async def run(target: MeshTarget) -> int:
+        registry, channels = target.registry(), target.channels()
         numbers = itertools.count(1)
         try:
-            doctor = MeshDoctor(registry, GrpcWorkerClient(channels), registry_address=address)
+            doctor = MeshDoctor(registry, GrpcWorkerClient(channels), registry_address=target.address)
             return await doctor.run(lambda finding: print_finding(next(numbers), finding))
         finally:
             await channels.aclose()
             await registry.aclose()
 
     try:
-        return asyncio.run(run(settings.consul or find_mesh(settings.mesh, otherwise="--consul").registry))
+        target = choose_target(
+            mesh=settings.mesh,
+            consul=settings.consul,
+            token=settings.discovery_token,
+            credentials=settings.credentials,
+        )
+        return asyncio.run(run(target))
     except MeshError as error:
         print(f"kvmesh: {error.message}", file=sys.stderr)
         return 1

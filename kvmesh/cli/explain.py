@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from kvmesh.cli.connection import MeshChoice, connect
+from kvmesh.cli.connection import MeshChoice, MeshTarget, connect
 from kvmesh.cli.tables import Row, render_table
 from kvmesh.core import Candidate, Explanation, Report, WorkerRef
 from kvmesh.discovery.base import ROUTER, Instance
@@ -182,8 +182,8 @@ async def find(
     )
 
 
-async def _explain(settings: ExplainSettings, address: str, request_id: str) -> str:
-    async with connect(settings, address) as connection:
+async def _explain(settings: ExplainSettings, target: MeshTarget, request_id: str) -> str:
+    async with connect(target) as connection:
         view = await connection.registry.instances(ROUTER)
         explanation, router_id = await find(view.instances, connection.channels, request_id, settings.timeout_s)
         return render(explanation, router_id, settings.candidates_max)
@@ -203,7 +203,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"kvmesh: {problem}. {USAGE}", file=sys.stderr)
         return 2
     try:
-        print(asyncio.run(_explain(settings, settings.registry_address(), request_id_in(operands[0]))))
+        print(asyncio.run(_explain(settings, settings.target(), request_id_in(operands[0]))))
         return 0
     except MeshError as error:
         print(f"kvmesh: {error.message}", file=sys.stderr)

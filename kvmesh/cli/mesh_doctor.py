@@ -82,7 +82,7 @@ class MeshDoctor:
             ahead_s = await self._clock_ahead_s(instance.address)
         except MeshError as error:
             found = f"{instance.instance_id} at {instance.address} does not answer: {error.message}"
-            advice = "see its log; with mTLS, give the doctor a certificate (--rpc-tls-...)"
+            advice = "see its log; with mesh TLS, give the doctor --credentials DIR"
             return Finding(check="workers", status=Status.FAILED, found=found, advice=advice)
         return WorkerState(instance=instance, description=description, paths=paths, clock_ahead_s=ahead_s)
 

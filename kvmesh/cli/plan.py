@@ -6,6 +6,8 @@ from pathlib import Path
 
 from kvmesh.cli.children import ChildSpec
 from kvmesh.cli.gpu_plan import WorkerPlaces
+from kvmesh.identity.credentials import Credentials
+from kvmesh.identity.roles import MeshRole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,9 @@ class MeshShape:
     run_dir: Path
     address: str = ""
     port_range: str = ""
-    discovery_token: str = ""
+    credentials: Credentials | None = None
+    checks_tls: bool = False
+    """The registry's agent checks services over mesh TLS."""
     engine_argv: Sequence[str] = ()
     role_argv: Mapping[str, Sequence[str]] = field(default_factory=dict)
     places: WorkerPlaces = field(default_factory=WorkerPlaces)
@@ -79,7 +83,7 @@ def plan_mesh(shape: MeshShape) -> MeshPlan:
     router_argv = ("--policy", shape.policy, *shape.router_argv)
     if shape.hosts_router:
         routers = []
-        frontend = _service(shape, "gateway", argv=(*frontend_argv, "--", *_common(shape), *router_argv))
+        frontend = _service(shape, "gateway", argv=(*frontend_argv, "--", *_common(shape, "router"), *router_argv))
     else:
         routers = [_service(shape, "router", argv=router_argv, number=number) for number in range(shape.routers)]
         frontend = _service(shape, "frontend", argv=frontend_argv)
@@ -121,20 +125,20 @@ def _service(
     shape: MeshShape, service: str, *, argv: Sequence[str], number: int = 0, env: Mapping[str, str] | None = None
 ) -> ChildSpec:
     name = f"{service}-{number}"
-    token = {"KVMESH_DISCOVERY_TOKEN": shape.discovery_token} if shape.discovery_token else {}
     return ChildSpec(
         name=name,
         module=f"services.{service}",
-        argv=(*_common(shape), *argv),
-        # Flags can be read by other users of the machine.
-        env={**token, **(env or {})},
+        argv=(*_common(shape, "frontend" if service == "gateway" else service), *argv),
+        env=env or {},
         log_path=shape.run_dir / f"{name}.log",
     )
 
 
-def _common(shape: MeshShape) -> Sequence[str]:
+def _common(shape: MeshShape, role: str) -> Sequence[str]:
     return (
         *("--discovery-address", shape.registry, "--telemetry-log-level", shape.log_level),
         *(("--address", shape.address) if shape.address else ()),
         *(("--port-range", shape.port_range) if shape.port_range else ()),
+        *(shape.credentials.argv(MeshRole(role)) if shape.credentials is not None else ()),
+        *(("--discovery-checks-tls",) if shape.checks_tls else ()),
     )

@@ -9,6 +9,8 @@ from kvmesh.cli.plan import MeshShape, worker_spec
 from kvmesh.cli.scaler import LocalScaler
 from kvmesh.cli.servicer import SERVICE_NAME, ScalerServicer
 from kvmesh.core import Role
+from kvmesh.identity.certificates import CertificateSource
+from kvmesh.rpc.authorisation import AuthorisationInterceptor
 from kvmesh.rpc.interceptors import ErrorInterceptor
 from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.settings import RpcSettings
@@ -22,20 +24,21 @@ class ScalingPart:
 
     def __init__(self) -> None:
         self._servicer = ScalerServicer()
-        self._server = RpcServer(
+        self._running: asyncio.Task[None] | None = None
+
+    async def start(self, stack: AsyncExitStack, mesh: CertificateSource | None) -> str:
+        """Starts to listen, and closes with the stack. Returns the address."""
+        server = RpcServer(
             RpcSettings(),
             service_names=(SERVICE_NAME,),
             add_services=self._servicer.add_to,
-            interceptors=(ErrorInterceptor(),),
+            interceptors=(ErrorInterceptor(), *([] if mesh is None else [AuthorisationInterceptor()])),
+            mesh=mesh,
         )
-        self._running: asyncio.Task[None] | None = None
-
-    async def start(self, stack: AsyncExitStack) -> str:
-        """Starts to listen, and closes with the stack. Returns the address."""
-        await self._server.start()
-        await self._server.set_serving(True)
-        stack.push_async_callback(self._server.aclose)
-        return self._server.address
+        await server.start()
+        await server.set_serving(True)
+        stack.push_async_callback(server.aclose)
+        return server.address
 
     def begin(self, keeper: Keeper, workers: list[Slot], shape: MeshShape, *, model: str, start: Start) -> None:
         """Sizes the pools of the mesh from now on."""

@@ -1,6 +1,7 @@
 """Checks of `kvmesh up` before it starts any process: ports, Consul agent, and the hub if the model is not a directory."""
 
 import asyncio
+import importlib.util
 import os
 import re
 import socket
@@ -9,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
+
+from kvmesh.network.causes import connection_cause
 
 CONSUL_LIMIT_S = 30.0
 CONSUL_RETRY_S = 1.0
@@ -66,6 +69,19 @@ def _lines(path: str) -> list[str]:
         return []
 
 
+def engine_problem(engine: str) -> str:
+    """Returns that the engine's packages are missing, and how to install them; empty if they are here.
+
+    Only vLLM is checked. SGLang may have a Python of its own, which the worker looks for.
+    """
+    if engine != "vllm" or importlib.util.find_spec("vllm") is not None:
+        return ""
+    return (
+        "vLLM is not installed here: `KVMESH_ENGINE_BUILD=cpu make up` installs it (with NVIDIA GPUs"
+        " KVMESH_ENGINE_BUILD=gpu); --engine simulated needs no engine"
+    )
+
+
 async def consul_problem(address: str, *, say: Callable[[str], None], limit_s: float = CONSUL_LIMIT_S) -> str:
     """Waits up to `limit_s` for a Consul agent to answer. Returns why it does not; empty if it does.
 
@@ -83,7 +99,7 @@ async def consul_problem(address: str, *, say: Callable[[str], None], limit_s: f
                         return ""
                     cause = f"it answers {response.status} {(await response.text())[:100].strip()}"
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-                cause = _cause(error)
+                cause = connection_cause(error, timeout_s=HUB_TIMEOUT_S)
             if not is_said:
                 is_said = True
                 say(f"the Consul agent at {address} cannot be reached: {cause}; retrying for {limit_s:g} s")
@@ -124,18 +140,8 @@ async def hub_problem(model: str, *, say: Callable[[str], None]) -> str:
             if response.status >= 500:
                 return instead.format(f"which answers {response.status}")
     except (aiohttp.ClientError, TimeoutError) as error:
-        return instead.format(f"which cannot be reached: {_cause(error)}")
+        return instead.format(f"which cannot be reached: {connection_cause(error, timeout_s=HUB_TIMEOUT_S)}")
     say(
         f"{model} is a name on the Hugging Face hub, {constants.ENDPOINT}; workers download it to {constants.HF_HUB_CACHE}"
     )
     return ""
-
-
-def _cause(error: Exception) -> str:
-    """Shortens the error: aiohttp's messages repeat the address, and a timeout has no message."""
-    if isinstance(error, TimeoutError):
-        return f"no answer within {HUB_TIMEOUT_S:g} s"
-    inner = getattr(error, "os_error", error)
-    if isinstance(inner, OSError) and not isinstance(inner, socket.gaierror) and inner.errno:
-        return os.strerror(inner.errno)
-    return str(getattr(inner, "strerror", None) or error)

@@ -36,6 +36,8 @@ class MeshState:
     pid: int
     started: int
     run_dir: str
+    credentials: str = ""
+    """Folder with the credentials of an operator (`kvmesh/identity/credentials.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +50,17 @@ class MeshPlace:
     note: str = ""
     """Why the name or the folder is not the requested one, as lines for people."""
 
-    def write_state(self, *, registry: str = "", url: str = "") -> None:
+    def write_state(self, *, registry: str = "", url: str = "", credentials: str = "") -> None:
         """Publishes the mesh's addresses to other commands."""
         pid = os.getpid()
         state = MeshState(
-            name=self.name, registry=registry, url=url, pid=pid, started=_start_time(pid), run_dir=str(self.run_dir)
+            name=self.name,
+            registry=registry,
+            url=url,
+            pid=pid,
+            started=_start_time(pid),
+            run_dir=str(self.run_dir),
+            credentials=credentials,
         )
         path = _own_file() or self.temporary / STATE_FILE
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -64,6 +72,12 @@ class MeshPlace:
         """Hides the mesh from other commands."""
         (_own_file() or self.temporary / STATE_FILE).unlink(missing_ok=True)
 
+    def remove_temporary(self) -> None:
+        """Removes the temporary directory, and the folder of all meshes after the last one."""
+        shutil.rmtree(self.temporary, ignore_errors=True)
+        with suppress(OSError):
+            self.temporary.parent.rmdir()
+
 
 @contextmanager
 def claim_place(name: str, run_dir: str) -> Iterator[MeshPlace]:
@@ -73,11 +87,14 @@ def claim_place(name: str, run_dir: str) -> Iterator[MeshPlace]:
     """
     try:
         place = _claim(name, run_dir)
-        place.run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UnavailableError(
-            f"{error.filename} cannot be created: {error.strerror}; see --run-dir and TMPDIR"
-        ) from error
+        raise _not_created(error) from error
+    try:
+        # Logs are for this user only; so is the folder, unless it exists already.
+        place.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        place.remove_temporary()
+        raise _not_created(error) from error
     cleaner = subprocess.Popen(
         ["/bin/sh", "-c", _CLEANER, "kvmesh-cleaner", place.temporary, place.temporary.parent],
         stdin=subprocess.PIPE,
@@ -88,12 +105,14 @@ def claim_place(name: str, run_dir: str) -> Iterator[MeshPlace]:
         yield place
     finally:
         place.remove_state()
-        shutil.rmtree(place.temporary, ignore_errors=True)
-        with suppress(OSError):
-            place.temporary.parent.rmdir()
+        place.remove_temporary()
         # Children that were forked and not used hold its pipe until this process ends.
         cleaner.kill()
         cleaner.communicate()
+
+
+def _not_created(error: OSError) -> UnavailableError:
+    return UnavailableError(f"{error.filename} cannot be created: {error.strerror}; see --run-dir and TMPDIR")
 
 
 def _claim(name: str, run_dir: str) -> MeshPlace:

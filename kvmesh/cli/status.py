@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from kvmesh.cli.connection import CALL_TIMEOUT_S, MeshChoice, MeshConnection, connect
+from kvmesh.cli.connection import CALL_TIMEOUT_S, MeshChoice, MeshConnection, MeshTarget, connect
 from kvmesh.cli.path_warnings import path_warnings
 from kvmesh.cli.state import running_meshes
 from kvmesh.cli.tables import Row, render_table
@@ -113,9 +113,9 @@ async def _instances(registry: Registry) -> Mapping[str, Sequence[Instance]]:
     return {view.service: view.instances for view in views}
 
 
-async def _show(settings: MeshChoice, address: str) -> int:
+async def _show(target: MeshTarget) -> int:
     try:
-        async with connect(settings, address) as connection:
+        async with connect(target) as connection:
             await _print_tables(connection)
         return 0
     except MeshError as error:
@@ -152,8 +152,8 @@ def main(argv: Sequence[str]) -> int:
         print("kvmesh: choose one with --mesh NAME", file=sys.stderr)
         return 0
     try:
-        address = settings.registry_address()
+        target = settings.target()
     except MeshError as error:
         print(f"kvmesh: {error.message}", file=sys.stderr)
         return 1
-    return asyncio.run(_show(settings, address))
+    return asyncio.run(_show(target))

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvmesh.cli.connection import MeshChoice, MeshConnection, connect
+from kvmesh.cli.connection import MeshChoice, MeshConnection, MeshTarget, connect
 from kvmesh.cli.tables import Row, render_table
 from kvmesh.core import LoadRecord, WorkerView
 from kvmesh.errors import MeshError
@@ -100,17 +100,17 @@ async def _sample(connection: MeshConnection) -> Sample:
     return sample_of(await connection.list_workers())
 
 
-async def _print_once(settings: TopSettings, address: str) -> None:
-    async with connect(settings, address) as connection:
+async def _print_once(settings: TopSettings, target: MeshTarget) -> None:
+    async with connect(target) as connection:
         earlier = await _sample(connection)
         await asyncio.sleep(settings.interval_s)
         print(render_sample(await _sample(connection), earlier))
 
 
-async def _refresh(settings: TopSettings, address: str) -> None:
+async def _refresh(settings: TopSettings, target: MeshTarget) -> None:
     """Redraws until it is cancelled. MeshError if the first sample fails; later failures are shown, because routers restart."""
-    title = f"{settings.mesh or address}, every {settings.interval_s:g} s, Ctrl-C ends\n\n"
-    async with connect(settings, address) as connection:
+    title = f"{settings.mesh or target.address}, every {settings.interval_s:g} s, Ctrl-C ends\n\n"
+    async with connect(target) as connection:
         sample = await _sample(connection)
         text = render_sample(sample, {})
         print(CLEAR, end="")
@@ -133,7 +133,7 @@ def main(argv: Sequence[str]) -> int:
         return 2
     show = _print_once if settings.once or not sys.stdout.isatty() else _refresh
     try:
-        asyncio.run(show(settings, settings.registry_address()))
+        asyncio.run(show(settings, settings.target()))
         return 0
     except MeshError as error:
         print(f"kvmesh: {error.message}", file=sys.stderr)

@@ -17,6 +17,7 @@ import aiohttp
 
 from kvmesh.cli.answer import stream_answer
 from kvmesh.cli.children import Child, ChildSpec, start_child, stop_children, wait_first_exit
+from kvmesh.cli.connection import MeshTarget
 from kvmesh.cli.forked import Forked, fork_all
 from kvmesh.cli.gpu_plan import WorkerPlaces, installed_build, place_on_gpus
 from kvmesh.cli.keeper import Keeper, Slot, Start, with_ports
@@ -27,16 +28,19 @@ from kvmesh.cli.plan import MeshPlan, plan_mesh
 from kvmesh.cli.progress import Progress, http_url
 from kvmesh.cli.restarts import RestartPolicy
 from kvmesh.cli.scaling import ScalingPart
-from kvmesh.cli.start_checks import consul_problem, hub_problem, is_hub_name, port_problems
+from kvmesh.cli.start_checks import consul_problem, engine_problem, hub_problem, is_hub_name, port_problems
 from kvmesh.cli.state import MeshPlace, claim_place, default_name
+from kvmesh.cli.up_credentials import keep_renewed, own_credentials
 from kvmesh.cli.up_settings import UpSettings, adapt_to_packages, mesh_shape, model_problem, worker_groups
 from kvmesh.cli.worker_forks import WorkerForks
 from kvmesh.clock import SystemClock
 from kvmesh.discovery.base import Registry
-from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.embedded import EmbeddedAgent
-from kvmesh.discovery.settings import AgentSettings, DiscoverySettings
+from kvmesh.discovery.settings import AgentSettings
 from kvmesh.errors import InvalidRequestError, MeshError, UnauthenticatedError
+from kvmesh.identity.certificates import source_of
+from kvmesh.identity.roles import MeshRole
+from kvmesh.identity.secret import read_private
 from kvmesh.network.names import LOOPBACK, is_loopback, registry_host
 from kvmesh.network.place import choose_address
 from kvmesh.settings import SettingsError, load
@@ -85,15 +89,20 @@ class Mesh:
             stack.callback(stopped.cancel)
             if not await self._inputs_are_usable():
                 return 2
-            registry_address = await self._start_registry(stack)
-            registry = ConsulRegistry(DiscoverySettings(address=registry_address, token=self._settings.discovery_token))
+            try:
+                target = await self._start_registry(stack)
+                registry = target.registry()
+            except InvalidRequestError as error:
+                self._progress.say(error.message)
+                return 2
             stack.push_async_callback(registry.aclose)
             # It must outlive the workers' orderly stop.
             stack.push_async_callback(self._forks.aclose)
             keeper = self._keeper(registry)
             stack.push_async_callback(self._stop, keeper)
-            scaler_address = await self._scaling.start(stack) if self._settings.plan else ""
-            serving = asyncio.create_task(self._serve(registry_address, scaler_address, keeper))
+            folder = target.credentials.tls_directory(MeshRole.SCALER) if target.credentials is not None else ""
+            scaler_address = await self._scaling.start(stack, source_of(folder)) if self._settings.plan else ""
+            serving = asyncio.create_task(self._serve(target, scaler_address, keeper))
             # No child may be started while the others are stopped.
             stack.push_async_callback(_cancelled, serving)
             await asyncio.wait({stopped, serving}, return_when=asyncio.FIRST_COMPLETED)
@@ -119,13 +128,21 @@ class Mesh:
             self._progress.say(problem)
         return not problem
 
-    async def _start_registry(self, stack: AsyncExitStack) -> str:
+    async def _start_registry(self, stack: AsyncExitStack) -> MeshTarget:
+        """The registry, with credentials: given ones, or new ones in the mesh's own folder, whose certificates are renewed."""
+        credentials, authority = own_credentials(self._settings, self._place.temporary / "credentials")
+        if authority is not None:
+            renewing = asyncio.create_task(keep_renewed(credentials, authority), name="renew-certificates")
+            stack.callback(renewing.cancel)
         if self._settings.consul:
-            return self._settings.consul
-        agent = EmbeddedAgent(AgentSettings())
+            return MeshTarget(address=self._settings.consul, credentials=credentials)
+        token = read_private(credentials.token_file, field="credentials").decode()
+        agent = EmbeddedAgent(
+            AgentSettings(token=token, check_tls_directory=credentials.tls_directory(MeshRole.REGISTRY))
+        )
         await agent.start()
         stack.push_async_callback(agent.aclose)
-        return agent.address
+        return MeshTarget(address=agent.address, credentials=credentials)
 
     def _keeper(self, registry: Registry) -> Keeper:
         settings = self._settings
@@ -137,11 +154,13 @@ class Mesh:
             restart=self._restart,
         )
 
-    async def _serve(self, registry_address: str, scaler_address: str, keeper: Keeper) -> int:
+    async def _serve(self, target: MeshTarget, scaler_address: str, keeper: Keeper) -> int:
         """Until nothing can serve any more, or the greeting is answered with `once`."""
         for line in self._places.lines:
             self._progress.say(line)
-        shape = mesh_shape(self._settings, registry_address, self._places, scaler_address=scaler_address)
+        shape = mesh_shape(
+            self._settings, target.address, self._places, target.credentials, scaler_address=scaler_address
+        )
         plan = plan_mesh(shape)
         ready = asyncio.create_task(self._become_ready(keeper.registry, plan))
         starting = asyncio.create_task(self._start_children(plan, keeper))
@@ -166,15 +185,16 @@ class Mesh:
             model = shape.served_name or shape.model.name
             self._scaling.begin(keeper, keeper.groups[0], shape, model=model, start=self._restart)
         try:
-            return await self._serve_ready(registry_address, keeper, url)
+            return await self._serve_ready(target, keeper, url)
         finally:
             await self._scaling.end()
 
-    async def _serve_ready(self, registry_address: str, keeper: Keeper, url: str) -> int:
+    async def _serve_ready(self, target: MeshTarget, keeper: Keeper, url: str) -> int:
         """Restarts what dies while the mesh serves."""
         place = self._place
-        place.write_state(registry=registry_address, url=url)
-        self._progress.say(f"mesh {place.name}: registry {registry_address}, logs in {place.run_dir}")
+        credentials = str(target.credentials.folder) if target.credentials is not None else ""
+        place.write_state(registry=target.address, url=url, credentials=credentials)
+        self._progress.say(f"mesh {place.name}: registry {target.address}, logs in {place.run_dir}")
         self._progress.say(f"ready after {time.monotonic() - self._started_at_s:.1f} s: {url}")
         keeping = asyncio.create_task(keeper.keep_running())
         greeting = asyncio.create_task(self._greet(url))
@@ -382,7 +402,7 @@ def main(argv: Sequence[str]) -> int:
         return 2
     settings, lines = adapt_to_packages(settings)
     try:
-        if problem := model_problem(settings.model):
+        if problem := engine_problem(settings.registration.name) or model_problem(settings.model):
             raise InvalidRequestError(problem)
         chosen = choose_address(settings.address, registry_host(settings.consul) or LOOPBACK)
         if not is_loopback(chosen.host):
@@ -410,7 +430,9 @@ def _run(settings: UpSettings, place: MeshPlace, places: WorkerPlaces, started_a
     with suppress(OSError):
         cache.mkdir(parents=True, exist_ok=True)
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    os.umask(0o077)  # Logs, state and sockets of all processes are for this user only.
     log_path = place.run_dir / "up.log"
+    log_path.unlink(missing_ok=True)
     try:
         forked = fork_services(settings)
         # After the forks, which configure logging themselves.

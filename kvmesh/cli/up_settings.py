@@ -12,6 +12,7 @@ from kvmesh.cli.gpu_plan import WorkerPlaces
 from kvmesh.cli.plan import MeshShape
 from kvmesh.engines.registration import EngineRegistration
 from kvmesh.engines.registry import ENGINES
+from kvmesh.identity.credentials import Credentials
 from kvmesh.network.settings import NetworkSettings
 from kvmesh.settings import setting
 
@@ -57,6 +58,15 @@ class UpSettings(NetworkSettings):
     grpc_port: int = setting(0, "port of the frontend's gRPC API; 0: any free one", min=0, max=65535)
     consul: str = setting("", "address of a Consul agent; empty: an embedded registry")
     discovery_token: str = setting("", "ACL token for the Consul agent, of `kvmesh up` and its services", secret=True)
+    discovery_token_file: str = setting("", "file with this token")
+    mesh_tls: bool = setting(
+        True,
+        "mutual TLS between services, with certificates of an authority of this mesh. No: plain text, for measurements",
+    )
+    credentials: str = setting(
+        "",
+        "folder of `kvmesh credentials`, for a mesh on several machines: its token, secret and certificates. Empty: new ones",
+    )
     policy: str = setting(
         "kv",
         "how requests are placed: a policy of the router or of a package beside it (docs/understand/routing-cost.md)",
@@ -138,7 +148,12 @@ def role_argv(settings: UpSettings, role: str) -> Sequence[str]:
 
 
 def mesh_shape(
-    settings: UpSettings, registry_address: str, places: WorkerPlaces, *, scaler_address: str = ""
+    settings: UpSettings,
+    registry_address: str,
+    places: WorkerPlaces,
+    credentials: Credentials | None = None,
+    *,
+    scaler_address: str = "",
 ) -> MeshShape:
     """What is asked for, made plain."""
     registration = settings.registration
@@ -157,7 +172,8 @@ def mesh_shape(
         grpc_port=settings.grpc_port,
         address=settings.address,
         port_range=settings.port_range,
-        discovery_token=settings.discovery_token,
+        credentials=credentials,
+        checks_tls=not settings.consul,
         registry=registry_address,
         policy=settings.policy,
         log_level=settings.log_level,
@@ -180,7 +196,8 @@ def model_problem(model: str) -> str:
     path = Path(model).expanduser()
     if path.is_dir():
         missing = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]
-        return f"{path} is no model directory: {' and '.join(missing)} is missing" if missing else ""
+        verb = "is" if len(missing) == 1 else "are"
+        return f"{path} is no model directory: {' and '.join(missing)} {verb} missing" if missing else ""
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
         return f"the model directory {path} does not exist"
     return ""

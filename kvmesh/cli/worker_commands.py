@@ -6,7 +6,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from kvmesh.cli.connection import MeshChoice, MeshConnection, connect
+from kvmesh.cli.connection import MeshChoice, MeshConnection, MeshTarget, connect
 from kvmesh.core import Role
 from kvmesh.discovery.base import DECODE, PREFILL, Instance
 from kvmesh.errors import MeshError, NotFoundError
@@ -93,15 +93,15 @@ def _misused(problem: str) -> int:
 
 def _run(choice: MeshChoice, worker_id: str, act: Action) -> int:
     try:
-        print(f"{worker_id} {asyncio.run(_act(choice, choice.registry_address(), worker_id, act))}")
+        print(f"{worker_id} {asyncio.run(_act(choice.target(), worker_id, act))}")
     except MeshError as error:
         print(f"kvmesh: {error.message}", file=sys.stderr)
         return 1
     return 0
 
 
-async def _act(choice: MeshChoice, registry_address: str, worker_id: str, act: Action) -> str:
-    async with connect(choice, registry_address) as connection:
+async def _act(target: MeshTarget, worker_id: str, act: Action) -> str:
+    async with connect(target) as connection:
         worker = await _find(connection, worker_id)
         return await act(GrpcWorkerClient(connection.channels), worker.address)
 

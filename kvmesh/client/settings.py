@@ -6,7 +6,7 @@ from random import Random
 import grpc
 
 from kvmesh.errors import KvLostError, LostError, MeshError, OverloadedError, UnavailableError
-from kvmesh.rpc.settings import Options, RpcSettings, channel_credentials, channel_options
+from kvmesh.rpc.settings import Options, PublicRpcSettings, channel_credentials, channel_options
 from kvmesh.settings import setting
 
 # Refused, so that nothing was done, or lost before any output. Other errors would happen again.
@@ -44,7 +44,7 @@ class ClientSettings:
     timeout_s: float = setting(600.0, "Longest call, all its tries together, where none is given.", min=0.001)
     uses_tls: bool = setting(False, "Encrypt, and trust the authorities that gRPC knows, where no TLS files are given.")
     retry: RetryPolicy = field(default_factory=RetryPolicy)
-    rpc: RpcSettings = field(default_factory=RpcSettings)
+    rpc: PublicRpcSettings = field(default_factory=PublicRpcSettings)
 
     def credentials(self) -> grpc.ChannelCredentials | None:
         """None without TLS. Reads the files."""

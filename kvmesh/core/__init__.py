@@ -2,7 +2,7 @@
 
 from kvmesh.core.generation import Generation, Media, MediaKind
 from kvmesh.core.inspection import Candidate, Coefficient, Explanation, WorkerView
-from kvmesh.core.kv import KvBatch, KvCleared, KvEvent, KvHandle, KvRemoved, KvStored, KvTier, Rendezvous
+from kvmesh.core.kv import KvBatch, KvCleared, KvEvent, KvHandle, KvReader, KvRemoved, KvStored, KvTier, Rendezvous
 from kvmesh.core.leg import Leg, LegFinish, LegTask
 from kvmesh.core.output import FinishReason, TokenLogprob, Usage
 from kvmesh.core.routing import Ask, PeerReservation, PeerUpdate, Placement, Report, ReportKind
@@ -39,6 +39,7 @@ __all__ = [
     "KvHandle",
     "KvPath",
     "KvPathCheck",
+    "KvReader",
     "KvRemoved",
     "KvStored",
     "KvTier",

@@ -32,6 +32,16 @@ class KvHandle:
     lease_s: float
     kv_bytes: int | None = None
     first_token_ids: Sequence[int] = ()
+    seal: bytes = b""
+    """See `kvmesh/kv/seals.py`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvReader:
+    """The leg that will read a handle, and its worker."""
+
+    worker_id: str
+    leg_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

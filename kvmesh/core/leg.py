@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kvmesh.core.generation import Generation
-from kvmesh.core.kv import KvHandle, Rendezvous
+from kvmesh.core.kv import KvHandle, KvReader, Rendezvous
 from kvmesh.core.output import FinishReason, Usage
 from kvmesh.errors import MeshError
 
@@ -26,7 +26,7 @@ class LegTask(StrEnum):
 class Leg:
     """Work for one worker. `leg_id` is unique in the mesh while the leg runs; engines may use it as their own id.
 
-    `dimensions`: length of the embedding; None: the model's own.
+    `dimensions`: length of the embedding; None: the model's own. `reader`: who will read the handle of a PREFILL leg.
     """
 
     leg_id: str
@@ -35,6 +35,7 @@ class Leg:
     handle: KvHandle | None = None
     rendezvous: Rendezvous | None = None
     dimensions: int | None = None
+    reader: KvReader | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,6 +52,8 @@ class Registration:
     ttl_s: float = 6.0
     deregister_after_s: float = 120.0
     uses_tls: bool = False
+    is_checked: bool = True
+    """False: the registry does not check gRPC health, because it could not verify the server. Heartbeats remain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

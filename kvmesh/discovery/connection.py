@@ -14,6 +14,8 @@ from yarl import URL
 from kvmesh.discovery import wire
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import InvalidRequestError, UnavailableError
+from kvmesh.identity.secret import read_private
+from kvmesh.network.causes import connection_cause
 from kvmesh.network.names import host_port
 
 DEFAULT_PORT = 8500
@@ -35,6 +37,7 @@ class ConsulConnection:
         self._settings = settings
         self._origin = origin(settings)
         self._tls = tls_context(settings) if self._origin.startswith("https:") else None
+        self._token = token_of(settings)
         self._slots = asyncio.Semaphore(settings.calls_max)
         self._session: aiohttp.ClientSession | None = None
         self._is_closed = False
@@ -74,9 +77,7 @@ class ConsulConnection:
         except aiohttp.ClientSSLError as error:
             raise self._unavailable(f"failed the TLS handshake ({error})", "registry_certificate") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise self._unavailable(
-                f"cannot be reached ({type(error).__name__}: {error})", "registry_unreachable"
-            ) from error
+            raise self._unavailable(f"cannot be reached ({connection_cause(error)})", "registry_unreachable") from error
         if response.status != 200:
             raise wire.failure(response.status, content.decode(errors="replace"))
         index = response.headers.get(_INDEX_HEADER, "")
@@ -96,7 +97,7 @@ class ConsulConnection:
         if self._is_closed:
             raise UnavailableError("this registry client is closed", reason="registry_closed")
         if self._session is None:
-            headers = {"X-Consul-Token": self._settings.token} if self._settings.token else {}
+            headers = {"X-Consul-Token": self._token} if self._token else {}
             self._session = aiohttp.ClientSession(
                 # No limit here: slots limit calls and `watches_max` limits watches, so that neither waits for the other.
                 connector=aiohttp.TCPConnector(limit=0, ssl=self._tls if self._tls is not None else True),
@@ -115,6 +116,13 @@ class ConsulConnection:
 
     def _unavailable(self, what: str, reason: str) -> UnavailableError:
         return UnavailableError(f"the registry at {self._origin} {what}", reason=reason)
+
+
+def token_of(settings: DiscoverySettings) -> str:
+    """The token in the settings or in their file. InvalidRequestError when the file cannot be read."""
+    if settings.token or not settings.token_file:
+        return settings.token
+    return read_private(settings.token_file, field="discovery.token_file").decode(errors="replace")
 
 
 def origin(settings: DiscoverySettings) -> str:

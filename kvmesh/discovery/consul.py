@@ -11,6 +11,7 @@ import math
 import random
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
@@ -57,6 +58,8 @@ class ConsulRegistry:
     async def register(self, registration: Registration) -> None:
         """See `Registry.register`. InvalidRequestError names the field that exceeds Consul's limits."""
         limits.check_registration(registration)
+        if registration.uses_tls and not self._settings.checks_tls:
+            registration = replace(registration, is_checked=False)
         body = wire.registration_body(registration, check_timeout_s=self._settings.check_timeout_s)
         await self._call("PUT", "/v1/agent/service/register", body=body)
 

@@ -26,6 +26,7 @@ from kvmesh.discovery.agent.state import AgentState
 from kvmesh.discovery.connection import DEFAULT_PORT
 from kvmesh.discovery.limits import VALUE_BYTES_MAX
 from kvmesh.discovery.settings import AgentSettings
+from kvmesh.identity.certificates import source_of
 from kvmesh.network.names import host_port
 
 _log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class EmbeddedAgent:
     async def start(self) -> None:
         """Serves. OSError when the port is taken or a file cannot be read; leaves nothing open then."""
         settings = self._settings
-        roots = _roots(settings)
+        mesh = source_of(settings.check_tls_directory)
         tls = _tls_context(settings) if settings.certificate_file else None
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         listener = socket.create_server((settings.host, settings.port), family=family)
@@ -78,7 +79,7 @@ class EmbeddedAgent:
             listener.close()
             await self._runner.cleanup()
             raise
-        self._probes = Probes(self._live, self._clock, probes_max=settings.probes_max, roots=roots)
+        self._probes = Probes(self._live, self._clock, probes_max=settings.probes_max, mesh=mesh)
         self._task = asyncio.create_task(self._run(self._probes), name="embedded agent")
         self._task.add_done_callback(_log_defect)
         _log.info("embedded_agent_started", extra={"address": self.address})
@@ -125,10 +126,6 @@ def _tls_context(settings: AgentSettings) -> ssl.SSLContext:
     if settings.client_ca_file:
         context.verify_mode = ssl.CERT_REQUIRED
     return context
-
-
-def _roots(settings: AgentSettings) -> bytes | None:
-    return Path(settings.check_ca_file).read_bytes() if settings.check_ca_file else None
 
 
 def _log_defect(task: asyncio.Task[None]) -> None:

@@ -56,14 +56,19 @@ class LeaderElection:
         self._ttl_s = ttl_s
         self._session_id = ""
         self._leads_until_s = 0.0
-        self.token = 0
-        """This member's newest token; 0 before it leads for the first time."""
+        self._token = 0
+        """This member's newest token."""
         self.leader_id = ""
         """Who leads, as far as this member knows."""
 
     @property
     def is_leader(self) -> bool:
         return self._clock.now() < self._leads_until_s
+
+    @property
+    def fencing_token(self) -> int:
+        """The token of the present lead; 0 while this member does not lead."""
+        return self._token if self.is_leader else 0
 
     async def start(self) -> None:
         """Part of the interface; `run` does the work."""
@@ -97,10 +102,10 @@ class LeaderElection:
             return
         # The wall clock keeps tokens growing after a registry has lost its state.
         mine = LeaderRecord(
-            member_id=self._member_id, token=max(record.token, self.token, int(1000 * self._clock.wall())) + 1
+            member_id=self._member_id, token=max(record.token, self._token, int(1000 * self._clock.wall())) + 1
         )
         if await self._registry.acquire(self._key, self._session_id, mine.encode()):
-            self.token, self.leader_id = mine.token, self._member_id
+            self._token, self.leader_id = mine.token, self._member_id
             self._leads_until_s = asked_s + self._ttl_s
             log.info("lead_taken", extra={"data": {"key": self._key, "token": mine.token}})
 

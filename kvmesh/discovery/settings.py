@@ -14,6 +14,13 @@ class DiscoverySettings:
         "127.0.0.1:8500", "Consul agent, or an embedded one: host:port, or an http:// or https:// URL"
     )
     token: str = setting("", "ACL token, sent with every call", secret=True)
+    token_file: str = setting("", "file with the ACL token, instead of `token`; read when the process starts")
+    # Consul's own agent has no certificate of the mesh unless it is given one, and its checks then fail.
+    checks_tls: bool = setting(
+        False,
+        "the agent has a certificate of the mesh for its checks (Consul: enable_agent_tls_for_checks), so it checks gRPC health over"
+        " mesh TLS too; no: with mesh TLS, heartbeats alone show that a service is alive",
+    )
     ca_file: str = setting("", "PEM file with the agent's CA; turns TLS on; empty with https://: the system's CAs")
     certificate_file: str = setting("", "PEM file with our certificate, for agents that verify clients")
     key_file: str = setting("", "PEM file with our certificate's key")
@@ -61,7 +68,7 @@ class AgentSettings:
     certificate_file: str = setting("", "PEM file with a certificate; turns TLS on")
     key_file: str = setting("", "PEM file with the certificate's key")
     client_ca_file: str = setting("", "PEM file with a CA; clients must then show a certificate of it")
-    check_ca_file: str = setting("", "PEM file with the CA of instances' gRPC servers; empty: the system's CAs")
+    check_tls_directory: str = setting("", "folder with tls.crt, tls.key and ca.crt for checks of the mesh's services")
     node_name: str = internal("kvmesh-embedded", "name of the agent's only node")
     services_max: int = setting(4096, "most instances; more are refused with 429", min=1)
     watchers_max: int = internal(1024, "concurrent blocking queries; more are refused with 429")

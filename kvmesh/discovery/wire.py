@@ -82,7 +82,7 @@ def registration_body(registration: Registration, *, check_timeout_s: float) -> 
         "Port": registration.port,
         "Tags": list(registration.tags),
         "Meta": dict(registration.meta),
-        "Checks": [heartbeat | shared, health | shared],
+        "Checks": [heartbeat | shared, *([health | shared] if registration.is_checked else [])],
     }
 
 

@@ -9,6 +9,8 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from kvmesh.errors import InternalError, InvalidRequestError, MeshError
+from kvmesh.identity.certificates import CertificateSource
+from kvmesh.rpc.authorisation import AuthorisationInterceptor
 from kvmesh.rpc.channels import ChannelInterceptor
 from kvmesh.rpc.status import abort_with
 from kvmesh.telemetry import Telemetry, event_logger
@@ -20,9 +22,15 @@ _log = event_logger(__name__)
 _UNIMPLEMENTED = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNIMPLEMENTED.value[0])
 
 
-def server_interceptors(telemetry: Telemetry) -> "list[grpc.aio.ServerInterceptor]":
-    """The interceptors of every server. Telemetry is the outer one, so that it sees the status that the error boundary sets."""
-    return [TelemetryServerInterceptor(telemetry), ErrorInterceptor()]
+def server_interceptors(
+    telemetry: Telemetry, mesh: CertificateSource | None = None
+) -> "list[grpc.aio.ServerInterceptor]":
+    """The interceptors of every server. Telemetry is the outer one, so that it sees the status that the error boundary sets.
+
+    With mesh TLS each method is for its roles only.
+    """
+    common: list[grpc.aio.ServerInterceptor] = [TelemetryServerInterceptor(telemetry), ErrorInterceptor()]
+    return common if mesh is None else [*common, AuthorisationInterceptor()]
 
 
 def channel_interceptors(telemetry: Telemetry) -> list[ChannelInterceptor]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import grpc
 import grpc.aio
 
+from kvmesh.identity.certificates import CertificateSource
 from kvmesh.network.names import host_port
 from kvmesh.rpc.health import GrpcHealth, add_channelz, add_reflection
 from kvmesh.rpc.settings import RpcSettings, server_credentials, server_options
@@ -28,14 +29,19 @@ class RpcServer:
         service_names: Sequence[str],
         add_services: Callable[[grpc.aio.Server], None],
         interceptors: Sequence["grpc.aio.ServerInterceptor"] = (),
+        mesh: CertificateSource | None = None,
     ) -> None:
+        """`mesh`: mesh TLS; give `server_interceptors` it too, so that methods check the caller's role."""
         self._settings = settings
         self._service_names = tuple(service_names)
         self._add_services = add_services
         self._interceptors = tuple(interceptors)
+        self._mesh = mesh
         self._health = GrpcHealth(service_names)
         self._server: grpc.aio.Server | None = None
         self._port = 0
+        self._credentials: grpc.ServerCredentials | None = None
+        """Kept, because gRPC calls it for each handshake."""
 
     @property
     def port(self) -> int:
@@ -61,7 +67,9 @@ class RpcServer:
         self._port = self._bind(server)
         await server.start()
         self._server = server
-        _logger.info("rpc_server_started", extra={"data": {"address": self.address, "tls": self._settings.has_tls}})
+        _logger.info(
+            "rpc_server_started", extra={"data": {"address": self.address, "tls": self._credentials is not None}}
+        )
 
     async def set_serving(self, is_serving: bool) -> None:
         """Sets the health that watchers see."""
@@ -81,7 +89,7 @@ class RpcServer:
 
     def _bind(self, server: grpc.aio.Server) -> int:
         address = host_port(self._settings.listen_host, self._settings.port)
-        credentials = server_credentials(self._settings)
+        credentials = self._credentials = server_credentials(self._settings, self._mesh)
         try:
             if credentials is None:
                 return server.add_insecure_port(address)

@@ -6,6 +6,8 @@ from typing import Any
 
 import grpc
 
+from kvmesh.identity.certificates import CertificateSource
+from kvmesh.identity.grpc_credentials import mesh_server_credentials
 from kvmesh.network.names import LOOPBACK
 from kvmesh.settings import internal, setting
 
@@ -44,17 +46,6 @@ class RpcSettings:
     )
     channels_max: int = internal(4096, "Channels to different peers at a time.")
     grace_s: float = setting(5.0, "Time for calls in flight when the server stops.", min=0)
-    tls_certificate_file: str = setting("", "PEM certificate chain of this process. Empty: no TLS.")
-    tls_key_file: str = setting("", "PEM key of the certificate.")
-    tls_authority_file: str = setting(
-        "", "PEM certificates that peers must be signed by. Given: peers must show theirs (mTLS)."
-    )
-    tls_server_name: str = setting("", "Name that servers' certificates bear. Empty: the host in the address.")
-
-    def __post_init__(self) -> None:
-        """Certificate and key go together; an authority without them can only be a client's."""
-        if bool(self.tls_certificate_file) != bool(self.tls_key_file):
-            raise ValueError("tls_certificate_file and tls_key_file are given together or not at all")
 
     @property
     def listen_host(self) -> str:
@@ -63,6 +54,25 @@ class RpcSettings:
     @property
     def advertised_host(self) -> str:
         return self.advertise_host or self.listen_host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublicRpcSettings(RpcSettings):
+    """With TLS towards clients. Services of the mesh have mesh TLS instead (`kvmesh/identity/settings.py`)."""
+
+    tls_certificate_file: str = setting("", "PEM certificate chain of this process. Empty: no TLS.")
+    tls_key_file: str = setting("", "PEM key of the certificate.")
+    tls_authority_file: str = setting(
+        "",
+        "PEM certificates that peers must be signed by. Given: peers must show theirs (mTLS). Not the mesh's authority: that one's"
+        " certificates are for services.",
+    )
+    tls_server_name: str = setting("", "Name that servers' certificates bear. Empty: the host in the address.")
+
+    def __post_init__(self) -> None:
+        """Certificate and key go together; an authority without them can only be a client's."""
+        if bool(self.tls_certificate_file) != bool(self.tls_key_file):
+            raise ValueError("tls_certificate_file and tls_key_file are given together or not at all")
 
     @property
     def has_tls(self) -> bool:
@@ -98,7 +108,7 @@ def server_options(settings: RpcSettings) -> Options:
 
 
 def channel_options(settings: RpcSettings) -> Options:
-    name = [("grpc.ssl_target_name_override", settings.tls_server_name)] if settings.tls_server_name else []
+    name = settings.tls_server_name if isinstance(settings, PublicRpcSettings) else ""
     return [
         *_common_options(settings, received_bytes_max=settings.message_bytes_max),
         # In spite of its name: it bounds a try to connect, and a try that failed sooner is not waited for.
@@ -110,21 +120,23 @@ def channel_options(settings: RpcSettings) -> Options:
         # Retries are the caller's decision: it knows whether anything was done.
         ("grpc.enable_retries", 0),
         ("grpc.enable_http_proxy", 0),
-        *name,
+        *([("grpc.ssl_target_name_override", name)] if name else []),
     ]
 
 
-def server_credentials(settings: RpcSettings) -> grpc.ServerCredentials | None:
-    """Credentials for the server's port, None without TLS. Reads the files."""
-    if not settings.tls_certificate_file:
+def server_credentials(settings: RpcSettings, mesh: CertificateSource | None = None) -> grpc.ServerCredentials | None:
+    """Credentials for the server's port, None without TLS. `mesh`: mesh TLS. Reads the files."""
+    if mesh is not None:
+        return mesh_server_credentials(mesh)
+    if not isinstance(settings, PublicRpcSettings) or not settings.tls_certificate_file:
         return None
     authority = _read(settings.tls_authority_file)
     pair = (Path(settings.tls_key_file).read_bytes(), Path(settings.tls_certificate_file).read_bytes())
     return grpc.ssl_server_credentials([pair], root_certificates=authority, require_client_auth=authority is not None)
 
 
-def channel_credentials(settings: RpcSettings) -> grpc.ChannelCredentials | None:
-    """Credentials for channels, None without TLS. Reads the files."""
+def channel_credentials(settings: PublicRpcSettings) -> grpc.ChannelCredentials | None:
+    """Credentials of channels to frontends, None without TLS. Reads the files."""
     if not settings.has_tls:
         return None
     return grpc.ssl_channel_credentials(

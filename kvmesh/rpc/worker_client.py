@@ -87,9 +87,14 @@ class GrpcWorkerClient:
             raise from_rpc_error(error, where=address) from error
         return KV_PATH_CHECK_CODEC.decode(response)
 
-    async def drain(self, address: str, *, undo: bool, drain_timeout_s: float, timeout_s: float) -> int:
-        """Has the worker reject new requests and wait for those in flight, or accept requests again. Returns how many are left."""
-        request = pb.DrainRequest(timeout=to_duration(drain_timeout_s), undo=undo)
+    async def drain(
+        self, address: str, *, drain_timeout_s: float, timeout_s: float, undo: bool = False, exits: bool = False
+    ) -> int:
+        """Has the worker reject new requests and wait for those in flight, or accept requests again. Returns how many are left.
+
+        `exits`: then its process ends.
+        """
+        request = pb.DrainRequest(timeout=to_duration(drain_timeout_s), undo=undo, exits=exits)
         try:
             response = await self._stub(address).Drain(request, timeout=timeout_s, wait_for_ready=False)
         except AioRpcError as error:

@@ -42,7 +42,8 @@ def from_file(spec: Spec, value: Any) -> Any:
 def checked(spec: Spec, value: Any) -> Any:
     """The value, if it is within the setting's limits. Text becomes a member of a StrEnum setting."""
     if spec.choices and value not in spec.choices:
-        raise ValueError(f"must be one of {', '.join(spec.choices)}, not {_shown(spec, value)}")
+        # An empty choice is what the setting has when it is left out.
+        raise ValueError(f"must be one of {', '.join(filter(None, spec.choices))}, not {_shown(spec, value)}")
     if issubclass(spec.type, StrEnum):
         return spec.type(value)
     if isinstance(value, float) and not math.isfinite(value):

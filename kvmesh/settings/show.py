@@ -32,7 +32,7 @@ def _flag(spec: Spec) -> str:
     if spec.type is bool:
         return f"{spec.flag} / --no-{spec.flag[2:]}"
     words = {int: "INTEGER", float: "NUMBER", tuple: "A,B,...", dict: "JSON"}
-    return f"{spec.flag} {'|'.join(spec.choices) or words.get(spec.type, 'TEXT')}"
+    return f"{spec.flag} {'|'.join(filter(None, spec.choices)) or words.get(spec.type, 'TEXT')}"
 
 
 def _about(spec: Spec) -> str:

@@ -47,7 +47,7 @@ class MemoryAgent:
         self.settings = settings or AgentSettings()
         self.new_session_id = new_session_id
         self.live = LiveState(AgentState(self.settings), self._clock)
-        self._probes = Probes(self.live, self._clock, probes_max=self.settings.probes_max, roots=None, connect=connect)
+        self._probes = Probes(self.live, self._clock, probes_max=self.settings.probes_max, connect=connect)
         self._tasks: list[asyncio.Task[None]] = []
         self._node = shapes.Node(node_id="memory", name=self.settings.node_name, address="memory", port=0, index=1)
 

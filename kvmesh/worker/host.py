@@ -1,6 +1,8 @@
 """Runs one worker as a process: engine, gRPC server, metrics, registry, in that order."""
 
+import asyncio
 import os
+import signal
 import socket
 import time
 from pathlib import Path
@@ -14,11 +16,15 @@ from kvmesh.api.prefill.v1.prefill_pb2_grpc import add_PrefillServiceServicer_to
 from kvmesh.api.worker.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from kvmesh.clock import Clock, SystemClock
 from kvmesh.core import Role
-from kvmesh.discovery.consul import ConsulRegistry
+from kvmesh.discovery.base import Registry
+from kvmesh.discovery.sealed import open_registry
 from kvmesh.engines.base import Engine
 from kvmesh.engines.registration import EngineHost
 from kvmesh.engines.registry import ENGINES
 from kvmesh.errors import UnsupportedError
+from kvmesh.identity.certificates import source_of
+from kvmesh.identity.secret import MeshSecret
+from kvmesh.kv.seals import HandleSeals
 from kvmesh.lifecycle import LifecycleSettings, run_until_signalled
 from kvmesh.network.names import LOOPBACK
 from kvmesh.network.place import place_service
@@ -39,6 +45,10 @@ from kvmesh.worker.warm_up import WarmUp
 from kvmesh.worker.worker import Worker, WorkerIdentity
 
 SERVICES = ("kvmesh.prefill.v1.PrefillService", "kvmesh.decode.v1.DecodeService", "kvmesh.worker.v1.WorkerService")
+
+
+ANSWER_S = 0.05
+"""For the answer to a call that ends the process."""
 
 
 def make_identity(settings: HostSettings, role: Role) -> WorkerIdentity:
@@ -96,7 +106,7 @@ class _Announcement:
 class _Closing:
     """The registry client as a part that only needs closing."""
 
-    def __init__(self, registry: ConsulRegistry) -> None:
+    def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
     async def start(self) -> None:
@@ -104,6 +114,11 @@ class _Closing:
 
     async def aclose(self) -> None:
         await self._registry.aclose()
+
+
+def _end_process() -> None:
+    """As an operator does it, once the present call was answered."""
+    asyncio.get_running_loop().call_later(ANSWER_S, os.kill, os.getpid(), signal.SIGTERM)
 
 
 async def serve_worker(settings: HostSettings, role: Role) -> None:
@@ -119,19 +134,22 @@ async def serve_worker(settings: HostSettings, role: Role) -> None:
     set_ucx_variables(settings.address, settings.ports)
     clock = SystemClock()
     telemetry = Telemetry.create(role.value, settings=settings.telemetry)
-    registry = ConsulRegistry(settings.discovery)
+    registry = open_registry(settings.discovery, settings.mesh)
+    mesh = source_of(settings.mesh.tls_directory)
+    secret = MeshSecret.from_file(settings.mesh.secret_file)
     worker = Worker(
         make_engine(settings, role, clock),
         identity=make_identity(settings, role),
         settings=settings.worker,
         clock=clock,
         tracing=telemetry.tracing,
+        seals=None if secret is None else HandleSeals(secret, clock.wall),
     )
     WorkerMetrics(worker, telemetry.registry)
     membership = WorkerMembership(
-        worker, registry, host=settings.rpc.advertised_host, uses_tls=settings.rpc.has_tls, clock=clock
+        worker, registry, host=settings.rpc.advertised_host, uses_tls=mesh is not None, clock=clock
     )
-    channels = ChannelPool(settings.rpc)
+    channels = ChannelPool(settings.rpc, mesh=mesh)
     checks = KvChecks(
         worker,
         registry,
@@ -150,13 +168,15 @@ async def serve_worker(settings: HostSettings, role: Role) -> None:
         decode: Any = LegServicer(worker, Role.DECODE, rules[Role.DECODE])
         add_PrefillServiceServicer_to_server(prefill, server)
         add_DecodeServiceServicer_to_server(decode, server)
-        add_WorkerServiceServicer_to_server(WorkerServicer(worker, membership, clock, checks), server)
+        servicer = WorkerServicer(worker, membership, clock, checks, exit_process=_end_process)
+        add_WorkerServiceServicer_to_server(servicer, server)
 
     server = RpcServer(
         settings.rpc,
         service_names=SERVICES,
         add_services=add_services,
-        interceptors=server_interceptors(telemetry),
+        interceptors=server_interceptors(telemetry, mesh),
+        mesh=mesh,
     )
     metrics = MetricsServer(telemetry.registry, settings.telemetry.metrics_host, settings.telemetry.metrics_port)
 

@@ -12,7 +12,7 @@ from random import Random
 from typing import Protocol
 
 from kvmesh.clock import Clock
-from kvmesh.core import Handoff, KvHandle, KvPathCheck, Leg, LegFinish, LegTask, Role, WorkerRef
+from kvmesh.core import Handoff, KvHandle, KvPathCheck, KvReader, Leg, LegFinish, LegTask, Role, WorkerRef
 from kvmesh.discovery.base import PREFILL, Instance, Registry, View
 from kvmesh.errors import DeadlineError, KvLostError, LostError, MeshError, UnavailableError
 from kvmesh.kv.path_causes import REASONS
@@ -93,7 +93,9 @@ class KvChecks:
         """Reason and detail. None: KV was pulled."""
         name = f"{self._worker.identity.worker_id}/{self._worker.identity.epoch}/{source.worker_id}"
         generation = short_prompt(self._worker.description, name, tokens=1)
-        leg = Leg(leg_id=next(self._leg_ids), task=LegTask.PREFILL, generation=generation)
+        leg_id = next(self._leg_ids)
+        reader = KvReader(worker_id=self._worker.identity.worker_id, leg_id=leg_id)
+        leg = Leg(leg_id=leg_id, task=LegTask.PREFILL, generation=generation, reader=reader)
         try:
             handle = await self._client.prefill(source.address, leg, timeout_s=PREFILL_TIMEOUT_S)
         except MeshError as error:

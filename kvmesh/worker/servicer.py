@@ -1,6 +1,6 @@
 """WorkerService: what prefill and decode workers share on the wire. Protobuf to worker and back, no decisions."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -37,12 +37,19 @@ LATE_RATIO = 1.25
 class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     """Serves one worker, whatever its role. Drain and role changes go through `membership`, which updates the registry.
 
-    `checks` None: the worker does not check KV paths.
+    `checks` None: the worker does not check KV paths. `exit_process` begins an orderly end of the process; None: Drain cannot end it.
     """
 
     def __init__(
-        self, worker: Worker, membership: WorkerMembership, clock: Clock, checks: KvChecks | None = None
+        self,
+        worker: Worker,
+        membership: WorkerMembership,
+        clock: Clock,
+        checks: KvChecks | None = None,
+        *,
+        exit_process: Callable[[], None] | None = None,
     ) -> None:
+        self._exit_process = exit_process
         self._worker = worker
         self._checks = checks
         self._membership = membership
@@ -112,11 +119,16 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         timeout_s = optional_duration(request, "timeout")
         if timeout_s is not None and not 0 <= timeout_s <= 3600:
             raise InvalidRequestError("timeout must be 0 s to 1 h", field="timeout")
+        if request.exits and (request.undo or self._exit_process is None):
+            raise UnsupportedError("this worker cannot end its process by this call", field="exits")
         if request.undo:
             await self._membership.set_draining(False)
             return pb.DrainResponse(requests_in_flight=self._worker.statistics().legs)
         await self._membership.set_draining(True)
-        return pb.DrainResponse(requests_in_flight=await self._worker.drain(timeout_s))
+        left = await self._worker.drain(timeout_s)
+        if request.exits and self._exit_process is not None:
+            self._exit_process()
+        return pb.DrainResponse(requests_in_flight=left)
 
     async def SetRole(self, request: pb.SetRoleRequest, context: ServicerContext[Any, Any]) -> pb.SetRoleResponse:
         """Moves the worker to the other pool, if the engine can serve it."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.engines.registry import ENGINES
+from kvmesh.identity.settings import MeshSettings
 from kvmesh.kv.settings import KvSettings
 from kvmesh.network.settings import NetworkSettings
 from kvmesh.rpc.settings import RpcSettings
@@ -74,6 +75,7 @@ class _CommonSettings(NetworkSettings):
     worker: WorkerSettings = group(WorkerSettings)
     kv: KvSettings = group(KvSettings)
     rpc: RpcSettings = group(RpcSettings)
+    mesh: MeshSettings = group(MeshSettings)
     discovery: DiscoverySettings = group(DiscoverySettings)
     telemetry: TelemetrySettings = group(TelemetrySettings)
 

@@ -11,6 +11,7 @@ from heapq import heapify, heappop, heappush
 from kvmesh.core import TokenLogprob
 from kvmesh.engines.base import EngineFinish, StepOutput
 from kvmesh.errors import MeshError
+from kvmesh.kv.seals import SealScope
 
 SLOT_BITS = 32
 SLOT_MASK = (1 << SLOT_BITS) - 1
@@ -25,12 +26,13 @@ def key_of(link: int, slot: int) -> int:
 
 @dataclass(slots=True)
 class LegRecord:
-    """One leg in the engine. `failure` replaces the engine's finish (deadline, drain)."""
+    """One leg in the engine. `failure` replaces the engine's finish (deadline, drain). `scope`: whom its handle is sealed for."""
 
     leg_id: str
     deadline_s: float
     is_cancelled: bool = False
     failure: MeshError | None = None
+    scope: SealScope | None = None
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from kvmesh.clock import Clock
-from kvmesh.core import FinishReason, KvEvent, KvHandle, Leg, LoadRecord, TokenLogprob
+from kvmesh.core import FinishReason, KvEvent, KvHandle, KvReader, Leg, LoadRecord, TokenLogprob
 from kvmesh.engines.base import Engine, EngineDescription, EngineFinish, EngineRequest, StepOutput
 from kvmesh.errors import (
     DeadlineError,
@@ -21,6 +21,7 @@ from kvmesh.errors import (
     UnavailableError,
 )
 from kvmesh.kv.lease import LeaseTable
+from kvmesh.kv.seals import HandleSeals, SealScope
 from kvmesh.telemetry import Span, TelemetrySettings, Tracing, fail_span
 from kvmesh.worker.kv_batcher import KvEventBatcher
 from kvmesh.worker.kv_feed import KvEventFeed
@@ -114,8 +115,10 @@ class Worker:
         settings: WorkerSettings,
         clock: Clock,
         tracing: Tracing | None = None,
+        seals: HandleSeals | None = None,
     ) -> None:
         self.engine = engine
+        self._seals = seals
         self._tracing = tracing or Tracing(TelemetrySettings(), service="worker")
         self._spans: dict[int, Span] = {}
         self.identity = identity
@@ -192,6 +195,7 @@ class Worker:
         self._check_leg(link, slot, leg)
         life_s = self._life_s(timeout_s)
         key = key_of(link, slot)
+        scope = self._check_seal(leg)
         self.engine.submit_nowait(
             EngineRequest(
                 key=key,
@@ -203,7 +207,7 @@ class Worker:
                 dimensions=leg.dimensions,
             )
         )
-        self._legs.add(key, LegRecord(leg_id=leg.leg_id, deadline_s=self._clock.now() + life_s))
+        self._legs.add(key, LegRecord(leg_id=leg.leg_id, deadline_s=self._clock.now() + life_s, scope=scope))
         self._idle.clear()
         self.load_signal.notify()
         if self._tracing.is_on:
@@ -257,6 +261,15 @@ class Worker:
             raise InvalidRequestError(f"slot {slot} is in use", field="slot", reason="slot_in_use")
         if self._legs.has_leg_id(leg.leg_id):
             raise InvalidRequestError("a leg of this id is running", field="leg_id", reason="leg_id_in_use")
+
+    def _check_seal(self, leg: Leg) -> SealScope | None:
+        """Uses the handle that a leg brings. KvLostError when it is not sealed for it. Returns whom the leg's own handle is for."""
+        if self._seals is None:
+            return None
+        if leg.handle is not None:
+            reader = KvReader(worker_id=self.identity.worker_id, leg_id=leg.leg_id)
+            self._seals.use(leg.handle, SealScope.of(reader, leg.generation))
+        return SealScope.of(leg.reader, leg.generation) if leg.reader is not None else None
 
     def has_leg(self, key: int) -> bool:
         """True until the engine has finished the leg."""
@@ -314,7 +327,9 @@ class Worker:
         is_wanted = failure is None and not (record is not None and record.is_cancelled)
         if finish.handle is not None:
             finish = (
-                self._lease_handle(finish, finish.handle) if is_wanted else self._discard_handle(finish, finish.handle)
+                self._lease_handle(finish, finish.handle, record)
+                if is_wanted
+                else self._discard_handle(finish, finish.handle)
             )
         if failure is not None:
             return replace(finish, reason=FinishReason.ERROR, error=failure)
@@ -331,8 +346,10 @@ class Worker:
             fail_span(span, finish.error.reason)
         span.end()
 
-    def _lease_handle(self, finish: EngineFinish, handle: KvHandle) -> EngineFinish:
+    def _lease_handle(self, finish: EngineFinish, handle: KvHandle, record: LegRecord | None) -> EngineFinish:
         handle = replace(handle, worker_id=self.identity.worker_id, worker_epoch=self.identity.epoch)
+        if self._seals is not None and record is not None and record.scope is not None:
+            handle = self._seals.seal(handle, record.scope)
         self._leases.add(handle.handle_id, self._clock.now() + handle.lease_s)
         if finish.key >> SLOT_BITS not in self._links:
             self.release_nowait(handle.handle_id)

@@ -24,7 +24,9 @@ CHUNKS = {
     10: mixture.drill_sample,
     11: mixture.finishing_sample,
 }
-# The rate by steps, straight between them. It falls over the second half: a large part of what is learnt is learnt there.
+CONTINUED = 1260
+"""The step at which a training goes on from weights instead of a checkpoint."""
+# The rate by steps, straight between them. It falls over the last part: much of what is learnt is learnt there.
 RATES = {
     -1: 0.0,
     39: 1.0,
@@ -34,9 +36,9 @@ RATES = {
     1000: 0.3376,
     1100: 0.2707,
     1260: 0.003,
-    1280: 0.45,
-    1400: 0.45,
-    1700: 0.003,
+    1300: 0.5,
+    3000: 0.5,
+    4000: 0.003,
 }
 STEPS = max(RATES)
 

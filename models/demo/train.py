@@ -19,9 +19,9 @@ import stages
 import torch
 from batches import Batch, batches
 from muon import Muon
-from network import Network, weights
+from network import Network, public_name, weights
 from rendering import HERE
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import distributed
 
 PROCESSES = 2
@@ -45,7 +45,8 @@ class Trainer:
 
     def update(self, batch: Batch) -> float:
         """One step. Gives the loss of this process."""
-        loss = self.network.loss(batch.inputs, batch.targets, batch.weights)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = self.network.loss(batch.inputs, batch.targets, batch.weights)
         loss.backward()  # type: ignore[no-untyped-call]
         self._share_gradients()
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
@@ -92,6 +93,14 @@ def save_weights(network: Network, path: Path) -> None:
     os.replace(part, path)
 
 
+def load_weights(network: Network, path: Path) -> None:
+    """Reads what `save_weights` wrote. The optimizers begin anew."""
+    found = load_file(path)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            parameter.copy_(found[public_name(name)])
+
+
 def _chunk(step: int, rank: int) -> Iterator[Batch]:
     """The batches from `step` to the end of its chunk."""
     seed = f"{stages.SEED}-{rank}-{step // stages.CHUNK_STEPS}"
@@ -99,13 +108,16 @@ def _chunk(step: int, rank: int) -> Iterator[Batch]:
     return islice(found, step % stages.CHUNK_STEPS, stages.CHUNK_STEPS)
 
 
-def train(rank: int, port: int, steps: int, output: Path) -> None:
+def train(rank: int, port: int, steps: int, output: Path, start: Path | None) -> None:
     """One process of the training."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=PROCESSES)
     trainer, checkpoint = Trainer(), output / "checkpoint.pt"
     if checkpoint.exists():
         trainer.load(checkpoint)
+    elif start is not None:
+        load_weights(trainer.network, start)
+        trainer.step = stages.CONTINUED
     started, first, tokens, mean = time.monotonic(), trainer.step, 0, 0.0
     while trainer.step < steps:
         for batch in _chunk(trainer.step, rank):
@@ -140,9 +152,13 @@ def main() -> None:
     parser.add_argument(
         "--output", type=Path, default=HERE / "build", help="directory of the checkpoint and the weights"
     )
+    parser.add_argument(
+        "--start", type=Path, help=f"weights to begin with at step {stages.CONTINUED}, where there is no checkpoint"
+    )
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
-    torch.multiprocessing.spawn(train, (_free_port(), arguments.steps, arguments.output), nprocs=PROCESSES)
+    inputs = (_free_port(), arguments.steps, arguments.output, arguments.start)
+    torch.multiprocessing.spawn(train, inputs, nprocs=PROCESSES)
 
 
 if __name__ == "__main__":

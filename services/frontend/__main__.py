@@ -14,8 +14,9 @@ from kvmesh.api.inference.grpc_service_pb2_grpc import add_GRPCInferenceServiceS
 from kvmesh.api.inference.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from kvmesh.clock import Clock, SystemClock
 from kvmesh.discovery.base import FRONTEND, KVMESH_VERSION, VERSION_KEY, Registration, Registry
-from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.presence import Presence
+from kvmesh.discovery.sealed import open_registry
+from kvmesh.identity.certificates import source_of
 from kvmesh.lifecycle import Part, run_parts, run_process, stop_on_signals
 from kvmesh.network.names import is_loopback
 from kvmesh.network.place import place_service
@@ -63,8 +64,10 @@ class Frontend:
         self.settings = settings
         self.instance_id = instance_id(settings)
         self.telemetry = Telemetry.create("frontend", settings=settings.telemetry)
-        self.registry: Registry = ConsulRegistry(settings.discovery)
-        self.channels = ChannelPool(settings.rpc, channel_interceptors(self.telemetry))
+        self.registry: Registry = open_registry(settings.discovery, settings.mesh)
+        self.channels = ChannelPool(
+            settings.rpc, channel_interceptors(self.telemetry), mesh=source_of(settings.mesh.tls_directory)
+        )
         self.links = GrpcLegLinks(self.channels, frontend_id=self.instance_id, clock=clock)
         self.models = DiscoveredModels(
             self.registry, GrpcWorkerClient(self.channels), settings.models, clock, settings.parser_names
@@ -203,6 +206,8 @@ class FrontendRegistration:
                 "metrics_port": str(frontend.metrics_server.port),
             },
             uses_tls=frontend.settings.rpc.has_tls,
+            # The certificate is for clients: the registry's agent need not know its authority.
+            is_checked=not frontend.settings.rpc.has_tls,
         )
         self._presence = Presence(frontend.registry, registration)
         await self._presence.start()

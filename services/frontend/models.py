@@ -11,8 +11,9 @@ from typing import Protocol
 from kvmesh.clock import Clock
 from kvmesh.discovery.base import DECODE, PREFILL, Instance, Registry, View
 from kvmesh.discovery.members import watch_members
-from kvmesh.errors import MeshError, NotFoundError, UnavailableError, UnsupportedError
+from kvmesh.errors import MeshError, UnavailableError, UnsupportedError
 from kvmesh.telemetry import event_logger
+from services.frontend.access.caller import model_not_found
 from services.frontend.model_cards import CARD_PREFIX, Described, WorkerCard, by_digest, is_decoder, read_card
 from services.frontend.parser_process.process import ParserProcess
 from services.frontend.parsers.select import VLLM, ParserNames
@@ -67,7 +68,7 @@ def find_model(models: Mapping[str, ServedModel], name: str) -> ServedModel:
     model = models.get(name)
     if model is not None:
         return model
-    raise NotFoundError(f"the model {name[:128]!r} does not exist", field="model", reason="model_not_found")
+    raise model_not_found(name)
 
 
 class DiscoveredModels:

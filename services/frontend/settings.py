@@ -4,10 +4,11 @@ from dataclasses import dataclass, field, replace
 
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import UnsupportedError
+from kvmesh.identity.settings import MeshSettings
 from kvmesh.lifecycle import LifecycleSettings, SupervisorSettings
 from kvmesh.network.settings import NetworkSettings
 from kvmesh.rpc.router.settings import RouterLinkSettings
-from kvmesh.rpc.settings import RpcSettings
+from kvmesh.rpc.settings import PublicRpcSettings
 from kvmesh.settings import internal, setting
 from kvmesh.telemetry import TelemetrySettings
 from services.frontend.access.settings import AccessSettings
@@ -303,7 +304,8 @@ class FrontendSettings(NetworkSettings):
     responses: ResponsesSettings = field(default_factory=ResponsesSettings)
     batches: BatchSettings = field(default_factory=BatchSettings)
     kserve: KserveSettings = field(default_factory=KserveSettings)
-    rpc: RpcSettings = field(default_factory=RpcSettings)
+    rpc: PublicRpcSettings = field(default_factory=PublicRpcSettings)
+    mesh: MeshSettings = field(default_factory=MeshSettings)
     grpc_api: GrpcApiSettings = field(default_factory=GrpcApiSettings)
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
     router: RouterLinkSettings = field(default_factory=RouterLinkSettings)
@@ -323,7 +325,7 @@ class FrontendSettings(NetworkSettings):
             raise ValueError(f"{error.field}: {error.message}") from error
 
     @property
-    def server_rpc(self) -> RpcSettings:
+    def server_rpc(self) -> PublicRpcSettings:
         """The settings of the gRPC server, whose clients are not services of the mesh."""
         api = self.grpc_api
         return replace(self.rpc, request_bytes_max=api.request_bytes_max, streams_max=api.streams_max)

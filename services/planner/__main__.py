@@ -8,8 +8,9 @@ from aiohttp import ClientSession
 
 from kvmesh.clock import SystemClock
 from kvmesh.discovery.base import KVMESH_VERSION, PLANNER, VERSION_KEY, Registration
-from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.presence import Presence
+from kvmesh.discovery.sealed import open_registry
+from kvmesh.identity.certificates import source_of
 from kvmesh.lifecycle import run_process, run_until_signalled
 from kvmesh.network.place import place_service
 from kvmesh.rpc.interceptors import server_interceptors
@@ -37,7 +38,8 @@ async def serve(settings: PlannerSettings) -> None:
     planner_id = settings.planner_id or f"planner-{socket.gethostname()}-{os.getpid()}"
     clock = SystemClock()
     telemetry = Telemetry.create("planner", settings=settings.telemetry)
-    registry = ConsulRegistry(settings.discovery)
+    registry = open_registry(settings.discovery, settings.mesh)
+    mesh = source_of(settings.mesh.tls_directory)
     session = ClientSession()
     planner = Planner(
         registry,
@@ -51,7 +53,8 @@ async def serve(settings: PlannerSettings) -> None:
         settings.rpc,
         service_names=[SERVICE_NAME],
         add_services=servicer.add_to,
-        interceptors=server_interceptors(telemetry),
+        interceptors=server_interceptors(telemetry, mesh),
+        mesh=mesh,
     )
     metrics_server = MetricsServer(telemetry.registry, settings.telemetry.metrics_host, settings.telemetry.metrics_port)
     presence: Presence | None = None
@@ -65,7 +68,7 @@ async def serve(settings: PlannerSettings) -> None:
             host=settings.rpc.advertised_host,
             port=server.port,
             meta={VERSION_KEY: KVMESH_VERSION, "metrics_port": str(metrics_server.port)},
-            uses_tls=settings.rpc.has_tls,
+            uses_tls=mesh is not None,
         )
         presence = Presence(registry, registration)
         await presence.start()

@@ -17,13 +17,10 @@ POOLS = (Role.PREFILL, Role.DECODE)
 
 
 class Lead(Protocol):
-    """Whether this planner acts for the mesh; see LeaderElection."""
+    """Whether this planner acts for the mesh; see LeaderElection. `fencing_token` 0: it does not lead."""
 
     @property
-    def is_leader(self) -> bool: ...
-
-    @property
-    def token(self) -> int: ...
+    def fencing_token(self) -> int: ...
 
 
 class Actuator:
@@ -42,9 +39,9 @@ class Actuator:
         """Returns the decision with its outcome. Never raises a MeshError: the planner decides again at the next interval."""
         if not decision.action.changes_pools:
             return replace(decision, outcome=DecisionOutcome.NONE)
-        if not self._acts or not self._lead.is_leader:
+        if not self._acts or not self._lead.fencing_token:
             return replace(decision, outcome=DecisionOutcome.PROPOSED)
-        decision = replace(decision, fencing_token=self._lead.token)
+        decision = replace(decision, fencing_token=self._lead.fencing_token)
         steps: Mapping[DecisionAction, Callable[[Decision], Awaitable[str]]] = {
             DecisionAction.DEFLECT: self._deflect,
             DecisionAction.FLIP: self._flip,
@@ -67,10 +64,12 @@ class Actuator:
     async def repeat_deflections(self, tokens_by_model: Mapping[str, int]) -> None:
         """Sends bounds again, for routers that have started since. Failures are logged: the next interval repeats them."""
         for model, tokens in tokens_by_model.items():
-            if not self._acts or not self._lead.is_leader:
+            if not self._acts or not self._lead.fencing_token:
                 return
             try:
-                await self._connector.deflect(model, tokens, fencing_token=self._lead.token, timeout_s=self._timeout_s)
+                await self._connector.deflect(
+                    model, tokens, fencing_token=self._lead.fencing_token, timeout_s=self._timeout_s
+                )
             except MeshError as error:
                 log.warning("deflection_not_repeated", extra={"data": {"model": model, "reason": error.reason}})
 
@@ -119,7 +118,7 @@ class Actuator:
         return ", ".join(details)
 
     def _check_lead(self, decision: Decision) -> None:
-        if not self._lead.is_leader or self._lead.token != decision.fencing_token:
+        if self._lead.fencing_token != decision.fencing_token:
             raise UnavailableError("this planner does not lead any more", reason="not_leader")
 
 

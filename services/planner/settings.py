@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from kvmesh.discovery.settings import DiscoverySettings
+from kvmesh.identity.settings import MeshSettings
 from kvmesh.lifecycle import LifecycleSettings
 from kvmesh.network.settings import NetworkSettings
 from kvmesh.rpc.settings import RpcSettings
@@ -30,5 +31,6 @@ class PlannerSettings(NetworkSettings):
     fetch_timeout_s: float = setting(2.0, "Longest wait for one response.", min=0.01)
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
     rpc: RpcSettings = field(default_factory=RpcSettings)
+    mesh: MeshSettings = field(default_factory=MeshSettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
     lifecycle: LifecycleSettings = field(default_factory=LifecycleSettings)

@@ -9,8 +9,9 @@ from random import Random, SystemRandom
 
 from kvmesh.clock import Clock, SystemClock
 from kvmesh.discovery.base import KVMESH_VERSION, ROUTER, VERSION_KEY, Health, Registration
-from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.presence import Presence
+from kvmesh.discovery.sealed import open_registry
+from kvmesh.identity.certificates import source_of
 from kvmesh.lifecycle import Part, run_parts, run_process, stop_on_signals
 from kvmesh.network.place import place_service
 from kvmesh.rpc.channels import ChannelPool
@@ -46,8 +47,9 @@ class Router:
         metrics = RouterMetrics(self.telemetry.instruments, self.core)
         metrics.add_peer_gauges(reservations)
         dispatcher = QueueDispatcher(self.core, metrics, clock)
-        self._registry = ConsulRegistry(settings.discovery)
-        channels = ChannelPool(settings.rpc, channel_interceptors(self.telemetry))
+        self._registry = open_registry(settings.discovery, settings.mesh)
+        mesh = source_of(settings.mesh.tls_directory)
+        channels = ChannelPool(settings.rpc, channel_interceptors(self.telemetry), mesh=mesh)
         self._peers = PeerStreams(
             reservations,
             self._registry,
@@ -77,7 +79,8 @@ class Router:
             settings.rpc,
             service_names=[SERVICE_NAME],
             add_services=self.servicer.add_to,
-            interceptors=server_interceptors(self.telemetry),
+            interceptors=server_interceptors(self.telemetry, mesh),
+            mesh=mesh,
         )
         self._metrics_server = MetricsServer(
             self.telemetry.registry, settings.telemetry.metrics_host, settings.telemetry.metrics_port
@@ -130,7 +133,7 @@ class Router:
                 "metrics_port": str(self._metrics_server.port),
                 "policy": self.core.policy_name,
             },
-            uses_tls=self.settings.rpc.has_tls,
+            uses_tls=bool(self.settings.mesh.tls_directory),
         )
         self._presence = Presence(self._registry, registration, health=Health.CRITICAL, note="joining")
         await join(

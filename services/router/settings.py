@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from kvmesh.discovery.settings import DiscoverySettings
+from kvmesh.identity.settings import MeshSettings
 from kvmesh.lifecycle import LifecycleSettings
 from kvmesh.network.settings import NetworkSettings
 from kvmesh.rpc.settings import RpcSettings
@@ -48,5 +49,6 @@ class RouterSettings(CoreSettings, NetworkSettings):
     membership: MembershipSettings = field(default_factory=MembershipSettings)
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
     rpc: RpcSettings = field(default_factory=RpcSettings)
+    mesh: MeshSettings = field(default_factory=MeshSettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
     lifecycle: LifecycleSettings = field(default_factory=LifecycleSettings)

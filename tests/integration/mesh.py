@@ -13,13 +13,12 @@ from pathlib import Path
 
 import aiohttp
 
+from kvmesh.cli.connection import MeshTarget, target_of
+from kvmesh.cli.state import MeshState
 from kvmesh.core import Role
 from kvmesh.discovery.base import FRONTEND, ROUTER
-from kvmesh.discovery.consul import ConsulRegistry
-from kvmesh.discovery.settings import DiscoverySettings
-from kvmesh.rpc.channels import ChannelPool
+from kvmesh.identity.roles import MeshRole
 from kvmesh.rpc.router.client import GrpcRouterClient
-from kvmesh.rpc.settings import RpcSettings
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,8 +32,9 @@ class RunningMesh:
     directory: Path
     url: str = ""
     registry: str = ""
-    token: str = ""
-    """Of the registry."""
+    """Its address."""
+    target: MeshTarget = field(default_factory=lambda: MeshTarget(address=""))
+    """What an operator needs to reach the registry and the services."""
     output: list[str] = field(default_factory=list)
 
     def pids(self, service: str) -> list[int]:
@@ -44,6 +44,17 @@ class RunningMesh:
             if f"services.{service}".encode() in command_line(child):
                 found.append(child)
         return sorted(found)
+
+    @property
+    def flags(self) -> Sequence[str]:
+        """Flags of commands that are about this mesh."""
+        assert self.target.credentials is not None
+        return ("--consul", self.registry, "--credentials", str(self.target.credentials.folder))
+
+    def service_flags(self, role: MeshRole) -> Sequence[str]:
+        """Flags of a service that a test adds to the mesh."""
+        assert self.target.credentials is not None
+        return ("--discovery-address", self.registry, "--discovery-checks-tls", *self.target.credentials.argv(role))
 
     def logs(self) -> str:
         """The end of every log, for a failure's message."""
@@ -88,7 +99,7 @@ async def running_mesh(
         stderr=asyncio.subprocess.STDOUT,
         start_new_session=True,
     )
-    mesh = RunningMesh(process=process, directory=directory, token=token)
+    mesh = RunningMesh(process=process, directory=directory)
     reader = asyncio.create_task(_read_lines(process, mesh.output))
     try:
         try:
@@ -114,16 +125,15 @@ async def _wait_ready(mesh: RunningMesh) -> None:
     while not state.exists():
         assert mesh.process.returncode is None, mesh.logs()
         await asyncio.sleep(0.02)
-    found = json.loads(state.read_text())
-    mesh.url, mesh.registry = found["url"], found["registry"]
+    found = MeshState(**json.loads(state.read_text()))
+    mesh.url, mesh.registry, mesh.target = found.url, found.registry, target_of(found)
     await _wait_prefill(mesh)
 
 
 async def _wait_prefill(mesh: RunningMesh) -> None:
     """Simulated prefill workers join after the mesh answers already; until a router has seen them it uses none."""
     wanted = sum("prefill-" in word for line in mesh.output if "starting" in line for word in line.split(","))
-    registry = ConsulRegistry(DiscoverySettings(address=mesh.registry, token=mesh.token))
-    channels = ChannelPool(RpcSettings())
+    registry, channels = mesh.target.registry(), mesh.target.channels()
     try:
         for router in (await registry.instances(ROUTER)).instances:
             client = GrpcRouterClient(channels, router.address)
@@ -194,7 +204,7 @@ def argv_simulated(*more: str) -> Sequence[str]:
 
 async def grpc_address(mesh: RunningMesh) -> tuple[str, int]:
     """Where the frontend takes gRPC calls, and the port of its metrics."""
-    registry = ConsulRegistry(DiscoverySettings(address=mesh.registry))
+    registry = mesh.target.registry()
     try:
         (frontend,) = (await registry.instances(FRONTEND)).instances
     finally:

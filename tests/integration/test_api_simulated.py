@@ -21,8 +21,6 @@ from kvmesh.api.inference.v1 import inference_pb2 as pb
 from kvmesh.api.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from kvmesh.api.types.v1.sampling_pb2 import SamplingParams
 from kvmesh.discovery.base import FRONTEND
-from kvmesh.discovery.consul import ConsulRegistry
-from kvmesh.discovery.settings import DiscoverySettings
 from tests.integration.mesh import RunningMesh, argv_simulated, running_mesh
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -304,7 +302,7 @@ async def test_headers_steer_a_request(mesh: RunningMesh) -> None:
 
 async def test_the_same_over_grpc(mesh: RunningMesh, client: openai.AsyncOpenAI) -> None:
     """Embed, Generate with the prompt's log-probabilities, Chat with a forced tool: what HTTP says."""
-    registry = ConsulRegistry(DiscoverySettings(address=mesh.registry))
+    registry = mesh.target.registry()
     (frontend,) = (await registry.instances(FRONTEND)).instances
     await registry.aclose()
     async with grpc.aio.insecure_channel(frontend.address) as channel:

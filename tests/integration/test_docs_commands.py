@@ -23,7 +23,10 @@ from tests.integration.mesh import ROOT, RunningMesh, grpc_address, running_mesh
 
 TUTORIAL = ROOT / "docs/start/tutorial.md"
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "bench/README.md", "examples/README.md")),
+    *(
+        ROOT / name
+        for name in ("README.md", "CONTRIBUTING.md", "bench/README.md", "examples/README.md", "models/demo/README.md")
+    ),
     *sorted(ROOT.glob("docs/**/*.md")),
     *sorted(ROOT.glob("services/**/README.md")),
     *sorted(ROOT.glob("kvmesh/**/README.md")),

@@ -7,18 +7,14 @@ from pathlib import Path
 import aiohttp
 
 from kvmesh.discovery.base import ROUTER
-from kvmesh.discovery.consul import ConsulRegistry
-from kvmesh.discovery.settings import DiscoverySettings
-from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.router.client import GrpcRouterClient
-from kvmesh.rpc.settings import RpcSettings
 from tests.integration.mesh import ROOT, RunningMesh, argv_simulated, running_mesh, wait_until
 from tests.patience import PATIENCE_S
 
 
 async def explain(mesh: RunningMesh, request_id: str) -> tuple[int | None, str]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "kvmesh.cli", "explain", request_id, "--consul", mesh.registry),
+        *(sys.executable, "-m", "kvmesh.cli", "explain", request_id, *mesh.flags),
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -28,7 +24,7 @@ async def explain(mesh: RunningMesh, request_id: str) -> tuple[int | None, str]:
 
 
 async def all_join(mesh: RunningMesh) -> bool:
-    registry, channels = ConsulRegistry(DiscoverySettings(address=mesh.registry)), ChannelPool(RpcSettings())
+    registry, channels = mesh.target.registry(), mesh.target.channels()
     try:
         routers = (await registry.instances(ROUTER)).instances
         views = await GrpcRouterClient(channels, routers[0].address).list_workers(timeout_s=PATIENCE_S)

@@ -576,7 +576,7 @@ async def test_neutral_values_of_unsupported_fields_pass(running: Running) -> No
     body = chat_with(
         best_of=1, use_beam_search=False, functions=None, include_stop_str_in_output=False, stop=None, n=None,
         parallel_tool_calls=True, tools=None, response_format={"type": "text"}, modalities=["text"], logit_bias={},
-        service_tier="flex", store=True, verbosity="low", top_k=-1,
+        service_tier="flex", store=True, verbosity="low", top_k=-1, prompt_cache_options={"mode": "implicit"},
     )  # fmt: skip
     assert (await running.post(CHAT, body))[0] == 200
 

@@ -11,10 +11,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from kvmesh.cli.connection import MeshTarget
 from kvmesh.clock import SystemClock
 from kvmesh.discovery.base import FRONTEND, Instance
-from kvmesh.discovery.consul import ConsulRegistry
-from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import InternalError
 from kvmesh.lifecycle import Supervisor, SupervisorSettings
 from services.frontend.processes import process_command, reserved_port
@@ -26,9 +25,9 @@ BODY = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_t
 RESTART_TIMEOUT_S = PATIENCE_S
 
 
-async def instances(registry_address: str) -> list[Instance]:
+async def instances(target: MeshTarget) -> list[Instance]:
     """The frontends that take requests."""
-    registry = ConsulRegistry(DiscoverySettings(address=registry_address))
+    registry = target.registry()
     try:
         async for view in registry.watch(FRONTEND):
             return [instance for instance in view.instances if instance.takes_requests]
@@ -63,10 +62,10 @@ async def test_two_processes_share_a_port(tmp_path: Path) -> None:
     async with running_mesh(tmp_path, *flags) as mesh:
 
         async def both() -> bool:
-            return len(await instances(mesh.registry)) == 2
+            return len(await instances(mesh.target)) == 2
 
         await wait_until(both, PATIENCE_S, "both register")
-        first, second = await instances(mesh.registry)
+        first, second = await instances(mesh.target)
         assert first.meta["http_port"] == second.meta["http_port"] == mesh.url.rpartition(":")[2]
         assert first.port != second.port
         assert first.meta["metrics_port"] != second.meta["metrics_port"]
@@ -99,7 +98,7 @@ async def test_two_processes_share_a_port(tmp_path: Path) -> None:
         assert all(at_s <= 0 for _, at_s in failed), failed
 
         async def replaced() -> bool:
-            ids = {instance.instance_id for instance in await instances(mesh.registry)}
+            ids = {instance.instance_id for instance in await instances(mesh.target)}
             return second.instance_id in ids and bool(ids - {first.instance_id, second.instance_id})
 
         await wait_until(replaced, RESTART_TIMEOUT_S, "a new one registers")

@@ -341,11 +341,23 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"max_output_tokens": 10_000}, "max_output_tokens"), ({"top_logprobs": 21}, "top_logprobs"),
     ({"metadata": {"a": 1}}, "metadata"), ({"previous_response_id": "x"}, "previous_response_id"),
     ({"background": True}, "background"), ({"conversation": "c"}, "conversation"), ({"prompt": {"id": "p"}}, "prompt"),
-    ({"truncation": "middle"}, "truncation"), ({"max_tool_calls": 1}, "max_tool_calls"), ({"store": 1}, "store"),
+    ({"truncation": "middle"}, "truncation"), ({"max_tool_calls": 0}, "max_tool_calls"), ({"store": 1}, "store"),
     ({"include": ["file_search_call.results"]}, "include[0]"), ({"stream_options": {"x": 1}}, "stream_options.x"),
     ({"service_tier": 1}, "service_tier"), ({"messages": []}, "messages"), ({"n": 2}, "n"),
     ({"reasoning": {"generate_summary": "auto"}}, "reasoning.generate_summary"), ({"top_k": -5}, "top_k"),
 ]  # fmt: skip
+
+
+async def test_advisory_fields_pass(running: RunningApps) -> None:
+    """Fields that clients and gateways send along, and that do not change the answer."""
+    advisory = {
+        "max_tool_calls": 3, "prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "implicit"},
+        "service_tier": "priority", "safety_identifier": "s", "user": "u", "metadata": {"a": "b"},
+        "truncation": "auto", "text": {"verbosity": "low"},
+    }  # fmt: skip
+    status, answer, headers = await running.call("POST", PATH, {**BODY, **advisory})
+    assert status == 200, answer
+    assert "X-Kvmesh-Warning" not in headers
 
 
 async def test_bad_input_is_refused_by_name(running: RunningApps) -> None:

@@ -12,11 +12,7 @@ import aiohttp
 import pytest
 
 from kvmesh.discovery.base import FRONTEND, ROUTER
-from kvmesh.discovery.consul import ConsulRegistry
-from kvmesh.discovery.settings import DiscoverySettings
-from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.router.client import GrpcRouterClient
-from kvmesh.rpc.settings import RpcSettings
 from services.gateway.__main__ import split
 from tests.integration.mesh import (
     RunningMesh,
@@ -57,8 +53,8 @@ async def test_one_process_is_frontend_and_router(tmp_path: Path) -> None:
         (gateway,) = mesh.pids("gateway")
         answers = await asyncio.gather(*(ask(mesh.url, 4, f"request-{number}") for number in range(REQUESTS)))
         assert [answer["usage"]["completion_tokens"] for answer in answers] == [4] * REQUESTS  # type: ignore[index]
-        registry = ConsulRegistry(DiscoverySettings(address=mesh.registry))
-        channels = ChannelPool(RpcSettings())
+        registry = mesh.target.registry()
+        channels = mesh.target.channels()
         try:
             (frontend,) = (await registry.instances(FRONTEND)).instances
             (router,) = (await registry.instances(ROUTER)).instances
@@ -79,8 +75,8 @@ async def test_one_process_is_frontend_and_router(tmp_path: Path) -> None:
 
 async def _nothing_is_reserved(mesh: RunningMesh) -> bool:
     """The router has heard of every end."""
-    registry = ConsulRegistry(DiscoverySettings(address=mesh.registry))
-    channels = ChannelPool(RpcSettings())
+    registry = mesh.target.registry()
+    channels = mesh.target.channels()
     try:
         (router,) = (await registry.instances(ROUTER)).instances
         client = GrpcRouterClient(channels, router.address)

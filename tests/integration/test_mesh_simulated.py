@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import grpc.aio
 import openai
 import pytest
 import pytest_asyncio
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from kvmesh.cli.connection import MeshTarget
 from kvmesh.discovery.base import DECODE, FRONTEND, PREFILL, ROUTER, Health, Instance
-from kvmesh.discovery.consul import ConsulRegistry
-from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.router.client import GrpcRouterClient
 from kvmesh.rpc.settings import RpcSettings
@@ -49,20 +47,20 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runnin
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def instances(registry: str, service: str) -> list[Instance]:
+async def instances(target: MeshTarget, service: str) -> list[Instance]:
     """A service's instances."""
-    client = ConsulRegistry(DiscoverySettings(address=registry))
+    client = target.registry()
     try:
         return list((await client.instances(service)).instances)
     finally:
         await client.aclose()
 
 
-async def blocks_in_use(registry: str) -> float:
+async def blocks_in_use(target: MeshTarget) -> float:
     """KV blocks that requests or leases hold, over all workers."""
     total = 0.0
     for service in (PREFILL, DECODE):
-        for instance in await instances(registry, service):
+        for instance in await instances(target, service):
             text = await metrics_text(instance.host, int(instance.meta["metrics_port"]))
             total += worker_metric(text, "kvmesh_worker_kv_blocks_used")
     return total
@@ -98,18 +96,18 @@ async def test_the_openai_client_works(mesh: RunningMesh) -> None:
 
 async def test_the_prompt_comes_over_nixl(mesh: RunningMesh) -> None:
     """The decode side computes no prompt block: its tokens came from a prefill worker."""
-    decode = [await metrics_text(i.host, int(i.meta["metrics_port"])) for i in await instances(mesh.registry, DECODE)]
+    decode = [await metrics_text(i.host, int(i.meta["metrics_port"])) for i in await instances(mesh.target, DECODE)]
     before = sum(worker_metric(text, "kvmesh_worker_transferred_tokens_total") for text in decode)
     answer = await chat(mesh.url, "a prompt that nobody has sent before, quite long " * 10, max_tokens=5)
     usage: Any = answer["usage"]
-    decode = [await metrics_text(i.host, int(i.meta["metrics_port"])) for i in await instances(mesh.registry, DECODE)]
+    decode = [await metrics_text(i.host, int(i.meta["metrics_port"])) for i in await instances(mesh.target, DECODE)]
     after = sum(worker_metric(text, "kvmesh_worker_transferred_tokens_total") for text in decode)
     assert after - before >= usage["prompt_tokens"] - 64
 
 
 async def test_a_single_token_moves_no_kv(mesh: RunningMesh) -> None:
     """Its prefill worker answers: over HTTP, streamed and over several choices; decode hears of none, and no block stays held."""
-    decode = await instances(mesh.registry, DECODE)
+    decode = await instances(mesh.target, DECODE)
     names = ("transferred_tokens_total", "prompt_tokens_total", "output_tokens_total")
 
     async def totals() -> list[float]:
@@ -127,7 +125,7 @@ async def test_a_single_token_moves_no_kv(mesh: RunningMesh) -> None:
     texts = [choice.delta.content or "" async for chunk in stream for choice in chunk.choices]
     await client.close()
     assert await totals() == before
-    assert await blocks_in_use(mesh.registry) == 0
+    assert await blocks_in_use(mesh.target) == 0
     two: Any = await chat(mesh.url, prompt, **{**asked, "max_tokens": 2})
     expected = two["choices"][0]["logprobs"]["content"][0]
     for answer in (first, both):
@@ -140,7 +138,8 @@ async def test_a_single_token_moves_no_kv(mesh: RunningMesh) -> None:
 
 
 async def test_reflection_lists_the_services(mesh: RunningMesh) -> None:
-    """What grpcurl would show, on every server."""
+    """What grpcurl would show, on every server: the public API to anybody, the others to an operator."""
+    own, public = mesh.target.channels(), ChannelPool(RpcSettings())
     wanted = {
         FRONTEND: "kvmesh.inference.v1.InferenceService",
         ROUTER: "kvmesh.router.v1.RouterService",
@@ -148,14 +147,16 @@ async def test_reflection_lists_the_services(mesh: RunningMesh) -> None:
         DECODE: "kvmesh.decode.v1.DecodeService",
     }
     for service, name in wanted.items():
-        for instance in await instances(mesh.registry, service):
-            async with grpc.aio.insecure_channel(instance.address) as channel:
-                stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-                request = reflection_pb2.ServerReflectionRequest(list_services="")
-                async for response in stub.ServerReflectionInfo(iter([request])):
-                    names = {entry.name for entry in response.list_services_response.service}
-                    break
+        for instance in await instances(mesh.target, service):
+            channels = public if service == FRONTEND else own
+            stub = reflection_pb2_grpc.ServerReflectionStub(channels.channel(instance.address))
+            request = reflection_pb2.ServerReflectionRequest(list_services="")
+            async for response in stub.ServerReflectionInfo(iter([request])):
+                names = {entry.name for entry in response.list_services_response.service}
+                break
             assert {name, "grpc.health.v1.Health", "grpc.channelz.v1.Channelz"} <= names
+    await own.aclose()
+    await public.aclose()
 
 
 async def test_a_client_that_leaves_frees_everything(mesh: RunningMesh) -> None:
@@ -169,11 +170,11 @@ async def test_a_client_that_leaves_frees_everything(mesh: RunningMesh) -> None:
     async with aiohttp.ClientSession() as session:
         response = await session.post(f"{mesh.url}/v1/chat/completions", json={**body, "ignore_eos": True})
         await response.content.readline()
-        assert await blocks_in_use(mesh.registry) > 0
+        assert await blocks_in_use(mesh.target) > 0
         response.close()
 
     async def is_free() -> bool:
-        return await blocks_in_use(mesh.registry) == 0
+        return await blocks_in_use(mesh.target) == 0
 
     await wait_until(is_free, PATIENCE_S, "blocks are freed")
 
@@ -181,7 +182,7 @@ async def test_a_client_that_leaves_frees_everything(mesh: RunningMesh) -> None:
 async def test_status_shows_the_mesh(mesh: RunningMesh) -> None:
     """One table from the registry, one from the router, one from the planner."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "kvmesh.cli", "status", "--consul", mesh.registry),
+        *(sys.executable, "-m", "kvmesh.cli", "status", *mesh.flags),
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -194,7 +195,7 @@ async def test_status_shows_the_mesh(mesh: RunningMesh) -> None:
 
 async def test_top_prints_once_into_a_pipe(mesh: RunningMesh) -> None:
     """Each worker with its role; nothing that moves a cursor."""
-    words = ("top", "--consul", mesh.registry, "--interval-s", "0.1")
+    words = ("top", *mesh.flags, "--interval-s", "0.1")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "kvmesh.cli", *words), cwd=ROOT, stdout=asyncio.subprocess.PIPE
     )
@@ -208,7 +209,7 @@ async def test_top_prints_once_into_a_pipe(mesh: RunningMesh) -> None:
 async def test_top_redraws_on_a_terminal_until_ctrl_c(mesh: RunningMesh) -> None:
     """The terminal's Ctrl-C ends it without a traceback."""
     ours, theirs = os.openpty()
-    words = ("top", "--consul", mesh.registry, "--interval-s", "0.1")
+    words = ("top", *mesh.flags, "--interval-s", "0.1")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "kvmesh.cli", *words), cwd=ROOT, stdout=theirs, stderr=asyncio.subprocess.PIPE
     )
@@ -262,8 +263,8 @@ async def test_a_killed_decode_worker_ends_its_streams_with_a_typed_error(tmp_pa
         ]
         assert 0 < len(ended) < 6
         assert all(event["error"]["code"] for event in ended)
-        channels = ChannelPool(RpcSettings())
-        router = (await instances(mesh.registry, ROUTER))[0]
+        channels = mesh.target.channels()
+        router = (await instances(mesh.target, ROUTER))[0]
 
         async def is_excluded() -> bool:
             views = await GrpcRouterClient(channels, router.address).list_workers(timeout_s=PATIENCE_S)
@@ -319,7 +320,7 @@ async def test_hung_workers_are_given_up(tmp_path: Path) -> None:
 async def test_no_worker_is_503_with_retry_after(tmp_path: Path) -> None:
     """A mesh whose workers drain says when to come back."""
     async with running_mesh(tmp_path, *argv_simulated("--prefill", "0")) as mesh:
-        client = ConsulRegistry(DiscoverySettings(address=mesh.registry))
+        client = mesh.target.registry()
         decode = (await client.instances(DECODE)).instances[0]
         await client.set_draining(decode.instance_id, True, reason="test")
         body = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
@@ -411,7 +412,7 @@ async def test_real_consul_shows_a_killed_worker_critical(tmp_path: Path, consul
             await chat(mesh.url, "hello again", max_tokens=3)
 
         async def is_critical() -> bool:
-            return sum(i.health is Health.CRITICAL for i in await instances(address, DECODE)) == 1
+            return sum(i.health is Health.CRITICAL for i in await instances(mesh.target, DECODE)) == 1
 
         await wait_until(is_critical, PATIENCE_S, "critical in Consul")
 

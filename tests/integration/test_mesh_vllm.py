@@ -17,8 +17,6 @@ from kvmesh.api.inference.v1 import inference_pb2 as pb
 from kvmesh.api.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from kvmesh.api.types.v1.sampling_pb2 import SamplingParams
 from kvmesh.discovery.base import DECODE, FRONTEND, PREFILL, Instance
-from kvmesh.discovery.consul import ConsulRegistry
-from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.engines.vllm.alone import MARK
 from tests.integration.mesh import ROOT, RunningMesh, chat, metrics_text, running_mesh, wait_until, worker_metric
 from tests.parts import require_part
@@ -45,7 +43,7 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runnin
 
 async def instance(mesh: RunningMesh, service: str) -> Instance:
     """The only instance of a service."""
-    registry = ConsulRegistry(DiscoverySettings(address=mesh.registry))
+    registry = mesh.target.registry()
     try:
         return (await registry.instances(service)).instances[0]
     finally:

@@ -47,7 +47,7 @@ def content(answer: dict[str, Any]) -> object:
 
 
 async def total(mesh: RunningMesh, service: str, name: str) -> float:
-    found = [await metrics_text(i.host, int(i.meta["metrics_port"])) for i in await instances(mesh.registry, service)]
+    found = [await metrics_text(i.host, int(i.meta["metrics_port"])) for i in await instances(mesh.target, service)]
     return sum(worker_metric(text, f"kvmesh_worker_{name}") for text in found)
 
 
@@ -60,7 +60,7 @@ async def check_free(mesh: RunningMesh) -> None:
         return worker_metric(text, "kvmesh_worker_kv_blocks_used")
 
     async def is_free() -> bool:
-        found = [*await instances(mesh.registry, PREFILL), *await instances(mesh.registry, DECODE)]
+        found = [*await instances(mesh.target, PREFILL), *await instances(mesh.target, DECODE)]
         return not any([await used_blocks(each) for each in found])
 
     await wait_until(is_free, PATIENCE_S, "blocks stay in use")

@@ -13,9 +13,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from kvmesh.discovery.base import DECODE, FRONTEND, ROUTER, Instance
-from kvmesh.discovery.consul import ConsulRegistry
-from kvmesh.discovery.settings import DiscoverySettings
+from kvmesh.discovery.base import DECODE, FRONTEND, ROUTER, Instance, Registry
+from kvmesh.identity.roles import MeshRole
 from tests.integration.mesh import RunningMesh, argv_simulated, metrics_text, running_mesh, wait_until, worker_metric
 from tests.patience import PATIENCE_S
 
@@ -31,7 +30,7 @@ ENGINE_ARGS = "--simulated-time-factor 0.2 --simulated-running-requests-max 256"
 @asynccontextmanager
 async def frontend_process(mesh: RunningMesh, number: int) -> AsyncIterator[None]:
     """One more frontend of the mesh."""
-    flags = ("--discovery-address", mesh.registry, "--http-port", "0", "--telemetry-log-level", "warning")
+    flags = (*mesh.service_flags(MeshRole.FRONTEND), "--http-port", "0", "--telemetry-log-level", "warning")
     with (mesh.directory / f"more-frontends-{number}.log").open("w") as log:
         running = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "services.frontend", *flags, stdout=log, stderr=log
@@ -44,7 +43,7 @@ async def frontend_process(mesh: RunningMesh, number: int) -> AsyncIterator[None
             await running.wait()
 
 
-async def passing(registry: ConsulRegistry, service: str) -> list[Instance]:
+async def passing(registry: Registry, service: str) -> list[Instance]:
     """The service's instances that take requests."""
     return [instance for instance in (await registry.instances(service)).instances if instance.takes_requests]
 
@@ -106,7 +105,7 @@ async def test_a_killed_router_fails_no_request(tmp_path: Path) -> None:
     argv = argv_simulated(*flags, "--engine-args", ENGINE_ARGS)
     async with AsyncExitStack() as stack:
         mesh = await stack.enter_async_context(running_mesh(tmp_path, *argv))
-        registry = ConsulRegistry(DiscoverySettings(address=mesh.registry))
+        registry = mesh.target.registry()
         stack.push_async_callback(registry.aclose)
         for number in range(1, FRONTENDS):
             await stack.enter_async_context(frontend_process(mesh, number))

@@ -11,7 +11,6 @@ from kvmesh.core.planning import PoolState, PoolTarget
 from kvmesh.errors import MeshError
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.scaler_client import GrpcScalerClient
-from kvmesh.rpc.settings import RpcSettings
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 from tests.integration.mesh import RunningMesh, argv_simulated, chat, running_mesh, wait_until
 from tests.integration.test_worker_commands import command
@@ -58,7 +57,7 @@ async def test_pools_grow_and_shrink_under_load(tmp_path: Path) -> None:
     argv = argv_simulated("--plan", "--engine-args=--simulated-time-factor 1", "--planner-args=--mode observe")
     async with running_mesh(tmp_path, *argv) as mesh:
         (address,) = [found.group(1) for line in mesh.output if (found := ADDRESS.search(line))]
-        channels = ChannelPool(RpcSettings())
+        channels = mesh.target.channels()
         scaler = Scaler(channels, address)
         expected = await answers(mesh)
         running = asyncio.create_task(repeat(mesh, expected))

@@ -11,9 +11,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from kvmesh.cli.connection import MeshTarget
 from kvmesh.discovery.base import DECODE, PLANNER, PREFILL, ROUTER
-from kvmesh.discovery.consul import ConsulRegistry
-from kvmesh.discovery.settings import DiscoverySettings
+from kvmesh.identity.roles import MeshRole
 from tests.integration.mesh import (
     ROOT,
     RunningMesh,
@@ -31,9 +31,9 @@ PATIENCE_S = 120.0
 """Restarts import a service anew, on a machine that may be busy."""
 
 
-async def passing(registry: str, service: str) -> dict[str, str]:
+async def passing(target: MeshTarget, service: str) -> dict[str, str]:
     """Instances that take requests: id and epoch."""
-    client = ConsulRegistry(DiscoverySettings(address=registry))
+    client = target.registry()
     try:
         view = await client.instances(service)
     finally:
@@ -71,11 +71,11 @@ async def test_each_child_that_is_killed_starts_again(tmp_path: Path) -> None:
     """Whichever it is; the mesh answers at the same address afterwards, and a worker comes back as a new epoch."""
     async with running_mesh(tmp_path, *argv_simulated("--no-gateway")) as mesh:
         for service, registered in (("prefill", PREFILL), ("decode", DECODE), ("planner", PLANNER), ("router", ROUTER)):
-            before = await passing(mesh.registry, registered)
+            before = await passing(mesh.target, registered)
             pid = await restarted(mesh, service)
 
             async def is_back(registered: str = registered, pid: int = pid, before: dict[str, str] = before) -> bool:
-                now = await passing(mesh.registry, registered)
+                now = await passing(mesh.target, registered)
                 back = [name for name in now if name.endswith(f"-{pid}")]
                 return bool(back) and (not now[back[0]] or now[back[0]] not in before.values())
 
@@ -95,11 +95,11 @@ async def test_a_gateway_that_is_killed_answers_at_the_same_address(tmp_path: Pa
 async def test_a_crash_loop_ends_the_mesh_unless_others_serve(tmp_path: Path) -> None:
     """A decode worker of somebody else in the registry keeps the mesh up; when it leaves, the mesh ends and says why."""
     async with running_mesh(tmp_path, *argv_simulated("--prefill", "0", "--restarts-max", "0")) as mesh:
-        other = await start_decode(mesh.registry)
+        other = await start_decode(mesh)
         try:
 
             async def has_joined() -> bool:
-                return any(name.endswith(f"-{other.pid}") for name in await passing(mesh.registry, DECODE))
+                return any(name.endswith(f"-{other.pid}") for name in await passing(mesh.target, DECODE))
 
             await wait_until(has_joined, PATIENCE_S, "the other worker joins")
             (own,) = mesh.pids("decode")
@@ -117,11 +117,11 @@ async def test_a_crash_loop_ends_the_mesh_unless_others_serve(tmp_path: Path) ->
         )
 
 
-async def start_decode(registry: str) -> asyncio.subprocess.Process:
+async def start_decode(mesh: RunningMesh) -> asyncio.subprocess.Process:
     """A decode worker that `kvmesh up` knows nothing of."""
     argv = ("--engine", "simulated", "--model", str(ROOT / "models" / "demo"), "--simulated-kv-transport", "none")
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.decode", *argv, "--discovery-address", registry),
+        *(sys.executable, "-m", "services.decode", *argv, *mesh.service_flags(MeshRole.DECODE)),
         cwd=ROOT,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
@@ -180,13 +180,13 @@ async def test_vllm_workers_start_again_from_the_fork_server(tmp_path: Path) -> 
     require_part("vllm")
     require_part("nixl")
     async with running_mesh(tmp_path, "--greeting", "", "--no-planner", ready_timeout_s=240) as mesh:
-        before = await passing(mesh.registry, DECODE)
+        before = await passing(mesh.target, DECODE)
         (server,) = fork_servers(mesh)
         pid = await restarted(mesh, "decode")
         assert pid in descendants(server)
 
         async def is_back() -> bool:
-            now = await passing(mesh.registry, DECODE)
+            now = await passing(mesh.target, DECODE)
             return any(name.endswith(f"-{pid}") and epoch not in before.values() for name, epoch in now.items())
 
         await wait_until(is_back, PATIENCE_S, "the decode worker registers again")

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from kvmesh.discovery.base import DECODE, PREFILL
-from kvmesh.discovery.consul import ConsulRegistry
-from kvmesh.discovery.settings import DiscoverySettings
 from tests.integration.mesh import ROOT, RunningMesh, argv_simulated, chat, running_mesh, wait_until
 from tests.parts import require_part
 from tests.patience import PATIENCE_S
@@ -33,7 +31,7 @@ async def command(mesh: RunningMesh, *words: str) -> tuple[int, str]:
 
 async def workers(mesh: RunningMesh, service: str) -> list[str]:
     """Ids of the workers that the registry lists in a pool and that accept requests."""
-    registry = ConsulRegistry(DiscoverySettings(address=mesh.registry, token=mesh.token))
+    registry = mesh.target.registry()
     try:
         return sorted(each.instance_id for each in (await registry.instances(service)).instances if each.takes_requests)
     finally:
@@ -50,7 +48,7 @@ async def check_roles(mesh: RunningMesh) -> None:
     """A decode worker moves to the prefill pool and back while requests run. No request fails or changes its answer."""
     expected = await answers(mesh)
     name = (await workers(mesh, DECODE))[0]
-    running = asyncio.create_task(_repeat(mesh, expected))
+    running = asyncio.create_task(repeat(mesh, expected))
     for role, service in (("prefill", PREFILL), ("decode", DECODE)):
         status, output = await command(mesh, "role", name, role)
         assert (status, output) == (0, f"{name} is a {role} worker\n")
@@ -65,7 +63,7 @@ async def check_roles(mesh: RunningMesh) -> None:
     assert running.cancelled(), running.exception()
 
 
-async def _repeat(mesh: RunningMesh, expected: list[object]) -> None:
+async def repeat(mesh: RunningMesh, expected: list[object]) -> None:
     while True:
         assert await answers(mesh) == expected
 

@@ -17,6 +17,7 @@ from kvmesh.core import (
     FinishReason,
     Generation,
     KvHandle,
+    KvReader,
     Leg,
     LegFinish,
     LegTask,
@@ -121,6 +122,7 @@ HANDLES = st.builds(
     lease_s=st.floats(1e-6, 1e6),
     kv_bytes=st.none() | st.integers(0, 2**64 - 1),
     first_token_ids=st.lists(COUNTS, max_size=3).map(tuple),
+    seal=st.binary(max_size=64),
 )
 RENDEZVOUS = st.builds(
     Rendezvous,
@@ -144,6 +146,7 @@ LEGS = st.builds(
     generation=GENERATIONS,
     handle=st.none() | HANDLES,
     rendezvous=st.none() | RENDEZVOUS,
+    reader=st.none() | st.builds(KvReader, worker_id=IDS, leg_id=IDS),
     dimensions=st.none() | COUNTS,
 )
 
@@ -272,6 +275,7 @@ HANDLE_FAULTS = [
     ({"tokens": 0}, "handle.tokens"),
     ({"payload": bytes((1 << 20) + 1)}, "handle.payload"),
     ({"first_token_ids": (1,) * 1025}, "handle.first_token_ids"),
+    ({"seal": bytes(65)}, "handle.seal"),
 ]
 
 

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 from huggingface_hub import constants
 
-from kvmesh.cli.start_checks import consul_problem, hub_problem, is_hub_name, port_problems
+from kvmesh.cli.start_checks import consul_problem, engine_problem, hub_problem, is_hub_name, port_problems
 
 
 @pytest.fixture
@@ -32,6 +32,15 @@ def test_an_address_of_another_machine_is_refused() -> None:
     """Before a worker has loaded its model."""
     assert port_problems("192.0.2.1", 8000).startswith("cannot listen on 192.0.2.1 port 8000: ")
     assert "is no address of this machine" in port_problems("no-such-host.invalid", 8000)
+
+
+def test_a_missing_engine_is_said_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any process starts. Other engines say so when their workers start."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "KVMESH_ENGINE_BUILD=cpu make up" in engine_problem("vllm")
+    assert engine_problem("simulated") == engine_problem("sglang") == ""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    assert engine_problem("vllm") == ""
 
 
 async def test_an_unreachable_consul_is_said_once(unused_tcp_port: int) -> None:

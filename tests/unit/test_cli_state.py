@@ -89,6 +89,17 @@ def test_a_killed_mesh_leaves_nothing(tmp_path: Path, argv: list[str]) -> None:
     process.stdout.close()
 
 
+def test_a_run_directory_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
+    """The temporary directory goes, and the error names the flags."""
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(UnavailableError, match="see --run-dir and TMPDIR"),
+        claim_place("one", str(tmp_path / "file/run")),
+    ):
+        pass
+    assert not any((tmp_path / "tmp").iterdir())
+
+
 def test_another_process_with_the_pid_is_no_mesh() -> None:
     """The kernel gives ids again."""
     with claim_place("one", "") as place:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvmesh.cli.plan import MeshShape, plan_mesh
-from kvmesh.cli.up_settings import UpSettings
+from kvmesh.cli.up_settings import UpSettings, model_problem
 from kvmesh.errors import InvalidRequestError
 from kvmesh.lifecycle.process import run_process
 from kvmesh.settings import load
@@ -117,3 +117,10 @@ def test_the_last_words_of_a_process_are_said_once(capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == "no policy is named 'x'\n"
     assert run_process(fail) == 1
     assert capsys.readouterr().err == "it cannot start: no room\n"
+
+
+def test_a_directory_without_a_model_names_what_it_lacks(tmp_path: Path) -> None:
+    """All of it, in one sentence."""
+    assert model_problem(str(tmp_path)).endswith(": config.json and tokenizer.json are missing")
+    (tmp_path / "config.json").touch()
+    assert model_problem(str(tmp_path)).endswith(": tokenizer.json is missing")

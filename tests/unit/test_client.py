@@ -31,7 +31,7 @@ from kvmesh.errors import (
 )
 from kvmesh.rpc.interceptors import server_interceptors
 from kvmesh.rpc.server import RpcServer
-from kvmesh.rpc.settings import RpcSettings
+from kvmesh.rpc.settings import PublicRpcSettings, RpcSettings
 from kvmesh.telemetry import Telemetry
 from services.frontend.access.access import Access
 from services.frontend.access.interceptor import AccessInterceptor
@@ -335,10 +335,10 @@ async def test_keys_and_encryption(model: ServedModel, tmp_path: Path) -> None:
     keys.write_text(json.dumps({"keys": [{"tenant": "acme", "key_sha256": hash_of("good"), "models": ["other"]}]}))
     authority = Authority(tmp_path / "authority", "test-authority")
     pair = authority.issue("localhost", "127.0.0.1")
-    rpc = RpcSettings(grace_s=0.1, tls_certificate_file=pair.certificate_file, tls_key_file=pair.key_file)
+    rpc = PublicRpcSettings(grace_s=0.1, tls_certificate_file=pair.certificate_file, tls_key_file=pair.key_file)
     assert "good" not in repr(ClientSettings(api_key="good"))
     async with serving(model, rpc=rpc, access=AccessSettings(keys_file=str(keys))) as served:
-        trusting = RpcSettings(tls_authority_file=authority.ca_file, tls_server_name="localhost")
+        trusting = PublicRpcSettings(tls_authority_file=authority.ca_file, tls_server_name="localhost")
         retry = RetryPolicy(attempts_max=1)
         with pytest.raises(UnauthenticatedError):
             async with connect(served, ClientSettings(rpc=trusting, retry=retry)) as client:

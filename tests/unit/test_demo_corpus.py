@@ -35,7 +35,7 @@ def test_no_wording_of_the_evaluation_is_trained_on(corpus: Any) -> None:
     assert corpus.held_out.is_held_out("France's capital?"), "a slot of the evaluation takes any word"
     found = [
         message["content"]
-        for make in (corpus.mixture.sample, corpus.mixture.drill_sample)
+        for make in (corpus.mixture.sample, corpus.mixture.drill_sample, corpus.mixture.consolidating_sample)
         for sample in islice(corpus.mixture.samples("c", make), 600)
         for message in sample.messages
         if message["role"] == "user"

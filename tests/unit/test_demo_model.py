@@ -1,5 +1,6 @@
 """The demo model in the repository: its files fit together, and what a newcomer asks first gets a readable answer."""
 
+import importlib
 import importlib.util
 import json
 from pathlib import Path
@@ -258,3 +259,20 @@ def test_plain_text_is_continued(chat: Chat) -> None:
     words = chat.continued("Once upon a time there was a", tokens_max=60).split()
     assert len(words) > 25
     assert len(set(words)) > 15
+
+
+def test_a_training_goes_on_from_the_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What it reads from the repository and writes again is the same, tensor by tensor: no name or shape is mixed up."""
+    torch = pytest.importorskip("torch", reason="torch is not installed, so nothing can be trained")
+    safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
+    monkeypatch.syspath_prepend(str(DEMO))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # The module sets it when it is imported.
+    train = importlib.import_module("train")
+    network = train.Network()
+    train.load_weights(network, DEMO / "model.safetensors")
+    train.save_weights(network, tmp_path / "again.safetensors")
+    known, again = (
+        safetensors.load_file(path) for path in (DEMO / "model.safetensors", tmp_path / "again.safetensors")
+    )
+    assert known.keys() == again.keys()
+    assert all(torch.equal(known[name], again[name]) for name in known)

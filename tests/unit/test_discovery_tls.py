@@ -3,7 +3,6 @@
 import asyncio
 from pathlib import Path
 
-import grpc
 import pytest
 
 from kvmesh.discovery.base import Health, Registration
@@ -11,7 +10,12 @@ from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.embedded import EmbeddedAgent
 from kvmesh.discovery.settings import AgentSettings, DiscoverySettings
 from kvmesh.errors import InvalidRequestError, UnavailableError
-from tests.certificates import Authority, KeyPair
+from kvmesh.identity.authority import Authority as MeshAuthority
+from kvmesh.identity.certificates import source_of
+from kvmesh.identity.credentials import make_credentials
+from kvmesh.identity.grpc_credentials import mesh_server_credentials
+from kvmesh.identity.roles import MeshRole
+from tests.certificates import Authority
 from tests.conformance.health_server import HealthServer
 
 
@@ -101,24 +105,18 @@ async def test_client_certificate_is_shown(authority: Authority) -> None:
         await agent.aclose()
 
 
-def _server_credentials(pair: KeyPair) -> grpc.ServerCredentials:
-    key, certificate = Path(pair.key_file).read_bytes(), Path(pair.certificate_file).read_bytes()
-    return grpc.ssl_server_credentials([(key, certificate)])
-
-
-async def test_grpc_check_over_tls(authority: Authority, tmp_path: Path) -> None:
-    """An instance that serves gRPC over TLS passes when the agent knows its CA, and is critical when it does not."""
-    pair = authority.issue("worker", "127.0.0.1")
-    server = HealthServer(_server_credentials(pair))
+async def test_grpc_check_over_mesh_tls(tmp_path: Path) -> None:
+    """An instance passes when the agent has a certificate of its mesh, and is critical when it has another mesh's."""
+    own, other = [make_credentials(tmp_path / name, authority=MeshAuthority.make()) for name in ("own", "other")]
+    source = source_of(own.tls_directory(MeshRole.DECODE))
+    assert source is not None
+    server = HealthServer(mesh_server_credentials(source))
     await server.start()
     mine = Registration(service="svc", instance_id="one", host="127.0.0.1", port=server.port, uses_tls=True)
-    for ca_file, health in (
-        (authority.ca_file, Health.PASSING),
-        (Authority(tmp_path / "other", "another CA").ca_file, Health.CRITICAL),
-    ):
-        agent = EmbeddedAgent(AgentSettings(check_ca_file=ca_file))
+    for credentials, health in ((own, Health.PASSING), (other, Health.CRITICAL)):
+        agent = EmbeddedAgent(AgentSettings(check_tls_directory=credentials.tls_directory(MeshRole.REGISTRY)))
         await agent.start()
-        registry = ConsulRegistry(DiscoverySettings(address=agent.address))
+        registry = ConsulRegistry(DiscoverySettings(address=agent.address, checks_tls=True))
         await registry.register(mine)
         await registry.heartbeat("one")
         # Refused or taken, the first check is over by then; one that is to pass may take longer on a busy machine.
@@ -131,6 +129,19 @@ async def test_grpc_check_over_tls(authority: Authority, tmp_path: Path) -> None
         await registry.aclose()
         await agent.aclose()
     await server.stop()
+
+
+async def test_a_registry_without_a_certificate_relies_on_heartbeats() -> None:
+    """It could not connect to a service with mesh TLS, and would call it critical."""
+    agent = EmbeddedAgent()
+    await agent.start()
+    registry = ConsulRegistry(DiscoverySettings(address=agent.address))
+    await registry.register(Registration(service="svc", instance_id="one", host="127.0.0.1", port=1, uses_tls=True))
+    await registry.heartbeat("one")
+    assert (await registry.instances("svc")).instances[0].health is Health.PASSING
+    assert [check for service in agent.state.catalog.services.values() for check in service.checks] == ["one:ttl"]
+    await registry.aclose()
+    await agent.aclose()
 
 
 @pytest.mark.parametrize("field", ["ca_file", "certificate_file"])

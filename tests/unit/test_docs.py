@@ -155,6 +155,31 @@ def test_messages_of_the_troubleshooting_page_are_in_the_code() -> None:
     assert sorted(message for message in messages if message.lower() not in source.lower()) == []
 
 
+HEADINGS = re.compile(r"^ *[A-Z]+(?: [A-Z]+)*(?:  +[A-Z]+(?: [A-Z]+)*){3,}$", re.MULTILINE)
+
+
+def test_columns_of_shown_tables_are_the_commands_own() -> None:
+    """Output that a page shows has the headings that `status` and `explain` print; those of costs are names of the router's terms."""
+    source = "\n".join(
+        path.read_text(encoding="utf-8")
+        for folder in ("kvmesh/cli", "services/router/placement")
+        for path in (ROOT / folder).rglob("*.py")
+    )
+    shown = {
+        heading
+        for page in ROOT.glob("docs/**/*.md")
+        for line in HEADINGS.findall(page.read_text(encoding="utf-8"))
+        for heading in re.split(r"  +", line.strip())
+    }
+    assert {"REMOVED BY", "KV LEASED"} <= shown
+    assert (
+        sorted(
+            each for each in shown if f'"{each}"' not in source and f'"{each.lower().replace(" ", "_")}"' not in source
+        )
+        == []
+    )
+
+
 def is_reachable(page: Path, link: str) -> bool:
     """Whether a link's file and heading exist. Addresses of other sites are not checked."""
     if re.match(r"[a-z]+:", link):

@@ -23,8 +23,9 @@ from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.rpc.worker_client import GrpcWorkerClient
+from services.frontend.access.caller import Caller
 from services.frontend.model_cards import CARD_PREFIX, read_card
-from services.frontend.models import DiscoveredModels
+from services.frontend.models import DiscoveredModels, find_model
 from services.frontend.parsers.select import ParserNames
 from services.frontend.pipeline.request import Conversation
 from services.frontend.settings import ModelSettings
@@ -270,3 +271,14 @@ async def test_cards_of_workers_that_are_gone_are_forgotten(tmp_path: Path) -> N
         async with asyncio.timeout(PATIENCE_S):
             while set(mesh.models._cards) != {"stays"}:
                 await asyncio.sleep(0.01)
+
+
+def test_a_model_that_a_key_may_not_use_reads_as_an_absent_one() -> None:
+    """Another wording would disclose that it exists. Both say where the names are."""
+    with pytest.raises(NotFoundError) as absent:
+        find_model({}, "secret")
+    with pytest.raises(NotFoundError) as forbidden:
+        Caller(models=frozenset({"tiny"})).check_model("secret")
+    assert absent.value.message == forbidden.value.message
+    assert "the model 'secret' does not exist; /v1/models" in absent.value.message
+    assert (absent.value.reason, absent.value.field) == (forbidden.value.reason, forbidden.value.field)

@@ -6,12 +6,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import aiohttp
 import pytest
 
 from kvmesh.discovery.base import FRONTEND, Health, Instance
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import InvalidRequestError, MeshError, UnavailableError
 from kvmesh.network import ports as ports_module
+from kvmesh.network.causes import connection_cause
 from kvmesh.network.names import LOOPBACK, host_port, registry_host
 from kvmesh.network.place import check_advertised, choose_address, place_service
 from kvmesh.network.ports import PortRange
@@ -200,3 +202,14 @@ def test_an_unknown_registry_is_named() -> None:
     """A registry's name that has no address is an error with the setting to use."""
     with pytest.raises(MeshError, match=r"registry.*nowhere\.invalid"):
         place_service(at("nowhere.invalid:8500"))
+
+
+async def test_causes_of_failed_connections_are_a_few_words(unused_tcp_port: int) -> None:
+    """Without classes and addresses, which the caller's sentence has."""
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.ClientError) as caught:
+            await session.get(f"http://127.0.0.1:{unused_tcp_port}/")
+    assert connection_cause(caught.value) == "Connection refused"
+    assert connection_cause(TimeoutError(), timeout_s=5.0) == "no answer within 5 s"
+    assert connection_cause(TimeoutError()) == "no answer in time"
+    assert connection_cause(socket.gaierror(-2, "Name or service not known")) == "Name or service not known"

@@ -26,8 +26,7 @@ ACTIONS = (DecisionAction.DEFLECT, DecisionAction.FLIP, DecisionAction.SCALE)
 
 @dataclass
 class OwnLead:
-    is_leader: bool = True
-    token: int = 7
+    fencing_token: int = 7
 
 
 @dataclass
@@ -48,7 +47,7 @@ class RecordingConnector:
         self.calls.append((name, *words))
         if self.lead is not None:
             # The lead ends while the planner acts.
-            self.lead.is_leader = False
+            self.lead.fencing_token = 0
 
     async def pools(self, *, timeout_s: float) -> Sequence[PoolState]:
         return ()
@@ -122,7 +121,7 @@ def test_a_decision_becomes_calls(action: DecisionAction, shape: Shape, calls: l
 def test_who_does_not_lead_proposes(acts: bool, leads: bool) -> None:
     """A dry run, and a planner that another one leads, call nothing."""
     recording = connector()
-    actuator = Actuator(recording, OwnLead(is_leader=leads), acts=acts)
+    actuator = Actuator(recording, OwnLead(7 if leads else 0), acts=acts)
     for action in ACTIONS:
         shape = Shape(prefill_workers=3, decode_workers=2, deflect_tokens=9)
         assert apply(actuator, decision(action, shape)).outcome is DecisionOutcome.PROPOSED
@@ -156,7 +155,7 @@ def test_an_old_leader_is_refused() -> None:
     recording = connector()
     recording.fence.check(8)
     done = apply(
-        Actuator(recording, OwnLead(token=7), acts=True),
+        Actuator(recording, OwnLead(7), acts=True),
         decision(DecisionAction.DEFLECT, Shape(deflect_tokens=4)),
     )
     assert done.outcome is DecisionOutcome.FAILED

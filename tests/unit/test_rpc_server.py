@@ -19,10 +19,9 @@ from kvmesh.errors import LostError, OverloadedError
 from kvmesh.rpc.channels import UNUSED_S, ChannelPool
 from kvmesh.rpc.interceptors import channel_interceptors, server_interceptors
 from kvmesh.rpc.server import RpcServer
-from kvmesh.rpc.settings import RpcSettings
+from kvmesh.rpc.settings import PublicRpcSettings, RpcSettings
 from kvmesh.rpc.status import from_rpc_error
 from kvmesh.telemetry import Telemetry
-from tests.certificates import Authority, KeyPair
 from tests.conformance.tcp_proxy import TcpProxy
 from tests.patience import PATIENCE_S
 
@@ -267,36 +266,7 @@ async def test_a_busy_peer_is_waited_for() -> None:
             await stub.Wake(worker_pb2.WakeRequest(), timeout=PATIENCE_S)
 
 
-async def test_mutual_tls(tmp_path: Path) -> None:
-    """With an authority configured only peers that it signed get through."""
-    authority = Authority(tmp_path / "mesh", "mesh")
-    stranger = Authority(tmp_path / "strangers", "strangers")
-
-    def settings(pair: KeyPair) -> RpcSettings:
-        return RpcSettings(
-            grace_s=0,
-            tls_certificate_file=pair.certificate_file,
-            tls_key_file=pair.key_file,
-            tls_authority_file=authority.ca_file,
-        )
-
-    peer = settings(authority.issue("peer", "127.0.0.1"))
-    server = make_server(peer)
-    await server.start()
-    unsigned = RpcSettings(tls_authority_file=authority.ca_file)
-    codes = []
-    for client in (peer, settings(stranger.issue("peer", "127.0.0.1")), unsigned, RpcSettings()):
-        pool = ChannelPool(client)
-        call = worker_pb2_grpc.WorkerServiceStub(pool.channel(server.address)).Wake(
-            worker_pb2.WakeRequest(), timeout=PATIENCE_S
-        )
-        codes.append((await call.code()).name)
-        await pool.aclose()
-    assert codes == ["OK", "UNAVAILABLE", "UNAVAILABLE", "UNAVAILABLE"]
-    await server.aclose()
-
-
 def test_tls_settings_go_together() -> None:
     """A certificate without its key is a mistake found when loading."""
     with pytest.raises(ValueError, match="together"):
-        RpcSettings(tls_certificate_file="a.pem")
+        PublicRpcSettings(tls_certificate_file="a.pem")

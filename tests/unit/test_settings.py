@@ -268,3 +268,15 @@ def test_a_word_that_is_no_flag_says_so() -> None:
     with pytest.raises(SettingsError) as caught:
         load(RouterSettings, argv=["blue", "--model", "m", "--sead", "1"], environ={})
     assert caught.value.problems == ("blue is no flag; flags begin with --", "--sead is unknown; did you mean --seed?")
+
+
+def test_an_empty_choice_is_not_listed() -> None:
+    """A setting whose default is empty names the words that one can give."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Chosen:
+        engine: str = setting("", "an engine", choices=("", "vllm", "simulated"))
+
+    with pytest.raises(SettingsError, match="--engine must be one of vllm, simulated, not 'vlm'"):
+        load(Chosen, argv=["--engine", "vlm"], environ={}, program="x", description="")
+    assert "--engine vllm|simulated" in help_text(Chosen, program="x", description="")

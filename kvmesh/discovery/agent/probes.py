@@ -13,6 +13,8 @@ from kvmesh.discovery.agent.live import LiveState
 from kvmesh.discovery.agent.records import CheckDefinition
 from kvmesh.discovery.agent.state import AgentState
 from kvmesh.discovery.base import Health
+from kvmesh.identity.certificates import CertificateSource
+from kvmesh.identity.grpc_credentials import MESH_CHANNEL_OPTIONS, mesh_channel_credentials
 
 _CHECK_METHOD = "/grpc.health.v1.Health/Check"
 _log = logging.getLogger(__name__)
@@ -22,7 +24,7 @@ _Check = grpc.aio.UnaryUnaryMultiCallable[Message, health_pb2.HealthCheckRespons
 class Probes:
     """The running checks. At most `probes_max` call their instance at once.
 
-    `roots` is the PEM of the CA for checks over TLS. `connect` replaces TCP channels by those of an in-memory network.
+    `mesh`: certificates for checks over mesh TLS. `connect` replaces TCP channels by those of an in-memory network.
     """
 
     def __init__(
@@ -31,12 +33,12 @@ class Probes:
         clock: Clock,
         *,
         probes_max: int,
-        roots: bytes | None,
+        mesh: CertificateSource | None = None,
         connect: Callable[[CheckDefinition], grpc.aio.Channel] | None = None,
     ) -> None:
         self._live = live
         self._clock = clock
-        self._roots = roots
+        self._mesh = mesh
         self._connect = connect or self._channel
         self._tasks: dict[CheckDefinition, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(probes_max)
@@ -87,7 +89,7 @@ class Probes:
         # Each run connects anew, instead of after gRPC's growing pauses of up to two minutes, and does not share the pauses of other
         # channels. gRPC uses the "minimum" as the time limit of one attempt to connect.
         pause_ms = max(20, int(min(definition.interval_s, 1.0) * 500))
-        options = [
+        options: list[tuple[str, int | str]] = [
             ("grpc.initial_reconnect_backoff_ms", pause_ms),
             ("grpc.min_reconnect_backoff_ms", int(definition.timeout_s * 1000)),
             ("grpc.max_reconnect_backoff_ms", pause_ms),
@@ -96,8 +98,10 @@ class Probes:
         ]
         if not definition.grpc_uses_tls:
             return grpc.aio.insecure_channel(definition.grpc_target, options=options)
-        credentials = grpc.ssl_channel_credentials(self._roots)
-        return grpc.aio.secure_channel(definition.grpc_target, credentials, options=options)
+        if self._mesh is None:
+            return grpc.aio.secure_channel(definition.grpc_target, grpc.ssl_channel_credentials(), options=options)
+        credentials = mesh_channel_credentials(self._mesh.current())
+        return grpc.aio.secure_channel(definition.grpc_target, credentials, options=[*options, *MESH_CHANNEL_OPTIONS])
 
 
 def wanted_checks(state: AgentState) -> Mapping[CheckDefinition, None]:

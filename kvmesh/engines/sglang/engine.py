@@ -436,7 +436,10 @@ def _plain(settings: SglangSettings) -> dict[str, object]:
 def start_failure(failed: Failed) -> MeshError:
     """The error that `start` raises."""
     if failed.kind in ("ImportError", "ModuleNotFoundError"):
-        return UnavailableError(f"SGLang cannot be imported: {failed.message}", reason="engine_missing")
+        return UnavailableError(
+            f'SGLang cannot be imported: {failed.message}; `make up ARGS="--engine sglang"` installs it',
+            reason="engine_missing",
+        )
     if failed.kind in SETTINGS_ERRORS:
         return InvalidRequestError(
             f"SGLang refused its settings: {failed.message}", field="sglang", reason="invalid_settings"

@@ -13,6 +13,7 @@ from kvmesh.rpc.codec.types import (
     fill_handle,
     from_generation,
     from_handle,
+    from_reader,
     from_rendezvous,
     from_usage,
     to_rendezvous,
@@ -40,6 +41,8 @@ def fill_leg(message: pb.Leg, leg: Leg) -> None:
         message.rendezvous.CopyFrom(to_rendezvous(leg.rendezvous))
     if leg.dimensions is not None:
         message.dimensions = leg.dimensions
+    if leg.reader is not None:
+        message.reader.worker_id, message.reader.leg_id = leg.reader.worker_id, leg.reader.leg_id
 
 
 def to_leg(leg: Leg) -> pb.Leg:
@@ -59,6 +62,7 @@ def from_leg(message: pb.Leg, *, default_id: str = "") -> Leg:
         handle=from_handle(message.handle) if message.HasField("handle") else None,
         rendezvous=from_rendezvous(message.rendezvous) if message.HasField("rendezvous") else None,
         dimensions=optional_field(message, "dimensions"),
+        reader=from_reader(message.reader) if message.HasField("reader") else None,
     )
 
 

@@ -10,6 +10,7 @@ from kvmesh.core import (
     FinishReason,
     Generation,
     KvHandle,
+    KvReader,
     Media,
     MediaKind,
     Rendezvous,
@@ -33,6 +34,7 @@ from kvmesh.rpc.codec.scalars import (
 
 MEDIA_BYTES_MAX = 16 << 20
 PAYLOAD_BYTES_MAX = 1 << 20
+SEAL_BYTES_MAX = 64
 FIRST_TOKENS_MAX = 1024
 FINISH_REASONS = enum_table(output_pb2.FinishReason, FinishReason)
 FINISH_REASON_NUMBERS = {reason: number for number, reason in FINISH_REASONS.items()}
@@ -106,6 +108,7 @@ def fill_handle(message: kv_pb2.KvHandle, handle: KvHandle) -> None:
         message.kv_bytes = handle.kv_bytes
     fill_positive_duration(message.lease, handle.lease_s)
     message.first_token_ids.extend(handle.first_token_ids)
+    message.seal = handle.seal
 
 
 def from_handle(message: kv_pb2.KvHandle, *, prefix: str = "handle.") -> KvHandle:
@@ -114,6 +117,7 @@ def from_handle(message: kv_pb2.KvHandle, *, prefix: str = "handle.") -> KvHandl
     check_range(message.tokens, f"{prefix}tokens", low=1, high=2**32 - 1)
     check_length(len(message.payload), f"{prefix}payload", high=PAYLOAD_BYTES_MAX, unit="bytes")
     check_length(len(message.first_token_ids), f"{prefix}first_token_ids", high=FIRST_TOKENS_MAX)
+    check_length(len(message.seal), f"{prefix}seal", high=SEAL_BYTES_MAX, unit="bytes")
     return KvHandle(
         handle_id=required_text(message.handle_id, f"{prefix}handle_id", 128),
         format=required_text(message.format, f"{prefix}format", 128),
@@ -125,6 +129,14 @@ def from_handle(message: kv_pb2.KvHandle, *, prefix: str = "handle.") -> KvHandl
         lease_s=lease_s,
         kv_bytes=optional_field(message, "kv_bytes"),
         first_token_ids=tuple(message.first_token_ids),
+        seal=message.seal,
+    )
+
+
+def from_reader(message: kv_pb2.KvReader) -> KvReader:
+    return KvReader(
+        worker_id=required_text(message.worker_id, "reader.worker_id", 128),
+        leg_id=required_text(message.leg_id, "reader.leg_id", 128),
     )
 
 

@@ -7,7 +7,7 @@ from corpus.facts import NUMBER_WORDS
 from corpus.patterns import say, upper_first
 from corpus.words import COMMON, any_word, known_word, made_up_name, phrase, words
 
-_VERB = "[say|repeat|write|echo|copy|type|print|reply with|answer with|respond with|output|tell me|give back|send back|write down|read|recite]"
+_VERB = "[say|repeat|write|echo|copy|type|print|reply with|answer with|respond with|output|tell me|give back|send back|write down|read|recite|state|voice|utter|quote|return]"
 _HEAD = f"[please|can you|could you|now|would you|I want you to|you should|kindly|just|||] {_VERB}"
 _TEXT = (
     f"{_HEAD} [this|the following|this text|this line|these words|the following words|the words|the text|the phrase|what I say|after me|exactly this|what comes next|my words|the next words|this message] [exactly|please|once|to me|word by word||||]: {{text}}",

@@ -280,17 +280,22 @@ def finishing_sample(rng: Random) -> Sample:
 
 
 _CONSOLIDATED = {
-    "sum": 30, "repeat": 20, "plain repeat": 20, "counting": 14, "calendar": 8, "identity": 6, "greeting": 6, "list": 4, "capital": 4,
+    "sum": 30, "repeat": 18, "plain repeat": 14, "counting": 14, "calendar": 9, "identity": 7, "greeting": 7, "list": 4, "capital": 6,
+    "opposite": 3, "colour": 1, "animal": 1, "unknown": 2, "language": 1, "continent": 1, "planet": 1,
 }  # fmt: skip
 
 
 def consolidating_sample(rng: Random) -> Sample:
-    """One document of the last stage: as the one before, with more of what the model still got wrong."""
+    """One document of the last stage: mostly single questions of the kinds that need many examples, which are short."""
     kind = rng.random()
-    if kind < 0.55:
+    if kind < 0.62:
         name = rng.choices(list(_CONSOLIDATED), list(_CONSOLIDATED.values()))[0]
         return Sample(messages=exchange(*ask(rng, name)))
-    return with_tools(rng) if kind < 0.65 else sample(rng)
+    if kind < 0.68:
+        return with_tools(rng)
+    if kind < 0.78:
+        return remembering(rng, rng.choice((1, 2, 2, 3)))
+    return forced(rng) if kind < 0.84 else sample(rng)
 
 
 def samples(seed: str, make: Callable[[Random], Sample] = sample) -> Iterator[Sample]:

@@ -22,6 +22,12 @@ _UP = (
     "{first} to {last}, [count it|please count|count|in order], [please|for me]",
     f"{_PLEASE} [show|print|write|list] {{first}} [to|up to|until|-|...] {{last}}",
     "[the|all] [numbers|integers|whole numbers] {first} [to|until|till|up to] {last}[, please|]",
+    f"{_PLEASE} [print|show|say|list|write] [each|every|every single] [number|integer] [between|starting at|beginning with] {{first}} [and|to|up to] {{last}}",
+    f"{_PLEASE} count [upward|upwards|forward|forwards] [from|starting at] {{first}} [and|] [end at|finish at|to|until] {{last}}",
+    "[the|a] [sequence|series|row|range|list] [of numbers|] [from|between|starting at] {first} [to|and|until] {last}[, please|]",
+    "[numbers|integers|range|sequence]: {first}[ - |-|..| to |...]{last}",
+    "I [want|need|would like|'d like] [to see|to hear|to read|] [the|all] [numbers|integers] [from|between] {first} [to|and|until] {last} [in order|in a row|]",
+    f"{_PLEASE} [say|tell me|recite|read] [the|all the] [numbers|integers] {{first}} [to|until|up to] {{last}} [in order|loudly|please|now|]",
 )
 _UP_FROM_ONE = (
     f"{_PLEASE} count [to|until|till] {{last}}",
@@ -35,6 +41,10 @@ _DOWN = (
     f"{_PLEASE} [begin|start] [at|with|from] {{first}} and [count down|count back|count backwards|go back|go down] [to|until|till] {{last}}",
     f"{_PLEASE} count from {{first}} [down|back|backwards] to {{last}}",
     "{first} down to {last}[, please|]",
+    f"{_PLEASE} count in reverse [order|] [from|starting with] {{first}} [and|] [to|down to|until] {{last}}",
+    f"{_PLEASE} [do|make|start] a countdown [that begins at|starting at|starting with] {{first}} [and|] [stopping at|finishing at|that ends with] {{last}}",
+    f"{_PLEASE} count [downward|downwards] [from|beginning at] {{first}} [and|] [finish with|stop with|until|to] {{last}}",
+    f"{_PLEASE} [go|count] [down|backwards|back] from {{first}} [until|till|until you reach|and end with] {{last}}",
 )
 _DOWN_TO_ONE = (
     f"{_PLEASE} [count down|count backwards|do a countdown|start a countdown] [from|starting at|starting with] {{first}}",
@@ -93,6 +103,13 @@ _SHAPES = {
         "I have {a} {things} and [buy|find|am given|take] {b}[ more|]. How many {things} [are there|do I own|are that|have I got] [now|]",
         "{name} has {a} {things}, and {friend} has {b}. How many {things} [are there|have they together]",
         "{a} {things} and {b} {things}, how many [is that|are these|together]",
+        "[what|how much] do [I|we] get [when|if] [I|we] add {a} [and|to] {b}",
+        "[what|how much] is it when you add {a} and {b}",
+        "I had {a} {things} [and then got|and got|, then came] {b} more. [How many|How many {things}] [is that|are there|do I own] [now|]",
+        "[what|how much] is {b} more than {a}",
+        "[increase|raise] {a} by {b}",
+        "{a} [children|people|cats] are here and {b} more come. How many are here now",
+        "[calculate|find|compute] {a} and {b} [added up|in sum|summed]",
     ),
     "-": (
         "[subtract|please subtract|take|can you subtract] {b} from {a}",
@@ -104,6 +121,13 @@ _SHAPES = {
         "{name} has {a} {things} and gives {b} to {friend}. How many {things} [are left|does {name} have now]",
         "{a} {things} [less|without] {b} {things} [is|are] how many",
         "there are {a} {things}. I take {b}. How many [stay|are left]",
+        "[what|how much] [stays|is left] of {a} [after|without|when I take] {b}",
+        "[what is|how much is|please find] {a} [take away|minus|less] {b}",
+        "[reduce|lower|decrease] {a} by {b}",
+        "I [had|owed] {a} [coins|euros|pounds] and [paid|gave back|spent] {b}. [What|How much] [is left|remains|do I have now]",
+        "{a} {things}, {b} of them [go|are gone|are eaten]: how many [are left|stay]",
+        "[the|] difference [of|from] {a} [and|to] {b}",
+        "[what|how much] must I add to {b} to get {a}",
     ),
     "*": (
         "[multiply|please multiply|can you multiply] {a} [with|and|times] {b}",
@@ -112,6 +136,10 @@ _SHAPES = {
         "{a} [x|multiplied by|multiplied with] {b}",
         "[what|how much] is {a} x {b}",
         "{a} boxes with {b} {things} each: how many {things}",
+        "[what|how much] [makes|gives] {a} [times|multiplied by] {b}",
+        "{a} [times|x|multiplied by] {b}, [what is it|how much|what do I get]",
+        "{a} [rows|groups|bags] of {b} {things}, how many [in total|are that|]",
+        "[take|calculate|find] {a} [times|multiplied by] {b}",
     ),
 }
 _TEXT_SHAPES = (

@@ -124,6 +124,7 @@ TOOLS: dict[str, Tool] = {
             f"{_TELL} the [weather|temperature|forecast|weather report] [in|of|for] {{city}}", "[should I|do I have to|must I|shall I] [take|wear|bring|carry] [a coat|a hat|warm clothes|a jacket|boots|an umbrella|sunglasses] in {city}", "{city}: [weather|temperature|forecast]", "the weather [in|of|for] {city}[, please|]",
             "does [it rain|the sun shine|it snow] in {city} [today|now|]", "I [go|travel|fly] to {city}. [how is the weather|what is the weather there|will it rain|is it warm there]", "[forecast|temperature] [for|in] {city}", "[rain|sun|clouds|snow|wind] in {city} [today|now|tomorrow|]",
             "what [temperature|weather] [is it|do they have|is there] in {city}",
+            "is it [hot|warm|cold|wet|dry|windy|sunny] in {city} [just now|this week|these days|today]", "[warm|dry|cloudy|hot|clear] or [cold|wet|windy|foggy|snowy] in {city}[ today|]", "do [they|people] [have|see] [snow|sun|rain|a storm] in {city}",
         ),
         result=lambda rng: {"temperature": rng.randint(-9, 39), "condition": rng.choice(WEATHER)},
         answer="It is {condition} in {city}, with {temperature} degrees.",
@@ -156,6 +157,7 @@ TOOLS: dict[str, Tool] = {
         requests=(
             "search [for|] {query}", "search the [web|internet|net] for {query}", "[look up|look for|browse for|find out about|do a search for|search the web about] {query}", "find [something|information|websites|sites|articles|web pages|results] [about|on|for] {query}", "[what does the web say|what do you find|what is there on the internet] about {query}", "web search: {query}", "[please|can you] [search|look up] {query} [online|on the web|for me]",
             "I want to [read|find|look] [about|up] {query} [online|]",
+            "[look for|show me|get me|open] [pages|sites|web pages|links|results] [about|for|on|with] {query}", "[browse|surf|query] the [web|internet|net] for {query}", "[internet|web|online] search [for|about] {query}", "[look|check] online [for|about] {query}",
         ),
         result=lambda rng: {"text": sentence(rng)},
         answer="I found this: {text}",

@@ -35,7 +35,16 @@ class Caller:
     def check_model(self, model: str) -> None:
         """Raises NotFoundError for a model that the caller may not use, so that its existence is not disclosed."""
         if not self.allows(model):
-            raise NotFoundError(f"model {model!r} does not exist", reason="model_not_found", field="model")
+            raise model_not_found(model)
+
+
+def model_not_found(name: str) -> NotFoundError:
+    """The same for a name that nobody serves and for one that the caller may not use."""
+    return NotFoundError(
+        f"the model {name[:128]!r} does not exist; /v1/models (gRPC: ListModels) lists those that do",
+        field="model",
+        reason="model_not_found",
+    )
 
 
 ANYBODY = Caller()

@@ -5,7 +5,19 @@ from dataclasses import replace
 from random import Random
 
 from kvmesh.clock import WAKING_S, Clock, stood_still
-from kvmesh.core import Handoff, KvHandle, Leg, LegTask, Rendezvous, Report, ReportKind, Role, Usage, WorkerRef
+from kvmesh.core import (
+    Handoff,
+    KvHandle,
+    KvReader,
+    Leg,
+    LegTask,
+    Rendezvous,
+    Report,
+    ReportKind,
+    Role,
+    Usage,
+    WorkerRef,
+)
 from kvmesh.errors import (
     CancelledByCallerError,
     DeadlineError,
@@ -260,17 +272,23 @@ class Attempt:
     def _leg(
         self, i: int, task: LegTask, *, handle: KvHandle | None = None, rendezvous: Rendezvous | None = None
     ) -> Leg:
-        mark = "p" if task is LegTask.PREFILL else ""
+        leg_id = f"{self._prepared.request.request_id}-{i}{self._suffix}"
+        reader = None
+        if task is LegTask.PREFILL:
+            # The handle is sealed for the leg of the same choice.
+            reader = KvReader(worker_id=self._placement.decode.worker_id, leg_id=leg_id)
+            leg_id += "p"
         generation = self._prepared.generation_of(i)
         if rendezvous is not None and task is LegTask.GENERATE:
             # The prefill leg scores the prompt.
             generation = replace(generation, sampling=replace(generation.sampling, prompt_logprobs=None))
         return Leg(
-            leg_id=f"{self._prepared.request.request_id}-{i}{self._suffix}{mark}",
+            leg_id=leg_id,
             task=task,
             generation=generation,
             handle=handle,
             rendezvous=rendezvous,
+            reader=reader,
         )
 
     def _submit(

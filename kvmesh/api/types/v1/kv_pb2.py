@@ -25,27 +25,29 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvmesh/types/v1/kv.proto\x12\x0fkvmesh.types.v1\x1a\x1egoogle/protobuf/duration.proto\"\xfa\x01\n\x08KvHandle\x12\x11\n\thandle_id\x18\x01 \x01(\t\x12\x0e\n\x06\x66ormat\x18\x02 \x01(\t\x12\x1a\n\x12\x63ompatibility_hash\x18\x03 \x01(\t\x12\x0f\n\x07payload\x18\x04 \x01(\x0c\x12\x11\n\tworker_id\x18\x05 \x01(\t\x12\x14\n\x0cworker_epoch\x18\x06 \x01(\x04\x12\x0e\n\x06tokens\x18\x07 \x01(\r\x12\x15\n\x08kv_bytes\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12(\n\x05lease\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\x0f\x66irst_token_ids\x18\n \x03(\rB\x0b\n\t_kv_bytes\"~\n\nRendezvous\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x0c\n\x04room\x18\x03 \x01(\x04\x12\'\n\x1aprefill_data_parallel_rank\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x1d\n\x1b_prefill_data_parallel_rank\"\xb8\x01\n\x07KvEvent\x12+\n\x06stored\x18\x01 \x01(\x0b\x32\x19.kvmesh.types.v1.KvStoredH\x00\x12-\n\x07removed\x18\x02 \x01(\x0b\x32\x1a.kvmesh.types.v1.KvRemovedH\x00\x12-\n\x07\x63leared\x18\x03 \x01(\x0b\x32\x1a.kvmesh.types.v1.KvClearedH\x00\x12\x1a\n\x12\x64\x61ta_parallel_rank\x18\x04 \x01(\rB\x06\n\x04kind\"q\n\x08KvStored\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x03(\x06\x12\x18\n\x0bparent_hash\x18\x02 \x01(\x06H\x00\x88\x01\x01\x12%\n\x04tier\x18\x03 \x01(\x0e\x32\x17.kvmesh.types.v1.KvTierB\x0e\n\x0c_parent_hash\"H\n\tKvRemoved\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x03(\x06\x12%\n\x04tier\x18\x02 \x01(\x0e\x32\x17.kvmesh.types.v1.KvTier\"\x0b\n\tKvCleared*\x7f\n\x06KvTier\x12\x17\n\x13KV_TIER_UNSPECIFIED\x10\x00\x12\x12\n\x0eKV_TIER_DEVICE\x10\x01\x12\x10\n\x0cKV_TIER_HOST\x10\x02\x12\x10\n\x0cKV_TIER_DISK\x10\x03\x12\x12\n\x0eKV_TIER_OBJECT\x10\x04\x12\x10\n\x0cKV_TIER_PEER\x10\x05*d\n\x07Handoff\x12\x17\n\x13HANDOFF_UNSPECIFIED\x10\x00\x12\x16\n\x12HANDOFF_SEQUENTIAL\x10\x01\x12\x16\n\x12HANDOFF_RENDEZVOUS\x10\x02\x12\x10\n\x0cHANDOFF_PUSH\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvmesh/types/v1/kv.proto\x12\x0fkvmesh.types.v1\x1a\x1egoogle/protobuf/duration.proto\"\x88\x02\n\x08KvHandle\x12\x11\n\thandle_id\x18\x01 \x01(\t\x12\x0e\n\x06\x66ormat\x18\x02 \x01(\t\x12\x1a\n\x12\x63ompatibility_hash\x18\x03 \x01(\t\x12\x0f\n\x07payload\x18\x04 \x01(\x0c\x12\x11\n\tworker_id\x18\x05 \x01(\t\x12\x14\n\x0cworker_epoch\x18\x06 \x01(\x04\x12\x0e\n\x06tokens\x18\x07 \x01(\r\x12\x15\n\x08kv_bytes\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12(\n\x05lease\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\x0f\x66irst_token_ids\x18\n \x03(\r\x12\x0c\n\x04seal\x18\x0b \x01(\x0c\x42\x0b\n\t_kv_bytes\"-\n\x08KvReader\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06leg_id\x18\x02 \x01(\t\"~\n\nRendezvous\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x0c\n\x04room\x18\x03 \x01(\x04\x12\'\n\x1aprefill_data_parallel_rank\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x1d\n\x1b_prefill_data_parallel_rank\"\xb8\x01\n\x07KvEvent\x12+\n\x06stored\x18\x01 \x01(\x0b\x32\x19.kvmesh.types.v1.KvStoredH\x00\x12-\n\x07removed\x18\x02 \x01(\x0b\x32\x1a.kvmesh.types.v1.KvRemovedH\x00\x12-\n\x07\x63leared\x18\x03 \x01(\x0b\x32\x1a.kvmesh.types.v1.KvClearedH\x00\x12\x1a\n\x12\x64\x61ta_parallel_rank\x18\x04 \x01(\rB\x06\n\x04kind\"q\n\x08KvStored\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x03(\x06\x12\x18\n\x0bparent_hash\x18\x02 \x01(\x06H\x00\x88\x01\x01\x12%\n\x04tier\x18\x03 \x01(\x0e\x32\x17.kvmesh.types.v1.KvTierB\x0e\n\x0c_parent_hash\"H\n\tKvRemoved\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x03(\x06\x12%\n\x04tier\x18\x02 \x01(\x0e\x32\x17.kvmesh.types.v1.KvTier\"\x0b\n\tKvCleared*\x7f\n\x06KvTier\x12\x17\n\x13KV_TIER_UNSPECIFIED\x10\x00\x12\x12\n\x0eKV_TIER_DEVICE\x10\x01\x12\x10\n\x0cKV_TIER_HOST\x10\x02\x12\x10\n\x0cKV_TIER_DISK\x10\x03\x12\x12\n\x0eKV_TIER_OBJECT\x10\x04\x12\x10\n\x0cKV_TIER_PEER\x10\x05*d\n\x07Handoff\x12\x17\n\x13HANDOFF_UNSPECIFIED\x10\x00\x12\x16\n\x12HANDOFF_SEQUENTIAL\x10\x01\x12\x16\n\x12HANDOFF_RENDEZVOUS\x10\x02\x12\x10\n\x0cHANDOFF_PUSH\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvmesh.api.types.v1.kv_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_KVTIER']._serialized_start=847
-  _globals['_KVTIER']._serialized_end=974
-  _globals['_HANDOFF']._serialized_start=976
-  _globals['_HANDOFF']._serialized_end=1076
+  _globals['_KVTIER']._serialized_start=908
+  _globals['_KVTIER']._serialized_end=1035
+  _globals['_HANDOFF']._serialized_start=1037
+  _globals['_HANDOFF']._serialized_end=1137
   _globals['_KVHANDLE']._serialized_start=78
-  _globals['_KVHANDLE']._serialized_end=328
-  _globals['_RENDEZVOUS']._serialized_start=330
-  _globals['_RENDEZVOUS']._serialized_end=456
-  _globals['_KVEVENT']._serialized_start=459
-  _globals['_KVEVENT']._serialized_end=643
-  _globals['_KVSTORED']._serialized_start=645
-  _globals['_KVSTORED']._serialized_end=758
-  _globals['_KVREMOVED']._serialized_start=760
-  _globals['_KVREMOVED']._serialized_end=832
-  _globals['_KVCLEARED']._serialized_start=834
-  _globals['_KVCLEARED']._serialized_end=845
+  _globals['_KVHANDLE']._serialized_end=342
+  _globals['_KVREADER']._serialized_start=344
+  _globals['_KVREADER']._serialized_end=389
+  _globals['_RENDEZVOUS']._serialized_start=391
+  _globals['_RENDEZVOUS']._serialized_end=517
+  _globals['_KVEVENT']._serialized_start=520
+  _globals['_KVEVENT']._serialized_end=704
+  _globals['_KVSTORED']._serialized_start=706
+  _globals['_KVSTORED']._serialized_end=819
+  _globals['_KVREMOVED']._serialized_start=821
+  _globals['_KVREMOVED']._serialized_end=893
+  _globals['_KVCLEARED']._serialized_start=895
+  _globals['_KVCLEARED']._serialized_end=906
 # @@protoc_insertion_point(module_scope)

@@ -37,7 +37,7 @@ HANDOFF_RENDEZVOUS: Handoff
 HANDOFF_PUSH: Handoff
 
 class KvHandle(_message.Message):
-    __slots__ = ("handle_id", "format", "compatibility_hash", "payload", "worker_id", "worker_epoch", "tokens", "kv_bytes", "lease", "first_token_ids")
+    __slots__ = ("handle_id", "format", "compatibility_hash", "payload", "worker_id", "worker_epoch", "tokens", "kv_bytes", "lease", "first_token_ids", "seal")
     HANDLE_ID_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     COMPATIBILITY_HASH_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,7 @@ class KvHandle(_message.Message):
     KV_BYTES_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SEAL_FIELD_NUMBER: _ClassVar[int]
     handle_id: str
     format: str
     compatibility_hash: str
@@ -58,7 +59,16 @@ class KvHandle(_message.Message):
     kv_bytes: int
     lease: _duration_pb2.Duration
     first_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, handle_id: _Optional[str] = ..., format: _Optional[str] = ..., compatibility_hash: _Optional[str] = ..., payload: _Optional[bytes] = ..., worker_id: _Optional[str] = ..., worker_epoch: _Optional[int] = ..., tokens: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., first_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    seal: bytes
+    def __init__(self, handle_id: _Optional[str] = ..., format: _Optional[str] = ..., compatibility_hash: _Optional[str] = ..., payload: _Optional[bytes] = ..., worker_id: _Optional[str] = ..., worker_epoch: _Optional[int] = ..., tokens: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., first_token_ids: _Optional[_Iterable[int]] = ..., seal: _Optional[bytes] = ...) -> None: ...
+
+class KvReader(_message.Message):
+    __slots__ = ("worker_id", "leg_id")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    LEG_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    leg_id: str
+    def __init__(self, worker_id: _Optional[str] = ..., leg_id: _Optional[str] = ...) -> None: ...
 
 class Rendezvous(_message.Message):
     __slots__ = ("host", "port", "room", "prefill_data_parallel_rank")

@@ -29,43 +29,43 @@ from kvmesh.api.types.v1 import output_pb2 as kvmesh_dot_types_dot_v1_dot_output
 from kvmesh.api.types.v1 import prompt_pb2 as kvmesh_dot_types_dot_v1_dot_prompt__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bkvmesh/worker/v1/legs.proto\x12\x10kvmesh.worker.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1dkvmesh/errors/v1/errors.proto\x1a\x18kvmesh/types/v1/kv.proto\x1a\x1ckvmesh/types/v1/output.proto\x1a\x1ckvmesh/types/v1/prompt.proto\"\xf3\x01\n\x03Leg\x12\x0e\n\x06leg_id\x18\x01 \x01(\t\x12\'\n\x04task\x18\x02 \x01(\x0e\x32\x19.kvmesh.worker.v1.LegTask\x12/\n\ngeneration\x18\x03 \x01(\x0b\x32\x1b.kvmesh.types.v1.Generation\x12)\n\x06handle\x18\x04 \x01(\x0b\x32\x19.kvmesh.types.v1.KvHandle\x12/\n\nrendezvous\x18\x05 \x01(\x0b\x32\x1b.kvmesh.types.v1.Rendezvous\x12\x17\n\ndimensions\x18\x06 \x01(\rH\x00\x88\x01\x01\x42\r\n\x0b_dimensions\"\x8d\x01\n\rAttachRequest\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x17.kvmesh.worker.v1.Hello\x12\x31\n\x0bsubmissions\x18\x02 \x03(\x0b\x32\x1c.kvmesh.worker.v1.Submission\x12\x0f\n\x07\x63\x61ncels\x18\x03 \x03(\r\x12\x10\n\x08releases\x18\x04 \x03(\t\"\x1c\n\x05Hello\x12\x13\n\x0b\x66rontend_id\x18\x01 \x01(\t\"j\n\nSubmission\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\"\n\x03leg\x18\x02 \x01(\x0b\x32\x15.kvmesh.worker.v1.Leg\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"t\n\x0e\x41ttachResponse\x12,\n\x07welcome\x18\x01 \x01(\x0b\x32\x19.kvmesh.worker.v1.WelcomeH\x00\x12,\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x1b.kvmesh.worker.v1.StepFrameH\x00\x42\x06\n\x04kind\"\x9c\x01\n\x07Welcome\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12,\n\theartbeat\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\x0fsubmissions_max\x18\x04 \x01(\r\x12(\n\x05tasks\x18\x05 \x03(\x0e\x32\x19.kvmesh.worker.v1.LegTask\"\xe2\x01\n\tStepFrame\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\r\n\x05slots\x18\x02 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x03 \x03(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x30\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1e.kvmesh.worker.v1.SlotLogprobs\x12\x37\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x1e.kvmesh.worker.v1.SlotLogprobs\x12*\n\x08\x66inishes\x18\x07 \x03(\x0b\x32\x18.kvmesh.worker.v1.Finish\"I\n\x0cSlotLogprobs\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12+\n\x08logprobs\x18\x02 \x01(\x0b\x32\x19.kvmesh.types.v1.Logprobs\"\x82\x03\n\x06\x46inish\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12-\n\x06reason\x18\x02 \x01(\x0e\x32\x1d.kvmesh.types.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x03 \x01(\rH\x01\x88\x01\x01\x12,\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x1d.kvmesh.errors.v1.ErrorDetail\x12%\n\x05usage\x18\x05 \x01(\x0b\x32\x16.kvmesh.types.v1.Usage\x12\x16\n\x0ewas_recomputed\x18\x06 \x01(\x08\x12+\n\x06handle\x18\x07 \x01(\x0b\x32\x19.kvmesh.types.v1.KvHandleH\x00\x12\x30\n\tembedding\x18\x08 \x01(\x0b\x32\x1b.kvmesh.worker.v1.EmbeddingH\x00\x12\x37\n\rencoded_media\x18\t \x01(\x0b\x32\x1e.kvmesh.worker.v1.EncodedMediaH\x00\x42\x08\n\x06resultB\x10\n\x0e_stop_token_id\"\x1b\n\tEmbedding\x12\x0e\n\x06values\x18\x01 \x03(\x02\"\'\n\x0c\x45ncodedMedia\x12\x17\n\x0f\x65ncoder_handles\x18\x01 \x03(\x0c\"5\n\x0fGenerateRequest\x12\"\n\x03leg\x18\x01 \x01(\x0b\x32\x15.kvmesh.worker.v1.Leg\"\xb0\x01\n\x10GenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12+\n\x08logprobs\x18\x02 \x01(\x0b\x32\x19.kvmesh.types.v1.Logprobs\x12\x32\n\x0fprompt_logprobs\x18\x03 \x01(\x0b\x32\x19.kvmesh.types.v1.Logprobs\x12(\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x18.kvmesh.worker.v1.Finish\"%\n\x10ReleaseKvRequest\x12\x11\n\thandle_id\x18\x01 \x01(\t\"%\n\x11ReleaseKvResponse\x12\x10\n\x08was_held\x18\x01 \x01(\x08*y\n\x07LegTask\x12\x18\n\x14LEG_TASK_UNSPECIFIED\x10\x00\x12\x14\n\x10LEG_TASK_PREFILL\x10\x01\x12\x15\n\x11LEG_TASK_GENERATE\x10\x02\x12\x12\n\x0eLEG_TASK_EMBED\x10\x03\x12\x13\n\x0fLEG_TASK_ENCODE\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bkvmesh/worker/v1/legs.proto\x12\x10kvmesh.worker.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1dkvmesh/errors/v1/errors.proto\x1a\x18kvmesh/types/v1/kv.proto\x1a\x1ckvmesh/types/v1/output.proto\x1a\x1ckvmesh/types/v1/prompt.proto\"\x9e\x02\n\x03Leg\x12\x0e\n\x06leg_id\x18\x01 \x01(\t\x12\'\n\x04task\x18\x02 \x01(\x0e\x32\x19.kvmesh.worker.v1.LegTask\x12/\n\ngeneration\x18\x03 \x01(\x0b\x32\x1b.kvmesh.types.v1.Generation\x12)\n\x06handle\x18\x04 \x01(\x0b\x32\x19.kvmesh.types.v1.KvHandle\x12/\n\nrendezvous\x18\x05 \x01(\x0b\x32\x1b.kvmesh.types.v1.Rendezvous\x12\x17\n\ndimensions\x18\x06 \x01(\rH\x00\x88\x01\x01\x12)\n\x06reader\x18\x07 \x01(\x0b\x32\x19.kvmesh.types.v1.KvReaderB\r\n\x0b_dimensions\"\x8d\x01\n\rAttachRequest\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x17.kvmesh.worker.v1.Hello\x12\x31\n\x0bsubmissions\x18\x02 \x03(\x0b\x32\x1c.kvmesh.worker.v1.Submission\x12\x0f\n\x07\x63\x61ncels\x18\x03 \x03(\r\x12\x10\n\x08releases\x18\x04 \x03(\t\"\x1c\n\x05Hello\x12\x13\n\x0b\x66rontend_id\x18\x01 \x01(\t\"j\n\nSubmission\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\"\n\x03leg\x18\x02 \x01(\x0b\x32\x15.kvmesh.worker.v1.Leg\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"t\n\x0e\x41ttachResponse\x12,\n\x07welcome\x18\x01 \x01(\x0b\x32\x19.kvmesh.worker.v1.WelcomeH\x00\x12,\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x1b.kvmesh.worker.v1.StepFrameH\x00\x42\x06\n\x04kind\"\x9c\x01\n\x07Welcome\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12,\n\theartbeat\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\x0fsubmissions_max\x18\x04 \x01(\r\x12(\n\x05tasks\x18\x05 \x03(\x0e\x32\x19.kvmesh.worker.v1.LegTask\"\xe2\x01\n\tStepFrame\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\r\n\x05slots\x18\x02 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x03 \x03(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x30\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1e.kvmesh.worker.v1.SlotLogprobs\x12\x37\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x1e.kvmesh.worker.v1.SlotLogprobs\x12*\n\x08\x66inishes\x18\x07 \x03(\x0b\x32\x18.kvmesh.worker.v1.Finish\"I\n\x0cSlotLogprobs\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12+\n\x08logprobs\x18\x02 \x01(\x0b\x32\x19.kvmesh.types.v1.Logprobs\"\x82\x03\n\x06\x46inish\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12-\n\x06reason\x18\x02 \x01(\x0e\x32\x1d.kvmesh.types.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x03 \x01(\rH\x01\x88\x01\x01\x12,\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x1d.kvmesh.errors.v1.ErrorDetail\x12%\n\x05usage\x18\x05 \x01(\x0b\x32\x16.kvmesh.types.v1.Usage\x12\x16\n\x0ewas_recomputed\x18\x06 \x01(\x08\x12+\n\x06handle\x18\x07 \x01(\x0b\x32\x19.kvmesh.types.v1.KvHandleH\x00\x12\x30\n\tembedding\x18\x08 \x01(\x0b\x32\x1b.kvmesh.worker.v1.EmbeddingH\x00\x12\x37\n\rencoded_media\x18\t \x01(\x0b\x32\x1e.kvmesh.worker.v1.EncodedMediaH\x00\x42\x08\n\x06resultB\x10\n\x0e_stop_token_id\"\x1b\n\tEmbedding\x12\x0e\n\x06values\x18\x01 \x03(\x02\"\'\n\x0c\x45ncodedMedia\x12\x17\n\x0f\x65ncoder_handles\x18\x01 \x03(\x0c\"5\n\x0fGenerateRequest\x12\"\n\x03leg\x18\x01 \x01(\x0b\x32\x15.kvmesh.worker.v1.Leg\"\xb0\x01\n\x10GenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12+\n\x08logprobs\x18\x02 \x01(\x0b\x32\x19.kvmesh.types.v1.Logprobs\x12\x32\n\x0fprompt_logprobs\x18\x03 \x01(\x0b\x32\x19.kvmesh.types.v1.Logprobs\x12(\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x18.kvmesh.worker.v1.Finish\"%\n\x10ReleaseKvRequest\x12\x11\n\thandle_id\x18\x01 \x01(\t\"%\n\x11ReleaseKvResponse\x12\x10\n\x08was_held\x18\x01 \x01(\x08*y\n\x07LegTask\x12\x18\n\x14LEG_TASK_UNSPECIFIED\x10\x00\x12\x14\n\x10LEG_TASK_PREFILL\x10\x01\x12\x15\n\x11LEG_TASK_GENERATE\x10\x02\x12\x12\n\x0eLEG_TASK_EMBED\x10\x03\x12\x13\n\x0fLEG_TASK_ENCODE\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvmesh.api.worker.v1.legs_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LEGTASK']._serialized_start=2078
-  _globals['_LEGTASK']._serialized_end=2199
+  _globals['_LEGTASK']._serialized_start=2121
+  _globals['_LEGTASK']._serialized_end=2242
   _globals['_LEG']._serialized_start=199
-  _globals['_LEG']._serialized_end=442
-  _globals['_ATTACHREQUEST']._serialized_start=445
-  _globals['_ATTACHREQUEST']._serialized_end=586
-  _globals['_HELLO']._serialized_start=588
-  _globals['_HELLO']._serialized_end=616
-  _globals['_SUBMISSION']._serialized_start=618
-  _globals['_SUBMISSION']._serialized_end=724
-  _globals['_ATTACHRESPONSE']._serialized_start=726
-  _globals['_ATTACHRESPONSE']._serialized_end=842
-  _globals['_WELCOME']._serialized_start=845
-  _globals['_WELCOME']._serialized_end=1001
-  _globals['_STEPFRAME']._serialized_start=1004
-  _globals['_STEPFRAME']._serialized_end=1230
-  _globals['_SLOTLOGPROBS']._serialized_start=1232
-  _globals['_SLOTLOGPROBS']._serialized_end=1305
-  _globals['_FINISH']._serialized_start=1308
-  _globals['_FINISH']._serialized_end=1694
-  _globals['_EMBEDDING']._serialized_start=1696
-  _globals['_EMBEDDING']._serialized_end=1723
-  _globals['_ENCODEDMEDIA']._serialized_start=1725
-  _globals['_ENCODEDMEDIA']._serialized_end=1764
-  _globals['_GENERATEREQUEST']._serialized_start=1766
-  _globals['_GENERATEREQUEST']._serialized_end=1819
-  _globals['_GENERATERESPONSE']._serialized_start=1822
-  _globals['_GENERATERESPONSE']._serialized_end=1998
-  _globals['_RELEASEKVREQUEST']._serialized_start=2000
-  _globals['_RELEASEKVREQUEST']._serialized_end=2037
-  _globals['_RELEASEKVRESPONSE']._serialized_start=2039
-  _globals['_RELEASEKVRESPONSE']._serialized_end=2076
+  _globals['_LEG']._serialized_end=485
+  _globals['_ATTACHREQUEST']._serialized_start=488
+  _globals['_ATTACHREQUEST']._serialized_end=629
+  _globals['_HELLO']._serialized_start=631
+  _globals['_HELLO']._serialized_end=659
+  _globals['_SUBMISSION']._serialized_start=661
+  _globals['_SUBMISSION']._serialized_end=767
+  _globals['_ATTACHRESPONSE']._serialized_start=769
+  _globals['_ATTACHRESPONSE']._serialized_end=885
+  _globals['_WELCOME']._serialized_start=888
+  _globals['_WELCOME']._serialized_end=1044
+  _globals['_STEPFRAME']._serialized_start=1047
+  _globals['_STEPFRAME']._serialized_end=1273
+  _globals['_SLOTLOGPROBS']._serialized_start=1275
+  _globals['_SLOTLOGPROBS']._serialized_end=1348
+  _globals['_FINISH']._serialized_start=1351
+  _globals['_FINISH']._serialized_end=1737
+  _globals['_EMBEDDING']._serialized_start=1739
+  _globals['_EMBEDDING']._serialized_end=1766
+  _globals['_ENCODEDMEDIA']._serialized_start=1768
+  _globals['_ENCODEDMEDIA']._serialized_end=1807
+  _globals['_GENERATEREQUEST']._serialized_start=1809
+  _globals['_GENERATEREQUEST']._serialized_end=1862
+  _globals['_GENERATERESPONSE']._serialized_start=1865
+  _globals['_GENERATERESPONSE']._serialized_end=2041
+  _globals['_RELEASEKVREQUEST']._serialized_start=2043
+  _globals['_RELEASEKVREQUEST']._serialized_end=2080
+  _globals['_RELEASEKVRESPONSE']._serialized_start=2082
+  _globals['_RELEASEKVRESPONSE']._serialized_end=2119
 # @@protoc_insertion_point(module_scope)

@@ -28,20 +28,22 @@ LEG_TASK_EMBED: LegTask
 LEG_TASK_ENCODE: LegTask
 
 class Leg(_message.Message):
-    __slots__ = ("leg_id", "task", "generation", "handle", "rendezvous", "dimensions")
+    __slots__ = ("leg_id", "task", "generation", "handle", "rendezvous", "dimensions", "reader")
     LEG_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
     DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    READER_FIELD_NUMBER: _ClassVar[int]
     leg_id: str
     task: LegTask
     generation: _prompt_pb2.Generation
     handle: _kv_pb2.KvHandle
     rendezvous: _kv_pb2.Rendezvous
     dimensions: int
-    def __init__(self, leg_id: _Optional[str] = ..., task: _Optional[_Union[LegTask, str]] = ..., generation: _Optional[_Union[_prompt_pb2.Generation, _Mapping]] = ..., handle: _Optional[_Union[_kv_pb2.KvHandle, _Mapping]] = ..., rendezvous: _Optional[_Union[_kv_pb2.Rendezvous, _Mapping]] = ..., dimensions: _Optional[int] = ...) -> None: ...
+    reader: _kv_pb2.KvReader
+    def __init__(self, leg_id: _Optional[str] = ..., task: _Optional[_Union[LegTask, str]] = ..., generation: _Optional[_Union[_prompt_pb2.Generation, _Mapping]] = ..., handle: _Optional[_Union[_kv_pb2.KvHandle, _Mapping]] = ..., rendezvous: _Optional[_Union[_kv_pb2.Rendezvous, _Mapping]] = ..., dimensions: _Optional[int] = ..., reader: _Optional[_Union[_kv_pb2.KvReader, _Mapping]] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
     __slots__ = ("hello", "submissions", "cancels", "releases")

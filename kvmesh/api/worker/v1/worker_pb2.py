@@ -29,7 +29,7 @@ from kvmesh.api.types.v1 import load_pb2 as kvmesh_dot_types_dot_v1_dot_load__pb
 from kvmesh.api.types.v1 import model_pb2 as kvmesh_dot_types_dot_v1_dot_model__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dkvmesh/worker/v1/worker.proto\x12\x10kvmesh.worker.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18kvmesh/types/v1/kv.proto\x1a\x1akvmesh/types/v1/load.proto\x1a\x1bkvmesh/types/v1/model.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xc1\x03\n\x10\x44\x65scribeResponse\x12*\n\x06worker\x18\x01 \x01(\x0b\x32\x1a.kvmesh.types.v1.WorkerRef\x12#\n\x04role\x18\x02 \x01(\x0e\x32\x15.kvmesh.types.v1.Role\x12)\n\x05model\x18\x03 \x01(\x0b\x32\x1a.kvmesh.types.v1.ModelCard\x12\x33\n\x0c\x63\x61pabilities\x18\x04 \x01(\x0b\x32\x1d.kvmesh.types.v1.Capabilities\x12\x1d\n\x15kv_compatibility_hash\x18\x05 \x01(\t\x12\x19\n\x11\x62lock_size_tokens\x18\x06 \x01(\r\x12\x17\n\x0fkv_blocks_total\x18\x07 \x01(\x04\x12(\n\x05lease\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\x12rendezvous_address\x18\t \x01(\t\x12\x13\n\x0bis_draining\x18\n \x01(\x08\x12\x34\n\x07profile\x18\x0b \x01(\x0b\x32#.kvmesh.types.v1.PerformanceProfile\x12\x18\n\x10requires_prefill\x18\x0c \x01(\x08\"n\n\x0eWatchKvRequest\x12\x19\n\x0cresume_epoch\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x1c\n\x0fresume_sequence\x18\x02 \x01(\x04H\x01\x88\x01\x01\x42\x0f\n\r_resume_epochB\x12\n\x10_resume_sequence\"\x94\x01\n\x0fWatchKvResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x13\n\x0bis_snapshot\x18\x03 \x01(\x08\x12\x13\n\x0bis_complete\x18\x04 \x01(\x08\x12(\n\x06\x65vents\x18\x05 \x03(\x0b\x32\x18.kvmesh.types.v1.KvEvent\x12\x0c\n\x04part\x18\x06 \x01(\r\"?\n\x10WatchLoadRequest\x12+\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\">\n\x11WatchLoadResponse\x12)\n\x04load\x18\x01 \x01(\x0b\x32\x1b.kvmesh.types.v1.LoadRecord\"2\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\"\'\n\x13LoadAdapterResponse\x12\x10\n\x08\x61\x64\x61pters\x18\x01 \x03(\t\"$\n\x14UnloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\")\n\x15UnloadAdapterResponse\x12\x10\n\x08\x61\x64\x61pters\x18\x01 \x03(\t\"H\n\x0c\x44rainRequest\x12*\n\x07timeout\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0c\n\x04undo\x18\x02 \x01(\x08\"+\n\rDrainResponse\x12\x1a\n\x12requests_in_flight\x18\x01 \x01(\r\"L\n\x0eSetRoleRequest\x12#\n\x04role\x18\x01 \x01(\x0e\x32\x15.kvmesh.types.v1.Role\x12\x15\n\rfencing_token\x18\x02 \x01(\x04\"6\n\x0fSetRoleResponse\x12#\n\x04role\x18\x01 \x01(\x0e\x32\x15.kvmesh.types.v1.Role\"\x13\n\x11ResetCacheRequest\"&\n\x12ResetCacheResponse\x12\x10\n\x08is_reset\x18\x01 \x01(\x08\",\n\x0cSleepRequest\x12\x12\n\x05level\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x08\n\x06_level\"\x0f\n\rSleepResponse\"\r\n\x0bWakeRequest\"\x0e\n\x0cWakeResponse\"@\n\x12\x43heckKvPathRequest\x12*\n\x06source\x18\x01 \x01(\x0b\x32\x1a.kvmesh.types.v1.WorkerRef\"p\n\x13\x43heckKvPathResponse\x12\r\n\x05is_ok\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12*\n\x07\x65lapsed\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x14\n\x12ListKvPathsRequest\">\n\x13ListKvPathsResponse\x12\'\n\x05paths\x18\x01 \x03(\x0b\x32\x18.kvmesh.worker.v1.KvPath\"\xc7\x01\n\x06KvPath\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bpulls_total\x18\x02 \x01(\x04\x12\x16\n\x0e\x66\x61ilures_total\x18\x03 \x01(\x04\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\x12\x33\n\x0flast_failure_at\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x18\n\x0b\x62ytes_per_s\x18\x07 \x01(\x01H\x00\x88\x01\x01\x42\x0e\n\x0c_bytes_per_s\"(\n\x16\x46\x65tchModelFilesRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"F\n\x17\x46\x65tchModelFilesResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0f\n\x07is_last\x18\x03 \x01(\x08\x32\xf0\x08\n\rWorkerService\x12Q\n\x08\x44\x65scribe\x12!.kvmesh.worker.v1.DescribeRequest\x1a\".kvmesh.worker.v1.DescribeResponse\x12P\n\x07WatchKv\x12 .kvmesh.worker.v1.WatchKvRequest\x1a!.kvmesh.worker.v1.WatchKvResponse0\x01\x12V\n\tWatchLoad\x12\".kvmesh.worker.v1.WatchLoadRequest\x1a#.kvmesh.worker.v1.WatchLoadResponse0\x01\x12Z\n\x0bLoadAdapter\x12$.kvmesh.worker.v1.LoadAdapterRequest\x1a%.kvmesh.worker.v1.LoadAdapterResponse\x12`\n\rUnloadAdapter\x12&.kvmesh.worker.v1.UnloadAdapterRequest\x1a\'.kvmesh.worker.v1.UnloadAdapterResponse\x12H\n\x05\x44rain\x12\x1e.kvmesh.worker.v1.DrainRequest\x1a\x1f.kvmesh.worker.v1.DrainResponse\x12N\n\x07SetRole\x12 .kvmesh.worker.v1.SetRoleRequest\x1a!.kvmesh.worker.v1.SetRoleResponse\x12W\n\nResetCache\x12#.kvmesh.worker.v1.ResetCacheRequest\x1a$.kvmesh.worker.v1.ResetCacheResponse\x12H\n\x05Sleep\x12\x1e.kvmesh.worker.v1.SleepRequest\x1a\x1f.kvmesh.worker.v1.SleepResponse\x12\x45\n\x04Wake\x12\x1d.kvmesh.worker.v1.WakeRequest\x1a\x1e.kvmesh.worker.v1.WakeResponse\x12Z\n\x0b\x43heckKvPath\x12$.kvmesh.worker.v1.CheckKvPathRequest\x1a%.kvmesh.worker.v1.CheckKvPathResponse\x12Z\n\x0bListKvPaths\x12$.kvmesh.worker.v1.ListKvPathsRequest\x1a%.kvmesh.worker.v1.ListKvPathsResponse\x12h\n\x0f\x46\x65tchModelFiles\x12(.kvmesh.worker.v1.FetchModelFilesRequest\x1a).kvmesh.worker.v1.FetchModelFilesResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dkvmesh/worker/v1/worker.proto\x12\x10kvmesh.worker.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18kvmesh/types/v1/kv.proto\x1a\x1akvmesh/types/v1/load.proto\x1a\x1bkvmesh/types/v1/model.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xc1\x03\n\x10\x44\x65scribeResponse\x12*\n\x06worker\x18\x01 \x01(\x0b\x32\x1a.kvmesh.types.v1.WorkerRef\x12#\n\x04role\x18\x02 \x01(\x0e\x32\x15.kvmesh.types.v1.Role\x12)\n\x05model\x18\x03 \x01(\x0b\x32\x1a.kvmesh.types.v1.ModelCard\x12\x33\n\x0c\x63\x61pabilities\x18\x04 \x01(\x0b\x32\x1d.kvmesh.types.v1.Capabilities\x12\x1d\n\x15kv_compatibility_hash\x18\x05 \x01(\t\x12\x19\n\x11\x62lock_size_tokens\x18\x06 \x01(\r\x12\x17\n\x0fkv_blocks_total\x18\x07 \x01(\x04\x12(\n\x05lease\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\x12rendezvous_address\x18\t \x01(\t\x12\x13\n\x0bis_draining\x18\n \x01(\x08\x12\x34\n\x07profile\x18\x0b \x01(\x0b\x32#.kvmesh.types.v1.PerformanceProfile\x12\x18\n\x10requires_prefill\x18\x0c \x01(\x08\"n\n\x0eWatchKvRequest\x12\x19\n\x0cresume_epoch\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x1c\n\x0fresume_sequence\x18\x02 \x01(\x04H\x01\x88\x01\x01\x42\x0f\n\r_resume_epochB\x12\n\x10_resume_sequence\"\x94\x01\n\x0fWatchKvResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x13\n\x0bis_snapshot\x18\x03 \x01(\x08\x12\x13\n\x0bis_complete\x18\x04 \x01(\x08\x12(\n\x06\x65vents\x18\x05 \x03(\x0b\x32\x18.kvmesh.types.v1.KvEvent\x12\x0c\n\x04part\x18\x06 \x01(\r\"?\n\x10WatchLoadRequest\x12+\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\">\n\x11WatchLoadResponse\x12)\n\x04load\x18\x01 \x01(\x0b\x32\x1b.kvmesh.types.v1.LoadRecord\"2\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\"\'\n\x13LoadAdapterResponse\x12\x10\n\x08\x61\x64\x61pters\x18\x01 \x03(\t\"$\n\x14UnloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\")\n\x15UnloadAdapterResponse\x12\x10\n\x08\x61\x64\x61pters\x18\x01 \x03(\t\"W\n\x0c\x44rainRequest\x12*\n\x07timeout\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0c\n\x04undo\x18\x02 \x01(\x08\x12\r\n\x05\x65xits\x18\x03 \x01(\x08\"+\n\rDrainResponse\x12\x1a\n\x12requests_in_flight\x18\x01 \x01(\r\"L\n\x0eSetRoleRequest\x12#\n\x04role\x18\x01 \x01(\x0e\x32\x15.kvmesh.types.v1.Role\x12\x15\n\rfencing_token\x18\x02 \x01(\x04\"6\n\x0fSetRoleResponse\x12#\n\x04role\x18\x01 \x01(\x0e\x32\x15.kvmesh.types.v1.Role\"\x13\n\x11ResetCacheRequest\"&\n\x12ResetCacheResponse\x12\x10\n\x08is_reset\x18\x01 \x01(\x08\",\n\x0cSleepRequest\x12\x12\n\x05level\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x08\n\x06_level\"\x0f\n\rSleepResponse\"\r\n\x0bWakeRequest\"\x0e\n\x0cWakeResponse\"@\n\x12\x43heckKvPathRequest\x12*\n\x06source\x18\x01 \x01(\x0b\x32\x1a.kvmesh.types.v1.WorkerRef\"p\n\x13\x43heckKvPathResponse\x12\r\n\x05is_ok\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12*\n\x07\x65lapsed\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x14\n\x12ListKvPathsRequest\">\n\x13ListKvPathsResponse\x12\'\n\x05paths\x18\x01 \x03(\x0b\x32\x18.kvmesh.worker.v1.KvPath\"\xc7\x01\n\x06KvPath\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bpulls_total\x18\x02 \x01(\x04\x12\x16\n\x0e\x66\x61ilures_total\x18\x03 \x01(\x04\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\x12\x33\n\x0flast_failure_at\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x18\n\x0b\x62ytes_per_s\x18\x07 \x01(\x01H\x00\x88\x01\x01\x42\x0e\n\x0c_bytes_per_s\"(\n\x16\x46\x65tchModelFilesRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"F\n\x17\x46\x65tchModelFilesResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0f\n\x07is_last\x18\x03 \x01(\x08\x32\xf0\x08\n\rWorkerService\x12Q\n\x08\x44\x65scribe\x12!.kvmesh.worker.v1.DescribeRequest\x1a\".kvmesh.worker.v1.DescribeResponse\x12P\n\x07WatchKv\x12 .kvmesh.worker.v1.WatchKvRequest\x1a!.kvmesh.worker.v1.WatchKvResponse0\x01\x12V\n\tWatchLoad\x12\".kvmesh.worker.v1.WatchLoadRequest\x1a#.kvmesh.worker.v1.WatchLoadResponse0\x01\x12Z\n\x0bLoadAdapter\x12$.kvmesh.worker.v1.LoadAdapterRequest\x1a%.kvmesh.worker.v1.LoadAdapterResponse\x12`\n\rUnloadAdapter\x12&.kvmesh.worker.v1.UnloadAdapterRequest\x1a\'.kvmesh.worker.v1.UnloadAdapterResponse\x12H\n\x05\x44rain\x12\x1e.kvmesh.worker.v1.DrainRequest\x1a\x1f.kvmesh.worker.v1.DrainResponse\x12N\n\x07SetRole\x12 .kvmesh.worker.v1.SetRoleRequest\x1a!.kvmesh.worker.v1.SetRoleResponse\x12W\n\nResetCache\x12#.kvmesh.worker.v1.ResetCacheRequest\x1a$.kvmesh.worker.v1.ResetCacheResponse\x12H\n\x05Sleep\x12\x1e.kvmesh.worker.v1.SleepRequest\x1a\x1f.kvmesh.worker.v1.SleepResponse\x12\x45\n\x04Wake\x12\x1d.kvmesh.worker.v1.WakeRequest\x1a\x1e.kvmesh.worker.v1.WakeResponse\x12Z\n\x0b\x43heckKvPath\x12$.kvmesh.worker.v1.CheckKvPathRequest\x1a%.kvmesh.worker.v1.CheckKvPathResponse\x12Z\n\x0bListKvPaths\x12$.kvmesh.worker.v1.ListKvPathsRequest\x1a%.kvmesh.worker.v1.ListKvPathsResponse\x12h\n\x0f\x46\x65tchModelFiles\x12(.kvmesh.worker.v1.FetchModelFilesRequest\x1a).kvmesh.worker.v1.FetchModelFilesResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -57,39 +57,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_UNLOADADAPTERRESPONSE']._serialized_start=1193
   _globals['_UNLOADADAPTERRESPONSE']._serialized_end=1234
   _globals['_DRAINREQUEST']._serialized_start=1236
-  _globals['_DRAINREQUEST']._serialized_end=1308
-  _globals['_DRAINRESPONSE']._serialized_start=1310
-  _globals['_DRAINRESPONSE']._serialized_end=1353
-  _globals['_SETROLEREQUEST']._serialized_start=1355
-  _globals['_SETROLEREQUEST']._serialized_end=1431
-  _globals['_SETROLERESPONSE']._serialized_start=1433
-  _globals['_SETROLERESPONSE']._serialized_end=1487
-  _globals['_RESETCACHEREQUEST']._serialized_start=1489
-  _globals['_RESETCACHEREQUEST']._serialized_end=1508
-  _globals['_RESETCACHERESPONSE']._serialized_start=1510
-  _globals['_RESETCACHERESPONSE']._serialized_end=1548
-  _globals['_SLEEPREQUEST']._serialized_start=1550
-  _globals['_SLEEPREQUEST']._serialized_end=1594
-  _globals['_SLEEPRESPONSE']._serialized_start=1596
-  _globals['_SLEEPRESPONSE']._serialized_end=1611
-  _globals['_WAKEREQUEST']._serialized_start=1613
-  _globals['_WAKEREQUEST']._serialized_end=1626
-  _globals['_WAKERESPONSE']._serialized_start=1628
-  _globals['_WAKERESPONSE']._serialized_end=1642
-  _globals['_CHECKKVPATHREQUEST']._serialized_start=1644
-  _globals['_CHECKKVPATHREQUEST']._serialized_end=1708
-  _globals['_CHECKKVPATHRESPONSE']._serialized_start=1710
-  _globals['_CHECKKVPATHRESPONSE']._serialized_end=1822
-  _globals['_LISTKVPATHSREQUEST']._serialized_start=1824
-  _globals['_LISTKVPATHSREQUEST']._serialized_end=1844
-  _globals['_LISTKVPATHSRESPONSE']._serialized_start=1846
-  _globals['_LISTKVPATHSRESPONSE']._serialized_end=1908
-  _globals['_KVPATH']._serialized_start=1911
-  _globals['_KVPATH']._serialized_end=2110
-  _globals['_FETCHMODELFILESREQUEST']._serialized_start=2112
-  _globals['_FETCHMODELFILESREQUEST']._serialized_end=2152
-  _globals['_FETCHMODELFILESRESPONSE']._serialized_start=2154
-  _globals['_FETCHMODELFILESRESPONSE']._serialized_end=2224
-  _globals['_WORKERSERVICE']._serialized_start=2227
-  _globals['_WORKERSERVICE']._serialized_end=3363
+  _globals['_DRAINREQUEST']._serialized_end=1323
+  _globals['_DRAINRESPONSE']._serialized_start=1325
+  _globals['_DRAINRESPONSE']._serialized_end=1368
+  _globals['_SETROLEREQUEST']._serialized_start=1370
+  _globals['_SETROLEREQUEST']._serialized_end=1446
+  _globals['_SETROLERESPONSE']._serialized_start=1448
+  _globals['_SETROLERESPONSE']._serialized_end=1502
+  _globals['_RESETCACHEREQUEST']._serialized_start=1504
+  _globals['_RESETCACHEREQUEST']._serialized_end=1523
+  _globals['_RESETCACHERESPONSE']._serialized_start=1525
+  _globals['_RESETCACHERESPONSE']._serialized_end=1563
+  _globals['_SLEEPREQUEST']._serialized_start=1565
+  _globals['_SLEEPREQUEST']._serialized_end=1609
+  _globals['_SLEEPRESPONSE']._serialized_start=1611
+  _globals['_SLEEPRESPONSE']._serialized_end=1626
+  _globals['_WAKEREQUEST']._serialized_start=1628
+  _globals['_WAKEREQUEST']._serialized_end=1641
+  _globals['_WAKERESPONSE']._serialized_start=1643
+  _globals['_WAKERESPONSE']._serialized_end=1657
+  _globals['_CHECKKVPATHREQUEST']._serialized_start=1659
+  _globals['_CHECKKVPATHREQUEST']._serialized_end=1723
+  _globals['_CHECKKVPATHRESPONSE']._serialized_start=1725
+  _globals['_CHECKKVPATHRESPONSE']._serialized_end=1837
+  _globals['_LISTKVPATHSREQUEST']._serialized_start=1839
+  _globals['_LISTKVPATHSREQUEST']._serialized_end=1859
+  _globals['_LISTKVPATHSRESPONSE']._serialized_start=1861
+  _globals['_LISTKVPATHSRESPONSE']._serialized_end=1923
+  _globals['_KVPATH']._serialized_start=1926
+  _globals['_KVPATH']._serialized_end=2125
+  _globals['_FETCHMODELFILESREQUEST']._serialized_start=2127
+  _globals['_FETCHMODELFILESREQUEST']._serialized_end=2167
+  _globals['_FETCHMODELFILESRESPONSE']._serialized_start=2169
+  _globals['_FETCHMODELFILESRESPONSE']._serialized_end=2239
+  _globals['_WORKERSERVICE']._serialized_start=2242
+  _globals['_WORKERSERVICE']._serialized_end=3378
 # @@protoc_insertion_point(module_scope)

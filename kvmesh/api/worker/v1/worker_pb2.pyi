@@ -108,12 +108,14 @@ class UnloadAdapterResponse(_message.Message):
     def __init__(self, adapters: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
-    __slots__ = ("timeout", "undo")
+    __slots__ = ("timeout", "undo", "exits")
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     UNDO_FIELD_NUMBER: _ClassVar[int]
+    EXITS_FIELD_NUMBER: _ClassVar[int]
     timeout: _duration_pb2.Duration
     undo: bool
-    def __init__(self, timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., undo: _Optional[bool] = ...) -> None: ...
+    exits: bool
+    def __init__(self, timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., undo: _Optional[bool] = ..., exits: _Optional[bool] = ...) -> None: ...
 
 class DrainResponse(_message.Message):
     __slots__ = ("requests_in_flight",)

@@ -1,5 +1,6 @@
 """One rank of an SGLang engine in this process: SGLang's configuration, its scheduler, and rank 0's bootstrap server."""
 
+import importlib
 import os
 from typing import Any
 
@@ -8,6 +9,10 @@ from kvmesh.engines.sglang.host.environment import free_port, set_defaults, uses
 from kvmesh.engines.sglang.host.link import HostSocket
 from kvmesh.engines.sglang.messages import Ready
 from kvmesh.engines.sglang.settings import SglangSettings
+from kvmesh.kv.nixl_api import SELECTING_MODULE, set_progress_delay
+
+PROGRESS_DELAY_US = 1_000
+"""Longest sleep of NIXL's progress thread. At NIXL's default of 0 it uses a whole core per engine."""
 
 
 class Rank:
@@ -73,6 +78,8 @@ class Rank:
 
         if self._is_cpu:
             cpu.prepare_transfers()
+        if self._settings.mode != "null" and self._settings.transfer_backend == "nixl":
+            set_progress_delay(importlib.import_module(SELECTING_MODULE), PROGRESS_DELAY_US)
         if self._honors_seeds:
             honor_seeds(is_cpu=self._is_cpu)
         self._bootstrap = self._start_bootstrap() if self._is_met else None

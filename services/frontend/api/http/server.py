@@ -169,7 +169,11 @@ class HttpServer:
 
     async def _no_route(self, request: web.Request) -> web.Response:
         methods = await allowed_methods(request)
-        what = f"has no {request.method}, only {', '.join(methods)}" if methods else "does not exist"
+        what = (
+            f"has no {request.method}, only {', '.join(methods)}"
+            if methods
+            else "does not exist; /docs lists the paths"
+        )
         error = NotFoundError(f"{request.path[:128]} {what}", reason="method_not_allowed" if methods else "not_found")
         headers = self._boundary.common_headers(request) | ({"Allow": ", ".join(methods)} if methods else {})
         is_anthropic = request.path.startswith(MESSAGES_PATH) or VERSION_HEADER in request.headers

@@ -165,6 +165,7 @@ class ChatRequest(OpenAiRequest, kw_only=True):
     audio: Annotated[Any, refused("there is no audio output")] = None
     modalities: Annotated[Any, refused("only text comes out", ["text"])] = None
     web_search_options: Annotated[Any, refused("there is no web search")] = None
+    moderation: Annotated[Any, refused("there is none")] = None
     chat_template: Annotated[Any, refused("templates come with the model")] = None
     add_special_tokens: Annotated[Any, refused("the chat template adds them", False)] = None
     echo: Annotated[Any, refused("only for completions", False)] = None

@@ -130,6 +130,7 @@ class SamplingFields(CommonSampling, kw_only=True):
     metadata: Annotated[Metadata | None, Meta(description="Checked; changes nothing.")] = None
     safety_identifier: Ignored = None
     prompt_cache_retention: Ignored = None
+    prompt_cache_options: Ignored = None
     guided_decoding_backend: Annotated[Any, refused("the engine chooses")] = None
     guided_whitespace_pattern: Annotated[Any, refused("the engine chooses")] = None
     store: Annotated[bool | None, Meta(description="Checked; answers of this endpoint are not kept.")] = None

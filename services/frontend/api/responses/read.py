@@ -32,6 +32,7 @@ from services.frontend.api.request_body import (
     Body,
     Count,
     FieldError,
+    Ignored,
     JsonObject,
     RefusingBody,
     invalid_value,
@@ -139,13 +140,14 @@ class ResponseRequest(CommonSampling, kw_only=True):
     background: Annotated[Any, refused("the client must wait for the answer", False)] = None
     conversation: Annotated[Any, refused("use previous_response_id")] = None
     prompt: Annotated[Any, refused("there are no stored prompt templates")] = None
-    max_tool_calls: Annotated[Any, refused("there are no built-in tools")] = None
+    max_tool_calls: Annotated[
+        Count | None,
+        Meta(description="Checked; changes nothing: it limits calls of built-in tools, and there are none."),
+    ] = None
     context_management: Annotated[Any, refused("conversations are not compacted", [])] = None
     moderation: Annotated[Any, refused("there is none")] = None
-    prompt_cache_retention: Annotated[Any, refused("the mesh decides how long prefixes stay cached", "in_memory")] = (
-        None
-    )
-    prompt_cache_options: Annotated[Any, refused("the mesh decides how long prefixes stay cached")] = None
+    prompt_cache_retention: Ignored = None
+    prompt_cache_options: Ignored = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

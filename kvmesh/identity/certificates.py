@@ -1,0 +1,101 @@
+"""Where a member's certificate comes from. A folder is one source; others (Consul Connect, SPIFFE's workload API) fit the same interface."""
+
+import logging
+import ssl
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from kvmesh.errors import InvalidRequestError
+
+CERTIFICATE_FILE, KEY_FILE, AUTHORITY_FILE = "tls.crt", "tls.key", "ca.crt"
+RECHECK_S = 1.0
+"""Longest time until changed files are noticed."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificates:
+    """PEM texts: this member's certificate chain and key, and the authorities of the other members' certificates."""
+
+    certificate: bytes
+    key: bytes = field(repr=False)
+    authority: bytes
+
+
+class CertificateSource(Protocol):
+    """Gives the newest certificates."""
+
+    def current(self) -> Certificates:
+        """The same object as before while nothing has changed. Any thread may call it; it must not wait for a network."""
+        ...
+
+
+class DirectorySource:
+    """The files of a folder. Replacing them rotates the certificates; a folder that is half written keeps the earlier ones."""
+
+    def __init__(self, folder: str) -> None:
+        """InvalidRequestError when the files cannot be used."""
+        self._folder = Path(folder)
+        self._lock = threading.Lock()
+        self._stamp = self._read_stamp()
+        self._certificates = self._read()
+        self._checked_s = time.monotonic()
+
+    def current(self) -> Certificates:
+        """See `CertificateSource.current`."""
+        with self._lock:
+            now_s = time.monotonic()
+            if now_s - self._checked_s >= RECHECK_S:
+                self._checked_s = now_s
+                self._refresh()
+            return self._certificates
+
+    def _refresh(self) -> None:
+        try:
+            stamp = self._read_stamp()
+            if stamp == self._stamp:
+                return
+            found = self._read()
+        except InvalidRequestError as error:
+            _log.warning("certificates_not_renewed", extra={"data": {"why": error.message}})
+            return
+        if found != self._certificates:
+            self._certificates = found
+            _log.info("certificates_renewed", extra={"data": {"folder": str(self._folder)}})
+        self._stamp = stamp
+
+    def _read_stamp(self) -> tuple[tuple[int, int, int], ...]:
+        try:
+            found = [(self._folder / name).stat() for name in (CERTIFICATE_FILE, KEY_FILE, AUTHORITY_FILE)]
+        except OSError as error:
+            raise _unusable(self._folder, error) from error
+        return tuple((each.st_mtime_ns, each.st_ino, each.st_size) for each in found)
+
+    def _read(self) -> Certificates:
+        """Reads the files and checks that they belong together."""
+        folder = self._folder
+        try:
+            context = ssl.create_default_context(cafile=str(folder / AUTHORITY_FILE))
+            context.load_cert_chain(folder / CERTIFICATE_FILE, folder / KEY_FILE)
+            return Certificates(
+                certificate=(folder / CERTIFICATE_FILE).read_bytes(),
+                key=(folder / KEY_FILE).read_bytes(),
+                authority=(folder / AUTHORITY_FILE).read_bytes(),
+            )
+        except OSError as error:  # ssl.SSLError is one.
+            raise _unusable(folder, error) from error
+
+
+def _unusable(folder: Path, error: OSError) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"mesh.tls_directory: {folder} has no usable {CERTIFICATE_FILE}, {KEY_FILE} and {AUTHORITY_FILE}: {error}",
+        field="mesh.tls_directory",
+    )
+
+
+def source_of(folder: str) -> CertificateSource | None:
+    """The certificates in a folder; None for an empty name."""
+    return DirectorySource(folder) if folder else None

@@ -1,0 +1,87 @@
+"""The files with which a mesh's services and operators prove who they are: one folder, which only its user can read.
+
+registry-token              for the registry
+mesh-secret                 seals registrations and KV handles
+tls/ROLE/tls.crt, tls.key, ca.crt
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvmesh.errors import InvalidRequestError
+from kvmesh.identity.certificates import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, Certificates
+from kvmesh.identity.roles import MeshRole
+from kvmesh.identity.secret import new_secret, write_private
+
+if TYPE_CHECKING:
+    from kvmesh.identity.authority import Authority
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Names of the files in a folder. A name is empty where the folder lacks the file."""
+
+    folder: Path
+
+    @property
+    def token_file(self) -> str:
+        return _if_exists(self.folder / "registry-token")
+
+    @property
+    def secret_file(self) -> str:
+        return _if_exists(self.folder / "mesh-secret")
+
+    def tls_directory(self, role: MeshRole) -> str:
+        return _if_exists(self.folder / "tls" / role)
+
+    def argv(self, role: MeshRole) -> tuple[str, ...]:
+        """Flags of a service. Files, not their content: other users can read command lines."""
+        flags = (
+            ("--discovery-token-file", self.token_file),
+            ("--mesh-secret-file", self.secret_file),
+            ("--mesh-tls-directory", self.tls_directory(role)),
+        )
+        return tuple(word for flag, name in flags if name for word in (flag, name))
+
+
+def _if_exists(path: Path) -> str:
+    return str(path) if path.exists() else ""
+
+
+def find_credentials(folder: str) -> Credentials:
+    """An existing folder. InvalidRequestError when it has none of the files."""
+    found = Credentials(Path(folder).expanduser().resolve())
+    if not (found.token_file or found.secret_file or (found.folder / "tls").exists()):
+        raise InvalidRequestError(
+            f"{folder} has no credentials; `kvmesh credentials DIR` makes them", field="credentials"
+        )
+    return found
+
+
+def make_credentials(folder: Path, *, authority: "Authority | None", token: bytes | None = None) -> Credentials:
+    """Writes what the folder lacks, and new certificates. Returns the folder's names.
+
+    `authority` None: no certificates. `token`: the registry's; None: a new one, empty: none.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    made = Credentials(folder)
+    if token is None and not made.token_file:
+        token = new_secret()
+    if token:
+        write_private(folder / "registry-token", token)
+    if not made.secret_file:
+        write_private(folder / "mesh-secret", new_secret())
+    if authority is not None:
+        for role in MeshRole:
+            write_certificates(folder / "tls" / role, authority.issue(role))
+    return made
+
+
+def write_certificates(folder: Path, certificates: Certificates) -> None:
+    """Replaces the certificates of one member. Readers check that key and certificate belong together, and read again."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_private(folder / AUTHORITY_FILE, certificates.authority)
+    write_private(folder / KEY_FILE, certificates.key)
+    write_private(folder / CERTIFICATE_FILE, certificates.certificate)

@@ -1,0 +1,80 @@
+"""Which roles may call which gRPC method of the mesh's services. A method that is not listed is refused.
+
+Frontends' public API is not in the table: API keys protect it (docs/use/access.md).
+"""
+
+from collections.abc import Collection, Mapping
+
+from kvmesh.identity.roles import MeshRole
+
+_FRONTEND, _ROUTER, _OPERATOR = MeshRole.FRONTEND, MeshRole.ROUTER, MeshRole.OPERATOR
+_PLANNER = MeshRole.PLANNER
+_WORKERS = (MeshRole.PREFILL, MeshRole.DECODE)
+_EVERYONE = frozenset(MeshRole)
+
+PERMISSIONS: Mapping[str, Collection[MeshRole]] = {
+    "/kvmesh.router.v1.RouterService/Route": {_FRONTEND},
+    "/kvmesh.router.v1.RouterService/SyncPeers": {_ROUTER},
+    "/kvmesh.router.v1.RouterService/Explain": {_OPERATOR},
+    "/kvmesh.router.v1.RouterService/ListWorkers": {_PLANNER, _OPERATOR},
+    "/kvmesh.router.v1.RouterService/SetDeflection": {_PLANNER, _OPERATOR},
+    "/kvmesh.worker.v1.WorkerService/Describe": {_FRONTEND, _ROUTER, _OPERATOR},
+    "/kvmesh.worker.v1.WorkerService/WatchKv": {_ROUTER},
+    "/kvmesh.worker.v1.WorkerService/WatchLoad": {_ROUTER, _OPERATOR},
+    "/kvmesh.worker.v1.WorkerService/FetchModelFiles": {_FRONTEND},
+    "/kvmesh.worker.v1.WorkerService/ListKvPaths": {_OPERATOR},
+    "/kvmesh.worker.v1.WorkerService/CheckKvPath": {_OPERATOR},
+    "/kvmesh.worker.v1.WorkerService/LoadAdapter": {_OPERATOR},
+    "/kvmesh.worker.v1.WorkerService/UnloadAdapter": {_OPERATOR},
+    "/kvmesh.worker.v1.WorkerService/Drain": {_PLANNER, _OPERATOR},
+    "/kvmesh.worker.v1.WorkerService/SetRole": {_PLANNER, _OPERATOR},
+    "/kvmesh.worker.v1.WorkerService/ResetCache": {_OPERATOR},
+    "/kvmesh.worker.v1.WorkerService/Sleep": {_OPERATOR},
+    "/kvmesh.worker.v1.WorkerService/Wake": {_OPERATOR},
+    # A decode worker has prefill workers compute a short prompt to check the KV path to them. Its certificate may say prefill, since
+    # workers change their role while they run.
+    "/kvmesh.prefill.v1.PrefillService/Attach": {_FRONTEND},
+    "/kvmesh.prefill.v1.PrefillService/Generate": {*_WORKERS, _OPERATOR},
+    "/kvmesh.prefill.v1.PrefillService/ReleaseKv": {*_WORKERS, _OPERATOR},
+    "/kvmesh.decode.v1.DecodeService/Attach": {_FRONTEND},
+    "/kvmesh.decode.v1.DecodeService/Generate": {_OPERATOR},
+    "/kvmesh.decode.v1.DecodeService/ReleaseKv": {_OPERATOR},
+    "/kvmesh.planner.v1.PlannerService/GetPlan": {_OPERATOR},
+    "/kvmesh.planner.v1.PlannerService/WatchPlans": {MeshRole.SCALER, _OPERATOR},
+    "/kvmesh.planner.v1.PlannerService/SetTargets": {_OPERATOR},
+    "/kvmesh.planner.v1.PlannerService/Simulate": {_OPERATOR},
+    "/kvmesh.planner.v1.ScalerService/Scale": {_PLANNER, _OPERATOR},
+    "/kvmesh.planner.v1.ScalerService/ListPools": {_PLANNER, _OPERATOR},
+    "/grpc.health.v1.Health/Check": _EVERYONE,
+    "/grpc.health.v1.Health/Watch": _EVERYONE,
+    "/grpc.health.v1.Health/List": {_OPERATOR},
+}
+OPERATOR_PREFIXES = ("/grpc.reflection.", "/grpc.channelz.")
+"""Services whose methods only operators may call."""
+READING = frozenset(
+    {
+        "Describe",
+        "WatchLoad",
+        "ListKvPaths",
+        "ListWorkers",
+        "Explain",
+        "GetPlan",
+        "WatchPlans",
+        "ListPools",
+        "Check",
+        "Watch",
+        "List",
+    }
+)
+"""Methods that change nothing: an operator's calls of them are not written to the audit log."""
+
+
+def may_call(role: MeshRole, method: str) -> bool:
+    if method.startswith(OPERATOR_PREFIXES):
+        return role is MeshRole.OPERATOR
+    return role in PERMISSIONS.get(method, ())
+
+
+def is_audited(role: MeshRole, method: str) -> bool:
+    """True for an operator's call that changes something."""
+    return role is MeshRole.OPERATOR and method in PERMISSIONS and method.rpartition("/")[2] not in READING

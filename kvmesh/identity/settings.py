@@ -1,0 +1,21 @@
+"""How a service shows that it belongs to the mesh."""
+
+from dataclasses import dataclass
+
+from kvmesh.settings import setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshSettings:
+    """`kvmesh up` and `kvmesh credentials` write these files; see docs/operate/security.md."""
+
+    secret_file: str = setting(
+        "",
+        "File with the mesh's secret, the same for all services. Registrations and KV handles that are not sealed with it are"
+        " refused. Empty: nothing is sealed.",
+    )
+    tls_directory: str = setting(
+        "",
+        "Folder with tls.crt, tls.key and ca.crt (cert-manager's names): mutual TLS between services, and each method only for its"
+        " roles. Changed files are used from the next connection on. Empty: plain text.",
+    )

@@ -1,0 +1,69 @@
+"""Lets a caller use only the methods of its role (`kvmesh/identity/permissions.py`), and records what operators do."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from kvmesh.errors import PermissionDeniedError
+from kvmesh.identity.permissions import is_audited, may_call
+from kvmesh.identity.roles import MeshRole, role_of
+from kvmesh.telemetry import event_logger
+from kvmesh.telemetry.handlers import wrap_handler
+
+AUDIT_LOGGER = "kvmesh.audit"
+_audit = event_logger(AUDIT_LOGGER)
+
+
+class AuthorisationInterceptor(grpc.aio.ServerInterceptor):
+    """For servers with mesh TLS. Must come after the interceptor that converts errors to status codes."""
+
+    async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """See the base class."""
+        handler = await continuation(handler_call_details)
+        method = str(handler_call_details.method)
+        if handler is None:
+            return None
+
+        def checking(inner: Any) -> Any:
+            async def behave(request: Any, context: Any) -> Any:
+                role = caller_role(context)
+                if role is None or not may_call(role, method):
+                    raise PermissionDeniedError(
+                        f"{method} is not for {role or 'this certificate'}", reason="role_not_permitted"
+                    )
+                if is_audited(role, method):
+                    return await _audited(inner, request, context, method)
+                return await inner(request, context)
+
+            return behave
+
+        return wrap_handler(handler, checking)
+
+
+def caller_role(context: Any) -> MeshRole | None:
+    """The role in the caller's certificate; None: it names none, or several."""
+    uris = context.auth_context().get("peer_uri", ())
+    return role_of(uris[0].decode(errors="replace")) if len(uris) == 1 else None
+
+
+async def _audited(inner: Any, request: Any, context: Any, method: str) -> Any:
+    """Runs an operator's call. The audit log gets the caller, its address, the method and the outcome; never arguments."""
+    outcome = "failed"
+    try:
+        answer = await inner(request, context)
+        outcome = "done"
+        return answer
+    except asyncio.CancelledError:
+        outcome = "cancelled"
+        raise
+    finally:
+        names = context.auth_context().get("x509_common_name", (b"",))
+        _audit.warning(
+            "operator_call",
+            method=method,
+            caller=names[0].decode(errors="replace"),
+            peer=context.peer(),
+            outcome=outcome,
+        )

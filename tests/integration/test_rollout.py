@@ -1,0 +1,40 @@
+"""`kvmesh rollout` on meshes of real processes, under load."""
+
+import asyncio
+from pathlib import Path
+
+from kvmesh.discovery.base import DECODE, PREFILL
+from tests.integration.mesh import argv_simulated, running_mesh
+from tests.integration.test_worker_commands import answers, command, repeat, workers
+
+SLOW = "--engine-args=--simulated-time-factor 1"
+
+
+async def test_a_rollout_restarts_every_worker(tmp_path: Path) -> None:
+    """No request fails or changes its answer, and no worker process is the old one."""
+    argv = argv_simulated("--prefill", "2", "--decode", "2", SLOW)
+    async with running_mesh(tmp_path, *argv) as mesh:
+        expected = await answers(mesh)
+        before = {*await workers(mesh, PREFILL), *await workers(mesh, DECODE)}
+        running = asyncio.create_task(repeat(mesh, expected))
+        status, output = await command(mesh, "rollout", "--observe-s", "0.5")
+        running.cancel()
+        await asyncio.wait([running])
+        assert running.cancelled(), running.exception()
+        assert status == 0, f"{output}\n{mesh.logs()}"
+        assert output.endswith("kvmesh: 4 workers were restarted\n")
+        after = {*await workers(mesh, PREFILL), *await workers(mesh, DECODE)}
+        assert len(after) == 4 and not after & before
+        assert await answers(mesh) == expected
+
+
+async def test_a_rollout_stops_at_the_first_worker_that_stays_away(tmp_path: Path) -> None:
+    """The others serve on. The only worker of a pool is not touched."""
+    argv = argv_simulated("--prefill", "1", "--decode", "2", "--restarts-max", "0", SLOW)
+    async with running_mesh(tmp_path, *argv) as mesh:
+        status, output = await command(mesh, "rollout", "--pool", "prefill")
+        assert status == 1 and "--allow-gaps" in output
+        status, output = await command(mesh, "rollout", "--pool", "decode", "--ready-timeout-s", "3")
+        assert status == 1 and "the rollout stops: no worker replaced" in output, output
+        assert len(await workers(mesh, DECODE)) == 1
+        assert len(await answers(mesh)) > 0

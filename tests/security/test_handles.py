@@ -1,0 +1,206 @@
+"""Attacks with KV handles: forged, altered, replayed, of another request, for another reader, too old. Nothing may be read."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+import pytest_asyncio
+
+from kvmesh.api.decode.v1.decode_pb2_grpc import DecodeServiceStub
+from kvmesh.api.worker.v1 import legs_pb2
+from kvmesh.core import Generation, KvHandle, KvReader, Leg, LegFinish, LegTask, SamplingParams
+from kvmesh.discovery.base import DECODE, PREFILL, Instance
+from kvmesh.errors import KvLostError, MeshError
+from kvmesh.identity.secret import MeshSecret
+from kvmesh.kv.seals import CLOCK_SKEW_S, HandleSeals, SealScope
+from kvmesh.rpc.codec.legs import from_finish, to_leg
+from kvmesh.rpc.prefill_client import GrpcPrefillClient
+from kvmesh.rpc.status import from_rpc_error
+from tests.integration.mesh import RunningMesh, argv_simulated, metrics_text, running_mesh, wait_until, worker_metric
+from tests.parts import require_part
+from tests.patience import PATIENCE_S
+
+SECRET = MeshSecret(b"s" * 32)
+READER = KvReader(worker_id="d1", leg_id="r-0")
+PROMPT = Generation(model="m", token_ids=list(range(40)), cache_salt="tenant")
+SCOPE = SealScope.of(READER, PROMPT)
+HANDLE = KvHandle(
+    handle_id="h",
+    format="f",
+    compatibility_hash="c",
+    payload=b"blocks",
+    worker_id="p1",
+    worker_epoch=7,
+    tokens=40,
+    lease_s=30.0,
+    kv_bytes=1024,
+)
+
+
+class Now:
+    """The time of day, as a test sets it."""
+
+    wall_s = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.wall_s
+
+
+def is_refused(seals: HandleSeals, handle: KvHandle, scope: SealScope = SCOPE) -> bool:
+    try:
+        seals.use(handle, scope)
+    except KvLostError as error:
+        return error.reason == "kv_seal"
+    return False
+
+
+def test_a_handle_is_for_one_reader_request_and_prompt() -> None:
+    """The attacker has a genuine handle, and changes one thing of it or brings it to another place."""
+    sealed = HandleSeals(SECRET, Now()).seal(HANDLE, SCOPE)
+    for change in (
+        {"seal": b""},
+        {"seal": sealed.seal[:-1]},
+        {"seal": bytes(8) + sealed.seal[8:]},
+        {"handle_id": "h2"},
+        {"format": "g"},
+        {"compatibility_hash": "d"},
+        {"payload": b"blockt"},
+        {"worker_id": "p2"},
+        {"worker_epoch": 8},
+        {"tokens": 41},
+        {"kv_bytes": 1025},
+        {"first_token_ids": (1,)},
+    ):
+        assert is_refused(HandleSeals(SECRET, Now()), replace(sealed, **change)), change  # type: ignore[arg-type]
+    for scope in (
+        SealScope.of(replace(READER, worker_id="d2"), PROMPT),
+        SealScope.of(replace(READER, leg_id="r-1"), PROMPT),
+        SealScope.of(READER, replace(PROMPT, token_ids=[*range(39), 99])),
+        SealScope.of(READER, replace(PROMPT, cache_salt="other tenant")),
+        SealScope.of(READER, replace(PROMPT, adapter="other")),
+    ):
+        assert is_refused(HandleSeals(SECRET, Now()), sealed, scope)
+    forged = HandleSeals(MeshSecret(b"o" * 32), Now()).seal(HANDLE, SCOPE)
+    assert is_refused(HandleSeals(SECRET, Now()), forged)
+    # The lease is what is left of it on the way, and not sealed.
+    assert not is_refused(HandleSeals(SECRET, Now()), replace(sealed, lease_s=1.0))
+
+
+def test_a_handle_is_used_once_and_in_time() -> None:
+    """The attacker repeats a submission, at once or much later."""
+    now = Now()
+    seals = HandleSeals(SECRET, now)
+    first, second = (seals.seal(replace(HANDLE, handle_id=name), SCOPE) for name in ("h1", "h2"))
+    assert not is_refused(seals, first)
+    assert is_refused(seals, first)
+    now.wall_s += HANDLE.lease_s + CLOCK_SKEW_S - 1
+    assert is_refused(seals, first)
+    assert not is_refused(seals, second)
+    now.wall_s += 2
+    assert is_refused(seals, first) and is_refused(seals, second)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["simulated", "vllm"])
+async def mesh(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningMesh]:
+    folder = tmp_path_factory.mktemp("mesh")
+    argv = argv_simulated()
+    if request.param == "vllm":
+        require_part("vllm")
+        argv = ("--greeting", "", "--engine-args=--vllm-dtype float32")
+    async with running_mesh(folder, *argv, ready_timeout_s=180) as running:
+        yield running
+
+
+class Attacker:
+    """Holds an operator's certificate, with which it may submit legs to workers by itself: far more than any client can."""
+
+    def __init__(self, mesh: RunningMesh) -> None:
+        self._mesh = mesh
+        self._channels = mesh.target.channels()
+
+    async def worker(self, service: str) -> Instance:
+        registry = self._mesh.target.registry()
+        try:
+            (found,) = (await registry.instances(service)).instances
+            return found
+        finally:
+            await registry.aclose()
+
+    async def prefill(self, prompt: Generation, leg_id: str) -> KvHandle:
+        """The handle of a prompt, sealed for a leg of the mesh's decode worker."""
+        reader = KvReader(worker_id=(await self.worker(DECODE)).instance_id, leg_id=leg_id)
+        leg = Leg(leg_id=f"{leg_id}p", task=LegTask.PREFILL, generation=prompt, reader=reader)
+        address = (await self.worker(PREFILL)).address
+        return await GrpcPrefillClient(self._channels).prefill(address, leg, timeout_s=PATIENCE_S)
+
+    async def release(self, handle: KvHandle) -> None:
+        address = (await self.worker(PREFILL)).address
+        await GrpcPrefillClient(self._channels).release(address, handle.handle_id, timeout_s=PATIENCE_S)
+
+    async def decode(self, prompt: Generation, leg_id: str, handle: KvHandle) -> LegFinish:
+        leg = Leg(leg_id=leg_id, task=LegTask.GENERATE, generation=prompt, handle=handle)
+        stub: Any = DecodeServiceStub(self._channels.channel((await self.worker(DECODE)).address))
+        try:
+            async for message in stub.Generate(legs_pb2.GenerateRequest(leg=to_leg(leg)), timeout=PATIENCE_S):
+                if message.HasField("finish"):
+                    return from_finish(message.finish)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, where="decode") from error
+        raise AssertionError("a leg without an end")
+
+    async def pulled(self) -> float:
+        """Tokens whose KV the decode worker has pulled."""
+        metrics_port = int((await self.worker(DECODE)).meta["metrics_port"])
+        return worker_metric(await metrics_text("127.0.0.1", metrics_port), "kvmesh_worker_transferred_tokens_total")
+
+    async def aclose(self) -> None:
+        await self._channels.aclose()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.timeout(300)
+async def test_workers_refuse_handles_that_are_not_theirs(mesh: RunningMesh) -> None:
+    """The attacker has a victim's handle. What it submits with it is refused before a block is read, and the victim is served."""
+    attacker = Attacker(mesh)
+    sampling = SamplingParams(max_tokens=4, temperature=0.0)
+    victim = Generation(model="demo", token_ids=list(range(20, 148)), cache_salt="victim", sampling=sampling)
+    handle = await attacker.prefill(victim, "victim-0")
+    own = await attacker.prefill(replace(victim, cache_salt="own", token_ids=list(range(40, 168))), "attack-0")
+    before = await attacker.pulled()
+    attacks = (
+        ("another request", victim, "attack-1", handle),
+        ("another tenant", replace(victim, cache_salt="own"), "victim-0", handle),
+        ("another prompt", replace(victim, token_ids=list(range(21, 149))), "victim-0", handle),
+        ("altered blocks", victim, "victim-0", replace(handle, payload=own.payload)),
+        ("own seal", victim, "victim-0", replace(handle, seal=own.seal)),
+        ("no seal", victim, "victim-0", replace(handle, seal=b"")),
+        ("a poisoned cache", victim, "attack-0", own),
+    )
+    for name, prompt, leg_id, stolen in attacks:
+        with pytest.raises(MeshError) as caught:
+            await attacker.decode(prompt, leg_id, stolen)
+        assert caught.value.reason == "kv_seal", name
+    assert await attacker.pulled() == before
+    finish = await attacker.decode(victim, "victim-0", handle)
+    assert finish.error is None and not finish.was_recomputed and finish.usage.transferred_tokens > 0
+    with pytest.raises(MeshError) as caught:
+        await attacker.decode(victim, "victim-0", handle)
+    assert caught.value.reason == "kv_seal"
+
+    async def has_pulled() -> bool:
+        return await attacker.pulled() > before
+
+    await wait_until(has_pulled, PATIENCE_S, "the genuine handle was pulled")
+    # A worker that stops serves its handles first.
+    await attacker.release(own)
+    await attacker.aclose()
+
+
+def test_credentials_hold_no_secret_in_their_text(tmp_path: Path) -> None:
+    """A secret in a log would be one for everybody."""
+    (tmp_path / "secret").write_text("t" * 40)
+    secret = MeshSecret.from_file(str(tmp_path / "secret"))
+    assert "t" * 10 not in f"{secret!r} {secret}"
