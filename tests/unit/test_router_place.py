@@ -360,15 +360,20 @@ def test_a_policy_that_does_not_count_seconds_keeps_prompts_on_prefill_workers()
         assert all(placement.prefill is not None for placement in placed), policy
 
 
-def test_the_planner_deflects_prompts_up_to_its_bound():
-    """Longer ones still go through a prefill worker, other models are not affected, and 0 ends it."""
+def test_the_planner_deflects_prompts_up_to_its_bound_where_that_is_cheaper():
+    """Both prefill workers are busy for less than a congestion: with the bound a decode worker computes short prompts.
+
+    Longer ones and other models still go through a prefill worker, an idle prefill worker is still used, and 0 ends it.
+    """
     router = two_by_two(prefill_congested_s=1e9)
     model = ask("r", [1]).model
     router.placer.set_deflection(model, 300)
-    placement = place(router, 1, ask("r1", [1], tokens=300))
+    for number in range(1, 41):
+        place(router, number, ask(f"r{number}", [1000 + number], tokens=4000))
+    placement = place(router, 41, ask("r41", [1], tokens=300))
     assert placement.prefill is None
     assert placement.reasons[0] == "deflected"
-    assert place(router, 2, ask("r2", [2], tokens=301)).prefill is not None
+    assert place(router, 42, ask("r42", [2], tokens=301)).prefill is not None
     router.placer.set_deflection(model, 0)
     router.placer.set_deflection("other", 300)
-    assert place(router, 3, ask("r3", [3], tokens=300)).prefill is not None
+    assert place(router, 43, ask("r43", [3], tokens=300)).prefill is not None
