@@ -1,7 +1,7 @@
 """The record of an adapter package that a worker process and `kvmesh up` read before they import the engine."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from kvmesh.clock import Clock
@@ -28,6 +28,11 @@ class EngineHost:
     clock: Clock
     address: str = LOOPBACK
     ports: PortRange | None = None
+
+
+def with_features(capabilities: Capabilities, *names: str) -> Capabilities:
+    """With these features, of those that depend on settings only."""
+    return replace(capabilities, features=(*capabilities.features, *names))
 
 
 def rank_port(port: int, rank: int, host: EngineHost) -> int:
