@@ -139,7 +139,7 @@ class Worker:
         self._idle.set()
         self._load_sequence = 0
         self.load_signal = LoadSignal()
-        """Rings when the load has changed."""
+        """Notifies watchers when the load has changed."""
         self.kv_feed = KvEventFeed(epoch=identity.epoch)
         self._kv_batcher = KvEventBatcher(self._publish_kv)
 
