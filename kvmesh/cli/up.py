@@ -30,7 +30,7 @@ from kvmesh.cli.restarts import RestartPolicy
 from kvmesh.cli.scaling import ScalingPart
 from kvmesh.cli.start_checks import consul_problem, engine_problem, hub_problem, is_hub_name, port_problems
 from kvmesh.cli.state import MeshPlace, claim_place, default_name, find_mesh
-from kvmesh.cli.up_credentials import keep_renewed, own_credentials
+from kvmesh.cli.up_credentials import has_mesh_tls, keep_renewed, own_credentials
 from kvmesh.cli.up_settings import UpSettings, adapt_to_packages, mesh_shape, model_problem, worker_groups
 from kvmesh.cli.worker_forks import WorkerForks
 from kvmesh.clock import SystemClock
@@ -42,7 +42,7 @@ from kvmesh.identity.certificates import source_of
 from kvmesh.identity.roles import MeshRole
 from kvmesh.identity.secret import read_private
 from kvmesh.network.names import LOOPBACK, is_loopback, registry_host
-from kvmesh.network.place import choose_address
+from kvmesh.network.place import check_protected, choose_address
 from kvmesh.settings import SettingsError, load
 
 T = TypeVar("T")
@@ -433,6 +433,8 @@ def main(argv: Sequence[str]) -> int:
         chosen = choose_address(settings.address, registry_host(settings.consul) or LOOPBACK)
         if not is_loopback(chosen.host):
             settings = replace(settings, address=chosen.host)
+            if not settings.insecure_listen:
+                check_protected(chosen.host, has_tls=has_mesh_tls(settings))
             lines = [*lines, f"services listen on {chosen.host}: {chosen.why}"]
         if not settings.join and (
             problem := port_problems(settings.host or chosen.host, settings.port, settings.grpc_port)

@@ -177,6 +177,7 @@ def mesh_shape(
         grpc_port=settings.grpc_port,
         address=settings.address,
         port_range=settings.port_range,
+        insecure_listen=settings.insecure_listen,
         credentials=credentials,
         checks_tls=not settings.consul,
         registry=registry_address,

@@ -28,6 +28,8 @@ class EngineHost:
     clock: Clock
     address: str = LOOPBACK
     ports: PortRange | None = None
+    mesh_secret_file: str = ""
+    """File with the mesh's secret, for channels of an engine's own between workers. Empty: none."""
 
 
 def with_features(capabilities: Capabilities, *names: str) -> Capabilities:

@@ -210,16 +210,31 @@ class PipelineSettings:
     link_timeout_s: float = setting(5.0, "Longest wait for a connection to a worker.", min=0.01)
     placement_attempts: int = setting(
         3,
-        "Placements of one request that may end with a refusal or with lost KV before the client has seen any of its answer.",
+        "Placements of one request, without a token between them, that may end with a refusal or with lost KV; the last one ends the "
+        "request.",
         min=1,
         max=16,
     )
     worker_losses_max: int = setting(
         8,
-        "Workers that may be lost under one request before the client has seen any of its answer; the last one ends the request. "
-        "Two workers whose engines die end it too.",
+        "Workers that may be lost under one request; the last one ends the request. Two workers whose engines die end it too.",
         min=1,
         max=32,
+    )
+    continuations_max: int = setting(
+        8,
+        "Times that an answer is continued on another worker after its worker was lost. 0: an answer that the client has begun to "
+        "receive ends with the error.",
+        min=0,
+        max=64,
+    )
+    continuation_age_s_max: float = setting(
+        0.0, "Age of a request after which its answer is not continued. 0: no limit but that of the request.", min=0
+    )
+    continuation_tokens_max: int = setting(
+        0,
+        "Tokens of prompt and answer above which an answer is not continued, since another worker would compute all of them. 0: no limit.",
+        min=0,
     )
     retry_after_s: float = setting(1.0, "Retry-After of refused requests.", min=0.1)
     drain_notice_s: float = setting(

@@ -11,6 +11,8 @@ from kvmesh.discovery.base import KVMESH_VERSION, PLANNER, VERSION_KEY, Registra
 from kvmesh.discovery.presence import Presence
 from kvmesh.discovery.sealed import open_registry
 from kvmesh.identity.certificates import source_of
+from kvmesh.identity.credentials import with_credentials
+from kvmesh.identity.roles import MeshRole
 from kvmesh.lifecycle import run_process, run_until_signalled
 from kvmesh.network.place import place_service
 from kvmesh.rpc.interceptors import server_interceptors
@@ -34,7 +36,7 @@ def make_source(settings: PlannerSettings, session: ClientSession, clock: System
 
 async def serve(settings: PlannerSettings) -> None:
     """Runs a planner until a signal."""
-    settings = place_service(settings)
+    settings = place_service(with_credentials(settings, MeshRole.PLANNER))
     planner_id = settings.planner_id or f"planner-{socket.gethostname()}-{os.getpid()}"
     clock = SystemClock()
     telemetry = Telemetry.create("planner", settings=settings.telemetry)

@@ -17,7 +17,6 @@ from kvmesh.cli.connection import MeshTarget, target_of
 from kvmesh.cli.state import MeshState
 from kvmesh.core import Role
 from kvmesh.discovery.base import FRONTEND, ROUTER
-from kvmesh.identity.roles import MeshRole
 from kvmesh.rpc.router.client import GrpcRouterClient
 from tests.patience import PATIENCE_S
 
@@ -51,10 +50,11 @@ class RunningMesh:
         assert self.target.credentials is not None
         return ("--consul", self.registry, "--credentials", str(self.target.credentials.folder))
 
-    def service_flags(self, role: MeshRole) -> Sequence[str]:
+    @property
+    def service_flags(self) -> Sequence[str]:
         """Flags of a service that a test adds to the mesh."""
         assert self.target.credentials is not None
-        return ("--discovery-address", self.registry, "--discovery-checks-tls", *self.target.credentials.argv(role))
+        return ("--discovery-address", self.registry, "--discovery-checks-tls", *self.target.credentials.argv)
 
     def logs(self) -> str:
         """The end of every log, for a failure's message."""

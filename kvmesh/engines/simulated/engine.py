@@ -40,7 +40,9 @@ ADAPTER_CHARACTERS_MAX = 256
 ADAPTERS_MAX = 64
 FEATURES = (
     "embeddings", "kv_events", "logit_bias", "logprobs", "lora", "priority", "prompt_logprobs", "reset_cache", "seed", "sleep",
+    "continued_penalties", "continued_seed",
 )  # fmt: skip
+WRITER_FEATURES = ("structured_output", "continued_structured_output")
 
 
 class SimulatedEngine:
@@ -441,7 +443,7 @@ def capabilities(*, has_transport: bool, can_write: bool) -> Capabilities:
         engine_version=VERSION,
         handoffs=(Handoff.SEQUENTIAL,) if has_transport else (),
         roles=(Role.PREFILL, Role.DECODE) if has_transport else (Role.DECODE,),
-        features=(*FEATURES, "structured_output") if can_write else FEATURES,
+        features=(*FEATURES, *WRITER_FEATURES) if can_write else FEATURES,
         logprobs_max=LOGPROBS_MAX,
     )
 

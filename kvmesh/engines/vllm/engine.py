@@ -301,10 +301,13 @@ class VllmEngine:
             form=form,
             has_tokenizer=has_tokenizer,
             defaults=core.config.model_config.get_diff_sampling_param(),
+            paths=self.kv_paths,
         )
         self._description = EngineDescription(
             model=card,
-            capabilities=capabilities(self._settings, has_tokenizer=has_tokenizer, tasks=core.supported_tasks),
+            capabilities=capabilities(
+                self._settings, has_tokenizer=has_tokenizer, tasks=core.supported_tasks, continues=core.continues
+            ),
             role=self._role,
             block_size_tokens=form.block_size_tokens,
             kv_blocks_total=core.blocks_total,
