@@ -70,6 +70,10 @@ class ProcessMesh:
         pid = int(worker.worker.worker_id.rpartition("-")[2])
         return next((name for name, child in self.children.items() if child.pid == pid), "")
 
+    async def requests_on(self, name: str) -> int:
+        """Requests in flight on a worker, as the router counts them."""
+        return sum([each.requests_in_flight for each in await self.workers() if self.name_of(each) == name])
+
     async def taking(self, role: Role) -> list[WorkerView]:
         """Workers of a role that take requests."""
         workers = [each for each in await self.workers() if each.role is role and not each.excluded_by]
