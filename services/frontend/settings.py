@@ -115,6 +115,17 @@ class BatchSettings:
     )
     uploads_max: int = setting(8, "Concurrent uploads.", min=1)
     upload_timeout_s: float = setting(3600.0, "Longest duration of an upload.", min=1)
+    tenant_share_max: float = setting(
+        0.5,
+        "Largest part of the stored files and batches, and of the uploads at a time, of one tenant.",
+        min=0.01,
+        max=1,
+    )
+    turn_s: float = setting(
+        60.0,
+        "Time after which a batch makes way for one of a tenant without a running batch; it continues later.",
+        min=0.1,
+    )
     batches_max: int = setting(10_000, "Number of stored batches, including those that have ended.", min=1)
     batch_ttl_s: float = setting(30 * 86_400.0, "Time for which a batch is stored after its end; 30 days.", min=1)
     window_s_max: float = setting(7 * 86_400.0, "Longest completion window; 7 days.", min=1)
@@ -182,6 +193,7 @@ class PipelineSettings:
     """Limits of requests."""
 
     requests_max: int = setting(4096, "Most requests in flight; more are refused with Retry-After.", min=1)
+    tenant_share_max: float = setting(0.5, "Largest part of requests_max of one tenant.", min=0.01, max=1)
     choices_max: int = setting(16, "Most choices (n) of one prompt.", min=1, max=128)
     prompts_max: int = setting(64, "Most prompts of one completion request.", min=1)
     embed_inputs_max: int = setting(2048, "Most inputs of one embedding request; OpenAI's limit.", min=1, max=2048)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from kvmesh.core import Capabilities
 from kvmesh.engines.base import Engine
+from kvmesh.engines.ranked import with_ranks
 from kvmesh.engines.registration import DeviceAssignment, EngineHost, EngineRegistration, GpuSupport
 from kvmesh.engines.trtllm.settings import TrtllmSettings
 
@@ -33,10 +34,10 @@ def device_flags(assignment: DeviceAssignment) -> Sequence[str]:
 
 
 def all_capabilities() -> Capabilities:
-    """The capabilities of an engine with a tokenizer and adapters."""
+    """The capabilities of an engine with a tokenizer, adapters and several ranks."""
     from kvmesh.engines.trtllm.description import capabilities
 
-    return capabilities(TrtllmSettings(model="any", enable_lora=True, tokenizer="load"))
+    return with_ranks(capabilities(TrtllmSettings(model="any", enable_lora=True, tokenizer="load")))
 
 
 TRTLLM = EngineRegistration(

@@ -43,7 +43,7 @@ class Pipeline:
     1. However `run` ends, it leaves no leg, no reservation and no handle behind.
     2. A request whose worker is lost is placed again and continues after the tokens that have arrived, so that its sink receives
        each token once.
-    3. At most `requests_max` requests are in flight.
+    3. At most `requests_max` requests are in flight, and at most `tenant_share_max` of them are of one tenant.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class Pipeline:
         self._router = router
         self._random = generator
         self._in_flight: set[str] = set()
+        self._of_tenant: dict[str, int] = {}
         self._idle = asyncio.Event()
         self._is_draining = False
         self._refuses = False
@@ -136,7 +137,7 @@ class Pipeline:
         metrics = self.metrics.of_model(prepared.model.name)
         run = RequestRun(prepared, sink, metrics=metrics, clock=self.clock, settings=self.settings, began_s=began_s)
         request_id = prepared.request.request_id
-        with self._admitted(request_id):
+        with self._admitted(request_id, prepared.caller):
             permit = self.access.enter(
                 prepared.caller,
                 prompt_tokens=prepared.ask.prompt_tokens,
@@ -165,6 +166,7 @@ class Pipeline:
         """Places the request and runs it, again after a failure that allows it."""
         prepared = run.prepared
         run.metrics.prompt_tokens.value += prepared.ask.prompt_tokens
+        run.metrics.prompt_lengths.observe(prepared.ask.prompt_tokens)
         deadline_s = began_s + self._limit_s(prepared.request)
         placements = RequestPlacements(
             prepared.request,
@@ -223,7 +225,7 @@ class Pipeline:
         asked = self.access.isolate(request.asked, caller)
         request = replace(request, asked=asked)
         model = self.models.find(asked.model)
-        with self._admitted(asked.request_id), self._tracing.span("embed", parent=asked.traceparent or None):
+        with self._admitted(asked.request_id, caller), self._tracing.span("embed", parent=asked.traceparent or None):
             deadline_s = began_s + self._limit_s(asked)
             inputs = await self._embedder.tokens(request, model)
             permit = self.access.enter(caller, prompt_tokens=sum(map(len, inputs)), output_tokens_max=0)
@@ -234,6 +236,7 @@ class Pipeline:
             finally:
                 self.access.leave(permit, usage, caller=caller, request_id=asked.request_id, model=model.name)
             self.metrics.prompt_tokens.of(model.name).value += usage.prompt_tokens
+            self.metrics.prompt_lengths.of(model.name).observe(usage.prompt_tokens)
             return result
 
     def _check_room(self) -> None:
@@ -244,16 +247,24 @@ class Pipeline:
             raise OverloadedError("too many requests in flight", reason="frontend_full", retry_after_s=retry_after_s)
 
     @contextmanager
-    def _admitted(self, request_id: str) -> Iterator[None]:
+    def _admitted(self, request_id: str, caller: Caller) -> Iterator[None]:
         """Counts the request as in flight. Raises OverloadedError or UnavailableError if no more are admitted."""
         self._check_room()
         if request_id in self._in_flight:
             raise InvalidRequestError("a request with this id is in flight", field="request_id", reason="id_in_use")
+        tenant, of_tenant = caller.tenant, self._of_tenant
+        if tenant and of_tenant.get(tenant, 0) >= self.settings.requests_max * self.settings.tenant_share_max:
+            message = "too many requests of this tenant in flight"
+            raise OverloadedError(message, reason="tenant_full", retry_after_s=self.settings.retry_after_s)
         self._in_flight.add(request_id)
+        of_tenant[tenant] = of_tenant.get(tenant, 0) + 1
         try:
             yield
         finally:
             self._in_flight.discard(request_id)
+            of_tenant[tenant] -= 1
+            if not of_tenant[tenant]:
+                del of_tenant[tenant]
             if not self._in_flight:
                 self._idle.set()
 
