@@ -6,7 +6,8 @@ failed reports it; a process that is killed, a host that goes down and a network
 1. Two engines that died while they ran the request end it, with a reason that clients do not retry.
 2. Lost connections are counted apart, up to `worker_losses_max`: a process that crashes without a word may have been killed
    by the request, but most were not.
-3. Refusals and lost KV are counted apart from both, up to `placement_attempts` placements.
+3. A worker that goes silent under a request with a constraint may be busy with compiling it, so that ends the request too.
+4. Refusals and lost KV are counted apart from both, up to `placement_attempts` placements.
 """
 
 import logging
@@ -35,6 +36,7 @@ _log = logging.getLogger(__name__)
 
 RETRIABLE = (UnavailableError, LostError, KvLostError, OverloadedError)
 """Failures after which the same request may succeed on another worker, or on the same one later."""
+SILENT = "worker_silent"
 ENGINE_DEATHS_MAX = 2
 """One death may be an accident. A limit that operators could raise would let one request kill that many workers."""
 CLOCK_GRAIN_S = 1e-3
@@ -96,6 +98,12 @@ class RequestPlacements:
         Raises the failure that ends the request otherwise.
         """
         self._first_failure = self._first_failure or error
+        if error.reason == SILENT and self._request.sampling.constraint is not None and not is_answer_shown:
+            raise InternalError(
+                "a worker went silent while it compiled this request's constraint; the request is not tried on another",
+                reason=WORKER_LOST_TWICE,
+                where=error.where,
+            ) from error
         end = self._limits.count_failure(error)
         if end is not None and end is not error:
             raise end from error
