@@ -114,7 +114,14 @@ async def running_apps(
     apps = apps or AppSettings()
     responses = Responses(apps.responses, directory, pipeline.clock)
     instruments = Instruments(registry, "frontend")
-    batches = BatchesPart(apps.batches, directory, pipeline, responses, instruments, instance_id=instance_id)
+    batches = BatchesPart(
+        settings=apps.batches,
+        directory=directory,
+        pipeline=pipeline,
+        responses=responses,
+        instruments=instruments,
+        instance_id=instance_id,
+    )
     routes = [responses.add_routes, add_message_routes, batches.add_routes, add_description_routes]
     server = HttpServer(pipeline, replace(http or HttpSettings(), port=0), registry, more_routes=routes)
     parts: list[Part] = [*([access] if access is not None else []), responses, batches, server]

@@ -35,12 +35,12 @@ class Server:
         return f"http://{self.address}"
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports on loopback, all different, that nothing listened on a moment ago."""
+def free_ports(count: int, host: str = HOST) -> list[int]:
+    """Ports of an address, all different, that nothing listened on a moment ago."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
-            each.bind((HOST, 0))
+            each.bind((host, 0))
         return [each.getsockname()[1] for each in sockets]
 
 
@@ -51,7 +51,8 @@ def consul_server(folder: Path, config: Mapping[str, Any] | None = None, *, host
     It keeps all state in memory and serves HTTP on `host`. Only HTTP and the two ports that a server cannot do without are open.
     """
     binary = require_part("consul")
-    http, server, serf = free_ports(3)
+    [http] = free_ports(1, host)
+    server, serf = [each for each in free_ports(3) if each != http][:2]
     unused = dict.fromkeys(("dns", "https", "grpc", "serf_wan"), -1)
     ports = {"http": http, "server": server, "serf_lan": serf, **unused}
     path = folder / f"consul-{http}.json"

@@ -159,7 +159,7 @@ async def running_worker(
         prefill: Any = LegServicer(rig.worker, Role.PREFILL, rules[Role.PREFILL])
         add_DecodeServiceServicer_to_server(decode, server)
         add_PrefillServiceServicer_to_server(prefill, server)
-        add_WorkerServiceServicer_to_server(WorkerServicer(rig.worker, membership, clock), server)
+        add_WorkerServiceServicer_to_server(WorkerServicer(rig.worker, membership=membership, clock=clock), server)
 
     try:
         async with serving(kind, add_services, grace_s) as (rig.address, rig.channels, rig.stop_server):

@@ -25,7 +25,7 @@ from pathlib import Path
 import aiohttp
 
 from bench.figures import percentiles
-from bench.hostile.attacks import CHAT, Target, attack_process
+from bench.hostile.attacks import CHAT, Target, attack_process, prepare_process
 from bench.mesh import MeshKind, Served, running_mesh
 from services.frontend.access.keys import hash_of
 
@@ -91,11 +91,12 @@ async def measure(served: Served, *, seconds: float, quiet_seconds: float, limit
         grpc_address=served.grpc_address,
         model=served.model,
         key=KEYS["hostile"],
-        ends_s=time.time() + seconds,
+        seconds=seconds,
         only=only,
     )
     loop = asyncio.get_running_loop()
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        await loop.run_in_executor(pool, prepare_process)
         attacking = loop.run_in_executor(pool, attack_process, target)
         hostile = await behave(served, seconds)
         done = await attacking

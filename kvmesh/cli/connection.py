@@ -14,10 +14,12 @@ from kvmesh.identity.certificates import source_of
 from kvmesh.identity.credentials import Credentials, find_credentials
 from kvmesh.identity.roles import MeshRole
 from kvmesh.identity.settings import MeshSettings
+from kvmesh.network.settings import NetworkSettings
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.router.client import GrpcRouterClient
 from kvmesh.rpc.settings import RpcSettings
-from kvmesh.settings import setting
+from kvmesh.settings import group, setting
+from kvmesh.settings.declare import specs
 
 CALL_TIMEOUT_S = 2.0
 
@@ -74,6 +76,15 @@ def target_of(state: MeshState) -> MeshTarget:
     """A mesh of this user on this machine."""
     credentials = find_credentials(state.credentials) if state.credentials else None
     return MeshTarget(address=state.registry, credentials=credentials)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ServiceNetwork(NetworkSettings):
+    discovery: DiscoverySettings = group(DiscoverySettings)
+
+
+SERVICE_VARIABLES = frozenset(spec.variable for spec in specs(_ServiceNetwork))
+"""Variables that a shell has exported for services, which commands ignore without a warning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

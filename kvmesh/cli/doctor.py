@@ -23,7 +23,7 @@ from pathlib import Path
 import aiohttp
 
 from kvmesh.cli import probe
-from kvmesh.cli.connection import MeshTarget, choose_target, target_of
+from kvmesh.cli.connection import SERVICE_VARIABLES, MeshTarget, choose_target, target_of
 from kvmesh.cli.gpu_needs import compiler_needs, driver_needs
 from kvmesh.cli.gpu_plan import installed_build
 from kvmesh.cli.mesh_doctor import MeshDoctor
@@ -180,7 +180,7 @@ class Doctor:
         texts = [probe.sentences(number, words) for number, words in enumerate(PROMPT_WORDS)]
         prompts = await probe.tokenise(mesh.url, mesh.model, texts)
         before = await transferred_tokens(mesh.target)
-        answers = await probe.greedy(mesh.url, mesh.model, prompts, ANSWER_TOKENS)
+        answers = await probe.greedy(url=mesh.url, model=mesh.model, prompts=prompts, tokens=ANSWER_TOKENS)
         moved = await transferred_tokens(mesh.target) - before
         log = (mesh.run_dir / "decode-0.log").read_text(errors="replace")
         if self._build:
@@ -387,7 +387,12 @@ def check_running_mesh(settings: DoctorSettings) -> int:
 def main(argv: Sequence[str]) -> int:
     try:
         settings = load(
-            DoctorSettings, argv=argv, environ=os.environ, program="kvmesh doctor", description=__doc__ or ""
+            DoctorSettings,
+            argv=argv,
+            environ=os.environ,
+            program="kvmesh doctor",
+            description=__doc__ or "",
+            foreign_variables=SERVICE_VARIABLES,
         )
     except SettingsError as error:
         print(error, file=sys.stderr)

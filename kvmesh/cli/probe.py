@@ -40,7 +40,7 @@ async def tokenise(url: str, model: str, texts: Sequence[str]) -> list[list[int]
         return [(await call(client, f"{url}/tokenize", {"model": model, "prompt": text}))["tokens"] for text in texts]
 
 
-async def greedy(url: str, model: str, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
+async def greedy(*, url: str, model: str, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
     """Returns the greedy tokens after each prompt, one prompt at a time."""
     answers = []
     async with session() as client:

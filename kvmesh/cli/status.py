@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from kvmesh.cli.connection import CALL_TIMEOUT_S, MeshChoice, MeshConnection, MeshTarget, connect
+from kvmesh.cli.connection import CALL_TIMEOUT_S, SERVICE_VARIABLES, MeshChoice, MeshConnection, MeshTarget, connect
 from kvmesh.cli.path_warnings import path_warnings
 from kvmesh.cli.state import running_meshes
 from kvmesh.cli.tables import Row, render_table
@@ -141,7 +141,14 @@ async def _print_tables(connection: MeshConnection) -> None:
 
 def main(argv: Sequence[str]) -> int:
     try:
-        settings = load(MeshChoice, argv=argv, environ=os.environ, program="kvmesh status", description=__doc__ or "")
+        settings = load(
+            MeshChoice,
+            argv=argv,
+            environ=os.environ,
+            program="kvmesh status",
+            description=__doc__ or "",
+            foreign_variables=SERVICE_VARIABLES,
+        )
     except SettingsError as error:
         print(error, file=sys.stderr)
         return 2

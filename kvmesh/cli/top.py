@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvmesh.cli.connection import MeshChoice, MeshConnection, MeshTarget, connect
+from kvmesh.cli.connection import SERVICE_VARIABLES, MeshChoice, MeshConnection, MeshTarget, connect
 from kvmesh.cli.tables import Row, render_table
 from kvmesh.core import LoadRecord, WorkerView
 from kvmesh.errors import MeshError
@@ -127,7 +127,14 @@ async def _refresh(settings: TopSettings, target: MeshTarget) -> None:
 
 def main(argv: Sequence[str]) -> int:
     try:
-        settings = load(TopSettings, argv=argv, environ=os.environ, program="kvmesh top", description=__doc__ or "")
+        settings = load(
+            TopSettings,
+            argv=argv,
+            environ=os.environ,
+            program="kvmesh top",
+            description=__doc__ or "",
+            foreign_variables=SERVICE_VARIABLES,
+        )
     except SettingsError as error:
         print(error, file=sys.stderr)
         return 2

@@ -162,7 +162,7 @@ def mesh_shape(
     model = Path(settings.model).expanduser()
     return MeshShape(
         engine=registration.name,
-        model=model.resolve() if model.exists() else model,
+        model=model.absolute() if model.exists() else model,
         served_name=settings.served_name,
         prefill=settings.prefill,
         decode=settings.decode,

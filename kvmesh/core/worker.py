@@ -51,10 +51,14 @@ class ModelCard:
 FEATURES = frozenset(
     (
         "logprobs prompt_logprobs logit_bias seed priority lora structured_output kv_events reset_cache sleep embeddings "
-        "image audio video speculative"
+        "image audio video speculative continued_penalties continued_seed continued_structured_output"
     ).split()
 )
-"""All values of `Capabilities.features`."""
+"""All values of `Capabilities.features`.
+
+`continued_...`: after tokens that another engine emitted, the answer continues as if this engine had emitted them, with presence and
+frequency penalties, with a seed, or with a constraint. Without it the engine refuses such a leg.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

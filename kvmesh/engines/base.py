@@ -23,6 +23,7 @@ from typing import Protocol
 from kvmesh.core import (
     Capabilities,
     KvEvent,
+    KvHandle,
     Leg,
     LegFinish,
     LoadRecord,
@@ -153,6 +154,10 @@ class Engine(Protocol):
     @property
     def kv_paths(self) -> KvPaths:
         """The KV paths from prefill workers. Call it after `start` only."""
+        ...
+
+    def kv_source(self, handle: KvHandle) -> str | bytes:
+        """Where one of its own handles says that the KV is: host:port of a side channel, or NIXL's metadata. Empty: it does not say."""
         ...
 
     async def load_adapter(self, name: str, source: str) -> None:

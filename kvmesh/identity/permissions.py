@@ -23,7 +23,8 @@ PERMISSIONS: Mapping[str, Collection[MeshRole]] = {
     "/kvmesh.worker.v1.WorkerService/WatchLoad": {_ROUTER, _OPERATOR},
     "/kvmesh.worker.v1.WorkerService/FetchModelFiles": {_FRONTEND},
     "/kvmesh.worker.v1.WorkerService/ListKvPaths": {_OPERATOR},
-    "/kvmesh.worker.v1.WorkerService/CheckKvPath": {_OPERATOR},
+    # A prefill worker has a decode worker check the path from it before it registers.
+    "/kvmesh.worker.v1.WorkerService/CheckKvPath": {*_WORKERS, _OPERATOR},
     "/kvmesh.worker.v1.WorkerService/LoadAdapter": {_OPERATOR},
     "/kvmesh.worker.v1.WorkerService/UnloadAdapter": {_OPERATOR},
     "/kvmesh.worker.v1.WorkerService/Drain": {_PLANNER, _OPERATOR},

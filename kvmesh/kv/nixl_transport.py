@@ -122,7 +122,16 @@ class NixlTransport:
             value for name, value in vars(api.nixlBind).items() if name.endswith("Error") and isinstance(value, type)
         )
         set_progress_delay(api, PROGRESS_DELAY_US)
-        self._agent = api.nixl_agent(f"kvmesh-{secrets.token_hex(8)}", api.nixl_agent_config())
+        try:
+            self._agent = api.nixl_agent(f"kvmesh-{secrets.token_hex(8)}", api.nixl_agent_config())
+        except self._nixl_errors as error:
+            devices, ports = (os.environ.get(name, "") for name in ("UCX_NET_DEVICES", "UCX_TCP_PORT_RANGE"))
+            raise UnavailableError(
+                f"NIXL cannot start UCX ({error}) with UCX_NET_DEVICES={devices} and UCX_TCP_PORT_RANGE={ports};"
+                " is the interface up, and is a port of the range free?",
+                reason="nixl_backend",
+                field="UCX_NET_DEVICES",
+            ) from error
         self._register(memory)
         head = _HEAD.pack(_MAGIC, memory.ctypes.data, memory.size)
         self.metadata = head + self._agent.get_agent_metadata()
@@ -144,7 +153,7 @@ class NixlTransport:
             handle = self._post(peer, pieces, polls=1)
         finally:
             self._agent_lock.release()
-        return None if handle is None else self._follow(handle, peer, deadline_s)
+        return None if handle is None else self._follow(handle, peer, deadline_s=deadline_s)
 
     def _is_quick(self, peer: bytes, pieces: Sequence[Piece]) -> bool:
         if not self._is_proven(peer):
@@ -174,12 +183,14 @@ class NixlTransport:
             await _wait_uninterrupted(asyncio.create_task(self._abandon(posting, peer), name="nixl-abandon"))
             raise
         if handle is not None:
-            await self._follow(handle, peer, deadline_s)
+            await self._follow(handle, peer, deadline_s=deadline_s)
 
-    def _follow(self, handle: Any, peer: bytes, deadline_s: float, pause_s: float = PAUSE_S) -> "_Following":
+    def _follow(self, handle: Any, peer: bytes, *, deadline_s: float, pause_s: float = PAUSE_S) -> "_Following":
         """A future that ends with a running transfer. The first poll is after `pause_s`."""
         stop = asyncio.Event()
-        following = _Following(asyncio.create_task(self._transfer(handle, peer, deadline_s, pause_s, stop)), stop)
+        following = _Following(
+            asyncio.create_task(self._transfer(handle, peer, deadline_s=deadline_s, pause_s=pause_s, stop=stop)), stop
+        )
         self._pulls.add(following)
         following.add_done_callback(self._pulls.discard)
         return following
@@ -200,7 +211,9 @@ class NixlTransport:
         if handle is not None:
             await self._abort(handle)
 
-    async def _transfer(self, handle: Any, peer: bytes, deadline_s: float, pause_s: float, stop: asyncio.Event) -> None:
+    async def _transfer(
+        self, handle: Any, peer: bytes, *, deadline_s: float, pause_s: float, stop: asyncio.Event
+    ) -> None:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(pause_s)
         while not await self._call(self._is_done, handle, peer, 1, is_quick=True):
@@ -347,7 +360,7 @@ class NixlTransport:
         if handle is not None:
             deadline_s = asyncio.get_running_loop().time() + self._close_s
             with suppress(MeshError):
-                await self._follow(handle, peer, deadline_s, POLL_S_MAX)
+                await self._follow(handle, peer, deadline_s=deadline_s, pause_s=POLL_S_MAX)
 
     def _send(self, peer: bytes, message: bytes) -> Any:
         """Sends a message, then reads a byte from the peer. Returns what `_post` returns.

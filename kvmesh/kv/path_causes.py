@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
+from kvmesh.network.names import bare
+
 REASONS: Mapping[str, str] = {
     "kv_pull_timeout": "timed_out",
     "kv_peer_lost": "unreachable",
@@ -56,6 +58,27 @@ def find_cause(failure: Failure, *, source_host: str, own_host: str) -> Cause | 
             )
     where = f" (prefill worker at {source_host})" if source_host else ""
     return Cause(reason, failure.message + where)
+
+
+def find_own_fault(source: str | bytes, own_host: str) -> Cause | None:
+    """Why workers on other hosts cannot pull the KV that this worker offers at `source` (see `Engine.kv_source`). None: they may be able to.
+
+    `own_host` is the host of this worker's gRPC service. A worker on loopback has no peers on other hosts.
+    """
+    if not source or _is_local(own_host):
+        return None
+    if isinstance(source, str) and _is_local(bare(source.rpartition(":")[0])):
+        return Cause(
+            "loopback_address",
+            f"this worker offers its KV at {source}, which only its own host reaches: do not set --vllm-side-channel-host,"
+            " or set it to this host's address",
+        )
+    if not _offers(source, own_host):
+        return Cause(
+            "unreachable",
+            f"UCX does not offer this worker's KV at {own_host}: UCX_NET_DEVICES must name the interface that has this address",
+        )
+    return None
 
 
 def _are_apart(source_host: str, own_host: str) -> bool:

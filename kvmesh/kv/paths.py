@@ -16,12 +16,12 @@ log = logging.getLogger(__name__)
 
 PATHS_MAX = 1024
 """Known paths. The one that was used longest ago is forgotten."""
-LIMIT_MIN_S = 2.0
+LIMIT_MIN_S = 1.5
 """Shortest limit of a pull. On a busy host a process may lack the CPU for a second (seen with vLLM on two cores)."""
 FIRST_LIMIT_S = 5.0
 """Limit of a pull while nothing is known of the path. The first pull connects the two workers, which takes seconds on a busy machine."""
-UNKNOWN_RATE_LIMIT_S = 2.0
-"""Shortest limit of a large pull while only small ones are known."""
+UNKNOWN_BYTES_PER_S = 4e8
+"""Expected rate of a large pull while only small ones are known. With the margin, a link of 1 Gbit/s is fast enough."""
 CHECK_LIMIT_S = 4.0
 """Limit of a check's pull. No request waits for it."""
 MARGIN = 4.0
@@ -120,11 +120,8 @@ class KvPaths:
         """Pulls in progress share the network, so their bytes count too."""
         if path.setup_s is None and path.bytes_per_s is None:
             return FIRST_LIMIT_S
-        rate = path.bytes_per_s
-        expected_s = (path.setup_s or 0.0) + ((self._running_bytes + size) / rate if rate else 0.0)
-        # A path of which only small pulls are known may be slow.
-        least_s = UNKNOWN_RATE_LIMIT_S if rate is None and size > SMALL_BYTES else LIMIT_MIN_S
-        return max(least_s, MARGIN * expected_s)
+        expected_s = (path.setup_s or 0.0) + (self._running_bytes + size) / (path.bytes_per_s or UNKNOWN_BYTES_PER_S)
+        return max(LIMIT_MIN_S, MARGIN * expected_s)
 
     def succeeded(self, pull: Pull, now_s: float, *, is_typical: bool = True) -> None:
         """Ends a pull. Ends the failure of its path. Learns from its time if that `is_typical`."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from kvmesh.clock import Clock
 from kvmesh.errors import InternalError
 from kvmesh.lifecycle.process import PARENT_VARIABLE
-from kvmesh.settings import setting
+from kvmesh.settings import internal
 
 _logger = logging.getLogger(__name__)
 
@@ -20,13 +20,13 @@ _logger = logging.getLogger(__name__)
 class SupervisorSettings:
     """Restarts of dead processes. Pauses double from the first to the longest."""
 
-    restart_min_s: float = setting(0.1, "First pause before the restart of a dead process.", min=0.01)
-    restart_max_s: float = setting(10.0, "Longest pause before a restart.", min=0.01)
-    steady_s: float = setting(
-        10.0, "A process that lived this long counts as healthy: its pauses start from the first again.", min=0.1
+    restart_min_s: float = internal(0.1, "First pause before the restart of a dead process.")
+    restart_max_s: float = internal(10.0, "Longest pause before a restart.")
+    steady_s: float = internal(
+        10.0, "A process that lived this long counts as healthy: its pauses start from the first again."
     )
-    deaths_max: int = setting(
-        8, "Early deaths in a row, of all processes, while none is healthy. Then the whole program ends.", min=1
+    deaths_max: int = internal(
+        8, "Early deaths in a row, of all processes, while none is healthy. Then the whole program ends."
     )
 
 

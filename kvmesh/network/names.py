@@ -1,7 +1,7 @@
 """Hosts and ports as text. No I/O."""
 
 import ipaddress
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 LOOPBACK = "127.0.0.1"
 
@@ -31,6 +31,12 @@ def is_unspecified(host: str) -> bool:
 def registry_host(address: str) -> str:
     """The host in a registry's address: host:port or a URL. Empty: there is none."""
     return urlsplit(address if "://" in address else f"//{address}").hostname or ""
+
+
+def peer_host(peer: str) -> str:
+    """The address in gRPC's name of a peer, such as ipv4:10.0.0.1:4711 or ipv6:%5Bfd00::1%5D:4711. Empty: it is no address."""
+    kind, _, address = peer.partition(":")
+    return bare(unquote(address).rpartition(":")[0]) if kind in ("ipv4", "ipv6") else ""
 
 
 def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -67,7 +67,9 @@ class TelemetryServerInterceptor(grpc.aio.ServerInterceptor):
             finally:
                 duration_s = time.perf_counter() - began_s
                 telemetry.server_calls.finished(method, code=code, reason=reason, duration_s=duration_s)
-                _end(span, method, code, reason, duration_s, is_own=telemetry.tracing.is_on)
+                _end(
+                    span, method=method, code=code, reason=reason, duration_s=duration_s, is_own=telemetry.tracing.is_on
+                )
 
         return behave
 
@@ -124,7 +126,9 @@ class ObservedChannel:
                 trailing = None if code == "OK" else _now(made.trailing_metadata())
                 reason = "" if code == "OK" else str((trailing and trailing.get(REASON_KEY)) or code.lower())
                 telemetry.client_calls.finished(method, code=code, reason=reason, duration_s=duration_s)
-                _end(span, method, code, reason, duration_s, is_own=telemetry.tracing.is_on)
+                _end(
+                    span, method=method, code=code, reason=reason, duration_s=duration_s, is_own=telemetry.tracing.is_on
+                )
 
             made.add_done_callback(done)
             return made
@@ -132,7 +136,7 @@ class ObservedChannel:
         return call
 
 
-def _end(span: Span, method: str, code: str, reason: str, duration_s: float, *, is_own: bool) -> None:
+def _end(span: Span, *, method: str, code: str, reason: str, duration_s: float, is_own: bool) -> None:
     if is_own:
         span.set_attribute("rpc.response.status_code", code)
         if code != "OK":

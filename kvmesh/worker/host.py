@@ -26,19 +26,21 @@ from kvmesh.identity.certificates import source_of
 from kvmesh.identity.secret import MeshSecret
 from kvmesh.kv.seals import HandleSeals
 from kvmesh.lifecycle import LifecycleSettings, run_until_signalled
-from kvmesh.network.names import LOOPBACK
+from kvmesh.network.names import LOOPBACK, host_port
 from kvmesh.network.place import place_service
 from kvmesh.network.ucx import set_ucx_variables
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.interceptors import server_interceptors
 from kvmesh.rpc.prefill_client import GrpcPrefillClient
 from kvmesh.rpc.server import RpcServer
+from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
 from kvmesh.worker.admission import admissions
 from kvmesh.worker.kv_checks import KvChecks
 from kvmesh.worker.leg_servicer import LegServicer
 from kvmesh.worker.membership import WorkerMembership
 from kvmesh.worker.metrics import WorkerMetrics
+from kvmesh.worker.own_handoff import OwnHandoff
 from kvmesh.worker.servicer import WorkerServicer
 from kvmesh.worker.settings import HostSettings
 from kvmesh.worker.warm_up import WarmUp
@@ -168,7 +170,7 @@ async def serve_worker(settings: HostSettings, role: Role) -> None:
         decode: Any = LegServicer(worker, Role.DECODE, rules[Role.DECODE])
         add_PrefillServiceServicer_to_server(prefill, server)
         add_DecodeServiceServicer_to_server(decode, server)
-        servicer = WorkerServicer(worker, membership, clock, checks, exit_process=_end_process)
+        servicer = WorkerServicer(worker, membership=membership, clock=clock, checks=checks, exit_process=_end_process)
         add_WorkerServiceServicer_to_server(servicer, server)
 
     server = RpcServer(
@@ -180,7 +182,16 @@ async def serve_worker(settings: HostSettings, role: Role) -> None:
     )
     metrics = MetricsServer(telemetry.registry, settings.telemetry.metrics_host, settings.telemetry.metrics_port)
 
-    warm_up = [WarmUp(worker, checks, clock)] if settings.worker.warm_up else []
+    host = settings.rpc.advertised_host
+    own_handoff = OwnHandoff(
+        worker,
+        registry,
+        GrpcWorkerClient(channels),
+        host=host,
+        address=lambda: host_port(host, server.port),
+        random=SystemRandom(),
+    )
+    warm_up = [WarmUp(worker, checks, own_handoff, clock)] if settings.worker.warm_up else []
     announcement = _Announcement(worker=worker, membership=membership, server=server, metrics=metrics)
 
     async def drain() -> None:

@@ -164,7 +164,7 @@ class KvChecks:
     def _take(self, view: View) -> None:
         """Replaces the known prefill workers. A stale view says nothing about workers that it lacks."""
         before = self._sources
-        found = {each.instance_id: _reference(each) for each in view.instances if self._fits(each)}
+        found = {each.instance_id: _reference(each) for each in view.instances if exchanges_kv(self._worker, each)}
         self._sources = {**before, **found} if view.is_stale else found
         paths = self._worker.engine.kv_paths
         paths.own_host = self._host
@@ -176,14 +176,6 @@ class KvChecks:
         if not view.is_stale:
             paths.forget_others([each.instance_id for each in view.instances])
             self._new = {worker_id: at_s for worker_id, at_s in self._new.items() if worker_id in found}
-
-    def _fits(self, instance: Instance) -> bool:
-        description, meta = self._worker.description, instance.meta
-        return (
-            instance.takes_requests
-            and meta.get("model") == description.model.name
-            and meta.get("kv_compatibility_hash") == description.kv_compatibility_hash
-        )
 
     def _take_due(self, now_s: float) -> Sequence[WorkerRef]:
         """Prefill workers whose check is due, as many as may be checked now."""
@@ -213,6 +205,16 @@ class KvChecks:
         if not result.is_ok and not was_failing:
             data = {"prefill_worker_id": source.worker_id, "reason": result.reason, "detail": result.detail}
             log.warning("kv_path_check_failed", extra={"data": data})
+
+
+def exchanges_kv(worker: Worker, other: Instance) -> bool:
+    """True if the other worker takes requests, and has the same model and KV compatibility hash."""
+    description, meta = worker.description, other.meta
+    return (
+        other.takes_requests
+        and meta.get("model") == description.model.name
+        and meta.get("kv_compatibility_hash") == description.kv_compatibility_hash
+    )
 
 
 def _reference(instance: Instance) -> WorkerRef:

@@ -43,10 +43,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     def __init__(
         self,
         worker: Worker,
+        *,
         membership: WorkerMembership,
         clock: Clock,
         checks: KvChecks | None = None,
-        *,
         exit_process: Callable[[], None] | None = None,
     ) -> None:
         self._exit_process = exit_process

@@ -31,10 +31,10 @@ class WorkerSettings:
         " the others up",
         min=0.05,
     )
-    load_interval_s: float = setting(1.0, "longest silence on a load watch; a router gives up after three", min=0.05)
+    load_interval_s: float = internal(1.0, "longest silence on a load watch; a router gives up after three")
     warm_up: bool = setting(
         True,
-        "before it registers, a worker runs a short prompt, and a decode worker pulls one from a prefill worker;"
+        "before it registers, a worker runs a short prompt and checks a handoff with one worker of the other pool;"
         " false: the first requests do that",
     )
     link_buffer_frames: int = internal(4096, "step frames a slow frontend may lag behind before its stream is ended")

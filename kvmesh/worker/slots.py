@@ -133,7 +133,7 @@ def split_by_link(output: StepOutput, links: Sequence[int]) -> dict[int, LinkSte
     """A step's share of each link. `links` are all links with legs in the step; with one, this is a mask over the keys."""
     if len(links) == 1:
         slots = [key & SLOT_MASK for key in output.keys]
-        step = LinkStep(slots, output.token_ids, output.counts, list(output.finishes))
+        step = LinkStep(slots=slots, token_ids=output.token_ids, counts=output.counts, finishes=list(output.finishes))
         if output.prompt_logprobs:
             step.prompt_logprobs = {key & SLOT_MASK: entries for key, entries in output.prompt_logprobs.items()}
         return {links[0]: step} if slots or step.finishes or step.prompt_logprobs else {}

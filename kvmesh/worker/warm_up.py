@@ -4,9 +4,10 @@ import asyncio
 import logging
 
 from kvmesh.clock import Clock
-from kvmesh.core import Leg, LegTask, Role
+from kvmesh.core import KvHandle, Leg, LegTask, Role
 from kvmesh.errors import MeshError
 from kvmesh.worker.kv_checks import KvChecks
+from kvmesh.worker.own_handoff import OwnHandoff
 from kvmesh.worker.short_prompt import short_prompt
 from kvmesh.worker.single_leg import stream_leg
 from kvmesh.worker.worker import Worker
@@ -23,28 +24,33 @@ CLEAR_PAUSE_S = 0.05
 class WarmUp:
     """The warm-up as a part of the process, between the worker and its registration. It never fails the start."""
 
-    def __init__(self, worker: Worker, checks: KvChecks, clock: Clock) -> None:
+    def __init__(self, worker: Worker, checks: KvChecks, own_handoff: OwnHandoff, clock: Clock) -> None:
         self._worker = worker
         self._checks = checks
+        self._own_handoff = own_handoff
         self._clock = clock
 
     async def start(self) -> None:
         started_s = self._clock.now()
         reason = ""
+        handle: KvHandle | None = None
         try:
             async with asyncio.timeout(WARM_UP_TIMEOUT_S):
-                await self._run_leg()
+                handle = await self._run_leg()
                 await self._clear_cache()
         except TimeoutError:
             reason = "timed_out"
         except MeshError as error:
             reason = error.reason
         await self._checks.check_one()
+        if handle is not None:
+            await self._own_handoff.check(handle)
         data = {"elapsed_s": round(self._clock.now() - started_s, 3), "reason": reason}
         log.log(logging.WARNING if reason else logging.INFO, "worker_warmed_up", extra={"data": data})
 
-    async def _run_leg(self) -> None:
-        """Prefill workers make a handle and release it; decode workers generate two tokens."""
+    async def _run_leg(self) -> KvHandle | None:
+        """Prefill workers make a handle, which is released; decode workers generate two tokens."""
+        handle: KvHandle | None = None
         description = self._worker.description
         task = LegTask.PREFILL if description.role is Role.PREFILL else LegTask.GENERATE
         generation = short_prompt(description, "warm-up", tokens=2)
@@ -52,6 +58,8 @@ class WarmUp:
         async for step in stream_leg(self._worker, leg, timeout_s=WARM_UP_TIMEOUT_S):
             if step.finish is not None and step.finish.handle is not None:
                 self._worker.release_nowait(step.finish.handle.handle_id)
+                handle = step.finish.handle
+        return handle
 
     async def _clear_cache(self) -> None:
         """Evicts the prompt's blocks. An engine needs a step to free those of a released handle."""

@@ -73,7 +73,7 @@ class Outlet(Protocol):
 class CallerLink:
     """One caller's slots on the worker. Closing it cancels the caller's legs."""
 
-    def __init__(self, worker: "Worker", number: int, outlet: Outlet, legs_max: int | None = None) -> None:
+    def __init__(self, worker: "Worker", *, number: int, outlet: Outlet, legs_max: int | None = None) -> None:
         self._worker = worker
         self.number = number
         self.outlet = outlet
@@ -139,7 +139,7 @@ class Worker:
         self._idle.set()
         self._load_sequence = 0
         self.load_signal = LoadSignal()
-        """Rings when the load has changed."""
+        """Notifies watchers when the load has changed."""
         self.kv_feed = KvEventFeed(epoch=identity.epoch)
         self._kv_batcher = KvEventBatcher(self._publish_kv)
 
@@ -181,7 +181,7 @@ class Worker:
 
     def open_link(self, outlet: Outlet, legs_max: int | None = None) -> CallerLink:
         """Opens a link with slots of its own and at most `legs_max` legs at a time. Calls `on_lost` now if `ended` is set."""
-        link = CallerLink(self, self._next_link, outlet, legs_max)
+        link = CallerLink(self, number=self._next_link, outlet=outlet, legs_max=legs_max)
         if self._end is not None:
             outlet.on_lost(self._end)
         self._links[link.number] = link

@@ -70,7 +70,11 @@ class Frontend:
         )
         self.links = GrpcLegLinks(self.channels, frontend_id=self.instance_id, clock=clock)
         self.models = DiscoveredModels(
-            self.registry, GrpcWorkerClient(self.channels), settings.models, clock, settings.parser_names
+            registry=self.registry,
+            source=GrpcWorkerClient(self.channels),
+            settings=settings.models,
+            clock=clock,
+            parsers=settings.parser_names,
         )
         self.metrics = FrontendMetrics(self.telemetry.instruments, lambda: self.pipeline.in_flight)
         self.router: Part
@@ -110,11 +114,11 @@ class Frontend:
         directory = state_directory(settings.state_dir)
         self.responses = Responses(settings.responses, directory, clock)
         self.batches = BatchesPart(
-            settings.batches,
-            directory,
-            self.pipeline,
-            self.responses,
-            self.telemetry.instruments,
+            settings=settings.batches,
+            directory=directory,
+            pipeline=self.pipeline,
+            responses=self.responses,
+            instruments=self.telemetry.instruments,
             instance_id=self.instance_id,
         )
         self.http = HttpServer(

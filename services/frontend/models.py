@@ -80,6 +80,7 @@ class DiscoveredModels:
 
     def __init__(
         self,
+        *,
         registry: Registry,
         source: FileSource,
         settings: ModelSettings,

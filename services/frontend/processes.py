@@ -25,9 +25,8 @@ async def supervise(settings: FrontendSettings, argv: Sequence[str], clock: Cloc
     with stop_on_signals(stop, hurry), reserved_port(http.host, http.port) as holder:
         port = holder.getsockname()[1]
         commands = [process_command(settings, argv, number, port) for number in range(settings.processes)]
-        await Supervisor(
-            commands, clock=clock, stop_timeout_s=stop_timeout_s(settings), settings=settings.supervisor
-        ).run(stop=stop, hurry=hurry)
+        supervisor = Supervisor(commands, clock=clock, stop_timeout_s=stop_timeout_s(settings))
+        await supervisor.run(stop=stop, hurry=hurry)
 
 
 def process_command(settings: FrontendSettings, argv: Sequence[str], number: int, port: int) -> list[str]:

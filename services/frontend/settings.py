@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import UnsupportedError
 from kvmesh.identity.settings import MeshSettings
-from kvmesh.lifecycle import LifecycleSettings, SupervisorSettings
+from kvmesh.lifecycle import LifecycleSettings
 from kvmesh.network.settings import NetworkSettings
 from kvmesh.rpc.router.settings import RouterLinkSettings
 from kvmesh.rpc.settings import PublicRpcSettings
@@ -26,10 +26,9 @@ class HttpSettings:
     shares_port: bool = setting(
         False, "Whether other processes listen on the port too and the kernel spreads connections; see `processes`."
     )
-    share_after_s: float = setting(
+    share_after_s: float = internal(
         10.0,
         "Longest wait for a model before a process joins a shared port; without a model it could only refuse requests.",
-        min=0,
     )
     body_bytes_max: int = setting(8 << 20, "Largest request body; a million tokens of text is about 5 MB.", min=1024)
     header_bytes_max: int = setting(8190, "Longest request line and longest header.", min=256, max=65536)
@@ -57,7 +56,7 @@ class HttpSettings:
         (),
         "Names of this server in the Host header, such as api.example. Empty: on loopback the names of loopback, else any.",
     )
-    backlog: int = setting(1024, "Connections waiting to be accepted.", min=1)
+    backlog: int = internal(1024, "Connections waiting to be accepted.")
     stream_buffer_bytes_max: int = setting(
         65_536, "Unsent bytes of one stream after which tokens are merged instead of written one by one.", min=1024
     )
@@ -141,18 +140,16 @@ class BatchSettings:
         -100, "Priority of a batch's requests; requests with larger values run first.", min=-100, max=100
     )
     attempts_max: int = setting(3, "Attempts at a request whose worker is lost.", min=1)
-    retry_s_max: float = setting(
-        10.0, "Longest pause before the retry of a request that was refused for load.", min=0.1
-    )
+    retry_s_max: float = internal(10.0, "Longest pause before the retry of a request that was refused for load.")
     lease_s: float = setting(
         15.0,
         "Time after which another frontend takes over the batch of a frontend that does not renew its lease.",
         min=0.3,
     )
-    poll_s: float = setting(2.0, "Pause between two searches for batches to run.", min=0.02)
-    sweep_s: float = setting(300.0, "Pause between two deletions of expired files and batches.", min=0.05)
-    busy_timeout_s: float = setting(10.0, "Longest wait for another process that writes to the database.", min=0.01)
-    calls_max: int = setting(1024, "Calls that may wait for the store; more are refused with Retry-After.", min=1)
+    poll_s: float = internal(2.0, "Pause between two searches for batches to run.")
+    sweep_s: float = internal(300.0, "Pause between two deletions of expired files and batches.")
+    busy_timeout_s: float = internal(10.0, "Longest wait for another process that writes to the database.")
+    calls_max: int = internal(1024, "Calls that may wait for the store; more are refused with Retry-After.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,9 +183,9 @@ class ResponsesSettings:
     )
     chain_max: int = setting(256, "Longest chain of earlier responses that one request may continue.", min=1)
     chain_bytes_max: int = setting(8 << 20, "Most bytes of the earlier responses that one request continues.", min=1024)
-    sweep_s: float = setting(60.0, "Pause between two deletions of expired and surplus responses.", min=0.05)
-    busy_timeout_s: float = setting(5.0, "Longest wait for another process that writes to the database.", min=0.01)
-    calls_max: int = setting(1024, "Calls that may wait for the store; more are refused with Retry-After.", min=1)
+    sweep_s: float = internal(60.0, "Pause between two deletions of expired and surplus responses.")
+    busy_timeout_s: float = internal(5.0, "Longest wait for another process that writes to the database.")
+    calls_max: int = internal(1024, "Calls that may wait for the store; more are refused with Retry-After.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,16 +222,31 @@ class PipelineSettings:
     link_timeout_s: float = setting(5.0, "Longest wait for a connection to a worker.", min=0.01)
     placement_attempts: int = setting(
         3,
-        "Placements of one request that may end with a refusal or with lost KV before the client has seen any of its answer.",
+        "Placements of one request, without a token between them, that may end with a refusal or with lost KV; the last one ends the "
+        "request.",
         min=1,
         max=16,
     )
     worker_losses_max: int = setting(
         8,
-        "Workers that may be lost under one request before the client has seen any of its answer; the last one ends the request. "
-        "Two workers whose engines die end it too.",
+        "Workers that may be lost under one request; the last one ends the request. Two workers whose engines die end it too.",
         min=1,
         max=32,
+    )
+    continuations_max: int = setting(
+        8,
+        "Times that an answer is continued on another worker after its worker was lost. 0: an answer that the client has begun to "
+        "receive ends with the error.",
+        min=0,
+        max=64,
+    )
+    continuation_age_s_max: float = setting(
+        0.0, "Age of a request after which its answer is not continued. 0: no limit but that of the request.", min=0
+    )
+    continuation_tokens_max: int = setting(
+        0,
+        "Tokens of prompt and answer above which an answer is not continued, since another worker would compute all of them. 0: no limit.",
+        min=0,
     )
     retry_after_s: float = setting(1.0, "Retry-After of refused requests.", min=0.1)
     drain_notice_s: float = setting(
@@ -242,11 +254,10 @@ class PipelineSettings:
         "Time for which a stopping frontend reports not ready before it refuses requests; for slow load balancers.",
         min=0,
     )
-    inline_characters_max: int = setting(
+    inline_characters_max: int = internal(
         65_536,
         "Longest prompt that is tokenised on the event loop, which takes about 1 ms; longer ones use a thread. "
         "Models without fastokens: a sixteenth of it.",
-        min=0,
     )
 
 
@@ -255,9 +266,7 @@ class ModelSettings:
     """Tokenizers, chat templates and parsers of the served models."""
 
     cache_dir: str = setting("", "Hugging Face cache of models that are not a directory; empty: its default.")
-    reload_s: float = setting(
-        5.0, "Pause before another attempt to load a model whose files could not be read.", min=0.1
-    )
+    reload_s: float = internal(5.0, "Pause before another attempt to load a model whose files could not be read.")
     files_dir: str = setting(
         "",
         "Directory for tokenizers, templates and configurations that workers send; empty: $XDG_CACHE_HOME/kvmesh/model-files, "
@@ -288,7 +297,6 @@ class FrontendSettings(NetworkSettings):
     processes: int = setting(
         1, "Processes that share the HTTP port; set one per core that the frontend may use.", min=1, max=256
     )
-    supervisor: SupervisorSettings = field(default_factory=SupervisorSettings)
     tool_parser: str = setting(
         "auto",
         "How tool calls are parsed: a family, auto (by the model's chat template and tokens), none, or vllm:NAME "

@@ -87,7 +87,7 @@ class RouterCore:
                 record.considered = self.placer.considered
                 return self._enqueue(frontend_id, record, now)
         except MeshError as problem:
-            error = self.health.refusal(problem, frontend_id, ask.model, now)
+            error = self.health.refusal(problem, frontend_id=frontend_id, model=ask.model, now=now)
             error.request_id = ask.request_id
             record.refuse(error, self.placer)
             raise error from None
@@ -142,9 +142,9 @@ class RouterCore:
             self.book.mark_prefilled(reservation, now=_reported_time(reservation, report) if now is None else now)
         return reservation
 
-    def on_stream_started(self, frontend_id: str) -> None:
-        """The frontend opened its first stream."""
-        self.health.paths.add_frontend(frontend_id)
+    def on_stream_started(self, frontend_id: str, host: str = "") -> None:
+        """The frontend opened a stream from this host. Empty: unknown."""
+        self.health.paths.add_frontend(frontend_id, host)
 
     def on_stream_ended(self, frontend_id: str, *, now: float) -> None:
         """The frontend's last stream ended. It may come back within the grace."""
@@ -284,7 +284,7 @@ class RouterCore:
             decision = self._choose_or_probe(queued.frontend_id, ask, now)
         except UnavailableError as problem:
             record.refuse(problem, self.placer)
-            raise self.health.refusal(problem, queued.frontend_id, ask.model, now) from None
+            raise self.health.refusal(problem, frontend_id=queued.frontend_id, model=ask.model, now=now) from None
         record.considered = self.placer.considered
         placement = self._reserve(queued.frontend_id, queued.ask_id, ask, decision, now=now)
         record.decision, record.placement = decision, replace(placement, queued_s=queued_s)

@@ -17,11 +17,8 @@ class HealthSettings:
     breaker: BreakerSettings = field(default_factory=BreakerSettings)
     wedge: WedgeSettings = field(default_factory=WedgeSettings)
     overlap: OverlapSettings = field(default_factory=OverlapSettings)
-    labelled_workers_max: int = setting(
-        64,
-        "Workers with a label of their own in the metric of prediction errors; the others share one.",
-        min=0,
-        max=10_000,
+    labelled_workers_max: int = internal(
+        64, "Workers with a label of their own in the metric of prediction errors; the others share one."
     )
 
 
@@ -91,7 +88,7 @@ class SyncSettings:
         min=0,
         max=65_536,
     )
-    heartbeat_s: float = setting(0.5, "Longest time without a message to a peer.", min=0.01, max=60)
+    heartbeat_s: float = internal(0.5, "Longest time without a message to a peer.")
     silence_s: float = setting(2.0, "A peer without a message for so long is lost.", min=0.05)
     changes_per_message_max: int = internal(512, "Changes of a kind in one message: 100 kB. So many are sent at once.")
     changes_max: int = internal(

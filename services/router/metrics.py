@@ -142,9 +142,16 @@ class RouterMetrics:
         if report.kind is PREFILLED:
             if reservation.prefill is not None:
                 expected_s = reservation.expected_prefill_s
-                self._observe_error("prefill", reservation.prefill, expected_s, report.elapsed_s)
+                self._observe_error(
+                    phase="prefill", target=reservation.prefill, expected_s=expected_s, observed_s=report.elapsed_s
+                )
         elif report.kind is FIRST_TOKEN:
-            self._observe_error("ttft", reservation.decode, reservation.expected_ttft_s, report.elapsed_s)
+            self._observe_error(
+                phase="ttft",
+                target=reservation.decode,
+                expected_s=reservation.expected_ttft_s,
+                observed_s=report.elapsed_s,
+            )
 
     def remove_absent_workers(self) -> None:
         for worker_id in self._labels.remove_absent(self._core.fleet.workers):
@@ -161,7 +168,7 @@ class RouterMetrics:
         self._prompt.value += prompt_tokens
         self._cached.value += placement.cached_tokens
 
-    def _observe_error(self, phase: str, target: Target, expected_s: float | None, observed_s: float) -> None:
+    def _observe_error(self, *, phase: str, target: Target, expected_s: float | None, observed_s: float) -> None:
         ratio = error_ratio(expected_s, observed_s)
         if ratio is None:
             return

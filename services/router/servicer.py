@@ -21,6 +21,7 @@ from kvmesh.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from kvmesh.network.names import peer_host
 from kvmesh.rpc.codec.peers import from_peer_update, to_peer_update
 from kvmesh.rpc.codec.router import (
     fill_placement,
@@ -95,7 +96,9 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         await context.send_initial_metadata(())
         stream = _Stream()
         self._streams[stream] = None
-        reading = asyncio.create_task(self._read(request_iterator, stream), name="route-read")
+        reading = asyncio.create_task(
+            self._read(request_iterator, stream, peer_host(context.peer())), name="route-read"
+        )
         reading.add_done_callback(lambda _: stream.responses.close())
         try:
             while responses := await stream.responses.take(RESPONSES_PER_MESSAGE_MAX):
@@ -110,7 +113,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             if stream.frontend_id:
                 self.handler.remove_stream(stream.frontend_id)
 
-    async def _read(self, requests: AsyncIterator[pb.RouteRequest], stream: _Stream) -> None:
+    async def _read(self, requests: AsyncIterator[pb.RouteRequest], stream: _Stream, host: str) -> None:
         """Reads while asks are queued too, since reports make room for them."""
         try:
             async for message in requests:
@@ -121,7 +124,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
                     if not stream.responses.has_room:
                         await stream.responses.wait_room()
                 else:
-                    stream.frontend_id = self._on_hello(message)
+                    stream.frontend_id = self._on_hello(message, host)
         except MeshError:
             # An invalid message ends the stream, also while its asks are queued.
             stream.responses.end()
@@ -159,7 +162,9 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self._fence.check(request.fencing_token)
         deflect_tokens = self._core.placer.deflect_tokens
         if model not in deflect_tokens and len(deflect_tokens) >= DEFLECTED_MODELS_MAX:
-            raise OverloadedError(f"{DEFLECTED_MODELS_MAX} models have a bound already", reason="deflections_full")
+            raise OverloadedError(
+                f"{DEFLECTED_MODELS_MAX} models have a bound already", reason="deflections_full", retry_after_s=60.0
+            )
         self._core.placer.set_deflection(model, request.tokens)
         return pb.SetDeflectionResponse()
 
@@ -173,11 +178,11 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             async for update in answers:
                 yield pb.SyncPeersResponse(update=to_peer_update(update))
 
-    def _on_hello(self, message: pb.RouteRequest) -> str:
+    def _on_hello(self, message: pb.RouteRequest, host: str) -> str:
         if not message.HasField("hello") or message.reports or message.asks:
             raise InvalidRequestError("the first message must have a hello and nothing else", field="hello")
         frontend_id = required_text(message.hello.frontend_id, "hello.frontend_id", 128)
-        self.handler.add_stream(frontend_id)
+        self.handler.add_stream(frontend_id, host)
         return frontend_id
 
     def _on_message(self, frontend_id: str, message: pb.RouteRequest, responses: ResponseQueue) -> None:
@@ -194,7 +199,13 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         try:
             ask = from_ask(message)
         except MeshError as error:
-            self.handler.refuse(frontend_id, message.ask_id, message.request_id, error, responses)
+            self.handler.refuse(
+                frontend_id=frontend_id,
+                ask_id=message.ask_id,
+                request_id=message.request_id,
+                error=error,
+                responses=responses,
+            )
         else:
             self.handler.ask(frontend_id, message.ask_id, ask, responses)
 

@@ -7,7 +7,7 @@ from kvmesh.identity.settings import MeshSettings
 from kvmesh.lifecycle import LifecycleSettings
 from kvmesh.network.settings import NetworkSettings
 from kvmesh.rpc.settings import RpcSettings
-from kvmesh.settings import setting
+from kvmesh.settings import internal, setting
 from kvmesh.telemetry import TelemetrySettings
 from services.router.core_settings import CoreSettings, SyncSettings
 
@@ -16,26 +16,26 @@ from services.router.core_settings import CoreSettings, SyncSettings
 class MembershipSettings:
     """How the router follows workers."""
 
-    describe_timeout_s: float = setting(2.0, "Longest wait for a worker's description.", min=0.01)
-    describe_interval_s: float = setting(
-        5.0, "Time between two requests for a worker's description; adapters come and go.", min=0.1
+    describe_timeout_s: float = internal(2.0, "Longest wait for a worker's description.")
+    describe_interval_s: float = internal(
+        5.0, "Time between two requests for a worker's description; adapters come and go."
     )
-    load_interval_s: float = setting(0.1, "Shortest time between two load records of a worker.", min=0.01, max=60)
+    load_interval_s: float = internal(0.1, "Shortest time between two load records of a worker.")
     silence_s: float = setting(
         3.0,
         "A worker without a load record for so long gets no requests. Workers repeat their record every second.",
         min=0.1,
     )
-    reconnect_min_s: float = setting(0.1, "First pause before the router connects to a worker again.", min=0.001)
-    reconnect_max_s: float = setting(2.0, "Longest pause before the router connects to a worker again.", min=0.001)
+    reconnect_min_s: float = internal(0.1, "First pause before the router connects to a worker again.")
+    reconnect_max_s: float = internal(2.0, "Longest pause before the router connects to a worker again.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoiningSettings:
     """What a router waits for before it takes requests."""
 
-    peers_wait_s: float = setting(5.0, "Longest wait for the reservations of other routers.", min=0)
-    index_wait_s: float = setting(10.0, "Longest wait for the blocks of the workers.", min=0)
+    peers_wait_s: float = internal(5.0, "Longest wait for the reservations of other routers.")
+    index_wait_s: float = internal(10.0, "Longest wait for the blocks of the workers.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,11 +116,11 @@ def make_hosts(names: Sequence[str], *, with_network: bool, version: int = 4) ->
     hosts: dict[str, Host] = {}
     try:
         with TemporaryDirectory(prefix="kvmesh-hosts-") as directory:
-            router = _add_space("r", spaces)
+            router = add_space("r", spaces)
             run(*router, "sh", "-c", ROUTES)
             outside = _link(router, (), 0, version)
             for number, name in enumerate(names, start=1):
-                space = _add_space(str(number), spaces)
+                space = add_space(str(number), spaces)
                 address = _link(router, space, number, version)
                 boot_id = Path(directory) / name
                 boot_id.write_text(f"{uuid.uuid4()}\n")
@@ -130,11 +130,16 @@ def make_hosts(names: Sequence[str], *, with_network: bool, version: int = 4) ->
     finally:
         for host in hosts.values():
             host.kill_all()
-        for each in spaces:  # Their devices go with them, also the one in this machine's own namespace.
-            subprocess.run(["ip", "netns", "del", each], capture_output=True, check=False)
+        delete_spaces(spaces)
 
 
-def _add_space(name: str, spaces: list[str]) -> Sequence[str]:
+def delete_spaces(spaces: Sequence[str]) -> None:
+    """Their devices go with them, also those in other namespaces that they are connected to."""
+    for each in spaces:
+        subprocess.run(["ip", "netns", "del", each], capture_output=True, check=False)
+
+
+def add_space(name: str, spaces: list[str]) -> Sequence[str]:
     """A network namespace; the words before a command in it."""
     space = f"kv{os.getpid()}{name}"
     run("ip", "netns", "add", space)

@@ -5,7 +5,8 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -14,7 +15,8 @@ import pytest
 from kvmesh.discovery.base import SERVICES, Instance
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.settings import DiscoverySettings
-from tests.integration.mesh import ROOT, argv_simulated, running_mesh
+from kvmesh.identity.roles import MeshRole
+from tests.integration.mesh import ROOT, RunningMesh, argv_simulated, running_mesh
 from tests.own_address import own_address
 from tests.patience import PATIENCE_S
 from tests.servers import Server, consul_server
@@ -82,20 +84,79 @@ async def test_a_mesh_at_a_remote_registry_is_reachable(address: str, consul: Se
         async with aiohttp.ClientSession() as session:
             async with session.post(f"{mesh.url}/v1/completions", json=body) as answer:
                 assert answer.status == 200, await answer.text()
-        await check_by_doctor(consul)
+        await check_by_doctor(mesh.flags)
+        await add_prefill_worker(mesh, consul, tmp_path)
         decode = mesh.pids("decode")[0]
         os.kill(decode, signal.SIGSTOP)
         try:
-            status, output = await doctor(consul)
+            status, output = await doctor(mesh.flags)
             assert status == 1, output
             assert "does not answer" in output
         finally:
             os.kill(decode, signal.SIGCONT)
 
 
-async def doctor(consul: Server) -> tuple[int | None, str]:
+async def test_a_prefill_worker_says_that_its_kv_cannot_be_reached(consul: Server, tmp_path: Path) -> None:
+    """Before it registers, and without a peer: UCX does not use the interface that has the worker's address."""
+    log = tmp_path / "prefill.log"
+    argv = ("--discovery-address", consul.address, "--engine", "simulated", "--model", str(ROOT / "models" / "demo"))
+    async with running_worker(log, *argv, UCX_NET_DEVICES="lo") as worker:
+        await wait_registered(worker, consul, count=1)
+        found = [line for line in log.read_text().splitlines() if "kv_source_unreachable" in line]
+        assert len(found) == 1 and "UCX_NET_DEVICES" in found[0], log.read_text()
+
+
+async def test_a_worker_that_ucx_cannot_serve_names_the_variable(consul: Server) -> None:
+    """Its interface is down, or does not exist."""
+    argv = ("--discovery-address", consul.address, "--engine", "simulated", "--model", str(ROOT / "models" / "demo"))
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "kvmesh.cli", "doctor", "--consul", consul.address),
+        *(sys.executable, "-m", "services.prefill", *argv),
+        cwd=ROOT,
+        env={**os.environ, "UCX_NET_DEVICES": "no-such-device"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+    assert process.returncode  # Not always 1: NIXL 1.5 crashes when a process ends after that.
+    assert "UCX_NET_DEVICES=no-such-device" in output.decode()
+
+
+async def add_prefill_worker(mesh: RunningMesh, consul: Server, tmp_path: Path) -> None:
+    """One more, as on a host that joins: before it registers, the mesh's decode worker pulls from it, with mesh TLS."""
+    log = tmp_path / "joins.log"
+    argv = ("--engine", "simulated", "--model", str(ROOT / "models" / "demo"), *mesh.service_flags(MeshRole.PREFILL))
+    async with running_worker(log, *argv) as worker:
+        await wait_registered(worker, consul, count=len(await instances(consul)) + 1)
+        assert "kv_path_checked" in log.read_text() and '"warning"' not in log.read_text(), log.read_text()
+
+
+@asynccontextmanager
+async def running_worker(log: Path, *argv: str, **env: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "services.prefill", *argv),
+            cwd=ROOT,
+            env={**os.environ, **env},
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        await asyncio.wait_for(process.wait(), PATIENCE_S)
+
+
+async def wait_registered(worker: asyncio.subprocess.Process, consul: Server, *, count: int) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while len(await instances(consul)) < count:
+            assert worker.returncode is None
+            await asyncio.sleep(0.05)
+
+
+async def doctor(flags: Sequence[str]) -> tuple[int | None, str]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "kvmesh.cli", "doctor", *flags),
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -104,9 +165,9 @@ async def doctor(consul: Server) -> tuple[int | None, str]:
     return process.returncode, output.decode()
 
 
-async def check_by_doctor(consul: Server) -> None:
+async def check_by_doctor(flags: Sequence[str]) -> None:
     """A line per check, and none that failed."""
-    status, output = await doctor(consul)
+    status, output = await doctor(flags)
     assert status == 0, output
     for check in ("services", "addresses", "ports", "clocks", "versions", "fingerprints", "side channels"):
         assert re.search(rf"^ *\d+ {check} +ok ", output, re.MULTILINE), output

@@ -6,7 +6,7 @@ frontend-2 on prefill-1 and decode-1 only, which some faults leave no way.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ import aiohttp
 
 from tests.machines.mesh import CONSUL, ROUTER, Machines
 from tests.machines.relay import slow_paths
-from tests.machines.traffic import RIGHT, WRONG, Client, Samples, Traffic
+from tests.machines.traffic import RIGHT, Client, Questions, Samples, Traffic
 
 BEFORE_S, FAULT_S, AFTER_S = 1.5, 8.0, 1.0
 NORMAL_S_MAX = 60.0
@@ -87,6 +87,8 @@ async def consul_empty(mesh: Machines) -> AsyncIterator[None]:
             mesh.hosts.join(CONSUL, name)
 
 
+NO_WAY = {("cut frontend-1, decode", FIRST)}
+"""Faults that leave a kind of requests no worker to run on."""
 FAULTS: dict[str, Fault] = {
     "cut prefill-1, decode-1": cut(("prefill-1", "decode-1")),
     "cut frontend-1, decode-1": cut((FIRST, "decode-1")),
@@ -106,12 +108,12 @@ class Effect:
 
     fault: str
     first: Samples
-    """Through either frontend, of those in flight when the fault came or sent soon after."""
+    """In flight when the fault came, or sent soon after."""
     later: Samples
-    """Through either frontend, sent later, until the fault ended."""
+    """Sent later, until the fault ended."""
     all: Samples
-    limit_s: float
-    """A request that took longer is late."""
+    usual_s: float
+    """How long requests took before the fault."""
     normal_s: float
     """From the end of the fault until the last late or failed request had ended, and those over the healed paths were as usual."""
 
@@ -121,34 +123,31 @@ class Effect:
         kinds = (FIRST, SECOND, UNTOUCHED, TOUCHED)
         return {kind: dict(errors) for kind in kinds if (errors := self.all.of(kind).errors)}
 
-    def row(self) -> str:
-        """Of the table."""
-        return (
-            f"{self.fault:25} {len(self.all.samples):5} {self.first.late(self.limit_s):6} {self.first.longest_s:6.1f}"
-            f" {self.later.late(self.limit_s):6} {self.later.longest_s:6.1f} {self.all.of(UNTOUCHED).longest_s:9.1f}"
-            f" {self.all.of(TOUCHED).longest_s:8.1f} {self.normal_s:7.1f} {self.all.count(WRONG):6}  {self.errors or ''}"
-        )
+    @property
+    def with_a_way(self) -> Sequence[str]:
+        """Kinds of requests that the fault leaves a worker to run on. Pins that a fault breaks leave none."""
+        return [kind for kind in (FIRST, SECOND, UNTOUCHED) if (self.fault, kind) not in NO_WAY]
+
+    @property
+    def limit_s(self) -> float:
+        """A request that took longer is late."""
+        return self.usual_s + LATE_S
 
 
-HEADER = (
-    f"{'':25} {'':5} {'first requests':>13} {'later requests':>13} {UNTOUCHED:>9} {TOUCHED:>8} {'normal':>7}\n"
-    f"{'fault':25} {'sent':>5} {'late':>6} {'max s':>6} {'late':>6} {'max s':>6} {'max s':>9} {'max s':>8} {'s':>7} {'wrong':>6}  errors"
-)
-
-
-async def measure(mesh: Machines, name: str) -> Effect:
+async def measure(mesh: Machines, name: str, questions: Questions, *, fault_s: float = FAULT_S) -> Effect:
     """Traffic, then the fault, then its end, until all is as usual."""
-    traffic = Traffic(clients(mesh), seed=sum(name.encode()))
+    traffic = Traffic(clients(mesh), questions)
     loop = asyncio.get_running_loop()
     for client in clients(mesh):
         await _wait_normal(traffic, client, limit_s=NORMAL_S_MAX)
     started_s = loop.time()
     async with traffic.running():
         await asyncio.sleep(BEFORE_S)
-        limit_s = traffic.samples.between(started_s, loop.time()).usual_s + LATE_S
+        usual_s = traffic.samples.between(started_s, loop.time()).usual_s
+        limit_s = usual_s + LATE_S
         async with FAULTS[name](mesh):
             began_s = loop.time()
-            await asyncio.sleep(FAULT_S)
+            await asyncio.sleep(fault_s)
         ended_s = loop.time()
         await _wait_normal(traffic, Client(name=HEALED, url=mesh.url(FIRST), pins=TOUCHED_PINS), limit_s)
         healed_s = loop.time()
@@ -163,10 +162,10 @@ async def measure(mesh: Machines, name: str) -> Effect:
     ]
     return Effect(
         fault=name,
-        first=both.between(began_s - IN_FLIGHT_S, began_s + FIRST_S),
-        later=both.between(began_s + FIRST_S, ended_s),
+        first=found.between(began_s - IN_FLIGHT_S, began_s + FIRST_S),
+        later=found.between(began_s + FIRST_S, ended_s),
         all=found,
-        limit_s=limit_s,
+        usual_s=usual_s,
         normal_s=max([healed_s, *bad_ends]) - ended_s,
     )
 

@@ -40,6 +40,7 @@ class Machines:
     model: Path
     engine_argv: Sequence[str]
     router_argv: Sequence[str] = ()
+    ready_s: float = READY_S
     processes: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
 
     @property
@@ -109,7 +110,7 @@ class Machines:
 
     async def wait_serving(self) -> None:
         """Until every frontend serves the model."""
-        async with asyncio.timeout(READY_S), aiohttp.ClientSession() as session:
+        async with asyncio.timeout(self.ready_s), aiohttp.ClientSession() as session:
             for name in self.frontends:
                 while not await _serves(session, self.url(name)):
                     self.check_alive()
@@ -159,6 +160,13 @@ class Machines:
                 await asyncio.wait_for(process.wait(), PATIENCE_S)
 
 
+def require_hosts() -> None:
+    """Skips the test where hosts cannot be made. Where parts are required, it fails if they could be made."""
+    if problem := network_problem():
+        can_be_had = is_required() and os.geteuid() == 0 and "does not allow" not in problem
+        (pytest.fail if can_be_had else pytest.skip)(f"no hosts: {problem}")
+
+
 @asynccontextmanager
 async def machines(
     directory: Path,
@@ -168,15 +176,21 @@ async def machines(
     engine_argv: Sequence[str],
     router_argv: Sequence[str] = (),
     version: int = 4,
+    ready_s: float = READY_S,
 ) -> AsyncIterator[Machines]:
     """Hosts with these names and Consul's, with their services, once all frontends serve. Skips the test where hosts cannot be made."""
     require_part("consul")
     require_part("nixl")
-    if problem := network_problem():
-        can_be_had = is_required() and os.geteuid() == 0 and "does not allow" not in problem
-        (pytest.fail if can_be_had else pytest.skip)(f"no hosts: {problem}")
+    require_hosts()
     with make_hosts([CONSUL, *names], with_network=True, version=version) as hosts:
-        mesh = Machines(hosts=hosts, directory=directory, model=model, engine_argv=engine_argv, router_argv=router_argv)
+        mesh = Machines(
+            hosts=hosts,
+            directory=directory,
+            model=model,
+            engine_argv=engine_argv,
+            router_argv=router_argv,
+            ready_s=ready_s,
+        )
         try:
             for name in hosts.hosts:
                 await mesh.start(name)

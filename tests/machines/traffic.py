@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import count
+from typing import Any, Protocol
 
 import aiohttp
 
@@ -18,7 +19,6 @@ from tests.integration.mesh import ROOT
 
 MODEL = ROOT / "models" / "demo"
 PROMPT_TOKENS, ANSWER_TOKENS = 200, 16
-PACE_S = 0.25
 ANSWER_S_MAX = 90.0
 """A request without an end by then hangs."""
 RIGHT, WRONG, HANGS = "right", "wrong", "hangs"
@@ -76,13 +76,57 @@ class Samples:
         return sum(each.wait_s > limit_s for each in self.samples)
 
 
-class Traffic:
-    """Sends requests, one per client and `PACE_S`, whether earlier ones have ended or not."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A prompt that no cache holds under its salt, and the right answer."""
 
-    def __init__(self, clients: Sequence[Client], seed: int) -> None:
-        self._clients = clients
+    prompt: Sequence[int]
+    answer: Sequence[int]
+    salt: str = ""
+
+
+class Questions(Protocol):
+    """Endless questions. `pace_s`: the engine keeps up with one per client and so many seconds."""
+
+    pace_s: float
+
+    def next(self) -> Question: ...
+
+
+class SimulatedQuestions:
+    """New prompts; the simulated engine's answers follow from them."""
+
+    pace_s = 0.25
+
+    def __init__(self, seed: int = 1) -> None:
         self._random = random.Random(seed)
         self._range: TokenRange = read_card(SimulatedSettings(model="m", model_dir=str(MODEL)))[1]
+
+    def next(self) -> Question:
+        prompt = [self._random.randrange(10, 400) for _ in range(PROMPT_TOKENS)]
+        return Question(prompt=prompt, answer=expected(prompt, ANSWER_TOKENS, self._range))
+
+
+class KnownQuestions:
+    """The same prompts again and again, each time under a new salt, with the answers of an engine alone."""
+
+    def __init__(self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, pace_s: float) -> None:
+        self.pace_s = pace_s
+        self._known = list(zip(prompts, answers, strict=True))
+        self._numbers = count()
+
+    def next(self) -> Question:
+        number = next(self._numbers)
+        prompt, answer = self._known[number % len(self._known)]
+        return Question(prompt=prompt, answer=answer, salt=f"question-{number}")
+
+
+class Traffic:
+    """Sends questions at their pace, whether earlier ones have ended or not."""
+
+    def __init__(self, clients: Sequence[Client], questions: Questions) -> None:
+        self._clients = clients
+        self._questions = questions
         self._samples: list[Sample] = []
         self._is_over = asyncio.Event()
 
@@ -109,15 +153,15 @@ class Traffic:
         while not self._is_over.is_set():
             for client in self._clients:
                 group.create_task(self.ask(session, client))
-                await asyncio.sleep(PACE_S / len(self._clients))
+                await asyncio.sleep(self._questions.pace_s / len(self._clients))
 
     async def ask(self, session: aiohttp.ClientSession, client: Client) -> Sample:
         """One request."""
-        prompt = [self._random.randrange(10, 400) for _ in range(PROMPT_TOKENS)]
+        question = self._questions.next()
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         try:
-            outcome = await self._outcome(session, client, prompt)
+            outcome = await self._outcome(session, client, question)
         except TimeoutError:
             outcome = HANGS
         except aiohttp.ClientError as error:
@@ -126,15 +170,14 @@ class Traffic:
         self._samples.append(sample)
         return sample
 
-    async def _outcome(self, session: aiohttp.ClientSession, client: Client, prompt: Sequence[int]) -> str:
+    async def _outcome(self, session: aiohttp.ClientSession, client: Client, question: Question) -> str:
         body = {
-            "model": "m", "prompt": list(prompt), "max_tokens": ANSWER_TOKENS, "temperature": 0,
-            "ignore_eos": True, "return_token_ids": True,
+            "model": "m", "prompt": list(question.prompt), "max_tokens": ANSWER_TOKENS, "temperature": 0,
+            "ignore_eos": True, "return_token_ids": True, "cache_salt": question.salt or None,
         }  # fmt: skip
         headers = {f"x-kvmesh-pin-{role}": name for role, name in client.pins.items()}
         async with session.post(f"{client.url}/v1/completions", json=body, headers=headers) as response:
             answer: Any = await response.json()
         if response.status != 200:
             return f"{response.status} {answer['error']['code']}"
-        right = expected(prompt, ANSWER_TOKENS, self._range)
-        return RIGHT if answer["choices"][0]["token_ids"] == right else WRONG
+        return RIGHT if answer["choices"][0]["token_ids"] == list(question.answer) else WRONG

@@ -11,9 +11,11 @@ from kvmesh.constraint_costs import COST_MAX, check_constraint, pattern_cost
 from kvmesh.core import Constraint, ConstraintKind, SamplingParams
 from kvmesh.errors import InternalError, InvalidRequestError, LostError
 from services.frontend.models import ServedModel
+from services.frontend.pipeline.losses import LostWorkers
 from services.frontend.pipeline.placements import RequestPlacements
 from services.frontend.pipeline.request import Request
 from services.frontend.settings import PipelineSettings
+from tests.conformance.manual_clock import ManualClock
 from tests.frontend_mesh import FakeMesh, served_model, write_model
 from tests.security.rig import BODY, CHAT, frontend
 
@@ -159,12 +161,13 @@ async def test_a_request_that_silences_a_worker_is_not_tried_on_another() -> Non
         request = Request(request_id="r", model="m", prompt="x", sampling=SamplingParams(constraint=constraint))
         mesh: Any = FakeMesh(answer=lambda _: [2])
         return RequestPlacements(
-            request, None, router=mesh, clock=None, settings=PipelineSettings(), deadline_s=1.0  # type: ignore[arg-type]
+            request, None, router=mesh, clock=ManualClock(), settings=PipelineSettings(), lost_workers=LostWorkers(), deadline_s=1.0  # type: ignore[arg-type]
         )  # fmt: skip
 
     silent = LostError("silent", reason="worker_silent")
     with pytest.raises(InternalError) as refused:
-        placements(schema_of({})).check_retry(silent, failed_worker_id="w", is_answer_shown=False)
+        placements(schema_of({})).count_failure(silent, failed_worker_id="w", has_progress=False)
     assert refused.value.reason == "worker_lost_twice"
-    placements(None).check_retry(silent, failed_worker_id="w", is_answer_shown=False)
-    placements(schema_of({})).check_retry(LostError("gone"), failed_worker_id="w", is_answer_shown=False)
+    placements(None).count_failure(silent, failed_worker_id="w", has_progress=False)
+    placements(schema_of({})).count_failure(silent, failed_worker_id="w", has_progress=True)
+    placements(schema_of({})).count_failure(LostError("gone"), failed_worker_id="w", has_progress=False)

@@ -1,6 +1,7 @@
 """KV paths in a whole mesh on virtual time: what a path that fails costs, and how soon it works again."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any
@@ -19,7 +20,7 @@ from tests.simulation.mesh import MeshShape, SimulatedMesh
 from tests.simulation.worker import SimulatedWorker
 from tests.virtual_loop import run_virtual
 
-FIRST_S, HEAL_S = 2.5, 5.0
+FIRST_S, HEAL_S = 2.0, 5.0
 """The promises: how late the first request that meets a failing path may be, and how long after its end the path works again."""
 QUICK_S = 0.3
 PREFILL = "prefill-0"
@@ -178,7 +179,7 @@ def test_a_check_on_request() -> None:
 
 @pytest.mark.parametrize("worker_id", ["decode-0", PREFILL])
 def test_the_warm_up_leaves_nothing(worker_id: str) -> None:
-    """Neither blocks nor leases; a decode worker's warm-up checks a path, and a failure does not stop the start."""
+    """No leases, and no blocks but those of a check. A failed check does not stop the start."""
 
     async def story(mesh: SimulatedMesh) -> None:
         for fails in (False, True):
@@ -186,12 +187,44 @@ def test_the_warm_up_leaves_nothing(worker_id: str) -> None:
             worker = mesh.workers[worker_id]
             await worker.worker.engine.reset_cache()
             steps = worker.engine.load().step
-            await WarmUp(worker.worker, worker.checks, mesh.world.clock).start()
-            load = worker.engine.load()
-            assert load.step > steps and not load.kv_blocks_used and not worker.worker.statistics().leases
-            if worker_id == PREFILL:
-                assert not worker.engine.scheduler.pool.cached_names()
-            else:
-                assert bool(load.failing_kv_paths) is fails
+            await WarmUp(worker.worker, worker.checks, worker.own_handoff, mesh.world.clock).start()
+            assert worker.engine.load().step > steps
+            await until(lambda engine=worker.engine: not engine.load().kv_blocks_used, 5.0)
+            assert not worker.worker.statistics().leases
+            # The check by a peer leaves its prompt's block in the prefill worker's cache, always the same one.
+            assert len(worker.engine.scheduler.pool.cached_names()) <= 2
+            if worker_id != PREFILL:
+                assert bool(worker.engine.load().failing_kv_paths) is fails
 
     told(MeshShape(prefill=1, decode=1), story)
+
+
+def test_a_prefill_worker_is_checked_before_it_registers(caplog: pytest.LogCaptureFixture) -> None:
+    """It has a decode worker pull from it. The log says what failed, and for whom. A decode worker that does not answer delays it by seconds
+    only."""
+
+    async def story(mesh: SimulatedMesh) -> None:
+        prefill, decode = mesh.workers[PREFILL], decode_of(mesh)
+
+        async def warm_up() -> list[tuple[str, str | None]]:
+            caplog.clear()
+            await WarmUp(prefill.worker, prefill.checks, prefill.own_handoff, mesh.world.clock).start()
+            found = [(each.message, each.__dict__["data"]) for each in caplog.records if "data" in each.__dict__]
+            return [
+                (message, data.get("reason")) for message, data in found if data.get("decode_worker_id") == "decode-0"
+            ]
+
+        await until(decode.engine.kv_paths.paths, 5.0)
+        before = decode.engine.kv_paths.paths()[0].pulls_total
+        assert await warm_up() == [("kv_path_checked", None)]
+        assert decode.engine.kv_paths.paths()[0].pulls_total == before + 1
+        mesh.world.kv_network.fails_pulls = True
+        assert await warm_up() == [("kv_path_check_failed", "unreachable")]
+        assert decode.worker.load().failing_kv_paths == [FailingKvPath(worker_id=PREFILL, reason="unreachable")]
+        mesh.partition("decode-0")
+        began_s = mesh.world.clock.now()
+        assert [message for message, _ in await warm_up()] == ["kv_path_not_checked"]
+        assert mesh.world.clock.now() - began_s < 12.0
+
+    with caplog.at_level(logging.INFO):
+        told(MeshShape(prefill=1, decode=1), story)

@@ -14,6 +14,7 @@ from kvmesh.errors import MeshError
 from kvmesh.rpc.health import GrpcHealth
 from kvmesh.rpc.interceptors import server_interceptors
 from kvmesh.rpc.prefill_client import GrpcPrefillClient
+from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.simulation.faulty_engine import Die, FaultyEngine
 from kvmesh.simulation.kv_transport import MemoryTransport
 from kvmesh.simulation.rendezvous import MemoryWire
@@ -23,6 +24,7 @@ from kvmesh.worker.kv_checks import KvChecks
 from kvmesh.worker.leg_servicer import LegServicer
 from kvmesh.worker.membership import WorkerMembership
 from kvmesh.worker.metrics import WorkerMetrics
+from kvmesh.worker.own_handoff import OwnHandoff
 from kvmesh.worker.servicer import WorkerServicer
 from kvmesh.worker.settings import WorkerSettings
 from kvmesh.worker.worker import Worker, WorkerIdentity
@@ -91,6 +93,14 @@ class SimulatedWorker:
             clock=world.clock,
             random=world.random(f"checks/{worker_id}/{epoch}"),
         )
+        self.own_handoff = OwnHandoff(
+            self.worker,
+            self.registry,
+            GrpcWorkerClient(self._channels),
+            host=worker_id,
+            address=lambda: self.address,
+            random=world.random(f"own-handoff/{worker_id}/{epoch}"),
+        )
         self._checking: asyncio.Task[None] | None = None
         self._telemetry = Telemetry.create(engine.role)
         WorkerMetrics(self.worker, self._telemetry.registry)
@@ -108,7 +118,7 @@ class SimulatedWorker:
         decode: Any = LegServicer(self.worker, Role.DECODE, rules[Role.DECODE])
         add_PrefillServiceServicer_to_server(prefill, server)
         add_DecodeServiceServicer_to_server(decode, server)
-        servicer = WorkerServicer(self.worker, self.membership, self._world.clock, self.checks)
+        servicer = WorkerServicer(self.worker, membership=self.membership, clock=self._world.clock, checks=self.checks)
         add_WorkerServiceServicer_to_server(servicer, server)
         await self._health.add_to(server)
         await server.start()

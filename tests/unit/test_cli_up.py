@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from kvmesh.cli.gpu_plan import WorkerPlaces
 from kvmesh.cli.plan import MeshShape, plan_mesh
-from kvmesh.cli.up_settings import UpSettings, model_problem
+from kvmesh.cli.up_settings import UpSettings, mesh_shape, model_problem
 from kvmesh.errors import InvalidRequestError
 from kvmesh.lifecycle.process import run_process
 from kvmesh.settings import load
@@ -124,3 +125,12 @@ def test_a_directory_without_a_model_names_what_it_lacks(tmp_path: Path) -> None
     assert model_problem(str(tmp_path)).endswith(": config.json and tokenizer.json are missing")
     (tmp_path / "config.json").touch()
     assert model_problem(str(tmp_path)).endswith(": tokenizer.json is missing")
+
+
+def test_a_link_to_a_model_keeps_its_name(tmp_path: Path) -> None:
+    """A worker that another host starts with the same path serves a model of the same name."""
+    (tmp_path / "3f1c9a").mkdir()
+    link = tmp_path / "my-llama"
+    link.symlink_to("3f1c9a")
+    settings = load(UpSettings, argv=["--model", str(link)], environ={}, program="kvmesh up")
+    assert mesh_shape(settings, "http://127.0.0.1:1", WorkerPlaces()).model == link

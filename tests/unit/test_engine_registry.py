@@ -1,12 +1,16 @@
 """What every engine's registration must give."""
 
+import re
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
+import kvmesh.engines
 from kvmesh.cli.up_settings import DEMO_MODEL
 from kvmesh.clock import SystemClock
 from kvmesh.core import Role
+from kvmesh.core.sampling import RANGES
 from kvmesh.engines.registry import ENGINES
 from kvmesh.settings import SettingsError, load
 from kvmesh.worker.host import make_engine
@@ -47,3 +51,11 @@ def test_a_pull_ends_before_its_lease() -> None:
     """Otherwise every pull that is given up would have lost its lease."""
     with pytest.raises(SettingsError, match="pull_timeout_s must be below lease_s"):
         settings("simulated", KVMESH_KV_LEASE_S="5")
+
+
+@pytest.mark.parametrize("name", [name for name in ENGINES if name != "simulated"])
+def test_an_engine_translates_or_refuses_every_number_of_a_request(name: str) -> None:
+    """A parameter that the adapter does not name would be ignored without a word. The simulated engine has no probabilities."""
+    sources = (Path(kvmesh.engines.__path__[0]) / name).rglob("*.py")
+    named = set(re.findall(r"\w+", "\n".join(path.read_text(encoding="utf-8") for path in sources)))
+    assert not RANGES.keys() - named

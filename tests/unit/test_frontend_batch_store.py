@@ -31,7 +31,7 @@ class Bench:
 
     async def create(self, batch_id: str = "b1") -> Row:
         return await self.one.create(
-            "me", batch_id, endpoint="/v1/chat/completions", input_file_id="f", completion_window="24h",
+            owner="me", batch_id=batch_id, endpoint="/v1/chat/completions", input_file_id="f", completion_window="24h",
             window_s=1000.0, metadata=None, output_ttl_s=None,
         )  # fmt: skip
 
@@ -45,7 +45,9 @@ class Bench:
     async def row(self) -> dict[str, Any]:
         """All of the batch, without whose it is."""
         return {
-            key: value for key, value in dict(await self.one.get("me", "b1")).items() if not key.startswith("lease")
+            key: value
+            for key, value in dict(await self.one.get(owner="me", batch_id="b1")).items()
+            if not key.startswith("lease")
         }
 
 
@@ -146,13 +148,13 @@ async def test_a_cancelled_batch_ends_cancelled(bench: Bench) -> None:
     """Also when its window ended or its lines were all done meanwhile; then it cannot be cancelled again."""
     claim = await bench.claimed()
     await bench.one.begin(claim, total=1, model="tiny")
-    assert (await bench.two.cancel("me", "b1"))["status"] == "cancelling"
+    assert (await bench.two.cancel(owner="me", batch_id="b1"))["status"] == "cancelling"
     assert await bench.one.renew(claim) == "cancelling"
     await bench.one.expire(claim)
     assert await bench.one.finalise(claim) == CANCELLED
     await bench.one.end(claim, CANCELLED, None, None)
     with pytest.raises(InvalidRequestError):
-        await bench.one.cancel("me", "b1")
+        await bench.one.cancel(owner="me", batch_id="b1")
 
 
 async def test_a_window_that_ended_is_told(bench: Bench) -> None:

@@ -80,7 +80,13 @@ async def following(*, parsers: ParserNames | None = None, **settings: Any) -> A
     await server.set_serving(True)
     registry = ConsulRegistry(DiscoverySettings(address=agent.address))
     channels = ChannelPool(RpcSettings())
-    models = DiscoveredModels(registry, GrpcWorkerClient(channels), ModelSettings(**settings), SystemClock(), parsers)
+    models = DiscoveredModels(
+        registry=registry,
+        source=GrpcWorkerClient(channels),
+        settings=ModelSettings(**settings),
+        clock=SystemClock(),
+        parsers=parsers,
+    )
     task = asyncio.create_task(models.run())
     try:
         yield Mesh(models, registry, server)

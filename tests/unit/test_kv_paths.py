@@ -7,7 +7,7 @@ import pytest
 from kvmesh.core import FailingKvPath, KvHandle, LoadRecord
 from kvmesh.core.worker import KV_PATH_REASONS
 from kvmesh.kv import path_causes, paths
-from kvmesh.kv.path_causes import Failure, find_cause
+from kvmesh.kv.path_causes import Failure, find_cause, find_own_fault
 from kvmesh.kv.paths import KvPaths, Pull
 
 MIB = 1 << 20
@@ -50,8 +50,8 @@ def learn(known: KvPaths, *, small_s: float = 0.01, mib_s: float = 0.1, now_s: f
 
 
 class TestLimits:
-    def test_an_unknown_path_gets_two_seconds(self, known: KvPaths) -> None:
-        """Its first pull connects the workers; the flat limit of ten seconds would make a client wait as long."""
+    def test_an_unknown_path_has_a_limit_of_its_own(self, known: KvPaths) -> None:
+        """Its first pull connects the workers, which takes longer; the flat limit of ten seconds would make a client wait as long."""
         assert begin(known).limit_s == paths.FIRST_LIMIT_S
 
     def test_the_limit_follows_from_size_and_rate(self, known: KvPaths) -> None:
@@ -76,8 +76,12 @@ class TestLimits:
         assert KvPaths(pull_timeout_s=0.7).begin(handle(), 0.0).limit_s == 0.7  # type: ignore[union-attr]
 
     def test_small_pulls_say_nothing_about_the_rate(self, known: KvPaths) -> None:
+        """A link of 1 Gbit/s would always be too slow for a long prompt, and never get to show its rate."""
         known.succeeded(begin(known, kv_bytes=100), 0.01)
-        assert begin(known, kv_bytes=100 * MIB).limit_s == paths.UNKNOWN_RATE_LIMIT_S
+        pull = begin(known, kv_bytes=500 * MIB)
+        assert 500 * MIB / 1.25e8 < pull.limit_s < 6.0
+        known.dropped(pull)
+        assert begin(known, kv_bytes=10 * MIB).limit_s == paths.LIMIT_MIN_S
 
     def test_pulls_that_waited_for_something_else_teach_nothing(self, known: KvPaths) -> None:
         known.succeeded(begin(known), 9.0, is_typical=False)
@@ -196,6 +200,27 @@ class TestCauses:
         cause = find_cause(failure, source_host="10.0.0.1", own_host="10.0.0.2")
         assert cause is not None and cause.reason == "unreachable"
         assert ("UCX_NET_DEVICES" in cause.detail) is is_named
+
+    @pytest.mark.parametrize(
+        ("source", "host", "reason"),
+        [
+            ("10.0.0.1:5600", "10.0.0.1", None),
+            ("127.0.0.1:5600", "10.0.0.1", "loopback_address"),
+            ("0.0.0.0:5600", "10.0.0.1", "loopback_address"),
+            ("[::1]:5600", "fd00::1", "loopback_address"),
+            ("127.0.0.1:5600", "127.0.0.1", None),
+            (b"..\x0a\x00\x00\x01..", "10.0.0.1", None),
+            (b"..\xac\x11\x00\x01..", "10.0.0.1", "unreachable"),
+            (b"..\xac\x11\x00\x01..", "127.0.0.1", None),
+            ("", "10.0.0.1", None),
+        ],
+    )
+    def test_a_worker_sees_that_others_cannot_reach_its_kv(
+        self, source: str | bytes, host: str, reason: str | None
+    ) -> None:
+        """From its own handle, before anybody has tried. On loopback everybody can."""
+        fault = find_own_fault(source, host)
+        assert (fault.reason if fault else None) == reason
 
     @pytest.mark.parametrize("reason", [*path_causes.REASONS, "anything_else"])
     def test_reasons_are_from_the_closed_set(self, reason: str) -> None:

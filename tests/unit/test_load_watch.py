@@ -84,7 +84,7 @@ def test_blocks_that_become_free_without_a_step_are_reported() -> None:
 
         handle = (await run(prefill, task=LegTask.PREFILL)).handle
         membership = WorkerMembership(decode, MemoryAgent().registry(), host="w", uses_tls=False, clock=clock)
-        servicer = WorkerServicer(decode, membership, clock)
+        servicer = WorkerServicer(decode, membership=membership, clock=clock)
         loop, began_s, records = asyncio.get_running_loop(), clock.now(), []
 
         async def watch() -> None:

@@ -14,7 +14,7 @@ from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import InvalidRequestError, MeshError, UnavailableError
 from kvmesh.network import ports as ports_module
 from kvmesh.network.causes import connection_cause
-from kvmesh.network.names import LOOPBACK, host_port, registry_host
+from kvmesh.network.names import LOOPBACK, host_port, peer_host, registry_host
 from kvmesh.network.place import check_advertised, choose_address, place_service
 from kvmesh.network.ports import PortRange
 from kvmesh.network.ucx import interface_of, ucx_variables
@@ -111,6 +111,20 @@ def test_an_address_that_is_not_ours_is_refused(given: str, why: str) -> None:
     """With the reason, before anything listens."""
     with pytest.raises(InvalidRequestError, match=why):
         choose_address(given, "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("peer", "host"),
+    [
+        ("ipv4:10.0.0.1:4711", "10.0.0.1"),
+        ("ipv6:%5Bfd00::1%5D:4711", "fd00::1"),
+        ("ipv6:[fd00::1]:4711", "fd00::1"),
+        ("unix:/run/kvmesh.socket", ""),
+        ("memory", ""),
+    ],
+)
+def test_the_host_of_a_peer(peer: str, host: str) -> None:
+    assert peer_host(peer) == host
 
 
 def test_version_6_addresses() -> None:

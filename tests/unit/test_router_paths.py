@@ -153,6 +153,28 @@ def test_a_worker_that_several_frontends_lose_is_shut_for_all() -> None:
     assert used(router, "f3", 0.2) == {"d1", "d2"}
 
 
+def test_frontends_of_one_host_are_one_voice() -> None:
+    """They lose a worker together when the host's link is cut. Where all frontends run on one host, they do speak for each other."""
+    hosts = {"f1-0": "10.0.0.1", "f1-1": "10.0.0.1", "f2": "10.0.0.2"}
+    router = fleet_of("d1", "d2", frontends=())
+    for frontend_id, host in hosts.items():
+        router.on_stream_started(frontend_id, host)
+    for name in ("d1", "d2"):
+        fail(router, "f1-0", name, 0.0)
+        fail(router, "f1-1", name, 0.1)
+    assert (excluded(router, "d1"), excluded(router, "d2")) == ("", "")
+    assert used(router, "f2", 0.2) == {"d1", "d2"}
+    fail(router, "f2", "d1", 0.3)
+    assert (excluded(router, "d1"), excluded(router, "d2")) == ("breaker_open", "")
+
+    router = fleet_of("d1", "d2", frontends=())
+    for frontend_id in ("f1-0", "f1-1"):
+        router.on_stream_started(frontend_id, "127.0.0.1")
+    for frontend_id in ("f1-0", "f1-1"):
+        fail(router, frontend_id, "d1", 0.0)
+    assert (excluded(router, "d1"), excluded(router, "d2")) == ("breaker_open", "")
+
+
 def test_an_engine_that_fails_is_shut_for_all_at_once() -> None:
     """Such a failure came over a working path."""
     router = fleet_of("d1", "d2")

@@ -52,7 +52,7 @@ def stage(requests_max: int, **limits) -> Stage:
     clock = SystemClock()
     metrics = RouterMetrics(Telemetry.create("router", registry=CollectorRegistry()).instruments, router)
     dispatcher = QueueDispatcher(router, metrics, clock)
-    return Stage(router, dispatcher, ReportBuffer(router, metrics, clock, dispatcher))
+    return Stage(router, dispatcher, ReportBuffer(core=router, metrics=metrics, clock=clock, dispatcher=dispatcher))
 
 
 async def test_reports_wait_a_turn_and_come_some_at_a_time():

@@ -25,7 +25,7 @@ def run(budget: StepBudget, prompt_tokens: int, base_s: float, token_s: float, p
 @pytest.mark.parametrize("base_s", [0.001, 0.02, 0.1])
 def test_steps_stay_within_the_budget(token_s: float, base_s: float) -> None:
     """From the first steps on, long contexts included; and the budget is used, unless vLLM's own limit is smaller."""
-    budget = StepBudget(BUDGET_S, TOKENS_MAX)
+    budget = StepBudget(budget_s=BUDGET_S, tokens_max=TOKENS_MAX)
     run(budget, 2000, base_s, token_s)
     times = run(budget, 30_000, base_s, token_s, pair_s=token_s / 30_000)
     assert max(times) <= max(BUDGET_S, 2.5 * base_s)
@@ -34,7 +34,7 @@ def test_steps_stay_within_the_budget(token_s: float, base_s: float) -> None:
 
 def test_a_large_model_advances() -> None:
     """Where even the smallest part takes longer than the budget, prompts still advance, beside all that decodes."""
-    budget = StepBudget(BUDGET_S, TOKENS_MAX)
+    budget = StepBudget(budget_s=BUDGET_S, tokens_max=TOKENS_MAX)
     run(budget, 1500, 0.01, 0.05)
     assert budget.tokens(0) == TOKENS_MIN
     assert budget.tokens(64) == 64 + TOKENS_MIN
@@ -42,7 +42,7 @@ def test_a_large_model_advances() -> None:
 
 def test_a_large_fixed_part_does_not_starve_prompts() -> None:
     """Where a step takes longer than the budget whatever it computes, prompts get as much time as that part."""
-    budget = StepBudget(BUDGET_S, TOKENS_MAX)
+    budget = StepBudget(budget_s=BUDGET_S, tokens_max=TOKENS_MAX)
     for _ in range(10):
         budget.observe(0, 0.5)
     times = run(budget, 30_000, 0.5, 1e-3)
@@ -51,14 +51,14 @@ def test_a_large_fixed_part_does_not_starve_prompts() -> None:
 
 def test_a_block_is_the_least_where_parts_end_at_blocks() -> None:
     """A budget below a block would compute nothing there."""
-    budget = StepBudget(BUDGET_S, TOKENS_MAX, tokens_min=528)
+    budget = StepBudget(budget_s=BUDGET_S, tokens_max=TOKENS_MAX, tokens_min=528)
     run(budget, 5000, 0.01, 0.05)
     assert budget.tokens(3) == 3 + 528
 
 
 def test_pauses_of_the_machine_change_little() -> None:
     """Two slow steps of five are not the engine's doing."""
-    budget = StepBudget(BUDGET_S, TOKENS_MAX)
+    budget = StepBudget(budget_s=BUDGET_S, tokens_max=TOKENS_MAX)
     run(budget, 20_000, 0.005, 1e-4)
     usual = budget.tokens(0)
     for number in range(50):
@@ -69,7 +69,7 @@ def test_pauses_of_the_machine_change_little() -> None:
 
 def test_a_machine_that_stays_slow_shrinks_the_budget() -> None:
     """Three steps are enough, and as many bring it back."""
-    budget = StepBudget(BUDGET_S, TOKENS_MAX)
+    budget = StepBudget(budget_s=BUDGET_S, tokens_max=TOKENS_MAX)
     run(budget, 20_000, 0.005, 1e-4)
     usual = budget.tokens(0)
     run(budget, 6 * usual, 0.005, 1e-3)
@@ -80,7 +80,7 @@ def test_a_machine_that_stays_slow_shrinks_the_budget() -> None:
 
 def test_small_steps_teach_little() -> None:
     """Neither decoding alone nor a short prompt says how long a full step takes."""
-    budget = StepBudget(BUDGET_S, TOKENS_MAX)
+    budget = StepBudget(budget_s=BUDGET_S, tokens_max=TOKENS_MAX)
     run(budget, 20_000, 0.005, 1e-4)
     usual = budget.tokens(0)
     random = Random(3)
@@ -92,5 +92,5 @@ def test_small_steps_teach_little() -> None:
 
 def test_the_first_step_is_small() -> None:
     """Nothing is known of the engine yet."""
-    assert StepBudget(BUDGET_S, TOKENS_MAX).tokens(0) == TOKENS_FIRST
-    assert StepBudget(BUDGET_S, 32).tokens(0) == 32
+    assert StepBudget(budget_s=BUDGET_S, tokens_max=TOKENS_MAX).tokens(0) == TOKENS_FIRST
+    assert StepBudget(budget_s=BUDGET_S, tokens_max=32).tokens(0) == 32

@@ -72,7 +72,11 @@ def test_no_token_is_lost_or_moved_within_its_slot(steps: list[list[tuple[int, l
     for number, step in enumerate(steps, 1):
         for slot, ids in step:
             expected.setdefault(slot, []).extend(ids)
-        share = LinkStep([slot for slot, _ in step], [i for _, ids in step for i in ids], [len(ids) for _, ids in step])
+        share = LinkStep(
+            slots=[slot for slot, _ in step],
+            token_ids=[i for _, ids in step for i in ids],
+            counts=[len(ids) for _, ids in step],
+        )
         outlet.on_step(number, share, {})
     frames = asyncio.run(drain(outlet))
     assert tokens_by_slot(frames) == expected
@@ -85,7 +89,7 @@ async def test_a_step_alone_is_a_frame_of_its_own() -> None:
     writing = asyncio.create_task(outlet.write_frames(stream.write, heartbeat_s=1.0, interval_s=0.0))
     await asyncio.sleep(0)
     for number in (1, 2):
-        outlet.on_step(number, LinkStep([3, 4], [number, 50 + number]), {})
+        outlet.on_step(number, LinkStep(slots=[3, 4], token_ids=[number, 50 + number]), {})
         # Written in the next turn.
         assert len(stream.frames) == number - 1
         await asyncio.sleep(0)
@@ -112,7 +116,7 @@ async def test_steps_wait_for_the_write_before_them() -> None:
     writing = asyncio.create_task(outlet.write_frames(write, heartbeat_s=1.0, interval_s=0.0))
     await asyncio.sleep(0)
     for number in range(3):
-        outlet.on_step(number, LinkStep([0], [number]), {})
+        outlet.on_step(number, LinkStep(slots=[0], token_ids=[number]), {})
         await asyncio.sleep(0)
     assert written == [[0]]
     gate.set()
@@ -124,9 +128,9 @@ async def test_steps_wait_for_the_write_before_them() -> None:
 async def test_a_finish_comes_with_or_after_its_tokens() -> None:
     """The steps before a finish and the finish itself may share a frame; the frame says the last step's number."""
     outlet = make_outlet(10)
-    outlet.on_step(1, LinkStep([0, 1], [10, 20]), {})
-    outlet.on_step(2, LinkStep([0, 1], [11, 21], None, [finish(1)]), {})
-    outlet.on_step(3, LinkStep([0], [12], None, [finish(0)]), {})
+    outlet.on_step(1, LinkStep(slots=[0, 1], token_ids=[10, 20]), {})
+    outlet.on_step(2, LinkStep(slots=[0, 1], token_ids=[11, 21], counts=None, finishes=[finish(1)]), {})
+    outlet.on_step(3, LinkStep(slots=[0], token_ids=[12], counts=None, finishes=[finish(0)]), {})
     (frame,) = await drain(outlet)
     assert frame.step == 3
     assert tokens_by_slot([frame]) == {0: [10, 11, 12], 1: [20, 21]}
@@ -137,10 +141,10 @@ async def test_logprobs_and_refusals_keep_their_place() -> None:
     """A step with log-probabilities is a frame of its own; a refusal shares the next one."""
     outlet = make_outlet(10)
     entry = TokenLogprob(logprob=-0.5)
-    outlet.on_step(1, LinkStep([0], [10]), {})
-    outlet.on_step(2, LinkStep([0], [11]), {0: [entry]})
+    outlet.on_step(1, LinkStep(slots=[0], token_ids=[10]), {})
+    outlet.on_step(2, LinkStep(slots=[0], token_ids=[11]), {0: [entry]})
     outlet.refuse_nowait(7, OverloadedError("full"))
-    outlet.on_step(3, LinkStep([0], [12]), {})
+    outlet.on_step(3, LinkStep(slots=[0], token_ids=[12]), {})
     frames = await drain(outlet)
     assert [list(frame.token_ids) for frame in frames] == [[10], [11], [12]]
     assert [len(frame.logprobs) for frame in frames] == [0, 1, 0]
@@ -151,7 +155,7 @@ async def test_a_frontend_that_does_not_read_is_cut_off() -> None:
     """Past the bound the stream ends with an error, after what fitted."""
     outlet = make_outlet(3)
     for number in range(5):
-        outlet.on_step(number, LinkStep([0], [number]), {})
+        outlet.on_step(number, LinkStep(slots=[0], token_ids=[number]), {})
     stream = Stream()
     with pytest.raises(OverloadedError):
         await outlet.write_frames(stream.write, heartbeat_s=1.0, interval_s=0.0)
@@ -178,7 +182,7 @@ def test_frames_keep_their_distance(step_s: float, waits_s: float, count: int) -
         began_s = loop.time() + step_s
         for number in range(steps):
             await asyncio.sleep(began_s + number * step_s - loop.time())
-            outlet.on_step(number, LinkStep([0], [number]), {})
+            outlet.on_step(number, LinkStep(slots=[0], token_ids=[number]), {})
         outlet.end_nowait()
         await writing
         heard = list(zip(stream.came_s, stream.frames, strict=True))
@@ -197,7 +201,7 @@ def test_silence_is_filled_with_heartbeats() -> None:
     async def story() -> list[float]:
         outlet, loop, stream = make_outlet(10), asyncio.get_running_loop(), Stream()
         began_s = loop.time()
-        loop.call_later(2.5, outlet.on_step, 1, LinkStep([0], [7]), {})
+        loop.call_later(2.5, outlet.on_step, 1, LinkStep(slots=[0], token_ids=[7]), {})
         loop.call_later(5.0, outlet.end_nowait)
         await outlet.write_frames(stream.write, heartbeat_s=1.0, interval_s=0.0)
         heard = zip(stream.came_s, stream.frames, strict=True)

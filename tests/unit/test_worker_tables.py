@@ -34,7 +34,7 @@ def test_one_link_keeps_the_engines_lists() -> None:
     tokens = [5, 6, 7]
     output = StepOutput(step=1, keys=[key_of(3, 0), key_of(3, 9)], counts=[1, 2], token_ids=tokens)
     shares = split_by_link(output, (3,))
-    assert shares == {3: LinkStep([0, 9], [5, 6, 7], [1, 2], [])}
+    assert shares == {3: LinkStep(slots=[0, 9], token_ids=[5, 6, 7], counts=[1, 2], finishes=[])}
     assert shares[3].token_ids is tokens
 
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from random import Random
 
-from kvmesh.core import KvEvent, LoadRecord, PerformanceProfile, Role
+from kvmesh.core import KvEvent, KvHandle, LoadRecord, PerformanceProfile, Role
 from kvmesh.engines.base import EngineDescription, EngineRequest, StepOutput
 from kvmesh.engines.output_buffers import KvEventBuffer, StepOutputBuffer
 from kvmesh.engines.sglang.adapters import SglangAdapters
@@ -186,6 +186,10 @@ class SglangEngine:
 
     async def deliver(self, take: Callable[[StepOutput], None]) -> None:
         await self._outputs.deliver(take)
+
+    def kv_source(self, handle: KvHandle) -> str:
+        """Nothing: a rendezvous has no handles. See Engine."""
+        return ""
 
     def kv_events(self) -> AsyncIterator[Sequence[KvEvent]]:
         return self._events.batches()

@@ -53,6 +53,8 @@ SGLANG = EngineRegistration(
         "sleep": "this engine cannot here",
         "handoff:sequential": "a failed handoff places the request again",
         "roles:2": "its role is fixed at its start",
+        "continued_penalties": "it counts emitted tokens as prompt; refused",
+        "continued_structured_output": "its grammar begins with the leg; refused",
     },
     start_timeout_s=lambda settings: settings.start_timeout_s,
     flags_without_prefill=("--no-sglang-has-kv-transfer",),

@@ -9,10 +9,10 @@ from random import Random, SystemRandom
 from xxhash import xxh3_64_hexdigest
 
 from kvmesh.clock import Clock
-from kvmesh.core import Capabilities, Handoff, KvEvent, LoadRecord, ModelCard, Role
+from kvmesh.core import Capabilities, Handoff, KvEvent, KvHandle, LoadRecord, ModelCard, Role
 from kvmesh.engines.base import EngineDescription, EngineRequest, StepOutput
 from kvmesh.engines.output_buffers import KvEventBuffer, StepOutputBuffer
-from kvmesh.engines.simulated.handles import FORMAT
+from kvmesh.engines.simulated.handles import FORMAT, unpack
 from kvmesh.engines.simulated.model_card import TokenRange, read_card
 from kvmesh.engines.simulated.pulls import RELEASED, Pulls
 from kvmesh.engines.simulated.rendezvous.exchange import RendezvousExchange
@@ -40,7 +40,9 @@ ADAPTER_CHARACTERS_MAX = 256
 ADAPTERS_MAX = 64
 FEATURES = (
     "embeddings", "kv_events", "logit_bias", "logprobs", "lora", "priority", "prompt_logprobs", "reset_cache", "seed", "sleep",
+    "continued_penalties", "continued_seed",
 )  # fmt: skip
+WRITER_FEATURES = ("structured_output", "continued_structured_output")
 
 
 class SimulatedEngine:
@@ -251,6 +253,11 @@ class SimulatedEngine:
     def kv_paths(self) -> KvPaths:
         return self.scheduler.paths
 
+    def kv_source(self, handle: KvHandle) -> str | bytes:
+        """NIXL's metadata. See Engine."""
+        description = self.describe()
+        return unpack(handle, description.kv_compatibility_hash, description.block_size_tokens).peer
+
     async def load_adapter(self, name: str, source: str) -> None:
         """An adapter is only a name; `source` is ignored."""
         if not 0 < len(name) <= ADAPTER_CHARACTERS_MAX:
@@ -427,7 +434,7 @@ def capabilities(*, has_transport: bool, can_write: bool) -> Capabilities:
         engine_version=VERSION,
         handoffs=(Handoff.SEQUENTIAL,) if has_transport else (),
         roles=(Role.PREFILL, Role.DECODE) if has_transport else (Role.DECODE,),
-        features=(*FEATURES, "structured_output") if can_write else FEATURES,
+        features=(*FEATURES, *WRITER_FEATURES) if can_write else FEATURES,
         logprobs_max=LOGPROBS_MAX,
     )
 

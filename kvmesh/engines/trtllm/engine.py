@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kvmesh.core import KvEvent, LoadRecord, Role
+from kvmesh.core import KvEvent, KvHandle, LoadRecord, Role
 from kvmesh.engines.base import EngineDescription, EngineRequest, StepOutput
 from kvmesh.engines.output_buffers import KvEventBuffer, StepOutputBuffer
 from kvmesh.engines.trtllm.adapters import LoadedAdapter, TrtllmAdapters
@@ -181,6 +181,10 @@ class TrtllmEngine:
 
     async def deliver(self, take: Callable[[StepOutput], None]) -> None:
         await self._outputs.deliver(take)
+
+    def kv_source(self, handle: KvHandle) -> str:
+        """Nothing: the engine's handles are opaque. See Engine."""
+        return ""
 
     def kv_events(self) -> AsyncIterator[Sequence[KvEvent]]:
         return self._events.batches()

@@ -52,6 +52,9 @@ TRTLLM = EngineRegistration(
         "sleep": "the engine cannot free registered memory",
         "roles:2": "the transfer limit is fixed at the start",
         "embeddings": "the adapter serves generating models only",
+        "continued_penalties": "it counts emitted tokens as prompt; refused",
+        "continued_seed": "its random state begins with the leg; refused",
+        "continued_structured_output": "its grammar begins with the leg; refused",
     },
     start_timeout_s=lambda settings: settings.start_timeout_s,
     gpu=GpuSupport(

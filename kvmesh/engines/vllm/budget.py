@@ -24,7 +24,7 @@ class StepBudget:
     cancels hardly faster.
     """
 
-    def __init__(self, budget_s: float, tokens_max: int, tokens_min: int = TOKENS_MIN) -> None:
+    def __init__(self, *, budget_s: float, tokens_max: int, tokens_min: int = TOKENS_MIN) -> None:
         """`tokens_min` must be at least a block for models whose chunks end at block boundaries."""
         self._target_s = FILL * budget_s
         self._tokens_max = tokens_max

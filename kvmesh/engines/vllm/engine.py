@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from kvmesh.core import KvEvent, LoadRecord, PerformanceProfile, Role
+from kvmesh.core import KvEvent, KvHandle, LoadRecord, PerformanceProfile, Role
 from kvmesh.engines.base import EngineDescription, EngineRequest, StepOutput
 from kvmesh.engines.output_buffers import KvEventBuffer, StepOutputBuffer
 from kvmesh.engines.vllm import environment
@@ -23,6 +23,7 @@ from kvmesh.engines.vllm.arguments import loads_tokenizer
 from kvmesh.engines.vllm.core import VllmCore
 from kvmesh.engines.vllm.description import capabilities, handle_form, model_card
 from kvmesh.engines.vllm.events import VllmEvents, prefix_group
+from kvmesh.engines.vllm.handles import unpack
 from kvmesh.engines.vllm.intake import VllmIntake
 from kvmesh.engines.vllm.runner import Runner
 from kvmesh.engines.vllm.settings import VllmSettings
@@ -37,6 +38,7 @@ from kvmesh.errors import (
     UnsupportedError,
 )
 from kvmesh.kv.paths import KvPaths
+from kvmesh.network.names import host_port
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -158,6 +160,11 @@ class VllmEngine:
 
     async def deliver(self, take: Callable[[StepOutput], None]) -> None:
         await self._outputs.deliver(take)
+
+    def kv_source(self, handle: KvHandle) -> str:
+        """The side channel. See Engine."""
+        parameters = unpack(handle.payload)[1]
+        return host_port(parameters["remote_host"], parameters["remote_port"])
 
     def kv_events(self) -> AsyncIterator[Sequence[KvEvent]]:
         return self._events.batches()
@@ -289,7 +296,9 @@ class VllmEngine:
         )
         self._description = EngineDescription(
             model=card,
-            capabilities=capabilities(self._settings, has_tokenizer=has_tokenizer, tasks=core.supported_tasks),
+            capabilities=capabilities(
+                self._settings, has_tokenizer=has_tokenizer, tasks=core.supported_tasks, continues=core.continues
+            ),
             role=self._role,
             block_size_tokens=form.block_size_tokens,
             kv_blocks_total=core.blocks_total,

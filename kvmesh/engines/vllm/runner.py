@@ -43,7 +43,9 @@ def step_budget(core: VllmCore, settings: VllmSettings) -> StepBudget | None:
         budget_s = CPU_STEP_BUDGET_S if core.is_cpu else 0.0
     if not budget_s or not core.can_chunk:
         return None
-    return StepBudget(budget_s, core.step_tokens_max, max(TOKENS_MIN, core.chunk_tokens_min))
+    return StepBudget(
+        budget_s=budget_s, tokens_max=core.step_tokens_max, tokens_min=max(TOKENS_MIN, core.chunk_tokens_min)
+    )
 
 
 def unmet_constraint() -> InvalidRequestError:
@@ -87,7 +89,7 @@ class Runner:
         if leg.pulls and (self._is_overdue(leg) or not self._pull_reports.begin(leg)):
             self._recompute(leg)
         try:
-            self._core.add(leg.core_request)
+            self._core.add(leg.core_request, leg.emitted_token_ids)
         except self._core.refusals as error:
             self._finish(leg, FinishReason.ERROR, error=InvalidRequestError(f"vLLM refused the request: {error}"))
             return
@@ -245,6 +247,7 @@ class Runner:
 
     def _finish(self, leg: VllmLeg, reason: FinishReason, **more: Any) -> None:
         self._pull_reports.drop(leg)
+        self._core.forget(leg.inner_id)
         self._legs.pop(leg.inner_id, None)
         self._pulls.pop(leg.inner_id, None)
         self._queued.pop(leg.inner_id, None)

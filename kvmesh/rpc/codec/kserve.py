@@ -164,7 +164,7 @@ def _text(data: bytes, field: str) -> str:
 
 
 def to_infer_response(
-    model: str, call_id: str, tensors: Sequence[Tensor], *, is_final: bool | None = None
+    *, model: str, call_id: str, tensors: Sequence[Tensor], is_final: bool | None = None
 ) -> pb.ModelInferResponse:
     """A response, or part of one. `is_final` is None outside streams."""
     message = pb.ModelInferResponse(model_name=model, model_version=VERSION, id=call_id)
@@ -180,8 +180,8 @@ def to_stream_response(response: pb.ModelInferResponse) -> pb.ModelStreamInferRe
     return pb.ModelStreamInferResponse(infer_response=response)
 
 
-def to_stream_error(model: str, call_id: str, message: str) -> pb.ModelStreamInferResponse:
-    response = to_infer_response(model, call_id, (), is_final=True)
+def to_stream_error(*, model: str, call_id: str, message: str) -> pb.ModelStreamInferResponse:
+    response = to_infer_response(model=model, call_id=call_id, tensors=(), is_final=True)
     return pb.ModelStreamInferResponse(error_message=message or "failed", infer_response=response)
 
 

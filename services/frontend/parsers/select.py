@@ -149,6 +149,7 @@ def _select_remote(tool_parser: str, reasoning_parser: str) -> Selection:
 
 
 def _find(
+    *,
     kind: str,
     name: str,
     find_named: Callable[[str], Family],
@@ -176,7 +177,15 @@ def _find(
 def _find_tools(name: str, clues: _Clues, problems: list[str]) -> ToolFamily | WholeFamily | None:
     if name == NONE:
         return None
-    found = _find("tool", name, tool_family, TOOL_FAMILIES, TOOL_ORDER, clues, problems)
+    found = _find(
+        kind="tool",
+        name=name,
+        find_named=tool_family,
+        families=TOOL_FAMILIES,
+        order=TOOL_ORDER,
+        clues=clues,
+        problems=problems,
+    )
     if found is not None:
         return found
     if "tools" in clues.template:
@@ -189,7 +198,15 @@ def _find_reasoning(
 ) -> ReasoningFamily | WholeFamily | None:
     if name == NONE:
         return None
-    found = _find("reasoning", name, reasoning_family, REASONING_FAMILIES, REASONING_ORDER, clues, problems)
+    found = _find(
+        kind="reasoning",
+        name=name,
+        find_named=reasoning_family,
+        families=REASONING_FAMILIES,
+        order=REASONING_ORDER,
+        clues=clues,
+        problems=problems,
+    )
     if name != AUTO or found is None or tools is None:
         return found
     known = REASONING_OF_FOUND.get((tools.name, found.name)) or REASONING_OF_TOOLS.get(tools.name, "")

@@ -136,15 +136,15 @@ REASONING_ALIASES: Mapping[str, str] = _aliases(
 
 def tool_family(name: str) -> ToolFamily | WholeFamily:
     """Returns a family by its name or an alias. Raises UnsupportedError."""
-    return _find(TOOL_FAMILIES, TOOL_ALIASES, name, "tool")
+    return _find(families=TOOL_FAMILIES, aliases=TOOL_ALIASES, name=name, kind="tool")
 
 
 def reasoning_family(name: str) -> ReasoningFamily | WholeFamily:
     """Returns a family by its name or an alias. Raises UnsupportedError."""
-    return _find(REASONING_FAMILIES, REASONING_ALIASES, name, "reasoning")
+    return _find(families=REASONING_FAMILIES, aliases=REASONING_ALIASES, name=name, kind="reasoning")
 
 
-def _find(families: Mapping[str, Family], aliases: Mapping[str, str], name: str, kind: str) -> Family:
+def _find(*, families: Mapping[str, Family], aliases: Mapping[str, str], name: str, kind: str) -> Family:
     family = families.get(aliases.get(name, name))
     if family is None:
         raise UnsupportedError(

@@ -65,9 +65,9 @@ class BatchStore:
     def create(
         self,
         connection: Connection,
+        *,
         owner: str,
         batch_id: str,
-        *,
         endpoint: str,
         input_file_id: str,
         completion_window: str,
@@ -92,9 +92,9 @@ class BatchStore:
         return _row(connection, batch_id)
 
     @reads
-    def get(self, connection: Connection, owner: str, batch_id: str) -> Row:
+    def get(self, connection: Connection, *, owner: str, batch_id: str) -> Row:
         """Returns a batch. Raises NotFoundError if it does not exist or belongs to another owner."""
-        return _owned(connection, owner, batch_id)
+        return _owned(connection, owner=owner, batch_id=batch_id)
 
     @reads
     def page(
@@ -120,9 +120,9 @@ class BatchStore:
         )
 
     @writes
-    def delete(self, connection: Connection, owner: str, batch_id: str) -> Row:
+    def delete(self, connection: Connection, *, owner: str, batch_id: str) -> Row:
         """Deletes a batch and its results. Raises InvalidRequestError if it has not ended."""
-        row = _owned(connection, owner, batch_id)
+        row = _owned(connection, owner=owner, batch_id=batch_id)
         if row["ended_s"] is None:
             raise InvalidRequestError(
                 "a batch that has not ended cannot be deleted", field="batch_id", reason="batch_not_ended"
@@ -131,9 +131,9 @@ class BatchStore:
         return row
 
     @writes
-    def cancel(self, connection: Connection, owner: str, batch_id: str) -> Row:
+    def cancel(self, connection: Connection, *, owner: str, batch_id: str) -> Row:
         """Requests cancellation; the holder of the lease ends the batch. Raises InvalidRequestError if it has ended."""
-        row = _owned(connection, owner, batch_id)
+        row = _owned(connection, owner=owner, batch_id=batch_id)
         if row["status"] in _CANCELLABLE:
             _update(connection, batch_id, status=CANCELLING, cancelling_s=self._clock.wall())
         elif row["status"] != CANCELLING:
@@ -308,7 +308,7 @@ def _row(connection: Connection, batch_id: str) -> Row:
     return row
 
 
-def _owned(connection: Connection, owner: str, batch_id: str) -> Row:
+def _owned(connection: Connection, *, owner: str, batch_id: str) -> Row:
     row: Row | None = connection.execute(
         "SELECT * FROM batches WHERE id = ? AND owner = ?", (batch_id, owner)
     ).fetchone()

@@ -20,7 +20,7 @@ _STALE_S = 86_400.0
 class FileStore:
     """Files in one directory. A file gets its row after its bytes are on the disk, so a file with a row is complete."""
 
-    def __init__(self, directory: Path, database: Database, settings: BatchSettings, clock: Clock) -> None:
+    def __init__(self, *, directory: Path, database: Database, settings: BatchSettings, clock: Clock) -> None:
         self._directory = directory / "files"
         self.database = database
         self._settings = settings
@@ -42,9 +42,9 @@ class FileStore:
     def add(
         self,
         connection: Connection,
+        *,
         owner: str,
         file_id: str,
-        *,
         name: str,
         purpose: str,
         size_bytes: int,
@@ -75,7 +75,7 @@ class FileStore:
             raise OverloadedError("no room for another file; delete some", reason="files_full", retry_after_s=60.0)
 
     @reads
-    def get(self, connection: Connection, owner: str, file_id: str, *, field: str = "file_id") -> Row:
+    def get(self, connection: Connection, *, owner: str, file_id: str, field: str = "file_id") -> Row:
         """Returns a file. Raises NotFoundError if it does not exist, has expired, or belongs to another owner."""
         row: Row | None = connection.execute(
             "SELECT * FROM files WHERE id = ? AND owner = ? AND expires_s > ?", (file_id, owner, self._clock.wall())
@@ -107,13 +107,13 @@ class FileStore:
             values=(self._clock.wall(), purpose, purpose),
         )
 
-    async def delete(self, owner: str, file_id: str) -> None:
+    async def delete(self, *, owner: str, file_id: str) -> None:
         """Deletes a file. Raises NotFoundError, or InvalidRequestError while a batch that has not ended reads the file."""
-        await self._delete_row(owner, file_id)
+        await self._delete_row(owner=owner, file_id=file_id)
         await asyncio.to_thread(self.path(file_id).unlink, missing_ok=True)
 
     @writes
-    def _delete_row(self, connection: Connection, owner: str, file_id: str) -> None:
+    def _delete_row(self, connection: Connection, *, owner: str, file_id: str) -> None:
         in_use = connection.execute(
             "SELECT 1 FROM batches WHERE input_file_id = ? AND owner = ? AND ended_s IS NULL", (file_id, owner)
         ).fetchone()

@@ -91,7 +91,7 @@ class ResponseStore:
         self._make_room(connection)
 
     @reads
-    def get(self, connection: Connection, owner: str, response_id: str) -> StoredResponse:
+    def get(self, connection: Connection, *, owner: str, response_id: str) -> StoredResponse:
         """Returns a response. Raises NotFoundError if it was never stored, has expired, was deleted, or has another owner."""
         row = connection.execute(
             "SELECT body, items FROM responses WHERE id = ? AND owner = ? AND used_s > ?",
@@ -102,13 +102,13 @@ class ResponseStore:
         return StoredResponse(body=orjson.loads(row["body"]), items=orjson.loads(row["items"]))
 
     @writes
-    def delete(self, connection: Connection, owner: str, response_id: str) -> None:
+    def delete(self, connection: Connection, *, owner: str, response_id: str) -> None:
         """Deletes a response. Responses that continue it can no longer be continued. Raises NotFoundError."""
         if not connection.execute("DELETE FROM responses WHERE id = ? AND owner = ?", (response_id, owner)).rowcount:
             raise _not_found(response_id, "response_id")
 
     @writes
-    def conversation(self, connection: Connection, owner: str, response_id: str) -> list[Mapping[str, Any]]:
+    def conversation(self, connection: Connection, *, owner: str, response_id: str) -> list[Mapping[str, Any]]:
         """Returns all items up to the response's output, oldest first, and marks the responses as used.
 
         Raises InvalidRequestError if the chain has a gap or is too long, NotFoundError if the response does not exist.

@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvmesh.settings import setting
+from kvmesh.settings import internal, setting
 
 NEVER_S = float("inf")
 
@@ -41,14 +41,14 @@ class BreakerSettings:
         min=0.01,
         max=1,
     )
-    outcomes_min: int = setting(20, "Outcomes before their share of failures counts; also how many are kept.", min=2)
+    outcomes_min: int = internal(20, "Outcomes before their share of failures counts; also how many are kept.")
     pause_min_s: float = setting(1.0, "First pause of an open breaker; it doubles each time a probe fails.", min=0.001)
     pause_max_s: float = setting(
         60.0, "Longest pause; a breaker that was closed for so long starts with the first pause again.", min=0.001
     )
     probes_max: int = setting(2, "Requests at a time that try whether the worker is well again.", min=1)
     probe_successes: int = setting(2, "Probes that must reach their first token before the breaker closes.", min=1)
-    probe_s_max: float = setting(60.0, "Longest time that a probe without a report blocks another one.", min=0.1)
+    probe_s_max: float = internal(60.0, "Longest time that a probe without a report blocks another one.")
 
 
 class Breaker:

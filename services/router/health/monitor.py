@@ -234,7 +234,7 @@ class HealthMonitor:
         self._update(first[1], self.health_of(first[1]))
         return True
 
-    def refusal(self, error: MeshError, frontend_id: str, model: str, now: float) -> MeshError:
+    def refusal(self, error: MeshError, *, frontend_id: str, model: str, now: float) -> MeshError:
         """The error for the caller. If only breakers, paused paths and wedges leave no worker, it has a retry delay."""
         if error.reason == PATHS_OPEN:
             decodes = [w.worker_id for w in self._workers.values() if w.role is Role.DECODE and w.model_name == model]
@@ -293,7 +293,13 @@ class HealthMonitor:
             frontend_id = reservation.frontend_id
             # A failure that the worker itself reports came over the path.
             path_change = Breaker.on_first_result if change is Breaker.on_failure else change
-            state = self.paths.apply(path_change, frontend_id, worker.worker_id, reservation.reservation_id, now)
+            state = self.paths.apply(
+                path_change,
+                frontend_id=frontend_id,
+                worker_id=worker.worker_id,
+                reservation_id=reservation.reservation_id,
+                now=now,
+            )
             if state is BreakerState.CLOSED:
                 self._add_event(worker, "path_closed", frontend_id=frontend_id)
         before = health.breaker.state
@@ -312,7 +318,9 @@ class HealthMonitor:
         elif self.paths.is_sole(frontend_id):
             self._apply(worker, _on_link_failure, reservation, now)
         else:
-            is_paused = self.paths.on_failure(frontend_id, worker.worker_id, reservation.reservation_id, now)
+            is_paused = self.paths.on_failure(
+                frontend_id=frontend_id, worker_id=worker.worker_id, reservation_id=reservation.reservation_id, now=now
+            )
             self._apply(worker, Breaker.on_no_verdict, reservation, now)
             if is_paused:
                 self._add_event(worker, "path_opened", frontend_id=frontend_id)

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from kvmesh.settings import setting
+from kvmesh.settings import internal
 
 FULL_FACTOR = 10
 """Times as many misses are needed of a cache that is or was nearly full."""
@@ -40,11 +40,11 @@ ADVICE = {
 class OverlapSettings:
     """When zero overlap counts as a fault of the configuration."""
 
-    repeats: int = setting(
-        20, "Prompts that repeat a first block on one worker without a match before that is a fault.", min=1
+    repeats: int = internal(
+        20, "Prompts that repeat a first block on one worker without a match before that is a fault."
     )
-    settle_s: float = setting(
-        2.0, "Age of a placement from which on the worker's cache events must have named its blocks.", min=0
+    settle_s: float = internal(
+        2.0, "Age of a placement from which on the worker's cache events must have named its blocks."
     )
 
 

@@ -22,7 +22,7 @@ PATHS_OPEN = "paths_open"
 PAUSE_MAX_S = 2.0
 """Longest pause of a path. The frontend knows that its link is down, so a probe costs no time, and a path is used soon after it heals."""
 AGREEING_FRONTENDS_MIN = 2
-"""Frontends that must lose a worker before the others stop using it."""
+"""Frontends that must lose a worker before the others stop using it. Those of one host share its link, so they count as one."""
 FORGET_S = 60.0
 """Time after its last failure for which a path that is not paused is remembered."""
 PATHS_MAX = 16_384
@@ -54,19 +54,20 @@ class PathBreakers:
         self._settings = replace(
             settings, pause_max_s=max(settings.pause_min_s, min(settings.pause_max_s, PAUSE_MAX_S))
         )
-        self._frontends: set[str] = set()
-        """Those with a stream to this router."""
+        self._frontends: dict[str, str] = {}
+        """Those with a stream to this router, with their hosts."""
         self._paths: dict[str, dict[str, _FailingPath]] = {}
         self._size = 0
 
     def __len__(self) -> int:
         return self._size
 
-    def add_frontend(self, frontend_id: str) -> None:
-        self._frontends.add(frontend_id)
+    def add_frontend(self, frontend_id: str, host: str = "") -> None:
+        """`host` is the address that the frontend's stream comes from. Empty: unknown."""
+        self._frontends[frontend_id] = host or frontend_id
 
     def remove_frontend(self, frontend_id: str) -> None:
-        self._frontends.discard(frontend_id)
+        self._frontends.pop(frontend_id, None)
         self._size -= len(self._paths.pop(frontend_id, ()))
 
     def remove_worker(self, worker_id: str) -> None:
@@ -75,7 +76,7 @@ class PathBreakers:
 
     def is_sole(self, frontend_id: str) -> bool:
         """True if no other frontend is connected, so that a failing path cannot be told from a failing worker."""
-        return not self._frontends - {frontend_id}
+        return not self._frontends.keys() - {frontend_id}
 
     def paused(self, frontend_id: str, now: float) -> frozenset[str]:
         """The workers that get no requests of this frontend."""
@@ -89,6 +90,7 @@ class PathBreakers:
     def apply(
         self,
         change: Callable[[Breaker, str, float], None],
+        *,
         frontend_id: str,
         worker_id: str,
         reservation_id: str,
@@ -102,7 +104,7 @@ class PathBreakers:
         change(path.breaker, reservation_id, now)
         return path.breaker.state if path.breaker.state is not before else None
 
-    def on_failure(self, frontend_id: str, worker_id: str, reservation_id: str, now: float) -> bool:
+    def on_failure(self, *, frontend_id: str, worker_id: str, reservation_id: str, now: float) -> bool:
         """The frontend lost the worker. Returns True if that paused the path."""
         path = self._paths.get(frontend_id, {}).get(worker_id)
         if path is None:
@@ -118,14 +120,17 @@ class PathBreakers:
 
     def agree(self, worker_id: str, *, answered_at: float) -> bool:
         """True if several frontends lost the worker, and it has answered no frontend since (`answered_at`)."""
-        lost = sum(
-            1
-            for paths in self._paths.values()
+        lost = [
+            frontend_id
+            for frontend_id, paths in self._paths.items()
             if (path := paths.get(worker_id)) is not None
             and path.breaker.state is not BreakerState.CLOSED
             and path.failed_at >= answered_at
-        )
-        return lost >= AGREEING_FRONTENDS_MIN
+        ]
+        # Processes of one host lose a worker together when its link is cut. Without a frontend elsewhere nobody suffers from that.
+        if len(set(self._frontends.values())) > 1:
+            lost = list({self._frontends.get(each, each) for each in lost})
+        return len(lost) >= AGREEING_FRONTENDS_MIN
 
     def retry_after_s(self, frontend_id: str, worker_ids: Iterable[str], now: float) -> float:
         """When the first of the paths to these workers may be tried, at the earliest."""

@@ -147,7 +147,7 @@ class PredictedIndex:
         stretch = self._stretch_for(block_hashes)
         self._add_count(stretch, bit)
         ends_at = now + lifetime.ttl_s
-        placed = records[last] = _Prediction(bit, last, stretch, lifetime, ends_at)
+        placed = records[last] = _Prediction(bit, last=last, stretch=stretch, lifetime=lifetime, ends_at=ends_at)
         queue = self._queues.get(lifetime)
         if queue is None:
             queue = self._queues[lifetime] = OrderedDict()
@@ -222,7 +222,7 @@ class PredictedIndex:
             if stretch is None:
                 # To copy a long prompt takes as long as the rest of a decision, so the prompt is shared unless most of it would be unused.
                 blocks, offset = (block_hashes, 0) if 2 * depth <= count else (tuple(block_hashes[depth:]), depth)
-                new = _Stretch(blocks, offset, depth, count, parent)
+                new = _Stretch(blocks, offset=offset, start=depth, end=count, parent=parent)
                 siblings[block_hashes[depth]] = new
                 self._blocks += count - depth
                 return new
@@ -236,7 +236,15 @@ class PredictedIndex:
     def _split(self, lower: _Stretch, depth: int) -> _Stretch:
         """Splits a stretch at `depth`. Returns the new upper one; the lower one keeps the placements that end in it."""
         parent, first = lower.parent, lower.blocks[lower.start - lower.offset]
-        upper = _Stretch(lower.blocks, lower.offset, lower.start, depth, parent, lower.holders, dict(lower.counts))
+        upper = _Stretch(
+            lower.blocks,
+            offset=lower.offset,
+            start=lower.start,
+            end=depth,
+            parent=parent,
+            holders=lower.holders,
+            counts=dict(lower.counts),
+        )
         upper.children[lower.blocks[depth - lower.offset]] = lower
         (parent.children if parent is not None else self._first)[first] = upper
         lower.start, lower.parent = depth, upper

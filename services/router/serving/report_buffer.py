@@ -25,7 +25,7 @@ REPORTS_MAX = 4096
 class ReportBuffer:
     """The reports of all streams, in order of arrival."""
 
-    def __init__(self, core: RouterCore, metrics: RouterMetrics, clock: Clock, dispatcher: QueueDispatcher) -> None:
+    def __init__(self, *, core: RouterCore, metrics: RouterMetrics, clock: Clock, dispatcher: QueueDispatcher) -> None:
         self._core = core
         self._metrics = metrics
         self._clock = clock

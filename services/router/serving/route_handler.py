@@ -28,13 +28,14 @@ class RouteHandler:
         self._clock = clock
         self._tracing = tracing
         self._dispatcher = dispatcher
-        self.reports = ReportBuffer(core, metrics, clock, dispatcher)
+        self.reports = ReportBuffer(core=core, metrics=metrics, clock=clock, dispatcher=dispatcher)
         self._streams: dict[str, int] = {}
         """Streams by frontend."""
 
-    def add_stream(self, frontend_id: str) -> None:
+    def add_stream(self, frontend_id: str, host: str = "") -> None:
+        """A frontend opened a stream. `host` is the address that it comes from."""
         self._streams[frontend_id] = self._streams.get(frontend_id, 0) + 1
-        self._core.on_stream_started(frontend_id)
+        self._core.on_stream_started(frontend_id, host)
         log.info("frontend_joined", extra={"data": {"frontend": frontend_id}})
 
     def remove_stream(self, frontend_id: str) -> None:
@@ -57,7 +58,9 @@ class RouteHandler:
             if self._dispatcher.has_queued:
                 self._dispatcher.flush()
         except MeshError as error:
-            self.refuse(frontend_id, ask_id, ask.request_id, error, responses)
+            self.refuse(
+                frontend_id=frontend_id, ask_id=ask_id, request_id=ask.request_id, error=error, responses=responses
+            )
             return
         if isinstance(placement, Queued):
             self._dispatcher.on_queued(frontend_id, ask_id, responses)
@@ -65,7 +68,7 @@ class RouteHandler:
             self._respond(frontend_id, ask_id, placement, responses)
 
     def refuse(
-        self, frontend_id: str, ask_id: int, request_id: str, error: MeshError, responses: ResponseQueue
+        self, *, frontend_id: str, ask_id: int, request_id: str, error: MeshError, responses: ResponseQueue
     ) -> None:
         self._metrics.count_refusal(error)
         error.request_id = error.request_id or request_id

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvmesh.settings import setting
+from kvmesh.settings import internal, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +49,14 @@ class CostSettings:
         "Cost, in seconds to first token, of a second by which decoding is delayed, of the request or of its neighbours.",
         min=0,
     )
-    overdue_ratio: float = setting(
-        0.1, "Part of the promised prefill time that counts at least, even when it should be over by now.", min=0, max=1
+    overdue_ratio: float = internal(
+        0.1, "Part of the promised prefill time that counts at least, even when it should be over by now."
     )
     preference_s: float = setting(
         0.25, "Seconds of cost on top for a worker that lacks a preferred label, or is not the session's.", min=0
     )
     adapter_s: float = setting(0.05, "Seconds of cost on top for a worker that has not run the adapter lately.", min=0)
-    adapters_warm: int = setting(8, "Adapters of its newest requests that a worker has lately run.", min=1, max=256)
+    adapters_warm: int = internal(8, "Adapters of its newest requests that a worker has lately run.")
     tie_ratio: float = setting(
         0.05,
         "Candidates with as many cached tokens and a cost within this ratio of the lowest are equal: coefficients are not"

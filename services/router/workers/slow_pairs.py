@@ -28,7 +28,7 @@ _FORGOTTEN = 0.1
 
 
 @dataclass(slots=True, eq=False)
-class _Pair:
+class _SlowPair:
     log_factor: float
     updated_at: float
     observations: int = 0
@@ -41,7 +41,7 @@ class SlowPairs:
     """The slow pairs, by prefill and decode worker."""
 
     def __init__(self) -> None:
-        self._pairs: dict[tuple[str, str], _Pair] = {}
+        self._pairs: dict[tuple[str, str], _SlowPair] = {}
         self._refresh_at = 0.0
         self.version = 0
         """Changes when `factors` changes."""
@@ -59,7 +59,7 @@ class SlowPairs:
         if pair is None:
             if not is_slow or len(self._pairs) >= PAIRS_MAX:
                 return
-            pair = self._pairs[key] = _Pair(0.0, now)
+            pair = self._pairs[key] = _SlowPair(0.0, now)
         observed = log(min(FACTOR_MAX, observed_s / expected_s)) if is_slow else 0.0
         before = pair.decayed(now)
         pair.log_factor, pair.updated_at = before + GAIN * (observed - before), now

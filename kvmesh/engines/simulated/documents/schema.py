@@ -190,8 +190,8 @@ class _SchemaMaker:
     def _number(self, schema: Schema, step: float) -> float:
         """A multiple of the step within the bounds, near zero or near a bound."""
         step = schema.get("multipleOf", step)
-        low = _bound(schema, "minimum", "exclusiveMinimum", max, step)
-        high = _bound(schema, "maximum", "exclusiveMaximum", min, -step)
+        low = _bound(schema, word="minimum", strict="exclusiveMinimum", choose=max, step=step)
+        high = _bound(schema, word="maximum", strict="exclusiveMaximum", choose=min, step=-step)
         if low is None and high is None:
             low, high = 0, 100 * step
         elif low is None:
@@ -223,7 +223,7 @@ def _list(schema: Schema, word: str) -> list[Any]:
 
 
 def _bound(
-    schema: Schema, word: str, strict: str, choose: Callable[[float, float], float], step: float
+    schema: Schema, *, word: str, strict: str, choose: Callable[[float, float], float], step: float
 ) -> float | None:
     found = [schema[word]] if word in schema else []
     if strict in schema and not isinstance(schema[strict], bool):

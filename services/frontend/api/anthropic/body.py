@@ -43,7 +43,7 @@ def usage_body(usage: Usage) -> dict[str, Any]:
 
 
 def message_body(
-    request_id: str, model: str, content: Sequence[Mapping[str, Any]], ending: Ending | None, usage: Usage
+    *, request_id: str, model: str, content: Sequence[Mapping[str, Any]], ending: Ending | None, usage: Usage
 ) -> dict[str, Any]:
     """Returns a message; without `ending` one that has only begun."""
     has_calls = any(block["type"] == "tool_use" for block in content)

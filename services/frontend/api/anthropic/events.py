@@ -31,10 +31,12 @@ class MessageEvents(BlockEvents):
 
     keep_alive = _encode_event({"type": "ping"})
 
-    def __init__(self, request_id: str, model: str, reader: AnswerReader, *, prompt_tokens: int) -> None:
+    def __init__(self, *, request_id: str, model: str, reader: AnswerReader, prompt_tokens: int) -> None:
         super().__init__(reader)
         self._is_plain = reader.is_plain
-        self._message = message_body(request_id, model, [], None, Usage(prompt_tokens=prompt_tokens))
+        self._message = message_body(
+            request_id=request_id, model=model, content=[], ending=None, usage=Usage(prompt_tokens=prompt_tokens)
+        )
         if reader.is_plain:
             mark = "\x00text"
             body = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": mark}}

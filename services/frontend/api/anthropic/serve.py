@@ -58,7 +58,9 @@ async def _serve_message(exchange: Exchange) -> web.StreamResponse:
     reader = make_reader(prepared, choices=1)
     if request.is_stream:
         prompt_tokens = prepared.ask.prompt_tokens
-        events = MessageEvents(exchange.request_id, request.model, reader, prompt_tokens=prompt_tokens)
+        events = MessageEvents(
+            request_id=exchange.request_id, model=request.model, reader=reader, prompt_tokens=prompt_tokens
+        )
         async with event_stream(exchange, [prepared], events, choices=1) as stream:
             await run_all(exchange, [prepared], stream, reader)
         return streamed_response(exchange.request)
@@ -75,7 +77,9 @@ async def whole_message(
     await run_all(context, [prepared], collected, reader)
     answer = collected.choices[0]
     content = [block_body(block) for block in answer.blocks.all]
-    return message_body(context.request_id, model, content, answer.ending, context.usage)
+    return message_body(
+        request_id=context.request_id, model=model, content=content, ending=answer.ending, usage=context.usage
+    )
 
 
 async def _serve_count(exchange: Exchange) -> web.StreamResponse:

@@ -244,7 +244,10 @@ class BatchRun:
         reader = self._open()
         try:
             while chunk := await asyncio.to_thread(reader.read, done, _RESULTS_PER_WRITE):
-                results = [unrun_result(line, resources.pipeline.new_id(), code, message) for line in chunk]
+                results = [
+                    unrun_result(line, request_id=resources.pipeline.new_id(), code=code, message=message)
+                    for line in chunk
+                ]
                 await resources.store.record(claim, results)
         finally:
             await asyncio.shield(asyncio.to_thread(reader.close))

@@ -58,7 +58,12 @@ class FileRoutes:
             access = exchange.pipeline.access
             access.charge(exchange.caller, requests=1, tokens=file.size_bytes // FILE_BYTES_PER_CHARGED)
             row = await self._files.add(
-                exchange.owner, file_id, name=form.name, purpose=form.purpose, size_bytes=file.size_bytes, ttl_s=ttl_s
+                owner=exchange.owner,
+                file_id=file_id,
+                name=form.name,
+                purpose=form.purpose,
+                size_bytes=file.size_bytes,
+                ttl_s=ttl_s,
             )
         finally:
             self._uploads[owner] -= 1
@@ -82,17 +87,17 @@ class FileRoutes:
         return exchange.json_response(list_body([file_body(row) for row in rows], has_more=has_more))
 
     async def _get(self, exchange: Exchange) -> web.StreamResponse:
-        row = await self._files.get(exchange.owner, file_id_of(exchange.request))
+        row = await self._files.get(owner=exchange.owner, file_id=file_id_of(exchange.request))
         return exchange.json_response(file_body(row))
 
     async def _delete(self, exchange: Exchange) -> web.StreamResponse:
         file_id = file_id_of(exchange.request)
-        await self._files.delete(exchange.owner, file_id)
+        await self._files.delete(owner=exchange.owner, file_id=file_id)
         return exchange.json_response({"id": file_id, "object": "file", "deleted": True})
 
     async def _content(self, exchange: Exchange) -> web.StreamResponse:
         file_id = file_id_of(exchange.request)
-        await self._files.get(exchange.owner, file_id)
+        await self._files.get(owner=exchange.owner, file_id=file_id)
         headers = {**exchange.headers, "Content-Type": "application/octet-stream"}
         return web.FileResponse(self._files.path(file_id), headers=headers)
 

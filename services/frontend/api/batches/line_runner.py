@@ -58,7 +58,7 @@ class DrainingError(Exception):
 class LineRunner:
     """Runs lines to their end: retries refusals for load until the batch expires, and lost requests `attempts_max` times."""
 
-    def __init__(self, pipeline: Pipeline, responses: Responses, settings: BatchSettings, generator: Random) -> None:
+    def __init__(self, *, pipeline: Pipeline, responses: Responses, settings: BatchSettings, generator: Random) -> None:
         self._pipeline = pipeline
         self._responses = responses
         self._settings = settings
@@ -127,7 +127,7 @@ class LineRunner:
         return Result(line=line.number, is_error=status != 200, record=record, usage=context.usage)
 
 
-def unrun_result(line: Line, request_id: str, code: str, message: str) -> Result:
+def unrun_result(line: Line, *, request_id: str, code: str, message: str) -> Result:
     """Returns the result of a line that was not run."""
     record = _record(line, request_id, response=None, error={"code": code, "message": message})
     return Result(line=line.number, is_error=True, record=record, usage=Usage())

@@ -32,12 +32,12 @@ class BatchesPart:
 
     def __init__(
         self,
+        *,
         settings: BatchSettings,
         directory: Path,
         pipeline: Pipeline,
         responses: Responses,
         instruments: Instruments,
-        *,
         instance_id: str,
     ) -> None:
         self._settings = settings
@@ -48,19 +48,23 @@ class BatchesPart:
             busy_timeout_s=settings.busy_timeout_s,
             calls_max=settings.calls_max,
         )
-        self._files = FileStore(directory, self._database, settings, pipeline.clock)
+        self._files = FileStore(directory=directory, database=self._database, settings=settings, clock=pipeline.clock)
         store = BatchStore(self._database, settings, pipeline.clock, instance_id=instance_id)
         self._runner = BatchRunner(
             BatchResources(
                 store=store,
                 files=self._files,
-                lines=LineRunner(pipeline, responses, settings, Random(instance_id)),
+                lines=LineRunner(
+                    pipeline=pipeline, responses=responses, settings=settings, generator=Random(instance_id)
+                ),
                 slots=LineSlots(pipeline, settings),
                 settings=settings,
                 pipeline=pipeline,
             )
         )
-        self._service = BatchService(store, self._files, self._runner, settings, pipeline.new_id)
+        self._service = BatchService(
+            store=store, files=self._files, runner=self._runner, settings=settings, new_id=pipeline.new_id
+        )
         self._is_on = settings.is_on
         instruments.gauge_function(
             "running_batches", "Batches that this frontend works on.", lambda: float(self.running)

@@ -35,6 +35,7 @@ class BatchService:
 
     def __init__(
         self,
+        *,
         store: BatchStore,
         files: FileStore,
         runner: BatchRunner,
@@ -61,13 +62,13 @@ class BatchService:
         """Creates a batch of an uploaded file. The runner validates it."""
         if not is_file_id(input_file_id):
             raise invalid_value("input_file_id", "the id of a file")
-        file = await self._files.get(owner, input_file_id, field="input_file_id")
+        file = await self._files.get(owner=owner, file_id=input_file_id, field="input_file_id")
         if file["purpose"] != INPUT_PURPOSE:
             message = f"the file's purpose is {file['purpose']}, not {INPUT_PURPOSE}"
             raise InvalidRequestError(message, field="input_file_id", reason="invalid_value")
         row = await self.store.create(
-            owner,
-            f"{'msgbatch' if endpoint == MESSAGES_PATH else 'batch'}_{self._new_id()}",
+            owner=owner,
+            batch_id=f"{'msgbatch' if endpoint == MESSAGES_PATH else 'batch'}_{self._new_id()}",
             endpoint=endpoint,
             input_file_id=input_file_id,
             completion_window=completion_window,
@@ -98,7 +99,7 @@ class BatchService:
             )
         except MeshError:
             if call.lines is not None:
-                await self._files.delete(owner, file_id)
+                await self._files.delete(owner=owner, file_id=file_id)
             raise
 
     async def _store_lines(self, owner: str, call: BatchCall) -> str:
@@ -114,7 +115,12 @@ class BatchService:
             await asyncio.to_thread(file.write, data)
             await asyncio.to_thread(file.commit)
             await self._files.add(
-                owner, file_id, name="lines.jsonl", purpose=INPUT_PURPOSE, size_bytes=len(data), ttl_s=None
+                owner=owner,
+                file_id=file_id,
+                name="lines.jsonl",
+                purpose=INPUT_PURPOSE,
+                size_bytes=len(data),
+                ttl_s=None,
             )
         finally:
             await asyncio.shield(asyncio.to_thread(file.discard))
@@ -122,34 +128,34 @@ class BatchService:
 
     async def get(self, owner: str, batch_id: str, endpoints: Sequence[str]) -> Row:
         """Returns a batch of one of the endpoints. Raises NotFoundError for others, which belong to another API."""
-        row = await self.store.get(owner, batch_id)
+        row = await self.store.get(owner=owner, batch_id=batch_id)
         if row["endpoint"] not in endpoints:
             raise NotFoundError(f"there is no batch {batch_id[:64]!r}", field="batch_id", reason="batch_not_found")
         return row
 
     async def cancel(self, owner: str, batch_id: str) -> Row:
         """Starts to cancel a batch. Its requests in flight are cancelled shortly after."""
-        row = await self.store.cancel(owner, batch_id)
+        row = await self.store.cancel(owner=owner, batch_id=batch_id)
         self._runner.wake(batch_id)
         return row
 
     async def delete(self, owner: str, batch_id: str) -> None:
         """Deletes a batch that has ended, and its files. Raises InvalidRequestError if it has not ended."""
-        row = await self.store.delete(owner, batch_id)
+        row = await self.store.delete(owner=owner, batch_id=batch_id)
         for file_id in (row["input_file_id"], row["output_file_id"], row["error_file_id"]):
             if file_id is not None:
                 with suppress(NotFoundError):
-                    await self._files.delete(owner, file_id)
+                    await self._files.delete(owner=owner, file_id=file_id)
 
     async def results(self, owner: str, batch_id: str) -> AsyncGenerator[BatchResult, None]:
         """Yields answers, then failures. Raises UnsupportedError while the batch has not ended."""
-        row = await self.store.get(owner, batch_id)
+        row = await self.store.get(owner=owner, batch_id=batch_id)
         if row["ended_s"] is None:
             raise UnsupportedError("the batch has not ended", field="batch_id", reason="batch_not_ended")
         for file_id in (row["output_file_id"], row["error_file_id"]):
             if file_id is None:
                 continue
-            await self._files.get(owner, file_id)
+            await self._files.get(owner=owner, file_id=file_id)
             file = await asyncio.to_thread(self._files.path(file_id).open, "rb")
             try:
                 while chunk := await asyncio.to_thread(_read_results, file):

@@ -31,7 +31,9 @@ class BatchServicer(inference_pb2_grpc.InferenceServiceServicer):
         return pb.CreateBatchResponse(batch=_batch(row))
 
     async def GetBatch(self, request: pb.GetBatchRequest, context: Context) -> pb.GetBatchResponse:
-        return pb.GetBatchResponse(batch=_batch(await self._service.store.get(_owner(), batch_id_of(request))))
+        return pb.GetBatchResponse(
+            batch=_batch(await self._service.store.get(owner=_owner(), batch_id=batch_id_of(request)))
+        )
 
     async def ListBatches(self, request: pb.ListBatchesRequest, context: Context) -> pb.ListBatchesResponse:
         if request.page_size > PAGE_MAX:

@@ -52,13 +52,13 @@ class PullSink:
         ready, self._updates = list(self._updates.values()), {}
         return ready
 
-    async def wait(self, running: "asyncio.Task[object]") -> None:
-        """Waits until there may be an update, or `running` has ended."""
-        waiting = asyncio.ensure_future(self._wakeup.wait())
-        try:
-            await asyncio.wait({waiting, running}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            waiting.cancel()
+    def wake(self) -> None:
+        """Ends a present or the next `wait`."""
+        self._wakeup.set()
+
+    async def wait(self) -> None:
+        """Waits until there may be an update, or for `wake`."""
+        await self._wakeup.wait()
 
 
 class RunningRequest:
@@ -79,6 +79,8 @@ class RunningRequest:
             raise
         run = context.pipeline.run(self.prepared, self._sink, began_s=context.began_s)
         self._task = asyncio.create_task(run, name=f"request {context.request_id}")
+        # Cheaper than `asyncio.wait` on the task and the sink, which would create a task per update.
+        self._task.add_done_callback(lambda _: self._sink.wake())
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
@@ -99,7 +101,7 @@ class RunningRequest:
         while not task.done():
             for update in self._sink.take():
                 yield update
-            await self._sink.wait(task)
+            await self._sink.wait()
         for update in self._sink.take():
             yield update
         result = task.result()

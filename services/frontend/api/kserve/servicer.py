@@ -90,7 +90,7 @@ class KserveServicer(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         async with self._running(inference) as running:
             tensors = OutputTensors(inference, running.prepared)
             updates = [each async for each in running.updates()]
-            return to_infer_response(call.model, call.call_id, tensors.convert(updates))
+            return to_infer_response(model=call.model, call_id=call.call_id, tensors=tensors.convert(updates))
 
     async def ModelStreamInfer(  # type: ignore[override]  # it writes, because answers interleave
         self, requests: AsyncIterator[pb.ModelInferRequest], context: Context
@@ -114,13 +114,13 @@ class KserveServicer(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         except MeshError as error:
             if is_strict:
                 raise
-            await write(to_stream_error(request.model_name, request.id, error.message))
+            await write(to_stream_error(model=request.model_name, call_id=request.id, message=error.message))
 
     async def _stream(self, call: InferCall, context: Context, write: Write) -> None:
         inference = self._read(call, context)
 
         async def write_part(tensors: Sequence[Tensor], *, is_final: bool = False) -> None:
-            part = to_infer_response(call.model, call.call_id, tensors, is_final=is_final)
+            part = to_infer_response(model=call.model, call_id=call.call_id, tensors=tensors, is_final=is_final)
             await write(to_stream_response(part))
 
         async with self._running(inference) as running:

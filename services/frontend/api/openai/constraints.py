@@ -121,7 +121,7 @@ def _document(value: JsonObject | str, name: str, kind: ConstraintKind) -> Const
     return Constraint(kind=kind, text=data.decode())
 
 
-def _text(text: str, name: str, kind: ConstraintKind, bytes_max: int) -> Constraint:
+def _text(*, text: str, name: str, kind: ConstraintKind, bytes_max: int) -> Constraint:
     if not 1 <= len(text.encode()) <= bytes_max:
         raise invalid_value(name, f"a string of 1 to {bytes_max} bytes")
     return Constraint(kind=kind, text=text)
@@ -132,9 +132,11 @@ Reader = Callable[[Any, str], Constraint | None]
 _READERS: Mapping[str, Reader] = {
     "json": json_schema,
     "json_object": lambda value, _: Constraint(kind=ConstraintKind.JSON_OBJECT) if value else None,
-    "regex": lambda value, name: _text(value, name, ConstraintKind.REGEX, REGEX_BYTES_MAX),
+    "regex": lambda value, name: _text(text=value, name=name, kind=ConstraintKind.REGEX, bytes_max=REGEX_BYTES_MAX),
     "choice": lambda value, _: Constraint(kind=ConstraintKind.CHOICE, options=tuple(value)),
-    "grammar": lambda value, name: _text(value, name, ConstraintKind.GRAMMAR, DOCUMENT_BYTES_MAX),
+    "grammar": lambda value, name: _text(
+        text=value, name=name, kind=ConstraintKind.GRAMMAR, bytes_max=DOCUMENT_BYTES_MAX
+    ),
     "structural_tag": lambda value, name: _document(value, name, ConstraintKind.STRUCTURAL_TAG),
 }
 SOURCES: Mapping[str, Reader] = {

@@ -43,11 +43,11 @@ class ResponseEvents(BlockEvents):
 
     def __init__(
         self,
+        *,
         begun: Mapping[str, Any],
         request_id: str,
         reader: AnswerReader,
         text: TextModel,
-        *,
         includes_logprobs: bool,
     ) -> None:
         super().__init__(reader)

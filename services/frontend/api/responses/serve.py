@@ -91,10 +91,10 @@ class Responses:
             return exchange.json_response(await self.answer(exchange, response))
         prepared, reader, parsed = response.prepared, response.reader, response.parsed
         events = ResponseEvents(
-            response.begun,
-            exchange.request_id,
-            reader,
-            prepared.model.text,
+            begun=response.begun,
+            request_id=exchange.request_id,
+            reader=reader,
+            text=prepared.model.text,
             includes_logprobs=parsed.includes_logprobs,
         )
         async with event_stream(
@@ -141,7 +141,7 @@ class Responses:
         if previous is not None:
             if self._store is None:
                 raise UnsupportedError("this frontend keeps no responses", field="previous_response_id")
-            earlier = await self._store.conversation(context.caller.tenant, previous)
+            earlier = await self._store.conversation(owner=context.caller.tenant, response_id=previous)
         return to_request(parsed, earlier, context.request_id)
 
     async def answer(self, context: RequestContext, response: "PreparedResponse") -> dict[str, Any]:
@@ -177,22 +177,22 @@ class Responses:
             if name in query:
                 raise UnsupportedError(f"{name} is for streams, and stored responses are not streamed", field=name)
         store, response_id = self._stored(exchange.request)
-        found = await store.get(exchange.owner, response_id)
+        found = await store.get(owner=exchange.owner, response_id=response_id)
         return exchange.json_response(found.body)
 
     async def _delete(self, exchange: Exchange) -> web.StreamResponse:
         store, response_id = self._stored(exchange.request)
-        await store.delete(exchange.owner, response_id)
+        await store.delete(owner=exchange.owner, response_id=response_id)
         return exchange.json_response({"id": response_id, "object": "response", "deleted": True})
 
     async def _input_items(self, exchange: Exchange) -> web.StreamResponse:
         store, response_id = self._stored(exchange.request)
-        found = await store.get(exchange.owner, response_id)
+        found = await store.get(owner=exchange.owner, response_id=response_id)
         return exchange.json_response(page_of(found.items, exchange.request.query))
 
     async def _cancel(self, exchange: Exchange) -> web.StreamResponse:
         store, response_id = self._stored(exchange.request)
-        await store.get(exchange.owner, response_id)
+        await store.get(owner=exchange.owner, response_id=response_id)
         raise InvalidRequestError(
             "only a response that runs in the background can be cancelled; to end another, close its connection",
             field="response_id",

@@ -1,0 +1,105 @@
+"""A prefill worker's own handoff, checked before it registers: where its handle says that the KV is, and a pull by one decode worker."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from random import Random
+from typing import Protocol
+
+from kvmesh.core import Handoff, KvHandle, KvPathCheck, Role, WorkerRef
+from kvmesh.discovery.base import DECODE, Instance, Registry
+from kvmesh.errors import MeshError
+from kvmesh.kv.path_causes import Cause, find_own_fault
+from kvmesh.worker.kv_checks import exchanges_kv
+from kvmesh.worker.worker import Worker
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 2.0
+PULL_TIMEOUT_S = 8.0
+"""Longest check by a decode worker; a little more than it takes itself (`kv_checks.CHECK_TIMEOUT_S`), so that it says what failed."""
+
+
+class CheckClient(Protocol):
+    """What the check needs of a decode worker; see `kvmesh.rpc.worker_client`."""
+
+    async def check_kv_path(self, address: str, source: WorkerRef, *, timeout_s: float) -> KvPathCheck: ...
+
+
+class OwnHandoff:
+    """Checks the handoff of one prefill worker. A failure is logged and does not stop the start: the pair may work later.
+
+    NIXL refuses to load an agent's metadata into the same agent, so a worker cannot pull from itself. It checks instead that its handle
+    names an address that other hosts reach, and that its side channel answers there. `address` is that of its own gRPC server.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        registry: Registry,
+        client: CheckClient,
+        *,
+        host: str,
+        address: Callable[[], str],
+        random: Random,
+    ) -> None:
+        self._worker = worker
+        self._registry = registry
+        self._client = client
+        self._host = host
+        self._address = address
+        self._random = random
+
+    async def check(self, handle: KvHandle) -> None:
+        """`handle` is one that this worker has made. Takes at most 10 s."""
+        description = self._worker.description
+        if description.role is not Role.PREFILL or Handoff.SEQUENTIAL not in description.capabilities.handoffs:
+            return
+        source = self._worker.engine.kv_source(handle)
+        fault = find_own_fault(source, self._host) or await side_channel_fault(source)
+        if fault is not None:
+            log.warning("kv_source_unreachable", extra={"data": {"reason": fault.reason, "detail": fault.detail}})
+        await self._ask_decode_worker()
+
+    async def _ask_decode_worker(self) -> None:
+        """Has one decode worker pull a short prompt from this worker, if there is any."""
+        peers: list[Instance] = []
+        with suppress(MeshError):
+            view = await self._registry.instances(DECODE)
+            peers = [each for each in view.instances if exchanges_kv(self._worker, each)]
+        if not peers:
+            return
+        peer = self._random.choice(sorted(peers, key=lambda each: each.instance_id))
+        identity = self._worker.identity
+        source = WorkerRef(worker_id=identity.worker_id, address=self._address(), epoch=identity.epoch)
+        try:
+            result = await self._client.check_kv_path(peer.address, source, timeout_s=PULL_TIMEOUT_S)
+        except MeshError as error:
+            # Says nothing about this worker: the decode worker may just be leaving.
+            log.info(
+                "kv_path_not_checked", extra={"data": {"decode_worker_id": peer.instance_id, "reason": error.reason}}
+            )
+            return
+        if result.is_ok:
+            data = {"decode_worker_id": peer.instance_id, "elapsed_s": round(result.elapsed_s, 3)}
+            log.info("kv_path_checked", extra={"data": data})
+        else:
+            data = {"decode_worker_id": peer.instance_id, "reason": result.reason, "detail": result.detail}
+            log.warning("kv_path_check_failed", extra={"data": data})
+
+
+async def side_channel_fault(source: str | bytes) -> Cause | None:
+    """Why a side channel does not answer. NIXL's metadata names no port, so a pull has to show that."""
+    if not isinstance(source, str) or not source:
+        return None
+    host, _, port = source.rpartition(":")
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except TimeoutError:
+        return Cause("timed_out", f"this worker's side channel at {source} does not answer in {CONNECT_TIMEOUT_S:g} s")
+    except OSError as error:
+        return Cause("unreachable", f"this worker's side channel at {source}: {error.strerror or error}")
+    writer.close()
+    return None
