@@ -28,7 +28,6 @@ class DecideSettings:
     )
     start_s: float = setting(60.0, "Time from the start of a worker until it serves requests.", min=0)
     flip_s: float = setting(5.0, "Time in which a worker changes its role, its drain included.", min=0)
-    horizon_s: float = setting(180.0, "Time over which alternatives are compared. Longer than `start_s`.", min=1)
     calm_s: float = setting(
         180.0,
         "A pool shrinks to the largest size that was needed within this time, so that a dip costs no worker.",
