@@ -98,6 +98,14 @@ class FrontendMetrics:
         )
         self.prompt_tokens = instruments.tally("prompt_tokens", "Prompt tokens of started requests.", ["model"])
         self.output_tokens = instruments.tally("output_tokens", "Tokens received from workers.", ["model"])
+        self.continued = instruments.tally(
+            "continued_requests", "Times that an answer was continued on another worker.", ["model"]
+        )
+        self.restarted = instruments.tally(
+            "restarted_requests",
+            "Times that an answer of which the client had nothing was begun anew, since it could not be continued.",
+            ["model"],
+        )
         self.inflight: Gauge = instruments.gauge_function("inflight_requests", "Requests in flight.", in_flight)
         self.local_placements = instruments.counter(
             "local_placements", "Requests that the frontend placed itself because no router answered."
@@ -117,11 +125,13 @@ class FrontendMetrics:
 class ModelMetrics:
     """Metrics that every request of one model updates."""
 
-    __slots__ = ("gaps", "output_tokens", "prompt_lengths", "prompt_tokens", "ttft")
+    __slots__ = ("continued", "gaps", "output_tokens", "prompt_lengths", "prompt_tokens", "restarted", "ttft")
 
     def __init__(self, metrics: FrontendMetrics, model: str) -> None:
         self.gaps = metrics.gaps.of_model(model)
         self.output_tokens = metrics.output_tokens.of(model)
         self.prompt_lengths = metrics.prompt_lengths.of(model)
         self.prompt_tokens = metrics.prompt_tokens.of(model)
+        self.continued = metrics.continued.of(model)
+        self.restarted = metrics.restarted.of(model)
         self.ttft = metrics.ttft.of(model)

@@ -13,6 +13,8 @@ from kvmesh.discovery.leader import LeaderElection
 from kvmesh.discovery.presence import Presence
 from kvmesh.discovery.sealed import open_registry
 from kvmesh.identity.certificates import source_of
+from kvmesh.identity.credentials import with_credentials
+from kvmesh.identity.roles import MeshRole
 from kvmesh.lifecycle import run_process, run_until_signalled
 from kvmesh.network.place import place_service
 from kvmesh.rpc.channels import ChannelPool
@@ -54,7 +56,7 @@ def make_connector(settings: PlannerSettings, registry: Registry, channels: Chan
 
 async def serve(settings: PlannerSettings) -> None:
     """Runs a planner until a signal."""
-    settings = place_service(settings)
+    settings = place_service(with_credentials(settings, MeshRole.PLANNER))
     planner_id = settings.planner_id or f"planner-{socket.gethostname()}-{os.getpid()}"
     clock = SystemClock()
     telemetry = Telemetry.create("planner", settings=settings.telemetry)

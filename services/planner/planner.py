@@ -137,7 +137,9 @@ class Planner:
     def set_targets(self, targets: Targets) -> None:
         """Replaces the targets of a model. The next plan follows them. Raises OverloadedError beyond MODELS_MAX models."""
         if targets.model not in self._targets and len(self._targets) >= MODELS_MAX:
-            raise OverloadedError(f"there are targets for {MODELS_MAX} models already", reason="targets_full")
+            raise OverloadedError(
+                f"there are targets for {MODELS_MAX} models already", reason="targets_full", retry_after_s=60.0
+            )
         self._targets[targets.model] = targets
         self._publish(replace(self.newest, targets=self.targets))
 

@@ -6,6 +6,7 @@ from typing import Any
 from kvmesh.checks import check_generation
 from kvmesh.core import Generation, LegTask, ModelCard
 from kvmesh.engines.base import EngineRequest
+from kvmesh.engines.vllm.continuation import EMITTED
 from kvmesh.engines.vllm.core import VllmCore
 from kvmesh.engines.vllm.handles import PREFILL_PARAMETERS, VllmHandleForm, prompt_hash, read_handle
 from kvmesh.engines.vllm.leg import VllmLeg
@@ -18,6 +19,7 @@ from kvmesh.engines.vllm.sampling import (
 from kvmesh.engines.vllm.settings import VllmSettings
 from kvmesh.errors import InvalidRequestError, UnsupportedError
 from kvmesh.kv.blocks import seed_hash
+from kvmesh.kv.paths import KvPaths
 
 EMBED_TASK, GENERATE_TASK = "embed", "generate"
 """vLLM's names of tasks."""
@@ -33,6 +35,7 @@ class VllmIntake:
     form: VllmHandleForm
     has_tokenizer: bool
     defaults: dict[str, Any]
+    paths: KvPaths
 
     def make_leg(self, request: EngineRequest, *, adapter: Any, number: int, now: float) -> VllmLeg:
         """A leg that is ready to run. `number` must be new for each leg, since vLLM knows a request id while its blocks are leased.
@@ -100,6 +103,11 @@ class VllmIntake:
         if request.handle is None:
             return None, False
         parameters = read_handle(self.form, request.handle, tokens=tokens, prompt=prompt)
+        if self.paths.own_host:
+            # A handle does not decide where this engine connects to: the registry does.
+            parameters["remote_host"] = self.paths.host_of(request.handle.worker_id)
+            if not parameters["remote_host"]:
+                return None, True
         is_late = request.handle.lease_s <= self.settings.lease_margin_s
         if not self.settings.has_kv_transfer or is_late or "hold" not in parameters:
             return None, True
@@ -139,12 +147,19 @@ class VllmIntake:
         if task is LegTask.PREFILL:
             arguments = prefill_arguments()
         else:
-            arguments = decode_arguments(generation, self.defaults)
+            arguments = decode_arguments(generation, self.defaults, self.core.continues)
+            if generation.emitted_token_ids and arguments["max_tokens"] is None:
+                # vLLM would take what the context leaves after the emitted tokens.
+                arguments["max_tokens"] = self.card.context_tokens_max - len(generation.token_ids)
             if generation.sampling.constraint is not None:
                 constraint = constraint_arguments(generation.sampling.constraint)
                 arguments["structured_outputs"] = StructuredOutputsParams(**constraint)
+        extra: dict[str, Any] = {}
         if parameters is not None:
-            arguments["extra_args"] = {"kv_transfer_params": parameters}
+            extra["kv_transfer_params"] = parameters
+        if generation.emitted_token_ids and task is LegTask.GENERATE:
+            extra[EMITTED] = len(generation.emitted_token_ids)
+        arguments["extra_args"] = extra or None
         return SamplingParams(**arguments, detokenize=False, output_kind=RequestOutputKind.DELTA)
 
 
@@ -168,7 +183,8 @@ def prepare_recomputation(leg: VllmLeg) -> None:
     leg.attempt += 1
     leg.inner_id = f"{leg.inner_id}~{leg.attempt}"
     sampling = leg.core_request.sampling_params.clone()
-    sampling.extra_args = None
+    emitted = (sampling.extra_args or {}).get(EMITTED)
+    sampling.extra_args = {EMITTED: emitted} if emitted else None
     leg.core_request = msgspec.structs.replace(leg.core_request, request_id=leg.inner_id, sampling_params=sampling)
     leg.parameters = None
     leg.pull_ends_s = None

@@ -390,11 +390,21 @@ class Placer:
         return filtered
 
     def _allowed(self, side: PoolSide, ask: Ask, field: str) -> Sequence[Target]:
-        excluded, pinned = ask.excluded_worker_ids, getattr(ask, field)
-        if pinned and pinned not in self._fleet.workers:
-            raise NotFoundError(f"no worker is named {pinned!r}", reason="worker_not_found", field=field)
+        excluded, (pinned, rank) = ask.excluded_worker_ids, self._pinned(getattr(ask, field), field)
         return [
             target
             for target in side.targets
-            if target.worker.worker_id not in excluded and (not pinned or target.worker.worker_id == pinned)
+            if target.worker.worker_id not in excluded
+            and (not pinned or target.worker.worker_id == pinned)
+            and rank in (None, target.rank)
         ]
+
+    def _pinned(self, pin: str, field: str) -> tuple[str, int | None]:
+        """The worker that a pin names, and the rank in `ID/RANK`; None: any."""
+        worker_id, mark, rank = pin.rpartition("/")
+        if not mark or not rank.isdecimal() or pin in self._fleet.workers:
+            worker_id, rank = pin, ""
+        worker = self._fleet.workers.get(worker_id)
+        if pin and (worker is None or (rank and int(rank) >= len(worker.targets))):
+            raise NotFoundError(f"no worker is named {pin!r}", reason="worker_not_found", field=field)
+        return worker_id, int(rank) if rank else None
