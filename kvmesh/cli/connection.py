@@ -81,6 +81,7 @@ def target_of(state: MeshState) -> MeshTarget:
 @dataclass(frozen=True, kw_only=True)
 class _ServiceNetwork(NetworkSettings):
     discovery: DiscoverySettings = group(DiscoverySettings)
+    mesh: MeshSettings = group(MeshSettings)
 
 
 SERVICE_VARIABLES = frozenset(spec.variable for spec in specs(_ServiceNetwork))
