@@ -109,6 +109,8 @@ class Faults:
     """The first leg that has sent so many tokens fails so; then the next entry counts."""
     cannot_continue: MeshError | None = None
     """How a leg ends that has emitted tokens."""
+    loses_end: bool = False
+    """Legs are lost between their last token and their end."""
     stalls_after: int | None = None
     prefill_hangs: bool = False
     prefill_hangs_after: int | None = None
@@ -310,6 +312,8 @@ class FakeMesh:
                 sink.on_tokens(step, self._logprobs(generation, step), asyncio.get_running_loop().time())
                 sent += len(step)
             if sent >= min(len(tokens), limit):
+                if faults.loses_end:
+                    return LegFinish(reason=FinishReason.ERROR, error=LostError("lost before the end"))
                 return FinishReason.LENGTH if sent == limit and step[-1:] != [2] else FinishReason.STOP
 
     def _logprobs(self, generation: Generation, tokens: Sequence[int]) -> list[TokenLogprob] | None:

@@ -559,11 +559,11 @@ def test_an_answer_that_only_lacks_its_end_is_complete(
 ) -> None:
     """The worker was lost between the last token and the end. No engine could continue after it."""
     tokens = tokens_of(model.text, TEXT, ends=ends)
-    mesh.answer = lambda _: [*tokens, 5, 5]
-    mesh.faults = Faults(legs=[(len(tokens), LostError("x"))])
-    heard, answer = run(mesh, model, a_request(sampling={"max_tokens": len(tokens)}))
-    # The fake ends a leg at its limit in the same step, as engines do; here the loss comes first.
+    mesh.answer = lambda _: tokens
+    mesh.faults = Faults(loses_end=True)
+    heard, answer = run(mesh, model, a_request(sampling={"max_tokens": len(tokens) + ends}))
     assert isinstance(answer, RequestResult), answer
+    assert len(mesh.asks) == 1
     assert heard.texts == {0: TEXT} and heard.endings[0].reason is reason
     assert answer.usage.output_tokens == len(tokens)
 
