@@ -10,11 +10,6 @@ from kvmesh.settings import setting
 class DecideSettings:
     """How the planner sizes pools and when it changes them."""
 
-    mode: str = setting(
-        "targets",
-        "What sizes the pools: `targets` (latency targets, from a model of the workers) or `load` (thresholds of queue and KV use).",
-        choices=("targets", "load"),
-    )
     predictor: str = setting(
         "",
         "Predictor of the load. Empty: the best in back-tests; `seasonal` needs `season_s`.",
