@@ -8,7 +8,7 @@ import asyncio
 import json
 import random
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +149,10 @@ class FakeMesh:
     decode_cached: int = 0
     """Prompt tokens that a decode worker has although the prefill worker computes the prompt."""
     handoff: Handoff = Handoff.SEQUENTIAL
+    ranks: tuple[int | None, int | None] = (None, None)
+    """The data-parallel ranks of a placement: prefill, decode."""
+    ran_on: list[tuple[LegTask, int | None]] = field(default_factory=list)
+    """The task of each leg, and the rank that it names."""
     faults: Faults = field(default_factory=Faults)
     asks: list[Ask] = field(default_factory=list)
     reports: list[tuple[int, ReportKind]] = field(default_factory=list)
@@ -180,8 +184,10 @@ class FakeMesh:
             ask_id=number,
             placement=Placement(
                 reservation_id=f"r{number}",
-                decode=WorkerRef(worker_id=names[0], address=f"{names[0]}:1"),
-                prefill=WorkerRef(worker_id=prefills[0], address=f"{prefills[0]}:1") if has_prefill else None,
+                decode=WorkerRef(worker_id=names[0], address=f"{names[0]}:1", data_parallel_rank=self.ranks[1]),
+                prefill=WorkerRef(worker_id=prefills[0], address=f"{prefills[0]}:1", data_parallel_rank=self.ranks[0])
+                if has_prefill
+                else None,
                 handoff=self.handoff if has_prefill else None,
                 rendezvous_address="p0:9" if self.handoff is Handoff.RENDEZVOUS else "",
                 cached_tokens=2,
@@ -201,11 +207,13 @@ class FakeMesh:
         assert timeout_s > 0
         if role is Role.DECODE and self.faults.link:
             raise self.faults.link.pop(0)
-        return FakeLink(self, worker, role)
+        # A link is that of all ranks of the worker.
+        return FakeLink(self, replace(worker, data_parallel_rank=None), role)
 
     def start(self, leg: Leg, sink: LegSink, worker: WorkerRef) -> Callable[[], None]:
         """Runs a leg in a task; the function cancels it. Its sink gets one finish, whatever happens."""
         assert leg.leg_id not in self.running, "leg ids are unique among live legs"
+        self.ran_on.append((leg.task, leg.generation.data_parallel_rank))
         match leg.task:
             case LegTask.PREFILL:
                 run = self._prefill(leg, sink, worker)

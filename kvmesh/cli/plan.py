@@ -7,7 +7,6 @@ from pathlib import Path
 from kvmesh.cli.children import ChildSpec
 from kvmesh.cli.gpu_plan import WorkerPlaces
 from kvmesh.identity.credentials import Credentials
-from kvmesh.identity.roles import MeshRole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +48,7 @@ class MeshShape:
     run_dir: Path
     address: str = ""
     port_range: str = ""
+    insecure_listen: bool = False
     credentials: Credentials | None = None
     checks_tls: bool = False
     """The registry's agent checks services over mesh TLS."""
@@ -60,6 +60,8 @@ class MeshShape:
     frontend_processes: int = 1
     has_gateway: bool = False
     has_planner: bool = True
+    has_frontend: bool = True
+    """False: the workers join a mesh that has frontends, routers and a planner."""
     planner_argv: Sequence[str] = ()
     scaler_address: str = ""
     """Where the planner has workers started and stopped. Empty: it only observes."""
@@ -83,7 +85,7 @@ def plan_mesh(shape: MeshShape) -> MeshPlan:
     router_argv = ("--policy", shape.policy, *shape.router_argv)
     if shape.hosts_router:
         routers = []
-        frontend = _service(shape, "gateway", argv=(*frontend_argv, "--", *_common(shape, "router"), *router_argv))
+        frontend = _service(shape, "gateway", argv=(*frontend_argv, "--", *_common(shape), *router_argv))
     else:
         routers = [_service(shape, "router", argv=router_argv, number=number) for number in range(shape.routers)]
         frontend = _service(shape, "frontend", argv=frontend_argv)
@@ -92,14 +94,15 @@ def plan_mesh(shape: MeshShape) -> MeshPlan:
         *(worker_spec(shape, "decode", number) for number in range(shape.decode)),
     ]
     turns = [shape.places.turns.get(worker.name, 0) for worker in workers]
+    has_planner = shape.has_planner and shape.has_frontend
     return MeshPlan(
         worker_turns=[
             [worker for worker, its_turn in zip(workers, turns, strict=True) if its_turn == turn]
             for turn in sorted(set(turns))
         ],
-        routers=routers,
-        frontends=[frontend],
-        planners=[_service(shape, "planner", argv=planner_argv(shape))] if shape.has_planner else [],
+        routers=routers if shape.has_frontend else [],
+        frontends=[frontend] if shape.has_frontend else [],
+        planners=[_service(shape, "planner", argv=planner_argv(shape))] if has_planner else [],
     )
 
 
@@ -128,17 +131,18 @@ def _service(
     return ChildSpec(
         name=name,
         module=f"services.{service}",
-        argv=(*_common(shape, "frontend" if service == "gateway" else service), *argv),
+        argv=(*_common(shape), *argv),
         env=env or {},
         log_path=shape.run_dir / f"{name}.log",
     )
 
 
-def _common(shape: MeshShape, role: str) -> Sequence[str]:
+def _common(shape: MeshShape) -> Sequence[str]:
     return (
         *("--discovery-address", shape.registry, "--telemetry-log-level", shape.log_level),
         *(("--address", shape.address) if shape.address else ()),
         *(("--port-range", shape.port_range) if shape.port_range else ()),
-        *(shape.credentials.argv(MeshRole(role)) if shape.credentials is not None else ()),
+        *(("--insecure-listen",) if shape.insecure_listen else ()),
+        *(shape.credentials.argv if shape.credentials is not None else ()),
         *(("--discovery-checks-tls",) if shape.checks_tls else ()),
     )

@@ -28,6 +28,13 @@ def own_credentials(settings: UpSettings, folder: Path) -> tuple[Credentials, Au
     return make_credentials(folder, authority=authority, token=_consul_token(settings)), authority
 
 
+def has_mesh_tls(settings: UpSettings) -> bool:
+    """InvalidRequestError when the given folder has no credentials."""
+    if settings.credentials:
+        return bool(find_credentials(settings.credentials).tls_directory(MeshRole.DECODE))
+    return settings.mesh_tls
+
+
 def _consul_token(settings: UpSettings) -> bytes | None:
     """The token of the registry: empty for Consul without a token, None for a new one of the embedded registry."""
     if not settings.consul:

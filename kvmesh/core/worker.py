@@ -51,7 +51,7 @@ class ModelCard:
 FEATURES = frozenset(
     (
         "logprobs prompt_logprobs logit_bias seed priority lora structured_output kv_events reset_cache sleep embeddings "
-        "image audio video speculative continued_penalties continued_seed continued_structured_output"
+        "data_parallel_ranks multi_rank image audio video speculative continued_penalties continued_seed continued_structured_output"
     ).split()
 )
 """All values of `Capabilities.features`.
@@ -96,6 +96,7 @@ class PerformanceProfile:
 class WorkerDescription:
     """The response to Describe. `lease_s` None: it creates no handles; `rendezvous_address` empty: it needs none.
 
+    `rank_rendezvous_addresses`: of each data-parallel rank, in order; empty: all ranks share `rendezvous_address`.
     `requires_prefill`: it cannot compute prompts in its role.
     """
 
@@ -111,6 +112,11 @@ class WorkerDescription:
     is_draining: bool = False
     profile: PerformanceProfile | None = None
     requires_prefill: bool = False
+    rank_rendezvous_addresses: Sequence[str] = ()
+
+    def rendezvous_address_of(self, rank: int) -> str:
+        """host:port of the bootstrap server of a data-parallel rank; empty: there is none."""
+        return self.rank_rendezvous_addresses[rank] if self.rank_rendezvous_addresses else self.rendezvous_address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from kvmesh.discovery.connection import DEFAULT_PORT
 from kvmesh.discovery.limits import VALUE_BYTES_MAX
 from kvmesh.discovery.settings import AgentSettings
 from kvmesh.identity.certificates import source_of
-from kvmesh.network.names import host_port
+from kvmesh.network.names import host_port, is_loopback
 
 _log = logging.getLogger(__name__)
 
@@ -156,7 +156,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)")
     parser.add_argument("--node-name", default="kvmesh-embedded", help="name of the one node (default: %(default)s)")
     parser.add_argument("--token-file", help="file with a token that every call must carry")
+    parser.add_argument(
+        "--insecure-listen", action="store_true", help="allow a host that other machines reach, in plain text"
+    )
     given = parser.parse_args(arguments)
+    if not given.insecure_listen and not is_loopback(given.host):
+        parser.error(
+            f"{given.host} is reached by other machines, and this registry speaks plain text: give --insecure-listen too"
+        )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         token = Path(given.token_file).read_text().strip() if given.token_file else ""

@@ -5,9 +5,9 @@ mesh-secret                 seals registrations and KV handles
 tls/ROLE/tls.crt, tls.key, ca.crt
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvmesh.errors import InvalidRequestError
 from kvmesh.identity.certificates import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, Certificates
@@ -15,7 +15,11 @@ from kvmesh.identity.roles import MeshRole
 from kvmesh.identity.secret import new_secret, write_private
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from kvmesh.identity.authority import Authority
+
+S = TypeVar("S", bound="DataclassInstance")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +39,10 @@ class Credentials:
     def tls_directory(self, role: MeshRole) -> str:
         return _if_exists(self.folder / "tls" / role)
 
-    def argv(self, role: MeshRole) -> tuple[str, ...]:
-        """Flags of a service. Files, not their content: other users can read command lines."""
-        flags = (
-            ("--discovery-token-file", self.token_file),
-            ("--mesh-secret-file", self.secret_file),
-            ("--mesh-tls-directory", self.tls_directory(role)),
-        )
-        return tuple(word for flag, name in flags if name for word in (flag, name))
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """Flags of services. The folder, not what is in it: other users can read command lines."""
+        return ("--mesh-credentials", str(self.folder))
 
 
 def _if_exists(path: Path) -> str:
@@ -57,6 +57,27 @@ def find_credentials(folder: str) -> Credentials:
             f"{folder} has no credentials; `kvmesh credentials DIR` makes them", field="credentials"
         )
     return found
+
+
+def with_credentials(settings: S, role: MeshRole) -> S:
+    """The settings of a service with the names of files from `mesh.credentials`, where they name none themselves.
+
+    `settings` has the fields `mesh` and `discovery`. InvalidRequestError when the folder has no certificate for the role, but for others.
+    """
+    given: Any = settings
+    mesh, discovery = given.mesh, given.discovery
+    if not mesh.credentials:
+        return settings
+    found = find_credentials(mesh.credentials)
+    tls_directory = mesh.tls_directory or found.tls_directory(role)
+    if not tls_directory and (found.folder / "tls").exists():
+        raise InvalidRequestError(f"{found.folder} has no certificate for {role}", field="mesh.credentials")
+    token_file = discovery.token_file or ("" if discovery.token else found.token_file)
+    changes: dict[str, Any] = {
+        "mesh": replace(mesh, secret_file=mesh.secret_file or found.secret_file, tls_directory=tls_directory),
+        "discovery": replace(discovery, token_file=token_file),
+    }
+    return replace(settings, **changes)
 
 
 def make_credentials(folder: Path, *, authority: "Authority | None", token: bytes | None = None) -> Credentials:

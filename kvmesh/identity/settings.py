@@ -9,6 +9,11 @@ from kvmesh.settings import setting
 class MeshSettings:
     """`kvmesh up` and `kvmesh credentials` write these files; see docs/operate/security.md."""
 
+    credentials: str = setting(
+        "",
+        "Folder of `kvmesh credentials` with the registry's token, the mesh's secret and this service's certificate. The other settings"
+        " of this group name parts of it that are elsewhere.",
+    )
     secret_file: str = setting(
         "",
         "File with the mesh's secret, the same for all services. Registrations and KV handles that are not sealed with it are"

@@ -200,9 +200,14 @@ class KvPaths:
                 path.check_at_s = now_s + path.pause_s
 
     def set_host(self, worker_id: str, host: str) -> None:
-        """The host of a prefill worker's gRPC service, which helps to find causes."""
+        """The host of a prefill worker's gRPC service by the registry: pulls go there, and it helps to find causes."""
         with self.lock:
             self._hosts[worker_id] = host
+
+    def host_of(self, worker_id: str) -> str:
+        """Where the registry says that a prefill worker is. Empty: it is not listed."""
+        with self.lock:
+            return self._hosts.get(worker_id, "")
 
     def forget_others(self, worker_ids: Collection[str]) -> None:
         """Forgets prefill workers that have left the mesh."""

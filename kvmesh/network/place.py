@@ -25,8 +25,9 @@ class ChosenAddress:
 def place_service(settings: S) -> S:
     """The settings of a service with hosts and ports filled in, where the operator left them open.
 
-    `settings` has the fields `discovery`, `rpc` and `telemetry` too; a frontend's `http` is filled in too.
-    InvalidRequestError when others could not reach the registered address; UnavailableError when the range has no free port.
+    `settings` has the fields `discovery`, `mesh`, `rpc` and `telemetry` too; a frontend's `http` is filled in too.
+    InvalidRequestError when others could not reach the registered address, or when strangers could reach one without mesh TLS;
+    UnavailableError when the range has no free port.
     """
     given: Any = settings
     chosen = choose_address(given.address, registry_host(given.discovery.address))
@@ -36,6 +37,8 @@ def place_service(settings: S) -> S:
     if not rpc.advertise_host and is_unspecified(rpc.host) and given.address:
         rpc = replace(rpc, advertise_host=chosen.host)
     check_advertised(rpc.advertised_host, registry_host(given.discovery.address))
+    if not given.insecure_listen:
+        check_protected(rpc.host, has_tls=bool(given.mesh.tls_directory))
     telemetry = replace(given.telemetry, metrics_host=bare(given.telemetry.metrics_host) or chosen.host)
     changes: dict[str, Any] = {"address": chosen.host}
     if (http := getattr(given, "http", None)) is not None:
@@ -82,6 +85,17 @@ def check_advertised(host: str, registry: str) -> None:
             " give --address HOST, this host's address, and no --rpc-host",
             reason="address_loopback",
             field="rpc.host",
+        )
+
+
+def check_protected(host: str, *, has_tls: bool) -> None:
+    """InvalidRequestError when a service would listen in plain text where other machines reach it."""
+    if not has_tls and not is_loopback(host):
+        raise InvalidRequestError(
+            f"the service would listen on {host} without mesh TLS, so that everybody who reaches it could call it; give"
+            " --mesh-tls-directory (`kvmesh credentials` makes certificates), or --insecure-listen on a network of its own",
+            reason="insecure_listen",
+            field="insecure_listen",
         )
 
 

@@ -22,6 +22,11 @@ class NetworkSettings:
         " host may share a range. Empty: any free ports.",
     )
 
+    insecure_listen: bool = setting(
+        False,
+        "allow plain text between services on an address that other machines reach: no mesh TLS, on a network of its own",
+    )
+
     def __post_init__(self) -> None:
         """ValueError for a range that is none."""
         if self.port_range:

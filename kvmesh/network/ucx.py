@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from kvmesh.network.names import is_loopback
+from kvmesh.network.names import LOOPBACK, is_loopback
 from kvmesh.network.ports import PortRange
 
 _log = logging.getLogger(__name__)
@@ -24,10 +24,12 @@ def set_ucx_variables(address: str, ports: PortRange | None) -> None:
     """Sets the variables that the operator has not set. UnavailableError when UCX would find no port."""
     if ports is not None:
         ports.check_ucx(address)
-    interface = "" if is_loopback(address) else interface_of(address)
-    if not interface and not is_loopback(address):
+    interface = interface_of(LOOPBACK if address == "localhost" else address)
+    if not interface:
         _log.warning("interface_not_found", extra={"data": {"address": address}})
-    wanted = ucx_variables(address, interface=interface, ports=ports, rdma=rdma_devices())
+    # On one machine shared memory is faster than RDMA, whose devices others can reach.
+    rdma = () if is_loopback(address) else rdma_devices()
+    wanted = ucx_variables(address, interface=interface, ports=ports, rdma=rdma)
     for name, value in wanted.items():
         os.environ.setdefault(name, value)
     if wanted:
@@ -39,8 +41,8 @@ def ucx_variables(
 ) -> Mapping[str, str]:
     """The variables for an address and the interface that has it.
 
-    Without UCX_NET_DEVICES UCX announces all interfaces. A bridge such as docker0 has the same address on every machine, and UCX would
-    connect to itself.
+    Without UCX_NET_DEVICES UCX listens on all interfaces, and announces them: everybody in reach of any of them could connect. A bridge
+    such as docker0 has the same address on every machine, and UCX would connect to itself.
     """
     variables = {} if ports is None else {"UCX_TCP_PORT_RANGE": ports.ucx}
     if interface:

@@ -23,6 +23,8 @@ from kvmesh.engines.registration import EngineHost
 from kvmesh.engines.registry import ENGINES
 from kvmesh.errors import UnsupportedError
 from kvmesh.identity.certificates import source_of
+from kvmesh.identity.credentials import with_credentials
+from kvmesh.identity.roles import MeshRole
 from kvmesh.identity.secret import MeshSecret
 from kvmesh.kv.seals import HandleSeals
 from kvmesh.lifecycle import LifecycleSettings, run_until_signalled
@@ -69,6 +71,7 @@ def make_engine(settings: HostSettings, role: Role, clock: Clock) -> Engine:
         clock=clock,
         address=settings.address or LOOPBACK,
         ports=settings.ports,
+        mesh_secret_file=settings.mesh.secret_file,
     )
     try:
         return ENGINES[settings.engine].make(settings.engine_settings, host)
@@ -132,7 +135,7 @@ async def serve_worker(settings: HostSettings, role: Role) -> None:
     configure_logging(
         level=settings.telemetry.log_level, style=settings.telemetry.log_format, service=f"kvmesh-{role.value}"
     )
-    settings = place_service(settings)
+    settings = place_service(with_credentials(settings, MeshRole(role.value)))
     set_ucx_variables(settings.address, settings.ports)
     clock = SystemClock()
     telemetry = Telemetry.create(role.value, settings=settings.telemetry)

@@ -91,6 +91,7 @@ class KvChecks:
 
     async def _find_failure(self, source: WorkerRef) -> tuple[str, str] | None:
         """Reason and detail. None: KV was pulled."""
+        self._worker.engine.kv_paths.set_host(source.worker_id, _host(source))
         name = f"{self._worker.identity.worker_id}/{self._worker.identity.epoch}/{source.worker_id}"
         generation = short_prompt(self._worker.description, name, tokens=1)
         leg_id = next(self._leg_ids)
@@ -169,7 +170,7 @@ class KvChecks:
         paths = self._worker.engine.kv_paths
         paths.own_host = self._host
         for worker_id, source in found.items():
-            paths.set_host(worker_id, source.address.rpartition(":")[0].strip("[]"))
+            paths.set_host(worker_id, _host(source))
             known = before.get(worker_id)
             if known is None or known.epoch != source.epoch:
                 self._new[worker_id] = self._clock.now() + self._random.uniform(0, JITTER_S)
@@ -215,6 +216,10 @@ def exchanges_kv(worker: Worker, other: Instance) -> bool:
         and meta.get("model") == description.model.name
         and meta.get("kv_compatibility_hash") == description.kv_compatibility_hash
     )
+
+
+def _host(worker: WorkerRef) -> str:
+    return worker.address.rpartition(":")[0].strip("[]")
 
 
 def _reference(instance: Instance) -> WorkerRef:

@@ -17,6 +17,8 @@ from kvmesh.discovery.base import FRONTEND, KVMESH_VERSION, VERSION_KEY, Registr
 from kvmesh.discovery.presence import Presence
 from kvmesh.discovery.sealed import open_registry
 from kvmesh.identity.certificates import source_of
+from kvmesh.identity.credentials import with_credentials
+from kvmesh.identity.roles import MeshRole
 from kvmesh.lifecycle import Part, run_parts, run_process, stop_on_signals
 from kvmesh.network.names import is_loopback
 from kvmesh.network.place import place_service
@@ -266,7 +268,7 @@ def instance_id(settings: FrontendSettings) -> str:
 
 async def serve(settings: FrontendSettings) -> None:
     """Runs a frontend until a signal."""
-    settings = place_service(settings)
+    settings = place_service(with_credentials(settings, MeshRole.FRONTEND))
     stop, hurry = asyncio.Event(), asyncio.Event()
     with stop_on_signals(stop, hurry):
         await Frontend(settings, SystemClock(), Random(SystemRandom().getrandbits(128))).run(stop=stop, hurry=hurry)

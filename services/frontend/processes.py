@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kvmesh.clock import Clock
+from kvmesh.identity.credentials import with_credentials
+from kvmesh.identity.roles import MeshRole
 from kvmesh.lifecycle import Supervisor, stop_on_signals
 from kvmesh.network.place import place_service
 from services.frontend.settings import FrontendSettings
@@ -20,7 +22,7 @@ from services.frontend.settings import FrontendSettings
 async def supervise(settings: FrontendSettings, argv: Sequence[str], clock: Clock) -> None:
     """Runs `settings.processes` processes with this process's flags until a signal."""
     # Each process takes its own ports from the range.
-    http = place_service(replace(settings, port_range="")).http
+    http = place_service(with_credentials(replace(settings, port_range=""), MeshRole.FRONTEND)).http
     stop, hurry = asyncio.Event(), asyncio.Event()
     with stop_on_signals(stop, hurry), reserved_port(http.host, http.port) as holder:
         port = holder.getsockname()[1]

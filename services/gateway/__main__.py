@@ -12,6 +12,8 @@ from random import Random, SystemRandom
 
 from kvmesh.clock import SystemClock
 from kvmesh.errors import InvalidRequestError
+from kvmesh.identity.credentials import with_credentials
+from kvmesh.identity.roles import MeshRole
 from kvmesh.lifecycle import run_process, stop_on_signals
 from kvmesh.network.place import place_service
 from kvmesh.settings import load_or_exit
@@ -30,7 +32,8 @@ async def serve(frontend_settings: FrontendSettings, router_settings: RouterSett
     """Runs both until a signal, or until one fails. The frontend stops first, since requests in flight need the router."""
     if frontend_settings.processes > 1:
         raise InvalidRequestError("a gateway is one process; run frontends and a router apart", field="processes")
-    frontend_settings, router_settings = place_service(frontend_settings), place_service(router_settings)
+    frontend_settings = place_service(with_credentials(frontend_settings, MeshRole.FRONTEND))
+    router_settings = place_service(with_credentials(router_settings, MeshRole.ROUTER))
     clock = SystemClock()
     router = Router(router_settings, clock, new_generator(router_settings.seed))
     link = HostedRouterLink(

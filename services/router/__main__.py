@@ -12,6 +12,8 @@ from kvmesh.discovery.base import KVMESH_VERSION, ROUTER, VERSION_KEY, Health, R
 from kvmesh.discovery.presence import Presence
 from kvmesh.discovery.sealed import open_registry
 from kvmesh.identity.certificates import source_of
+from kvmesh.identity.credentials import with_credentials
+from kvmesh.identity.roles import MeshRole
 from kvmesh.lifecycle import Part, run_parts, run_process, stop_on_signals
 from kvmesh.network.place import place_service
 from kvmesh.rpc.channels import ChannelPool
@@ -157,7 +159,7 @@ class Router:
 
 
 async def serve(settings: RouterSettings) -> None:
-    settings = place_service(settings)
+    settings = place_service(with_credentials(settings, MeshRole.ROUTER))
     stop, hurry = asyncio.Event(), asyncio.Event()
     with stop_on_signals(stop, hurry):
         await Router(settings, SystemClock(), new_generator(settings.seed)).run(stop=stop, hurry=hurry)

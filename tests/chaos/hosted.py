@@ -52,12 +52,19 @@ class Mesh:
         """Serves discovery outside of the hosts."""
         port = self.registry_address.rpartition(":")[2]
         await self.start(
-            "registry", Host("registry", host), "kvmesh.discovery.embedded", "--host", host, "--port", port
+            "registry",
+            Host("registry", host),
+            "kvmesh.discovery.embedded",
+            "--host",
+            host,
+            "--port",
+            port,
+            "--insecure-listen",
         )
 
     async def start_service(self, name: str, service: str, host: Host, *argv: str) -> None:
         """Starts one service on a host; it registers itself."""
-        common = ("--discovery-address", self.registry_address, "--telemetry-log-level", "warning")
+        common = ("--discovery-address", self.registry_address, "--telemetry-log-level", "warning", "--insecure-listen")
         address = ("--rpc-host", host.address, "--telemetry-metrics-host", host.address)
         await self.start(name, host, f"services.{service}", *common, *address, *argv)
 

@@ -17,7 +17,6 @@ from kvmesh.cli.connection import MeshTarget, target_of
 from kvmesh.cli.state import MeshState
 from kvmesh.core import Role
 from kvmesh.discovery.base import FRONTEND, ROUTER
-from kvmesh.identity.roles import MeshRole
 from kvmesh.rpc.router.client import GrpcRouterClient
 from tests.patience import PATIENCE_S
 
@@ -51,10 +50,11 @@ class RunningMesh:
         assert self.target.credentials is not None
         return ("--consul", self.registry, "--credentials", str(self.target.credentials.folder))
 
-    def service_flags(self, role: MeshRole) -> Sequence[str]:
+    @property
+    def service_flags(self) -> Sequence[str]:
         """Flags of a service that a test adds to the mesh."""
         assert self.target.credentials is not None
-        return ("--discovery-address", self.registry, "--discovery-checks-tls", *self.target.credentials.argv(role))
+        return ("--discovery-address", self.registry, "--discovery-checks-tls", *self.target.credentials.argv)
 
     def logs(self) -> str:
         """The end of every log, for a failure's message."""
@@ -118,6 +118,39 @@ async def running_mesh(
         for pid in alive:
             os.kill(pid, signal.SIGKILL)
         assert not alive, f"left behind: {alive}"
+
+
+@asynccontextmanager
+async def joined_workers(
+    mesh: RunningMesh, directory: Path, *argv: str, ready_timeout_s: float = 90.0
+) -> AsyncIterator[RunningMesh]:
+    """Workers of another `kvmesh up` that join the mesh. Waits until they are registered, stops them at the end."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "kvmesh.cli",
+        "up",
+        *("--join", mesh.registry, *mesh.flags[2:], "--run-dir", str(directory), *argv),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+    )
+    joined = RunningMesh(process=process, directory=directory, registry=mesh.registry, url=mesh.url, target=mesh.target)
+    reader = asyncio.create_task(_read_lines(process, joined.output))
+    try:
+        await wait_until(
+            lambda: process.returncode is not None or any("ready after" in line for line in joined.output),
+            ready_timeout_s,
+            joined.logs(),
+        )
+        assert process.returncode is None, joined.logs()
+        yield joined
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGINT)
+        await asyncio.wait_for(process.wait(), 60)
+        reader.cancel()
 
 
 async def _wait_ready(mesh: RunningMesh) -> None:

@@ -15,8 +15,7 @@ import pytest
 from kvmesh.discovery.base import SERVICES, Instance
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.settings import DiscoverySettings
-from kvmesh.identity.roles import MeshRole
-from tests.integration.mesh import ROOT, RunningMesh, argv_simulated, running_mesh
+from tests.integration.mesh import ROOT, RunningMesh, argv_simulated, running_mesh, wait_until
 from tests.own_address import own_address
 from tests.patience import PATIENCE_S
 from tests.servers import Server, consul_server
@@ -75,11 +74,15 @@ async def test_a_mesh_at_a_remote_registry_is_reachable(address: str, consul: Se
             assert FIRST <= each.port < middle
             assert FIRST <= int(each.meta["metrics_port"]) < middle
         workers = [*mesh.pids("prefill"), *mesh.pids("decode")]
+
+        def ucx_listens() -> bool:
+            return sum(port >= middle for _, port in listening_ports(workers)) == len(workers)
+
+        await wait_until(ucx_listens, PATIENCE_S, "UCX listens once per worker")
         open_ports = listening_ports(workers)
         # gRPC listens on the address as mapped to version 6.
         assert all(host.endswith(kernel_form(address)) for host, _ in open_ports), open_ports
         assert all(FIRST <= port <= LAST for _, port in open_ports)
-        assert sum(port >= middle for _, port in open_ports) == len(workers), "UCX listens once per worker"
         body = {"model": "demo", "prompt": " ".join(["word"] * 200), "max_tokens": 4}
         async with aiohttp.ClientSession() as session:
             async with session.post(f"{mesh.url}/v1/completions", json=body) as answer:
@@ -100,7 +103,7 @@ async def test_a_prefill_worker_says_that_its_kv_cannot_be_reached(consul: Serve
     """Before it registers, and without a peer: UCX does not use the interface that has the worker's address."""
     log = tmp_path / "prefill.log"
     argv = ("--discovery-address", consul.address, "--engine", "simulated", "--model", str(ROOT / "models" / "demo"))
-    async with running_worker(log, *argv, UCX_NET_DEVICES="lo") as worker:
+    async with running_worker(log, *argv, "--insecure-listen", UCX_NET_DEVICES="lo") as worker:
         await wait_registered(worker, consul, count=1)
         found = [line for line in log.read_text().splitlines() if "kv_source_unreachable" in line]
         assert len(found) == 1 and "UCX_NET_DEVICES" in found[0], log.read_text()
@@ -110,7 +113,7 @@ async def test_a_worker_that_ucx_cannot_serve_names_the_variable(consul: Server)
     """Its interface is down, or does not exist."""
     argv = ("--discovery-address", consul.address, "--engine", "simulated", "--model", str(ROOT / "models" / "demo"))
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.prefill", *argv),
+        *(sys.executable, "-m", "services.prefill", *argv, "--insecure-listen"),
         cwd=ROOT,
         env={**os.environ, "UCX_NET_DEVICES": "no-such-device"},
         stdout=asyncio.subprocess.PIPE,
@@ -124,7 +127,7 @@ async def test_a_worker_that_ucx_cannot_serve_names_the_variable(consul: Server)
 async def add_prefill_worker(mesh: RunningMesh, consul: Server, tmp_path: Path) -> None:
     """One more, as on a host that joins: before it registers, the mesh's decode worker pulls from it, with mesh TLS."""
     log = tmp_path / "joins.log"
-    argv = ("--engine", "simulated", "--model", str(ROOT / "models" / "demo"), *mesh.service_flags(MeshRole.PREFILL))
+    argv = ("--engine", "simulated", "--model", str(ROOT / "models" / "demo"), *mesh.service_flags)
     async with running_worker(log, *argv) as worker:
         await wait_registered(worker, consul, count=len(await instances(consul)) + 1)
         assert "kv_path_checked" in log.read_text() and '"warning"' not in log.read_text(), log.read_text()

@@ -14,7 +14,6 @@ import aiohttp
 import pytest
 
 from kvmesh.discovery.base import DECODE, FRONTEND, ROUTER, Instance, Registry
-from kvmesh.identity.roles import MeshRole
 from tests.integration.mesh import RunningMesh, argv_simulated, metrics_text, running_mesh, wait_until, worker_metric
 from tests.patience import PATIENCE_S
 
@@ -30,7 +29,7 @@ ENGINE_ARGS = "--simulated-time-factor 0.2 --simulated-running-requests-max 256"
 @asynccontextmanager
 async def frontend_process(mesh: RunningMesh, number: int) -> AsyncIterator[None]:
     """One more frontend of the mesh."""
-    flags = (*mesh.service_flags(MeshRole.FRONTEND), "--http-port", "0", "--telemetry-log-level", "warning")
+    flags = (*mesh.service_flags, "--http-port", "0", "--telemetry-log-level", "warning")
     with (mesh.directory / f"more-frontends-{number}.log").open("w") as log:
         running = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "services.frontend", *flags, stdout=log, stderr=log

@@ -13,7 +13,6 @@ import pytest
 
 from kvmesh.cli.connection import MeshTarget
 from kvmesh.discovery.base import DECODE, PLANNER, PREFILL, ROUTER
-from kvmesh.identity.roles import MeshRole
 from tests.integration.mesh import (
     ROOT,
     RunningMesh,
@@ -121,7 +120,7 @@ async def start_decode(mesh: RunningMesh) -> asyncio.subprocess.Process:
     """A decode worker that `kvmesh up` knows nothing of."""
     argv = ("--engine", "simulated", "--model", str(ROOT / "models" / "demo"), "--simulated-kv-transport", "none")
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.decode", *argv, *mesh.service_flags(MeshRole.DECODE)),
+        *(sys.executable, "-m", "services.decode", *argv, *mesh.service_flags),
         cwd=ROOT,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,

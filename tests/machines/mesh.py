@@ -18,6 +18,8 @@ from kvmesh.discovery.base import SERVICES, Instance
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import MeshError
+from kvmesh.identity.authority import Authority
+from kvmesh.identity.credentials import Credentials, make_credentials
 from tests.chaos.hosts import Hosts, make_hosts, network_problem
 from tests.integration.mesh import ROOT, metrics_text, worker_metric
 from tests.parts import is_required, require_part
@@ -39,6 +41,7 @@ class Machines:
     directory: Path
     model: Path
     engine_argv: Sequence[str]
+    credentials: Credentials
     router_argv: Sequence[str] = ()
     ready_s: float = READY_S
     processes: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
@@ -73,6 +76,7 @@ class Machines:
         service = name.partition("-")[0]
         before: Sequence[str] = ()
         argv = ["--discovery-address", self.registry, "--port-range", PORT_RANGE]
+        argv += self.credentials.argv
         if service == "frontend":
             argv += ["--http-port", str(HTTP_PORT), "--http-allows-pins"]
             # The model is on the workers' hosts only.
@@ -183,12 +187,14 @@ async def machines(
     require_part("nixl")
     require_hosts()
     with make_hosts([CONSUL, *names], with_network=True, version=version) as hosts:
+        credentials = make_credentials(directory / "credentials", authority=Authority.make(), token=b"")
         mesh = Machines(
             hosts=hosts,
             directory=directory,
             model=model,
             engine_argv=engine_argv,
             router_argv=router_argv,
+            credentials=credentials,
             ready_s=ready_s,
         )
         try:

@@ -12,6 +12,7 @@ import pytest
 from kvmesh.discovery.base import FRONTEND, Health, Instance
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import InvalidRequestError, MeshError, UnavailableError
+from kvmesh.identity.settings import MeshSettings
 from kvmesh.network import ports as ports_module
 from kvmesh.network.causes import connection_cause
 from kvmesh.network.names import LOOPBACK, host_port, peer_host, registry_host
@@ -58,7 +59,7 @@ def test_a_registry_on_this_machine_keeps_everything_on_loopback(registry: str) 
 
 def test_a_remote_registry_gives_the_address_that_reaches_it(address: str, caplog: pytest.LogCaptureFixture) -> None:
     """gRPC, metrics and HTTP listen on it, gRPC registers it, and the log says which and why."""
-    settings = FrontendSettings(discovery=DiscoverySettings(address=f"{address}:8500"))
+    settings = FrontendSettings(discovery=DiscoverySettings(address=f"{address}:8500"), insecure_listen=True)
     with caplog.at_level(logging.INFO):
         placed = place_service(settings)
     hosts = (placed.rpc.host, placed.rpc.advertised_host, placed.telemetry.metrics_host, placed.http.host)
@@ -70,7 +71,7 @@ def test_a_remote_registry_gives_the_address_that_reaches_it(address: str, caplo
 
 def test_address_wins_and_hosts_of_their_own_stay(address: str) -> None:
     """--address sets what is not set by itself; a local registry may hold an address for others."""
-    settings = FrontendSettings(address=address, http=HttpSettings(host=LOOPBACK))
+    settings = FrontendSettings(address=address, http=HttpSettings(host=LOOPBACK), insecure_listen=True)
     placed = place_service(settings)
     assert (placed.rpc.host, placed.http.host) == (address, LOOPBACK)
 
@@ -86,14 +87,26 @@ def test_a_name_is_resolved_once() -> None:
 def test_all_addresses_need_one_to_register(address: str) -> None:
     """0.0.0.0 is no address of a peer: --address names the one to register."""
     everywhere = RpcSettings(host="0.0.0.0")
-    placed = place_service(PlannerSettings(address=address, rpc=everywhere))
+    placed = place_service(PlannerSettings(address=address, rpc=everywhere, insecure_listen=True))
     assert (placed.rpc.host, placed.rpc.advertised_host) == ("0.0.0.0", address)
     for host in ("0.0.0.0", "::"):
         with pytest.raises(InvalidRequestError, match="--address") as refused:
             place_service(PlannerSettings(rpc=RpcSettings(host=host)))
         assert refused.value.reason == "address_unspecified"
     named = RpcSettings(host="0.0.0.0", advertise_host="worker-7.example")
-    assert place_service(PlannerSettings(rpc=named)).rpc.advertised_host == "worker-7.example"
+    assert place_service(PlannerSettings(rpc=named, insecure_listen=True)).rpc.advertised_host == "worker-7.example"
+
+
+def test_services_in_plain_text_stay_on_loopback(address: str) -> None:
+    """Beyond it a service needs mesh TLS, or a flag that says that plain text is meant; loopback needs neither."""
+    for rpc in (RpcSettings(), RpcSettings(host="0.0.0.0")):
+        for settings in (PlannerSettings(address=address, rpc=rpc), FrontendSettings(address=address)):
+            with pytest.raises(InvalidRequestError, match="--insecure-listen") as refused:
+                place_service(settings)
+            assert refused.value.reason == "insecure_listen"
+    mesh = MeshSettings(tls_directory="certificates")
+    assert place_service(PlannerSettings(address=address, mesh=mesh)).rpc.host == address
+    assert place_service(PlannerSettings()).rpc.host == LOOPBACK
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.1.1", "::1", "localhost"])
@@ -192,9 +205,9 @@ def test_a_full_half_of_ucx_is_refused() -> None:
 
 
 def test_variables_of_ucx() -> None:
-    """The interface that has the address, RDMA devices beside it, the family, the ports; nothing on loopback."""
+    """The interface that has the address, RDMA devices beside it, the family, the ports."""
     ports = PortRange.parse("21200-21207")
-    assert ucx_variables(LOOPBACK, interface="", ports=None) == {}
+    assert ucx_variables(LOOPBACK, interface="lo", ports=None) == {"UCX_NET_DEVICES": "lo"}
     assert ucx_variables(LOOPBACK, interface="", ports=ports) == {"UCX_TCP_PORT_RANGE": "21204-21207"}
     assert ucx_variables("192.0.2.1", interface="eth0", ports=None, rdma=("mlx5_0:1",)) == {
         "UCX_NET_DEVICES": "eth0,mlx5_0:1"

@@ -58,6 +58,13 @@ REPLACED = [
         "a49375bacb85",
     ),
     (f"{NIXL_CONNECTOR}/base_scheduler.py", "NixlBaseConnectorScheduler.build_connector_meta", SOURCE, "e87b4e5c4735"),
+    (f"{NIXL_CONNECTOR}/utils.py", "zmq_ctx", SOURCE, "5610369ae706"),
+    (
+        f"{NIXL_CONNECTOR}/base_scheduler.py",
+        "NixlBaseConnectorScheduler._nixl_handshake_listener",
+        SOURCE,
+        "fd61bf4865ed",
+    ),
     (f"{NIXL_CONNECTOR}/base_worker.py", "NixlBaseConnectorWorker.register_kv_caches", SOURCE, "ed16e4bb8745"),
     (f"{NIXL_CONNECTOR}/base_worker.py", "NixlBaseConnectorWorker.get_transfer_results", SOURCE, "a9a35a98620e"),
     (f"{NIXL_CONNECTOR}/base_worker.py", "NixlBaseConnectorWorker._pop_done_transfers", SOURCE, "2a3f231e3f51"),

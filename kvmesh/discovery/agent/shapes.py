@@ -133,7 +133,7 @@ def key_shape(record: KeyRecord) -> Json:
         "CreateIndex": record.create_index,
         "ModifyIndex": record.modify_index,
     }
-    return shape | ({"ConsulSession": record.session} if record.session else {})
+    return shape | ({"Session": record.session} if record.session else {})
 
 
 def session_shape(node: Node, session: ConsulSession) -> Json:

@@ -48,7 +48,7 @@ WRITER_FEATURES = ("structured_output", "continued_structured_output")
 class SimulatedEngine:
     """An Engine without a model. Without a `transport` it refuses prefill legs and serves alone.
 
-    The engine starts and closes the transport, and the `wire`, which a rendezvous handoff needs.
+    The engine starts and closes the transport, and the `wire`, which a rendezvous handoff needs. `paths` None: it has its own.
     `generator` makes the random numbers that distinguish this engine's handles and
     blocks from those of other engines; simulations pass a seeded one. `scheduler` and `token_range` are public for tests.
     """
@@ -60,6 +60,7 @@ class SimulatedEngine:
         transport: KvTransport | None = None,
         *,
         wire: Wire | None = None,
+        paths: KvPaths | None = None,
         generator: Random | None = None,
     ) -> None:
         self.settings = settings
@@ -77,6 +78,7 @@ class SimulatedEngine:
             compatibility_hash=self._compatibility_hash,
             has_transport=transport is not None,
             first_stamp=generator.getrandbits(63),
+            paths=paths,
         )
         self._outputs = StepOutputBuffer(settings.output_buffer_steps)
         self._events = KvEventBuffer(settings.kv_event_buffer_blocks, self.scheduler.pool.snapshot_events)
@@ -219,6 +221,13 @@ class SimulatedEngine:
     def kv_events(self) -> AsyncIterator[Sequence[KvEvent]]:
         """See Engine. A slow reader gets a cleared event and the present blocks instead of what it missed."""
         return self._events.batches()
+
+    def rank_loads(self) -> Sequence[LoadRecord]:
+        return (self.load(),)
+
+    @property
+    def is_responsive(self) -> bool:
+        return True
 
     def load(self) -> LoadRecord:
         scheduler = self.scheduler

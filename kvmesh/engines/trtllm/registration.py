@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from kvmesh.core import Capabilities
 from kvmesh.engines.base import Engine
-from kvmesh.engines.registration import DeviceAssignment, EngineHost, EngineRegistration, GpuSupport
+from kvmesh.engines.ranked import with_ranks
+from kvmesh.engines.registration import DeviceAssignment, EngineHost, EngineRegistration, GpuSupport, with_features
 from kvmesh.engines.trtllm.settings import TrtllmSettings
 
 
@@ -33,10 +34,11 @@ def device_flags(assignment: DeviceAssignment) -> Sequence[str]:
 
 
 def all_capabilities() -> Capabilities:
-    """The capabilities of an engine with a tokenizer and adapters."""
+    """The capabilities of an engine with a tokenizer, adapters and several ranks."""
     from kvmesh.engines.trtllm.description import capabilities
 
-    return capabilities(TrtllmSettings(model="any", enable_lora=True, tokenizer="load"))
+    record = capabilities(TrtllmSettings(model="any", enable_lora=True, tokenizer="load"))
+    return with_features(with_ranks(record), "multi_rank")
 
 
 TRTLLM = EngineRegistration(

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from kvmesh.engines.vllm.holds import HOLDS_PATH
+from kvmesh.engines.vllm.holds import HOLDS_PATH, SECRET_FILE
 from kvmesh.engines.vllm.settings import (
     CPU_BLOCK_SIZE_TOKENS,
     CPU_KV_CACHE_BYTES,
@@ -125,6 +125,7 @@ def connector_arguments(settings: VllmSettings, holds_path: str) -> dict[str, An
                 # No threads besides the progress thread: the engine thread posts the pulls.
                 "num_threads": 0,
                 HOLDS_PATH: holds_path,
+                SECRET_FILE: settings.mesh_secret_file,
                 "kv_lease_duration": int(settings.lease_s) if settings.lease_s.is_integer() else settings.lease_s,
             },
         )

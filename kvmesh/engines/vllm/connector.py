@@ -20,7 +20,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlBase
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 
-from kvmesh.engines.vllm.holds import HOLDS_PATH, WORD_BYTES, HoldTable
+from kvmesh.engines.vllm.holds import HOLDS_PATH, SECRET_FILE, WORD_BYTES, HoldTable
+from kvmesh.engines.vllm.side_channel import close_side_channel
 
 LOG = logging.getLogger(__name__)
 
@@ -51,7 +52,9 @@ class HoldingScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
-        self._holds = HoldTable(vllm_config.kv_transfer_config.kv_connector_extra_config[HOLDS_PATH])
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        close_side_channel(extra[SECRET_FILE])
+        self._holds = HoldTable(extra[HOLDS_PATH])
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         """Adds the hold to the parameters for the reader, unless the table is full."""
@@ -102,7 +105,9 @@ class HoldingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
         self.nixl_wrapper: Any = _WithoutNotices(self.nixl_wrapper)
-        self.holds = HoldTable(self.kv_transfer_config.kv_connector_extra_config[HOLDS_PATH])
+        extra = self.kv_transfer_config.kv_connector_extra_config
+        close_side_channel(extra[SECRET_FILE])
+        self.holds = HoldTable(extra[HOLDS_PATH])
         self._copies = np.zeros(CHECKS_MAX, np.uint64)
         self._free_copies = list(range(CHECKS_MAX - 1, -1, -1))
         self._pull_holds: dict[str, dict[str, Any] | None] = {}

@@ -169,6 +169,14 @@ class VllmEngine:
     def kv_events(self) -> AsyncIterator[Sequence[KvEvent]]:
         return self._events.batches()
 
+    def rank_loads(self) -> Sequence[LoadRecord]:
+        return (self.load(),)
+
+    @property
+    def is_responsive(self) -> bool:
+        """Always: it runs in this process, and reports when a process of its own ends."""
+        return True
+
     def load(self) -> LoadRecord:
         """The load after the newest iteration of the engine thread."""
         return self.kv_paths.add_to(self._load)
@@ -293,6 +301,7 @@ class VllmEngine:
             form=form,
             has_tokenizer=has_tokenizer,
             defaults=core.config.model_config.get_diff_sampling_param(),
+            paths=self.kv_paths,
         )
         self._description = EngineDescription(
             model=card,

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 WORD_BYTES = 8
 HOLDS_PATH = "kvmesh_holds"
 """The connector's extra setting with the path of the table."""
+SECRET_FILE = "kvmesh_secret_file"
+"""The connector's extra setting with the path of the mesh's secret; empty: the side channel stays open."""
 HOLDS_MAX = 1 << 16
 """Concurrent holds. Further prompts are handed out without a hold, and their readers compute them."""
 

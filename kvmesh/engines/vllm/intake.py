@@ -19,6 +19,7 @@ from kvmesh.engines.vllm.sampling import (
 from kvmesh.engines.vllm.settings import VllmSettings
 from kvmesh.errors import InvalidRequestError, UnsupportedError
 from kvmesh.kv.blocks import seed_hash
+from kvmesh.kv.paths import KvPaths
 
 EMBED_TASK, GENERATE_TASK = "embed", "generate"
 """vLLM's names of tasks."""
@@ -34,6 +35,7 @@ class VllmIntake:
     form: VllmHandleForm
     has_tokenizer: bool
     defaults: dict[str, Any]
+    paths: KvPaths
 
     def make_leg(self, request: EngineRequest, *, adapter: Any, number: int, now: float) -> VllmLeg:
         """A leg that is ready to run. `number` must be new for each leg, since vLLM knows a request id while its blocks are leased.
@@ -101,6 +103,11 @@ class VllmIntake:
         if request.handle is None:
             return None, False
         parameters = read_handle(self.form, request.handle, tokens=tokens, prompt=prompt)
+        if self.paths.own_host:
+            # A handle does not decide where this engine connects to: the registry does.
+            parameters["remote_host"] = self.paths.host_of(request.handle.worker_id)
+            if not parameters["remote_host"]:
+                return None, True
         is_late = request.handle.lease_s <= self.settings.lease_margin_s
         if not self.settings.has_kv_transfer or is_late or "hold" not in parameters:
             return None, True

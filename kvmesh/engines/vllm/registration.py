@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from kvmesh.core import Capabilities
 from kvmesh.engines.base import Engine
-from kvmesh.engines.registration import DeviceAssignment, EngineHost, EngineRegistration, GpuSupport
+from kvmesh.engines.registration import DeviceAssignment, EngineHost, EngineRegistration, GpuSupport, with_features
 from kvmesh.engines.vllm.settings import VllmSettings
 
 
@@ -25,6 +25,7 @@ def make(settings: VllmSettings, host: EngineHost) -> Engine:
             role=host.role.value,
             lease_s=host.kv.lease_s,
             pull_timeout_s=host.kv.pull_timeout_s,
+            mesh_secret_file=host.mesh_secret_file,
         )
     )
 
@@ -46,7 +47,8 @@ def all_capabilities() -> Capabilities:
     from kvmesh.engines.vllm.intake import EMBED_TASK, GENERATE_TASK
 
     settings = VllmSettings(model="any", enable_lora=True)
-    return capabilities(settings, has_tokenizer=True, tasks=(GENERATE_TASK, EMBED_TASK))
+    record = capabilities(settings, has_tokenizer=True, tasks=(GENERATE_TASK, EMBED_TASK))
+    return with_features(record, "multi_rank")
 
 
 VLLM_GPU = GpuSupport(
@@ -58,10 +60,10 @@ VLLM = EngineRegistration(
     settings_type=VllmSettings,
     # A process serves one role's contract, and vLLM's connector deprecates an engine for both.
     make_settings=lambda: VllmSettings(model="set by the host", can_switch_role=False),
-    set_by_host=("model", "served_name", "role", "lease_s", "pull_timeout_s"),
+    set_by_host=("model", "served_name", "role", "lease_s", "pull_timeout_s", "mesh_secret_file"),
     make=make,
     capabilities=all_capabilities,
-    unsupported={"sleep": "this engine cannot here"},
+    unsupported={"sleep": "this engine cannot here", "data_parallel_ranks": "start one worker for each replica"},
     start_timeout_s=lambda settings: settings.start_timeout_s,
     preload="kvmesh.engines.vllm.preload:preload",
     gpu=VLLM_GPU,

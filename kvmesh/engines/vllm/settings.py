@@ -84,6 +84,7 @@ class VllmSettings:
     has_kv_transfer: bool = setting(True, "False starts without a connector: the engine computes every prompt itself.")
     lease_s: float = 30.0
     pull_timeout_s: float = 10.0
+    mesh_secret_file: str = ""
     side_channel_host: str = setting(
         "", "Address for the NIXL handshake: the engine listens there, peers connect to it. Empty: that of `address`."
     )

@@ -254,7 +254,9 @@ class Attempt:
 
         After the first token the decode worker has the prompt's KV, so a failure of the prefill leg no longer matters.
         """
-        rendezvous = _rendezvous(self._placement.rendezvous_address, prefill.worker, room=self._random.getrandbits(63))
+        # The link is that of all ranks of the worker.
+        placed = self._placement.prefill or prefill.worker
+        rendezvous = _rendezvous(self._placement.rendezvous_address, placed, room=self._random.getrandbits(63))
         choice = self._choices[i]
         held = HeldSink(choice) if self._scores_prompt(i) else None
         self._submit(i, decode, rendezvous=rendezvous, sink=held)
@@ -279,7 +281,7 @@ class Attempt:
         self, i: int, link: LegLink, task: LegTask, *, rendezvous: Rendezvous | None = None
     ) -> WholeLeg:
         """Runs a leg on the prefill worker to its end."""
-        leg = self._leg(i, task, rendezvous=rendezvous)
+        leg = self._leg(i, task, self._placement.prefill, rendezvous=rendezvous)
         left_s = self._left_s()
         timeout_s = min(left_s, self._settings.first_token_timeout_s)
         try:
@@ -298,7 +300,13 @@ class Attempt:
         return whole
 
     def _leg(
-        self, i: int, task: LegTask, *, handle: KvHandle | None = None, rendezvous: Rendezvous | None = None
+        self,
+        i: int,
+        task: LegTask,
+        worker: WorkerRef | None,
+        *,
+        handle: KvHandle | None = None,
+        rendezvous: Rendezvous | None = None,
     ) -> Leg:
         leg_id = f"{self._prepared.request.request_id}-{i}{self._suffix}"
         reader = None
@@ -308,6 +316,8 @@ class Attempt:
             leg_id += "p"
         choice = self._choices[i]
         generation = self._prepared.generation_of(i, choice.emitted_token_ids)
+        if worker is not None and worker.data_parallel_rank is not None:
+            generation = replace(generation, data_parallel_rank=worker.data_parallel_rank)
         # With a rendezvous the prefill leg scores the prompt.
         is_scored = choice.has_prompt or (rendezvous is not None and task is LegTask.GENERATE)
         if is_scored and generation.sampling.prompt_logprobs is not None:
@@ -335,7 +345,7 @@ class Attempt:
         if self._ended.done():
             self._ended.result()
             raise CancelledByCallerError("the request is over")
-        leg = self._leg(i, LegTask.GENERATE, handle=handle, rendezvous=rendezvous)
+        leg = self._leg(i, LegTask.GENERATE, self._placement.decode, handle=handle, rendezvous=rendezvous)
         try:
             choice.begin(link.submit_nowait(leg, sink or choice, timeout_s=self._left_s()))
         except RETRIABLE:

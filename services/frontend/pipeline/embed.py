@@ -137,6 +137,8 @@ class Embedder:
         """Runs the legs of one placement and reports its end to the router."""
         began_s = self._clock.now()
         worker = placed.placement.decode
+        if (rank := worker.data_parallel_rank) is not None:
+            legs = [replace(leg, generation=replace(leg.generation, data_parallel_rank=rank)) for leg in legs]
 
         def report(kind: ReportKind, *, error: MeshError | None = None, cached_tokens: int | None = None) -> None:
             news = Report(

@@ -170,6 +170,7 @@ class Pipeline:
         """Places the request and runs it, again after a failure that allows it."""
         prepared = run.prepared
         run.metrics.prompt_tokens.value += prepared.ask.prompt_tokens
+        run.metrics.prompt_lengths.observe(prepared.ask.prompt_tokens)
         deadline_s = began_s + self._limit_s(prepared.request)
         placements = RequestPlacements(
             prepared.request,
@@ -239,6 +240,7 @@ class Pipeline:
             finally:
                 self.access.leave(permit, usage, caller=caller, request_id=asked.request_id, model=model.name)
             self.metrics.prompt_tokens.of(model.name).value += usage.prompt_tokens
+            self.metrics.prompt_lengths.of(model.name).observe(usage.prompt_tokens)
             return result
 
     def _check_room(self) -> None:

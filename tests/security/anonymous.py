@@ -1,0 +1,185 @@
+"""Tries every port of a fresh mesh as another user of the machine would: without a token, a certificate or a key.
+
+python -m tests.security.anonymous               starts a mesh of simulated engines, prints what each port gives, ends it
+"""
+
+import asyncio
+import ipaddress
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import aiohttp
+import grpc
+import grpc.aio
+
+from bench.table import render
+from kvmesh.discovery.base import FRONTEND, SERVICES
+from kvmesh.identity.permissions import PERMISSIONS
+from tests.integration.mesh import RunningMesh, argv_simulated, descendants, running_mesh
+
+TIMEOUT_S = 5.0
+METHODS = (
+    *PERMISSIONS,
+    "/grpc.channelz.v1.Channelz/GetServers",
+    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+)
+PATHS = (
+    "/metrics",
+    "/health",
+    "/live",
+    "/v1/models",
+    "/v1/agent/services",
+    "/v1/kv/?recurse",
+    "/v1/health/service/kvmesh-decode",
+)
+PUBLIC_METHODS = ("/grpc.health.v1.", "/grpc.channelz.", "/grpc.reflection.")
+LISTENING = "0A"
+HEALTH_PATHS = {"/metrics", "/health", "/live"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Port:
+    """A listening TCP port, and what it gives to a stranger: HTTP paths by status, and gRPC methods that are not refused."""
+
+    pid: int
+    host: str
+    port: int
+    what: str
+    paths: dict[str, int]
+    methods: tuple[str, ...]
+
+    @property
+    def problem(self) -> str:
+        """What it gives beyond the public API, health and metrics. Empty: nothing."""
+        if not ipaddress.ip_address(self.host).is_loopback:
+            return f"listens on {self.host}"
+        answered = {path for path, status in self.paths.items() if status not in (403, 404)}
+        methods = {each for each in self.methods if not each.startswith(PUBLIC_METHODS)}
+        if self.what == "public HTTP":
+            return "" if answered <= {*HEALTH_PATHS, "/v1/models"} else str(answered)
+        if self.what == "public gRPC":
+            return str(methods) if methods else ""
+        if self.what == "metrics":
+            return str(answered) if answered != HEALTH_PATHS or self.methods else ""
+        return str((answered, self.methods)) if answered or self.methods else ""
+
+
+def listening(pids: Sequence[int]) -> Iterator[tuple[int, str, int]]:
+    """Process, address and port of every listening TCP socket of these processes."""
+    sockets = {}
+    for family in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{family}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == LISTENING:
+                sockets[words[9]] = words[1]
+    seen = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                target = str(link.readlink())
+            except OSError:
+                continue
+            inode = target.removeprefix("socket:[").rstrip("]")
+            if target.startswith("socket:[") and inode in sockets and inode not in seen:
+                seen.add(inode)
+                address, _, port = sockets[inode].partition(":")
+                yield pid, _host(address), int(port, 16)
+
+
+def _host(text: str) -> str:
+    """An address of /proc/net/tcp, whose 32-bit words are in the machine's byte order."""
+    words = bytes.fromhex(text)
+    address = ipaddress.ip_address(b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4)))
+    return str(getattr(address, "ipv4_mapped", None) or address)
+
+
+async def try_ports(mesh: RunningMesh) -> list[Port]:
+    """Everything that a stranger gets from the mesh's ports."""
+    names = await _names(mesh)
+    pids = (mesh.process.pid, *descendants(mesh.process.pid))
+    found = await asyncio.to_thread(lambda: list(listening(pids)))
+    return [
+        Port(
+            pid=pid,
+            host=host,
+            port=port,
+            what=names.get(port, "private"),
+            paths=await _http(host, port),
+            methods=await _grpc(host, port),
+        )
+        for pid, host, port in found
+    ]
+
+
+async def _names(mesh: RunningMesh) -> dict[int, str]:
+    """What is at each known port, as the mesh itself knows."""
+    registry = mesh.target.registry()
+    names = {urlsplit(mesh.url).port or 0: "public HTTP", urlsplit(mesh.registry).port or 0: "registry"}
+    try:
+        for service in SERVICES:
+            for instance in (await registry.instances(service)).instances:
+                names[int(instance.meta["metrics_port"])] = "metrics"
+                names[instance.port] = "public gRPC" if service == FRONTEND else "gRPC"
+    finally:
+        await registry.aclose()
+    return names
+
+
+async def _http(host: str, port: int) -> dict[str, int]:
+    """Statuses of the paths that give any answer."""
+    found = {}
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        for path in PATHS:
+            try:
+                async with session.get(f"http://{host}:{port}{path}") as response:
+                    found[path] = response.status
+            except (aiohttp.ClientError, TimeoutError):
+                return found  # It speaks something else.
+    return found
+
+
+async def _grpc(host: str, port: int) -> tuple[str, ...]:
+    """Methods that are there and do not refuse. A port that is not gRPC in plain text has none."""
+    refusals = (
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.UNAUTHENTICATED,
+    )
+    found = []
+    async with grpc.aio.insecure_channel(f"{host}:{port}") as channel:
+        for method in METHODS:
+            code = await channel.unary_unary(method)(b"", timeout=TIMEOUT_S).code()
+            if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                return tuple(found)
+            if code not in refusals:
+                found.append(method)
+    return tuple(found)
+
+
+async def _main() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        async with running_mesh(Path(folder), *argv_simulated("--no-gateway")) as mesh:
+            ports = await try_ports(mesh)
+    rows = [
+        (
+            f"{each.host}:{each.port}",
+            each.what,
+            " ".join(path for path, status in each.paths.items() if status == 200) or "-",
+            str(len(each.methods)),
+            each.problem or "closed",
+        )
+        for each in ports
+    ]
+    print(render(("port", "what", "HTTP 200", "gRPC methods", "finding"), rows))
+    return 1 if any(each.problem for each in ports) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(_main()))

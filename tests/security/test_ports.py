@@ -1,0 +1,22 @@
+"""A fresh mesh, without any configuration, gives strangers the public API, health and metrics, and nothing else."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.mesh import argv_simulated, chat, running_mesh
+from tests.security.anonymous import try_ports
+
+
+@pytest.mark.timeout(150)
+async def test_strangers_get_nothing_but_the_public_api(tmp_path: Path) -> None:
+    """The attacker is another user of the machine and tries every port over HTTP and gRPC. The mesh goes on serving."""
+    async with running_mesh(tmp_path, *argv_simulated("--no-gateway")) as mesh:
+        ports = await try_ports(mesh)
+        assert [each for each in ports if each.problem] == []
+        found = sorted(each.what for each in ports)
+        # A gRPC server and metrics of each service; UCX of the workers that have started it.
+        assert [found.count(what) for what in ("public HTTP", "public gRPC", "registry")] == [1, 1, 1], found
+        assert found.count("gRPC") == 4 and found.count("metrics") == 5, found
+        assert "private" in found, found
+        await chat(mesh.url, "still there?", max_tokens=3)
