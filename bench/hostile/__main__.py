@@ -27,6 +27,7 @@ import aiohttp
 from bench.figures import percentiles
 from bench.hostile.attacks import CHAT, Target, attack_process, prepare_process
 from bench.mesh import MeshKind, Served, running_mesh
+from bench.processes import process_use
 from services.frontend.access.keys import hash_of
 
 KEYS = {"well-behaved": "kvmesh-bench-good", "hostile": "kvmesh-bench-hostile"}
@@ -39,6 +40,8 @@ class Experience:
     """What the well-behaved tenant notices."""
 
     times_s: list[float] = field(default_factory=list)
+    cores: dict[str, float] = field(default_factory=dict)
+    """Cores that each service used: the cost of the attacks, whatever else runs on the machine."""
     failures: Counter[str] = field(default_factory=Counter)
 
     def line(self, name: str) -> str:
@@ -46,7 +49,8 @@ class Experience:
         found = percentiles(self.times_s)
         cells = (f"{found[each]:9.1f}" for each in ("p50", "p90", "p99"))
         failures = ", ".join(f"{count} x {what}" for what, count in self.failures.items()) or "none"
-        return f"{name:10} {len(self.times_s):8} {' '.join(cells)}   failures: {failures}"
+        cores = " ".join(f"{service} {used:.2f}" for service, used in self.cores.items())
+        return f"{name:10} {len(self.times_s):8} {' '.join(cells)}   failures: {failures}; cores: {cores}"
 
     @property
     def p99_ms(self) -> float:
@@ -58,6 +62,7 @@ async def behave(served: Served, seconds: float) -> Experience:
     experience = Experience()
     headers = {"Authorization": f"Bearer {KEYS['well-behaved']}"}
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    began_s, used_s = time.monotonic(), {name: process_use(pid).cpu_s for name, pid in served.watch.items()}
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session, asyncio.TaskGroup() as tasks:
         ends_s = time.monotonic() + seconds
         number = 0
@@ -65,6 +70,9 @@ async def behave(served: Served, seconds: float) -> Experience:
             number += 1
             tasks.create_task(_ask(session, served, number, experience))
             await asyncio.sleep(PERIOD_S)
+    elapsed_s = time.monotonic() - began_s
+    for name, pid in served.watch.items():
+        experience.cores[name] = (process_use(pid).cpu_s - used_s[name]) / elapsed_s
     return experience
 
 

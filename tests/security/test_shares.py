@@ -35,10 +35,10 @@ async def test_stored_responses_of_one_tenant_displace_only_its_own(tmp_path: Pa
         for number in range(60):
             body = {"id": f"r{number}", "previous_response_id": None, "output": ["x" * 1000]}
             await store.put("lone" if number == 0 else "flood", body, [])
-        assert (await store.get("lone", "r0")).body["id"] == "r0"
-        assert (await store.get("flood", "r59")).body["id"] == "r59"
+        assert (await store.get(owner="lone", response_id="r0")).body["id"] == "r0"
+        assert (await store.get(owner="flood", response_id="r59")).body["id"] == "r59"
         with pytest.raises(NotFoundError):
-            await store.get("flood", "r1")
+            await store.get(owner="flood", response_id="r1")
     finally:
         await store.aclose()
 
@@ -48,17 +48,17 @@ async def test_files_and_batches_of_one_tenant_leave_room(tmp_path: Path) -> Non
     settings = BatchSettings(files_max=8, files_bytes_max=1000, batches_max=4)
     database = Database(tmp_path / "b.sqlite", MIGRATIONS, busy_timeout_s=60.0, calls_max=100)
     await database.open()
-    files = FileStore(tmp_path, database, settings, SystemClock())
+    files = FileStore(directory=tmp_path, database=database, settings=settings, clock=SystemClock())
     batches = BatchStore(database, settings, SystemClock(), instance_id="one")
 
     async def add(owner: str, number: int, size_bytes: int = 1) -> None:
         file_id = f"file-{owner}-{number}"
-        await files.add(owner, file_id, name="x", purpose="batch", size_bytes=size_bytes, ttl_s=None)
+        await files.add(owner=owner, file_id=file_id, name="x", purpose="batch", size_bytes=size_bytes, ttl_s=None)
 
     async def create(owner: str, number: int) -> None:
         await batches.create(
-            owner,
-            f"{owner}{number}",
+            owner=owner,
+            batch_id=f"{owner}{number}",
             endpoint=CHAT,
             input_file_id="f",
             completion_window="24h",

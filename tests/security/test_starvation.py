@@ -86,7 +86,7 @@ class Mesh:
 
 
 def waits(is_fifo: bool, lone: Tenant, flood: Tenant) -> list[float]:
-    Mesh({"flood": flood, "lone": lone}, is_fifo=is_fifo).run(60.0)
+    Mesh({"flood": flood, "lone": lone}, is_fifo=is_fifo).run(25.0)
     return lone.waits
 
 
@@ -110,7 +110,7 @@ def test_output_is_charged_when_it_is_known() -> None:
     """Two tenants as wide as each other; one generates ten times as much: it gets a fraction of the requests, and of the room half."""
     long = Tenant(width=20, output=900, service_s=10 * SERVICE_S)
     short = Tenant(width=20, output=90)
-    Mesh({"long": long, "short": short}).run(400.0)
+    Mesh({"long": long, "short": short}).run(200.0)
     room_of_long, room_of_short = long.ended * long.service_s, short.ended * short.service_s
     assert 0.8 < room_of_long / room_of_short < 1.25
 
@@ -118,7 +118,7 @@ def test_output_is_charged_when_it_is_known() -> None:
 def test_choices_are_charged() -> None:
     """Eight choices of a request count as eight answers."""
     many, one = Tenant(width=20, choices=8), Tenant(width=20)
-    Mesh({"many": many, "one": one}).run(150.0)
+    Mesh({"many": many, "one": one}).run(80.0)
     assert 6 < one.ended / many.ended < 10
 
 

@@ -144,7 +144,7 @@ AsyncMethod = Callable[Concatenate[S, P], Coroutine[Any, Any, T]]
 def reads(method: Method[S, P, T]) -> AsyncMethod[S, P, T]:
     """Decorates a method that only reads. It runs in the store's database thread inside one transaction; callers await it.
 
-    If the first argument is a string, it is the owner whose data the method reads.
+    The argument `owner`, or a string as the first argument, is the owner whose data the method reads.
     """
     return _transaction(method, is_read_only=True)
 
@@ -157,7 +157,8 @@ def writes(method: Method[S, P, T]) -> AsyncMethod[S, P, T]:
 def _transaction(method: Method[S, P, T], *, is_read_only: bool) -> AsyncMethod[S, P, T]:
     @wraps(method)
     async def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        owner = args[0] if args and isinstance(args[0], str) else ""
+        given = kwargs.get("owner") or (args[0] if args else "")
+        owner = given if isinstance(given, str) else ""
         return await self.database.call(
             lambda connection: method(self, connection, *args, **kwargs), is_read_only, owner=owner
         )
