@@ -32,8 +32,8 @@ from bench.services import DEMO_MODEL
 from bench.side_parts import roomy_model
 from bench.table import render
 from bench.target import LoadRequest, LoadResult, Target
-from bench.traces import TraceRequest, load_trace
 from kvmesh.lifecycle import run
+from services.whatif.traces import TraceRequest, load_trace
 
 TRACE = "AzureLLMInferenceTrace_conv.csv.gz"
 GENERATED_REQUESTS, GENERATED_RATE_PER_S = 20_000, 5.4

@@ -17,8 +17,8 @@ from bench.http_target import HttpTarget
 from bench.loops import arrive, closed_loop, for_seconds, measure, open_loop, poisson
 from bench.prompts import WORDS, PromptShape, make_prompts, one_token_words, trace_prompt
 from bench.target import LoadRequest, LoadResult, Target
-from bench.traces import TraceRequest, generate_trace, load_trace
 from kvmesh.lifecycle import run
+from services.whatif.traces import TraceRequest, generate_trace, load_trace
 
 GENERATED = "generated"
 GENERATED_RATE_PER_S = 3.0

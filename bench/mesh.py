@@ -17,7 +17,7 @@ from kvmesh.cli.connection import MeshTarget, target_of
 from kvmesh.cli.state import MeshState
 from kvmesh.discovery.base import FRONTEND
 
-READY_TIMEOUT_S = 120.0
+READY_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 30.0
 POLL_S = 0.01
 SERVICES = ("gateway", "frontend", "router", "prefill", "decode", "planner")
@@ -43,6 +43,7 @@ class MeshKind:
 
     name: str
     engine_argv: Sequence[str]
+    engine: str = "simulated"
     model_dir: Path = DEMO_MODEL
     prefills: int = 1
     """Prefill workers; 0: the decode worker computes prompts itself."""
@@ -53,12 +54,12 @@ class MeshKind:
 
 @asynccontextmanager
 async def running_mesh(kind: MeshKind) -> AsyncIterator[Served]:
-    """Starts a mesh of simulated engines. Stops it at the end, and kills it if it does not stop."""
+    """Starts a mesh. Stops it at the end, and kills it if it does not stop."""
     with tempfile.TemporaryDirectory(prefix="kvmesh-bench-") as folder:
         state = Path(folder) / "mesh.json"
         with (Path(folder) / "up.log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(
-                *up_argv("simulated", kind.model_dir, kind.engine_argv, run_dir=Path(folder)),
+                *up_argv(kind.engine, kind.model_dir, kind.engine_argv, run_dir=Path(folder)),
                 *("--greeting", "", "--log-level", "warning", "--prefill", str(kind.prefills)),
                 *("--frontend-processes", str(kind.frontend_processes), *kind.up_flags),
                 cwd=ROOT,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from bench.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
+from services.whatif.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
 
 WORDS = (
     "the of and to in is you that it he was for on are as with his they at be this have from or one had by word but not "

@@ -9,7 +9,9 @@ from typing import ClassVar
 ENGINE_DIED = frozenset({"engine_died", "worker_defect"})
 """Reasons of a LostError whose worker reports that its engine, or the loop around it, failed. One of its requests may be the cause."""
 WORKER_LOST_TWICE = "worker_lost_twice"
-"""Reason of a request that is not placed again because two engines died while they ran it."""
+"""Reason of a request that is not placed again because two workers died while they ran it."""
+IDLE_TIMEOUT = "idle_timeout"
+"""Reason of a DeadlineError whose worker is connected but sends no token."""
 
 
 class MeshError(Exception):

@@ -72,6 +72,8 @@ def main() -> int:
         driver = read_driver()
         set_up_packages(chosen_engine(driver), tests, driver)
         if tests:
+            if os.geteuid() == 0 and find_library("ibverbs") is None:
+                install_system_packages([SystemPackage("libibverbs1", "Mooncake's tests with SGLang load libibverbs")])
             parts = [sys.executable, str(ROOT / "scripts" / "install_parts.py")]
             subprocess.run(parts, check=True, env={**os.environ, "KVMESH_CACHE": str(CACHE)})
     return 0

@@ -1,7 +1,8 @@
 """Writes docs/operate/support-matrix.md from the engines' capability records and from what tests have proved.
 
 `make evidence` runs the tests that are marked with `proves` and passes their record with `--record FILE`; it is kept in
-`docs/operate/evidence.json`. `--check` compares the page, and finds recorded tests that no longer exist.
+`docs/operate/evidence.json`. `--merge FILE` adds the record of some tests to it instead. `--check` compares the page, and finds recorded
+tests that no longer exist.
 
 A cell is *verified* when the engine's record claims the feature and a test proved it on the engine's present version, *implemented* when it
 claims it without proof, *no* with the reason otherwise.
@@ -43,7 +44,18 @@ ROWS = (
     Row(name="request cancellation", feature="cancellation", word="always"),
     Row(name="lost KV is computed again", feature="recompute", word="handoff:sequential"),
     Row(name="continuing after emitted tokens (engine side)", feature="continuation", word="always"),
-    Row(name="request migration (whole mesh)", feature="migration"),
+    Row(
+        name="continuing with presence and frequency penalties",
+        feature="continued_penalties",
+        word="continued_penalties",
+    ),
+    Row(name="continuing with a seed", feature="continued_seed", word="continued_seed"),
+    Row(
+        name="continuing structured output",
+        feature="continued_structured_output",
+        word="continued_structured_output",
+    ),
+    Row(name="request migration (whole mesh)", feature="migration", word="always"),
     Row(name="logprobs", feature="logprobs", word="logprobs"),
     Row(name="LoRA", feature="lora", word="lora"),
     Row(name="tenant salt", feature="tenant_salt", word="always"),
@@ -61,7 +73,7 @@ ROWS = (
     Row(name="video", feature="video", word="video"),
     Row(name="speculative decoding", feature="speculative", word="speculative"),
     Row(name="KV tiers", feature="kv_tiers"),
-    Row(name="data-parallel rank routing", feature="data_parallel_ranks"),
+    Row(name="data-parallel rank routing", feature="data_parallel_ranks", word="data_parallel_ranks"),
     Row(name="multi-rank workers", feature="multi_rank"),
     Row(name="SLA planner", feature="planner"),
 )
@@ -147,6 +159,16 @@ def record_evidence(lines: Sequence[str]) -> dict[str, dict[str, list[str]]]:
     return {key: {name: sorted(found[key][name]) for name in sorted(found[key])} for key in sorted(found)}
 
 
+def merged(before: Evidence, found: Evidence) -> dict[str, dict[str, list[str]]]:
+    """Both records. Engines and features are sorted, as in a whole record."""
+    result: dict[str, dict[str, list[str]]] = {}
+    for engine in sorted({*before, *found}):
+        old, new = before.get(engine, {}), found.get(engine, {})
+        names = sorted({*old, *new})
+        result[engine] = {name: sorted({*old.get(name, ()), *new.get(name, ())}) for name in names}
+    return result
+
+
 def missing_tests(evidence: Evidence) -> list[str]:
     """Recorded tests that no longer exist."""
     tests = {test for features in evidence.values() for each in features.values() for test in each}
@@ -162,8 +184,10 @@ def _exists(test: str) -> bool:
 def main() -> int:
     """Writes the page and the record, or says how they differ."""
     arguments = sys.argv[1:]
-    if arguments[:1] == ["--record"]:
+    if arguments[:1] in (["--record"], ["--merge"]):
         found = record_evidence(Path(arguments[1]).read_text().splitlines())
+        if arguments[0] == "--merge":
+            found = merged(json.loads(EVIDENCE.read_text()), found)
         EVIDENCE.write_text(json.dumps(found, indent=1) + "\n")
     evidence = json.loads(EVIDENCE.read_text())
     if absent := missing_tests(evidence):

@@ -3,6 +3,7 @@
 Coroutine tests run on asyncio's own event loop, not on uvloop: debug mode, virtual time and its error messages need it.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+from kvmesh.lifecycle import end_process
 from tests.evidence import pytest_runtest_makereport as pytest_runtest_makereport
 from tests.servers import Server, consul_server, free_ports, prometheus_server
 
@@ -19,6 +21,7 @@ hypothesis.settings.register_profile(
     "untimed", parent=hypothesis.settings(), deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("untimed")
+EXIT_STATUS = pytest.StashKey[int]()
 
 
 @pytest.fixture
@@ -54,3 +57,15 @@ def start_prometheus(tmp_path: Path) -> Iterator[Callable[[Path], Server]]:
             return servers.enter_context(prometheus_server(tmp_path, config))
 
         yield start
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    session.config.stash[EXIT_STATUS] = int(exitstatus)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """A run of one process ends as workers do, or native libraries that tests loaded may turn its status into that of a crash."""
+    if not hasattr(config, "workerinput") and any(name.startswith("nixl") for name in sys.modules):
+        end_process(config.stash.get(EXIT_STATUS, 1))

@@ -8,7 +8,7 @@ import asyncio
 import json
 import random
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from kvmesh.core import (
     Usage,
     WorkerRef,
 )
-from kvmesh.errors import MeshError, UnavailableError
+from kvmesh.errors import LostError, MeshError, UnavailableError, UnsupportedError
 from kvmesh.rpc.clients import LegSink, Placed
 from kvmesh.telemetry import Instruments
 from services.frontend.access.caller import ANYBODY
@@ -106,7 +106,9 @@ class Faults:
     leg_after: int | None = None
     leg_error: MeshError | None = None
     legs: list[tuple[int, MeshError]] = field(default_factory=list)
-    """The first leg that has so many tokens fails so; then the next entry counts."""
+    """The first leg that has sent so many tokens fails so; then the next entry counts."""
+    cannot_continue: MeshError | None = None
+    """How a leg ends that has emitted tokens."""
     stalls_after: int | None = None
     prefill_hangs: bool = False
     prefill_hangs_after: int | None = None
@@ -117,6 +119,16 @@ class Faults:
     """How the next prefill ends, after that time."""
     stands_still_s: float = 0.0
     """The frontend stands still for so long after the finish of a prefill."""
+
+
+def cut_off(after: int) -> Faults:
+    """A leg is lost after so many tokens, and no engine continues its answer: what a client has seen of it ends with an error."""
+    refusal = UnsupportedError("no engine continues it", field="generation.sampling.seed")
+    return Faults(leg_after=after, leg_error=LostError("the worker is gone"), cannot_continue=refusal)
+
+
+CUT_OFF = "a worker was lost (worker_lost), and the answer cannot be continued on another one: no engine continues it"
+"""The message of that error."""
 
 
 @dataclass
@@ -137,6 +149,10 @@ class FakeMesh:
     decode_cached: int = 0
     """Prompt tokens that a decode worker has although the prefill worker computes the prompt."""
     handoff: Handoff = Handoff.SEQUENTIAL
+    ranks: tuple[int | None, int | None] = (None, None)
+    """The data-parallel ranks of a placement: prefill, decode."""
+    ran_on: list[tuple[LegTask, int | None]] = field(default_factory=list)
+    """The task of each leg, and the rank that it names."""
     faults: Faults = field(default_factory=Faults)
     asks: list[Ask] = field(default_factory=list)
     reports: list[tuple[int, ReportKind]] = field(default_factory=list)
@@ -168,10 +184,13 @@ class FakeMesh:
             ask_id=number,
             placement=Placement(
                 reservation_id=f"r{number}",
-                decode=WorkerRef(worker_id=names[0], address=f"{names[0]}:1"),
-                prefill=WorkerRef(worker_id=prefills[0], address=f"{prefills[0]}:1") if has_prefill else None,
+                decode=WorkerRef(worker_id=names[0], address=f"{names[0]}:1", data_parallel_rank=self.ranks[1]),
+                prefill=WorkerRef(worker_id=prefills[0], address=f"{prefills[0]}:1", data_parallel_rank=self.ranks[0])
+                if has_prefill
+                else None,
                 handoff=self.handoff if has_prefill else None,
                 rendezvous_address="p0:9" if self.handoff is Handoff.RENDEZVOUS else "",
+                cached_tokens=2,
             ),
         )
 
@@ -188,11 +207,13 @@ class FakeMesh:
         assert timeout_s > 0
         if role is Role.DECODE and self.faults.link:
             raise self.faults.link.pop(0)
-        return FakeLink(self, worker, role)
+        # A link is that of all ranks of the worker.
+        return FakeLink(self, replace(worker, data_parallel_rank=None), role)
 
     def start(self, leg: Leg, sink: LegSink, worker: WorkerRef) -> Callable[[], None]:
         """Runs a leg in a task; the function cancels it. Its sink gets one finish, whatever happens."""
         assert leg.leg_id not in self.running, "leg ids are unique among live legs"
+        self.ran_on.append((leg.task, leg.generation.data_parallel_rank))
         match leg.task:
             case LegTask.PREFILL:
                 run = self._prefill(leg, sink, worker)
@@ -264,10 +285,15 @@ class FakeMesh:
 
     async def _tokens(self, generation: Generation, sink: LegSink) -> FinishReason | LegFinish:
         faults = self.faults
-        tokens = list(self.answer(generation))
-        if generation.sampling.prompt_logprobs is not None:
+        tokens, emitted = list(self.answer(generation)), len(generation.emitted_token_ids)
+        assert list(generation.emitted_token_ids) == tokens[:emitted], "the answer continues after its own tokens"
+        if emitted and self.faults.cannot_continue is not None:
+            return LegFinish(reason=FinishReason.ERROR, error=self.faults.cannot_continue)
+        if generation.sampling.prompt_logprobs is not None and not emitted:
             sink.on_prompt([TokenLogprob(logprob=-0.5) for _ in generation.token_ids[1:]])
-        limit = generation.sampling.max_tokens or 10**9
+        tokens = tokens[emitted:]
+        limit = (generation.sampling.max_tokens or 10**9) - emitted
+        assert limit > 0
         sent = 0
         while True:
             await asyncio.sleep(self.step_s)
@@ -365,7 +391,17 @@ def tokens_of(text: TextModel, answer: str, *, ends: bool = True) -> list[int]:
     return [*text.tokenise(answer, adds_special_tokens=False), *([2] if ends else [])]
 
 
-__all__ = ["FakeMesh", "Faults", "StaticModels", "make_pipeline", "served_model", "tokens_of", "write_model"]
+__all__ = [
+    "CUT_OFF",
+    "FakeMesh",
+    "Faults",
+    "StaticModels",
+    "cut_off",
+    "make_pipeline",
+    "served_model",
+    "tokens_of",
+    "write_model",
+]
 
 
 class StaticModels:

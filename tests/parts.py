@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import sys
+from ctypes.util import find_library
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = Path(os.environ.get("KVMESH_CACHE") or ROOT / ".cache")
 
-Part = Literal["consul", "prometheus", "nixl", "vllm", "sglang"]
+Part = Literal["consul", "prometheus", "nixl", "vllm", "sglang", "ibverbs"]
 # The package of each Python part, and its backends, one of which must be there.
 PACKAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "nixl": ("nixl", ("nixl_cu13", "nixl_cu12", "nixl_rocm")),
@@ -31,7 +32,7 @@ READY = ".kvmesh-sglang"
 
 def require_part(name: Part) -> Path:
     """The part's binary, package folder or (SGLang) Python; ends the test with the reason where there is none."""
-    found = sglang_python() if name == "sglang" else _package(name) if name in PACKAGES else _binary(name)
+    found = FINDERS[name]() if name in FINDERS else _package(name) if name in PACKAGES else _binary(name)
     if isinstance(found, Path):
         return found
     if is_required() and _can_be_had(name):
@@ -70,6 +71,15 @@ def sglang_python() -> Path | str:
     )
 
 
+def _ibverbs() -> Path | str:
+    """The system library that Mooncake loads, or that it is missing."""
+    found = find_library("ibverbs")
+    return Path(found) if found else "Mooncake needs the system package libibverbs1"
+
+
+FINDERS = {"sglang": sglang_python, "ibverbs": _ibverbs}
+
+
 def is_required() -> bool:
     """Whether a missing part is a failure."""
     return bool(os.environ.get("CI")) or os.environ.get("KVMESH_REQUIRE_PARTS") == "1"
@@ -79,4 +89,6 @@ def _can_be_had(name: str) -> bool:
     """Whether set-up can provide the part on this kind of machine."""
     if name in PACKAGES or name == "sglang":
         return sys.platform == "linux" and platform.machine() == "x86_64"
+    if name == "ibverbs" and os.geteuid() != 0:
+        return False
     return Path("/etc/debian_version").exists() and shutil.which("apt-get") is not None

@@ -17,11 +17,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import process_time
 
-from bench.replay.mesh import Replay, ReplayResult, ReplayShape
-from bench.replay.placers import OraclePlacer, Placer
+from bench.replay.oracle import OraclePlacer
 from bench.replay.routers import make_placer
 from bench.table import render
-from bench.traces import TraceRequest, generate_trace, load_trace
+from services.whatif.mesh import Replay, ReplayResult, ReplayShape
+from services.whatif.placers import Placer
+from services.whatif.traces import TraceRequest, generate_trace, load_trace
 
 TRACES = ("conversation", "synthetic")
 ORACLES = ("greedy", "informed")
@@ -125,7 +126,7 @@ def speed_for(trace: Sequence[TraceRequest], *, workers: int, load: float, shape
     Iterates with perfect knowledge, because hit rates and batching change a little with the speed.
     """
     mesh = _mesh(workers, shape)
-    prompt_s = sum(request.prompt_tokens for request in trace) * mesh.engine.profile.per_prefill_token_s
+    prompt_s = sum(request.prompt_tokens for request in trace) * mesh.engine.speed.prefill_s_per_token
     speed = load * (mesh.prefills or mesh.decodes) * trace[-1].at_s / prompt_s
     for _ in range(4):
         speed *= load / Replay(mesh, OraclePlacer).run(trace, speed=speed).utilisation

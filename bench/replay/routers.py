@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from bench.replay.engine import Job, ReplayEngine
-from bench.replay.placers import Placer, RouterPlacer, Spot
+from bench.policies.dynamo_cost import DynamoCostPolicy
 from kvmesh.core import KvEvent
-from services.router.core_settings import SyncSettings
+from services.router.core_settings import CoreSettings, SyncSettings
 from services.router.replicas.peer_reservations import PeerReservations, PeerSession
+from services.whatif.engine import Job, ReplayEngine
+from services.whatif.placers import Placer, RouterPlacer, Spot
 
 if TYPE_CHECKING:
-    from bench.replay.mesh import Replay
+    from services.whatif.mesh import Replay
 
 MESSAGE_S = 0.001
 """Time of one message between two routers."""
@@ -23,7 +24,13 @@ MESSAGE_S = 0.001
 
 def make_placer(replay: "Replay", policy: str) -> Placer:
     """Returns the placer for the number of routers in the shape."""
-    return RouterPlacer(replay, policy) if replay.shape.routers == 1 else RoutersPlacer(replay, policy)
+    return _router(replay, policy) if replay.shape.routers == 1 else RoutersPlacer(replay, policy)
+
+
+def _router(replay: "Replay", policy: str, router_id: str = "replay") -> RouterPlacer:
+    if policy == "dynamo_cost":
+        return RouterPlacer(replay, CoreSettings(), policy=DynamoCostPolicy, router_id=router_id)
+    return RouterPlacer(replay, CoreSettings(policy=policy), router_id=router_id)
 
 
 class RoutersPlacer:
@@ -31,7 +38,7 @@ class RoutersPlacer:
 
     def __init__(self, replay: "Replay", policy: str) -> None:
         self._replay = replay
-        self._placers = [RouterPlacer(replay, policy, f"router-{i}") for i in range(replay.shape.routers)]
+        self._placers = [_router(replay, policy, f"router-{i}") for i in range(replay.shape.routers)]
         peers = [PeerReservations(placer.core, SyncSettings()) for placer in self._placers]
         for one, other in combinations(peers, 2):
             ends = ((one, one.open_session()), (other, other.open_session()))

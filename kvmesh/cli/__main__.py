@@ -26,6 +26,7 @@ COMMANDS = {
     "rollout": ("kvmesh.cli.rollout:main", "restart the workers one after the other"),
     "role": ("kvmesh.cli.worker_commands:role", "move a worker to the other pool"),
     "advise": ("kvmesh.cli.advise.command:main", "propose an engine, a layout and the command that starts it"),
+    "simulate": ("services.whatif.command:main", "simulate a load on pools of workers, with and without the planner"),
     "translate-args": ("kvmesh.cli.translate_args:main", "translate the flags of an engine's own server"),
 }
 

@@ -8,12 +8,12 @@ import asyncio
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from kvmesh.cli.connection import SERVICE_VARIABLES, MeshChoice, MeshTarget, connect
 from kvmesh.cli.tables import Row, render_table
-from kvmesh.core import Candidate, Explanation, Report, WorkerRef
+from kvmesh.core import Candidate, EarlierPlacement, Explanation, Report, WorkerRef
 from kvmesh.discovery.base import ROUTER, Instance
 from kvmesh.errors import MeshError, NotFoundError, UnavailableError
 from kvmesh.rpc.channels import ChannelPool
@@ -47,6 +47,10 @@ def render(explanation: Explanation, router_id: str, candidates_max: int) -> str
 def _head(explanation: Explanation, router_id: str) -> Iterable[str]:
     decided = datetime.fromtimestamp(explanation.decided_at_s, UTC).isoformat(sep=" ", timespec="milliseconds")
     yield f"request   {explanation.request_id}"
+    for earlier in explanation.earlier:
+        yield f"earlier   {_earlier_text(earlier)}"
+    if explanation.attempt:
+        yield f"attempt   {explanation.attempt}, {_computed(explanation)}"
     yield f"decided   {decided} by {router_id}, policy {explanation.policy}"
     placement = explanation.placement
     if placement is not None:
@@ -60,6 +64,24 @@ def _head(explanation: Explanation, router_id: str) -> Iterable[str]:
         yield "waits     in the router's queue"
     if explanation.margin is not None:
         yield f"margin    {_cost(explanation.margin, explanation.cost_unit)} to the second best"
+
+
+def _earlier_text(earlier: EarlierPlacement) -> str:
+    """One placement that failed, on a line."""
+    if earlier.placement is not None:
+        where = " and ".join(
+            worker.worker_id for worker in (earlier.placement.prefill, earlier.placement.decode) if worker
+        )
+    else:
+        where = earlier.error.reason if earlier.error is not None else "not placed"
+    reports = "; ".join(map(_report_text, earlier.reports))
+    return f"attempt {earlier.attempt}: {where}{f', {reports}' if reports else ''}"
+
+
+def _computed(explanation: Explanation) -> str:
+    first = explanation.earlier[0].prompt_tokens if explanation.earlier else explanation.prompt_tokens
+    emitted = explanation.prompt_tokens - first
+    return f"continues after {emitted} tokens of the answer" if emitted > 0 else "from the beginning of the answer"
 
 
 def _observed_cached(explanation: Explanation) -> str:
@@ -171,8 +193,7 @@ async def find(
         else:
             raise answer
     if found:
-        # A request that was placed again, after the loss of a router, has two decisions. The newer one counts.
-        return max(found, key=lambda pair: pair[0].decided_at_s)
+        return _joined(found)
     if problems:
         raise UnavailableError(f"no router that answered knows the request; {'; '.join(problems)}", reason="no_router")
     raise NotFoundError(
@@ -180,6 +201,25 @@ async def find(
         reason="placement_not_found",
         field="request_id",
     )
+
+
+def _joined(found: Sequence[tuple[Explanation, str]]) -> tuple[Explanation, str]:
+    """The newest decision, with the earlier ones that other routers made: after the loss of a router another one places the request."""
+    newest, router_id = max(found, key=lambda pair: (pair[0].attempt, pair[0].decided_at_s))
+    earlier = {each.attempt: each for each in newest.earlier}
+    for explanation, _ in found:
+        own = EarlierPlacement(
+            attempt=explanation.attempt,
+            decided_at_s=explanation.decided_at_s,
+            placement=explanation.placement,
+            error=explanation.error,
+            reports=explanation.reports,
+            prompt_tokens=explanation.prompt_tokens,
+        )
+        for each in (*explanation.earlier, own):
+            if each.attempt < newest.attempt:
+                earlier.setdefault(each.attempt, each)
+    return replace(newest, earlier=[each for _, each in sorted(earlier.items())]), router_id
 
 
 async def _explain(settings: ExplainSettings, target: MeshTarget, request_id: str) -> str:

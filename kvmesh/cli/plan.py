@@ -60,6 +60,8 @@ class MeshShape:
     frontend_processes: int = 1
     has_gateway: bool = False
     has_planner: bool = True
+    has_frontend: bool = True
+    """False: the workers join a mesh that has frontends, routers and a planner."""
     planner_argv: Sequence[str] = ()
     scaler_address: str = ""
     """Where the planner has workers started and stopped. Empty: it only observes."""
@@ -92,14 +94,15 @@ def plan_mesh(shape: MeshShape) -> MeshPlan:
         *(worker_spec(shape, "decode", number) for number in range(shape.decode)),
     ]
     turns = [shape.places.turns.get(worker.name, 0) for worker in workers]
+    has_planner = shape.has_planner and shape.has_frontend
     return MeshPlan(
         worker_turns=[
             [worker for worker, its_turn in zip(workers, turns, strict=True) if its_turn == turn]
             for turn in sorted(set(turns))
         ],
-        routers=routers,
-        frontends=[frontend],
-        planners=[_service(shape, "planner", argv=planner_argv(shape))] if shape.has_planner else [],
+        routers=routers if shape.has_frontend else [],
+        frontends=[frontend] if shape.has_frontend else [],
+        planners=[_service(shape, "planner", argv=planner_argv(shape))] if has_planner else [],
     )
 
 

@@ -28,7 +28,7 @@ _CLEANER = 'cat >/dev/null; rm -rf -- "$1"; rmdir -- "$2" 2>/dev/null; exit 0'
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshState:
     """A running mesh. `url` is empty until it is ready. `started` is the kernel's start time of the process; it distinguishes
-    a later process with the same id. 0: unknown."""
+    a later process with the same id. 0: unknown. `is_joined`: workers of another mesh, which no command shows by itself."""
 
     name: str
     registry: str
@@ -36,6 +36,7 @@ class MeshState:
     pid: int
     started: int
     run_dir: str
+    is_joined: bool = False
     credentials: str = ""
     """Folder with the credentials of an operator (`kvmesh/identity/credentials.py`)."""
 
@@ -47,6 +48,7 @@ class MeshPlace:
     name: str
     run_dir: Path
     temporary: Path
+    is_joined: bool = False
     note: str = ""
     """Why the name or the folder is not the requested one, as lines for people."""
 
@@ -60,6 +62,7 @@ class MeshPlace:
             pid=pid,
             started=_start_time(pid),
             run_dir=str(self.run_dir),
+            is_joined=self.is_joined,
             credentials=credentials,
         )
         path = _own_file() or self.temporary / STATE_FILE
@@ -80,13 +83,13 @@ class MeshPlace:
 
 
 @contextmanager
-def claim_place(name: str, run_dir: str) -> Iterator[MeshPlace]:
+def claim_place(name: str, run_dir: str, *, is_joined: bool = False) -> Iterator[MeshPlace]:
     """Reserves a name and a run directory that no running mesh of this user has, and a temporary directory for them.
 
     An empty `run_dir` is `run/NAME`. Number 2 and up is appended to what is taken. UnavailableError when a folder cannot be made.
     """
     try:
-        place = _claim(name, run_dir)
+        place = _claim(name, run_dir, is_joined)
     except OSError as error:
         raise _not_created(error) from error
     try:
@@ -115,10 +118,10 @@ def _not_created(error: OSError) -> UnavailableError:
     return UnavailableError(f"{error.filename} cannot be created: {error.strerror}; see --run-dir and TMPDIR")
 
 
-def _claim(name: str, run_dir: str) -> MeshPlace:
+def _claim(name: str, run_dir: str, is_joined: bool) -> MeshPlace:
     for _ in range(CLAIM_ATTEMPTS):
         with suppress(FileNotFoundError), _locked(state_dir()):
-            running = running_meshes()
+            running = _running()
             own_name = _free(name, {mesh.name for mesh in running})
             own_dir = Path(_free(str(Path(run_dir or f"run/{own_name}").resolve()), {mesh.run_dir for mesh in running}))
             notes = []
@@ -127,7 +130,9 @@ def _claim(name: str, run_dir: str) -> MeshPlace:
             if run_dir and own_dir != Path(run_dir).resolve():
                 notes.append(f"a running mesh uses {run_dir}; this one's logs go to {own_dir}")
             temporary = Path(tempfile.mkdtemp(prefix="mesh-", dir=state_dir()))
-            place = MeshPlace(name=own_name, run_dir=own_dir, temporary=temporary, note="; ".join(notes))
+            place = MeshPlace(
+                name=own_name, run_dir=own_dir, temporary=temporary, is_joined=is_joined, note="; ".join(notes)
+            )
             if _own_file() is None:
                 place.write_state()
             return place
@@ -173,6 +178,11 @@ def _is_private(folder: Path) -> bool:
 
 def running_meshes() -> Sequence[MeshState]:
     """This user's meshes, starting ones included, in the order of their names."""
+    return [mesh for mesh in _running() if not mesh.is_joined]
+
+
+def _running() -> Sequence[MeshState]:
+    """Also the workers that have joined one of them."""
     own = _own_file()
     if own is not None:
         files = [own]

@@ -29,7 +29,7 @@ from kvmesh.cli.progress import Progress, http_url
 from kvmesh.cli.restarts import RestartPolicy
 from kvmesh.cli.scaling import ScalingPart
 from kvmesh.cli.start_checks import consul_problem, engine_problem, hub_problem, is_hub_name, port_problems
-from kvmesh.cli.state import MeshPlace, claim_place, default_name
+from kvmesh.cli.state import MeshPlace, claim_place, default_name, find_mesh
 from kvmesh.cli.up_credentials import has_mesh_tls, keep_renewed, own_credentials
 from kvmesh.cli.up_settings import UpSettings, adapt_to_packages, mesh_shape, model_problem, worker_groups
 from kvmesh.cli.worker_forks import WorkerForks
@@ -162,6 +162,8 @@ class Mesh:
             self._settings, target.address, self._places, target.credentials, scaler_address=scaler_address
         )
         plan = plan_mesh(shape)
+        if self._settings.join:
+            return await self._serve_joined(target, keeper, plan)
         ready = asyncio.create_task(self._become_ready(keeper.registry, plan))
         starting = asyncio.create_task(self._start_children(plan, keeper))
         try:
@@ -188,6 +190,28 @@ class Mesh:
             return await self._serve_ready(target, keeper, url)
         finally:
             await self._scaling.end()
+
+    async def _serve_joined(self, target: MeshTarget, keeper: Keeper, plan: MeshPlan) -> int:
+        """Workers of another mesh: restarts those that die."""
+        self._progress.say("starting " + ", ".join(spec.name for spec in plan.workers))
+        watching = asyncio.create_task(self._show_loading(plan))
+        try:
+            await self._start_children(plan, keeper)
+            if not await keeper.wait_registered(list(keeper.slots())):
+                dead = await wait_first_exit(keeper.processes())
+                self._progress.say(
+                    f"the workers cannot start: {dead.spec.name} {dead.cause()}; log: {dead.spec.log_path}"
+                )
+                return 1
+        finally:
+            await _cancelled(watching)
+        took_s = time.monotonic() - self._started_at_s
+        self._progress.say(
+            f"ready after {took_s:.1f} s: {len(plan.workers)} workers serve in the mesh with the registry {target.address}"
+        )
+        missing = await keeper.keep_running()
+        self._progress.say(f"no {missing} is left here, and the registry lists no other: the workers end")
+        return 1
 
     async def _serve_ready(self, target: MeshTarget, keeper: Keeper, url: str) -> int:
         """Restarts what dies while the mesh serves."""
@@ -404,21 +428,38 @@ def main(argv: Sequence[str]) -> int:
     try:
         if problem := engine_problem(settings.registration.name) or model_problem(settings.model):
             raise InvalidRequestError(problem)
+        if settings.join:
+            settings = joined(settings)
         chosen = choose_address(settings.address, registry_host(settings.consul) or LOOPBACK)
         if not is_loopback(chosen.host):
             settings = replace(settings, address=chosen.host)
             if not settings.insecure_listen:
                 check_protected(chosen.host, has_tls=has_mesh_tls(settings))
             lines = [*lines, f"services listen on {chosen.host}: {chosen.why}"]
-        if problem := port_problems(settings.host or chosen.host, settings.port, settings.grpc_port):
+        if not settings.join and (
+            problem := port_problems(settings.host or chosen.host, settings.port, settings.grpc_port)
+        ):
             raise InvalidRequestError(problem)
         places = worker_places(settings)
         places = replace(places, lines=[*lines, *places.lines])
-        with claim_place(settings.name or default_name(settings.port), settings.run_dir) as place:
+        name = settings.name or default_name(settings.port)
+        with claim_place(name, settings.run_dir, is_joined=bool(settings.join)) as place:
             return _run(replace(settings, run_dir=str(place.run_dir)), place, places, started_at_s)
     except MeshError as error:
         print(f"kvmesh: {error.message}", file=sys.stderr)
         return 2
+
+
+def joined(settings: UpSettings) -> UpSettings:
+    """With the registry of the mesh that workers join, and with its credentials if it runs here.
+
+    NotFoundError lists the meshes that run here.
+    """
+    settings = replace(settings, planner=False, plan=False)
+    if ":" in settings.join:
+        return replace(settings, consul=settings.join)
+    mesh = find_mesh(settings.join, otherwise="--join ADDRESS")
+    return replace(settings, consul=mesh.registry, credentials=settings.credentials or mesh.credentials)
 
 
 def _run(settings: UpSettings, place: MeshPlace, places: WorkerPlaces, started_at_s: float) -> int:

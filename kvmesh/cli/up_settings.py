@@ -56,6 +56,11 @@ class UpSettings(NetworkSettings):
     host: str = setting("", "address the frontend's HTTP API listens on; empty: that of `address`")
     port: int = setting(8000, "port of the frontend's HTTP API; 0: any free one", min=0, max=65535)
     grpc_port: int = setting(0, "port of the frontend's gRPC API; 0: any free one", min=0, max=65535)
+    join: str = setting(
+        "",
+        "mesh that these workers join: the name of one that runs here, or the address of its registry and its `credentials`. Only"
+        " workers start; their engine may be another one",
+    )
     consul: str = setting("", "address of a Consul agent; empty: an embedded registry")
     discovery_token: str = setting("", "ACL token for the Consul agent, of `kvmesh up` and its services", secret=True)
     discovery_token_file: str = setting("", "file with this token")
@@ -186,6 +191,7 @@ def mesh_shape(
         frontend_argv=tuple(shlex.split(settings.frontend_args)),
         frontend_processes=settings.frontend_processes,
         has_gateway=settings.gateway,
+        has_frontend=not settings.join,
         has_planner=settings.planner or settings.plan,
         planner_argv=tuple(shlex.split(settings.planner_args)),
         scaler_address=scaler_address,

@@ -52,6 +52,18 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierPlacement:
+    """A placement of a request that was placed again; see `kvmesh.router.v1.EarlierPlacement`."""
+
+    attempt: int
+    decided_at_s: float
+    placement: Placement | None = None
+    error: MeshError | None = None
+    reports: Sequence[Report] = ()
+    prompt_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """One decision; see `kvmesh.router.v1.ExplainResponse`."""
 
@@ -67,3 +79,6 @@ class Explanation:
     observed_ttft_s: float | None = None
     queued_s: float | None = None
     cost_unit: str = ""
+    attempt: int = 0
+    prompt_tokens: int = 0
+    earlier: Sequence[EarlierPlacement] = ()

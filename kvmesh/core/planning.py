@@ -112,7 +112,7 @@ class DecisionInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """A decision. `alternatives` are ordered, best first; the first one was chosen unless the action is HOLD."""
+    """A decision. The first of the `alternatives` was chosen; HOLD has none."""
 
     number: int
     model: str

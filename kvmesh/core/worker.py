@@ -51,10 +51,14 @@ class ModelCard:
 FEATURES = frozenset(
     (
         "logprobs prompt_logprobs logit_bias seed priority lora structured_output kv_events reset_cache sleep embeddings "
-        "image audio video speculative"
+        "data_parallel_ranks image audio video speculative continued_penalties continued_seed continued_structured_output"
     ).split()
 )
-"""All values of `Capabilities.features`."""
+"""All values of `Capabilities.features`.
+
+`continued_...`: after tokens that another engine emitted, the answer continues as if this engine had emitted them, with presence and
+frequency penalties, with a seed, or with a constraint. Without it the engine refuses such a leg.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +96,7 @@ class PerformanceProfile:
 class WorkerDescription:
     """The response to Describe. `lease_s` None: it creates no handles; `rendezvous_address` empty: it needs none.
 
+    `rank_rendezvous_addresses`: of each data-parallel rank, in order; empty: all ranks share `rendezvous_address`.
     `requires_prefill`: it cannot compute prompts in its role.
     """
 
@@ -107,6 +112,11 @@ class WorkerDescription:
     is_draining: bool = False
     profile: PerformanceProfile | None = None
     requires_prefill: bool = False
+    rank_rendezvous_addresses: Sequence[str] = ()
+
+    def rendezvous_address_of(self, rank: int) -> str:
+        """host:port of the bootstrap server of a data-parallel rank; empty: there is none."""
+        return self.rank_rendezvous_addresses[rank] if self.rank_rendezvous_addresses else self.rendezvous_address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

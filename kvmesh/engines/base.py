@@ -85,7 +85,8 @@ class EngineDescription:
 
     `kv_compatibility_hash` covers everything that must be equal for two engines to exchange KV: weights, dtype, block size, layout, tensor
     shape, engine and connector version. `rendezvous_address` is host:port of the prefill worker's bootstrap server,
-    or empty. `requires_prefill`: in its role it cannot compute prompts. `profile` is the engine's speed, if it knows it.
+    or empty; `rank_rendezvous_addresses` are those of data-parallel ranks that do not share it.
+    `requires_prefill`: in its role it cannot compute prompts. `profile` is the engine's speed, if it knows it.
     `removes_kv_from_ends`: its KV events never store a block that is stored already, and remove a block only after those that follow it.
     """
 
@@ -97,6 +98,7 @@ class EngineDescription:
     kv_compatibility_hash: str
     lease_s: float
     rendezvous_address: str = ""
+    rank_rendezvous_addresses: Sequence[str] = ()
     requires_prefill: bool = False
     profile: PerformanceProfile | None = None
     removes_kv_from_ends: bool = False
@@ -149,6 +151,18 @@ class Engine(Protocol):
 
     def load(self) -> LoadRecord:
         """The load after the newest step. The worker sets worker_id, epoch, sequence and is_draining."""
+        ...
+
+    def rank_loads(self) -> Sequence[LoadRecord]:
+        """The load of each data-parallel rank, in order. `load` is that of all together."""
+        ...
+
+    @property
+    def is_responsive(self) -> bool:
+        """False while the engine runs in another process that has been silent for too long.
+
+        The worker then sends neither heartbeats nor load records, so that frontends and routers treat it like a silent worker.
+        """
         ...
 
     @property

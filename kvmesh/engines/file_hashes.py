@@ -39,7 +39,7 @@ def cache_file() -> Path:
 @dataclass(slots=True)
 class FileHashes:
     """XXH3 hashes of 128 bits: ten times as fast as SHA-256, without accidental collisions. A cryptographic hash would not protect more,
-    since whoever can write a model's files decides its answers anyway.
+    since anyone who can write a model's files controls its answers anyway.
 
     A cached hash is valid while path, device, inode, size and both time stamps are unchanged. Without a usable cache file every file is
     read.

@@ -32,6 +32,13 @@ class EngineHost:
     """File with the mesh's secret, for channels of an engine's own between workers. Empty: none."""
 
 
+def rank_port(port: int, rank: int, host: EngineHost) -> int:
+    """The port of a data-parallel rank: the following ones after `port`; without it one of the host's range, or 0."""
+    if port:
+        return port + rank
+    return host.ports.claim(host.address) if host.ports is not None else 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceAssignment:
     """One worker's GPUs.

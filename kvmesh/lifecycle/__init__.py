@@ -1,7 +1,7 @@
 """Starts the parts of a process in order and stops them in reverse. Every wait is bounded."""
 
 from kvmesh.lifecycle.parts import Part, PartFailedError, RunningPart
-from kvmesh.lifecycle.process import die_with_parent, run, run_process
+from kvmesh.lifecycle.process import die_with_parent, end_process, run, run_process
 from kvmesh.lifecycle.runner import LifecycleSettings, run_parts
 from kvmesh.lifecycle.signals import run_until_signalled, stop_on_signals
 from kvmesh.lifecycle.supervise import Supervisor, SupervisorSettings, SupervisorStatistics
@@ -15,6 +15,7 @@ __all__ = [
     "SupervisorSettings",
     "SupervisorStatistics",
     "die_with_parent",
+    "end_process",
     "run",
     "run_parts",
     "run_process",

@@ -1,13 +1,15 @@
 """The top of every process: event loop, garbage collection, exit status, death with the parent."""
 
 import asyncio
+import contextlib
 import ctypes
 import gc
+import logging
 import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from kvmesh.errors import MeshError
 from kvmesh.lifecycle.parts import PartFailedError
@@ -30,6 +32,18 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(main)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)
+
+
+def end_process(status: int) -> NoReturn:
+    """Ends the process without the destructors of native libraries; for processes that load UCX.
+
+    On machines with libibverbs, two copies of libnl are loaded, and the destructor of UCX's crashes: an orderly end would look like SIGSEGV.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)
 
 
 def die_with_parent(parent_pid: int, *, signal_number: signal.Signals = signal.SIGKILL) -> bool:

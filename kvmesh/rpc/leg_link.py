@@ -47,8 +47,8 @@ STUBS: Mapping[Role, Callable[[Any], Any]] = {Role.PREFILL: PrefillServiceStub, 
 SUSPECT_HEARTBEATS = 3
 """Heartbeats that may be missed before legs without a token start elsewhere."""
 SILENT_HEARTBEATS = 10
-"""Heartbeats that may be missed before all legs count as lost. A leg whose tokens were shown cannot start elsewhere, so a worker that only
-stalls, on a busy machine or in a collection of garbage, gets more time."""
+"""Heartbeats that may be missed before all legs count as lost. To continue a leg elsewhere its prompt and tokens are computed again, so a
+worker that only stalls, on a busy machine or in a collection of garbage, gets more time."""
 LINK_CLOSED, WORKER_CHANGED = "link_closed", "worker_changed"
 REOPEN_PAUSE_S = 0.5
 """Between two tries to open a lost link."""

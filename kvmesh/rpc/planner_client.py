@@ -9,8 +9,10 @@ from kvmesh.api.planner.v1 import planner_pb2 as pb
 from kvmesh.api.planner.v1.planner_pb2_grpc import PlannerServiceStub
 from kvmesh.core.plan import PlanReport
 from kvmesh.core.planning import Targets
+from kvmesh.core.whatif import SimulationOutcome, SimulationRequest
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.codec.planner import from_plan, from_targets, to_targets
+from kvmesh.rpc.codec.whatif import from_simulation_outcome, to_simulation_request
 from kvmesh.rpc.status import from_rpc_error
 
 
@@ -47,6 +49,13 @@ class GrpcPlannerClient:
         except AioRpcError as error:
             raise from_rpc_error(error, where=self._address) from error
         return from_targets(response.targets)
+
+    async def simulate(self, request: SimulationRequest, *, timeout_s: float) -> SimulationOutcome:
+        try:
+            response = await self._stub().Simulate(to_simulation_request(request), timeout=timeout_s)
+        except AioRpcError as error:
+            raise from_rpc_error(error, where=self._address) from error
+        return from_simulation_outcome(response)
 
     def _stub(self) -> Any:
         return PlannerServiceStub(self._channels.channel(self._address))

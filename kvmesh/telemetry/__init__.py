@@ -7,7 +7,7 @@ from kvmesh.telemetry.metrics import Instruments
 from kvmesh.telemetry.metrics_server import MetricsServer
 from kvmesh.telemetry.settings import TelemetrySettings
 from kvmesh.telemetry.telemetry import Telemetry
-from kvmesh.telemetry.tracing import Tracing, current_traceparent, fail_span
+from kvmesh.telemetry.tracing import Tracing, current_span, current_traceparent, fail_span, traceparent_of
 
 __all__ = [
     "EventLogger",
@@ -20,7 +20,9 @@ __all__ = [
     "TelemetrySettings",
     "Tracing",
     "configure_logging",
+    "current_span",
     "current_traceparent",
     "event_logger",
     "fail_span",
+    "traceparent_of",
 ]

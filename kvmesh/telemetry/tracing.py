@@ -7,12 +7,12 @@ into the logs, so that a mesh without tracing does not break its callers' traces
 import asyncio
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
-from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from kvmesh.telemetry.settings import TelemetrySettings
 
@@ -61,12 +61,14 @@ class Tracing:
         kind: SpanKind = SpanKind.INTERNAL,
         parent: str | None = None,
         attributes: Mapping[str, Any] | None = None,
+        links: Sequence[Span] = (),
     ) -> Span:
         """A span, which the caller must end. It is a child of `parent` (a traceparent) or else of the current span."""
         above = otel_context.get_current() if parent is None else _context_of(parent)
         if self._tracer is None:
             return trace.get_current_span(above)
-        return self._tracer.start_span(name, context=above, kind=kind, attributes=attributes)
+        linked = [Link(span.get_span_context()) for span in links]
+        return self._tracer.start_span(name, context=above, kind=kind, attributes=attributes, links=linked)
 
     @contextlib.contextmanager
     def span(
@@ -82,6 +84,11 @@ class Tracing:
         is_own = self._tracer is not None
         with trace.use_span(span, end_on_exit=is_own, record_exception=False, set_status_on_exception=is_own):
             yield span
+
+
+def current_span() -> Span:
+    """The span that is current in this task; without a trace, one that records nothing."""
+    return trace.get_current_span()
 
 
 def traceparent_of(span: Span) -> str:

@@ -49,7 +49,8 @@ class PrefillAdmission:
             return
         load = read_load()
         waiting = load.waiting_prompt_tokens
-        if waiting and waiting + len(generation.token_ids) > self.waiting_prompt_tokens_max:
+        length = len(generation.token_ids) + len(generation.emitted_token_ids)
+        if waiting and waiting + length > self.waiting_prompt_tokens_max:
             raise OverloadedError(
                 f"{waiting} prompt tokens wait already",
                 reason="prefill_queue_full",

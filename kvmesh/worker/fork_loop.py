@@ -11,7 +11,6 @@ import ctypes
 import gc
 import importlib
 import json
-import logging
 import os
 import random
 import runpy
@@ -25,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from kvmesh.lifecycle import end_process
 from kvmesh.lifecycle.title import set_title
 
 PR_SET_PDEATHSIG = 1
@@ -168,11 +168,7 @@ class ForkLoop:
         except BaseException:  # noqa: BLE001  # The end of the process: the trace goes to its log.
             traceback.print_exc()
         finally:
-            with contextlib.suppress(OSError, ValueError):
-                logging.shutdown()
-                sys.stdout.flush()
-                sys.stderr.flush()
-            os._exit(status)
+            end_process(status)
 
 
 def redirect(log: str) -> None:

@@ -95,6 +95,7 @@ class FrameOutlet:
     async def write_frames(self, write: Write, *, heartbeat_s: float, interval_s: float = FRAME_INTERVAL_S) -> None:
         """Writes frames as steps come, at least `interval_s` apart, and an empty one after each `heartbeat_s` of silence.
 
+        While the engine's process is silent there are no empty ones, so that the frontend places its requests elsewhere.
         Returns after `end_nowait`; raises the error of `fail_nowait`. A step after a longer pause than the interval, as every
         step of a slower engine is, is not delayed.
         """
@@ -112,7 +113,8 @@ class FrameOutlet:
                         await self._wakeup.wait()
                 except TimeoutError:
                     wrote_at_s = loop.time()
-                    await write(pb.AttachResponse(frame=pb.StepFrame()))
+                    if self._worker.engine.is_responsive:
+                        await write(pb.AttachResponse(frame=pb.StepFrame()))
             elif (early_s := wrote_at_s + interval_s - loop.time()) > 0:
                 await asyncio.sleep(early_s)
             else:

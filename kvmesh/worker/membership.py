@@ -102,6 +102,7 @@ class WorkerMembership:
             kv_blocks_total=description.kv_blocks_total,
             lease_s=description.lease_s,
             rendezvous_address=description.rendezvous_address,
+            rank_rendezvous_addresses=description.rank_rendezvous_addresses,
             requires_prefill=description.requires_prefill,
             is_draining=self._worker.is_draining,
             profile=profile_of(description.profile, self._worker.settings.profile),
@@ -144,6 +145,7 @@ class WorkerMembership:
             "kv_compatibility_hash": description.kv_compatibility_hash,
             "lease_s": description.lease_s,
             "rendezvous_address": description.rendezvous_address,
+            "rank_rendezvous_addresses": list(description.rank_rendezvous_addresses),
             "requires_prefill": description.requires_prefill,
         }
         return json.dumps(record, sort_keys=True).encode()

@@ -1,5 +1,6 @@
 """WorkerService: what prefill and decode workers share on the wire. Protobuf to worker and back, no decisions."""
 
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
@@ -81,14 +82,20 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         if not INTERVAL_MIN_S <= interval_s <= INTERVAL_MAX_S:
             raise InvalidRequestError("interval must be 10 ms to 60 s", field="interval")
         settings = self._worker.settings
-        records = LoadFilter(interval_s=settings.load_interval_s)
+        filters = defaultdict[int, LoadFilter](lambda: LoadFilter(interval_s=settings.load_interval_s))
         pause_s, signal = min(interval_s, settings.load_interval_s), self._worker.load_signal
         quiet_s = max(0.0, settings.load_interval_s - 2 * LATE_RATIO * pause_s)
         while not self._worker.ended.is_set():
             load = self._worker.engine.load()
-            if records.passes(load, self._clock.now(), is_draining=self._worker.is_draining):
-                yield pb.WatchLoadResponse(load=to_load(self._worker.load()))
-            elif not (load.running_requests or load.waiting_requests or load.kv_blocks_used or self._worker.legs):
+            is_sent = False
+            for record in self._worker.engine.rank_loads() if self._worker.engine.is_responsive else ():
+                rank = filters[record.data_parallel_rank]
+                if rank.passes(record, self._clock.now(), is_draining=self._worker.is_draining):
+                    yield pb.WatchLoadResponse(load=to_load(self._worker.load_record(record)))
+                    is_sent = True
+            if not is_sent and not (
+                load.running_requests or load.waiting_requests or load.kv_blocks_used or self._worker.legs
+            ):
                 # The worker is idle. The next leg notifies the signal, so nothing is missed by waiting longer.
                 # Only after a record that was not sent: the loop may have started a leg while a record was being written.
                 # Blocks in use are freed without a notification: by leases, and by pulls that outlive their requests.

@@ -139,7 +139,7 @@ class Worker:
         self._idle.set()
         self._load_sequence = 0
         self.load_signal = LoadSignal()
-        """Rings when the load has changed."""
+        """Notifies watchers when the load has changed."""
         self.kv_feed = KvEventFeed(epoch=identity.epoch)
         self._kv_batcher = KvEventBatcher(self._publish_kv)
 
@@ -452,11 +452,11 @@ class Worker:
         while self.engine.leased_handles() and self._clock.now() < ends_s and not self.ended.is_set():
             await self._clock.sleep(HANDLES_POLL_S)
 
-    def load(self) -> LoadRecord:
-        """The engine's load with the worker's identity. Each call increments the sequence."""
+    def load_record(self, load: LoadRecord) -> LoadRecord:
+        """A rank's load with the worker's identity. Each call increments the sequence."""
         self._load_sequence += 1
         return replace(
-            self.engine.load(),
+            load,
             worker_id=self.identity.worker_id,
             epoch=self.identity.epoch,
             sequence=self._load_sequence,

@@ -1,9 +1,7 @@
 """`python -m services.decode`: one worker that starts as a decode worker."""
 
-import sys
-
 from kvmesh.core import Role
-from kvmesh.lifecycle import run_process
+from kvmesh.lifecycle import end_process, run_process
 from kvmesh.settings import load_or_exit
 from kvmesh.worker.host import serve_worker
 from kvmesh.worker.settings import HostSettings
@@ -16,4 +14,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

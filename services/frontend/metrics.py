@@ -12,6 +12,8 @@ from kvmesh.telemetry import Instruments
 from kvmesh.telemetry.metrics import DURATION_BUCKETS_S
 
 UNKNOWN_MODEL = "unknown"
+LENGTH_BUCKETS = tuple(float(base << power) for power in range(3, 17) for base in (2, 3))
+"""Tokens: 16, 24, 32, 48 and so on up to 196 608."""
 
 
 class GapHistogram(Collector):
@@ -91,8 +93,19 @@ class FrontendMetrics:
     def __init__(self, instruments: Instruments, in_flight: Callable[[], float] = lambda: 0.0) -> None:
         self.requests = instruments.tally("requests", "Requests that ended, by HTTP status.", ["model", "code"])
         self.ttft = instruments.spreads("ttft_seconds", "Time to the first token.", ["model"])
+        self.prompt_lengths = instruments.spreads(
+            "prompt_length_tokens", "Length of the prompts of started requests.", ["model"], buckets=LENGTH_BUCKETS
+        )
         self.prompt_tokens = instruments.tally("prompt_tokens", "Prompt tokens of started requests.", ["model"])
         self.output_tokens = instruments.tally("output_tokens", "Tokens received from workers.", ["model"])
+        self.continued = instruments.tally(
+            "continued_requests", "Times that an answer was continued on another worker.", ["model"]
+        )
+        self.restarted = instruments.tally(
+            "restarted_requests",
+            "Times that an answer of which the client had nothing was begun anew, since it could not be continued.",
+            ["model"],
+        )
         self.inflight: Gauge = instruments.gauge_function("inflight_requests", "Requests in flight.", in_flight)
         self.local_placements = instruments.counter(
             "local_placements", "Requests that the frontend placed itself because no router answered."
@@ -112,10 +125,13 @@ class FrontendMetrics:
 class ModelMetrics:
     """Metrics that every request of one model updates."""
 
-    __slots__ = ("gaps", "output_tokens", "prompt_tokens", "ttft")
+    __slots__ = ("continued", "gaps", "output_tokens", "prompt_lengths", "prompt_tokens", "restarted", "ttft")
 
     def __init__(self, metrics: FrontendMetrics, model: str) -> None:
         self.gaps = metrics.gaps.of_model(model)
         self.output_tokens = metrics.output_tokens.of(model)
+        self.prompt_lengths = metrics.prompt_lengths.of(model)
         self.prompt_tokens = metrics.prompt_tokens.of(model)
+        self.continued = metrics.continued.of(model)
+        self.restarted = metrics.restarted.of(model)
         self.ttft = metrics.ttft.of(model)

@@ -115,6 +115,17 @@ class BatchSettings:
     )
     uploads_max: int = setting(8, "Concurrent uploads.", min=1)
     upload_timeout_s: float = setting(3600.0, "Longest duration of an upload.", min=1)
+    tenant_share_max: float = setting(
+        0.5,
+        "Largest part of the stored files and batches, and of the uploads at a time, of one tenant.",
+        min=0.01,
+        max=1,
+    )
+    turn_s: float = setting(
+        60.0,
+        "Time after which a batch makes way for one of a tenant without a running batch; it continues later.",
+        min=0.1,
+    )
     batches_max: int = setting(10_000, "Number of stored batches, including those that have ended.", min=1)
     batch_ttl_s: float = setting(30 * 86_400.0, "Time for which a batch is stored after its end; 30 days.", min=1)
     window_s_max: float = setting(7 * 86_400.0, "Longest completion window; 7 days.", min=1)
@@ -182,6 +193,7 @@ class PipelineSettings:
     """Limits of requests."""
 
     requests_max: int = setting(4096, "Most requests in flight; more are refused with Retry-After.", min=1)
+    tenant_share_max: float = setting(0.5, "Largest part of requests_max of one tenant.", min=0.01, max=1)
     choices_max: int = setting(16, "Most choices (n) of one prompt.", min=1, max=128)
     prompts_max: int = setting(64, "Most prompts of one completion request.", min=1)
     embed_inputs_max: int = setting(2048, "Most inputs of one embedding request; OpenAI's limit.", min=1, max=2048)
@@ -210,16 +222,31 @@ class PipelineSettings:
     link_timeout_s: float = setting(5.0, "Longest wait for a connection to a worker.", min=0.01)
     placement_attempts: int = setting(
         3,
-        "Placements of one request that may end with a refusal or with lost KV before the client has seen any of its answer.",
+        "Placements of one request, without a token between them, that may end with a refusal or with lost KV; the last one ends the "
+        "request.",
         min=1,
         max=16,
     )
     worker_losses_max: int = setting(
         8,
-        "Workers that may be lost under one request before the client has seen any of its answer; the last one ends the request. "
-        "Two workers whose engines die end it too.",
+        "Workers that may be lost under one request; the last one ends the request. Two workers whose engines die end it too.",
         min=1,
         max=32,
+    )
+    continuations_max: int = setting(
+        8,
+        "Times that an answer is continued on another worker after its worker was lost. 0: an answer that the client has begun to "
+        "receive ends with the error.",
+        min=0,
+        max=64,
+    )
+    continuation_age_s_max: float = setting(
+        0.0, "Age of a request after which its answer is not continued. 0: no limit but that of the request.", min=0
+    )
+    continuation_tokens_max: int = setting(
+        0,
+        "Tokens of prompt and answer above which an answer is not continued, since another worker would compute all of them. 0: no limit.",
+        min=0,
     )
     retry_after_s: float = setting(1.0, "Retry-After of refused requests.", min=0.1)
     drain_notice_s: float = setting(

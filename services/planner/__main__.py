@@ -3,11 +3,13 @@
 import os
 import socket
 import sys
+from dataclasses import replace
 
 from aiohttp import ClientSession
 
 from kvmesh.clock import SystemClock
-from kvmesh.discovery.base import KVMESH_VERSION, PLANNER, VERSION_KEY, Registration
+from kvmesh.discovery.base import KVMESH_VERSION, PLANNER, VERSION_KEY, Registration, Registry
+from kvmesh.discovery.leader import LeaderElection
 from kvmesh.discovery.presence import Presence
 from kvmesh.discovery.sealed import open_registry
 from kvmesh.identity.certificates import source_of
@@ -15,15 +17,25 @@ from kvmesh.identity.credentials import with_credentials
 from kvmesh.identity.roles import MeshRole
 from kvmesh.lifecycle import run_process, run_until_signalled
 from kvmesh.network.place import place_service
-from kvmesh.rpc.interceptors import server_interceptors
+from kvmesh.rpc.channels import ChannelPool
+from kvmesh.rpc.interceptors import channel_interceptors, server_interceptors
+from kvmesh.rpc.scaler_client import GrpcScalerClient
 from kvmesh.rpc.server import RpcServer
+from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.settings import load_or_exit
 from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
+from services.planner.connectors.base import Connector
+from services.planner.connectors.mesh import MeshConnector
+from services.planner.connectors.mesh_actions import MeshActions
+from services.planner.connectors.scaler import ScalerConnector
 from services.planner.metrics import PlannerMetrics
 from services.planner.observe import Fetcher, MetricsSource, PrometheusSource, ScrapeSource
 from services.planner.planner import Planner
 from services.planner.servicer import SERVICE_NAME, PlannerServicer
 from services.planner.settings import PlannerSettings
+from services.planner.speeds import WorkerSpeeds
+
+LEADER_KEY = "kvmesh/planner/leader"
 
 
 def make_source(settings: PlannerSettings, session: ClientSession, clock: SystemClock) -> MetricsSource:
@@ -32,6 +44,14 @@ def make_source(settings: PlannerSettings, session: ClientSession, clock: System
     if settings.prometheus:
         return PrometheusSource(fetcher, settings.prometheus, clock, window_s=settings.window_s)
     return ScrapeSource(fetcher, clock, window_s=settings.window_s)
+
+
+def make_connector(settings: PlannerSettings, registry: Registry, channels: ChannelPool) -> Connector:
+    """Returns the connector to a scaler if one is set, else one that only flips and deflects."""
+    actions = MeshActions(registry, channels)
+    if settings.scaler_address:
+        return ScalerConnector(GrpcScalerClient(channels, settings.scaler_address), actions)
+    return MeshConnector(actions)
 
 
 async def serve(settings: PlannerSettings) -> None:
@@ -43,12 +63,17 @@ async def serve(settings: PlannerSettings) -> None:
     registry = open_registry(settings.discovery, settings.mesh)
     mesh = source_of(settings.mesh.tls_directory)
     session = ClientSession()
+    channels = ChannelPool(settings.rpc, channel_interceptors(telemetry), mesh=mesh)
+    election = LeaderElection(registry, LEADER_KEY, planner_id, clock)
     planner = Planner(
         registry,
         make_source(settings, session, clock),
         PlannerMetrics(telemetry.instruments),
         clock,
-        interval_s=settings.interval_s,
+        replace(settings, planner_id=planner_id),
+        speeds=WorkerSpeeds(GrpcWorkerClient(channels), timeout_s=settings.fetch_timeout_s),
+        connector=make_connector(settings, registry, channels),
+        lead=election,
     )
     servicer = PlannerServicer(planner)
     server = RpcServer(
@@ -83,7 +108,7 @@ async def serve(settings: PlannerSettings) -> None:
 
     try:
         await run_until_signalled(
-            [telemetry.tracing, metrics_server, planner, server],
+            [telemetry.tracing, metrics_server, *([election] if settings.mode == "act" else []), planner, server],
             on_ready=on_ready,
             drain=drain,
             settings=settings.lifecycle,
@@ -91,6 +116,7 @@ async def serve(settings: PlannerSettings) -> None:
     finally:
         if presence is not None:
             await presence.aclose()
+        await channels.aclose()
         await session.close()
         await registry.aclose()
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections import deque
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvmesh.clock import Clock
 from kvmesh.discovery.base import Instance
 from kvmesh.network.names import host_port
-from services.planner.plan import COUNTERS, GAUGES, Key, Samples, Window, increase, summed_gauges
+from services.planner.plan import COUNTERS, GAUGES, RUNNING, STARTED, Key, Samples, Window, WindowKeeper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,8 @@ class MetricsSource(Protocol):
 
 RESPONSE_BYTES_MAX = 16 << 20
 """Metrics of one process have less than a megabyte; a larger response is not one of a kvmesh service."""
+RECENT_PROMETHEUS_S = 15.0
+"""Three scrapes at the shipped interval of 5 s: `rate` needs at least two samples."""
 FETCHES_MAX = 16
 """Concurrent requests: a scrape of a thousand instances takes well under the shortest useful interval."""
 
@@ -83,8 +85,7 @@ class ScrapeSource:
     def __init__(self, fetcher: Fetcher, clock: Clock, *, window_s: float) -> None:
         self._fetcher = fetcher
         self._clock = clock
-        self._window_s = window_s
-        self._scrapes: deque[tuple[float, Mapping[str, Samples]]] = deque()
+        self._windows = WindowKeeper(window_s)
 
     async def observe(self, instances: Sequence[Instance]) -> Observation:
         """Scrapes all instances. The first scrape gives gauges only, in a window of length 0."""
@@ -100,16 +101,7 @@ class ScrapeSource:
                 problems.append(f"{instance.service} {instance.instance_id} cannot be scraped: {result}")
             else:
                 newest[instance.instance_id] = result
-        return Observation(window=self._window(newest), problems=problems)
-
-    def _window(self, newest: Mapping[str, Samples]) -> Window:
-        now = self._clock.now()
-        self._scrapes.append((now, newest))
-        # Keeps one scrape outside of the window, so that the window is never shorter than `window_s`.
-        while len(self._scrapes) > 2 and self._scrapes[1][0] <= now - self._window_s:
-            self._scrapes.popleft()
-        began, oldest = self._scrapes[0]
-        return Window(window_s=now - began, increases=increase(oldest, newest), gauges=summed_gauges(newest.values()))
+        return Observation(window=self._windows.add(self._clock.now(), newest), problems=problems)
 
     async def _scrape(self, instance: Instance) -> Samples | str:
         target = host_port(instance.host, int(instance.meta["metrics_port"]))
@@ -130,6 +122,8 @@ class PrometheusSource:
         self._clock = clock
         self._url = url.rstrip("/") + "/api/v1/query"
         self._window_s = window_s
+        self._workers_seen: Mapping[tuple[str, str], int] = {}
+        self._workers_changed_s = -math.inf
 
     async def observe(self, instances: Sequence[Instance]) -> Observation:
         """Sends one query per metric, all for the same time, since means are quotients of two of them."""
@@ -140,11 +134,17 @@ class PrometheusSource:
         merged: dict[Key, float] = {key: value for samples in found for key, value in samples.items()}
         problems = [f"Prometheus does not answer: {problem}" for problem in failed]
         problems += await self._down(at_s)
+        workers, age_s = await self._workers(at_s)
+        recent = await self._recent(at_s)
         return Observation(
             window=Window(
                 window_s=self._window_s,
                 increases={key: value for key, value in merged.items() if key[0] in COUNTERS},
                 gauges={key: value for key, value in merged.items() if key[0] in GAUGES},
+                workers=workers,
+                age_s=age_s,
+                has_changed_fleet=self._has_changed(workers, at_s),
+                recent_rates=recent,
             )
             if found
             else None,
@@ -152,13 +152,36 @@ class PrometheusSource:
         )
 
     async def _query(self, name: str, at_s: float) -> Samples | str:
-        labels = COUNTERS.get(name) or GAUGES[name]
+        labels = COUNTERS[name] if name in COUNTERS else GAUGES[name]
         inner = f"increase({name}[{self._window_s:g}s])" if name in COUNTERS else name
         try:
             rows = await self._rows(f"sum by ({', '.join(labels)}) ({inner})", at_s)
         except (FetchError, ValueError, KeyError) as error:
             return str(error)
         return {(name, *(row["metric"].get(label, "") for label in labels)): float(row["value"][1]) for row in rows}
+
+    async def _workers(self, at_s: float) -> tuple[Mapping[tuple[str, str], int], float]:
+        """Returns the number of workers with samples, by model and role, and the age of the oldest of their newest samples."""
+        try:
+            rows = await self._rows(f"count by (model, role) ({RUNNING})", at_s)
+            ages = await self._rows(f"time() - min(timestamp({RUNNING}))", at_s)
+        except (FetchError, ValueError, KeyError):
+            return {}, 0.0
+        counts = {(row["metric"].get("model", ""), row["metric"].get("role", "")): int(row["value"][1]) for row in rows}
+        return counts, max((float(row["value"][1]) for row in ages), default=0.0)
+
+    def _has_changed(self, workers: Mapping[tuple[str, str], int], at_s: float) -> bool:
+        """Whether the number of workers changed within the window."""
+        if workers != self._workers_seen:
+            self._workers_seen, self._workers_changed_s = workers, at_s
+        return at_s - self._workers_changed_s < self._window_s
+
+    async def _recent(self, at_s: float) -> Mapping[str, float]:
+        try:
+            rows = await self._rows(f"sum by (model) (rate({STARTED}[{RECENT_PROMETHEUS_S:g}s]))", at_s)
+        except (FetchError, ValueError, KeyError):
+            return {}
+        return {row["metric"].get("model", ""): float(row["value"][1]) for row in rows}
 
     async def _down(self, at_s: float) -> list[str]:
         """Returns problems for the targets that Prometheus cannot scrape."""

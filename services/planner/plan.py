@@ -1,6 +1,7 @@
 """Computes pools and latencies from the metrics of a window. Pure."""
 
 import math
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -11,6 +12,7 @@ from kvmesh.discovery.base import Health, Instance
 REQUESTS = "kvmesh_frontend_requests_total"
 TTFT = "kvmesh_frontend_ttft_seconds"
 ITL = "kvmesh_frontend_itl_seconds"
+PROMPT_LENGTH = "kvmesh_frontend_prompt_length_tokens"
 PROMPT_TOKENS = "kvmesh_frontend_prompt_tokens_total"
 OUTPUT_TOKENS = "kvmesh_frontend_output_tokens_total"
 RUNNING = "kvmesh_worker_running_requests"
@@ -19,10 +21,25 @@ BLOCKS_USED = "kvmesh_worker_kv_blocks_used"
 BLOCKS_TOTAL = "kvmesh_worker_kv_blocks_total"
 WORKER_PROMPT_TOKENS = "kvmesh_worker_prompt_tokens_total"
 WORKER_OUTPUT_TOKENS = "kvmesh_worker_output_tokens_total"
+WORKER_CACHED_TOKENS = "kvmesh_worker_cached_tokens_total"
+WAITING_TOKENS = "kvmesh_worker_waiting_prompt_tokens"
+QUEUE_WAIT = "kvmesh_router_queue_wait_seconds"
+QUEUED = "kvmesh_router_queue_requests"
+QUEUED_TOKENS = "kvmesh_router_queue_tokens"
+
+STARTED = f"{PROMPT_LENGTH}_count"
+RECENT_S = 10.0
+"""Time over which the newest rate is computed."""
+BURST_S = 2.0
+"""Shortest time over which a burst is seen."""
+KEPT = 12
+"""Scrapes per window that are kept. Each has about 60 numbers per instance."""
 
 # The metrics that are read, and the labels by which they are summed.
 COUNTERS: Mapping[str, Sequence[str]] = {
-    REQUESTS: ("model",),
+    REQUESTS: ("model", "code"),
+    STARTED: ("model",),
+    f"{PROMPT_LENGTH}_bucket": ("model", "le"),
     PROMPT_TOKENS: ("model",),
     OUTPUT_TOKENS: ("model",),
     f"{TTFT}_sum": ("model",),
@@ -33,12 +50,18 @@ COUNTERS: Mapping[str, Sequence[str]] = {
     f"{ITL}_bucket": ("model", "le"),
     WORKER_PROMPT_TOKENS: ("model", "role"),
     WORKER_OUTPUT_TOKENS: ("model", "role"),
+    WORKER_CACHED_TOKENS: ("model", "role"),
+    f"{QUEUE_WAIT}_sum": (),
+    f"{QUEUE_WAIT}_count": (),
 }
 GAUGES: Mapping[str, Sequence[str]] = {
     RUNNING: ("model", "role"),
     WAITING: ("model", "role"),
     BLOCKS_USED: ("model", "role"),
     BLOCKS_TOTAL: ("model", "role"),
+    WAITING_TOKENS: ("model", "role"),
+    QUEUED: (),
+    QUEUED_TOKENS: (),
 }
 
 Key = tuple[str, ...]
@@ -48,11 +71,113 @@ Samples = Mapping[Key, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Increases of counters over `window_s` and the newest gauges, summed over all instances."""
+    """Increases of counters over `window_s` and the newest gauges, summed over all instances.
+
+    `has_changed_fleet`: instances came or went within the window, so that
+    increases of workers and of frontends differ. `recent_rates`: requests that started per second in the newest seconds, by model.
+    `workers`: workers with samples, by model and role. `age_s`: age of the oldest of these workers' newest samples.
+    """
 
     window_s: float
     increases: Samples = field(default_factory=dict)
     gauges: Samples = field(default_factory=dict)
+    workers: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    age_s: float = 0.0
+    has_changed_fleet: bool = False
+    recent_rates: Mapping[str, float] = field(default_factory=dict)
+
+    def recent_rate(self, model: str) -> float:
+        """Requests that start per second in the newest seconds; the window's mean where that is not known."""
+        known = self.recent_rates.get(model)
+        return known if known is not None else _quotient(self.started(model), self.window_s) or 0.0
+
+    def rate(self, key: Key) -> float | None:
+        """Increase per second. None: not observed."""
+        return _quotient(self.increases.get(key), self.window_s)
+
+    def requests(self, model: str) -> float | None:
+        """Requests that ended. None: not observed."""
+        found = [value for key, value in self.increases.items() if key[:2] == (REQUESTS, model)]
+        return sum(found) if found else None
+
+    def started(self, model: str) -> float | None:
+        """Requests that started; those that ended where frontends do not count them. None: not observed."""
+        started = self.increases.get((STARTED, model))
+        return self.requests(model) if started is None else started
+
+    def buckets(self, histogram: str, model: str) -> list[tuple[float, float]]:
+        """(upper bound, cumulative count) of a histogram."""
+        name = f"{histogram}_bucket"
+        return [(float(key[2]), count) for key, count in self.increases.items() if key[0] == name and key[1] == model]
+
+
+class WindowKeeper:
+    """Compares the newest scrape with older ones. Keeps about KEPT scrapes of a window."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._kept: deque[tuple[float, Mapping[str, Samples]]] = deque()
+        self._newest: Mapping[str, Samples] = {}
+        self._starts = RecentStarts()
+
+    def add(self, now_s: float, newest: Mapping[str, Samples]) -> Window:
+        """Takes a scrape, by instance. The first one gives gauges only, in a window of length 0."""
+        self._starts.add(now_s, increase(self._newest, newest))
+        self._newest = newest
+        if not self._kept or now_s - self._kept[-1][0] >= self._window_s / KEPT:
+            self._kept.append((now_s, newest))
+        # Keeps one scrape outside of the window, so that the window is never shorter than `window_s`.
+        while len(self._kept) > 2 and self._kept[1][0] <= now_s - self._window_s:
+            self._kept.popleft()
+        began_s, oldest = self._kept[0]
+        return Window(
+            window_s=now_s - began_s,
+            increases=increase(oldest, newest),
+            gauges=summed_gauges(newest.values()),
+            workers=count_workers(newest.values()),
+            has_changed_fleet=newest.keys() != oldest.keys(),
+            recent_rates=self._starts.rates(now_s),
+        )
+
+
+class RecentStarts:
+    """Requests that started between two scrapes, of the newest RECENT_S."""
+
+    def __init__(self) -> None:
+        self._began_s: float | None = None
+        self._counts: deque[tuple[float, Mapping[str, float]]] = deque()
+
+    def add(self, now_s: float, increases: Samples) -> None:
+        if self._began_s is None:
+            self._began_s = now_s
+            return
+        self._counts.append((now_s, {key[1]: count for key, count in increases.items() if key[0] == STARTED}))
+        while self._counts[0][0] <= now_s - RECENT_S:
+            self._began_s = self._counts.popleft()[0]
+
+    def rates(self, now_s: float) -> Mapping[str, float]:
+        """Returns the rate of each model: the mean of the time that is kept, or what the newest seconds show beyond chance.
+
+        Of n Poisson arrivals at least n - 2 sqrt(n) are expected in 98 % of such times; a burst stands out within seconds.
+        """
+        if self._began_s is None or now_s <= self._began_s:
+            return {}
+        rates: dict[str, float] = {}
+        for model in {model for _, counts in self._counts for model in counts}:
+            total, began_s = 0.0, now_s
+            best = sum(counts.get(model, 0.0) for _, counts in self._counts) / (now_s - self._began_s)
+            befores = [at_s for at_s, _ in self._counts][-2::-1]
+            for (_, counts), began_s in zip(reversed(self._counts), [*befores, self._began_s], strict=True):
+                total += counts.get(model, 0.0)
+                if now_s - began_s >= BURST_S:
+                    best = max(best, (total - 2 * math.sqrt(total)) / (now_s - began_s))
+            rates[model] = best
+        return rates
+
+
+def count_workers(scrapes: Iterable[Samples]) -> dict[tuple[str, str], int]:
+    """Counts the scrapes that are workers', by model and role."""
+    return dict(Counter((key[1], key[2]) for samples in scrapes for key in samples if key[0] == RUNNING))
 
 
 def increase(older: Mapping[str, Samples], newer: Mapping[str, Samples]) -> dict[Key, float]:
@@ -123,7 +248,8 @@ def pools(window: Window | None, instances: Iterable[Instance]) -> list[PoolRepo
 
 def latencies(window: Window) -> list[LatencyReport]:
     """Returns one latency per model in the metrics of frontends, sorted by name."""
-    return [_latency(window, model) for model in sorted({key[1] for key in window.increases if key[0] == REQUESTS})]
+    counted = (REQUESTS, STARTED)
+    return [_latency(window, model) for model in sorted({key[1] for key in window.increases if key[0] in counted})]
 
 
 def _pool(window: Window | None, model: str, role: Role, members: Sequence[Instance]) -> PoolReport:
@@ -138,27 +264,45 @@ def _pool(window: Window | None, model: str, role: Role, members: Sequence[Insta
         running_requests=round(gauges.get((RUNNING, model, role), 0.0)),
         waiting_requests=round(gauges.get((WAITING, model, role), 0.0)),
         kv_usage=gauges.get((BLOCKS_USED, model, role), 0.0) / total if total else None,
-        prompt_tokens_per_s=_rate(window, (WORKER_PROMPT_TOKENS, model, role)),
-        output_tokens_per_s=_rate(window, (WORKER_OUTPUT_TOKENS, model, role)),
+        prompt_tokens_per_s=window.rate((WORKER_PROMPT_TOKENS, model, role)) if window is not None else None,
+        output_tokens_per_s=window.rate((WORKER_OUTPUT_TOKENS, model, role)) if window is not None else None,
+        waiting_prompt_tokens=gauges.get((WAITING_TOKENS, model, role)),
     )
 
 
 def _latency(window: Window, model: str) -> LatencyReport:
-    requests = window.increases.get((REQUESTS, model))
+    started, ended = window.started(model), window.requests(model)
+    failed = sum(
+        count for key, count in window.increases.items() if key[:2] == (REQUESTS, model) and _is_failure(key[2])
+    )
+    cached = _sum_of_roles(window, WORKER_CACHED_TOKENS, model)
+    computed = _sum_of_roles(window, WORKER_PROMPT_TOKENS, model)
     return LatencyReport(
         model=model,
-        requests_per_s=_rate(window, (REQUESTS, model)),
+        requests_per_s=_quotient(started, window.window_s),
         ttft_mean_s=_mean(window, TTFT, model),
-        ttft_p99_s=quantile(0.99, _buckets(window, TTFT, model)),
+        ttft_p99_s=quantile(0.99, window.buckets(TTFT, model)),
         itl_mean_s=_mean(window, ITL, model),
-        itl_p99_s=quantile(0.99, _buckets(window, ITL, model)),
-        prompt_tokens_mean=_quotient(window.increases.get((PROMPT_TOKENS, model)), requests),
-        output_tokens_mean=_quotient(window.increases.get((OUTPUT_TOKENS, model)), requests),
+        itl_p99_s=quantile(0.99, window.buckets(ITL, model)),
+        prompt_tokens_mean=_quotient(window.increases.get((PROMPT_TOKENS, model)), started),
+        output_tokens_mean=_quotient(window.increases.get((OUTPUT_TOKENS, model)), ended),
+        hit_rate=None if cached is None else _quotient(cached, cached + (computed or 0.0)),
+        queue_wait_mean_s=_quotient(
+            window.increases.get((f"{QUEUE_WAIT}_sum",)), window.increases.get((f"{QUEUE_WAIT}_count",))
+        ),
+        queued_requests=window.gauges.get((QUEUED,)),
+        failed_rate=_quotient(failed, ended),
     )
 
 
-def _rate(window: Window | None, key: Key) -> float | None:
-    return _quotient(window.increases.get(key), window.window_s) if window is not None else None
+def _is_failure(code: str) -> bool:
+    """Whether the mesh failed or refused the request; other 4xx codes are the client's."""
+    return code.startswith("5") or code == "429"
+
+
+def _sum_of_roles(window: Window, name: str, model: str) -> float | None:
+    found = [value for key, value in window.increases.items() if key[:2] == (name, model)]
+    return sum(found) if found else None
 
 
 def _mean(window: Window, histogram: str, model: str) -> float | None:
@@ -169,8 +313,3 @@ def _mean(window: Window, histogram: str, model: str) -> float | None:
 
 def _quotient(value: float | None, by: float | None) -> float | None:
     return None if value is None or not by else value / by
-
-
-def _buckets(window: Window, histogram: str, model: str) -> list[tuple[float, float]]:
-    name = f"{histogram}_bucket"
-    return [(float(key[2]), count) for key, count in window.increases.items() if key[0] == name and key[1] == model]

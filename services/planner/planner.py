@@ -1,65 +1,124 @@
-"""The planner's loop: observes the registry and the metrics each interval and keeps the newest plan."""
+"""The planner's loop: observes the registry and the metrics each interval, decides, acts, and keeps the newest plan."""
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from kvmesh.clock import Clock
-from kvmesh.core.plan import PlanReport
-from kvmesh.core.planning import Targets
+from kvmesh.core import Role
+from kvmesh.core.plan import LatencyReport, PlanReport, PoolReport
+from kvmesh.core.planning import Decision, DecisionOutcome, PoolState, Shape, Targets
+from kvmesh.core.whatif import SimulationRequest
 from kvmesh.discovery.base import SERVICES, Instance, Registry, View
 from kvmesh.errors import MeshError, OverloadedError
+from services.planner.act import Actuator
+from services.planner.connectors.base import Connector
+from services.planner.connectors.none import NoConnector
+from services.planner.decide.model_planner import ModelPlanner
+from services.planner.decisions import DecisionLog
 from services.planner.metrics import PlannerMetrics
+from services.planner.observation import ModelObservation, ObservationLimits, observe_model
 from services.planner.observe import MetricsSource
-from services.planner.plan import latencies, pools
+from services.planner.plan import Window, latencies, pools
+from services.planner.settings import PlannerSettings
+from services.planner.sizing.speed import Speed, profile_of
+from services.planner.speeds import WorkerSpeeds
 
 log = logging.getLogger(__name__)
-MODE = "observe"
 MODELS_MAX = 256
 """Models with targets. SetTargets could otherwise fill the memory."""
 
 
+class PlannerLead(Protocol):
+    """Which planner acts; see LeaderElection. `fencing_token` 0: this one does not. `leader_id` empty: none, or unknown."""
+
+    leader_id: str
+
+    @property
+    def fencing_token(self) -> int: ...
+
+
+class NoLead:
+    """A planner that never acts."""
+
+    leader_id = ""
+    fencing_token = 0
+
+
 class Planner:
-    """Observes the mesh and reports. It does not act."""
+    """Observes the mesh and reports. In the modes `dry_run` and `act` it decides; in `act` the leader carries decisions out."""
 
     def __init__(
-        self, registry: Registry, source: MetricsSource, metrics: PlannerMetrics, clock: Clock, *, interval_s: float
+        self,
+        registry: Registry,
+        source: MetricsSource,
+        metrics: PlannerMetrics,
+        clock: Clock,
+        settings: PlannerSettings,
+        *,
+        speeds: WorkerSpeeds | None = None,
+        connector: Connector | None = None,
+        lead: PlannerLead | None = None,
     ) -> None:
         self._registry = registry
         self._source = source
         self._metrics = metrics
         self._clock = clock
-        self._interval_s = interval_s
+        self._settings = settings
+        self._speeds = speeds
+        self._connector = connector or NoConnector()
+        self._lead = lead or NoLead()
+        self._actuator = Actuator(
+            self._connector,
+            self._lead,
+            acts=settings.mode == "act",
+            call_timeout_s=settings.connector_timeout_s,
+        )
         self._problems: frozenset[str] = frozenset()
         self._targets: dict[str, Targets] = {}
+        self._models: dict[str, ModelPlanner] = {}
+        self._known_speeds: Mapping[str, Speed] = {}
+        self._log = DecisionLog()
+        self._decided = 0
         self._changed = asyncio.Event()
         self.has_stopped = False
-        self.newest = PlanReport(mode=MODE, source=source.name, problems=("nothing has been observed yet",))
+        self.newest = PlanReport(mode=settings.mode, source=source.name, problems=("nothing has been observed yet",))
 
     async def start(self) -> None:
         """Does nothing: a plan without an observation says so."""
 
     async def run(self) -> None:
-        """Observes each interval, until cancelled."""
+        """Observes and decides each interval, until cancelled."""
         while True:
             began_s = self._clock.now()
             await self.observe()
-            await self._clock.sleep(max(0.1, self._interval_s - (self._clock.now() - began_s)))
+            await self._clock.sleep(max(0.1, self._settings.interval_s - (self._clock.now() - began_s)))
 
     async def observe(self) -> PlanReport:
         """Makes one observation and returns its plan. Pools come from the registry, so that pools without metrics are included."""
-        instances, registry_problems = await self._instances()
+        instances, problems = await self._instances()
         observation = await self._source.observe(instances)
-        problems = (*registry_problems, *observation.problems)
+        problems += observation.problems
+        found = pools(observation.window, instances)
+        seen = latencies(observation.window) if observation.window is not None else []
+        models = self._observe_models(observation.window, found, seen)
+        if self._speeds is not None:
+            self._known_speeds = await self._speeds.update(instances)
+        if self._settings.mode != "observe":
+            problems += await self._decide(models)
         report = PlanReport(
-            mode=MODE,
+            mode=self._settings.mode,
             source=self._source.name,
             observed_at_s=self._clock.wall(),
-            pools=pools(observation.window, instances),
-            latencies=latencies(observation.window) if observation.window is not None else (),
-            problems=problems,
-            targets=self.targets,
+            pools=tuple(self._planned(pool) for pool in found),
+            latencies=tuple(replace(each, state=models[each.model].state) for each in seen),
+            problems=tuple(problems),
+            targets=tuple(self.targets),
+            decisions=tuple(self._log.newest_first()),
+            is_leader=self._settings.mode == "act" and bool(self._lead.fencing_token),
+            leader_id=self._lead.leader_id,
         )
         self._publish(report)
         self._metrics.record_observation(len(problems))
@@ -69,14 +128,29 @@ class Planner:
     @property
     def targets(self) -> Sequence[Targets]:
         """The targets of all models, sorted by model."""
-        return [self._targets[model] for model in sorted(self._targets)]
+        known = {model: self.targets_of(model) for model in (*self._models, *self._targets)}
+        return [targets for _, targets in sorted(known.items()) if targets is not None]
+
+    def targets_of(self, model: str) -> Targets | None:
+        return self._targets.get(model) or self._settings.targets.of_model(model)
 
     def set_targets(self, targets: Targets) -> None:
         """Replaces the targets of a model. The next plan follows them. Raises OverloadedError beyond MODELS_MAX models."""
         if targets.model not in self._targets and len(self._targets) >= MODELS_MAX:
-            raise OverloadedError(f"there are targets for {MODELS_MAX} models already", reason="targets_full")
+            raise OverloadedError(
+                f"there are targets for {MODELS_MAX} models already", reason="targets_full", retry_after_s=60.0
+            )
         self._targets[targets.model] = targets
         self._publish(replace(self.newest, targets=self.targets))
+
+    def complete(self, request: SimulationRequest) -> SimulationRequest:
+        """Adds the model's present targets and speed to a request that has none."""
+        speed = self._known_speeds.get(request.model)
+        return replace(
+            request,
+            targets=request.targets or self.targets_of(request.model),
+            profile=request.profile or (profile_of(speed) if speed is not None else None),
+        )
 
     async def wait_plan(self, *, after: PlanReport | None) -> PlanReport:
         """Waits until the newest plan is another one than `after`, or the planner stops. Returns the newest plan."""
@@ -92,6 +166,64 @@ class Planner:
     async def aclose(self) -> None:
         """Ends all waits; the runner cancels `run`."""
         self.end_watches()
+
+    def _observe_models(
+        self, window: Window | None, found: Sequence[PoolReport], seen: Sequence[LatencyReport]
+    ) -> Mapping[str, ModelObservation]:
+        limits = ObservationLimits(age_s_max=self._settings.age_s_max)
+        by_model = {each.model: each for each in seen}
+        names = sorted({pool.model for pool in found} | set(by_model))
+        return {model: observe_model(model, window, found, by_model.get(model), limits) for model in names}
+
+    async def _decide(self, models: Mapping[str, ModelObservation]) -> list[str]:
+        """Decides for each model that has workers. Returns the problems."""
+        wanted, problems = await self._wanted()
+        for model, observation in models.items():
+            if observation.ready.prefill_workers or observation.ready.decode_workers or model in self._models:
+                await self._decide_model(observation, self._known_speeds.get(model), wanted.get(model))
+        await self._actuator.repeat_deflections({model: planner.deflection for model, planner in self._models.items()})
+        return problems
+
+    async def _decide_model(self, observation: ModelObservation, speed: Speed | None, wanted: Shape | None) -> None:
+        model, now_s = observation.model, self._clock.now()
+        planner = self._models.setdefault(model, ModelPlanner(model, self._settings.decide))
+        choice, inputs = planner.tick(
+            observation, targets=self.targets_of(model), speed=speed, wanted=wanted, now_s=now_s
+        )
+        self._decided += 1
+        decision = Decision(
+            number=self._decided,
+            model=model,
+            decided_at_s=self._clock.wall(),
+            action=choice.action,
+            reason=choice.reason,
+            detail=choice.detail,
+            inputs=inputs,
+            alternatives=choice.alternatives,
+        )
+        decision = await self._actuator.apply(decision)
+        if decision.outcome is DecisionOutcome.ACCEPTED:
+            planner.accept(decision, now_s)
+        is_new = self._log.add(decision)
+        self._metrics.record_decision(decision, is_new=is_new)
+        if is_new:
+            log.info("decided", extra={"data": _logged(decision)})
+
+    async def _wanted(self) -> tuple[Mapping[str, Shape], list[str]]:
+        """Returns the sizes that the connector was last asked for, by model."""
+        try:
+            states = await self._connector.pools(timeout_s=self._settings.connector_timeout_s)
+        except MeshError as error:
+            return {}, [f"the connector {self._connector.name} does not answer: {error.message}"]
+        return wanted_shapes(states), []
+
+    def _planned(self, pool: PoolReport) -> PoolReport:
+        decision = self._log.newest(pool.model)
+        if decision is None:
+            return pool
+        shape = decision.shape
+        is_prefill = pool.role is Role.PREFILL
+        return replace(pool, workers_planned=shape.prefill_workers if is_prefill else shape.decode_workers)
 
     def _publish(self, report: PlanReport) -> None:
         self.newest = report
@@ -114,3 +246,27 @@ class Planner:
         for problem in sorted(frozenset(problems) - self._problems):
             log.warning("observation_problem", extra={"data": {"problem": problem}})
         self._problems = frozenset(problems)
+
+
+def wanted_shapes(states: Sequence[PoolState]) -> dict[str, Shape]:
+    """The wanted sizes by model."""
+    sizes: dict[str, dict[Role, int]] = {}
+    for state in states:
+        sizes.setdefault(state.model, {})[state.role] = state.workers_wanted
+    return {
+        model: Shape(prefill_workers=found.get(Role.PREFILL, 0), decode_workers=found.get(Role.DECODE, 0))
+        for model, found in sizes.items()
+    }
+
+
+def _logged(decision: Decision) -> dict[str, object]:
+    shape = decision.shape
+    return {
+        "model": decision.model,
+        "action": decision.action.value,
+        "reason": decision.reason,
+        "outcome": decision.outcome.value,
+        "prefill_workers": shape.prefill_workers,
+        "decode_workers": shape.decode_workers,
+        "deflect_tokens": shape.deflect_tokens,
+    }

@@ -9,9 +9,11 @@ from grpc.aio import Server, ServicerContext
 from kvmesh.api.planner.v1 import planner_pb2 as pb
 from kvmesh.api.planner.v1 import planner_pb2_grpc
 from kvmesh.core.plan import PlanReport
-from kvmesh.errors import InvalidRequestError, UnavailableError, UnsupportedError
+from kvmesh.errors import InvalidRequestError, UnavailableError
 from kvmesh.rpc.codec.planner import from_targets, to_plan, to_targets
+from kvmesh.rpc.codec.whatif import from_simulation_request, to_simulation_outcome
 from services.planner.planner import Planner
+from services.planner.simulations import SimulationRunner
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["PlannerService"].full_name
 
@@ -19,8 +21,9 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["PlannerService"].full_name
 class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
     """Serves the plans of a planner."""
 
-    def __init__(self, planner: Planner) -> None:
+    def __init__(self, planner: Planner, simulations: SimulationRunner | None = None) -> None:
         self._planner = planner
+        self._simulations = simulations or SimulationRunner()
 
     def add_to(self, server: Server) -> None:
         """Adds the service to a server that is not started yet."""
@@ -53,8 +56,10 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
         return pb.SetTargetsResponse(targets=to_targets(targets))
 
     async def Simulate(self, request: pb.SimulateRequest, context: ServicerContext[Any, Any]) -> pb.SimulateResponse:
-        """Refuses: this planner has no model of the workers."""
-        raise UnsupportedError("this planner only observes; it cannot size pools", reason="planner_only_observes")
+        """Simulates with the model's targets and speed where the request has none."""
+        asked = from_simulation_request(request)
+        outcome = await self._simulations.run(self._planner.complete(asked), timeout_s=context.time_remaining())
+        return to_simulation_outcome(outcome)
 
 
 def select_model(plan: PlanReport, model: str) -> PlanReport:

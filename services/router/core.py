@@ -385,7 +385,7 @@ def _has_unseen_blocks(target: Target, ask: Ask) -> bool:
 def _placement(reservation: Reservation, decision: PlacementDecision) -> Placement:
     prefill, address = decision.prefill, ""
     if prefill is not None and decision.handoff is Handoff.RENDEZVOUS and prefill.worker.description is not None:
-        address = prefill.worker.description.rendezvous_address
+        address = prefill.worker.description.rendezvous_address_of(prefill.rank)
     return Placement(
         reservation_id=reservation.reservation_id,
         decode=decision.decode.ref,

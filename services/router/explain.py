@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from math import isfinite
 
-from kvmesh.core import Ask, Candidate, Explanation, Placement, Report, ReportKind, Role
+from kvmesh.core import Ask, Candidate, EarlierPlacement, Explanation, Placement, Report, ReportKind, Role
 from kvmesh.core.routing import SETTLING
 from kvmesh.errors import MeshError, OverloadedError
 from services.router.placement.bad_pairs import KV_PATH_FAILING
@@ -22,6 +22,8 @@ from services.router.workers.worker import RegisteredWorker, Target
 
 REPORTS_MAX = 16
 """Reports that a record keeps; a request has three or four."""
+EARLIER_MAX = 16
+"""Placements of a request before its newest one that a record keeps."""
 CANDIDATES_MAX = 256
 """Candidates in one answer, and as many removed ones."""
 
@@ -41,6 +43,8 @@ class DecisionRecord:
     placement: Placement | None = None
     error: MeshError | None = None
     reports: list[Report] = field(default_factory=list)
+    earlier: Sequence[EarlierPlacement] = ()
+    """The request's placements before this one, oldest first."""
 
     def refuse(self, error: MeshError, placer: Placer) -> None:
         self.error = error
@@ -62,7 +66,7 @@ class DecisionRecord:
 
 
 class DecisionHistory:
-    """The newest decisions. A request that is placed again replaces its older decision."""
+    """The newest decisions. That of a request which is placed again keeps a summary of those before it."""
 
     def __init__(self, records_max: int) -> None:
         self._records: OrderedDict[str, DecisionRecord] = OrderedDict()
@@ -72,6 +76,8 @@ class DecisionHistory:
         if self._records_max == 0:
             return
         records, request_id = self._records, record.ask.request_id
+        if record.ask.attempt and (before := records.get(request_id)) is not None and before is not record:
+            record.earlier = _with_earlier(before, record.ask.attempt)
         records[request_id] = record
         records.move_to_end(request_id)
         if len(records) > self._records_max:
@@ -96,6 +102,21 @@ class DecisionHistory:
         return record
 
 
+def _with_earlier(before: DecisionRecord, attempt: int) -> Sequence[EarlierPlacement]:
+    """The placements before `attempt`. An ask that is repeated at another router has its number, and replaces it."""
+    if before.ask.attempt >= attempt:
+        return before.earlier
+    summary = EarlierPlacement(
+        attempt=before.ask.attempt,
+        decided_at_s=before.decided_at_s,
+        placement=before.placement,
+        error=before.error,
+        reports=before.reports,
+        prompt_tokens=before.ask.prompt_tokens,
+    )
+    return [*before.earlier, summary][-EARLIER_MAX:]
+
+
 def explain(record: DecisionRecord) -> Explanation:
     """The explanation of a decision."""
     return Explanation(
@@ -111,6 +132,9 @@ def explain(record: DecisionRecord) -> Explanation:
         observed_ttft_s=record.observed_ttft_s,
         queued_s=record.queued_s,
         cost_unit=record.policy.cost_unit,
+        attempt=record.ask.attempt,
+        prompt_tokens=record.ask.prompt_tokens,
+        earlier=record.earlier,
     )
 
 

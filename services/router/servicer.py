@@ -162,7 +162,9 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self._fence.check(request.fencing_token)
         deflect_tokens = self._core.placer.deflect_tokens
         if model not in deflect_tokens and len(deflect_tokens) >= DEFLECTED_MODELS_MAX:
-            raise OverloadedError(f"{DEFLECTED_MODELS_MAX} models have a bound already", reason="deflections_full")
+            raise OverloadedError(
+                f"{DEFLECTED_MODELS_MAX} models have a bound already", reason="deflections_full", retry_after_s=60.0
+            )
         self._core.placer.set_deflection(model, request.tokens)
         return pb.SetDeflectionResponse()
 

@@ -1,4 +1,4 @@
-"""A mesh of real processes on simulated engines, each of which can be killed, stopped, continued and started again."""
+"""A mesh of real processes, each of which can be killed, stopped, continued and started again. Its engines are simulated by default."""
 
 import asyncio
 import signal
@@ -91,6 +91,15 @@ class ProcessMesh:
                         return
                 await asyncio.sleep(POLL_S)
 
+    async def frontend_metric(self, name: str) -> float:
+        """The sum of a counter of the frontend over its labels."""
+        for each in (await self.registry.instances(FRONTEND)).instances:
+            url = f"http://{each.host}:{each.meta['metrics_port']}/metrics"
+            async with aiohttp.ClientSession() as session, session.get(url) as response:
+                lines = (await response.text()).splitlines()
+            return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
+        return 0.0
+
     def logs(self) -> str:
         """The end of every log, for a failure's message."""
         paths = sorted(self.directory.glob("*.log"))
@@ -118,6 +127,7 @@ def fork_spares(count: int) -> Sequence[Forked]:
 async def process_mesh(
     directory: Path,
     *,
+    engine: str = "simulated",
     prefill: int = 1,
     decode: int = 2,
     routers: int = 2,
@@ -133,7 +143,7 @@ async def process_mesh(
         stack.push_async_callback(agent.aclose)
         plan = plan_mesh(
             MeshShape(
-                engine="simulated",
+                engine=engine,
                 model=MODEL,
                 served_name="",
                 prefill=prefill,

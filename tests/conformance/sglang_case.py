@@ -1,7 +1,7 @@
 """SGLang engines for the conformance suite: each engine process is a fork of one that has SGLang imported."""
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from random import Random
@@ -35,9 +35,9 @@ class ForkedHost:
         return await self._server.wait(self._child)
 
 
-def forking_launch(server: ForkServer, log: str) -> Launch:
+def forking_launch(server: ForkServer, log: str, env: Mapping[str, str] | None = None) -> Launch:
     async def launch(arguments: Sequence[str]) -> HostProcess:
-        return ForkedHost(server, await server.spawn(HOST_MODULE, arguments, log=log))
+        return ForkedHost(server, await server.spawn(HOST_MODULE, arguments, env=env, log=log))
 
     return launch
 

@@ -37,6 +37,16 @@ SINGLE_TOKENS: list[dict[str, Any]] = [
     {"repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.5},
 ]
 
+CONTINUED: list[tuple[str, dict[str, Any]]] = [
+    ("continuation", {"logprobs": 3}),
+    ("continuation", {"logit_bias": ((7, 5.0), (9, 5.0))}),
+    ("continuation", {"min_tokens": 12, "stop_token_ids": tuple(range(3, 99, 2))}),
+    ("continued_penalties", {"presence_penalty": 1.0, "frequency_penalty": 1.5}),
+    ("continued_penalties", {"repetition_penalty": 1.5, "presence_penalty": 0.5}),
+    ("continued_seed", {"temperature": 1.0, "seed": 11, "top_p": 0.9}),
+]
+"""The feature that each needs, and sampling whose next token depends on how many and which tokens were output before."""
+
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=CASES)
 async def fleet(request: pytest.FixtureRequest) -> AsyncIterator[Fleet]:
@@ -93,6 +103,39 @@ class TestTokens:
         for done in (1, 7, 19):
             rest = replace(generation, emitted_token_ids=whole[:done])
             assert (await fleet.answer(rest)).tokens == whole[done:]
+
+    @pytest.mark.parametrize(
+        ("feature", "sampling"),
+        [
+            pytest.param(feature, sampling, marks=pytest.mark.proves(feature), id=f"{feature}-{'-'.join(sampling)}")
+            for feature, sampling in CONTINUED
+        ],
+    )
+    async def test_a_continuation_depends_on_all_output(
+        self, fleet: Fleet, feature: str, sampling: dict[str, Any]
+    ) -> None:
+        """Emitted tokens count as output, on an engine that computes the prompt and on one that gets it handed over.
+
+        An engine that cannot do that refuses the leg and names the field.
+        """
+        generation = fleet.greedy(2.4, max_tokens=24, **sampling)
+        whole = await fleet.alone.run(generation)
+        rest = [replace(generation, emitted_token_ids=whole.tokens[:done]) for done in (1, 9, len(whole.tokens) - 1)]
+        if feature not in fleet.decode.engine.describe().capabilities.features and feature != "continuation":
+            with pytest.raises(UnsupportedError) as caught:
+                fleet.alone.submit(rest[1])
+            assert caught.value.field.removeprefix("generation.sampling.") in sampling
+            return
+        for each in rest:
+            done = len(each.emitted_token_ids)
+            for record in (await fleet.answer(each), await fleet.hand_over(each)):
+                assert record.tokens == whole.tokens[done:], done
+                assert len(record.logprobs) == len(whole.logprobs[done:])
+                for entry, expected in zip(record.logprobs, whole.logprobs[done:], strict=True):
+                    # A prompt and single tokens are computed by other sums.
+                    assert entry.logprob == pytest.approx(expected.logprob, abs=1e-3)
+                    assert [i for i, _ in entry.alternatives] == [i for i, _ in expected.alternatives]
+                assert record.done.reason is whole.done.reason
 
     async def test_continuation_by_handoff_gives_the_same_tokens(self, fleet: Fleet) -> None:
         """Both legs of a continuation see the emitted tokens."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from kvmesh.errors import KvLostError
 from kvmesh.kv.nixl_transport import NixlTransport
+from kvmesh.lifecycle import end_process
 
 SIZE = 8 << 20
 """More than a socket's buffers hold: a source that stands still cannot have sent it all."""
@@ -65,3 +66,4 @@ async def pull(transport: NixlTransport, peer: bytes, timeout_s: float) -> str:
 
 if __name__ == "__main__":
     asyncio.run(main(sys.argv[1]))
+    end_process(0)

@@ -120,6 +120,39 @@ async def running_mesh(
         assert not alive, f"left behind: {alive}"
 
 
+@asynccontextmanager
+async def joined_workers(
+    mesh: RunningMesh, directory: Path, *argv: str, ready_timeout_s: float = 90.0
+) -> AsyncIterator[RunningMesh]:
+    """Workers of another `kvmesh up` that join the mesh. Waits until they are registered, stops them at the end."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "kvmesh.cli",
+        "up",
+        *("--join", mesh.registry, *mesh.flags[2:], "--run-dir", str(directory), *argv),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+    )
+    joined = RunningMesh(process=process, directory=directory, registry=mesh.registry, url=mesh.url, target=mesh.target)
+    reader = asyncio.create_task(_read_lines(process, joined.output))
+    try:
+        await wait_until(
+            lambda: process.returncode is not None or any("ready after" in line for line in joined.output),
+            ready_timeout_s,
+            joined.logs(),
+        )
+        assert process.returncode is None, joined.logs()
+        yield joined
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGINT)
+        await asyncio.wait_for(process.wait(), 60)
+        reader.cancel()
+
+
 async def _wait_ready(mesh: RunningMesh) -> None:
     state = mesh.directory / "mesh.json"
     while not state.exists():

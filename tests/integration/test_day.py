@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from bench.day import Hour, day_requests, memory_rows
-from bench.traces import TraceRequest
+from services.whatif.traces import TraceRequest
 from tests.integration.test_bench import run_module
 
 TRACE = [TraceRequest(at_s=at_s, prompt_tokens=10, output_tokens=1) for at_s in (0.0, 10.0, 30.0)]

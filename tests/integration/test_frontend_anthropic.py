@@ -12,7 +12,7 @@ from kvmesh.core import ConstraintKind, Generation
 from kvmesh.errors import LostError, OverloadedError
 from services.frontend.models import ServedModel
 from tests.frontend_apps import RunningApps, running_apps
-from tests.frontend_mesh import FakeMesh, Faults, served_model, tokens_of, write_model
+from tests.frontend_mesh import CUT_OFF, FakeMesh, Faults, cut_off, served_model, tokens_of, write_model
 
 PATH, COUNT_PATH = "/v1/messages", "/v1/messages/count_tokens"
 TEXT = "Hello! naïve café 日本語 🙂👍🏽 one two three"
@@ -212,7 +212,12 @@ async def test_failures_have_anthropics_shape(model: ServedModel, tmp_path: Path
     """Statuses that its client knows, and an error event inside a stream."""
     cases: list[tuple[Faults, int, str, type[anthropic.APIStatusError]]] = [
         (Faults(place=[OverloadedError("full", retry_after_s=2)]), 503, "overloaded_error", anthropic.APIStatusError),
-        (Faults(prefill=[LostError("gone")] * 8), 502, "api_error", anthropic.InternalServerError),
+        (
+            Faults(prefill=[LostError("gone", reason="worker_silent")] * 8),
+            502,
+            "api_error",
+            anthropic.InternalServerError,
+        ),
     ]
     for faults, status, word, kind in cases:
         mesh = FakeMesh(answer=lambda _: [2], faults=faults)
@@ -223,10 +228,10 @@ async def test_failures_have_anthropics_shape(model: ServedModel, tmp_path: Path
             assert caught.value.status_code == status
             assert caught.value.body["error"]["type"] == word  # type: ignore[index]
     tokens = tokens_of(model.text, TEXT)
-    mesh = FakeMesh(answer=lambda _: tokens, faults=Faults(leg_after=4, leg_error=LostError("the worker is gone")))
+    mesh = FakeMesh(answer=lambda _: tokens, faults=cut_off(4))
     async with running_apps([model], mesh, tmp_path) as running:
         name, data = (await running.events(PATH, BODY))[-1]
-        assert (name, data["error"]) == ("error", {"type": "api_error", "message": "the worker is gone"})
+        assert (name, data["error"]) == ("error", {"type": "api_error", "message": CUT_OFF})
 
 
 BAD: list[tuple[dict[str, Any], str]] = [

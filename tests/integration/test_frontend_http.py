@@ -29,7 +29,17 @@ from services.frontend.models import ServedModel
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.request import Conversation
 from services.frontend.settings import HttpSettings, PipelineSettings
-from tests.frontend_mesh import EOS, FakeMesh, Faults, StaticModels, served_model, tokens_of, write_model
+from tests.frontend_mesh import (
+    CUT_OFF,
+    EOS,
+    FakeMesh,
+    Faults,
+    StaticModels,
+    cut_off,
+    served_model,
+    tokens_of,
+    write_model,
+)
 from tests.patience import PATIENCE_S
 
 TEXT = "Hello! naïve café 日本語 🙂👍🏽 one two three"
@@ -609,7 +619,7 @@ async def test_failures_before_the_first_token_are_statuses(model: ServedModel) 
     cases = [
         (Faults(place=[UnavailableError("none", reason="no_worker")]), 503, "no_worker", True),
         (Faults(place=[OverloadedError("full", retry_after_s=2.5)]), 503, "overloaded", True),
-        (Faults(prefill=[LostError("gone")] * 8), 502, "worker_lost", False),
+        (Faults(prefill=[LostError("gone", reason="worker_silent")] * 8), 502, "worker_silent", False),
         (Faults(prefill=[InternalError("a defect")]), 500, "internal", False),
     ]
     for faults, status, code, comes_back in cases:
@@ -626,7 +636,7 @@ async def test_failures_before_the_first_token_are_statuses(model: ServedModel) 
 async def test_a_failure_in_a_stream_is_its_last_event(model: ServedModel) -> None:
     """Typed, without [DONE]. The response is complete, and the next request on the connection is answered."""
     tokens = tokens_of(model.text, TEXT)
-    mesh = FakeMesh(answer=lambda _: tokens, faults=Faults(leg_after=4, leg_error=LostError("the worker is gone")))
+    mesh = FakeMesh(answer=lambda _: tokens, faults=cut_off(4))
     async with frontend([model], mesh) as running:
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
         for is_stream in (True, False):
@@ -635,13 +645,13 @@ async def test_a_failure_in_a_stream_is_its_last_event(model: ServedModel) -> No
                 b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
                 % (CHAT.encode(), len(body), body)
             )
-        assert b"worker_lost" in await reader.readuntil(b"0\r\n\r\n")
+        assert b"cannot_continue" in await reader.readuntil(b"0\r\n\r\n")
         assert b"200 OK" in await reader.readline()
         writer.close()
-        mesh.faults.leg_after = 4
+        mesh.faults = cut_off(4)
         events = await running.events(CHAT, {"model": "tiny", "messages": MESSAGES})
         assert events[-1]["error"] == {
-            "message": "the worker is gone", "type": "server_error", "param": None, "code": "worker_lost",
+            "message": CUT_OFF, "type": "server_error", "param": "generation.sampling.seed", "code": "cannot_continue",
         }  # fmt: skip
         assert "[DONE]" not in events
         assert 'code="502",model="tiny"' in running.metrics()

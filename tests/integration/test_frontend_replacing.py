@@ -1,4 +1,4 @@
-"""A worker is lost in the middle of an answer that is not streamed: every API gives one whole answer, of the second placement alone."""
+"""A worker is lost in the middle of an answer: every API gives the answer that it gives without the loss, streamed or not."""
 
 import json
 import re
@@ -31,7 +31,7 @@ from services.frontend.settings import HttpSettings, KserveSettings
 from services.frontend.text.text_model import load_text_model
 from tests.batch_process import QUICK
 from tests.frontend_apps import AppSettings, RunningApps, running_apps
-from tests.frontend_mesh import FakeMesh, served_model, tokens_of
+from tests.frontend_mesh import FakeMesh, cut_off, served_model, tokens_of
 from tests.integration.test_frontend_batches import jsonl, openai_client, read_lines, start_batch, wait_ended
 from tests.integration.test_frontend_parsers import TEMPLATE, TOOLS, write
 
@@ -96,6 +96,37 @@ def http(path: str, **body: Any) -> Callable[[Served], Awaitable[Any]]:
     return ask
 
 
+def http_stream(path: str, **body: Any) -> Callable[[Served], Awaitable[Any]]:
+    """A streamed request: all its events, those of one choice together."""
+
+    async def ask(served: Served) -> Any:
+        async with served.apps.session.post(
+            served.apps.url + path, json={"model": "tiny", "stream": True, **body}
+        ) as response:
+            text = await response.text()
+        events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+        assert len(events) > 4, text
+        return sorted(events, key=choice_of)
+
+    return ask
+
+
+def choice_of(event: Any) -> int:
+    """The number of the event's choice; others come last."""
+    return event["choices"][0]["index"] if event.get("choices") else 99
+
+
+async def grpc_stream(served: Served) -> Any:
+    sampling = sampling_pb2.SamplingParams(logprobs=1)
+    options = pb.GenerationOptions(stream=True, return_token_ids=True, sampling=sampling)
+    # A message has all tokens since the one before it was read.
+    text, token_ids, last = "", [], None
+    async for last in served.grpc.Generate(pb.GenerateRequest(model="tiny", text="Hi", options=options)):
+        text += last.text
+        token_ids += last.token_ids
+    return text, token_ids, last.finish_reason, last.usage
+
+
 async def grpc_generate(served: Served) -> Any:
     sampling = sampling_pb2.SamplingParams(logprobs=1)
     options = pb.GenerationOptions(stream=False, choices=3, return_token_ids=True, sampling=sampling)
@@ -152,6 +183,13 @@ PATHS: dict[str, Callable[[Served], Awaitable[Any]]] = {
     "grpc chat": grpc_chat,
     "kserve": kserve_infer,
     "batch": batch,
+    "chat stream": http_stream(CHAT, messages=MESSAGES, tools=TOOLS, stream_options={"include_usage": True}),
+    "chat stream n": http_stream(CHAT, messages=MESSAGES, tools=TOOLS, n=3),
+    "chat stream logprobs": http_stream(CHAT, messages=MESSAGES, logprobs=True, top_logprobs=2, return_token_ids=True),
+    "completions stream": http_stream(COMPLETIONS, prompt="Hi", max_tokens=100, stop=["}\n</tool_call>", "d more"]),
+    "responses stream": http_stream("/v1/responses", input="Hi", tools=[{"type": "function", **TOOLS[0]["function"]}], store=False),
+    "messages stream": http_stream("/v1/messages", messages=MESSAGES, max_tokens=200, tools=[{"name": "get_weather", "input_schema": SCHEMA}]),
+    "grpc stream": grpc_stream,
 }  # fmt: skip
 
 
@@ -164,18 +202,32 @@ def comparable(answer: Any) -> str:
 
 @pytest.mark.parametrize("said", [SAID, BROKEN], ids=["calls", "broken"])
 @pytest.mark.parametrize("path", PATHS)
-async def test_every_answer_that_is_not_streamed_begins_anew(
-    served: Served, model: ServedModel, path: str, said: str
-) -> None:
-    """The first placement is lost with much of the answer there, the second one early: the body is that of an undisturbed request."""
+async def test_every_answer_continues(served: Served, model: ServedModel, path: str, said: str) -> None:
+    """Two placements are lost, in the middle of a call and of a character: the answer is that of an undisturbed request.
+
+    Of a stream every event is compared.
+    """
     tokens = tokens_of(model.text, said)
     served.mesh.answer = lambda _: tokens
     expected = comparable(await PATHS[path](served))
     placed = len(served.mesh.asks)
-    served.mesh.faults.legs = [(len(tokens) - 3, LostError("killed")), (5, LostError("killed"))]
+    first = len(tokens_of(model.text, said.partition("}}")[0])) - 8
+    served.mesh.faults.legs = [(first, LostError("killed")), (5, LostError("killed"))]
     assert comparable(await PATHS[path](served)) == expected
-    assert len(served.mesh.asks) > 2 * placed
+    assert len(served.mesh.asks) > placed + 1
     assert not served.mesh.faults.legs
+    continued = [generation for generation in served.mesh.generations if generation.emitted_token_ids]
+    assert first in {len(generation.emitted_token_ids) for generation in continued}
+
+
+@pytest.mark.parametrize("path", ["chat tools", "messages", "batch", "grpc chat"])
+async def test_an_answer_that_is_not_streamed_begins_anew(served: Served, model: ServedModel, path: str) -> None:
+    """If no engine continues it: the body is that of the last placement alone."""
+    tokens = tokens_of(model.text, SAID)
+    expected = comparable(await PATHS[path](served))
+    served.mesh.faults = cut_off(len(tokens) - 3)
+    assert comparable(await PATHS[path](served)) == expected
+    assert not served.mesh.generations[-1].emitted_token_ids
 
 
 @pytest.mark.parametrize("path", ["chat tools", "messages", "responses"])

@@ -15,7 +15,7 @@ from kvmesh.errors import LostError
 from services.frontend.models import ServedModel
 from services.frontend.settings import ResponsesSettings
 from tests.frontend_apps import AppSettings, RunningApps, running_apps
-from tests.frontend_mesh import EOS, FakeMesh, Faults, served_model, tokens_of, write_model
+from tests.frontend_mesh import CUT_OFF, EOS, FakeMesh, Faults, cut_off, served_model, tokens_of, write_model
 
 PATH = "/v1/responses"
 TEXT = "Hello! naïve café 日本語 🙂👍🏽 one two three"
@@ -312,17 +312,17 @@ async def test_logprobs_are_included_on_request(running: RunningApps) -> None:
 async def test_a_failure_in_a_stream_is_its_last_event(model: ServedModel, tmp_path: Path) -> None:
     """response.failed with the error; nothing is stored. Before the first event it is a status."""
     mesh = answering(model)
-    mesh.faults = Faults(leg_after=4, leg_error=LostError("the worker is gone"))
+    mesh.faults = cut_off(4)
     async with running_apps([model], mesh, tmp_path) as running:
         events = await running.events(PATH, BODY)
         name, data = events[-1]
         assert name == "response.failed"
         assert data["response"]["status"] == "failed"
-        assert data["response"]["error"] == {"code": "server_error", "message": "the worker is gone"}
+        assert data["response"]["error"] == {"code": "server_error", "message": CUT_OFF}
         assert (await running.call("GET", f"{PATH}/{data['response']['id']}"))[0] == 404
-        mesh.faults = Faults(prefill=[LostError("gone")] * 8)
+        mesh.faults = Faults(prefill=[LostError("gone", reason="worker_silent")] * 8)
         status, answer, _ = await running.call("POST", PATH, {**BODY, "stream": True})
-        assert (status, answer["error"]["code"]) == (502, "worker_lost")
+        assert (status, answer["error"]["code"]) == (502, "worker_silent")
 
 
 BAD: list[tuple[dict[str, Any], str]] = [

@@ -11,8 +11,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.chaos.kills import Account, Requests, Shape
+from tests.chaos.kills import Account, Requests, Shape, run_vllm
 from tests.chaos.processes import ROOT, process_mesh
+from tests.parts import require_part
 
 STOPPED = (
     (("frontend-0",), 12.0),
@@ -24,11 +25,12 @@ STOPPED = (
 
 
 @pytest.mark.timeout(300)
-async def test_a_worker_is_killed_every_two_seconds() -> None:
-    """Every answer that is not streamed is right; streams are right, or end saying that their worker was lost; none hangs."""
+@pytest.mark.proves("migration", engine="simulated")
+async def test_a_worker_is_killed_every_second() -> None:
+    """Every answer is right, streamed or not, and some were continued on another worker."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "tests.chaos.kills", "--requests", "80", "--in-flight", "20"),
+        *("-m", "tests.chaos.kills", "--requests", "150", "--in-flight", "16"),
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=asyncio.subprocess.PIPE,
@@ -36,6 +38,20 @@ async def test_a_worker_is_killed_every_two_seconds() -> None:
     )
     output, _ = await process.communicate()
     assert process.returncode == 0, output.decode()[-8000:]
+    assert "continued 0 times" not in output.decode()
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(420)
+@pytest.mark.proves("migration", engine="vllm")
+async def test_vllm_workers_are_killed(tmp_path: Path) -> None:
+    """A slice of `python -m tests.chaos.kills --engine vllm`: answers of every kind continue token for token on another worker."""
+    require_part("vllm")
+    require_part("nixl")
+    shape = Shape(requests=36, in_flight=6, tokens=60, pause_s=0.0, seed=5, questions=9)
+    account = await run_vllm(shape, tmp_path, is_short=True)
+    assert not account.problems, account.problems
+    assert account.kills == ["decode-0", "prefill-0"] and account.continued > 0
 
 
 @pytest.mark.timeout(300)
@@ -46,7 +62,9 @@ async def test_processes_that_stood_still(tmp_path: Path) -> None:
     async with process_mesh(tmp_path, engine_argv=("--simulated-time-factor", "1")) as mesh:
         for names, stopped_s in STOPPED:
             account = Account()
-            asking = asyncio.create_task(Requests(mesh.url, shape, account).run())
+            requests = Requests(mesh.url, shape, account)
+            await requests.learn()
+            asking = asyncio.create_task(requests.run())
             await asyncio.sleep(random.uniform(0.05, 0.5))
             for name in names:
                 mesh.stop(name)

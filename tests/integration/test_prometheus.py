@@ -21,6 +21,7 @@ from kvmesh.telemetry import MetricsServer, Telemetry
 from services.planner.metrics import PlannerMetrics
 from services.planner.observe import Fetcher, PrometheusSource, ScrapeSource
 from services.planner.planner import Planner
+from services.planner.settings import PlannerSettings
 from tests.patience import PATIENCE_S
 from tests.servers import Server
 
@@ -120,7 +121,7 @@ async def test_the_planner_scrapes_what_the_registry_lists():
             ScrapeSource(Fetcher(session, timeout_s=2), SystemClock(), window_s=60),
             PlannerMetrics(Telemetry.create("planner").instruments),
             SystemClock(),
-            interval_s=5,
+            PlannerSettings(),
         )
         first = await planner.observe()
         assert first.latencies[0].ttft_mean_s is None
@@ -156,7 +157,7 @@ async def test_prometheus_finds_the_services_and_answers_the_planner(
         server = await asyncio.to_thread(start_prometheus, config)
         source = PrometheusSource(Fetcher(session, timeout_s=2), server.url, SystemClock(), window_s=10)
         planner = Planner(
-            registry, source, PlannerMetrics(Telemetry.create("planner").instruments), SystemClock(), interval_s=5
+            registry, source, PlannerMetrics(Telemetry.create("planner").instruments), SystemClock(), PlannerSettings()
         )
         async with asyncio.timeout(PATIENCE_S):
             while not (plan := await planner.observe()).pools[0].kv_usage:
@@ -181,7 +182,7 @@ async def test_a_prometheus_that_is_gone_is_a_problem_not_a_crash():
     async with listed_services() as (_, registry, _), ClientSession() as session:
         source = PrometheusSource(Fetcher(session, timeout_s=2), "http://127.0.0.1:1", SystemClock(), window_s=10)
         planner = Planner(
-            registry, source, PlannerMetrics(Telemetry.create("planner").instruments), SystemClock(), interval_s=5
+            registry, source, PlannerMetrics(Telemetry.create("planner").instruments), SystemClock(), PlannerSettings()
         )
         plan = await planner.observe()
         assert plan.latencies == ()

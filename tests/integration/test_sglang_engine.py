@@ -15,14 +15,18 @@ import pytest_asyncio
 
 from kvmesh.core import Constraint, ConstraintKind, FinishReason, Generation, LegTask, Rendezvous
 from kvmesh.engines.base import INTERNAL_SALT
+from kvmesh.engines.ranked import RankedEngine
 from kvmesh.engines.sglang.engine import SglangEngine
 from kvmesh.engines.sglang.settings import SglangSettings
 from kvmesh.errors import InvalidRequestError, KvLostError, LostError, UnavailableError, UnsupportedError
+from kvmesh.kv.blocks import block_hashes
+from kvmesh.kv.paths import KvPaths
 from tests.conformance.engine_driver import EngineDriver, greedy
 from tests.conformance.sglang_case import ForkedHost, forking_launch, open_fork_server
 from tests.integration.vllm_model import VOCABULARY, add_tokenizer, make_model
 from tests.parts import require_part
 from tests.patience import PATIENCE_S
+from tests.servers import free_ports
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.sglang, pytest.mark.timeout(300)]
 SCHEMA = '{"type":"object","properties":{"a":{"type":"integer","maximum":9,"minimum":0}},"required":["a"]}'
@@ -37,11 +41,11 @@ class Engines:
         self.log = str(folder / "engines.txt")
         self._random = Random(11)
 
-    async def start(self, **changes: Any) -> EngineDriver:
-        settings = {"model": self.model, "dtype": "float32", "kv_cache_bytes": 16 << 20, **changes}
-        engine = SglangEngine(
-            SglangSettings(**settings), launch=forking_launch(self._server, self.log), random=Random(3)
-        )
+    async def start(self, *, ranks: int = 1, env: dict[str, str] | None = None, **changes: Any) -> EngineDriver:
+        settings = SglangSettings(**{"model": self.model, "dtype": "float32", "kv_cache_bytes": 16 << 20, **changes})
+        launch = forking_launch(self._server, self.log, env)
+        made = [SglangEngine(settings, launch=launch, random=Random(3)) for _ in range(ranks)]
+        engine = made[0] if ranks == 1 else RankedEngine(made, KvPaths(pull_timeout_s=settings.pull_timeout_s))
         driver = EngineDriver(engine, PATIENCE_S)
         self._stack.push_async_callback(driver.aclose)
         return await driver.start()
@@ -274,6 +278,75 @@ async def test_the_fake_backend_serves_no_clients(engines: Engines, pair: tuple[
     await decode.aclose()
     with pytest.raises(InvalidRequestError, match="fake"):
         await engines.start(role="prefill", transfer_backend="fake")
+
+
+async def test_a_wrong_bootstrap_port(engines: Engines, pair: tuple[EngineDriver, EngineDriver]) -> None:
+    """Nobody listens there: the decode leg ends by itself, although the prefill leg waits, and the pair works on."""
+    prefill, decode = pair
+    (port,) = free_ports(1)
+    where, generation = replace(engines.room(prefill), port=port), engines.greedy(40)
+    record = decode.submit(generation, rendezvous=where)
+    source = prefill.submit(generation, task=LegTask.PREFILL, rendezvous=where)
+    for driver, leg in ((decode, record), (prefill, source)):
+        assert isinstance((await driver.wait(leg)).done.error, KvLostError)
+        await driver.wait_blocks(0, PATIENCE_S)
+    assert len(await hand_over(engines, pair, engines.greedy(40))) == 8
+
+
+async def test_failures_that_sglang_injects(engines: Engines, alone: EngineDriver) -> None:
+    """SGLang's own test switch fails polls of both engines at random: a pair of legs ends with the right tokens, or with the error that
+    places the request again, and no block stays in use on either side."""
+    chance = {"SGLANG_TEST_DISAGG_FAILURE_PROB": "0.02"}
+    limits = {"pull_timeout_s": 2.0, "lease_s": 3.0}
+    prefill, decode = await asyncio.gather(
+        engines.start(env=chance, role="prefill", **limits), engines.start(env=chance, role="decode", **limits)
+    )
+    generations = [engines.greedy(40 + number) for number in range(40)]
+    expected = [(await alone.run(generation)).tokens for generation in generations]
+    rooms = [engines.room(prefill) for _ in generations]
+    legs = [decode.submit(each, rendezvous=where) for each, where in zip(generations, rooms, strict=True)]
+    sources = [
+        prefill.submit(each, task=LegTask.PREFILL, rendezvous=where)
+        for each, where in zip(generations, rooms, strict=True)
+    ]
+    failed = 0
+    for leg, source, tokens in zip(legs, sources, expected, strict=True):
+        await prefill.wait(source)
+        await decode.wait(leg)
+        errors = [each.done.error for each in (leg, source) if each.done.error is not None]
+        assert all(isinstance(error, KvLostError) for error in errors), errors
+        assert leg.done.error is not None or leg.tokens == tokens
+        failed += bool(errors)
+    assert 0 < failed < len(generations)
+    for driver in (prefill, decode):
+        await driver.wait_blocks(0, PATIENCE_S)
+        assert driver.violations == []
+        await driver.aclose()
+
+
+@pytest.mark.proves("data_parallel_ranks", engine="sglang")
+async def test_two_data_parallel_ranks(engines: Engines, alone: EngineDriver) -> None:
+    """Each rank of a prefill worker meets each rank of a decode worker, with the tokens of one engine and caches of their own."""
+    prefill, decode = await asyncio.gather(
+        engines.start(ranks=2, role="prefill"), engines.start(ranks=2, role="decode")
+    )
+    addresses = prefill.engine.describe().rank_rendezvous_addresses
+    assert len(set(addresses)) == 2
+    generations = [engines.greedy(100) for _ in range(4)]
+    for number, generation in enumerate(generations):
+        source, reader = divmod(number, 2)
+        host, _, port = addresses[source].rpartition(":")
+        where = Rendezvous(host=host, port=int(port), room=number + 1, prefill_data_parallel_rank=source)
+        leg = decode.submit(replace(generation, data_parallel_rank=reader), rendezvous=where)
+        on_source = replace(generation, data_parallel_rank=source)
+        record = await prefill.wait(prefill.submit(on_source, task=LegTask.PREFILL, rendezvous=where))
+        assert record.done.reason is FinishReason.HANDED_OFF, record.done
+        assert (await decode.wait(leg)).tokens == (await alone.run(generation)).tokens
+    for driver in (prefill, decode):
+        await driver.wait_blocks(0, PATIENCE_S)
+        assert [load.kv_blocks_used for load in driver.engine.rank_loads()] == [0, 0]
+        await driver.wait_cached([block for each in generations for block in block_hashes(each.token_ids, 16)])
+        await driver.aclose()
 
 
 async def test_killed_prefill_engine(engines: Engines) -> None:

@@ -89,6 +89,30 @@ async def test_meshes_have_names(terminal: Terminal) -> None:
     assert (terminal.folder / "run" / f"{name}-2" / "decode-0.log").exists()
 
 
+async def test_workers_join_a_mesh(terminal: Terminal) -> None:
+    """By the mesh's name: only workers start, they serve in that mesh, and they leave it without ending it."""
+    mesh, _ = await terminal.up("--prefill", "0")
+    name = terminal.folder.name
+    joined, lines = await terminal.up("--join", name, "--prefill", "0", "--decode", "2")
+    assert not any("router" in line or "gateway" in line for line in lines)
+
+    async def decode_workers() -> int:
+        status, shown = await terminal.run("status")
+        assert status == 0, shown
+        return sum(line.startswith("decode-") for line in shown.splitlines())
+
+    async with asyncio.timeout(PATIENCE_S):
+        while await decode_workers() != 3:
+            pass
+        joined.send_signal(signal.SIGINT)
+        await joined.communicate()
+        while await decode_workers() != 1:
+            pass
+    assert joined.returncode == 0 and mesh.returncode is None
+    status, words = await terminal.run("up", "--join", "no-such-mesh", *argv_simulated())
+    assert status == 2 and name in words
+
+
 async def test_a_killed_up_leaves_nothing(terminal: Terminal) -> None:
     """No process, and nothing in the temporary directory."""
     process, _ = await terminal.up()

@@ -550,21 +550,42 @@ async def test_a_continuation_repeats_nothing(pair: tuple[Drive, Drive]) -> None
         assert tokens[:8] + rest.tokens == tokens
 
 
-@pytest.mark.parametrize(
-    ("sampling", "field"),
-    [
-        (SamplingParams(presence_penalty=0.5), "presence_penalty"),
-        (SamplingParams(frequency_penalty=0.5), "frequency_penalty"),
-        (SamplingParams(seed=1, temperature=1.0), "seed"),
-    ],
-)
-async def test_what_cannot_be_continued_is_refused(
-    pair: tuple[Drive, Drive], sampling: SamplingParams, field: str
-) -> None:
-    """vLLM would restart after emitted tokens, and the answer would differ from an uninterrupted one."""
-    with pytest.raises(UnsupportedError) as caught:
-        pair[1].submit(LegTask.GENERATE, greedy(10, sampling=sampling, emitted_token_ids=[5]))
-    assert caught.value.field == f"generation.sampling.{field}"
+async def test_continuations_beside_other_requests(pair: tuple[Drive, Drive]) -> None:
+    """Rows of the batch move when requests join and end; each continuation keeps its own counts and random generator."""
+    _, decode = pair
+    generations = [
+        replace(
+            greedy(40, seed=100 + i),
+            sampling=SamplingParams(
+                temperature=1.0 if i % 2 else 0.0, seed=i, max_tokens=12 + 3 * i, ignore_eos=True, presence_penalty=0.3 * i,
+            ),
+        )
+        for i in range(6)
+    ]  # fmt: skip
+    wholes = await asyncio.gather(*(decode.decode(each) for each in generations))
+    rests = [
+        replace(each, emitted_token_ids=whole.tokens[: 3 * i])
+        for i, (each, whole) in enumerate(zip(generations, wholes, strict=True))
+    ]
+    continued = await asyncio.gather(*(decode.decode(each) for each in (*rests, *generations)))
+    for i, (rest, whole) in enumerate(zip(continued, wholes, strict=False)):
+        assert rest.tokens == whole.tokens[3 * i :], i
+    assert [each.tokens for each in continued[6:]] == [each.tokens for each in wholes]
+
+
+async def test_a_continuation_to_the_end_of_the_context(pair: tuple[Drive, Drive]) -> None:
+    """The limit is that of the whole answer, with one stated and with what the context leaves."""
+    _, decode = pair
+    context = decode.engine.describe().model.context_tokens_max
+    for limit in (20, None):
+        whole = replace(
+            greedy(context - 20, seed=31), sampling=SamplingParams(temperature=0.0, max_tokens=limit, ignore_eos=True)
+        )
+        tokens = (await decode.decode(whole)).tokens
+        assert len(tokens) == 20
+        rest = await decode.decode(replace(whole, emitted_token_ids=tokens[:15]))
+        assert rest.tokens == tokens[15:]
+        assert rest.finish is not None and rest.finish.reason is FinishReason.LENGTH
 
 
 @pytest.mark.proves("seed", "logit_bias", engine="vllm")
@@ -799,7 +820,7 @@ def children_of(pid: int) -> list[int]:
     return [int(word) for task in tasks for word in (task / "children").read_text().split()]
 
 
-@pytest.mark.proves("structured_output", engine="vllm")
+@pytest.mark.proves("structured_output", "continued_structured_output", engine="vllm")
 async def test_structured_output_and_its_refusal(
     make: Make, pair: tuple[Drive, Drive], model: Path, tmp_path: Path
 ) -> None:
@@ -817,6 +838,13 @@ async def test_structured_output_and_its_refusal(
         assert re.fullmatch(pattern, text), text
         assert got.finish is not None
         assert got.finish.reason is FinishReason.STOP
+        # The grammar accepts what was emitted before it constrains the rest.
+        for done in range(1, len(text)):
+            rest = await engine.decode(replace(base, sampling=sampling, emitted_token_ids=got.tokens[:done]))
+            assert got.tokens[:done] + rest.tokens == got.tokens, (text, done)
+        foreign = await engine.decode(replace(base, sampling=sampling, emitted_token_ids=[ord("?") + 2]))
+        assert foreign.finish is not None and foreign.finish.error is not None
+        assert foreign.finish.error.reason == "constraint_unmet"
     bad = replace(base, sampling=SamplingParams(constraint=Constraint(kind=ConstraintKind.REGEX, text="[")))
     with pytest.raises(InvalidRequestError):
         engine.submit(LegTask.GENERATE, bad)

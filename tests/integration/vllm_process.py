@@ -108,6 +108,13 @@ class RemoteEngine:
     def release_nowait(self, handle_id: str) -> bool:
         return self._ask_now("release_nowait", handle_id)
 
+    def rank_loads(self) -> Sequence[LoadRecord]:
+        return (self.load(),)
+
+    @property
+    def is_responsive(self) -> bool:
+        return True
+
     def load(self) -> LoadRecord:
         return self._ask_now("load")
 

@@ -12,7 +12,7 @@ from tests.simulation.runs import run
 
 
 def main() -> int:
-    """0: all invariants held."""
+    """0: all invariants held, and no request failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--requests", type=int, default=1000)
@@ -33,7 +33,9 @@ def main() -> int:
     print(f"time      {report.virtual_s:.1f} s virtual, {report.wall_s:.1f} s here, {report.cpu_s:.1f} s of processor")
     for problem in report.problems:
         print(f"PROBLEM   {problem}")
-    return 1 if report.problems else 0
+    for reason, count in sorted(report.failed.items()):
+        print(f"FAILED    {count} requests: {reason}")
+    return 1 if report.problems or report.failed else 0
 
 
 if __name__ == "__main__":

@@ -20,10 +20,16 @@ async def no_faults(mesh: SimulatedMesh) -> None:
     """Nothing but the load."""
 
 
+def _check_load_goes_on(mesh: SimulatedMesh) -> None:
+    """Fails when no request runs any more: what a script waits for will not happen then."""
+    assert any(not each.outcome for each in mesh.ledgers.values()), "the load is over and never was in that state"
+
+
 async def _until_busy(mesh: SimulatedMesh, worker_id: str, legs: int) -> None:
     """Until some seconds of load have passed and the worker has so many legs."""
     await mesh.world.clock.sleep(FAULT_AT_S)
     while mesh.workers[worker_id].worker.statistics().legs < legs:
+        _check_load_goes_on(mesh)
         await mesh.world.clock.sleep(0.001)
 
 
@@ -36,7 +42,7 @@ async def kill_decode(mesh: SimulatedMesh) -> None:
         ]
         if phases.count(Phase.DECODING) >= 3 and Phase.SUBMITTED in phases:
             break
-        assert any(not each.outcome for each in mesh.ledgers.values()), "the load is over and never was in that state"
+        _check_load_goes_on(mesh)
         await mesh.world.clock.sleep(0.001)
     await mesh.kill("decode-0")
 
@@ -50,7 +56,7 @@ async def kill_decode_held(mesh: SimulatedMesh) -> None:
         firsts = [mesh.ledgers[line.split()[-2]] for line in lines if line.endswith(" first_token")]
         if any(each.phase is Phase.SUBMITTED and each.placements[-1][1] == "decode-0" for each in firsts):
             break
-        assert any(not each.outcome for each in mesh.ledgers.values()), "the load is over and nobody had a held token"
+        _check_load_goes_on(mesh)
         await mesh.world.clock.sleep(0.001)
     await mesh.kill("decode-0")
 

@@ -70,6 +70,7 @@ class _WatchedLink:
     role: Role
     world: World
     on_phase: OnPhase
+    on_continued: Callable[[str, int], None]
 
     @property
     def worker(self) -> WorkerRef:
@@ -88,6 +89,8 @@ class _WatchedLink:
             return self.inner.submit_nowait(leg, _PrefillSink(sink, self.world, leg.leg_id), timeout_s=timeout_s)
         cancel = self.inner.submit_nowait(leg, sink, timeout_s=timeout_s)
         self.world.trace.note("submit", leg.leg_id, worker_id)
+        if leg.generation.emitted_token_ids:
+            self.on_continued(_request_of(leg.leg_id), len(leg.generation.emitted_token_ids))
         if leg.rendezvous is not None:
             # The prefill leg follows in the same iteration of the loop.
             self.on_phase(_request_of(leg.leg_id), Phase.PREFILLING)
@@ -104,10 +107,11 @@ class _WatchedLinks:
     inner: LegLinks
     world: World
     on_phase: OnPhase
+    on_continued: Callable[[str, int], None]
 
     async def link(self, worker: WorkerRef, role: Role, *, timeout_s: float, waits_for_lost: bool = True) -> LegLink:
         link = await self.inner.link(worker, role, timeout_s=timeout_s, waits_for_lost=waits_for_lost)
-        return _WatchedLink(link, role, self.world, self.on_phase)
+        return _WatchedLink(link, role, self.world, self.on_phase, self.on_continued)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +157,7 @@ class SimulatedFrontend:
         context_tokens_max: int,
         on_phase: OnPhase,
         on_placed: Callable[[str, str, str], None],
+        on_continued: Callable[[str, int], None],
         workers: FindWorkers,
         link: RouterLinkSettings | None = None,
     ) -> None:
@@ -177,7 +182,7 @@ class SimulatedFrontend:
             vocabulary_size=VOCABULARY_SIZE,
             block_size_tokens=block_size_tokens,
             eos_token_ids=frozenset({EOS_TOKEN_ID}),
-            features=frozenset({"logprobs"}),
+            features=frozenset({"logprobs", "logit_bias"}),
         )
         self.local = LocalPlacer(requests_per_worker_max=settings.requests_per_worker_max)
         self.metrics = FrontendMetrics(telemetry.instruments)
@@ -190,7 +195,7 @@ class SimulatedFrontend:
         )
         self.pipeline = Pipeline(
             models=StaticModels([model]),
-            links=_WatchedLinks(self.links, world, on_phase),
+            links=_WatchedLinks(self.links, world, on_phase, on_continued),
             router=_WatchedRouter(placing, world, on_phase, on_placed),
             clock=world.clock,
             generator=generator,

@@ -1,11 +1,13 @@
 """What one request got: the account that the invariants are checked against."""
 
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from kvmesh.core import FinishReason, TokenLogprob
+from kvmesh.core import FinishReason, SamplingParams, TokenLogprob, Usage
 from kvmesh.engines.simulated.model_card import TokenRange
+from kvmesh.engines.simulated.tokens import made_up_logprob
 from kvmesh.errors import MeshError
 from services.frontend.pipeline.prepare import Prepared
 from services.frontend.pipeline.request import Ending, Request, RequestResult
@@ -29,7 +31,7 @@ class ChoiceRecord:
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
-    logprobs: int = 0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     ending: Ending | None = None
 
 
@@ -53,6 +55,8 @@ class Ledger:
     prepared: Prepared | None = None
     choices: list[ChoiceRecord] = field(default_factory=list)
     placements: list[tuple[str, str]] = field(default_factory=list)
+    continued_after: list[int] = field(default_factory=list)
+    """Emitted tokens of each leg that continued the answer."""
     restarts: int = 0
     problems: list[str] = field(default_factory=list)
 
@@ -77,7 +81,7 @@ class Ledger:
             self.on_phase(Phase.DECODING)
         record.token_ids.extend(token_ids)
         record.text += text
-        record.logprobs += len(logprobs or ())
+        record.logprobs += logprobs or ()
 
     def on_end(self, choice: int, ending: Ending) -> None:
         """See AnswerSink."""
@@ -108,33 +112,74 @@ def check_ledger(ledger: Ledger, token_range: TokenRange, *, eos_after_tokens: i
     for number, record in enumerate(ledger.choices):
         generation = ledger.prepared.generation_of(number)
         sampling = generation.sampling
-        eos_after = 0 if sampling.ignore_eos else eos_after_tokens
+        # The token that ends answers comes after `min_tokens` others.
+        eos_after = 0 if sampling.ignore_eos else max(eos_after_tokens, (sampling.min_tokens or 0) + 1)
         count = sampling.max_tokens or 0
         expected = expected_tokens(
             generation, token_range, count, eos_after_tokens=eos_after, eos_token_id=eos_token_id
         )
+        # The token that ended the answer has no text.
+        has_eos = expected[-1] == eos_token_id
+        text = bytes(expected[:-1] if has_eos else expected).decode("utf-8", "replace")
+        reason = FinishReason.STOP if has_eos else FinishReason.LENGTH
+        if (stopped := _cut_at_stop(expected, ledger.request.sampling)) is not None:
+            (count, text), reason = stopped, FinishReason.STOP
+            del expected[count:]
         output_tokens += len(expected)
-        reason = FinishReason.STOP if expected[-1] == eos_token_id else FinishReason.LENGTH
-        problems += _check_choice(ledger, record, expected, reason)
-    if ledger.answer is not None and ledger.answer.usage.output_tokens != output_tokens:
-        problems.append(f"counted {ledger.answer.usage.output_tokens} tokens of {output_tokens}")
+        problems += _check_choice(ledger, record, expected, text, reason, eos_token_id)
+    if ledger.answer is not None:
+        problems += _check_usage(ledger.answer.usage, ledger.prepared, output_tokens)
     return problems
 
 
-def _check_choice(ledger: Ledger, record: ChoiceRecord, expected: list[int], reason: FinishReason) -> list[str]:
+def _check_usage(usage: Usage, prepared: Prepared, output_tokens: int) -> list[str]:
+    """The prompt counts once and every token once, however often the request was placed."""
+    prompt_tokens = len(prepared.generation.token_ids)
+    problems: list[str] = []
+    if (usage.prompt_tokens, usage.output_tokens) != (prompt_tokens, output_tokens):
+        problems.append(f"{usage} of a prompt of {prompt_tokens} tokens and an answer of {output_tokens}")
+    if not 0 <= max(usage.cached_tokens, usage.transferred_tokens) <= prompt_tokens:
+        problems.append(f"{usage}: more tokens were cached or moved than the prompt has")
+    return problems
+
+
+def _cut_at_stop(expected: list[int], sampling: SamplingParams) -> tuple[int, str] | None:
+    """The number of tokens up to the first stop string, and the text before it; None if there is none."""
+    decoder = getincrementaldecoder("utf-8")("replace")
+    text, searched_from = "", 0
+    for count, token_id in enumerate(expected, 1):
+        text += decoder.decode(bytes([token_id]) if token_id < 256 else b"")
+        if count <= (sampling.min_tokens or 0):
+            # Stop strings do not count among the first tokens.
+            searched_from = len(text)
+            continue
+        found = [at for stop in sampling.stop if (at := text.find(stop, searched_from)) >= 0]
+        if found:
+            return count, text[: min(found)]
+    return None
+
+
+def _values(entry: TokenLogprob) -> tuple[float, list[tuple[int, float]]]:
+    return entry.logprob, [(token_id, logprob) for token_id, logprob in entry.alternatives]
+
+
+def _check_choice(
+    ledger: Ledger, record: ChoiceRecord, expected: list[int], text: str, reason: FinishReason, eos_token_id: int
+) -> list[str]:
     problems: list[str] = []
     got = len(record.token_ids)
     if record.token_ids != expected[:got]:
         problems.append(f"wrong tokens: {record.token_ids} is no beginning of {expected}")
-    if ledger.request.sampling.logprobs is not None and record.logprobs != got:
-        problems.append(f"{record.logprobs} log-probabilities for {got} tokens")
+    asked = ledger.request.sampling.logprobs
+    # The last id is that of the token that ends answers.
+    wanted = [made_up_logprob(i, asked, eos_token_id + 1) for i in record.token_ids] if asked is not None else []
+    if list(map(_values, record.logprobs)) != list(map(_values, wanted)):
+        problems.append(f"{len(record.logprobs)} log-probabilities, or wrong ones, for {got} tokens")
     if ledger.outcome != "answered":
         return problems
     if got != len(expected):
         problems.append(f"{got} tokens of {len(expected)}")
-    # The token that ended the answer has no text.
-    shown = expected[:-1] if reason is FinishReason.STOP else expected
-    if record.text != bytes(shown).decode("utf-8", "replace"):
+    if record.text != text:
         problems.append("the text is not that of the tokens")
     if record.ending is None or record.ending.reason is not reason:
         problems.append(f"ended with {record.ending}, not with {reason}")

@@ -82,6 +82,16 @@ def _cancel(generator: Random) -> Cancel:
     return Cancel(phase=generator.choice(CANCEL_PHASES), after_s=generator.choice((0.0, generator.expovariate(100.0))))
 
 
+def _stops(generator: Random) -> Sequence[str]:
+    """Short enough to occur by chance in answers of random bytes."""
+    letters = [chr(generator.randint(33, 126)) for _ in range(3)]
+    return letters[0], "".join(letters[1:])
+
+
+def _bias(generator: Random) -> Sequence[tuple[int, float]]:
+    return tuple((generator.randint(32, 255), generator.uniform(1.0, 9.0)) for _ in range(4))
+
+
 def _request(generator: Random, request_id: str, families: Sequence[bytes], shape: LoadShape) -> Request:
     prefix = generator.choice(families)[: generator.randint(0, shape.prefix_tokens_max)]
     token_ids = list(prefix + generator.randbytes(generator.randint(1, shape.tail_tokens_max)))
@@ -92,11 +102,14 @@ def _request(generator: Random, request_id: str, families: Sequence[bytes], shap
         model=MODEL,
         prompt="".join(chr(32 + token % 90) for token in token_ids) if is_text else token_ids,
         sampling=SamplingParams(
-            max_tokens=generator.randint(1, shape.output_tokens_max),
+            max_tokens=(max_tokens := generator.randint(1, shape.output_tokens_max)),
             temperature=1.0 if has_seed else 0.0,
             seed=generator.getrandbits(40) if has_seed else None,
             ignore_eos=generator.random() < 0.5,
             logprobs=2 if generator.random() < 0.1 else None,
+            min_tokens=generator.randint(0, max_tokens) if generator.random() < 0.2 else None,
+            stop=_stops(generator) if generator.random() < 0.15 else (),
+            logit_bias=_bias(generator) if generator.random() < 0.1 else (),
         ),
         choices=2 if generator.random() < 0.05 else 1,
         cache_salt="tenant" if generator.random() < 0.1 else "",

@@ -152,6 +152,7 @@ class SimulatedMesh:
                 context_tokens_max=self.shape.engine.context_tokens_max,
                 on_phase=self._on_phase,
                 on_placed=self._on_placed,
+                on_continued=self._on_continued,
                 workers=self._described,
                 link=self.shape.link,
             )
@@ -272,6 +273,9 @@ class SimulatedMesh:
 
     def _on_placed(self, request_id: str, prefill_id: str, decode_id: str) -> None:
         self.ledgers[request_id].placements.append((prefill_id, decode_id))
+
+    def _on_continued(self, request_id: str, emitted_tokens: int) -> None:
+        self.ledgers[request_id].continued_after.append(emitted_tokens)
 
     # Faults
 

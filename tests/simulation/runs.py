@@ -12,6 +12,8 @@ from tests.simulation.load import LOADS, plan_load
 from tests.simulation.mesh import MESHES, SimulatedMesh
 from tests.virtual_loop import run_virtual
 
+ENDED_WELL = frozenset({"answered", "cancelled", "deadline_exceeded"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
@@ -41,6 +43,11 @@ class Report:
         names = (("faults", self.faults, "none"), ("mesh", self.mesh, "small"), ("load", self.load, "calm"))
         options = "".join(f" --{option} {name}" for option, name, default in names if name != default)
         return f"python -m tests.simulation --seed {self.seed} --requests {self.requests}{options}"
+
+    @property
+    def failed(self) -> dict[str, int]:
+        """Requests that neither were answered nor ended because their client left or gave too little time, by reason."""
+        return {word: count for word, count in self.outcomes.items() if word not in ENDED_WELL}
 
     def check(self) -> "Report":
         """Fails with the command that replays the run."""

@@ -58,7 +58,7 @@ def decode_of(mesh: SimulatedMesh) -> SimulatedWorker:
 
 def usage(worker: SimulatedWorker) -> tuple[int, ...]:
     """The counters that operators read as the work done for clients."""
-    load = worker.worker.load()
+    load = worker.worker.engine.load()
     return load.prompt_tokens_total, load.output_tokens_total, load.cached_tokens_total, load.transferred_tokens_total
 
 
@@ -80,7 +80,7 @@ def test_a_failing_path_costs_one_request_two_seconds_and_the_others_nothing() -
         first, *others = await run_all(mesh, [f"cut{number}" for number in range(12)])
         assert QUICK_S < elapsed_s(first) < FIRST_S
         assert max(map(elapsed_s, others)) < QUICK_S
-        load = decode.worker.load()
+        load = decode.worker.engine.load()
         assert load.failing_kv_paths == [FailingKvPath(worker_id=PREFILL, reason="timed_out")]
         failed = load.failed_handoffs_total  # Until the router stops pairing the two.
         assert 1 <= failed < 6 and load.recomputed_tokens_total == failed * 200
@@ -90,7 +90,7 @@ def test_a_failing_path_costs_one_request_two_seconds_and_the_others_nothing() -
         before = decode.engine.load().transferred_tokens_total
         await run_all(mesh, ["healed"])
         assert decode.engine.load().transferred_tokens_total >= before + 190
-        assert decode.worker.load().failed_handoffs_total == failed
+        assert decode.worker.engine.load().failed_handoffs_total == failed
 
     told(MeshShape(prefill=1, decode=1), story)
 
@@ -108,8 +108,10 @@ def test_a_new_prefill_worker_is_checked_before_a_request_uses_it() -> None:
         await mesh.start_worker("prefill-1", decodes[0].role.PREFILL)
         for decode in decodes:
             await until(decode.engine.kv_paths.failing, 5.0)
-            assert decode.worker.load().failing_kv_paths == [FailingKvPath(worker_id="prefill-1", reason="unreachable")]
-            assert decode.worker.load().failed_handoffs_total == 0
+            assert decode.worker.engine.load().failing_kv_paths == [
+                FailingKvPath(worker_id="prefill-1", reason="unreachable")
+            ]
+            assert decode.worker.engine.load().failed_handoffs_total == 0
 
     told(MeshShape(prefill=1, decode=2), story)
 
@@ -127,7 +129,7 @@ def test_checks_leave_few_blocks_behind_and_count_no_tokens() -> None:
         assert [len(each.engine.scheduler.pool.cached_names()) for each in mesh.workers.values()] == cached
         assert [usage(worker) for worker in mesh.workers.values()] == counted
         assert decode_of(mesh).engine.kv_paths.paths()[0].failures_total > 20
-        assert decode_of(mesh).worker.load().failed_handoffs_total == 1
+        assert decode_of(mesh).worker.engine.load().failed_handoffs_total == 1
         before = [usage(worker) for worker in mesh.workers.values()]
         mesh.world.kv_network.fails_pulls = False
         await until(lambda: not decode_of(mesh).engine.kv_paths.failing(), HEAL_S)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from kvmesh.core import SamplingParams
-from kvmesh.errors import LostError
 from kvmesh.simulation.faulty_engine import LoseKv
 from services.frontend.pipeline.request import Request
 from tests.simulation.frontend import MODEL
@@ -57,31 +56,20 @@ def test_another_seed_is_another_run() -> None:
 
 
 def test_killed_decode_worker() -> None:
-    """Streams on a decode worker that dies end at once as lost; requests without a token go elsewhere; nobody else notices."""
+    """Streams on a decode worker that dies continue elsewhere, and so do requests without a token: no client notices."""
     report = run(3, 300, faults="kill-decode").check()
     [killed_at_s] = report.killed_at_s.values()
-    lost = [ledger for ledger in report.ledgers.values() if ledger.error is not None]
-    assert len(lost) >= 3
-    for ledger in lost:
-        assert isinstance(ledger.error, LostError)
-        assert (ledger.error.where, ledger.error.reason) == ("decode-0", "worker_lost")
-        assert ledger.placements[-1][1] == "decode-0" and ledger.tokens
-        assert ledger.ended_s - killed_at_s < 0.01
+    assert set(report.outcomes) == {"answered", "cancelled"}
     moved = _moved(report, from_decode="decode-0")
-    assert moved
-    assert report.outcomes == {
-        "answered": 300 - len(lost) - report.outcomes["cancelled"],
-        "cancelled": report.outcomes["cancelled"],
-        "worker_lost": len(lost),
-    }
+    assert len([each for each in moved if each.continued_after]) >= 3
+    assert all(each.placements[-1][1] != "decode-0" for each in moved)
     assert not [each for each in _placed_after(report, killed_at_s + 0.1) if "decode-0" in each.placements[-1]]
 
 
 def test_killed_decode_worker_with_a_held_token() -> None:
-    """Who has received tokens but shown none of them loses nothing: the request is placed again and answered whole."""
+    """Who has received tokens but shown none of them loses nothing: the held tokens are part of the answer."""
     report = run(2, 250, faults="kill-decode-held").check()
-    for ledger in report.ledgers.values():
-        assert ledger.outcome != "worker_lost" or ledger.tokens
+    assert set(report.outcomes) == {"answered", "cancelled"}
     [killed_at_s] = report.killed_at_s.values()
     received = {
         line.split()[-2] for line in report.lines if line.endswith(" first_token") and _at_s(line) <= killed_at_s
@@ -112,14 +100,10 @@ def test_drained_workers() -> None:
 
 
 def test_silent_decode_worker() -> None:
-    """A decode worker that falls silent is given up after three heartbeats: its streams end as lost, and it comes back."""
+    """A decode worker that falls silent is given up: its streams continue elsewhere, and it comes back."""
     report = run(3, 300, faults="partition").check()
-    assert set(report.outcomes) == {"answered", "cancelled", "worker_silent"}
-    lost = [ledger for ledger in report.ledgers.values() if ledger.error is not None]
-    assert all(isinstance(ledger.error, LostError) and ledger.error.where == "decode-0" for ledger in lost)
-
-
-TYPED = {"answered", "cancelled", "worker_lost", "worker_silent", "engine_died", "no_worker"}
+    assert set(report.outcomes) == {"answered", "cancelled"}
+    assert any(each.continued_after for each in _moved(report, from_decode="decode-0"))
 
 
 def test_deadlines() -> None:
@@ -143,7 +127,7 @@ def test_other_meshes(mesh: str) -> None:
 def test_single_tokens(faults: str) -> None:
     """Each has the token it should have, whatever breaks and whoever leaves; nearly all come from prefill workers."""
     report = run(9, 400, load="single", faults=faults).check()
-    assert set(report.outcomes) <= {*TYPED, "deadline_exceeded", "fault"}
+    assert set(report.outcomes) <= {"answered", "cancelled", "deadline_exceeded"}
     assert report.outcomes["answered"] > 300
     prefilled = sum(line.split()[2] == "prefilled" for line in report.lines)
     submitted = sum(line.split()[2] == "submit" for line in report.lines)
@@ -153,20 +137,18 @@ def test_single_tokens(faults: str) -> None:
         assert moved and all(each.placements[-1][0] != "prefill-0" for each in moved)
 
 
-def check_kills(report: Report) -> None:
-    """Whole answers are all right; streams are right, or say that their worker was lost. `check` has looked at every token."""
-    whole = [each for each in report.ledgers.values() if each.is_whole]
-    streams = [each for each in report.ledgers.values() if not each.is_whole]
-    assert {each.outcome for each in whole} == {"answered"}, report.command
-    assert {each.outcome for each in streams} <= {"answered", "worker_lost"}, report.command
-    assert all(each.tokens for each in streams if each.outcome == "worker_lost"), report.command
+@pytest.mark.parametrize("mesh", ["three-and-three", "rendezvous-three-and-three"])
+def test_a_worker_is_killed_every_two_seconds(mesh: str) -> None:
+    """A slice of what `python -m tests.simulation --faults kills --mesh three-and-three --load long --requests 1000` plays.
 
-
-def test_a_worker_is_killed_every_two_seconds() -> None:
-    """A slice of what `python -m tests.simulation --faults kills --mesh three-and-three --load long --requests 1000` plays."""
-    report = run(1, 120, faults="kills", mesh="three-and-three", load="long").check()
-    check_kills(report)
-    assert any(each.restarts for each in report.ledgers.values())
+    Every answer is right, streamed or not. `check` compares all tokens, texts, ends and usage.
+    """
+    report = run(1, 120, faults="kills", mesh=mesh, load="long").check()
+    assert set(report.outcomes) == {"answered"}, report.command
+    for is_whole in (True, False):
+        continued = [each for each in report.ledgers.values() if each.continued_after and each.is_whole is is_whole]
+        assert continued, report.command
+    assert not any(each.restarts for each in report.ledgers.values())
 
 
 def test_killed_router() -> None:
@@ -183,10 +165,9 @@ def test_killed_router() -> None:
 @pytest.mark.parametrize("load", ["calm", "halves"])
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_mixed_faults(seed: int, load: str) -> None:
-    """Whatever breaks: every request ends, by itself or as lost, with the tokens it should have; then nothing is left."""
+    """Whatever breaks: every request is answered with the tokens it should have; then nothing is left."""
     report = run(seed, 200, faults="mixed", load=load).check()
-    assert set(report.outcomes) <= TYPED
-    assert report.outcomes["answered"] > 140
+    assert set(report.outcomes) == {"answered", "cancelled"}
     longest_s = max(ledger.ended_s - ledger.arrived_s for ledger in report.ledgers.values())
     assert longest_s < 20.0
 

@@ -6,7 +6,7 @@ from tests.simulation.ledger import Phase
 from tests.simulation.load import CANCEL_PHASES
 from tests.simulation.mesh import SimulatedMesh
 from tests.simulation.runs import run
-from tests.simulation.test_mesh import TYPED, check_kills, hash_elsewhere
+from tests.simulation.test_mesh import hash_elsewhere
 
 EXCHANGE_FAILED = {"kv_peer_lost", "kv_pull_timeout", "rendezvous_lost", "rendezvous_timeout", "no_prefill_worker"}
 """How requests may end while no KV can be pulled at all: these decode workers cannot compute prompts instead."""
@@ -41,22 +41,16 @@ def test_retraction_loses_and_doubles_nothing() -> None:
 
 @pytest.mark.parametrize("faults", ["kill-prefill", "kill-decode", "drain", "partition"])
 def test_one_fault(faults: str) -> None:
-    """A leg that loses its worker or its counterpart ends; what no client has seen is placed again."""
+    """A leg that loses its worker or its counterpart ends; every request is placed again and answered."""
     report = run(3, 200, mesh="rendezvous", faults=faults).check()
-    assert set(report.outcomes) <= TYPED
-    assert report.outcomes["answered"] > 160
+    assert set(report.outcomes) == {"answered", "cancelled"}
     longest_s = max(ledger.ended_s - ledger.arrived_s for ledger in report.ledgers.values())
     assert longest_s < 20.0
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_mixed_faults(seed: int) -> None:
-    """Whatever breaks: every request ends, by itself or as lost, with the tokens it should have; then nothing is left."""
+    """Whatever breaks: every request is answered, unless no KV could be pulled; then nothing is left."""
     report = run(seed, 200, mesh="rendezvous", faults="mixed").check()
-    assert set(report.outcomes) <= {*TYPED, *EXCHANGE_FAILED}
+    assert set(report.outcomes) <= {"answered", "cancelled", *EXCHANGE_FAILED}
     assert report.outcomes["answered"] > 140
-
-
-def test_a_worker_is_killed_every_two_seconds() -> None:
-    """Whole answers are all right; streams are right, or say that their worker was lost."""
-    check_kills(run(1, 80, faults="kills", mesh="rendezvous-three-and-three", load="long").check())

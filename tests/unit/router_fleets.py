@@ -43,6 +43,7 @@ def description(name: str, role: str, **options) -> WorkerDescription:
         block_size_tokens=options.get("block", BLOCK),
         kv_blocks_total=options.get("kv_blocks", 1000),
         rendezvous_address=options.get("rendezvous", ""),
+        rank_rendezvous_addresses=options.get("rank_rendezvous", ()),
         profile=options.get("profile"),
         requires_prefill=options.get("requires_prefill", False),
     )

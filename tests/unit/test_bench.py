@@ -28,8 +28,8 @@ from bench.side_parts import PARTS, SHAPES, roomy_model, stands
 from bench.side_tables import tables
 from bench.table import render
 from bench.target import LoadRequest, LoadResult
-from bench.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest, generate_trace, load_trace
 from kvmesh.errors import MeshError
+from services.whatif.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest, generate_trace, load_trace
 from tests.worker_rig import running_worker
 
 MOONCAKE = [

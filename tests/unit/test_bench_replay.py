@@ -1,22 +1,22 @@
 """The replay's worker finds cached blocks when the simulated engine does, whose decisions follow vLLM's; several routers share."""
 
-from dataclasses import replace
 from random import Random
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bench.replay.engine import EngineShape, Job, ReplayEngine
-from bench.replay.mesh import Replay, ReplayShape
 from bench.replay.routers import make_placer
-from bench.traces import TraceRequest
 from kvmesh.core import Generation, LegTask, SamplingParams
 from kvmesh.engines.base import EngineFinish, EngineRequest
 from kvmesh.engines.simulated.model_card import read_card
 from kvmesh.engines.simulated.scheduler import Scheduler
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.kv.blocks import block_hashes
+from services.planner.sizing.speed import Speed
+from services.whatif.engine import EngineShape, Job, ReplayEngine
+from services.whatif.mesh import Replay, ReplayShape
+from services.whatif.traces import TraceRequest
 
 BLOCK, BUDGET = 4, 10
 COMMON = list(range(1, 41))
@@ -37,7 +37,7 @@ def test_the_same_tokens_are_cached_as_in_the_simulated_engine(prompts: list[tup
 
 
 def _replayed(prompts: list[list[int]], steps: list[int]) -> list[int]:
-    shape = replace(EngineShape(), block_tokens=BLOCK, kv_blocks=200, step_tokens_max=BUDGET)
+    shape = EngineShape(block_tokens=BLOCK, kv_blocks=200, speed=Speed(step_tokens_max=BUDGET))
     engine = ReplayEngine("w", shape, lambda job, now_s: engine.decode(job, now_s), lambda job, now_s: None)
     jobs = []
     for i, prompt in enumerate(prompts):

@@ -1,12 +1,15 @@
 """`kvmesh explain` as text: what a person reads of a decision."""
 
+from dataclasses import replace
+
 import pytest
 
-from kvmesh.cli.explain import main, render, request_id_in
+from kvmesh.cli.explain import _joined, main, render, request_id_in
 from kvmesh.cli.status import worker_row
 from kvmesh.core import (
     Candidate,
     Coefficient,
+    EarlierPlacement,
     Explanation,
     Handoff,
     KvTier,
@@ -85,6 +88,30 @@ def test_it_reads_from_top_to_bottom():
         "\n"
         "then: prefilled after 10.0 ms; first_token after 15.0 ms; failed after 2000.0 ms (worker_lost at d1)"
     )
+
+
+def test_each_placement_of_a_request_is_shown():
+    """Those before the newest one in a line each, also those of another router, and where the answer continues."""
+    failed = EarlierPlacement(
+        attempt=0,
+        decided_at_s=0.1,
+        placement=EXPLANATION.placement,
+        reports=EXPLANATION.reports,
+        prompt_tokens=600,
+    )
+    refused = Explanation(
+        request_id="abc", policy="kv", decided_at_s=0.2, attempt=1, error=UnavailableError("x", reason="no_worker"),
+        earlier=(failed,), prompt_tokens=640,
+    )  # fmt: skip
+    newest = replace(EXPLANATION, attempt=2, prompt_tokens=640, reports=())
+    joined, router_id = _joined([(refused, "router-0"), (newest, "router-1")])
+    assert router_id == "router-1"
+    assert render(joined, router_id, 20).splitlines()[:4] == [
+        "request   abc",
+        "earlier   attempt 0: p1 and d1, prefilled after 10.0 ms; first_token after 15.0 ms; failed after 2000.0 ms (worker_lost at d1)",
+        "earlier   attempt 1: no_worker",
+        "attempt   2, continues after 40 tokens of the answer",
+    ]
 
 
 def test_a_refusal_and_a_policy_without_seconds():

@@ -41,7 +41,16 @@ from services.frontend.api.grpc.servicer import SERVICE_NAME, InferenceServicer
 from services.frontend.models import ServedModel
 from services.frontend.pipeline.pipeline import Pipeline
 from tests.certificates import Authority
-from tests.frontend_mesh import FakeMesh, Faults, StaticModels, make_pipeline, served_model, tokens_of, write_model
+from tests.frontend_mesh import (
+    FakeMesh,
+    Faults,
+    StaticModels,
+    cut_off,
+    make_pipeline,
+    served_model,
+    tokens_of,
+    write_model,
+)
 from tests.patience import PATIENCE_S
 
 TEXT = "Hello! naïve 日本語 one two three"
@@ -226,7 +235,7 @@ async def test_tries_are_bounded(served: Served, is_blocking: bool) -> None:
 @pytest.mark.parametrize("is_blocking", [False, True])
 async def test_what_was_shown_is_not_asked_for_again(served: Served, is_blocking: bool) -> None:
     """A stream that breaks half-way raises LostError after what came."""
-    served.mesh.faults = Faults(leg_after=3, leg_error=LostError("gone"))
+    served.mesh.faults = cut_off(3)
     seen: list[str] = []
 
     def read(client: Client) -> None:
@@ -240,7 +249,7 @@ async def test_what_was_shown_is_not_asked_for_again(served: Served, is_blocking
 
     with pytest.raises(LostError):
         await (blocking(served, read) if is_blocking else read_async())
-    assert seen and TEXT.startswith("".join(seen)) and len(served.mesh.asks) == 1
+    assert seen and TEXT.startswith("".join(seen)) and len(served.mesh.asks) == 2
 
 
 async def until_idle(served: Served) -> None:

@@ -16,7 +16,7 @@ from services.frontend.stores.batches import BatchStore, LeaseLostError, OutputF
 from services.frontend.stores.database import Database
 from tests.conformance.manual_clock import ManualClock
 
-SETTINGS = BatchSettings(lease_s=10.0, batches_max=3, attempts_max=2, batch_ttl_s=100.0)
+SETTINGS = BatchSettings(lease_s=10.0, batches_max=3, tenant_share_max=1.0, attempts_max=2, batch_ttl_s=100.0)
 RESULT = Result(line=1, is_error=False, record=b"{}", usage=Usage(prompt_tokens=3, output_tokens=2))
 FILE = OutputFile(file_id="file-1", name="out.jsonl", size_bytes=9)
 

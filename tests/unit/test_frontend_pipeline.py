@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from kvmesh.client.settings import RetryPolicy
 from kvmesh.core import FinishReason, Generation, Handoff, ReportKind, SamplingParams, TokenLogprob
@@ -24,15 +26,27 @@ from kvmesh.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from kvmesh.kv.blocks import block_hashes
+from kvmesh.kv.blocks import block_hashes, seed_hash
 from kvmesh.rpc.clients import EmbedResult
+from kvmesh.telemetry import TelemetrySettings, Tracing
 from services.frontend.access.caller import ANYBODY
 from services.frontend.api.http.boundary import error_headers
 from services.frontend.models import ServedModel
+from services.frontend.pipeline.choice_sink import ChoiceSink
+from services.frontend.pipeline.continuation import CANNOT_CONTINUE
 from services.frontend.pipeline.embed import EmbedRequest
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.request import Conversation, Ending, Request, RequestResult
-from tests.frontend_mesh import FakeMesh, Faults, StaticModels, make_pipeline, served_model, tokens_of, write_model
+from tests.frontend_mesh import (
+    FakeLink,
+    FakeMesh,
+    Faults,
+    StaticModels,
+    make_pipeline,
+    served_model,
+    tokens_of,
+    write_model,
+)
 from tests.virtual_loop import run_virtual
 
 TEXT = "Hello! How are you today? naïve 日本語 🙂 one two three"
@@ -286,7 +300,7 @@ def test_a_broken_tail_is_flushed(mesh: FakeMesh, model: ServedModel) -> None:
 
 RETRIED: dict[str, Callable[[], Faults]] = {
     "prefill unavailable": lambda: Faults(prefill=[UnavailableError("x")]),
-    "prefill lost": lambda: Faults(prefill=[LostError("x"), LostError("x")]),
+    "prefill lost": lambda: Faults(prefill=[LostError("x", where="p0"), LostError("x", reason="worker_silent")]),
     "prefill overloaded": lambda: Faults(prefill=[OverloadedError("x")]),
     "link down": lambda: Faults(link=[UnavailableError("x")]),
     "submit refused": lambda: Faults(submit=[OverloadedError("x")]),
@@ -334,10 +348,19 @@ def test_attempts_are_bounded(mesh: FakeMesh, model: ServedModel) -> None:
 
 def test_lost_workers_are_bounded(mesh: FakeMesh, model: ServedModel) -> None:
     """The request may have caused each loss, so there is a limit, larger than that for rejections."""
-    mesh.faults = Faults(prefill=[LostError("x", where=f"p{i}") for i in range(99)])
+    mesh.faults = Faults(prefill=[LostError("x", reason="worker_silent", where=f"p{i}") for i in range(99)])
     _, answer = run(mesh, model, a_request(), placement_attempts=2, worker_losses_max=5)
-    assert isinstance(answer, LostError) and answer.reason == "worker_lost"
+    assert isinstance(answer, LostError) and answer.reason == "worker_silent"
     assert len(mesh.asks) == 5
+
+
+def test_continuations_are_bounded(mesh: FakeMesh, model: ServedModel) -> None:
+    """An answer is continued so many times, and ends with the last failure."""
+    mesh.faults = Faults(legs=[(1, LostError("x", where=f"d{i}")) for i in range(99)])
+    heard, answer = run(mesh, model, a_request(), continuations_max=3)
+    assert isinstance(answer, LostError)
+    assert len(mesh.asks) == 4
+    assert heard.token_ids == {0: tokens_of(model.text, TEXT)[:4]}
 
 
 @pytest.mark.parametrize("place", ["prefill", "decode"])
@@ -395,15 +418,22 @@ def test_what_happened_says_more_than_that_nobody_is_left(mesh: FakeMesh, model:
     assert answer.message == "first"
 
 
-@pytest.mark.parametrize("reason", ["no_worker", "breakers_open"])
-def test_a_lost_request_waits_for_a_worker_that_comes_back(mesh: FakeMesh, model: ServedModel, reason: str) -> None:
-    """The only worker is away for some seconds. The client has seen nothing, so it gets its answer."""
-    mesh.faults = Faults(prefill=[LostError("first")])
+@pytest.mark.parametrize(
+    "refusal",
+    [UnavailableError("x", reason=reason) for reason in ("no_worker", "breakers_open")] + [OverloadedError("full")],
+)
+@pytest.mark.parametrize("place", ["prefill", "decode"])
+def test_a_lost_request_waits_for_a_worker_that_comes_back(
+    mesh: FakeMesh, model: ServedModel, refusal: MeshError, place: str
+) -> None:
+    """The only worker is away for some seconds, or those that are left have no room. The client gets its answer."""
+    lost = LostError("first")
+    mesh.faults = Faults(prefill=[lost]) if place == "prefill" else Faults(legs=[(5, lost)])
     placed, refusals = mesh.place, iter(range(12))
 
     async def refuse_for_a_while(ask: Any, *, timeout_s: float) -> Any:
         if ask.attempt and next(refusals, None) is not None:
-            raise UnavailableError("none left", reason=reason)
+            raise refusal
         return await placed(ask, timeout_s=timeout_s)
 
     mesh.place = refuse_for_a_while  # type: ignore[method-assign]
@@ -438,9 +468,9 @@ def test_lost_embeddings_wait_for_a_worker_that_comes_back(mesh: FakeMesh, model
 
 
 @pytest.mark.parametrize("choices", [1, 2])
-@pytest.mark.parametrize("error", [LostError("x"), KvLostError("x"), InternalError("x")])
-def test_a_failure_after_tokens_is_told(mesh: FakeMesh, model: ServedModel, error: MeshError, choices: int) -> None:
+def test_a_failure_that_no_worker_mends_is_told(mesh: FakeMesh, model: ServedModel, choices: int) -> None:
     """A typed error at once, without another placement. The other choices are stopped."""
+    error = InternalError("x")
     mesh.faults = Faults(leg_after=3, leg_error=error)
     heard, answer = run(mesh, model, a_request(choices=choices))
     assert answer is error
@@ -450,52 +480,253 @@ def test_a_failure_after_tokens_is_told(mesh: FakeMesh, model: ServedModel, erro
     assert not heard.endings
 
 
+LOST: dict[str, Callable[[int], Faults]] = {
+    "lost": lambda received: Faults(legs=[(received, LostError("x", where="d0"))]),
+    "kv lost": lambda received: Faults(legs=[(received, KvLostError("x"))]),
+    "draining": lambda received: Faults(legs=[(received, UnavailableError("x", reason="draining"))]),
+    "lost twice": lambda received: Faults(legs=[(received, LostError("x")), (1, LostError("x"))]),
+    "then prefill": lambda received: Faults(legs=[(received, LostError("x"))], prefill=[*PREFILLED, LostError("x")]),
+}
+"""How a request loses its worker after it has received so many tokens."""
+PREFILLED: Sequence[None] = (None, None, None)
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
 @pytest.mark.parametrize("choices", [1, 3])
 @pytest.mark.parametrize(
     "sampling",
-    [{}, {"logprobs": 2}, {"stop": (" three",)}, {"prompt_logprobs": 1}],
-    ids=["plain", "logprobs", "stop", "prompt"],
+    [{}, {"logprobs": 2}, {"stop": (" three",)}, {"prompt_logprobs": 1}, {"min_tokens": 9}],
+    ids=["plain", "logprobs", "stop", "prompt", "min"],
 )
-@pytest.mark.parametrize("received", [1, 4, 20])
-def test_a_whole_answer_begins_anew(
-    mesh: FakeMesh, model: ServedModel, received: int, sampling: dict[str, Any], choices: int
+@pytest.mark.parametrize("received", [1, 20])
+@pytest.mark.parametrize("case", LOST)
+def test_an_answer_continues_on_another_worker(
+    mesh: FakeMesh, model: ServedModel, case: str, received: int, sampling: dict[str, Any], choices: int, is_whole: bool
 ) -> None:
-    """The client gets one answer, of the second placement alone, however many tokens came before the loss."""
+    """Texts, tokens, log-probabilities, ends and usage are those of an answer without the loss, streamed or not."""
     served = replace(model, features=model.features | {"prompt_logprobs"})
-    mesh.faults = Faults(legs=[(received, LostError("x"))])
-    heard, answer = run(mesh, served, a_request(choices=choices, sampling=sampling), is_whole=True)
-    assert isinstance(answer, RequestResult), answer
-    expected = TEXT.partition(" three")[0] if "stop" in sampling else TEXT
-    assert heard.texts == dict.fromkeys(range(choices), expected)
-    once, untouched = run(
-        FakeMesh(answer=mesh.answer, step_s=0.01), served, a_request(choices=choices, sampling=sampling)
-    )
+    request = a_request(choices=choices, sampling=sampling)
+    once, untouched = run(FakeMesh(answer=mesh.answer, step_s=0.01), served, request)
     assert isinstance(untouched, RequestResult)
+    mesh.faults = LOST[case](received)
+    heard, answer = run(mesh, served, request, is_whole=is_whole)
+    assert isinstance(answer, RequestResult), answer
+    assert heard.texts == once.texts
     assert (heard.token_ids, heard.logprobs, heard.endings, heard.prompts) == (
         once.token_ids, once.logprobs, once.endings, once.prompts,
     )  # fmt: skip
     assert answer.usage == untouched.usage
-    assert heard.restarts == choices
-    assert len(mesh.asks) == 2 and mesh.asks[1].excluded_worker_ids == ("d0",)
+    assert answer.ttft_s == untouched.ttft_s
+    assert heard.restarts == 0
+    assert len(mesh.asks) > 1 and mesh.settled()[-1][1] is ReportKind.FINISHED
+    assert mesh.settled()[0] == (1, ReportKind.FAILED)
 
 
-def test_a_choice_that_ended_begins_anew_with_the_others(mesh: FakeMesh, model: ServedModel) -> None:
-    """The client has seen nothing of it while another choice of the request continues."""
+def test_the_next_placement_describes_what_its_engine_computes(mesh: FakeMesh, model: ServedModel) -> None:
+    """Prompt and emitted tokens: their number, the hashes of all their blocks, and the tokens that are left."""
+    mesh.faults = Faults(legs=[(9, LostError("x", where="d0"))])
+    run(mesh, replace(model, features=frozenset()), a_request(cache_salt="s", sampling={"max_tokens": 100}))
+    first, second = mesh.asks
+    generation = mesh.generations[-1]
+    tokens = [*generation.token_ids, *generation.emitted_token_ids]
+    assert len(generation.emitted_token_ids) == 9
+    assert second.prompt_tokens == first.prompt_tokens + 9 == len(tokens)
+    assert second.block_hashes == block_hashes(tokens, 4, seed=seed_hash("", "s"))
+    assert second.block_hashes[: len(first.block_hashes)] == first.block_hashes
+    assert second.expected_output_tokens == 91
+    assert second.excluded_worker_ids == ("d0",)
+
+
+def test_a_choice_that_ended_gets_no_further_leg(mesh: FakeMesh, model: ServedModel) -> None:
+    """The others continue, each with its own tokens, and the placement counts only them."""
     short, long = tokens_of(model.text, "Hello!"), tokens_of(model.text, TEXT)
-    answers = iter([short, long, short, long])
-    mesh.answer = lambda _: next(answers)
+    mesh.answer = lambda generation: short if generation.sampling.seed == 8 else long
     mesh.faults = Faults(legs=[(len(short) + 5, LostError("x"))])
-    heard, answer = run(mesh, model, a_request(choices=2), is_whole=True)
+    heard, answer = run(mesh, model, a_request(choices=3, sampling={"seed": 7, "temperature": 1.0}))
     assert isinstance(answer, RequestResult), answer
-    assert heard.texts == {0: "Hello!", 1: TEXT}
-    assert answer.usage.output_tokens == len(short) + len(long)
+    assert heard.texts == {0: TEXT, 1: "Hello!", 2: TEXT}
+    assert answer.usage.output_tokens == len(short) + 2 * len(long)
+    assert [leg.leg_id for leg in mesh.legs] == ["r-0", "r-1", "r-2", "r-0-1", "r-2-1"]
+    assert [ask.choices for ask in mesh.asks] == [3, 2]
+    assert [leg.generation.sampling.seed for leg in mesh.legs] == [7, 8, 9, 7, 9]
+    counts = [len(leg.generation.emitted_token_ids) for leg in mesh.legs[3:]]
+    assert counts[0] > counts[1] > 0, "the first choice was one prefill ahead"
+
+
+@pytest.mark.parametrize(("ends", "reason"), [(True, FinishReason.STOP), (False, FinishReason.LENGTH)])
+def test_an_answer_that_only_lacks_its_end_is_complete(
+    mesh: FakeMesh, model: ServedModel, ends: bool, reason: FinishReason
+) -> None:
+    """The worker was lost between the last token and the end. No engine could continue after it."""
+    tokens = tokens_of(model.text, TEXT, ends=ends)
+    mesh.answer = lambda _: [*tokens, 5, 5]
+    mesh.faults = Faults(legs=[(len(tokens), LostError("x"))])
+    heard, answer = run(mesh, model, a_request(sampling={"max_tokens": len(tokens)}))
+    # The fake ends a leg at its limit in the same step, as engines do; here the loss comes first.
+    assert isinstance(answer, RequestResult), answer
+    assert heard.texts == {0: TEXT} and heard.endings[0].reason is reason
+    assert answer.usage.output_tokens == len(tokens)
+
+
+def test_the_last_token_comes_from_a_prefill_worker(mesh: FakeMesh, model: ServedModel) -> None:
+    """An answer that lacks one token needs no decode worker."""
+    count = len(tokens_of(model.text, TEXT)) - 1
+    mesh.faults = Faults(legs=[(count - 1, LostError("x"))])
+    heard, answer = run(mesh, model, a_request(sampling={"max_tokens": count}))
+    assert isinstance(answer, RequestResult), answer
+    assert heard.texts == {0: TEXT}
+    assert mesh.answered_by_prefill == [2] and mesh.asks[1].expected_output_tokens == 1
+
+
+def test_an_answer_that_no_engine_continues_ends_with_a_reason(mesh: FakeMesh, model: ServedModel) -> None:
+    """The client has a part of it, so it gets a typed error that names the field, instead of a wrong continuation."""
+    refusal = UnsupportedError("a seeded answer cannot be continued", field="generation.sampling.seed")
+    mesh.faults = Faults(legs=[(4, LostError("x", where="d0"))], cannot_continue=refusal)
+    heard, answer = run(mesh, model, a_request())
+    assert isinstance(answer, LostError)
+    assert (answer.reason, answer.field, answer.where) == (CANNOT_CONTINUE, "generation.sampling.seed", "d0")
+    assert heard.token_ids == {0: tokens_of(model.text, TEXT)[:4]}
+    assert len(mesh.asks) == 2
+
+
+@pytest.mark.parametrize(("received", "is_whole"), [(4, True), (20, True), (2, False)])
+def test_an_answer_of_which_the_client_has_nothing_begins_anew(
+    mesh: FakeMesh, model: ServedModel, received: int, is_whole: bool
+) -> None:
+    """If no engine continues it: a whole answer, or a stream of which everything was held back."""
+    stop = ("Hello! How are we",)
+    mesh.faults = Faults(legs=[(received, LostError("x"))], cannot_continue=UnsupportedError("no"))
+    heard, answer = run(mesh, model, a_request(sampling={"stop": stop}), is_whole=is_whole)
+    assert isinstance(answer, RequestResult), answer
+    assert heard.texts == {0: TEXT} and heard.token_ids == {0: tokens_of(model.text, TEXT)}
+    assert answer.usage.output_tokens == len(heard.token_ids[0])
+    assert heard.restarts == is_whole
+    assert len(mesh.asks) == 3
+
+
+LIMITS: dict[str, dict[str, Any]] = {
+    "off": {"continuations_max": 0},
+    "age": {"continuation_age_s_max": 0.03},
+    "length": {"continuation_tokens_max": 10},
+}
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize("case", LIMITS)
+def test_limits_of_continuation(mesh: FakeMesh, model: ServedModel, case: str, is_whole: bool) -> None:
+    """Beyond a limit a stream ends with the failure, and a whole answer begins anew."""
+    mesh.faults = Faults(legs=[(8, LostError("x"))])
+    heard, answer = run(mesh, model, a_request(), is_whole=is_whole, **LIMITS[case])
+    if is_whole:
+        assert isinstance(answer, RequestResult), answer
+        assert heard.texts == {0: TEXT} and heard.restarts == 1
+        assert not mesh.generations[-1].emitted_token_ids
+    else:
+        assert isinstance(answer, LostError) and answer.reason == "worker_lost"
+        assert len(mesh.asks) == 1
+
+
+@pytest.mark.parametrize("place", ["prefill", "decode"])
+@pytest.mark.parametrize("is_calm", [True, False])
+def test_a_request_that_kills_processes_is_stopped_after_two(
+    mesh: FakeMesh, model: ServedModel, place: str, is_calm: bool
+) -> None:
+    """Two workers die at the same token. If other workers die too, the request is not the likely cause."""
+    deaths = [LostError("x", where=f"{place}-{i}") for i in range(3)]
+    heard = Heard()
+
+    async def main() -> RequestResult | MeshError:
+        pipeline = make_pipeline(mesh, StaticModels([model]))
+        if not is_calm:
+            mesh.faults = Faults(legs=[(0, LostError("x", where="other"))])
+            await ask(pipeline, a_request(request_id="other"), Heard())
+        mesh.faults = Faults(prefill=[*deaths]) if place == "prefill" else Faults(legs=[(7, deaths[0]), (0, deaths[1])])
+        try:
+            return await ask(pipeline, a_request(), heard)
+        except MeshError as error:
+            return error
+
+    answer = run_virtual(main())
+    if is_calm:
+        assert isinstance(answer, InternalError) and answer.reason == WORKER_LOST_TWICE
+    else:
+        assert isinstance(answer, RequestResult), answer
+        assert heard.texts == {0: TEXT}
+
+
+def test_late_tokens_of_a_failed_leg_are_ignored(mesh: FakeMesh, model: ServedModel) -> None:
+    """A leg on a healthy worker is cancelled when another choice is lost, and may still send a step."""
+    choices: list[ChoiceSink] = []
+    submit = FakeLink.submit_nowait
+
+    def noting(link: FakeLink, leg: Any, sink: Any, *, timeout_s: float) -> Any:
+        choices.append(sink)
+        return submit(link, leg, sink, timeout_s=timeout_s)
+
+    heard = Heard()
+
+    async def main() -> None:
+        pipeline = make_pipeline(mesh, StaticModels([model]))
+        running = asyncio.create_task(ask(pipeline, a_request(), heard))
+        await asyncio.sleep(0.2)
+        stale = choices[1]
+        assert isinstance(stale, ChoiceSink) and stale is not choices[3]
+        stale.on_tokens((7,), None, 0.0)
+        stale.on_tokens((7, 7), None, 0.0)
+        await running
+
+    mesh.faults = Faults(legs=[(5, LostError("x"))])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FakeLink, "submit_nowait", noting)
+        run_virtual(main())
+    assert heard.texts == {0: TEXT} and heard.token_ids == {0: tokens_of(model.text, TEXT)}
+
+
+def test_spans_link_the_placements(mesh: FakeMesh, model: ServedModel) -> None:
+    """Each later placement has a span, which names the failure, links to the placement before it, and is the parent of its legs."""
+    exported = InMemorySpanExporter()
+    tracing = Tracing(TelemetrySettings(), service="frontend", span_processor=SimpleSpanProcessor(exported))
+    mesh.faults = Faults(legs=[(5, LostError("x", where="d0")), (2, LostError("x", where="d1"))])
+
+    async def main() -> None:
+        pipeline = make_pipeline(mesh, StaticModels([model]))
+        pipeline._tracing = tracing
+        await ask(pipeline, a_request(), Heard())
+
+    run_virtual(main())
+    spans = {span.name + str(span.attributes.get("kvmesh.attempt", "")): span for span in exported.get_finished_spans()}
+    assert set(spans) == {"request", "placed_again1", "placed_again2"}
+    request, first, second = spans["request"], spans["placed_again1"], spans["placed_again2"]
+    assert [link.context.span_id for link in first.links] == [request.context.span_id]
+    assert [link.context.span_id for link in second.links] == [first.context.span_id]
+    assert first.parent.span_id == second.parent.span_id == request.context.span_id
+    assert (first.attributes["kvmesh.failed_at"], first.attributes["kvmesh.emitted_tokens"]) == ("d0", 5)
+    assert second.attributes["kvmesh.emitted_tokens"] == 7
+    parents = [f"{each.context.span_id:016x}" for each in (request, first, second)]
+    assert [ask.traceparent.split("-")[2] for ask in mesh.asks] == parents
+    assert [leg.generation.traceparent.split("-")[2] for leg in mesh.legs] == parents
+
+
+def test_the_gap_that_the_client_sees_is_an_inter_token_time(mesh: FakeMesh, model: ServedModel) -> None:
+    """From the last token before the loss to the first one after it."""
+
+    async def main() -> tuple[float, float]:
+        pipeline = make_pipeline(mesh, StaticModels([model]))
+        began_s = pipeline.clock.now()
+        result = await ask(pipeline, a_request(), Heard())
+        assert result.ttft_s is not None
+        return pipeline.metrics.of_model("tiny").gaps.sum_s, pipeline.clock.now() - began_s - result.ttft_s
+
+    mesh.faults = Faults(legs=[(5, LostError("x"))])
+    gaps_s, streamed_s = run_virtual(main())
+    assert gaps_s == pytest.approx(streamed_s, abs=0.002)
 
 
 def test_a_new_placement_has_only_the_time_that_is_left(mesh: FakeMesh, model: ServedModel) -> None:
     """A second placement does not extend the request's deadline."""
     mesh.step_s = 1.0
     mesh.faults = Faults(legs=[(4, LostError("x"))])
-    _, answer = run(mesh, model, a_request(timeout_s=8.5), is_whole=True)
+    _, answer = run(mesh, model, a_request(timeout_s=8.5))
     assert isinstance(answer, DeadlineError)
     assert mesh.timeouts_s == [pytest.approx(7.5), pytest.approx(1.5)]
 
@@ -503,40 +734,27 @@ def test_a_new_placement_has_only_the_time_that_is_left(mesh: FakeMesh, model: S
 HELD: dict[str, tuple[str, int, dict[str, Any]]] = {
     "begin of a character": ("🙂 and more", 1, {}),
     "begin of a stop string": (TEXT, 2, {"stop": ["Hello! How are we"]}),
+    "stop string across the loss": (TEXT, 2, {"stop": ["Hello! How are you"]}),
 }
 """An answer, how many of its tokens come before the leg is lost, and the sampling that holds them back."""
 
 
 @pytest.mark.parametrize("choices", [1, 3])
 @pytest.mark.parametrize("case", HELD)
-def test_what_was_received_but_not_shown_is_placed_again(
-    mesh: FakeMesh, model: ServedModel, case: str, choices: int
-) -> None:
-    """The client gets one whole answer, and usage counts it once."""
+def test_what_was_held_back_is_kept(mesh: FakeMesh, model: ServedModel, case: str, choices: int) -> None:
+    """Half a character and the begin of a stop string continue with the next leg."""
     text, received, sampling = HELD[case]
     tokens = tokens_of(model.text, text)
     mesh.answer = lambda _: tokens
+    request = a_request(choices=choices, sampling=sampling)
+    once, _ = run(FakeMesh(answer=mesh.answer, step_s=0.01), model, request)
     mesh.faults = Faults(leg_after=received, leg_error=LostError("x"))
-    heard, answer = run(mesh, model, a_request(choices=choices, sampling=sampling))
+    heard, answer = run(mesh, model, request)
     assert (1, ReportKind.FIRST_TOKEN) in mesh.reports
     assert mesh.settled() == [(1, ReportKind.FAILED), (2, ReportKind.FINISHED)]
     assert isinstance(answer, RequestResult), answer
-    assert heard.texts == dict.fromkeys(range(choices), text)
-    assert heard.token_ids == dict.fromkeys(range(choices), tokens)
-    assert answer.usage.output_tokens == choices * len(tokens)
+    assert (heard.texts, heard.token_ids, heard.endings) == (once.texts, once.token_ids, once.endings)
     assert mesh.asks[-1].excluded_worker_ids == ("d0",)
-    assert answer.ttft_s is not None and answer.ttft_s > 2 * mesh.step_s * received
-
-
-def test_a_choice_that_ended_without_text_was_shown(mesh: FakeMesh, model: ServedModel) -> None:
-    """The client has its end, so the loss of the other choice is an error."""
-    answers = iter([[2], tokens_of(model.text, "🙂")])
-    mesh.answer = lambda _: next(answers)
-    mesh.faults = Faults(leg_after=1, leg_error=LostError("x"))
-    heard, answer = run(mesh, model, a_request(choices=2))
-    assert isinstance(answer, LostError)
-    assert list(heard.endings) == [0] and heard.texts == {0: ""} and heard.token_ids == {0: [2]}
-    assert len(mesh.asks) == 1
 
 
 def test_refusals_of_the_router_go_to_the_client(mesh: FakeMesh, model: ServedModel) -> None:
@@ -549,12 +767,47 @@ def test_refusals_of_the_router_go_to_the_client(mesh: FakeMesh, model: ServedMo
 
 
 def test_silence_between_tokens_is_a_failure_with_a_name(mesh: FakeMesh, model: ServedModel) -> None:
-    """The idle limit ends a request whose worker sends nothing."""
+    """The idle limit moves a request whose worker sends nothing, and the second one ends it."""
     mesh.faults = Faults(stalls_after=2)
     _, answer = run(mesh, model, a_request(), idle_timeout_s=5.0)
     assert isinstance(answer, DeadlineError)
     assert answer.reason == "idle_timeout"
-    assert mesh.cancelled == ["r-0"]
+    assert mesh.cancelled == ["r-0", "r-0-1"]
+    assert mesh.asks[1].excluded_worker_ids == ("d0",)
+
+
+@pytest.mark.parametrize("received", [0, 2])
+def test_an_answer_of_a_silent_worker_continues(mesh: FakeMesh, model: ServedModel, received: int) -> None:
+    """One engine stands still; the next one has the rest."""
+    mesh.faults = Faults(stalls_after=received)
+
+    async def main() -> RequestResult:
+        pipeline = make_pipeline(mesh, StaticModels([model]), idle_timeout_s=5.0, first_token_timeout_s=5.0)
+        running = asyncio.create_task(ask(pipeline, a_request(), heard))
+        await asyncio.sleep(1.0)
+        mesh.faults.stalls_after = None
+        return await running
+
+    heard = Heard()
+    assert run_virtual(main()).usage.output_tokens == len(tokens_of(model.text, TEXT))
+    assert heard.texts == {0: TEXT}
+    check_nothing_left(mesh)
+
+
+def test_a_prefill_worker_that_stands_still_is_replaced(mesh: FakeMesh, model: ServedModel) -> None:
+    """It sends heartbeats but computes nothing."""
+    mesh.faults = Faults(prefill_hangs=True)
+
+    async def main() -> RequestResult:
+        pipeline = make_pipeline(mesh, StaticModels([model]), first_token_timeout_s=5.0)
+        running = asyncio.create_task(ask(pipeline, a_request(), Heard()))
+        await asyncio.sleep(1.0)
+        mesh.faults.prefill_hangs = False
+        return await running
+
+    assert run_virtual(main()).usage.output_tokens
+    assert mesh.asks[1].excluded_worker_ids == ("p0",)
+    check_nothing_left(mesh)
 
 
 def test_no_first_token_is_a_failure_with_a_name(mesh: FakeMesh, model: ServedModel) -> None:
@@ -577,8 +830,8 @@ def test_each_silence_has_its_own_limit(mesh: FakeMesh, model: ServedModel, rece
         ended_s.append(pipeline.clock.now())
 
     run_virtual(main())
-    # The prefill and each token take a step.
-    assert ended_s == [pytest.approx(mesh.step_s * (1 + received) + silent_s, abs=0.005)]
+    # Two placements, in which the prefill and each token take a step.
+    assert ended_s == [pytest.approx(2 * (mesh.step_s * (1 + received) + silent_s), abs=0.01)]
 
 
 def test_the_time_between_prefill_and_decode_is_taken_off_the_lease(mesh: FakeMesh, model: ServedModel) -> None:
@@ -638,12 +891,12 @@ def test_cancel_stops_a_hanging_prefill(mesh: FakeMesh, model: ServedModel) -> N
     assert mesh.settled() == [(1, ReportKind.CANCELLED)]
 
 
-def test_a_leg_that_fails_ends_a_request_whose_prefills_go_on(mesh: FakeMesh, model: ServedModel) -> None:
-    """The failure of the first choice's leg ends the request before the last choice's prefill ends."""
+def test_a_leg_that_fails_ends_an_attempt_whose_prefills_go_on(mesh: FakeMesh, model: ServedModel) -> None:
+    """The failure of the first choice's leg ends the attempt before the last choice's prefill ends."""
     mesh.answer = lambda _: tokens_of(model.text, TEXT)
-    mesh.faults = Faults(leg_after=2, leg_error=LostError("x"), prefill_hangs_after=1)
+    mesh.faults = Faults(leg_after=2, leg_error=InternalError("x"), prefill_hangs_after=1)
     _, answer = run(mesh, model, a_request(choices=2))
-    assert isinstance(answer, LostError)
+    assert isinstance(answer, InternalError)
 
 
 def test_requests_in_flight_are_bounded_and_drain_refuses(mesh: FakeMesh, model: ServedModel) -> None:

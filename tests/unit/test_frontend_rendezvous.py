@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from kvmesh.core import FinishReason, Handoff, ReportKind
+from kvmesh.core import FinishReason, Handoff, LegTask, ReportKind
 from kvmesh.errors import KvLostError, LostError, MeshError
 from services.frontend.models import ServedModel
 from services.frontend.pipeline.request import RequestResult
@@ -116,3 +116,13 @@ def test_each_choice_has_its_own_room(mesh: FakeMesh, model: ServedModel) -> Non
     run(mesh, model, a_request(choices=3))
     rooms = {rendezvous.room for rendezvous in mesh.rendezvous}
     assert len(rooms) == 3 and rooms != {Random(7).getrandbits(63)}
+
+
+@pytest.mark.parametrize("handoff", [Handoff.SEQUENTIAL, Handoff.RENDEZVOUS])
+def test_each_leg_names_the_rank_that_it_was_placed_on(mesh: FakeMesh, model: ServedModel, handoff: Handoff) -> None:
+    mesh.handoff, mesh.ranks, mesh.answers = handoff, (3, 1), False
+    _, answer = run(mesh, model, a_request())
+    assert isinstance(answer, RequestResult)
+    assert sorted(mesh.ran_on) == sorted([(LegTask.PREFILL, 3), (LegTask.GENERATE, 1)])
+    if handoff is Handoff.RENDEZVOUS:
+        assert mesh.rendezvous[0].prefill_data_parallel_rank == 3

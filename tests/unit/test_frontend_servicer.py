@@ -24,7 +24,16 @@ from kvmesh.telemetry import Telemetry
 from services.frontend.api.grpc.servicer import SERVICE_NAME, InferenceServicer
 from services.frontend.models import ServedModel
 from services.frontend.pipeline.pipeline import Pipeline
-from tests.frontend_mesh import FakeMesh, Faults, StaticModels, make_pipeline, served_model, tokens_of, write_model
+from tests.frontend_mesh import (
+    FakeMesh,
+    Faults,
+    StaticModels,
+    cut_off,
+    make_pipeline,
+    served_model,
+    tokens_of,
+    write_model,
+)
 from tests.patience import PATIENCE_S
 
 TEXT = "Hello! naïve 日本語 🙂 one two three"
@@ -202,7 +211,7 @@ async def test_failures_are_typed(running: Running) -> None:
     error = await failure(running.stub.Generate(pb.GenerateRequest(model="tiny", text="x")))
     assert isinstance(error, UnavailableError)
     assert (error.reason, error.retry_after_s) == ("no_worker", 1.0)
-    running.mesh.faults = Faults(leg_after=3, leg_error=LostError("gone"))
+    running.mesh.faults = cut_off(3)
     error = await failure(running.stub.Generate(pb.GenerateRequest(model="tiny", text="x", options=options())))
     assert isinstance(error, LostError)
     text = requests_text(running)

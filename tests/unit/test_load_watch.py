@@ -6,10 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from kvmesh.api.worker.v1 import worker_pb2 as pb
+from kvmesh.clock import SystemClock
 from kvmesh.core import Leg, LegTask
+from kvmesh.engines.ranked import RankedEngine
 from kvmesh.engines.simulated.engine import SimulatedEngine
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.errors import KvLostError
+from kvmesh.kv.paths import KvPaths
 from kvmesh.kv.transport import Piece
 from kvmesh.simulation.kv_transport import MemoryKvNetwork, MemoryTransport
 from kvmesh.simulation.registry import MemoryAgent
@@ -17,6 +20,7 @@ from kvmesh.worker.membership import WorkerMembership
 from kvmesh.worker.servicer import WorkerServicer
 from kvmesh.worker.settings import WorkerSettings
 from kvmesh.worker.worker import Worker, WorkerIdentity
+from tests.patience import PATIENCE_S
 from tests.simulation.world import VirtualClock
 from tests.virtual_loop import run_virtual
 from tests.worker_rig import generation
@@ -106,3 +110,30 @@ def test_blocks_that_become_free_without_a_step_are_reported() -> None:
             await worker.aclose()
 
     run_virtual(main())
+
+
+async def test_a_record_for_each_data_parallel_rank() -> None:
+    """A watcher first gets the record of every rank, then those of ranks that change."""
+    clock, paths = SystemClock(), KvPaths(pull_timeout_s=1.0)
+    engines = [SimulatedEngine(SimulatedSettings(), clock, paths=paths) for _ in range(2)]
+    settings = WorkerSettings(load_interval_s=600.0)
+    worker = Worker(
+        RankedEngine(engines, paths), identity=WorkerIdentity(worker_id="d", epoch=1), settings=settings, clock=clock
+    )
+    await worker.start()
+    membership = WorkerMembership(worker, MemoryAgent().registry(), host="w", uses_tls=False, clock=clock)
+    servicer = WorkerServicer(worker, membership=membership, clock=clock)
+    records = servicer.WatchLoad(pb.WatchLoadRequest(), None)  # type: ignore[arg-type]
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            first = [(await anext(records)).load for _ in range(2)]
+            assert [(load.data_parallel_rank, load.running_requests) for load in first] == [(0, 0), (1, 0)]
+            long = replace(generation(prompt=range(3, 103), tokens=4000), data_parallel_rank=1)
+            link = worker.open_link(_Outlet())
+            link.submit_nowait(0, Leg(leg_id="r", task=LegTask.GENERATE, generation=long), None)
+            while not (load := (await anext(records)).load).running_requests:
+                assert load.data_parallel_rank == 1, "nothing changed on the other one"
+            assert load.data_parallel_rank == 1
+    finally:
+        await records.aclose()  # type: ignore[attr-defined]
+        await worker.aclose()

@@ -74,9 +74,17 @@ def test_a_quantile_lies_in_the_bucket_of_the_true_one(values, q):
 
 def test_increases_know_restarts_and_newcomers():
     """A counter that fell began from zero; an instance not seen before says nothing; one that left neither."""
-    older = {"a": {(REQUESTS, "m"): 10.0}, "b": {(REQUESTS, "m"): 100.0}, "gone": {(REQUESTS, "m"): 5.0}}
-    newer = {"a": {(REQUESTS, "m"): 13.0}, "b": {(REQUESTS, "m"): 4.0}, "new": {(REQUESTS, "m"): 1000.0}}
-    assert increase(older, newer) == {(REQUESTS, "m"): 7.0}
+    older = {
+        "a": {(REQUESTS, "m", "200"): 10.0},
+        "b": {(REQUESTS, "m", "200"): 100.0},
+        "gone": {(REQUESTS, "m", "200"): 5.0},
+    }
+    newer = {
+        "a": {(REQUESTS, "m", "200"): 13.0},
+        "b": {(REQUESTS, "m", "200"): 4.0},
+        "new": {(REQUESTS, "m", "200"): 1000.0},
+    }
+    assert increase(older, newer) == {(REQUESTS, "m", "200"): 7.0}
 
 
 def test_codes_and_instances_are_summed():
@@ -87,7 +95,7 @@ def test_codes_and_instances_are_summed():
         'kvmesh_frontend_requests_total{model="m",code="503"} 2\n'
         'unrelated_total{model="m"} 9\n'
     )
-    assert parse(text) == {(REQUESTS, "m"): 7.0}
+    assert parse(text) == {(REQUESTS, "m", "200"): 5.0, (REQUESTS, "m", "503"): 2.0}
     assert summed_gauges([{(BLOCKS_USED, "m", "decode"): 1.0}, {(BLOCKS_USED, "m", "decode"): 2.0}]) == {
         (BLOCKS_USED, "m", "decode"): 3.0
     }
@@ -100,7 +108,7 @@ def test_means_are_over_requests():
     window = Window(
         window_s=10,
         increases={
-            (REQUESTS, "m"): 5.0,
+            (REQUESTS, "m", "200"): 5.0,
             (OUTPUT_TOKENS, "m"): 50.0,
             (f"{TTFT}_sum", "m"): 2.0,
             (f"{TTFT}_count", "m"): 4.0,
@@ -109,7 +117,7 @@ def test_means_are_over_requests():
     [latency] = latencies(window)
     assert (latency.requests_per_s, latency.ttft_mean_s, latency.output_tokens_mean) == (0.5, 0.5, 10.0)
     assert (latency.itl_mean_s, latency.prompt_tokens_mean, latency.ttft_p99_s) == (None, None, None)
-    [idle] = latencies(Window(window_s=10, increases={(REQUESTS, "m"): 0.0, (OUTPUT_TOKENS, "m"): 0.0}))
+    [idle] = latencies(Window(window_s=10, increases={(REQUESTS, "m", "200"): 0.0, (OUTPUT_TOKENS, "m"): 0.0}))
     assert (idle.requests_per_s, idle.output_tokens_mean) == (0.0, None)
 
 

@@ -19,6 +19,7 @@ from services.planner.metrics import PlannerMetrics
 from services.planner.observe import Observation
 from services.planner.planner import Planner
 from services.planner.servicer import PlannerServicer
+from services.planner.settings import PlannerSettings
 from tests.virtual_loop import run_virtual
 
 
@@ -36,7 +37,9 @@ async def planner_and_client() -> AsyncIterator[tuple[Planner, GrpcPlannerClient
     clock = SystemClock()
     telemetry = Telemetry.create("planner")
     agent = MemoryAgent(clock=clock)
-    planner = Planner(agent.registry(), NothingSource(), PlannerMetrics(telemetry.instruments), clock, interval_s=1.0)
+    planner = Planner(
+        agent.registry(), NothingSource(), PlannerMetrics(telemetry.instruments), clock, PlannerSettings(interval_s=1.0)
+    )
     network = MemoryNetwork()
     server: Any = network.server("planner:1", server_interceptors(telemetry))
     PlannerServicer(planner).add_to(server)

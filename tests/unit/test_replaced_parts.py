@@ -35,6 +35,16 @@ REPLACED = [
     ("vllm/v1/engine/core_client.py", "InprocClient", SOURCE, "d445e02cf439"),
     ("vllm/v1/worker/gpu_model_runner.py", "GPUModelRunner.sample_tokens", SIGNATURE, "62693e2be565"),
     ("vllm/v1/worker/gpu_model_runner.py", "GPUModelRunner._get_prompt_logprobs_dict", SOURCE, "f2e2ad4c2b62"),
+    ("vllm/v1/core/sched/scheduler.py", "Scheduler._make_cached_request_data", SOURCE, "c03f36ff4e6c"),
+    ("vllm/v1/engine/core.py", "EngineCore.preprocess_add_request", SOURCE, "a74921603930"),
+    ("vllm/v1/worker/gpu_input_batch.py", "InputBatch.add_request", SOURCE, "5d043931d2e1"),
+    ("vllm/v1/worker/gpu_input_batch.py", "CachedRequestState", SOURCE, "1c7a3fe1f3bf"),
+    ("vllm/v1/worker/gpu_model_runner.py", "GPUModelRunner._update_states", SOURCE, "cf0e7e1b995b"),
+    ("vllm/v1/structured_output/request.py", "StructuredOutputRequest", SOURCE, "c9c7280cb018"),
+    ("vllm/v1/structured_output/__init__.py", "StructuredOutputManager.grammar_init", SOURCE, "107855c358a0"),
+    ("vllm/v1/sample/ops/topk_topp_sampler.py", "TopKTopPSampler.forward_cpu", SOURCE, "7ae494a965ae"),
+    ("vllm/v1/sample/ops/topk_topp_sampler.py", "random_sample", SOURCE, "35cb75baf4d5"),
+    ("vllm/v1/worker/gpu/states.py", "RequestState.add_request", SOURCE, "565aaa893c41"),
     ("vllm/lora/ops/torch_ops/lora_ops.py", "bgmv_shrink", SOURCE, "fb161e1078a5"),
     ("vllm/lora/ops/torch_ops/lora_ops.py", "bgmv_expand", SOURCE, "33cb1ccf3017"),
     ("vllm/lora/ops/torch_ops/lora_ops.py", "bgmv_expand_slice", SOURCE, "ce2c6116decf"),
@@ -65,12 +75,16 @@ READ: dict[str, set[str]] = {
     "vllm/v1/core/sched/scheduler.py": set(
         """
         _preempt_request failed_recving_kv_req_ids finished_recving_kv_req_ids kv_cache_manager kv_event_publisher
-        max_num_scheduled_tokens need_mamba_block_aligned_split num_spec_tokens requests running waiting
+        max_num_scheduled_tokens need_mamba_block_aligned_split num_spec_tokens requests running
+        use_v2_model_runner waiting
         """.split()
     ),
     "vllm/v1/core/sched/request_queue.py": {"_heap"},
     "vllm/v1/core/kv_cache_manager.py": {"block_pool", "kv_cache_event_metadata", "take_events"},
-    "vllm/v1/engine/core.py": {"batch_queue", "post_step", "step_fn"},
+    "vllm/v1/engine/core.py": {"batch_queue", "post_step", "step_fn", "structured_output_manager"},
+    "vllm/v1/structured_output/__init__.py": {"executor"},
+    "vllm/v1/structured_output/request.py": {"_grammar"},
+    "vllm/v1/sample/ops/topk_topp_sampler.py": {"use_fp64_gumbel"},
     "vllm/v1/worker/gpu_model_runner.py": {"discard_request_mask", "input_batch", "lora_manager"},
     "vllm/lora/worker_manager.py": {"_adapter_manager"},
     "vllm/lora/model_manager.py": {"punica_wrapper_mapping"},

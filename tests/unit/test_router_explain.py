@@ -5,10 +5,11 @@ from contextlib import suppress
 import pytest
 
 from kvmesh.core import Report, ReportKind
-from kvmesh.errors import MeshError
+from kvmesh.errors import LostError, MeshError
+from kvmesh.rpc.codec.router import from_explanation, to_explanation
 from services.router.core import RouterCore
 from services.router.core_settings import QueueSettings
-from services.router.explain import REPORTS_MAX, DecisionRecord, cost_margin, explain_candidates
+from services.router.explain import REPORTS_MAX, DecisionRecord, cost_margin, explain, explain_candidates
 from services.router.placement.policies import POLICIES
 from tests.unit.router_fleets import ask, core, holds, join
 
@@ -122,6 +123,24 @@ def test_what_was_observed():
     assert record.observed_ttft_s == 0.2
     assert len(record.reports) == REPORTS_MAX
     assert record.reports[-1].kind is ReportKind.FINISHED
+
+
+def test_the_placements_before_the_newest_one_are_kept():
+    """Of a request that is placed again: where it was, what became of it, and how many tokens each placement computes."""
+    router = two_by_two()
+    decide(router, 1, name="a")
+    failed = Report(kind=ReportKind.FAILED, elapsed_s=2.0, error=LostError("gone"), failed_worker_id="d1")
+    router.report("f", 1, failed)
+    decide(router, 2, name="a", attempt=1, excluded_worker_ids=("d1",))
+    told = from_explanation(to_explanation(explain(decide(router, 3, name="a", attempt=2))))
+    assert [(each.attempt, len(each.reports)) for each in told.earlier] == [(0, 1), (1, 0)]
+    first = told.earlier[0]
+    assert first.placement is not None and first.placement.decode.worker_id in ("d1", "d2")
+    assert first.reports[0].error is not None and first.reports[0].error.reason == "worker_lost"
+    assert first.prompt_tokens == told.prompt_tokens > 0
+    assert told.attempt == 2
+    # An ask that is repeated with its number, after the loss of a router, is not another placement.
+    assert len(explain(decide(router, 4, name="a", attempt=2)).earlier) == 2
 
 
 def test_one_of_several_prompts_is_found_by_the_id_the_client_has():

@@ -229,6 +229,35 @@ def test_ranks_are_placed_on_one_by_one():
     assert set(placed) == {0, 1}
 
 
+def test_a_pin_names_a_worker_or_one_of_its_ranks():
+    router = core()
+    join(router, "d1", "decode", ranks=2)
+    join(router, "d2", "decode", ranks=2)
+    for rank in (0, 1):
+        placed = [
+            place(router, 2 * n + rank, ask(f"r{n}{rank}", [n], pinned_decode_worker_id=f"d1/{rank}")) for n in range(5)
+        ]
+        assert {(each.decode.worker_id, each.decode.data_parallel_rank) for each in placed} == {("d1", rank)}
+    placed = [place(router, 50 + n, ask(f"w{n}", [n], pinned_decode_worker_id="d2")) for n in range(8)]
+    assert {(each.decode.worker_id, each.decode.data_parallel_rank) for each in placed} == {("d2", 0), ("d2", 1)}
+    for unknown in ("d1/2", "d1/", "d3/0", "d1/x"):
+        with pytest.raises(NotFoundError):
+            place(router, 90, ask("r9", [1], pinned_decode_worker_id=unknown))
+
+
+def test_the_address_of_a_rank():
+    """Ranks that do not share a bootstrap server are met at their own."""
+    router = core()
+    join(
+        router, "p1", "prefill", ranks=2, handoffs=(Handoff.RENDEZVOUS,), rendezvous="p1:9000",
+        rank_rendezvous=("p1:9000", "p1:9001"),
+    )  # fmt: skip
+    join(router, "d1", "decode", handoffs=(Handoff.RENDEZVOUS,))
+    for rank, address in ((0, "p1:9000"), (1, "p1:9001")):
+        placed = place(router, rank, ask(f"r{rank}", [rank], pinned_prefill_worker_id=f"p1/{rank}"))
+        assert (placed.prefill.data_parallel_rank, placed.rendezvous_address) == (rank, address)
+
+
 def test_an_engine_without_events_is_remembered():
     """Its own placements stand for its cache, and never more blocks than it has."""
     router = core()
@@ -331,15 +360,20 @@ def test_a_policy_that_does_not_count_seconds_keeps_prompts_on_prefill_workers()
         assert all(placement.prefill is not None for placement in placed), policy
 
 
-def test_the_planner_deflects_prompts_up_to_its_bound():
-    """Longer ones still go through a prefill worker, other models are not affected, and 0 ends it."""
+def test_the_planner_deflects_prompts_up_to_its_bound_where_that_is_cheaper():
+    """Both prefill workers are busy for less than a congestion: with the bound a decode worker computes short prompts.
+
+    Longer ones and other models still go through a prefill worker, an idle prefill worker is still used, and 0 ends it.
+    """
     router = two_by_two(prefill_congested_s=1e9)
     model = ask("r", [1]).model
     router.placer.set_deflection(model, 300)
-    placement = place(router, 1, ask("r1", [1], tokens=300))
+    for number in range(1, 41):
+        place(router, number, ask(f"r{number}", [1000 + number], tokens=4000))
+    placement = place(router, 41, ask("r41", [1], tokens=300))
     assert placement.prefill is None
     assert placement.reasons[0] == "deflected"
-    assert place(router, 2, ask("r2", [2], tokens=301)).prefill is not None
+    assert place(router, 42, ask("r42", [2], tokens=301)).prefill is not None
     router.placer.set_deflection(model, 0)
     router.placer.set_deflection("other", 300)
-    assert place(router, 3, ask("r3", [3], tokens=300)).prefill is not None
+    assert place(router, 43, ask("r43", [3], tokens=300)).prefill is not None

@@ -20,8 +20,10 @@ from kvmesh.core import (
     SamplingParams,
 )
 from kvmesh.engines.base import INTERNAL_SALT, EngineRequest, StepOutput
+from kvmesh.engines.sglang import engine as engine_module
 from kvmesh.engines.sglang.engine import SglangEngine
 from kvmesh.engines.sglang.messages import (
+    Alive,
     Begun,
     Call,
     CallResult,
@@ -467,3 +469,14 @@ def test_frames_arrive_in_pieces() -> None:
 
 def _ready(**changes: Any) -> Ready:
     return Ready(**{name: getattr(READY, name) for name in READY.__struct_fields__} | changes)
+
+
+async def test_a_silent_process(start: Start_, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine is not responsive while its process says nothing, and again with its next message."""
+    monkeypatch.setattr(engine_module, "SILENCE_S", 0.05)
+    async with start() as rig, asyncio.timeout(10):
+        while rig.engine.is_responsive:
+            await asyncio.sleep(0.005)
+        while not rig.engine.is_responsive:
+            rig.host.send(Alive())
+            await asyncio.sleep(0.005)

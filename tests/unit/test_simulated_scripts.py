@@ -61,6 +61,7 @@ def test_the_answer_is_the_document_and_ends_with_it() -> None:
 
 @pytest.mark.proves("structured_output", engine="simulated")
 @pytest.mark.parametrize("per_step", [1, 3])
+@pytest.mark.proves("continued_structured_output", engine="simulated")
 def test_preempted_and_pulled_and_continued_it_is_the_same(per_step: int) -> None:
     """The document depends on prompt, seed and constraint alone."""
     prompt = list(range(3, 40))

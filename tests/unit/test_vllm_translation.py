@@ -11,7 +11,7 @@ from kvmesh.core.sampling import RANGES
 from kvmesh.engines.file_hashes import FileHashes
 from kvmesh.engines.fingerprint import compatibility_hash, model_fingerprint
 from kvmesh.engines.vllm.handles import VllmHandleForm, make_handle, pack, prompt_hash, read_handle
-from kvmesh.engines.vllm.sampling import SIMPLE, constraint_arguments, decode_arguments, prefill_arguments
+from kvmesh.engines.vllm.sampling import SIMPLE, Continuable, constraint_arguments, decode_arguments, prefill_arguments
 from kvmesh.engines.vllm.settings import VllmSettings, check_cpu_block_size
 from kvmesh.errors import InvalidRequestError, KvLostError, UnsupportedError
 from kvmesh.settings import SettingsError, load
@@ -69,34 +69,34 @@ def test_no_number_is_left_out() -> None:
     assert RANGES.keys() - {"max_tokens", "min_tokens"} == set(SIMPLE)
 
 
-def test_emitted_tokens_count_towards_the_limits() -> None:
-    """They are prompt to vLLM, but answer to the client."""
+def test_the_limits_are_those_of_the_whole_answer() -> None:
+    """Also after emitted tokens, which `continuation.py` counts as output."""
     arguments = decode_arguments(generation(4, max_tokens=10, min_tokens=6), {})
-    assert (arguments["max_tokens"], arguments["min_tokens"]) == (6, 2)
-    assert decode_arguments(generation(4, max_tokens=10, min_tokens=2), {})["min_tokens"] == 0
+    assert (arguments["max_tokens"], arguments["min_tokens"]) == (10, 6)
 
 
 @pytest.mark.parametrize(
     ("sampling", "defaults", "error"),
     [
         ({"max_tokens": 4}, {}, InvalidRequestError),
-        ({"presence_penalty": 0.1}, {}, UnsupportedError),
-        ({}, {"frequency_penalty": 0.1}, UnsupportedError),
         ({"seed": 1}, {}, UnsupportedError),
+        ({"seed": 1}, {"temperature": 0.5}, UnsupportedError),
         ({"constraint": Constraint(kind=ConstraintKind.JSON_OBJECT)}, {}, UnsupportedError),
     ],
 )
 def test_what_cannot_be_continued(sampling: dict[str, Any], defaults: dict[str, Any], error: type[Exception]) -> None:
-    """Refused with emitted tokens, taken without."""
+    """Refused with emitted tokens by an engine that cannot, taken without."""
+    neither = Continuable(seeds=False, constraints=False)
     with pytest.raises(error):
-        decode_arguments(generation(4, **sampling), defaults)
-    decode_arguments(generation(0, **sampling), defaults)
+        decode_arguments(generation(4, **sampling), defaults, neither)
+    decode_arguments(generation(0, **sampling), defaults, neither)
 
 
 def test_a_seed_does_not_matter_to_a_greedy_continuation() -> None:
     """Nothing is drawn there."""
-    decode_arguments(generation(4, seed=1, temperature=0.0), {})
-    decode_arguments(generation(4, seed=1), {"temperature": 0.0})
+    neither = Continuable(seeds=False, constraints=False)
+    decode_arguments(generation(4, seed=1, temperature=0.0), {}, neither)
+    decode_arguments(generation(4, seed=1), {"temperature": 0.0}, neither)
 
 
 @pytest.mark.parametrize(

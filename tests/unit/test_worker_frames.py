@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kvmesh.api.worker.v1 import legs_pb2 as pb
 from kvmesh.core import FinishReason, TokenLogprob
 from kvmesh.engines.base import EngineFinish
+from kvmesh.engines.simulated.engine import SimulatedEngine
 from kvmesh.errors import OverloadedError
 from kvmesh.worker.frames import STEPS_PER_FRAME_MAX, FrameOutlet
 from kvmesh.worker.settings import WorkerSettings
@@ -169,6 +170,16 @@ async def test_silence_is_broken_by_heartbeats() -> None:
     await outlet.write_frames(stream.write, heartbeat_s=0.01, interval_s=0.0)
     assert stream.frames[0].step == 0
     assert not stream.frames[0].slots
+
+
+async def test_no_heartbeat_while_the_engine_process_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The frontend then places requests elsewhere. What waits is still written."""
+    monkeypatch.setattr(SimulatedEngine, "is_responsive", False)
+    outlet, stream = make_outlet(3), Stream()
+    asyncio.get_running_loop().call_later(0.1, outlet.on_step, 7, LinkStep([0], [5]), {})
+    asyncio.get_running_loop().call_later(0.15, outlet.end_nowait)
+    await outlet.write_frames(stream.write, heartbeat_s=0.01, interval_s=0.0)
+    assert [frame.step for frame in stream.frames] == [7]
 
 
 @pytest.mark.parametrize(("step_s", "waits_s", "count"), [(0.006, 0.0, 20), (0.0005, 0.002, 6)])

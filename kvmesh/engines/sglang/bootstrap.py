@@ -1,6 +1,6 @@
 """Readiness of a prefill engine: its ranks must be registered with its bootstrap server.
 
-SGLang tries that for about 13 s and then reports ready although it has given up for good.
+SGLang tries that for about 13 s and then reports ready, although it does not try again.
 """
 
 import asyncio

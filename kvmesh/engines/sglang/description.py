@@ -55,6 +55,6 @@ def _generate_features(settings: SglangSettings, has_tokenizer: bool, honors_see
         *GENERATE_FEATURES,
         # A decode engine does not compute prompts.
         *(("prompt_logprobs",) if settings.mode != "decode" else ()),
-        *(("seed",) if honors_seeds else ()),
+        *(("seed", "continued_seed") if honors_seeds else ()),
         *(("structured_output",) if has_tokenizer else ()),
     )

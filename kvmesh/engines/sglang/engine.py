@@ -20,6 +20,7 @@ from kvmesh.engines.sglang.host_process import HostLink, HostProcess, Launch, fi
 from kvmesh.engines.sglang.intake import SglangIntake
 from kvmesh.engines.sglang.leg import SglangLeg, asked_logprobs, cancelled, kv_events, token_logprobs
 from kvmesh.engines.sglang.messages import (
+    ALIVE_INTERVAL_S,
     Call,
     CallResult,
     Cancel,
@@ -49,6 +50,8 @@ OUTPUT_BUFFER_STEPS = 1024
 KV_EVENT_BUFFER_BLOCKS = 1 << 18
 OVERLOAD_RETRY_S = 1.0
 CLOSE_TIMEOUT_S = 5.0
+SILENCE_S = 4 * ALIVE_INTERVAL_S
+"""A process that runs says so four times in it."""
 SETTINGS_ERRORS = frozenset(("ValueError", "OSError", "InvalidRequestError", "FileNotFoundError", "AssertionError"))
 
 
@@ -196,6 +199,13 @@ class SglangEngine:
 
     def load(self) -> LoadRecord:
         return self._load
+
+    def rank_loads(self) -> Sequence[LoadRecord]:
+        return (self.load(),)
+
+    @property
+    def is_responsive(self) -> bool:
+        return self._link is None or self._link.silent_s < SILENCE_S
 
     async def load_adapter(self, name: str, source: str) -> None:
         adapter_id = await asyncio.to_thread(self._adapters.new_id, name, source)

@@ -93,6 +93,8 @@ class HostLink(asyncio.Protocol):
         self._on_end = on_end
         self._received = bytearray()
         self._transport: asyncio.Transport | None = None
+        self._is_paused = False
+        self._heard_at_s = 0.0
         self.connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -102,6 +104,7 @@ class HostLink(asyncio.Protocol):
             self.connected.set_result(None)
 
     def data_received(self, data: bytes) -> None:
+        self._heard_at_s = asyncio.get_running_loop().time()
         self._received += data
         for body in take_frames(self._received):
             self._on_message(from_host_decoder.decode(body))
@@ -118,10 +121,18 @@ class HostLink(asyncio.Protocol):
         """Stops reading, which pauses the engine as soon as the socket's buffer is full."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
+            self._is_paused = True
 
     def resume(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
+            self._is_paused = False
+            self._heard_at_s = asyncio.get_running_loop().time()
+
+    @property
+    def silent_s(self) -> float:
+        """How long nothing came; 0 while nothing is read."""
+        return 0.0 if self._is_paused else asyncio.get_running_loop().time() - self._heard_at_s
 
     def close(self) -> None:
         """Ends the connection, and with it the engine process."""

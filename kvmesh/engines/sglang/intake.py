@@ -132,7 +132,7 @@ class SglangIntake:
         """A warm-up has no counterpart: SGLang then transfers nothing."""
         where = request.rendezvous
         if where is not None:
-            return Meeting(where.host, where.port, where.room, where.prefill_data_parallel_rank)
+            return Meeting(where.host, where.port, where.room)
         if self.mode == "null" or not request.is_internal:
             return None
         return Meeting(NO_TRANSFER_HOST, 0, self.random.getrandbits(ROOM_BITS))

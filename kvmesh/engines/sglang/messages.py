@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 _LENGTH = Struct("<I")
+ALIVE_INTERVAL_S = 0.5
 
 
 class Start(msgspec.Struct, tag="start", array_like=True, frozen=True):
@@ -20,12 +21,11 @@ class Start(msgspec.Struct, tag="start", array_like=True, frozen=True):
 
 
 class Meeting(msgspec.Struct, array_like=True, frozen=True):
-    """SGLang's bootstrap address and room. `prefill_rank`: the prefill engine's data-parallel rank."""
+    """SGLang's bootstrap address and room. Each data-parallel rank has a bootstrap server of its own."""
 
     host: str
     port: int
     room: int
-    prefill_rank: int | None = None
 
 
 class Submit(msgspec.Struct, tag="submit", array_like=True, frozen=True):
@@ -87,6 +87,10 @@ class Failed(msgspec.Struct, tag="failed", array_like=True, frozen=True):
 
     kind: str
     message: str
+
+
+class Alive(msgspec.Struct, tag="alive", array_like=True, frozen=True):
+    """Sent every ALIVE_INTERVAL_S, also while a step takes long: the process runs."""
 
 
 class Begun(msgspec.Struct, array_like=True, frozen=True):
@@ -160,7 +164,7 @@ class Snapshot(msgspec.Struct, tag="snapshot", array_like=True, frozen=True):
 
 
 ToHost = Start | Submit | Cancel | Call
-FromHost = Ready | Failed | HostStep | CallResult | Snapshot
+FromHost = Ready | Failed | Alive | HostStep | CallResult | Snapshot
 _encoder = msgspec.msgpack.Encoder()
 to_host_decoder = msgspec.msgpack.Decoder(ToHost)
 from_host_decoder = msgspec.msgpack.Decoder(FromHost)

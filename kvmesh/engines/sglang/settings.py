@@ -56,6 +56,12 @@ class SglangSettings:
     )
     first_gpu: int = setting(0, "First GPU of this engine; its ranks take the next ones.", min=0)
     tensor_parallel_size: int = setting(1, "Ranks, each a process.", min=1)
+    data_parallel_size: int = setting(
+        1,
+        "Data-parallel ranks of a worker: engines with a cache and a queue of their own, each on the GPUs after those of the one before.",
+        min=1,
+        max=64,
+    )
     context_tokens_max: int = setting(0, "Context length; 0: the model's.", min=0)
     running_requests_max: int = setting(0, "Requests that run at once; 0: 64 on CPU, SGLang's default on a GPU.", min=0)
     waiting_requests_max: int = setting(1024, "Requests that wait; more are refused as overloaded.", min=1)

@@ -40,13 +40,15 @@ ADAPTER_CHARACTERS_MAX = 256
 ADAPTERS_MAX = 64
 FEATURES = (
     "embeddings", "kv_events", "logit_bias", "logprobs", "lora", "priority", "prompt_logprobs", "reset_cache", "seed", "sleep",
+    "continued_penalties", "continued_seed",
 )  # fmt: skip
+WRITER_FEATURES = ("structured_output", "continued_structured_output")
 
 
 class SimulatedEngine:
     """An Engine without a model. Without a `transport` it refuses prefill legs and serves alone.
 
-    The engine starts and closes the transport, and the `wire`, which a rendezvous handoff needs.
+    The engine starts and closes the transport, and the `wire`, which a rendezvous handoff needs. `paths` None: it has its own.
     `generator` makes the random numbers that distinguish this engine's handles and
     blocks from those of other engines; simulations pass a seeded one. `scheduler` and `token_range` are public for tests.
     """
@@ -58,6 +60,7 @@ class SimulatedEngine:
         transport: KvTransport | None = None,
         *,
         wire: Wire | None = None,
+        paths: KvPaths | None = None,
         generator: Random | None = None,
     ) -> None:
         self.settings = settings
@@ -75,6 +78,7 @@ class SimulatedEngine:
             compatibility_hash=self._compatibility_hash,
             has_transport=transport is not None,
             first_stamp=generator.getrandbits(63),
+            paths=paths,
         )
         self._outputs = StepOutputBuffer(settings.output_buffer_steps)
         self._events = KvEventBuffer(settings.kv_event_buffer_blocks, self.scheduler.pool.snapshot_events)
@@ -217,6 +221,13 @@ class SimulatedEngine:
     def kv_events(self) -> AsyncIterator[Sequence[KvEvent]]:
         """See Engine. A slow reader gets a cleared event and the present blocks instead of what it missed."""
         return self._events.batches()
+
+    def rank_loads(self) -> Sequence[LoadRecord]:
+        return (self.load(),)
+
+    @property
+    def is_responsive(self) -> bool:
+        return True
 
     def load(self) -> LoadRecord:
         scheduler = self.scheduler
@@ -432,7 +443,7 @@ def capabilities(*, has_transport: bool, can_write: bool) -> Capabilities:
         engine_version=VERSION,
         handoffs=(Handoff.SEQUENTIAL,) if has_transport else (),
         roles=(Role.PREFILL, Role.DECODE) if has_transport else (Role.DECODE,),
-        features=(*FEATURES, "structured_output") if can_write else FEATURES,
+        features=(*FEATURES, *WRITER_FEATURES) if can_write else FEATURES,
         logprobs_max=LOGPROBS_MAX,
     )
 

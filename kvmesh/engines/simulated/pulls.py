@@ -61,7 +61,7 @@ class Pulls:
         # Until this engine's own transport has started, the time of a pull says nothing about the path.
         is_started = self._scheduler.peer is not None
         limit_s = self._scheduler.settings.pull_timeout_s
-        # The source of a rendezvous is known by its address only, and its router hears of the failed leg itself.
+        # The source of a rendezvous is known by its address only, and its router gets a report of the failed leg anyway.
         if (handle := order.leg.request.handle) is not None:
             pull = self._paths.begin(handle, self._clock.now(), size_bytes=blocks * size)
             if pull is None:

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 from kvmesh.core import Capabilities, Handoff
 from kvmesh.engines.base import Engine
-from kvmesh.engines.registration import EngineHost, EngineRegistration
+from kvmesh.engines.ranked import RankedEngine, with_ranks
+from kvmesh.engines.registration import EngineHost, EngineRegistration, rank_port
 from kvmesh.engines.simulated.settings import SimulatedSettings
+from kvmesh.kv.paths import KvPaths
 
 
 def make(settings: SimulatedSettings, host: EngineHost) -> Engine:
-    from kvmesh.engines.simulated.engine import SimulatedEngine
-
     settings = replace(
         settings,
         model=host.served_name,
@@ -19,27 +19,34 @@ def make(settings: SimulatedSettings, host: EngineHost) -> Engine:
         lease_s=host.kv.lease_s,
         pull_timeout_s=host.kv.pull_timeout_s,
     )
+    paths = KvPaths(pull_timeout_s=settings.pull_timeout_s)
+    engines = [make_rank(settings, host, paths, rank) for rank in range(settings.data_parallel_size)]
+    return engines[0] if len(engines) == 1 else RankedEngine(engines, paths)
+
+
+def make_rank(settings: SimulatedSettings, host: EngineHost, paths: KvPaths, rank: int) -> Engine:
+    from kvmesh.engines.simulated.engine import SimulatedEngine
+
+    settings = replace(settings, data_parallel_rank=rank)
     if settings.kv_transport != "nixl":
-        return SimulatedEngine(settings, host.clock)
+        return SimulatedEngine(settings, host.clock, paths=paths)
     from kvmesh.kv.nixl_transport import NixlTransport
 
     if settings.handoff != Handoff.RENDEZVOUS:
-        return SimulatedEngine(settings, host.clock, NixlTransport())
+        return SimulatedEngine(settings, host.clock, NixlTransport(), paths=paths)
     from kvmesh.engines.simulated.rendezvous.http_wire import HttpWire
 
-    port = settings.bootstrap_port
-    if not port and host.ports is not None:
-        port = host.ports.claim(host.address)
-    wire = HttpWire(host.address, port)
+    wire = HttpWire(host.address, rank_port(settings.bootstrap_port, rank, host))
     # Every request needs the transport, so there is nothing to serve before it has started.
-    return SimulatedEngine(replace(settings, kv_transport_delay_s=0.0), host.clock, NixlTransport(), wire=wire)
+    settings = replace(settings, kv_transport_delay_s=0.0)
+    return SimulatedEngine(settings, host.clock, NixlTransport(), wire=wire, paths=paths)
 
 
 def all_capabilities() -> Capabilities:
     """The capabilities of an engine with a tokenizer and a KV transport."""
     from kvmesh.engines.simulated.engine import capabilities
 
-    return capabilities(has_transport=True, can_write=True)
+    return with_ranks(capabilities(has_transport=True, can_write=True))
 
 
 SIMULATED = EngineRegistration(
@@ -47,7 +54,7 @@ SIMULATED = EngineRegistration(
     title="simulated",
     settings_type=SimulatedSettings,
     make_settings=lambda: SimulatedSettings(kv_transport_delay_s=1.0, eos_after_tokens=64),
-    set_by_host=("model", "model_dir", "role", "lease_s", "pull_timeout_s"),
+    set_by_host=("model", "model_dir", "role", "lease_s", "pull_timeout_s", "data_parallel_rank"),
     make=make,
     capabilities=all_capabilities,
     # NIXL takes a second to load. Decode workers compute prompts until prefill workers are registered.

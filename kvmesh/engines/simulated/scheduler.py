@@ -60,9 +60,10 @@ class Scheduler:
         compatibility_hash: str,
         has_transport: bool,
         first_stamp: int = 0,
+        paths: KvPaths | None = None,
     ) -> None:
         self.settings = settings
-        self.paths = KvPaths(pull_timeout_s=settings.pull_timeout_s)
+        self.paths = paths or KvPaths(pull_timeout_s=settings.pull_timeout_s)
         self.card = card
         self.adapters: frozenset[str] = frozenset(settings.adapters)
         self.peer: bytes | None = None

@@ -39,6 +39,7 @@ class SimulatedSettings:
     """
 
     model: str = "demo"
+    data_parallel_rank: int = 0
     model_dir: str = setting(
         "", "Hugging Face model directory (config.json, tokenizer.json); empty: the values below alone."
     )
@@ -58,7 +59,10 @@ class SimulatedSettings:
         0, "An answer ends with eos as this token, unless the request ignores eos; 0: never.", min=0
     )
     block_size_tokens: int = setting(16, "Tokens per KV block.", min=1)
-    kv_blocks: int = setting(16384, "Blocks in the pool.", min=1)
+    data_parallel_size: int = setting(
+        1, "Data-parallel ranks of a worker: engines with a pool and a queue of their own.", min=1, max=64
+    )
+    kv_blocks: int = setting(16384, "Blocks in the pool of each rank.", min=1)
     kv_bytes_per_block: int = setting(
         1024, "Real memory per block, a multiple of 8. The pool is `kv_blocks` times this.", min=32
     )

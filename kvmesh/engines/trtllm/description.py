@@ -8,6 +8,7 @@ from typing import Any
 from kvmesh.core import Capabilities, Handoff, ModelCard, Role
 from kvmesh.engines.file_hashes import FileHashes
 from kvmesh.engines.fingerprint import compatibility_hash, model_files, model_fingerprint
+from kvmesh.engines.ranked import FEATURE
 from kvmesh.engines.trtllm.arguments import loads_tokenizer
 from kvmesh.engines.trtllm.handles import TrtllmHandleForm
 from kvmesh.engines.trtllm.settings import TrtllmSettings
@@ -109,6 +110,7 @@ def capabilities(settings: TrtllmSettings, *, version: str = "") -> Capabilities
     features += ["kv_events"] if settings.kv_events != "off" else []
     features += ["structured_output"] if loads_tokenizer(settings) else []
     features += ["lora"] if settings.enable_lora else []
+    features += [FEATURE] if settings.data_parallel_size > 1 else []
     handoff = Handoff.RENDEZVOUS if settings.is_generation_first else Handoff.SEQUENTIAL
     return Capabilities(
         engine="trtllm",

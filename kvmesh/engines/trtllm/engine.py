@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kvmesh.core import KvEvent, KvHandle, LoadRecord, Role
 from kvmesh.engines.base import EngineDescription, EngineRequest, StepOutput
 from kvmesh.engines.output_buffers import KvEventBuffer, StepOutputBuffer
+from kvmesh.engines.rank_loads import share_of_load
 from kvmesh.engines.trtllm.adapters import LoadedAdapter, TrtllmAdapters
 from kvmesh.engines.trtllm.arguments import engine_arguments, loads_tokenizer
 from kvmesh.engines.trtllm.claims import SeedClaims
@@ -188,6 +189,32 @@ class TrtllmEngine:
 
     def kv_events(self) -> AsyncIterator[Sequence[KvEvent]]:
         return self._events.batches()
+
+    def rank_loads(self) -> Sequence[LoadRecord]:
+        """The engine reports all ranks together. Each rank's requests are its own; other numbers are even shares."""
+        ranks = self._settings.data_parallel_size
+        if ranks == 1:
+            return (self.load(),)
+        legs = list(self._streams.legs.values()) if self._streams is not None else []
+        records, now = [], self._now()
+        for rank in range(ranks):
+            own = [leg for leg in legs if leg.request.generation.data_parallel_rank == rank]
+            record = self._counts.record(own, now)
+            shares = share_of_load(self._counts.record((), now), rank, ranks)
+            records.append(
+                replace(
+                    shares,
+                    running_requests=record.running_requests,
+                    waiting_requests=record.waiting_requests,
+                    waiting_prompt_tokens=record.waiting_prompt_tokens,
+                )
+            )
+        return records
+
+    @property
+    def is_responsive(self) -> bool:
+        """Always: it runs in this process, and reports when a process of its own ends."""
+        return True
 
     def load(self) -> LoadRecord:
         """See Engine. Blocks are those of the newest statistics."""

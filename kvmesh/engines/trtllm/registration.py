@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from kvmesh.core import Capabilities
 from kvmesh.engines.base import Engine
+from kvmesh.engines.ranked import with_ranks
 from kvmesh.engines.registration import DeviceAssignment, EngineHost, EngineRegistration, GpuSupport
 from kvmesh.engines.trtllm.settings import TrtllmSettings
 
@@ -33,10 +34,10 @@ def device_flags(assignment: DeviceAssignment) -> Sequence[str]:
 
 
 def all_capabilities() -> Capabilities:
-    """The capabilities of an engine with a tokenizer and adapters."""
+    """The capabilities of an engine with a tokenizer, adapters and several ranks."""
     from kvmesh.engines.trtllm.description import capabilities
 
-    return capabilities(TrtllmSettings(model="any", enable_lora=True, tokenizer="load"))
+    return with_ranks(capabilities(TrtllmSettings(model="any", enable_lora=True, tokenizer="load")))
 
 
 TRTLLM = EngineRegistration(
@@ -52,6 +53,9 @@ TRTLLM = EngineRegistration(
         "sleep": "the engine cannot free registered memory",
         "roles:2": "the transfer limit is fixed at the start",
         "embeddings": "the adapter serves generating models only",
+        "continued_penalties": "it counts emitted tokens as prompt; refused",
+        "continued_seed": "its random state begins with the leg; refused",
+        "continued_structured_output": "its grammar begins with the leg; refused",
     },
     start_timeout_s=lambda settings: settings.start_timeout_s,
     gpu=GpuSupport(

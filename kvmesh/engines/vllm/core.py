@@ -9,10 +9,12 @@ from typing import Any
 
 from kvmesh.core import LoadRecord
 from kvmesh.engines.vllm.arguments import engine_arguments, usage_context
+from kvmesh.engines.vllm.continuation import Continuations
 from kvmesh.engines.vllm.cpu import allow_model_compiling, forbid_compiling
 from kvmesh.engines.vllm.holds import HoldMemory
 from kvmesh.engines.vllm.preload import garbage_collection_off
 from kvmesh.engines.vllm.ranks import ranks_die_with_this_thread
+from kvmesh.engines.vllm.sampling import Continuable
 from kvmesh.engines.vllm.settings import VllmSettings
 
 
@@ -80,6 +82,7 @@ class VllmCore:
         self.preempted_total = 0
         self._scheduler.kv_event_publisher = EventCatcher(receive_events)
         self._count_preemptions()
+        self._continuations = Continuations(self._core)
         self.can_chunk = bool(self.config.scheduler_config.enable_chunked_prefill)
         """True when a prompt may be computed in several steps."""
         self.chunk_tokens_min = (
@@ -87,6 +90,10 @@ class VllmCore:
         )
         """Smallest part of a prompt that a step can compute."""
         self.step_tokens_max = int(self._scheduler.max_num_scheduled_tokens)
+        self.continues = Continuable(
+            seeds=self.config.speculative_config is None,
+            constraints=not self.config.structured_outputs_config.reasoning_parser,
+        )
         self.step_prompt_tokens = 0
         """Prompt tokens of the newest step: its tokens without one per running request."""
 
@@ -120,12 +127,21 @@ class VllmCore:
         """Calls a method of the worker extension on every rank."""
         return list(self._core.collective_rpc(method, None, arguments))
 
-    def add(self, request: Any) -> None:
-        self._client.add_request(request)
+    def add(self, request: Any, emitted_token_ids: Sequence[int] = ()) -> None:
+        """Starts a request. The emitted tokens are the end of its prompt."""
+        if emitted_token_ids:
+            self._continuations.add(request, emitted_token_ids)
+        else:
+            self._client.add_request(request)
 
     def abort(self, request_id: str) -> None:
         """Ends a request. Frees its blocks unless a pull is writing to them."""
         self._client.abort_requests([request_id])
+        self.forget(request_id)
+
+    def forget(self, request_id: str) -> None:
+        """Drops what is kept about a request that has ended. Idempotent."""
+        self._continuations.forget(request_id)
 
     def has_work(self) -> bool:
         """True while there are requests, leases, pulls or queued batches."""

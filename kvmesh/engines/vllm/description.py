@@ -11,6 +11,7 @@ from kvmesh.engines.fingerprint import compatibility_hash, model_fingerprint
 from kvmesh.engines.vllm.core import VllmCore
 from kvmesh.engines.vllm.handles import VllmHandleForm
 from kvmesh.engines.vllm.intake import EMBED_TASK, GENERATE_TASK
+from kvmesh.engines.vllm.sampling import ALL_CONTINUED, Continuable
 from kvmesh.engines.vllm.settings import VllmSettings
 from kvmesh.engines.vllm.version import installed_version
 
@@ -106,7 +107,11 @@ def connector_version() -> int:
 
 
 def capabilities(
-    settings: VllmSettings, *, has_tokenizer: bool, tasks: Sequence[str] = (GENERATE_TASK,)
+    settings: VllmSettings,
+    *,
+    has_tokenizer: bool,
+    tasks: Sequence[str] = (GENERATE_TASK,),
+    continues: Continuable = ALL_CONTINUED,
 ) -> Capabilities:
     """The capability record. `tasks` are vLLM's names of the tasks that the model supports."""
     own_role = Role(settings.role)
@@ -116,8 +121,10 @@ def capabilities(
     features += ["lora"] if settings.enable_lora else []
     features += ["embeddings"] if EMBED_TASK in tasks else []
     if GENERATE_TASK in tasks:
-        features += ["logprobs", "prompt_logprobs", "logit_bias", "seed"]
+        features += ["logprobs", "prompt_logprobs", "logit_bias", "seed", "continued_penalties"]
         features += ["structured_output"] if has_tokenizer else []
+        features += ["continued_seed"] if continues.seeds else []
+        features += ["continued_structured_output"] if has_tokenizer and continues.constraints else []
     return Capabilities(
         engine="vllm",
         engine_version=installed_version(),

@@ -169,6 +169,14 @@ class VllmEngine:
     def kv_events(self) -> AsyncIterator[Sequence[KvEvent]]:
         return self._events.batches()
 
+    def rank_loads(self) -> Sequence[LoadRecord]:
+        return (self.load(),)
+
+    @property
+    def is_responsive(self) -> bool:
+        """Always: it runs in this process, and reports when a process of its own ends."""
+        return True
+
     def load(self) -> LoadRecord:
         """The load after the newest iteration of the engine thread."""
         return self.kv_paths.add_to(self._load)
@@ -297,7 +305,9 @@ class VllmEngine:
         )
         self._description = EngineDescription(
             model=card,
-            capabilities=capabilities(self._settings, has_tokenizer=has_tokenizer, tasks=core.supported_tasks),
+            capabilities=capabilities(
+                self._settings, has_tokenizer=has_tokenizer, tasks=core.supported_tasks, continues=core.continues
+            ),
             role=self._role,
             block_size_tokens=form.block_size_tokens,
             kv_blocks_total=core.blocks_total,

@@ -6,6 +6,7 @@ from typing import Any
 from kvmesh.checks import check_generation
 from kvmesh.core import Generation, LegTask, ModelCard
 from kvmesh.engines.base import EngineRequest
+from kvmesh.engines.vllm.continuation import EMITTED
 from kvmesh.engines.vllm.core import VllmCore
 from kvmesh.engines.vllm.handles import PREFILL_PARAMETERS, VllmHandleForm, prompt_hash, read_handle
 from kvmesh.engines.vllm.leg import VllmLeg
@@ -146,12 +147,19 @@ class VllmIntake:
         if task is LegTask.PREFILL:
             arguments = prefill_arguments()
         else:
-            arguments = decode_arguments(generation, self.defaults)
+            arguments = decode_arguments(generation, self.defaults, self.core.continues)
+            if generation.emitted_token_ids and arguments["max_tokens"] is None:
+                # vLLM would take what the context leaves after the emitted tokens.
+                arguments["max_tokens"] = self.card.context_tokens_max - len(generation.token_ids)
             if generation.sampling.constraint is not None:
                 constraint = constraint_arguments(generation.sampling.constraint)
                 arguments["structured_outputs"] = StructuredOutputsParams(**constraint)
+        extra: dict[str, Any] = {}
         if parameters is not None:
-            arguments["extra_args"] = {"kv_transfer_params": parameters}
+            extra["kv_transfer_params"] = parameters
+        if generation.emitted_token_ids and task is LegTask.GENERATE:
+            extra[EMITTED] = len(generation.emitted_token_ids)
+        arguments["extra_args"] = extra or None
         return SamplingParams(**arguments, detokenize=False, output_kind=RequestOutputKind.DELTA)
 
 
@@ -175,7 +183,8 @@ def prepare_recomputation(leg: VllmLeg) -> None:
     leg.attempt += 1
     leg.inner_id = f"{leg.inner_id}~{leg.attempt}"
     sampling = leg.core_request.sampling_params.clone()
-    sampling.extra_args = None
+    emitted = (sampling.extra_args or {}).get(EMITTED)
+    sampling.extra_args = {EMITTED: emitted} if emitted else None
     leg.core_request = msgspec.structs.replace(leg.core_request, request_id=leg.inner_id, sampling_params=sampling)
     leg.parameters = None
     leg.pull_ends_s = None

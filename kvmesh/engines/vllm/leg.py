@@ -1,6 +1,6 @@
 """One leg inside the vLLM engine."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,11 @@ class VllmLeg:
     @property
     def is_prefill(self) -> bool:
         return self.request.task is LegTask.PREFILL
+
+    @property
+    def emitted_token_ids(self) -> Sequence[int]:
+        """Tokens at the end of vLLM's prompt that are output to its sampler. A prefill leg's token is discarded, so there are none."""
+        return self.request.generation.emitted_token_ids if self.request.task is LegTask.GENERATE else ()
 
     @property
     def pulls(self) -> bool:

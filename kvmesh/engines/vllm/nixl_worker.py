@@ -9,6 +9,7 @@ import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
+from kvmesh.engines.vllm.continuation import split_emitted
 from kvmesh.engines.vllm.cpu import prepare_runner
 from kvmesh.engines.vllm.environment import reduce_nixl_polling
 
@@ -24,6 +25,8 @@ class KvmeshWorkerExtension:
         runner: Any = getattr(self, "model_runner", None)
         if runner is not None and runner.device.type == "cpu":
             prepare_runner(runner)
+        if runner is not None:
+            split_emitted(runner)
         worker = connector_worker()
         return ("", 0) if worker is None else (str(worker.compat_hash), worker.holds.address)
 

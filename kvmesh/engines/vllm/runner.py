@@ -89,7 +89,7 @@ class Runner:
         if leg.pulls and (self._is_overdue(leg) or not self._pull_reports.begin(leg)):
             self._recompute(leg)
         try:
-            self._core.add(leg.core_request)
+            self._core.add(leg.core_request, leg.emitted_token_ids)
         except self._core.refusals as error:
             self._finish(leg, FinishReason.ERROR, error=InvalidRequestError(f"vLLM refused the request: {error}"))
             return
@@ -247,6 +247,7 @@ class Runner:
 
     def _finish(self, leg: VllmLeg, reason: FinishReason, **more: Any) -> None:
         self._pull_reports.drop(leg)
+        self._core.forget(leg.inner_id)
         self._legs.pop(leg.inner_id, None)
         self._pulls.pop(leg.inner_id, None)
         self._queued.pop(leg.inner_id, None)

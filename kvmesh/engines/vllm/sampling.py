@@ -1,11 +1,10 @@
 """Translates sampling parameters to vLLM's. None takes the model's generation default.
 
-Emitted tokens are part of vLLM's prompt. So `max_tokens` and `min_tokens` are reduced by their number. The repetition penalty needs no
-change, since it counts prompt and output alike. Presence and frequency penalties, a seed and a constraint would start anew, so they
-are refused.
+The limits are those of the whole answer, also where another engine has emitted a part of it (`continuation.py`).
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from kvmesh.core import Constraint, ConstraintKind, Generation
@@ -32,18 +31,34 @@ CONSTRAINTS = {
 }
 
 
-def decode_arguments(generation: Generation, defaults: Mapping[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continuable:
+    """What an engine continues after emitted tokens. Everything else continues always.
+
+    `seeds`: one draw of the generator per token; speculative decoding draws another number. `constraints`: the grammar applies to all of
+    the answer, not only after a reasoning part that vLLM's parser finds.
+    """
+
+    seeds: bool = True
+    constraints: bool = True
+
+
+ALL_CONTINUED = Continuable()
+
+
+def decode_arguments(
+    generation: Generation, defaults: Mapping[str, Any], continues: Continuable = ALL_CONTINUED
+) -> dict[str, Any]:
     """Keyword arguments of vLLM's SamplingParams for a decode leg, without the constraint."""
-    check_emitted(generation, defaults)
+    check_emitted(generation, defaults, continues)
     sampling = generation.sampling
-    emitted = len(generation.emitted_token_ids)
     arguments = {"temperature": 1.0, **defaults}
     arguments |= {name: value for name in SIMPLE if (value := getattr(sampling, name)) is not None}
     max_tokens = sampling.max_tokens or arguments.get("max_tokens")
-    arguments["max_tokens"] = None if max_tokens is None else max_tokens - emitted
-    arguments["min_tokens"] = max(0, (sampling.min_tokens or 0) - emitted)
+    arguments["max_tokens"] = max_tokens
+    arguments["min_tokens"] = sampling.min_tokens or 0
     arguments["ignore_eos"] = sampling.ignore_eos
-    if emitted:
+    if generation.emitted_token_ids:
         # The client has them already, and vLLM would include the emitted tokens.
         arguments.pop("prompt_logprobs", None)
     if sampling.stop_token_ids:
@@ -58,24 +73,19 @@ def prefill_arguments() -> dict[str, Any]:
     return {"temperature": 0.0, "max_tokens": 1, "ignore_eos": True}
 
 
-def check_emitted(generation: Generation, defaults: Mapping[str, Any]) -> None:
-    """Refuses parameters that cannot be continued correctly after tokens that another engine emitted."""
+def check_emitted(generation: Generation, defaults: Mapping[str, Any], continues: Continuable) -> None:
+    """Refuses parameters that this engine cannot continue correctly after tokens that another engine emitted."""
     emitted = len(generation.emitted_token_ids)
     if not emitted:
         return
     sampling = generation.sampling
     if sampling.max_tokens is not None and emitted >= sampling.max_tokens:
         raise InvalidRequestError("all max_tokens were emitted already", field="generation.emitted_token_ids")
-    for name in ("presence_penalty", "frequency_penalty"):
-        if getattr(sampling, name) or (getattr(sampling, name) is None and defaults.get(name)):
-            raise UnsupportedError(
-                f"vLLM counts emitted tokens as prompt, which {name} ignores", field=f"{FIELD}.{name}"
-            )
     temperature = sampling.temperature if sampling.temperature is not None else defaults.get("temperature", 1.0)
-    if sampling.seed is not None and temperature > 0:
-        raise UnsupportedError("a seeded answer cannot be continued elsewhere", field=f"{FIELD}.seed")
-    if sampling.constraint is not None:
-        raise UnsupportedError("a constrained answer cannot be continued elsewhere", field=f"{FIELD}.constraint")
+    if sampling.seed is not None and temperature > 0 and not continues.seeds:
+        raise UnsupportedError("this engine continues no seeded answer", field=f"{FIELD}.seed")
+    if sampling.constraint is not None and not continues.constraints:
+        raise UnsupportedError("this engine continues no constrained answer", field=f"{FIELD}.constraint")
 
 
 def constraint_arguments(constraint: Constraint) -> dict[str, Any]:

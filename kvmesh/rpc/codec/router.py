@@ -7,7 +7,17 @@ from types import MappingProxyType
 
 from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.checks import PRIORITY_MAX, REQUEST_ID_CHARACTERS_MAX, check_length, check_range
-from kvmesh.core import Ask, Candidate, Coefficient, Explanation, Placement, Report, ReportKind, WorkerView
+from kvmesh.core import (
+    Ask,
+    Candidate,
+    Coefficient,
+    EarlierPlacement,
+    Explanation,
+    Placement,
+    Report,
+    ReportKind,
+    WorkerView,
+)
 from kvmesh.errors import InvalidRequestError
 from kvmesh.rpc.codec.message_codec import MessageCodec, enum_table
 from kvmesh.rpc.codec.scalars import (
@@ -235,7 +245,7 @@ _CANDIDATE = MessageCodec(
     decode=WORKER_REF_CODEC,
     terms=(lambda term: pb.CostTerm(name=term[0], value=term[1]), lambda term: (term.name, term.value)),
 )
-_EXPLANATION = MessageCodec(pb.ExplainResponse, Explanation, error=(to_detail, from_detail), candidates=_CANDIDATE)
+_EARLIER = MessageCodec(pb.EarlierPlacement, EarlierPlacement, error=(to_detail, from_detail))
 
 
 def to_worker_view(view: WorkerView) -> pb.WorkerView:
@@ -246,6 +256,32 @@ def to_worker_view(view: WorkerView) -> pb.WorkerView:
 def from_worker_view(message: pb.WorkerView) -> WorkerView:
     tiers = {known_enum(each.tier, TIERS, "tiers.tier"): each.blocks for each in message.tiers}
     return _WORKER_VIEW.decode(message, blocks_by_tier=tiers)
+
+
+def _to_earlier(earlier: EarlierPlacement) -> pb.EarlierPlacement:
+    message = _EARLIER.encode(earlier)
+    if earlier.placement is not None:
+        fill_placement(message.placement, 0, earlier.placement)
+    for report in earlier.reports:
+        fill_report(message.reports.add(), 0, report)
+    return message
+
+
+def _from_earlier(message: pb.EarlierPlacement) -> EarlierPlacement:
+    return _EARLIER.decode(
+        message,
+        placement=from_placement(message.placement) if message.HasField("placement") else None,
+        reports=tuple(map(from_report, message.reports)),
+    )
+
+
+_EXPLANATION = MessageCodec(
+    pb.ExplainResponse,
+    Explanation,
+    error=(to_detail, from_detail),
+    candidates=_CANDIDATE,
+    earlier=(_to_earlier, _from_earlier),
+)
 
 
 def to_explanation(explanation: Explanation) -> pb.ExplainResponse:

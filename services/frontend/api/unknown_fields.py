@@ -25,7 +25,7 @@ _SIMILARITY_MIN = 0.84
 _WITHOUT_EFFECT = frozenset({"cache_control"})
 
 _UNUSED_HINTS = ("prediction",)
-"""Declared, checked, and without effect. The client hears of it, because it expects a faster answer."""
+"""Declared, checked, and without effect. The client gets a warning, because it expects a faster answer."""
 
 Read = TypeVar("Read")
 

@@ -1,6 +1,7 @@
 """Runs one placement of a request: prefill, decode, wait for the end, report to the router."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 from random import Random
 
@@ -11,6 +12,7 @@ from kvmesh.core import (
     KvReader,
     Leg,
     LegTask,
+    Placement,
     Rendezvous,
     Report,
     ReportKind,
@@ -19,6 +21,7 @@ from kvmesh.core import (
     WorkerRef,
 )
 from kvmesh.errors import (
+    IDLE_TIMEOUT,
     CancelledByCallerError,
     DeadlineError,
     InternalError,
@@ -37,11 +40,9 @@ from services.frontend.pipeline.placements import CLOCK_GRAIN_S, RETRIABLE
 from services.frontend.pipeline.prepare import Prepared
 from services.frontend.settings import PipelineSettings
 
-IDLE_TIMEOUT = "idle_timeout"
-
 
 class Attempt:
-    """Runs the choices of a placed request to their end. Invariants:
+    """Runs the choices of a placed request to their end. Choices that an earlier attempt ended get no leg. Invariants:
 
     1. The router receives exactly one of finished, failed, cancelled.
     2. However `run` ends, no leg of this attempt runs or will start, and every handle was submitted or is being released.
@@ -71,8 +72,13 @@ class Attempt:
         self._settings = settings
         self._random = generator
         self._began_s = clock.now()
-        self._choices: list[ChoiceSink] = []
+        self._choices: Mapping[int, ChoiceSink] = {}
+        """The choices that are not over, by number."""
+        self._last = 0
+        """Number of the last one."""
         self._open = 0
+        self._tokens_before = 0
+        """Tokens that the choices received in earlier attempts."""
         self._has_token = False
         self._uses_decode = False
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -92,17 +98,27 @@ class Attempt:
         cannot receive would open those of all prefill workers."""
 
     @property
-    def has_shown(self) -> bool:
-        """True once the sink has received any part of an answer: from then on the request cannot be placed again.
+    def placement(self) -> Placement:
+        """Where the attempt runs."""
+        return self._placement
 
-        Tokens that are held back (first bytes of a character, start of a possible stop string) do not count.
-        """
-        return any(choice.has_shown for choice in self._choices)
+    @property
+    def has_failed_at_prefill(self) -> bool:
+        """True if the prefill worker caused the failure."""
+        prefill = self._placement.prefill
+        return prefill is not None and prefill.worker_id == self.failed_worker_id
 
-    async def run(self, choices: list[ChoiceSink]) -> None:
-        """Runs all choices to their end. Raises the first failure. Cancelling it cancels every leg."""
+    @property
+    def has_token(self) -> bool:
+        """True once a leg of this attempt has generated a token."""
+        return self._has_token
+
+    async def run(self, choices: Mapping[int, ChoiceSink]) -> None:
+        """Runs the choices, by number, to their end; at least one. Raises the first failure. Cancelling it cancels every leg."""
         self._choices = choices
+        self._last = max(choices)
         self._open = len(choices)
+        self._tokens_before = sum([choice.tokens for choice in choices.values()])
         try:
             await self._run()
         except MeshError as error:
@@ -120,10 +136,10 @@ class Attempt:
                 # PREFILLED has reported those of a prefill worker.
                 cached_tokens=self.cached_tokens() if self._prefill_usage is None else None,
                 is_answered_by_prefill=not self._uses_decode,
-                was_recomputed=any(each.finish is not None and each.finish.was_recomputed for each in choices),
+                was_recomputed=any(each.finish is not None and each.finish.was_recomputed for each in choices.values()),
             )
         finally:
-            for choice in choices:
+            for choice in choices.values():
                 choice.close()
             if self._ended.done() and not self._ended.cancelled():
                 self._ended.exception()  # Prevents asyncio's warning about an exception that was never retrieved.
@@ -157,14 +173,18 @@ class Attempt:
         if worker is None:
             return None
         link = await self._link(worker, Role.PREFILL)
-        if self._placement.handoff is Handoff.RENDEZVOUS or self._prepared.generation.sampling.prompt_logprobs is None:
+        if self._placement.handoff is Handoff.RENDEZVOUS or not any(map(self._scores_prompt, self._choices)):
             return link
         return link if self._may_answer(link) else None
 
+    def _scores_prompt(self, i: int) -> bool:
+        """Returns whether a choice still needs the prompt's log-probabilities."""
+        return self._prepared.generation.sampling.prompt_logprobs is not None and not self._choices[i].has_prompt
+
     def _may_answer(self, prefill: LegLink) -> bool:
         """Returns whether the prefill worker can answer alone. It computes the first token, so it can if only one is left."""
-        generation = self._prepared.generation
-        is_single = generation.sampling.max_tokens == len(generation.emitted_token_ids) + 1
+        max_tokens = self._prepared.generation.sampling.max_tokens
+        is_single = all(max_tokens == choice.tokens + 1 for choice in self._choices.values())
         return is_single and self._placement.handoff is Handoff.SEQUENTIAL and LegTask.GENERATE in prefill.tasks
 
     async def _link(self, worker: WorkerRef, role: Role) -> LegLink:
@@ -181,7 +201,7 @@ class Attempt:
 
         Without `prefill` the decode worker computes the prompt; without `decode` the prefill worker answers.
         """
-        for i in range(len(self._choices)):
+        for i in self._choices:
             if prefill is None:
                 assert decode is not None
                 self._submit(i, decode)
@@ -201,7 +221,7 @@ class Attempt:
 
     def _report_prefilled(self, i: int) -> None:
         """Reports PREFILLED after the prompt of the last choice."""
-        if i == len(self._choices) - 1:
+        if i == self._last:
             self._report(ReportKind.PREFILLED, cached_tokens=self.cached_tokens())
 
     async def _answer_at_prefill(self, i: int, prefill: LegLink) -> None:
@@ -234,20 +254,22 @@ class Attempt:
 
         After the first token the decode worker has the prompt's KV, so a failure of the prefill leg no longer matters.
         """
-        rendezvous = _rendezvous(self._placement.rendezvous_address, prefill.worker, room=self._random.getrandbits(63))
+        # The link is that of all ranks of the worker.
+        placed = self._placement.prefill or prefill.worker
+        rendezvous = _rendezvous(self._placement.rendezvous_address, placed, room=self._random.getrandbits(63))
         choice = self._choices[i]
-        held = HeldSink(choice) if self._prepared.generation.sampling.prompt_logprobs is not None else None
+        held = HeldSink(choice) if self._scores_prompt(i) else None
         self._submit(i, decode, rendezvous=rendezvous, sink=held)
         try:
             whole = await self._run_prefill(i, prefill, LegTask.PREFILL, rendezvous=rendezvous)
         except KvLostError:
-            if choice.tokens:
+            if choice.has_leg_tokens:
                 return
             # The prefill worker found no counterpart, or the wrong one.
             self._exclude_counterpart(decode.worker)
             raise
         except (UnavailableError, LostError):
-            if choice.tokens:
+            if choice.has_leg_tokens:
                 self.failed_worker_id = ""
                 return
             raise
@@ -259,18 +281,32 @@ class Attempt:
         self, i: int, link: LegLink, task: LegTask, *, rendezvous: Rendezvous | None = None
     ) -> WholeLeg:
         """Runs a leg on the prefill worker to its end."""
-        leg = self._leg(i, task, rendezvous=rendezvous)
+        leg = self._leg(i, task, self._placement.prefill, rendezvous=rendezvous)
+        left_s = self._left_s()
+        timeout_s = min(left_s, self._settings.first_token_timeout_s)
         try:
-            whole = await run_leg(link, leg, timeout_s=self._left_s())
+            whole = await run_leg(link, leg, timeout_s=timeout_s)
         except (UnavailableError, LostError, OverloadedError):
             self.failed_worker_id = link.worker.worker_id
             raise
-        if i == 0 and whole.finish is not None:
+        except DeadlineError as error:
+            if timeout_s == left_s:
+                raise
+            self.failed_worker_id = link.worker.worker_id
+            message = "the prefill worker did not compute the prompt in time (first_token_timeout_s)"
+            raise DeadlineError(message, reason=IDLE_TIMEOUT, where=link.worker.worker_id) from error
+        if self._prefill_usage is None and whole.finish is not None:
             self._prefill_usage = whole.finish.usage
         return whole
 
     def _leg(
-        self, i: int, task: LegTask, *, handle: KvHandle | None = None, rendezvous: Rendezvous | None = None
+        self,
+        i: int,
+        task: LegTask,
+        worker: WorkerRef | None,
+        *,
+        handle: KvHandle | None = None,
+        rendezvous: Rendezvous | None = None,
     ) -> Leg:
         leg_id = f"{self._prepared.request.request_id}-{i}{self._suffix}"
         reader = None
@@ -278,9 +314,13 @@ class Attempt:
             # The handle is sealed for the leg of the same choice.
             reader = KvReader(worker_id=self._placement.decode.worker_id, leg_id=leg_id)
             leg_id += "p"
-        generation = self._prepared.generation_of(i)
-        if rendezvous is not None and task is LegTask.GENERATE:
-            # The prefill leg scores the prompt.
+        choice = self._choices[i]
+        generation = self._prepared.generation_of(i, choice.emitted_token_ids)
+        if worker is not None and worker.data_parallel_rank is not None:
+            generation = replace(generation, data_parallel_rank=worker.data_parallel_rank)
+        # With a rendezvous the prefill leg scores the prompt.
+        is_scored = choice.has_prompt or (rendezvous is not None and task is LegTask.GENERATE)
+        if is_scored and generation.sampling.prompt_logprobs is not None:
             generation = replace(generation, sampling=replace(generation.sampling, prompt_logprobs=None))
         return Leg(
             leg_id=leg_id,
@@ -305,7 +345,7 @@ class Attempt:
         if self._ended.done():
             self._ended.result()
             raise CancelledByCallerError("the request is over")
-        leg = self._leg(i, LegTask.GENERATE, handle=handle, rendezvous=rendezvous)
+        leg = self._leg(i, LegTask.GENERATE, self._placement.decode, handle=handle, rendezvous=rendezvous)
         try:
             choice.begin(link.submit_nowait(leg, sink or choice, timeout_s=self._left_s()))
         except RETRIABLE:
@@ -357,16 +397,21 @@ class Attempt:
     def _silence_ends_s(self) -> float:
         """Returns when the first choice will have been without a token for too long; infinity if all are over."""
         silent_s = min(self._handoff_ends(), default=float("inf"))
-        for choice in self._choices:
+        settings = self._settings
+        for choice in self._choices.values():
             if not choice.is_over:
-                allowed_s = self._settings.idle_timeout_s if choice.tokens else self._settings.first_token_timeout_s
+                allowed_s = settings.idle_timeout_s if choice.has_leg_tokens else settings.first_token_timeout_s
                 silent_s = min(silent_s, choice.last_token_at_s + allowed_s)
         return silent_s
 
     def _handoff_ends(self) -> list[float]:
         """When the decode legs whose KV was sent and that have no token yet must have one."""
         choices = self._choices
-        return [ends_s for i, ends_s in self._handoff_ends_s.items() if not (choices[i].tokens or choices[i].is_over)]
+        return [
+            ends_s
+            for i, ends_s in self._handoff_ends_s.items()
+            if not (choices[i].has_leg_tokens or choices[i].is_over)
+        ]
 
     def on_first(self) -> None:
         """A choice received its first token. If prefill answers, FINISHED follows at once and reports it too."""
@@ -396,8 +441,8 @@ class Attempt:
         self._is_exchange_failure = True
 
     def output_tokens(self) -> int:
-        """Tokens received so far, over all choices."""
-        return sum([choice.tokens for choice in self._choices])
+        """Tokens received in this attempt so far, over all choices."""
+        return sum([choice.tokens for choice in self._choices.values()]) - self._tokens_before
 
     def _left_s(self) -> float:
         left_s = self._deadline_s - self._clock.now()
@@ -412,8 +457,9 @@ class Attempt:
         """
         if self._prefill_usage is not None:
             return self._prefill_usage.cached_tokens
-        finish = self._choices[0].finish
-        return None if finish is None else finish.usage.cached_tokens
+        finish = next(iter(self._choices.values())).finish if self._choices else None
+        # A leg that failed has no usage.
+        return None if finish is None or finish.error is not None else finish.usage.cached_tokens
 
     def _report(
         self,

@@ -1,5 +1,7 @@
 """One choice of a request: receives tokens from the link and passes text to the answer sink. The hot path."""
 
+import copy
+from array import array
 from collections.abc import Callable, Sequence
 
 from kvmesh.clock import Clock
@@ -20,12 +22,14 @@ class ChoiceSink:
     3. While `has_shown` is false the answer sink has received neither text nor an end of this choice, however many tokens came.
     4. `_whole` is empty unless a token with an entry there can be passed on by itself: the answer has begun and is not over,
        nothing is held back and there are no stop strings.
+    5. `emitted_token_ids` are all tokens of the choice, of this leg and of those before it, also those that are held back. The next
+       leg continues after them.
     """
 
     __slots__ = (
-        "_cancel", "_detokeniser", "_gaps", "_held_ids", "_held_logprobs", "_includes_stop", "_is_over",
-        "_min_tokens", "_number", "_on_first", "_on_over", "_sink", "_stop_ids", "_stops", "_whole", "finish", "has_shown",
-        "last_token_at_s", "tokens",
+        "_cancel", "_detokeniser", "_gap_from_s", "_gaps", "_held_ids", "_held_logprobs", "_includes_stop", "_is_over",
+        "_min_tokens", "_number", "_on_first", "_on_over", "_sink", "_stop_ids", "_stops", "_whole", "emitted_token_ids",
+        "finish", "has_ended", "has_leg_tokens", "has_prompt", "has_shown", "last_token_at_s",
     )  # fmt: skip
 
     def __init__(
@@ -58,15 +62,48 @@ class ChoiceSink:
         self._whole: Sequence[str | None] = ()
         self._held_ids: list[int] = []
         self._held_logprobs: list[TokenLogprob] = []
-        self.tokens = 0
-        self.has_shown = False
+        self.emitted_token_ids: array[int] = array("I")
+        self.has_shown = self.has_ended = self.has_prompt = self.has_leg_tokens = False
         self.last_token_at_s = clock.now()
+        self._gap_from_s: float | None = None
+        """When the last token of the failed leg came. None: there is no such leg, or the gap is recorded."""
         self.finish: LegFinish | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of the choice, over all of its legs."""
+        return len(self.emitted_token_ids)
 
     @property
     def is_over(self) -> bool:
         """True when the answer sink receives nothing more."""
         return self._is_over
+
+    def successor(
+        self, *, on_first: Callable[[], None], on_over: Callable[["ChoiceSink", MeshError | None], None]
+    ) -> "ChoiceSink":
+        """Closes this sink, whose leg failed, and returns the sink of the choice's next leg.
+
+        It continues with the state of the detokeniser, the stop finder and the tokens that are held back. Tokens of the failed leg that
+        still arrive are ignored.
+        """
+        following = copy.copy(self)
+        self.close()
+        following._cancel, following._on_first, following._on_over = None, on_first, on_over
+        following._is_over, following._whole, following.finish = False, (), None
+        if self.has_leg_tokens:
+            following._gap_from_s = self.last_token_at_s
+        following.has_leg_tokens = False
+        return following
+
+    def completes(self, *, max_tokens: int | None) -> LegFinish | None:
+        """Returns how the answer ended if its last token has arrived and only the end itself was lost; None if it goes on."""
+        tokens = self.emitted_token_ids
+        if tokens and tokens[-1] in self._stop_ids and len(tokens) > self._min_tokens:
+            return LegFinish(reason=FinishReason.STOP, stop_token_id=tokens[-1])
+        if max_tokens is not None and len(tokens) >= max_tokens:
+            return LegFinish(reason=FinishReason.LENGTH)
+        return None
 
     def begin(self, cancel: Callable[[], None]) -> None:
         """The leg was submitted; `cancel` stops it on its worker."""
@@ -83,7 +120,7 @@ class ChoiceSink:
                 else:
                     gaps.observe(gap_s, 1)
                 self.last_token_at_s = came_s
-                self.tokens += 1
+                self.emitted_token_ids.append(token_id)
                 self._sink.on_text(self._number, text, token_ids, logprobs)
                 return
         self._on_tokens(token_ids, logprobs, came_s)
@@ -92,11 +129,16 @@ class ChoiceSink:
         if self._is_over:
             return
         count = len(token_ids)
-        is_first = not self.tokens
+        is_first = not self.has_leg_tokens
         if not is_first:
             self._gaps.observe(came_s - self.last_token_at_s, count)
+        elif self._gap_from_s is not None:
+            # The client waited from the last token of the failed leg on.
+            self._gaps.observe(came_s - self._gap_from_s, count)
+            self._gap_from_s = None
+        self.has_leg_tokens = True
         self.last_token_at_s = came_s
-        self.tokens += count
+        self.emitted_token_ids.extend(token_ids)
         if token_ids[-1] in self._stop_ids and not self._includes_stop:
             # The token that ends the answer has no text, but belongs to its token ids and log-probabilities.
             self._show(token_ids[:-1], logprobs[:-1] if logprobs is not None else None, self.tokens - count)
@@ -120,7 +162,8 @@ class ChoiceSink:
 
     def on_prompt(self, logprobs: Sequence[TokenLogprob]) -> None:
         """See LegSink."""
-        if not self._is_over:
+        if not self._is_over and not self.has_prompt:
+            self.has_prompt = True
             self._sink.on_prompt(self._number, logprobs)
 
     def _show(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None, first: int) -> None:
@@ -157,7 +200,7 @@ class ChoiceSink:
 
         Tokens of the stop string are passed on without text.
         """
-        self.tokens = tokens
+        del self.emitted_token_ids[tokens:]
         if self._held_ids:
             self._emit("", (), None)
         self._end(Ending(reason=FinishReason.STOP, stop=stop or None, output_tokens=tokens))
@@ -190,7 +233,7 @@ class ChoiceSink:
             self._end(Ending(reason=FinishReason.STOP, stop=self._stops.matched or None, output_tokens=self.tokens))
 
     def _end(self, ending: Ending) -> None:
-        self._is_over = self.has_shown = True
+        self._is_over = self.has_shown = self.has_ended = True
         self._whole = ()
         self._sink.on_end(self._number, ending)
         self._on_over(self, None)

@@ -16,6 +16,7 @@ from kvmesh.errors import (
 from kvmesh.rpc.clients import EmbedResult, LegLink, LegLinks, Placed, RouterLink
 from kvmesh.rpc.whole_leg import run_leg
 from services.frontend.models import ServedModel
+from services.frontend.pipeline.losses import LostWorkers
 from services.frontend.pipeline.placements import RETRIABLE, RequestPlacements
 from services.frontend.pipeline.prepare import tokens_of
 from services.frontend.pipeline.request import Request
@@ -43,11 +44,20 @@ class EmbedRequest:
 class Embedder:
     """Runs embedding requests. Has no state. The router receives exactly one end of each placement."""
 
-    def __init__(self, *, links: LegLinks, router: RouterLink, clock: Clock, settings: PipelineSettings) -> None:
+    def __init__(
+        self,
+        *,
+        links: LegLinks,
+        router: RouterLink,
+        clock: Clock,
+        settings: PipelineSettings,
+        lost_workers: LostWorkers,
+    ) -> None:
         self._links = links
         self._router = router
         self._clock = clock
         self._settings = settings
+        self._lost_workers = lost_workers
 
     async def tokens(self, request: EmbedRequest, model: ServedModel) -> list[Sequence[int]]:
         """Checks the request and tokenises its inputs. Raises errors of the client."""
@@ -110,6 +120,7 @@ class Embedder:
             router=self._router,
             clock=self._clock,
             settings=self._settings,
+            lost_workers=self._lost_workers,
             deadline_s=deadline_s,
         )
         while True:
@@ -119,12 +130,15 @@ class Embedder:
                 return await self._run_placed(placed, legs, deadline_s)
             except RETRIABLE as error:
                 worker_id = placed.placement.decode.worker_id
-                placements.check_retry(error, failed_worker_id=worker_id, is_answer_shown=False)
+                placements.count_failure(error, failed_worker_id=worker_id, has_progress=False)
+                placements.next(ask, error, emitted_tokens=0)
 
     async def _run_placed(self, placed: Placed, legs: Sequence[Leg], deadline_s: float) -> EmbedResult:
         """Runs the legs of one placement and reports its end to the router."""
         began_s = self._clock.now()
         worker = placed.placement.decode
+        if (rank := worker.data_parallel_rank) is not None:
+            legs = [replace(leg, generation=replace(leg.generation, data_parallel_rank=rank)) for leg in legs]
 
         def report(kind: ReportKind, *, error: MeshError | None = None, cached_tokens: int | None = None) -> None:
             news = Report(

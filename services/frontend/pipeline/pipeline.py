@@ -13,22 +13,23 @@ from random import Random
 
 from kvmesh.clock import Clock
 from kvmesh.core import Usage
-from kvmesh.errors import InvalidRequestError, OverloadedError, UnavailableError
+from kvmesh.errors import InvalidRequestError, MeshError, OverloadedError, UnavailableError, UnsupportedError
 from kvmesh.rpc.clients import EmbedResult, LegLinks, RouterLink
 from kvmesh.telemetry import TelemetrySettings, Tracing, current_traceparent
 from services.frontend.access.access import Access
 from services.frontend.access.caller import Caller
 from services.frontend.access.settings import AccessSettings
-from services.frontend.metrics import FrontendMetrics, ModelMetrics
+from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import Models, ServedModel
 from services.frontend.parser_process.relay import relayed
 from services.frontend.pipeline.attempt import Attempt
-from services.frontend.pipeline.call_end import make_stop_finder
-from services.frontend.pipeline.choice_sink import ChoiceSink
 from services.frontend.pipeline.embed import Embedder, EmbedRequest
+from services.frontend.pipeline.leg_spans import LegSpans
+from services.frontend.pipeline.losses import LostWorkers, is_stall
 from services.frontend.pipeline.placements import RETRIABLE, RequestPlacements
 from services.frontend.pipeline.prepare import Prepared, check_request, hashes_of, prepare, tokens_of
-from services.frontend.pipeline.request import AnswerSink, Conversation, Request, RequestResult
+from services.frontend.pipeline.request import AnswerSink, Request, RequestResult
+from services.frontend.pipeline.request_run import RequestRun
 from services.frontend.pipeline.tool_choice import with_tool_constraint
 from services.frontend.settings import PipelineSettings
 
@@ -40,9 +41,9 @@ class Pipeline:
     """Invariants:
 
     1. However `run` ends, it leaves no leg, no reservation and no handle behind.
-    2. A request is placed again only while its sink has received neither text nor an end of any choice, or if the sink can
-       restart (`is_whole`).
-    3. At most `requests_max` requests are in flight.
+    2. A request whose worker is lost is placed again and continues after the tokens that have arrived, so that its sink receives
+       each token once.
+    3. At most `requests_max` requests are in flight, and at most `tenant_share_max` of them are of one tenant.
     """
 
     def __init__(
@@ -60,7 +61,10 @@ class Pipeline:
     ) -> None:
         self.models = models
         self.access = access or Access(AccessSettings(), clock)
-        self._embedder = Embedder(links=links, router=router, clock=clock, settings=settings)
+        self._lost_workers = LostWorkers()
+        self._embedder = Embedder(
+            links=links, router=router, clock=clock, settings=settings, lost_workers=self._lost_workers
+        )
         self._tracing = tracing or Tracing(TelemetrySettings(), service="frontend")
         self.settings = settings
         self.metrics = metrics
@@ -69,6 +73,7 @@ class Pipeline:
         self._router = router
         self._random = generator
         self._in_flight: set[str] = set()
+        self._of_tenant: dict[str, int] = {}
         self._idle = asyncio.Event()
         self._is_draining = False
         self._refuses = False
@@ -130,9 +135,9 @@ class Pipeline:
 
     async def _run(self, prepared: Prepared, sink: AnswerSink, began_s: float) -> RequestResult:
         metrics = self.metrics.of_model(prepared.model.name)
-        run = RequestRun(prepared, sink, metrics=metrics, clock=self.clock, began_s=began_s)
+        run = RequestRun(prepared, sink, metrics=metrics, clock=self.clock, settings=self.settings, began_s=began_s)
         request_id = prepared.request.request_id
-        with self._admitted(request_id):
+        with self._admitted(request_id, prepared.caller):
             permit = self.access.enter(
                 prepared.caller,
                 prompt_tokens=prepared.ask.prompt_tokens,
@@ -140,31 +145,28 @@ class Pipeline:
             )
             try:
                 if not self._tracing.is_on:
-                    return await self._run_placements(run, prepared, began_s)
+                    return await self._run_placements(run, began_s)
                 return await self._run_traced(run, prepared, began_s)
             finally:
                 self.access.leave(
                     permit, run.spent(), caller=prepared.caller, request_id=request_id, model=prepared.model.name
                 )
 
-    async def _run_traced(self, run: "RequestRun", prepared: Prepared, began_s: float) -> RequestResult:
+    async def _run_traced(self, run: RequestRun, prepared: Prepared, began_s: float) -> RequestResult:
         """Runs the request in a span. Router and workers get it as their parent."""
         attributes = {"gen_ai.request.model": prepared.model.name, "kvmesh.request_id": prepared.request.request_id}
         with self._tracing.span("request", parent=prepared.request.traceparent or None, attributes=attributes) as span:
-            traceparent = current_traceparent()
-            prepared = replace(
-                prepared,
-                generation=replace(prepared.generation, traceparent=traceparent),
-                ask=replace(prepared.ask, traceparent=traceparent),
-            )
-            result = await self._run_placements(run, prepared, began_s)
+            run.prepared = prepared.with_traceparent(current_traceparent())
+            result = await self._run_placements(run, began_s)
             span.set_attribute("gen_ai.usage.input_tokens", result.usage.prompt_tokens)
             span.set_attribute("gen_ai.usage.output_tokens", result.usage.output_tokens)
             return result
 
-    async def _run_placements(self, run: "RequestRun", prepared: Prepared, began_s: float) -> RequestResult:
+    async def _run_placements(self, run: RequestRun, began_s: float) -> RequestResult:
         """Places the request and runs it, again after a failure that allows it."""
+        prepared = run.prepared
         run.metrics.prompt_tokens.value += prepared.ask.prompt_tokens
+        run.metrics.prompt_lengths.observe(prepared.ask.prompt_tokens)
         deadline_s = began_s + self._limit_s(prepared.request)
         placements = RequestPlacements(
             prepared.request,
@@ -172,33 +174,50 @@ class Pipeline:
             router=self._router,
             clock=self.clock,
             settings=self.settings,
+            lost_workers=self._lost_workers,
             deadline_s=deadline_s,
         )
-        while True:
-            attempt = Attempt(
-                prepared,
-                await placements.place(),
-                number=placements.number,
-                deadline_s=deadline_s,
-                links=self._links,
-                router=self._router,
-                clock=self.clock,
-                settings=self.settings,
-                generator=self._random,
-            )
-            try:
-                await attempt.run(run.begin_attempt(attempt))
-            except RETRIABLE as error:
-                placements.check_retry(
-                    error,
-                    failed_worker_id=attempt.failed_worker_id,
-                    is_answer_shown=attempt.has_shown and not run.is_whole,
+        with LegSpans(self._tracing) as spans:
+            while True:
+                attempt = Attempt(
+                    spans.traced(prepared),
+                    await placements.place(),
+                    number=placements.number,
+                    deadline_s=deadline_s,
+                    links=self._links,
+                    router=self._router,
+                    clock=self.clock,
+                    settings=self.settings,
+                    generator=self._random,
                 )
-                run.restart()
-            else:
-                return RequestResult(usage=run.usage(attempt), ttft_s=run.ttft_s)
-            finally:
-                run.metrics.output_tokens.value += attempt.output_tokens()
+                try:
+                    await attempt.run(run.begin_attempt(attempt))
+                except MeshError as error:
+                    if not self._goes_on(run, placements, attempt, error):
+                        break
+                    emitted = run.emitted_tokens
+                    spans.begin_next(error, number=placements.number + 1, emitted_tokens=emitted)
+                    placements.next(run.ask(spans.traced(prepared)), error, emitted_tokens=emitted)
+                else:
+                    break
+                finally:
+                    run.metrics.output_tokens.value += attempt.output_tokens()
+        return RequestResult(usage=run.usage(), ttft_s=run.ttft_s)
+
+    @staticmethod
+    def _goes_on(run: RequestRun, placements: RequestPlacements, attempt: Attempt, error: MeshError) -> bool:
+        """Returns whether another placement follows; False if the answer is complete. Raises the error that ends the request."""
+        is_refusal = isinstance(error, UnsupportedError) and run.emitted_tokens > 0
+        if not is_refusal and not isinstance(error, RETRIABLE) and not is_stall(error):
+            raise error
+        if not is_refusal:
+            placements.count_failure(
+                error,
+                failed_worker_id=attempt.failed_worker_id,
+                has_progress=attempt.has_token,
+                is_prefill=attempt.has_failed_at_prefill,
+            )
+        return run.recover(error)
 
     async def embed(self, request: EmbedRequest, *, caller: Caller, began_s: float) -> EmbedResult:
         """Embeds texts or token ids; see `Embedder`. Counts as one request in flight."""
@@ -206,7 +225,7 @@ class Pipeline:
         asked = self.access.isolate(request.asked, caller)
         request = replace(request, asked=asked)
         model = self.models.find(asked.model)
-        with self._admitted(asked.request_id), self._tracing.span("embed", parent=asked.traceparent or None):
+        with self._admitted(asked.request_id, caller), self._tracing.span("embed", parent=asked.traceparent or None):
             deadline_s = began_s + self._limit_s(asked)
             inputs = await self._embedder.tokens(request, model)
             permit = self.access.enter(caller, prompt_tokens=sum(map(len, inputs)), output_tokens_max=0)
@@ -217,6 +236,7 @@ class Pipeline:
             finally:
                 self.access.leave(permit, usage, caller=caller, request_id=asked.request_id, model=model.name)
             self.metrics.prompt_tokens.of(model.name).value += usage.prompt_tokens
+            self.metrics.prompt_lengths.of(model.name).observe(usage.prompt_tokens)
             return result
 
     def _check_room(self) -> None:
@@ -227,16 +247,24 @@ class Pipeline:
             raise OverloadedError("too many requests in flight", reason="frontend_full", retry_after_s=retry_after_s)
 
     @contextmanager
-    def _admitted(self, request_id: str) -> Iterator[None]:
+    def _admitted(self, request_id: str, caller: Caller) -> Iterator[None]:
         """Counts the request as in flight. Raises OverloadedError or UnavailableError if no more are admitted."""
         self._check_room()
         if request_id in self._in_flight:
             raise InvalidRequestError("a request with this id is in flight", field="request_id", reason="id_in_use")
+        tenant, of_tenant = caller.tenant, self._of_tenant
+        if tenant and of_tenant.get(tenant, 0) >= self.settings.requests_max * self.settings.tenant_share_max:
+            message = "too many requests of this tenant in flight"
+            raise OverloadedError(message, reason="tenant_full", retry_after_s=self.settings.retry_after_s)
         self._in_flight.add(request_id)
+        of_tenant[tenant] = of_tenant.get(tenant, 0) + 1
         try:
             yield
         finally:
             self._in_flight.discard(request_id)
+            of_tenant[tenant] -= 1
+            if not of_tenant[tenant]:
+                del of_tenant[tenant]
             if not self._in_flight:
                 self._idle.set()
 
@@ -246,87 +274,3 @@ class Pipeline:
 
     def _timeout_s(self, request: Request, began_s: float) -> float:
         return max(1e-3, began_s + self._limit_s(request) - self.clock.now())
-
-
-def _parser_marks(prepared: Prepared) -> frozenset[str]:
-    """Returns the special tokens that the parsers need in the answer's text."""
-    prompt = prepared.request.prompt
-    if not isinstance(prompt, Conversation):
-        return frozenset()
-    return prepared.model.text.marks(parses_tools=bool(prompt.tools))
-
-
-class RequestRun:
-    """State of one request that outlives its attempts."""
-
-    def __init__(
-        self, prepared: Prepared, sink: AnswerSink, *, metrics: ModelMetrics, clock: Clock, began_s: float
-    ) -> None:
-        self._prepared = prepared
-        self._sink = sink
-        self.metrics = metrics
-        self._clock = clock
-        self._began_s = began_s
-        self._choices: list[ChoiceSink] = []
-        self.ttft_s: float | None = None
-        self._attempt: Attempt | None = None
-        """The newest one. Only the last attempt can have passed tokens on; those of the others are not usage of the client."""
-
-    @property
-    def is_whole(self) -> bool:
-        """See AnswerSink."""
-        return self._sink.is_whole
-
-    def begin_attempt(self, attempt: Attempt) -> list[ChoiceSink]:
-        """Creates the sinks of an attempt. The time to first token starts anew: the client saw nothing of an earlier attempt."""
-        self._attempt = attempt
-        self.ttft_s = None
-
-        def on_first() -> None:
-            if self.ttft_s is None:
-                self.ttft_s = self._clock.now() - self._began_s
-                self.metrics.ttft.observe(self.ttft_s)
-            attempt.on_first()
-
-        prepared, text = self._prepared, self._prepared.model.text
-        sampling = prepared.request.sampling
-        kept = _parser_marks(prepared)
-        self._choices = [
-            ChoiceSink(
-                i,
-                self._sink,
-                text.detokeniser(skip_special_tokens=sampling.skip_special_tokens, kept=kept),
-                stops=make_stop_finder(prepared.request),
-                stop_ids=prepared.stop_ids,
-                min_tokens=sampling.min_tokens or 0,
-                includes_stop=prepared.request.includes_stop,
-                clock=self._clock,
-                gaps=self.metrics.gaps,
-                on_first=on_first,
-                on_over=attempt.on_over,
-            )
-            for i in range(prepared.request.choices)
-        ]
-        return self._choices
-
-    def restart(self) -> None:
-        """Discards what a failed attempt passed to the sink."""
-        if self._sink.is_whole:
-            for choice in range(self._prepared.request.choices):
-                self._sink.on_restart(choice)
-
-    def spent(self) -> Usage:
-        """Returns the usage up to now, also of a request that failed; empty before the first placement."""
-        return self.usage(self._attempt) if self._attempt is not None else Usage()
-
-    def usage(self, attempt: Attempt) -> Usage:
-        """Returns the totals of the request. The prompt counts once for all choices."""
-        finish = self._choices[0].finish if self._choices else None
-        decode = finish.usage if finish is not None else Usage()
-        return Usage(
-            prompt_tokens=self._prepared.ask.prompt_tokens,
-            output_tokens=attempt.output_tokens(),
-            cached_tokens=attempt.cached_tokens() or 0,
-            transferred_tokens=decode.transferred_tokens,
-            reasoning_tokens=decode.reasoning_tokens,
-        )

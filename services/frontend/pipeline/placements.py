@@ -4,9 +4,11 @@ A request may be the cause of a worker's death, and each new placement would the
 failed reports it; a process that is killed, a host that goes down and a network that breaks do not. So:
 
 1. Two engines that died while they ran the request end it, with a reason that clients do not retry.
-2. Lost connections are counted apart, up to `worker_losses_max`: a process that crashes without a word may have been killed
-   by the request, but most were not.
-3. Refusals and lost KV are counted apart from both, up to `placement_attempts` placements.
+2. So do two connections to workers of one role that broke with no token between them, unless the frontend lost other workers
+   too at that time.
+3. Lost workers of any kind are counted, up to `worker_losses_max`.
+4. Workers that send heartbeats but no tokens are counted apart: two.
+5. Refusals and lost KV are counted apart from all these, up to `placement_attempts` placements without a token.
 """
 
 import logging
@@ -15,10 +17,7 @@ from dataclasses import replace
 from kvmesh.clock import Clock
 from kvmesh.core import Ask
 from kvmesh.errors import (
-    ENGINE_DIED,
-    WORKER_LOST_TWICE,
     DeadlineError,
-    InternalError,
     KvLostError,
     LostError,
     MeshError,
@@ -28,6 +27,7 @@ from kvmesh.errors import (
     UnsupportedError,
 )
 from kvmesh.rpc.clients import Placed, RouterLink
+from services.frontend.pipeline.losses import LostWorkers, RetryLimits
 from services.frontend.pipeline.request import Request
 from services.frontend.settings import PipelineSettings
 
@@ -35,8 +35,6 @@ _log = logging.getLogger(__name__)
 
 RETRIABLE = (UnavailableError, LostError, KvLostError, OverloadedError)
 """Failures after which the same request may succeed on another worker, or on the same one later."""
-ENGINE_DEATHS_MAX = 2
-"""One death may be an accident. A limit that operators could raise would let one request kill that many workers."""
 CLOCK_GRAIN_S = 1e-3
 NO_WORKER_NOW = ("no_worker", "no_prefill_worker", "breakers_open", "paths_open")
 """Reasons of router refusals that end when a worker returns."""
@@ -56,6 +54,7 @@ class RequestPlacements:
         router: RouterLink,
         clock: Clock,
         settings: PipelineSettings,
+        lost_workers: LostWorkers,
         deadline_s: float,
     ) -> None:
         self._request = request
@@ -66,7 +65,7 @@ class RequestPlacements:
         self._deadline_s = deadline_s
         self._excluded: list[str] = []
         self._first_failure: MeshError | None = None
-        self._limits = RetryLimits(settings)
+        self._limits = RetryLimits(settings, lost_workers)
         self.number = 0
         """Of the current placement. The first one is 0."""
 
@@ -86,37 +85,60 @@ class RequestPlacements:
                 raise self._first_failure from error
             error.retry_after_s = error.retry_after_s or self._settings.retry_after_s
             raise
+        except OverloadedError as error:
+            if self._first_failure is not None:
+                raise self._first_failure from error
+            raise
         except (NotFoundError, UnsupportedError) as error:
             error.field = self._request.named(error.field)
             raise
 
-    def check_retry(self, error: MeshError, *, failed_worker_id: str, is_answer_shown: bool) -> None:
-        """Records a retriable failure of the current placement. Returns if the request is to be placed again.
+    def count_failure(
+        self, error: MeshError, *, failed_worker_id: str, has_progress: bool, is_prefill: bool = False
+    ) -> None:
+        """Records a failure of the current placement. Raises the error that ends the request if it may not be placed again.
 
-        Raises the failure that ends the request otherwise.
+        `has_progress`: the placement generated a token. `is_prefill`: the failed worker is the prefill worker.
         """
         self._first_failure = self._first_failure or error
-        end = self._limits.count_failure(error)
-        if end is not None and end is not error:
-            raise end from error
-        if end is error or is_answer_shown:
+        end = self._limits.count_failure(error, has_progress=has_progress, is_prefill=is_prefill, now=self._clock.now())
+        if end is not None:
+            if end is not error:
+                data = {"request_id": self._request.request_id, "reason": error.reason, "where": error.where}
+                _log.error("request_stopped_as_poisonous", extra={"data": data})
+                raise end from error
             raise error
         if failed_worker_id:
             self._excluded.append(failed_worker_id)
+
+    def next(self, ask: Ask, error: MeshError, *, emitted_tokens: int) -> None:
+        """Begins the next placement, with `ask`. `emitted_tokens`: those after which the answer continues."""
+        self._ask = ask
         self.number += 1
-        data = {"request_id": self._request.request_id, "reason": error.reason, "where": error.where}
+        data = {
+            "request_id": self._request.request_id,
+            "reason": error.reason,
+            "where": error.where,
+            "emitted_tokens": emitted_tokens,
+        }
         _log.warning("request_placed_again", extra={"data": data})
 
     async def _place_or_wait(self) -> Placed:
         wait_until_s = min(self._deadline_s, self._clock.now() + self._settings.place_timeout_s)
         while True:
+            is_full = False
             try:
                 return await self._place_once()
             except UnavailableError as error:
                 may_wait = self._first_failure is not None and self._clock.now() < wait_until_s
                 if error.reason not in NO_WORKER_NOW or not (self._excluded or may_wait):
                     raise
-            if self._excluded:
+            except OverloadedError:
+                # Others have to wait too when a lost worker's requests come to the workers that are left.
+                is_full = True
+                if self._first_failure is None or self._clock.now() >= wait_until_s:
+                    raise
+            if self._excluded and not is_full:
                 # Every worker has failed under this request. One of them may have been replaced by a new process.
                 self._excluded.clear()
             else:
@@ -128,29 +150,3 @@ class RequestPlacements:
         if self.number:
             ask = replace(ask, timeout_s=left_s, excluded_worker_ids=tuple(self._excluded), attempt=self.number)
         return await self._router.place(ask, timeout_s=min(left_s, self._settings.place_timeout_s))
-
-
-class RetryLimits:
-    """Counts the failures of one request by kind. Pure."""
-
-    def __init__(self, settings: PipelineSettings) -> None:
-        self._settings = settings
-        self._refusals = 0
-        self._losses = 0
-        self._engine_deaths = 0
-
-    def count_failure(self, error: MeshError) -> MeshError | None:
-        """Counts a retriable failure. Returns the error that ends the request, or None if it may be placed again."""
-        if not isinstance(error, LostError):
-            self._refusals += 1
-            return error if self._refusals >= self._settings.placement_attempts else None
-        self._losses += 1
-        if error.reason in ENGINE_DIED:
-            self._engine_deaths += 1
-            if self._engine_deaths >= ENGINE_DEATHS_MAX:
-                return InternalError(
-                    f"the engines of {ENGINE_DEATHS_MAX} workers died while they ran this request; it is not tried again",
-                    reason=WORKER_LOST_TWICE,
-                    where=error.where,
-                )
-        return error if self._losses >= self._settings.worker_losses_max else None

@@ -32,7 +32,7 @@ _PROMPT_CHARACTERS_PER_TOKEN = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A checked request, ready to be placed and submitted. Choice i submits `generation_of(i)`."""
+    """A checked request, ready to be placed and submitted. Choice i submits `generation_of(i, its emitted tokens)`."""
 
     request: Request
     caller: Caller
@@ -41,13 +41,24 @@ class Prepared:
     ask: Ask
     stop_ids: frozenset[int]
 
-    def generation_of(self, choice: int) -> Generation:
+    def with_traceparent(self, traceparent: str) -> "Prepared":
+        """Returns the request with this span as the parent of the router's and the workers' spans."""
+        return replace(
+            self,
+            generation=replace(self.generation, traceparent=traceparent),
+            ask=replace(self.ask, traceparent=traceparent),
+        )
+
+    def generation_of(self, choice: int, emitted_token_ids: Sequence[int] = ()) -> Generation:
         """Derives a seed of its own for each choice; with one seed all choices would be equal."""
-        seed = self.generation.sampling.seed
+        generation, seed = self.generation, self.generation.sampling.seed
+        if emitted_token_ids:
+            # A copy, since the choice appends the tokens of its next leg.
+            generation = replace(generation, emitted_token_ids=emitted_token_ids[:])
         if seed is None or choice == 0:
-            return self.generation
+            return generation
         shifted = (seed + choice + 2**63) % 2**64 - 2**63
-        return replace(self.generation, sampling=replace(self.generation.sampling, seed=shifted))
+        return replace(generation, sampling=replace(generation.sampling, seed=shifted))
 
 
 def check_request(request: Request, model: ServedModel, settings: PipelineSettings) -> None:

@@ -77,7 +77,9 @@ class BatchStore:
     ) -> Row:
         """Creates a batch in status validating. Raises OverloadedError if there are too many."""
         (count,) = connection.execute("SELECT count(*) FROM batches").fetchone()
-        if count >= self._settings.batches_max:
+        (own,) = connection.execute("SELECT count(*) FROM batches WHERE owner = ?", (owner,)).fetchone()
+        most = self._settings.batches_max
+        if count >= most or (owner and own >= most * self._settings.tenant_share_max):
             raise OverloadedError("too many batches", reason="batches_full", retry_after_s=60.0)
         metadata_text = orjson.dumps(metadata).decode() if metadata is not None else None
         now_s = self._clock.wall()
@@ -142,13 +144,17 @@ class BatchStore:
 
     @writes
     def claim(self, connection: Connection) -> Claim | None:
-        """Leases the oldest batch without a lease. Returns None if there is none."""
+        """Leases a batch without a lease: of the owners with the fewest leased batches, the one that was released longest ago.
+
+        Of those that were never leased the oldest. Returns None if there is none.
+        """
         now_s = self._clock.wall()
         row = connection.execute(
             "UPDATE batches SET lease_owner = ?, lease_until_s = ?, lease_epoch = lease_epoch + 1 WHERE id ="
-            " (SELECT id FROM batches WHERE ended_s IS NULL AND lease_until_s <= ? ORDER BY created_s LIMIT 1)"
-            " RETURNING *",
-            (self._instance_id, now_s + self._settings.lease_s, now_s),
+            " (SELECT id FROM batches AS waiting WHERE ended_s IS NULL AND lease_until_s <= ? ORDER BY"
+            " (SELECT count(*) FROM batches AS running WHERE running.owner = waiting.owner AND running.ended_s IS NULL"
+            " AND running.lease_until_s > ?), lease_until_s, created_s LIMIT 1) RETURNING *",
+            (self._instance_id, now_s + self._settings.lease_s, now_s, now_s),
         ).fetchone()
         if row is None:
             return None
@@ -164,6 +170,17 @@ class BatchStore:
             output_ttl_s=row["output_ttl_s"],
         )
 
+    @reads
+    def has_waiting_owner(self, connection: Connection) -> bool:
+        """Whether a batch waits whose owner has no leased batch."""
+        now_s = self._clock.wall()
+        row = connection.execute(
+            "SELECT 1 FROM batches WHERE ended_s IS NULL AND lease_until_s <= ? AND owner NOT IN"
+            " (SELECT owner FROM batches WHERE ended_s IS NULL AND lease_until_s > ?) LIMIT 1",
+            (now_s, now_s),
+        ).fetchone()
+        return row is not None
+
     @writes
     def renew(self, connection: Connection, claim: Claim) -> str:
         """Renews the lease and returns the status, which a client may have changed. Raises LeaseLostError."""
@@ -177,7 +194,7 @@ class BatchStore:
         _fence(connection, claim)
         now_s = self._clock.wall()
         defects = _row(connection, claim.batch_id)["defects"] + after_defect
-        until_s = now_s + (self._settings.lease_s if after_defect else 0.0)
+        until_s = now_s + (self._settings.lease_s if after_defect else 0.0)  # Claims order by it.
         _update(connection, claim.batch_id, lease_until_s=until_s, defects=defects)
         if defects >= self._settings.attempts_max:
             problem = [{"code": "internal", "line": None, "message": "internal error", "param": None}]

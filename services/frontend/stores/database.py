@@ -3,9 +3,10 @@
 import asyncio
 import os
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -29,6 +30,7 @@ class Database:
         self._busy_timeout_s = busy_timeout_s
         self._calls_max = calls_max
         self._calls = 0
+        self._calls_by_owner: Counter[str] = Counter()
         self._thread: ThreadPoolExecutor | None = None
         self._connection: Connection | None = None
 
@@ -73,23 +75,29 @@ class Database:
             raise
         connection.execute("COMMIT")
 
-    async def call(self, work: Callable[[Connection], T], is_read_only: bool) -> T:
+    async def call(self, work: Callable[[Connection], T], is_read_only: bool, *, owner: str = "") -> T:
         """Runs `work` in the thread inside one transaction. Work that only reads does not wait for writers.
 
-        Raises OverloadedError if too many calls wait, UnavailableError if the file is closed or fails.
+        Raises OverloadedError if too many calls wait, UnavailableError if the file is closed or fails. The calls of one owner may be half
+        of those that wait.
         """
         thread = self._thread
         if thread is None:
             raise UnavailableError("the store is closed", reason="store_unavailable")
-        if self._calls >= self._calls_max:
+        of_owner = self._calls_by_owner[owner]
+        if self._calls >= self._calls_max or (owner and of_owner >= self._calls_max // 2):
             raise OverloadedError("too many calls wait for the store", reason="store_full", retry_after_s=1.0)
         self._calls += 1
+        self._calls_by_owner[owner] += 1
         future = asyncio.get_running_loop().run_in_executor(thread, self._run, work, is_read_only)
-        future.add_done_callback(self._on_done)
+        future.add_done_callback(partial(self._on_done, owner))
         return await future
 
-    def _on_done(self, future: "asyncio.Future[Any]") -> None:
+    def _on_done(self, owner: str, future: "asyncio.Future[Any]") -> None:
         self._calls -= 1
+        self._calls_by_owner[owner] -= 1
+        if not self._calls_by_owner[owner]:
+            del self._calls_by_owner[owner]
 
     def _run(self, work: Callable[[Connection], T], is_read_only: bool) -> T:
         connection = self._connection
@@ -134,7 +142,10 @@ AsyncMethod = Callable[Concatenate[S, P], Coroutine[Any, Any, T]]
 
 
 def reads(method: Method[S, P, T]) -> AsyncMethod[S, P, T]:
-    """Decorates a method that only reads. It runs in the store's database thread inside one transaction; callers await it."""
+    """Decorates a method that only reads. It runs in the store's database thread inside one transaction; callers await it.
+
+    If the first argument is a string, it is the owner whose data the method reads.
+    """
     return _transaction(method, is_read_only=True)
 
 
@@ -146,7 +157,10 @@ def writes(method: Method[S, P, T]) -> AsyncMethod[S, P, T]:
 def _transaction(method: Method[S, P, T], *, is_read_only: bool) -> AsyncMethod[S, P, T]:
     @wraps(method)
     async def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self.database.call(lambda connection: method(self, connection, *args, **kwargs), is_read_only)
+        owner = args[0] if args and isinstance(args[0], str) else ""
+        return await self.database.call(
+            lambda connection: method(self, connection, *args, **kwargs), is_read_only, owner=owner
+        )
 
     return run
 

@@ -51,14 +51,28 @@ class FileStore:
         ttl_s: float | None,
     ) -> Row:
         """Adds the row of a file that is on the disk. Raises OverloadedError if the store is full."""
-        count, total = connection.execute("SELECT count(*), coalesce(sum(size_bytes), 0) FROM files").fetchone()
-        if count >= self._settings.files_max or total + size_bytes > self._settings.files_bytes_max:
-            raise OverloadedError("no room for another file; delete some", reason="files_full", retry_after_s=60.0)
+        settings = self._settings
+        self._check_room(connection, size_bytes, settings.files_max, settings.files_bytes_max)
+        if owner:
+            share = settings.tenant_share_max
+            self._check_room(
+                connection, size_bytes, settings.files_max * share, settings.files_bytes_max * share, owner=owner
+            )
         now_s = self._clock.wall()
         expires_s = now_s + (self._settings.file_ttl_s if ttl_s is None else ttl_s)
         insert_file(connection, (file_id, owner, name, purpose, size_bytes, now_s, expires_s))
         row: Row = connection.execute("SELECT * FROM files WHERE id = ?", (file_id,)).fetchone()
         return row
+
+    def _check_room(
+        self, connection: Connection, size_bytes: int, files_max: float, bytes_max: float, *, owner: str | None = None
+    ) -> None:
+        """Raises OverloadedError if another file exceeds the limits, of all files or of those of one owner."""
+        count, total = connection.execute(
+            "SELECT count(*), coalesce(sum(size_bytes), 0) FROM files WHERE ? IS NULL OR owner = ?", (owner, owner)
+        ).fetchone()
+        if count >= files_max or total + size_bytes > bytes_max:
+            raise OverloadedError("no room for another file; delete some", reason="files_full", retry_after_s=60.0)
 
     @reads
     def get(self, connection: Connection, *, owner: str, file_id: str, field: str = "file_id") -> Row:

@@ -58,6 +58,7 @@ class StoredResponse:
 class ResponseStore:
     """Stores responses in SQLite. `owner` separates tenants: a tenant finds only its own responses.
 
+    0. An owner who stores less than an equal share of `stored_bytes_max` loses nothing to others.
     1. After a sweep at most `stored_bytes_max` bytes remain, and no response that was unused for longer than `ttl_s`.
     2. Using a response renews all responses that it continues.
     """
@@ -126,7 +127,10 @@ class ResponseStore:
 
     @writes
     def sweep(self, connection: Connection) -> int:
-        """Deletes expired responses, and the least recently used while the store is too large. Returns their number."""
+        """Deletes expired responses, and while the store is too large the least recently used of the owner who has most.
+
+        Returns their number.
+        """
         gone = connection.execute("DELETE FROM responses WHERE used_s <= ?", (self._oldest_s(),)).rowcount
         return gone + self._make_room(connection)
 
@@ -139,9 +143,12 @@ class ResponseStore:
             (size_bytes,) = connection.execute("SELECT size_bytes FROM totals").fetchone()
             if size_bytes <= self._settings.stored_bytes_max:
                 return gone
+            (owner,) = connection.execute(
+                "SELECT owner FROM responses GROUP BY owner ORDER BY sum(size_bytes) DESC LIMIT 1"
+            ).fetchone() or ("",)
             deleted = connection.execute(
-                "DELETE FROM responses WHERE id IN (SELECT id FROM responses ORDER BY used_s LIMIT ?)",
-                (_EVICTED_AT_ONCE if size_bytes > 2 * self._settings.stored_bytes_max else 1,),
+                "DELETE FROM responses WHERE id IN (SELECT id FROM responses WHERE owner = ? ORDER BY used_s LIMIT ?)",
+                (owner, _EVICTED_AT_ONCE if size_bytes > 2 * self._settings.stored_bytes_max else 1),
             ).rowcount
             if not deleted:
                 return gone

@@ -129,7 +129,7 @@ def add_word_alternative(tokenizer_json: str) -> str | None:
     and the character after them are ASCII; the possessive `++` prevents a shorter match.
     """
     if json.dumps(LETTERS)[1:-1] not in tokenizer_json:
-        return None  # Parsing megabytes of JSON would be in vain for most tokenizers.
+        return None  # For most tokenizers it would parse megabytes of JSON without a result.
     document = json.loads(tokenizer_json)
     patterns = [each for each in _patterns(document.get("pre_tokenizer")) if _gains(each["Regex"])]
     for pattern in patterns:

@@ -2,11 +2,11 @@
 
 1. Take the pool of the request's kind, without the workers that the request excludes; only the pinned worker where one is pinned.
 2. Look up how many tokens of the prompt each candidate has cached.
-3. Where no pair can exchange KV, or a decode worker lacks at most `local_prefill_tokens_max` tokens (or the planner's bound, if larger),
-   score the decode candidates for the whole request. Otherwise score both legs and take the cheapest pair (`pair_search.py`).
+3. Where no pair can exchange KV, or a decode worker lacks at most `local_prefill_tokens_max` tokens, score the decode candidates for
+   the whole request. Otherwise score both legs and take the cheapest pair (`pair_search.py`).
 4. Where no pair has room, a request for one token needs room on its prefill worker only, which answers it by itself.
-5. Where the cheapest pair waits long for its prefill worker, or no pair has room, a decode worker that computes the prompt by itself,
-   in chunks that keep its inter-token latency, may be cheaper.
+5. Where the cheapest pair waits long for its prefill worker, no pair has room, or the prompt is within the planner's bound of deflection, a
+   decode worker that computes the prompt by itself, in chunks that keep its inter-token latency, may be cheaper.
 6. Full workers cost infinitely much, and decode workers that require a prefill worker cost infinitely much alone. When all are full the
    request is refused as overloaded.
 """
@@ -86,12 +86,12 @@ class Placer:
         self.slow_pairs = SlowPairs()
         self.sessions = Sessions(sessions_max=settings.sessions_max, session_s=settings.session_s)
         self.deflect_tokens: dict[str, int] = {}
-        """By model: a planner's bound, which replaces `local_prefill_tokens_max` where it is larger."""
+        """By model: the planner's bound. Decode workers may compute prompts of which they lack at most so many tokens."""
         self.considered: Pool | None = None
         """The pool of the newest request's kind, before the request's own filters, for explanations."""
 
     def set_deflection(self, model: str, tokens: int) -> None:
-        """Lets decode workers of a model compute prompts of which they lack at most `tokens` tokens. 0: the setting's bound."""
+        """Compares decode workers with pairs for prompts of which they lack at most `tokens` tokens, congested or not. 0: ends that."""
         if tokens:
             self.deflect_tokens[model] = tokens
         else:
@@ -130,8 +130,9 @@ class Placer:
             return instead
         # Only costs in seconds compare: for other policies a pair costs two draws or turns, and one worker alone costs one.
         if may_be_alone and self.policy.counts_transfer:
-            is_congested = decision.forecast.queue_s >= self._settings.prefill_congested_s
-            for alone in (self._without_kv_path(query), self._chunked_prefill(query) if is_congested else None):
+            reason = self._deflection_reason(query, decision)
+            chunked = self._chunked_prefill(query, reason) if reason else None
+            for alone in (self._without_kv_path(query), chunked):
                 if alone is not None and alone.cost < decision.cost:
                     decision = alone
         return decision
@@ -262,28 +263,32 @@ class Placer:
 
     def _local_prefill(self, query: _Query) -> PlacementDecision | None:
         """A decode worker that lacks too few tokens for a handoff to pay. None: there is none, or those are full."""
-        usual_max = self._settings.local_prefill_tokens_max
-        tokens_max = max(usual_max, self.deflect_tokens.get(query.ask.model, 0))
+        tokens_max = self._settings.local_prefill_tokens_max
         cached, prompt_tokens = query.decode_cached, query.ask.prompt_tokens
-        least = prompt_tokens - cached.item(cached.argmax())
-        if least > tokens_max:
+        if prompt_tokens - cached.item(cached.argmax()) > tokens_max:
             return None
         try:
-            reason = "short_prompt" if prompt_tokens <= usual_max else "local_prefill"
-            if least > usual_max:
-                reason = "deflected"
+            reason = "short_prompt" if prompt_tokens <= tokens_max else "local_prefill"
             return self._alone(query, reason, prompt_tokens - cached > tokens_max)
         except (OverloadedError, UnavailableError):
             return None
 
-    def _chunked_prefill(self, query: _Query) -> PlacementDecision | None:
+    def _deflection_reason(self, query: _Query, pair: PlacementDecision) -> str:
+        """Why a decode worker may compute the prompt instead of the pair. Empty: it may not."""
+        if pair.forecast.queue_s >= self._settings.prefill_congested_s:
+            return "prefill_congested"
+        bound = self.deflect_tokens.get(query.ask.model, 0)
+        cached = query.decode_cached
+        return "deflected" if bound and query.ask.prompt_tokens - cached.item(cached.argmax()) <= bound else ""
+
+    def _chunked_prefill(self, query: _Query, reason: str = "prefill_congested") -> PlacementDecision | None:
         """A decode worker whose steps keep its inter-token latency with a chunk of the prompt in each. None: there is none."""
         columns = query.pool.decodes.columns
         s_per_token = self._fleet.arrays.take_prefill(columns).s_per_token
         step_room_s = self._fleet.arrays.take_decode(columns).step_room_s
         chunk_tokens = np.minimum(query.ask.prompt_tokens - query.decode_cached, self._settings.cost.chunk_tokens)
         try:
-            return self._alone(query, "prefill_congested", s_per_token * chunk_tokens > step_room_s)
+            return self._alone(query, reason, s_per_token * chunk_tokens > step_room_s)
         except (OverloadedError, UnavailableError):
             return None
 
@@ -385,11 +390,21 @@ class Placer:
         return filtered
 
     def _allowed(self, side: PoolSide, ask: Ask, field: str) -> Sequence[Target]:
-        excluded, pinned = ask.excluded_worker_ids, getattr(ask, field)
-        if pinned and pinned not in self._fleet.workers:
-            raise NotFoundError(f"no worker is named {pinned!r}", reason="worker_not_found", field=field)
+        excluded, (pinned, rank) = ask.excluded_worker_ids, self._pinned(getattr(ask, field), field)
         return [
             target
             for target in side.targets
-            if target.worker.worker_id not in excluded and (not pinned or target.worker.worker_id == pinned)
+            if target.worker.worker_id not in excluded
+            and (not pinned or target.worker.worker_id == pinned)
+            and rank in (None, target.rank)
         ]
+
+    def _pinned(self, pin: str, field: str) -> tuple[str, int | None]:
+        """The worker that a pin names, and the rank in `ID/RANK`; None: any."""
+        worker_id, mark, rank = pin.rpartition("/")
+        if not mark or not rank.isdecimal() or pin in self._fleet.workers:
+            worker_id, rank = pin, ""
+        worker = self._fleet.workers.get(worker_id)
+        if pin and (worker is None or (rank and int(rank) >= len(worker.targets))):
+            raise NotFoundError(f"no worker is named {pin!r}", reason="worker_not_found", field=field)
+        return worker_id, int(rank) if rank else None

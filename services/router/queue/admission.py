@@ -1,8 +1,8 @@
 """The queue and the outcomes of queued asks. Pure; times are arguments.
 
-Room is offered subqueue by subqueue, always to the head of the highest priority among the subqueues that are not known to be blocked. A
-head that finds no room blocks its own subqueue until the next `drain`, and no other. A drain places at most `PLACEMENTS_PER_DRAIN_MAX`
-asks and tries each subqueue in vain at most once, so its work is bounded however many asks wait.
+A drain tries the head of one subqueue after the other, always that of the highest priority among the subqueues that are not blocked. A
+head that cannot be placed blocks its own subqueue until the next `drain`, and no other. A drain places at most `PLACEMENTS_PER_DRAIN_MAX`
+asks and fails at most once per subqueue, so its work is bounded however many asks wait.
 """
 
 from collections.abc import Callable

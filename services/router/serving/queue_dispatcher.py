@@ -1,9 +1,9 @@
 """Drains the queue when room may have appeared, and sends the outcomes to the streams that asked.
 
 Reports make room: the queue is drained in the next iteration of the event loop, so a burst of reports costs one drain. Room that appears
-otherwise (a load record, a new worker, a reservation that ends) is found within `TICK_S`. Both only while asks are queued. After a drain
-in vain the dispatcher pauses, longer the more subqueues it tried, so reports that make no usable room take only a part of the router's
-time.
+otherwise (a load record, a new worker, a reservation that ends) is found within `TICK_S`. Nothing is drained while no ask is queued. After
+a drain that placed nothing, the dispatcher pauses. The pause grows with the number of subqueues that it tried, so reports that make no
+usable room take only a part of the router's time.
 """
 
 import asyncio

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import support_matrix
-from support_matrix import ROWS, claims, matrix, record_evidence
+from support_matrix import ROWS, claims, matrix, merged, record_evidence
 
 from kvmesh.engines.registry import ENGINES
 from tests import evidence
@@ -86,3 +86,14 @@ def test_a_stand_in_proves_nothing():
     assert evidence._runs_stand_in(item)
     item.callspec.params["fleet"] = EngineCase(name="any", open=None)
     assert not evidence._runs_stand_in(item)
+
+
+def test_a_record_of_some_tests_is_added() -> None:
+    """It removes nothing, and a test is named once."""
+    before = {"a 1": {"seed": ["t::x"], "lora": ["t::y"]}, "b 1": {"seed": ["t::z"]}}
+    found = {"a 1": {"seed": ["t::w", "t::x"]}, "c 1": {"lora": ["t::v"]}}
+    assert merged(before, found) == {
+        "a 1": {"lora": ["t::y"], "seed": ["t::w", "t::x"]},
+        "b 1": {"seed": ["t::z"]},
+        "c 1": {"lora": ["t::v"]},
+    }

@@ -218,7 +218,7 @@ class ExplainRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class ExplainResponse(_message.Message):
-    __slots__ = ("request_id", "policy", "decided_at", "candidates", "placement", "error", "reports", "margin", "observed_ttft", "queued", "cost_unit")
+    __slots__ = ("request_id", "policy", "decided_at", "candidates", "placement", "error", "reports", "margin", "observed_ttft", "queued", "cost_unit", "attempt", "prompt_tokens", "earlier")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     DECIDED_AT_FIELD_NUMBER: _ClassVar[int]
@@ -230,6 +230,9 @@ class ExplainResponse(_message.Message):
     OBSERVED_TTFT_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     COST_UNIT_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EARLIER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     policy: str
     decided_at: _timestamp_pb2.Timestamp
@@ -241,7 +244,26 @@ class ExplainResponse(_message.Message):
     observed_ttft: _duration_pb2.Duration
     queued: _duration_pb2.Duration
     cost_unit: str
-    def __init__(self, request_id: _Optional[str] = ..., policy: _Optional[str] = ..., decided_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., reports: _Optional[_Iterable[_Union[Report, _Mapping]]] = ..., margin: _Optional[float] = ..., observed_ttft: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., queued: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cost_unit: _Optional[str] = ...) -> None: ...
+    attempt: int
+    prompt_tokens: int
+    earlier: _containers.RepeatedCompositeFieldContainer[EarlierPlacement]
+    def __init__(self, request_id: _Optional[str] = ..., policy: _Optional[str] = ..., decided_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., reports: _Optional[_Iterable[_Union[Report, _Mapping]]] = ..., margin: _Optional[float] = ..., observed_ttft: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., queued: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., cost_unit: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., earlier: _Optional[_Iterable[_Union[EarlierPlacement, _Mapping]]] = ...) -> None: ...
+
+class EarlierPlacement(_message.Message):
+    __slots__ = ("attempt", "decided_at", "placement", "error", "reports", "prompt_tokens")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_AT_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    decided_at: _timestamp_pb2.Timestamp
+    placement: Placement
+    error: _errors_pb2.ErrorDetail
+    reports: _containers.RepeatedCompositeFieldContainer[Report]
+    prompt_tokens: int
+    def __init__(self, attempt: _Optional[int] = ..., decided_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., reports: _Optional[_Iterable[_Union[Report, _Mapping]]] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("prefill", "decode", "cost", "terms", "removed_by")

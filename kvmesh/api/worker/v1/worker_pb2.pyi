@@ -18,7 +18,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("worker", "role", "model", "capabilities", "kv_compatibility_hash", "block_size_tokens", "kv_blocks_total", "lease", "rendezvous_address", "is_draining", "profile", "requires_prefill")
+    __slots__ = ("worker", "role", "model", "capabilities", "kv_compatibility_hash", "block_size_tokens", "kv_blocks_total", "lease", "rendezvous_address", "is_draining", "profile", "requires_prefill", "rank_rendezvous_addresses")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class DescribeResponse(_message.Message):
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     REQUIRES_PREFILL_FIELD_NUMBER: _ClassVar[int]
+    RANK_RENDEZVOUS_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     worker: _model_pb2.WorkerRef
     role: _model_pb2.Role
     model: _model_pb2.ModelCard
@@ -43,7 +44,8 @@ class DescribeResponse(_message.Message):
     is_draining: bool
     profile: _model_pb2.PerformanceProfile
     requires_prefill: bool
-    def __init__(self, worker: _Optional[_Union[_model_pb2.WorkerRef, _Mapping]] = ..., role: _Optional[_Union[_model_pb2.Role, str]] = ..., model: _Optional[_Union[_model_pb2.ModelCard, _Mapping]] = ..., capabilities: _Optional[_Union[_model_pb2.Capabilities, _Mapping]] = ..., kv_compatibility_hash: _Optional[str] = ..., block_size_tokens: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., rendezvous_address: _Optional[str] = ..., is_draining: _Optional[bool] = ..., profile: _Optional[_Union[_model_pb2.PerformanceProfile, _Mapping]] = ..., requires_prefill: _Optional[bool] = ...) -> None: ...
+    rank_rendezvous_addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, worker: _Optional[_Union[_model_pb2.WorkerRef, _Mapping]] = ..., role: _Optional[_Union[_model_pb2.Role, str]] = ..., model: _Optional[_Union[_model_pb2.ModelCard, _Mapping]] = ..., capabilities: _Optional[_Union[_model_pb2.Capabilities, _Mapping]] = ..., kv_compatibility_hash: _Optional[str] = ..., block_size_tokens: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., rendezvous_address: _Optional[str] = ..., is_draining: _Optional[bool] = ..., profile: _Optional[_Union[_model_pb2.PerformanceProfile, _Mapping]] = ..., requires_prefill: _Optional[bool] = ..., rank_rendezvous_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WatchKvRequest(_message.Message):
     __slots__ = ("resume_epoch", "resume_sequence")

@@ -42,6 +42,7 @@ def serve(link: HostSocket) -> None:
     with start_other_ranks(settings, rank.distributed_port):
         rank.start(link)
         link.send(rank.describe())
+        link.send_alive()
         rank.run()
 
 

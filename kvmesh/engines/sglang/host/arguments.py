@@ -24,7 +24,7 @@ SET_BY_KVMESH = {
     "stream_interval": "every step's tokens are sent",
     "tokenizer_worker_num": "no tokenizer process is started",
     "detokenizer_worker_num": "no detokenizer process is started",
-    "dp_size": "kvmesh starts one worker for each data-parallel replica",
+    "dp_size": "kvmesh sets it: --sglang-data-parallel-size",
     "pp_size": "kvmesh runs the ranks of one machine: --sglang-tensor-parallel-size",
     "tp_size": "kvmesh sets it: --sglang-tensor-parallel-size",
     "nnodes": "kvmesh runs the ranks of one machine",

@@ -1,11 +1,21 @@
-"""The engine process's end of the socket to the adapter. One thread uses it."""
+"""The engine process's end of the socket to the adapter. One thread receives; any thread sends."""
 
 import contextlib
 import os
 import select
 import socket
+import threading
+import time
 
-from kvmesh.engines.sglang.messages import FromHost, ToHost, frame, take_frames, to_host_decoder
+from kvmesh.engines.sglang.messages import (
+    ALIVE_INTERVAL_S,
+    Alive,
+    FromHost,
+    ToHost,
+    frame,
+    take_frames,
+    to_host_decoder,
+)
 
 READ_BYTES = 1 << 20
 
@@ -16,6 +26,7 @@ class HostSocket:
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
         self._received = bytearray()
+        self._sending = threading.Lock()
 
     @classmethod
     def connect(cls, path: str) -> "HostSocket":
@@ -26,7 +37,8 @@ class HostSocket:
     def send(self, message: FromHost) -> None:
         """Blocks while the adapter does not read, which pauses the engine."""
         try:
-            self._socket.sendall(frame(message))
+            with self._sending:
+                self._socket.sendall(frame(message))
         except OSError:
             _end()
 
@@ -38,6 +50,15 @@ class HostSocket:
                 if len(data) < READ_BYTES:
                     break
         return [to_host_decoder.decode(body) for body in take_frames(self._received)]
+
+    def send_alive(self) -> None:
+        """Starts a thread that says that this process runs."""
+        threading.Thread(target=self._send_alive, name="alive", daemon=True).start()
+
+    def _send_alive(self) -> None:
+        while True:
+            self.send(Alive())
+            time.sleep(ALIVE_INTERVAL_S)
 
     def wait(self, timeout_s: float) -> None:
         """Until a message arrives."""

@@ -73,6 +73,7 @@ class Rank:
         """Loads the model. A prefill engine registers with its bootstrap server meanwhile, which must listen before."""
         from sglang.srt.server_args import PortArgs
 
+        from kvmesh.engines.sglang.host.bootstrap_calls import limit_asks, limit_waits
         from kvmesh.engines.sglang.host.scheduler import MeshScheduler
         from kvmesh.engines.sglang.host.seeds import honor_seeds
 
@@ -82,6 +83,7 @@ class Rank:
             set_progress_delay(importlib.import_module(SELECTING_MODULE), PROGRESS_DELAY_US)
         if self._honors_seeds:
             honor_seeds(is_cpu=self._is_cpu)
+        limit_waits()
         self._bootstrap = self._start_bootstrap() if self._is_met else None
         # Names of sockets that are not made.
         ports = PortArgs(
@@ -96,6 +98,7 @@ class Rank:
             instance_id=f"kvmesh-{os.getpid()}",
         )
         self._scheduler = MeshScheduler(self._arguments, ports, link)
+        limit_asks(self._scheduler)
 
     def _start_bootstrap(self) -> Any:
         from sglang.srt.managers.disagg_service import start_disagg_service

@@ -66,7 +66,7 @@ class Requests:
             bootstrap_host=meeting.host if meeting else None,
             bootstrap_port=meeting.port if meeting else None,
             bootstrap_room=meeting.room if meeting else None,
-            disagg_prefill_dp_rank=meeting.prefill_rank if meeting else None,
+            disagg_prefill_dp_rank=None,
         )
 
 

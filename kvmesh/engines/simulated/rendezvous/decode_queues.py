@@ -170,7 +170,7 @@ class DecodeQueues:
         self._retracted.push(leg)
 
     def _restore(self, leg: SimulatedLeg) -> None:
-        """Writes the saved KV to the leg's new blocks. It goes on where it was."""
+        """Writes the saved KV to the leg's new blocks. The leg continues with its next token."""
         assert leg.saved_rows is not None
         self._memory.write_rows(leg.blocks[: len(leg.saved_rows)], leg.saved_rows)
         if leg.named_blocks and not leg.is_fake:

@@ -63,7 +63,7 @@ class RendezvousExchange:
         """Starts the bootstrap server, for prefill engines."""
         scheduler = self._scheduler
         rank = {"kv_compatibility_hash": scheduler.compatibility_hash, "engine": "simulated"}
-        self.address = await self._wire.serve({0: rank}, self._serve_channel)
+        self.address = await self._wire.serve({scheduler.settings.data_parallel_rank: rank}, self._serve_channel)
 
     def flush_nowait(self) -> None:
         """Carries out all signals."""
@@ -205,7 +205,8 @@ class RendezvousExchange:
             return "the first message is not a hello"
         if hello.compatibility_hash != self._scheduler.compatibility_hash:
             return "the engines' KV is not compatible"
-        return f"there is no rank {hello.rank}" if hello.rank else ""
+        own = self._scheduler.settings.data_parallel_rank
+        return "" if hello.rank == own else f"this is rank {own}, not {hello.rank}"
 
     async def _follow(self, channel: Channel, leg: SimulatedLeg) -> None:
         if leg.is_over:

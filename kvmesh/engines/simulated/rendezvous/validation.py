@@ -24,8 +24,6 @@ def check_rendezvous(request: EngineRequest, settings: SimulatedSettings, *, rol
         )
     if request.handle is not None:
         raise InvalidRequestError("a leg has a handle or a rendezvous, not both", field="handle")
-    if rendezvous.prefill_data_parallel_rank:
-        raise InvalidRequestError("this engine has one rank", field="rendezvous.prefill_data_parallel_rank")
     if settings.kv_transport == "fake" and rendezvous.host != FAKE_HOST:
         raise UnsupportedError(
             f"this worker moves no KV (kv_transport fake), so it only serves warm-up legs, whose host is {FAKE_HOST}",

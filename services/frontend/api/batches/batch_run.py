@@ -77,6 +77,25 @@ class BatchRun:
         self._storing = asyncio.Lock()
         self._writing: asyncio.Task[None] | None = None
         self._leaves_lines = False
+        self._began_s = resources.pipeline.clock.now()
+
+    @property
+    def owner(self) -> str:
+        return self._claim.owner
+
+    @property
+    def age_s(self) -> float:
+        """Time since the claim."""
+        return self._resources.pipeline.clock.now() - self._began_s
+
+    @property
+    def is_leaving(self) -> bool:
+        """True if the lines in flight are the last ones for now."""
+        return self._leaves_lines
+
+    def leave(self) -> None:
+        """Starts no more lines. When those in flight have ended, another process or a later claim continues the batch."""
+        self._leaves_lines = True
 
     def wake(self) -> None:
         """Reads the batch's row now, because it has changed."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections import Counter
 
 from aiohttp import web
 
@@ -28,7 +29,7 @@ class FileRoutes:
     def __init__(self, files: FileStore, settings: BatchSettings) -> None:
         self._files = files
         self._settings = settings
-        self._uploads = 0
+        self._uploads: Counter[str] = Counter()
 
     def add_routes(self, app: web.Application, boundary: Boundary) -> None:
         app.router.add_post(PATH, boundary.handler(self._upload))
@@ -42,11 +43,13 @@ class FileRoutes:
         if not request.content_type.startswith("multipart/form-data"):
             raise InvalidRequestError("the body must be multipart/form-data", reason="invalid_body")
         check_form_origin(request, exchange.settings)
-        if self._uploads >= self._settings.uploads_max:
+        owner, most = exchange.owner, self._settings.uploads_max
+        most_of_owner = max(1, int(most * self._settings.tenant_share_max))
+        if self._uploads.total() >= most or (owner and self._uploads[owner] >= most_of_owner):
             raise OverloadedError("too many uploads at once", reason="uploads_full", retry_after_s=1.0)
         file_id = f"file-{exchange.request_id}"
         file = self._files.new(file_id)
-        self._uploads += 1
+        self._uploads[owner] += 1
         try:
             form, ttl_s = await read_upload(
                 request, file, self._settings, idle_timeout_s=exchange.settings.body_timeout_s
@@ -63,7 +66,8 @@ class FileRoutes:
                 ttl_s=ttl_s,
             )
         finally:
-            self._uploads -= 1
+            self._uploads[owner] -= 1
+            self._uploads += Counter()  # Removes owners without uploads.
             await asyncio.shield(asyncio.to_thread(file.discard))
         return exchange.json_response(file_body(row))
 

@@ -1,6 +1,7 @@
 """Claims batches that no frontend works on, and runs them."""
 
 import asyncio
+from collections import Counter
 from contextlib import suppress
 
 from kvmesh.errors import MeshError
@@ -56,6 +57,22 @@ class BatchRunner:
             _log.info("batch_claimed", batch=claim.batch_id, status=claim.status, epoch=claim.epoch)
             run = self._runs[claim.batch_id] = BatchRun(claim, self._resources)
             tasks.create_task(self._run(claim, run), name=f"batch-{claim.batch_id}")
+
+        if len(self._runs) >= self._resources.settings.running_max and await self._resources.store.has_waiting_owner():
+            self._make_way()
+
+    def _make_way(self) -> None:
+        """Lets a batch leave, so that one of a tenant without a running batch can be claimed. Its lines in flight end first."""
+        owners = Counter(run.owner for run in self._runs.values())
+        if any(run.is_leaving for run in self._runs.values()):
+            return
+        # The newest run of the tenant that has most; else the one that has run longest, after its turn.
+        run = max(self._runs.values(), key=lambda each: (owners[each.owner] > 1, owners[each.owner], -each.age_s))
+        if owners[run.owner] == 1:
+            run = max(self._runs.values(), key=lambda each: each.age_s)
+            if run.age_s < self._resources.settings.turn_s:
+                return
+        run.leave()
 
     async def _run(self, claim: Claim, run: BatchRun) -> None:
         store = self._resources.store

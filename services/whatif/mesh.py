@@ -11,9 +11,9 @@ from itertools import count
 from random import Random
 from time import process_time
 
-from bench.replay.engine import EngineShape, Job, ReplayEngine
-from bench.replay.placers import Placer, Spot, Waits
-from bench.traces import TraceRequest
+from services.whatif.engine import EngineShape, Job, ReplayEngine
+from services.whatif.placers import Placer, Spot, Waits
+from services.whatif.traces import TraceRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +52,8 @@ def jain(values: Sequence[float]) -> float:
 
 
 class Replay:
+    """One simulation."""
+
     def __init__(self, shape: ReplayShape, placer: Callable[["Replay"], Placer], seed: int = 1) -> None:
         self.shape = shape
         self.now_s = 0.0
@@ -59,20 +61,30 @@ class Replay:
         self.prefills = [self._engine(f"prefill-{i}") for i in range(shape.prefills)]
         self.decodes = [self._engine(f"decode-{i}") for i in range(shape.decodes)]
         self.jobs: list[Job] = []
+        self._assigned: dict[str, int] = {}
+        self.on_idle: Callable[[ReplayEngine], None] = lambda engine: None
+        """Called when a worker has no request any more, neither running nor on its way."""
+        self._runs: dict[str, int] = {}
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
+        self._unfinished = 0
         self._told_s: dict[str, float] = {}
         self._placing_cpu_s = 0.0
         self._placer = placer(self)
 
     def run(self, trace: Sequence[TraceRequest], *, speed: float) -> ReplayResult:
         """Replays all requests, `speed` times as fast as recorded."""
+        self.play(trace, speed=speed)
+        return self._result()
+
+    def play(self, trace: Sequence[TraceRequest], *, speed: float = 1.0) -> None:
+        """Replays all requests until the last one ends. Calls that are scheduled for later are not made."""
+        self._unfinished = len(trace)
         for request in trace:
             self.at(request.at_s / speed, lambda request=request: self._arrive(request))  # type: ignore[misc]
-        while self._agenda:
+        while self._agenda and self._unfinished:
             self.now_s, _, happen = heapq.heappop(self._agenda)
             happen()
-        return self._result()
 
     def at(self, time_s: float, happen: Callable[[], None]) -> None:
         """Schedules a call. Simultaneous calls run in the order of scheduling."""
@@ -100,9 +112,23 @@ class Replay:
         """Starts a placed request."""
         job.placed_s = self.now_s
         job.prefill, job.decode = spot.prefill, spot.decode
-        engine = spot.prefill or spot.decode
-        engine.submit(job)
-        self._wake(engine)
+        for engine in (spot.prefill, spot.decode):
+            if engine is not None:
+                self._assigned[engine.name] = self.assigned(engine) + 1
+        self._submit(spot.prefill or spot.decode, job)
+
+    def add(self, name: str) -> ReplayEngine:
+        """Returns a new worker, which the placer does not know yet."""
+        return self._engine(name)
+
+    def assigned(self, engine: ReplayEngine) -> int:
+        """Returns the number of requests that a worker has or will get."""
+        return self._assigned.get(engine.name, 0)
+
+    def _release(self, engine: ReplayEngine) -> None:
+        self._assigned[engine.name] -= 1
+        if not self._assigned[engine.name]:
+            self.on_idle(engine)
 
     def _engine(self, name: str) -> ReplayEngine:
         return ReplayEngine(name, self.shape.engine, self._on_prompt, self._on_done)
@@ -114,6 +140,12 @@ class Replay:
         self.jobs.append(job)
         self.place(job)
 
+    def _submit(self, engine: ReplayEngine, job: Job) -> None:
+        engine.submit(job)
+        if engine.is_stepping and (ends_s := engine.cut_run(self.now_s)) is not None:
+            self._end_at(engine, ends_s)
+        self._wake(engine)
+
     def _wake(self, engine: ReplayEngine) -> None:
         if not engine.is_stepping and engine.has_work:
             engine.is_stepping = True
@@ -121,7 +153,12 @@ class Replay:
             self.at(self.now_s, lambda: self._step(engine))
 
     def _step(self, engine: ReplayEngine) -> None:
-        self.at(self.now_s + engine.begin_step(), lambda: self._end_step(engine))
+        self._end_at(engine, self.now_s + engine.begin_step(self.now_s))
+
+    def _end_at(self, engine: ReplayEngine, time_s: float) -> None:
+        """Ends the step or run then. Replaces an earlier end of the same run."""
+        number = self._runs[engine.name] = self._runs.get(engine.name, 0) + 1
+        self.at(time_s, lambda: self._end_step(engine) if self._runs[engine.name] == number else None)
 
     def _end_step(self, engine: ReplayEngine) -> None:
         events = engine.end_step(self.now_s)
@@ -147,18 +184,23 @@ class Replay:
         self._placer.on_prefilled(job)
         held, source = job.blocks, job.prefill
         job.blocks = []
-        self.at(now_s + self.shape.engine.transfer_s(job.trace.prompt_tokens), lambda: self._moved(job, source, held))
+        self.at(
+            now_s + self.shape.engine.speed.transfer_s(job.trace.prompt_tokens), lambda: self._moved(job, source, held)
+        )
 
     def _moved(self, job: Job, source: ReplayEngine, held: list[int]) -> None:
         source.release(held)
         self._wake(source)
+        self._release(source)
         assert job.decode is not None
         job.transferred = True
-        job.decode.submit(job)
-        self._wake(job.decode)
+        self._submit(job.decode, job)
 
     def _on_done(self, job: Job, now_s: float) -> None:
         self._placer.on_done(job)
+        self._unfinished -= 1
+        assert job.decode is not None
+        self._release(job.decode)
 
     def _result(self) -> ReplayResult:
         lost = [job for job in self.jobs if job.done_s < 0]

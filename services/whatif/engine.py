@@ -1,38 +1,33 @@
 """A simulated worker for replays: the real block pool, but counts instead of tokens. No I/O; times are arguments.
 
+Nothing changes within a run of steps in which the same requests decode, so such a run can be one event: simulated hours then cost what
+requests cost, not what tokens cost. A request that arrives ends the run with the step that is under way.
+
 Order within a step, as in the simulated engine: decoding requests (one token each), then started prompts, then waiting ones in order of
 arrival, within one token budget. A request allocates the blocks of its prompt and answer on admission. Computed blocks are available to
 later requests at once, even in the same step.
 """
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from bench.traces import TraceRequest
 from kvmesh.core import KvEvent
 from kvmesh.engines.simulated.blocks import BlockPool
-from kvmesh.engines.simulated.settings import StepProfile
+from services.planner.sizing.speed import Speed
+from services.whatif.traces import TraceRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineShape:
-    """Speed and size of each worker. The default is close to one H100 with a model of 30 billion parameters."""
+    """Speed and size of each worker. A run of equal decode steps is one event, at most `run_s` long; 0: every step is an event."""
 
     block_tokens: int = 512
     kv_blocks: int = 1500
-    step_tokens_max: int = 8192
-    running_max: int = 256
-    kv_bytes_per_token: int = 131_072
-    transfer_bytes_per_s: float = 12.5e9
-    profile: StepProfile = field(
-        default_factory=lambda: StepProfile(base_s=0.008, per_prefill_token_s=1e-4, per_decode_request_s=2e-4)
-    )
-
-    def transfer_s(self, tokens: int) -> float:
-        """Returns the time to transfer the KV of `tokens` tokens."""
-        return tokens * self.kv_bytes_per_token / self.transfer_bytes_per_s
+    run_s: float = 0.0
+    speed: Speed = field(default_factory=Speed)
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +77,9 @@ class ReplayEngine:
         self._decoding: list[tuple[int, int, Job]] = []
         self._computed_in_step: list[Job] = []
         self._decoding_in_step = 0
+        self._context_tokens = 0
+        self._run_steps = 1
+        self._run_began_s = 0.0
 
     @property
     def running(self) -> int:
@@ -103,10 +101,10 @@ class ReplayEngine:
         self.requests += 1
         self.waiting.append(job)
 
-    def begin_step(self) -> float:
-        """Starts a step and returns its length in seconds."""
+    def begin_step(self, now_s: float = 0.0) -> float:
+        """Starts a step, or a run of equal ones, and returns its length in seconds."""
         self._decoding_in_step = len(self._decoding)
-        budget = self.shape.step_tokens_max - self._decoding_in_step
+        budget = self.shape.speed.step_tokens_max - self._decoding_in_step
         spent = 0
         while True:
             for job in self._prefilling:
@@ -122,16 +120,36 @@ class ReplayEngine:
                 break
         self.computed_tokens += spent
         self.steps += 1
-        self.last_step_s = self.shape.profile.step_s(spent, self._decoding_in_step)
-        self.busy_s += self.last_step_s
-        return self.last_step_s
+        self.last_step_s = self.shape.speed.step_s(spent, self._decoding_in_step, self._context_tokens)
+        self._run_began_s = now_s
+        self._run_steps = 1
+        if self._decoding and not spent and not self._computed_in_step:
+            until_first_end = self._decoding[0][0] - self.steps + 1
+            self._run_steps = max(1, min(until_first_end, int(self.shape.run_s / self.last_step_s)))
+        return self.last_step_s * self._run_steps
+
+    def cut_run(self, now_s: float) -> float | None:
+        """Ends a run with the step that is under way. Returns the time of that, or None if it was the last step anyway."""
+        if self._run_steps == 1:
+            return None
+        steps = max(1, math.ceil((now_s - self._run_began_s) / self.last_step_s))
+        if steps >= self._run_steps:
+            return None
+        self._run_steps = steps
+        return self._run_began_s + steps * self.last_step_s
 
     def end_step(self, now_s: float) -> list[KvEvent]:
         """Ends the step and returns the changes of the cache."""
-        self.output_tokens += self._decoding_in_step
+        self.steps += self._run_steps - 1
+        self.busy_s += self._run_steps * self.last_step_s
+        self.output_tokens += self._run_steps * self._decoding_in_step
+        self._context_tokens += self._run_steps * self._decoding_in_step
+        self._run_steps = 1
         ended = []
         while self._decoding and self._decoding[0][0] <= self.steps:
-            ended.append(heapq.heappop(self._decoding)[2])
+            job = heapq.heappop(self._decoding)[2]
+            self._context_tokens -= job.trace.prompt_tokens + job.trace.output_tokens
+            ended.append(job)
         done, self._computed_in_step = self._computed_in_step, []
         for job in done:
             # The prompt's last step gives the first token; each further step gives one.
@@ -145,6 +163,7 @@ class ReplayEngine:
         if job.trace.output_tokens <= 1:
             self._finish(job, now_s)
             return
+        self._context_tokens += job.trace.prompt_tokens + 1
         heapq.heappush(self._decoding, (self.steps + job.trace.output_tokens - 1, job.ask_id, job))
 
     def release(self, blocks: list[int]) -> None:
@@ -165,7 +184,7 @@ class ReplayEngine:
             job.named = full
 
     def _admit(self) -> bool:
-        if not self.waiting or self.running + len(self._computed_in_step) >= self.shape.running_max:
+        if not self.waiting or self.running + len(self._computed_in_step) >= self.shape.speed.running_max:
             return False
         job = self.waiting[0]
         size = self.shape.block_tokens

@@ -1,0 +1,132 @@
+"""Measures one engine worker under kvmesh beside the engine's own server, in alternation, with the same load and flags.
+
+python -m bench.beside_engine --engine sglang              kvmesh beside `sglang.launch_server`
+python -m bench.beside_engine --engine vllm --shape split  one prefill and one decode worker beside one `vllm serve`
+
+Closed loops of 1, 8 and 32 streams, 128 tokens in and 64 out. CPU and memory are those of all processes of a system, without the load
+generator. `kvmesh / own = ratio` of the medians over the rounds.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.engine_servers import running_server
+from bench.http_target import HttpTarget
+from bench.loops import closed_loop, for_seconds, measure
+from bench.mesh import MeshKind, Served, running_mesh
+from bench.prompts import PromptShape, make_prompts, one_token_words
+from bench.services import DEMO_MODEL
+from bench.table import render
+from bench.target import LoadRequest
+from kvmesh.lifecycle import run
+
+STREAMS = (1, 8, 32)
+PROMPT_TOKENS, OUTPUT_TOKENS = 128, 64
+OURS, THEIRS = "kvmesh", "own server"
+FIGURES: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
+    "tokens/s": lambda summary: float(summary["tokens_per_s"]),
+    "TTFT p50 ms": lambda summary: float(summary["ttft_ms"].get("p50", 0.0)),
+    "ITL p50 ms": lambda summary: float(summary["gap_ms"].get("p50", 0.0)),
+    "CPU-s per 1k tokens": lambda summary: float(summary["server_cpu_s_per_1k_tokens"]),
+    "memory MiB": lambda summary: float(sum(summary["rss_mib"].values())),
+}
+SHAPES = {"single": 0, "split": 1}
+"""Prefill workers of the mesh."""
+
+
+def kv_bytes_per_token(model: Path) -> int:
+    """In bfloat16."""
+    config = json.loads((model / "config.json").read_text())
+    return int(2 * 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"])
+
+
+def servers(options: argparse.Namespace) -> list[AbstractAsyncContextManager[Served]]:
+    """Both systems, not started yet."""
+    kind = MeshKind(
+        name=options.shape,
+        engine=options.engine,
+        engine_argv=(),
+        model_dir=options.model,
+        prefills=SHAPES[options.shape],
+        up_flags=("--no-planner",),
+    )
+    own = running_server(options.engine, options.model, kv_bytes_per_token(options.model))
+    return [running_mesh(kind), own]
+
+
+async def measure_streams(served: Served, streams: int, seconds: float, seed: int) -> dict[str, Any]:
+    """A few uncounted requests, then `seconds` of load."""
+    words = one_token_words(served.model_dir)
+    prompts = make_prompts(PromptShape(tokens=PROMPT_TOKENS), seed=seed, words=words)
+    requests = (LoadRequest(prompt=prompt, output_tokens=OUTPUT_TOKENS) for prompt in prompts)
+    target = HttpTarget(served.url, served.model, timeout_s=240.0)
+    try:
+        await closed_loop(target, islice(requests, streams + 1), streams)
+        report = await measure(closed_loop(target, for_seconds(requests, seconds), streams), served.watch)
+    finally:
+        await target.aclose()
+    return report.summary()
+
+
+async def measure_all(options: argparse.Namespace) -> list[dict[str, Any]]:
+    points = []
+    for number in range(options.rounds):
+        for server in servers(options):
+            async with server as served:
+                for streams in options.streams:
+                    seed = 1000 * number + streams
+                    summary = await measure_streams(served, streams, options.seconds, seed)
+                    points.append({"system": served.system, "streams": streams, **summary})
+                    rate, errors = summary["tokens_per_s"], summary["errors"]
+                    print(
+                        f"bench: {served.system}, {streams} streams: {rate:.0f} tokens/s, {errors} errors",
+                        file=sys.stderr,
+                    )
+    return points
+
+
+def table(points: Sequence[Mapping[str, Any]]) -> str:
+    lines = []
+    for streams in sorted({point["streams"] for point in points}):
+        row = [str(streams)]
+        for read in FIGURES.values():
+            ours, theirs = (
+                median([read(point) for point in points if point["system"] == system and point["streams"] == streams])
+                for system in (OURS, THEIRS)
+            )
+            row.append(f"{ours:.3g} / {theirs:.3g} = {ours / theirs:.2f}" if theirs else f"{ours:.3g} / 0")
+        here = [point for point in points if point["streams"] == streams]
+        row += [str(sum(point["errors"] for point in here)), f"{max(point['others_cores'] for point in here):.1f}"]
+        lines.append(row)
+    return render(("streams", *FIGURES, "errors", "others"), lines)
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.beside_engine", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--engine", choices=("vllm", "sglang"), default="vllm")
+    parser.add_argument("--shape", choices=tuple(SHAPES), default="single")
+    parser.add_argument("--model", type=Path, default=DEMO_MODEL)
+    parser.add_argument("--streams", type=int, nargs="+", default=list(STREAMS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=8.0, help="seconds of load per point")
+    parser.add_argument("--json", type=Path, default=Path("run/beside_engine.json"), metavar="FILE")
+    options = parser.parse_args()
+    points = run(measure_all(options))
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(points, indent=1) + "\n")
+    print(table(points))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Compares the planner with other ways to size pools, in simulations."""

@@ -1,0 +1,70 @@
+"""Simulations of a mesh; fields as in `protos/kvmesh/planner/v1/planner.proto`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvmesh.core.planning import Alternative, Shape, Targets
+from kvmesh.core.worker import PerformanceProfile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SteadyLoad:
+    """Poisson arrivals at a constant rate, with log-normal lengths."""
+
+    requests_per_s: float
+    prompt_tokens: int
+    output_tokens: int
+    duration_s: float = 300.0
+    prompt_variation: float = 0.8
+    output_variation: float = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRequest:
+    """One request of a record."""
+
+    at_s: float
+    prompt_tokens: int
+    output_tokens: int
+    block_ids: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedLoad:
+    """Requests in order of arrival."""
+
+    requests: Sequence[RecordedRequest]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationRequest:
+    """What to simulate. Numbers of workers that are None are sized for the load."""
+
+    model: str
+    steady: SteadyLoad | None = None
+    recorded: RecordedLoad | None = None
+    targets: Targets | None = None
+    prefill_workers: int | None = None
+    decode_workers: int | None = None
+    has_planner: bool = False
+    profile: PerformanceProfile | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationOutcome:
+    """The result of a simulation."""
+
+    shape: Shape = field(default_factory=Shape)
+    requests: int = 0
+    attainment: float = 0.0
+    goodput_per_s: float = 0.0
+    ttft_p50_s: float = 0.0
+    ttft_p95_s: float = 0.0
+    ttft_p99_s: float = 0.0
+    itl_p50_s: float = 0.0
+    itl_p95_s: float = 0.0
+    itl_p99_s: float = 0.0
+    hit_rate: float = 0.0
+    worker_hours: float = 0.0
+    cost: float = 0.0
+    expected: Alternative | None = None

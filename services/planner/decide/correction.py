@@ -1,0 +1,55 @@
+"""Corrects predicted latencies by observed ones. Pure."""
+
+import math
+
+from services.planner.decide.settings import DecideSettings
+from services.planner.observation import ModelObservation
+from services.planner.sizing.forecast import Corrections
+from services.planner.sizing.size import Sizer
+
+SMOOTHING_S = 60.0
+SETTLE_S = 60.0
+"""After a change of the pools, observed latencies are those of the old ones for the length of a window."""
+
+
+class Correction:
+    """Smoothed ratios of observed to predicted means, within the settings' bounds.
+
+    Source of the idea: the correction factors of Dynamo's first planner. Unlike these, they are bounded and follow only steady pools.
+    """
+
+    def __init__(self, settings: DecideSettings) -> None:
+        self._max = settings.correction_max
+        self._newest_s: float | None = None
+        self._settles_s = -math.inf
+        self.value = Corrections()
+
+    def restart(self, now_s: float) -> None:
+        """The pools changed."""
+        self._settles_s = now_s + SETTLE_S
+
+    def update(self, observation: ModelObservation, sizer: Sizer, *, now_s: float, is_steady: bool) -> None:
+        """`sizer` predicts without corrections. Overload is not corrected: there the formulas say only that it is one."""
+        passed_s = 0.0 if self._newest_s is None else now_s - self._newest_s
+        self._newest_s = now_s
+        if (
+            observation.demand is None
+            or not is_steady
+            or now_s < self._settles_s
+            or not observation.ready.decode_workers
+        ):
+            return
+        forecast = sizer.forecast(observation.demand, observation.ready)
+        if not forecast.is_stable:
+            return
+        weight = 1 - math.exp(-passed_s / SMOOTHING_S)
+        self.value = Corrections(
+            ttft=self._blend(self.value.ttft, observation.ttft_mean_s, forecast.ttft_mean_s, weight),
+            itl=self._blend(self.value.itl, observation.itl_mean_s, forecast.step_s, weight),
+        )
+
+    def _blend(self, known: float, observed_s: float | None, predicted_s: float, weight: float) -> float:
+        if not observed_s or predicted_s <= 0:
+            return known
+        ratio = min(self._max, max(1 / self._max, observed_s / predicted_s))
+        return known + weight * (ratio - known)

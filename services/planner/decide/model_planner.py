@@ -1,0 +1,265 @@
+"""Decides for one model. Pure: observations and times are arguments.
+
+1. An observation that is not complete, a change by hand, or a model without targets holds the plan.
+2. The sizer computes the pools for the largest load that is expected until new workers would be ready. A pool grows at once, and shrinks
+   to the largest size that was needed within `calm_s`.
+3. If the present pools keep the targets, now and later, the only changes are those that save cost.
+4. Otherwise, of the changes that raise the goodput, the fastest is made; of equally fast ones the one with the highest goodput. The next tick
+   shows what is still missing: so a deflection comes at once, a flip follows, then new workers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kvmesh.core.planning import (
+    Alternative,
+    Decision,
+    DecisionAction,
+    DecisionInputs,
+    ObservationState,
+    Shape,
+    Targets,
+)
+from services.planner.decide.alternatives import TOLERANCE, Evaluator, Situation, best_first, fastest_first
+from services.planner.decide.correction import Correction
+from services.planner.decide.history import LoadHistory, coming_demand
+from services.planner.decide.settings import DecideSettings
+from services.planner.decide.stabiliser import Stabiliser
+from services.planner.observation import ModelObservation
+from services.planner.sizing.demand import Demand
+from services.planner.sizing.size import Sizer, Sizing
+from services.planner.sizing.speed import Speed
+
+BACKLOG_S = 10.0
+"""A backlog counts as load that must be served within this time."""
+RETUNING = 5.0
+NEVER = float("-inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """An action, its reason, and the alternatives, the chosen one first."""
+
+    action: DecisionAction
+    reason: str
+    detail: str = ""
+    alternatives: Sequence[Alternative] = ()
+
+
+class ModelPlanner:
+    """The state of one model. `tick` proposes; `accept` records that a proposal was carried out."""
+
+    def __init__(self, model: str, settings: DecideSettings) -> None:
+        self.model = model
+        self._settings = settings
+        self.history = LoadHistory(settings)
+        self._stabiliser = Stabiliser(settings.calm_s)
+        self._correction = Correction(settings)
+        self._wanted: Shape | None = None
+        self._demand: Demand | None = None
+        self._held_until_s = NEVER
+        self._flipped_s = NEVER
+        self._flipped_to_prefill = 0
+        self._deflected_s = NEVER
+        self._short_s = NEVER
+
+    def tick(
+        self,
+        observation: ModelObservation,
+        *,
+        targets: Targets | None,
+        speed: Speed | None,
+        wanted: Shape | None,
+        now_s: float,
+    ) -> tuple[Choice, DecisionInputs]:
+        """`wanted`: the sizes that the connector was last asked for, by anybody; None: it does not know any."""
+        self._adopt(observation, wanted, now_s)
+        assert self._wanted is not None
+        inputs = DecisionInputs(state=observation.state, ready=observation.ready, wanted=self._wanted)
+        if (held := self._held(observation, targets, speed, now_s)) is not None:
+            return held, inputs
+        assert targets is not None
+        assert speed is not None
+        recent = observation.recent_rate
+        self._demand = observation.demand or self._demand
+        self.history.add(recent, now_s)
+        if self._demand is None:
+            return Choice(action=DecisionAction.KEEP, reason="no_load", detail="no request was observed yet"), inputs
+        prediction = self.history.predict(recent)
+        now = self._with_backlog(self._demand.at_rate(recent), observation, speed, targets)
+        coming = coming_demand(self._demand, prediction, recent)
+        plain = Sizer(speed=speed, targets=targets, workers_max=self._settings.workers_max)
+        self._correction.update(observation, plain, now_s=now_s, is_steady=now.requests_per_s <= recent)
+        sizer = replace(plain, corrections=self._correction.value)
+        inputs = replace(
+            inputs,
+            observed=self._demand.at_rate(recent).load,
+            predicted=coming.load,
+            predictor=prediction.predictor,
+            predictor_error=prediction.error,
+            ttft_correction=self._correction.value.ttft,
+            itl_correction=self._correction.value.itl,
+        )
+        situation = Situation(now=now, coming=coming, ready=observation.ready, wanted=self._wanted)
+        return self._choose(sizer, situation, now_s), inputs
+
+    @property
+    def deflection(self) -> int:
+        """The bound that routers should have."""
+        return self._wanted.deflect_tokens if self._wanted is not None else 0
+
+    def accept(self, decision: Decision, now_s: float) -> None:
+        """The decision was carried out, or would be if this were no dry run."""
+        before = decision.inputs.wanted
+        self._wanted = decision.shape
+        if decision.action is DecisionAction.FLIP:
+            self._flipped_s = now_s
+            self._flipped_to_prefill = decision.shape.prefill_workers - before.prefill_workers
+        if decision.action is DecisionAction.DEFLECT:
+            self._deflected_s = now_s
+        if decision.action in (DecisionAction.FLIP, DecisionAction.SCALE):
+            self._correction.restart(now_s)
+            # Other pools may need another bound at once.
+            self._deflected_s = NEVER
+
+    def _adopt(self, observation: ModelObservation, wanted: Shape | None, now_s: float) -> None:
+        """Takes over sizes that somebody else asked for, and leaves them alone for a while."""
+        if self._wanted is None:
+            self._wanted = wanted or observation.ready
+        elif wanted is not None and sizes(wanted) != sizes(self._wanted):
+            self._wanted = replace(wanted, deflect_tokens=self._wanted.deflect_tokens)
+            self._held_until_s = now_s + self._settings.hold_s
+            self._stabiliser.restart()
+
+    def _held(
+        self, observation: ModelObservation, targets: Targets | None, speed: Speed | None, now_s: float
+    ) -> Choice | None:
+        if observation.state is not ObservationState.COMPLETE:
+            detail = "; ".join(observation.problems)
+            return Choice(action=DecisionAction.HOLD, reason=f"observation_{observation.state.value}", detail=detail)
+        if targets is None:
+            return Choice(action=DecisionAction.HOLD, reason="no_targets", detail="the model has no targets")
+        if speed is None:
+            detail = "no worker of the model registered how fast it is"
+            return Choice(action=DecisionAction.HOLD, reason="no_profile", detail=detail)
+        if now_s < self._held_until_s:
+            detail = f"the sizes were changed by hand; the planner waits for {self._held_until_s - now_s:.0f} s more"
+            return Choice(action=DecisionAction.HOLD, reason="manual_change", detail=detail)
+        return None
+
+    def _with_backlog(self, demand: Demand, observation: ModelObservation, speed: Speed, targets: Targets) -> Demand:
+        """Adds the backlog that the pool cannot compute within half of the TTFT target."""
+        workers = max(1, observation.ready.prefill_workers or observation.ready.decode_workers)
+        harmless = workers * (targets.ttft_s or BACKLOG_S) / 2 / speed.prefill_s_per_token
+        excess = max(0.0, observation.backlog_tokens - harmless)
+        return demand.at_rate(demand.requests_per_s + excess / BACKLOG_S / max(1.0, demand.prompt_tokens))
+
+    def _choose(self, sizer: Sizer, situation: Situation, now_s: float) -> Choice:
+        sizing = sizer.size(situation.coming)
+        sized = self._stabiliser.settle(sizing.shape, situation.wanted, now_s)
+        evaluator = Evaluator(sizer, self._settings, situation)
+        keep = evaluator.keep()
+        rate = situation.coming.requests_per_s
+        if keep.goodput_per_s >= rate * (1 - TOLERANCE) and not self._is_short(sizing, situation):
+            return self._save(sizer, evaluator, keep, sized, situation, now_s)
+        self._short_s = now_s
+        others = [*self._deflections(evaluator, now_s), *self._flips(evaluator, now_s)]
+        if sizes(sized) != sizes(situation.wanted):
+            others.append(evaluator.scale(sized))
+        better = [each for each in others if each.goodput_per_s >= keep.goodput_per_s + self._least_gain(each) * rate]
+        ordered = [*fastest_first(better, rate), keep] if better else [keep, *best_first(others, rate)]
+        ordered = [replace(each, limit=sizing.limit) for each in ordered]
+        best = ordered[0]
+        if best.action is DecisionAction.KEEP:
+            reason = f"limited_by_{sizing.limit}" if sizing.limit else "waits_for_workers"
+            detail = f"no change raises the goodput by {self._settings.gain_min:.0%}{_because(sizing.limit)}"
+            return Choice(action=best.action, reason=reason, detail=detail, alternatives=ordered)
+        detail = (
+            f"{best.goodput_per_s:.2f} of {rate:.2f} requests/s within targets instead of {keep.goodput_per_s:.2f}"
+            f"{_because(sizing.limit)}"
+        )
+        return Choice(action=best.action, reason=_shortage(sizer, situation), detail=detail, alternatives=ordered)
+
+    def _is_short(self, sizing: Sizing, situation: Situation) -> bool:
+        """True when the targets cannot be met, and pools within the limits are larger than the present ones."""
+        return bool(sizing.limit) and (
+            sizing.shape.prefill_workers > situation.wanted.prefill_workers
+            or sizing.shape.decode_workers > situation.wanted.decode_workers
+        )
+
+    def _save(
+        self,
+        sizer: Sizer,
+        evaluator: Evaluator,
+        keep: Alternative,
+        sized: Shape,
+        situation: Situation,
+        now_s: float,
+    ) -> Choice:
+        """The targets are kept. Ends a deflection, or shrinks, if the targets are kept then too."""
+        wanted = situation.wanted
+        if wanted.deflect_tokens and now_s - self._short_s >= self._settings.deflect_calm_s:
+            plain = evaluator.deflect(0)
+            if plain.goodput_per_s >= keep.goodput_per_s * (1 - TOLERANCE):
+                detail = "the prefill workers keep the targets by themselves"
+                return Choice(
+                    action=DecisionAction.DEFLECT,
+                    reason="shortage_over",
+                    detail=detail,
+                    alternatives=[plain, keep],
+                )
+        if sizer.cost(sized) < sizer.cost(wanted):
+            margin = situation.coming.at_rate(situation.coming.requests_per_s * (1 + self._settings.shrink_margin))
+            if sizer.forecast(margin, replace(sized, deflect_tokens=0)).meets:
+                smaller = evaluator.scale(sized)
+                detail = f"fewer workers keep the targets, and did for {self._settings.calm_s:g} s"
+                return Choice(
+                    action=DecisionAction.SCALE, reason="spare_workers", detail=detail, alternatives=[smaller, keep]
+                )
+        return Choice(
+            action=DecisionAction.KEEP, reason="meets_targets", detail="the pools keep the targets", alternatives=[keep]
+        )
+
+    def _least_gain(self, alternative: Alternative) -> float:
+        """Changing one bound of deflection for another must gain more: the formulas only estimate what the router does with it."""
+        is_retuned = self._wanted is not None and self._wanted.deflect_tokens > 0
+        is_deflection = alternative.action is DecisionAction.DEFLECT
+        return self._settings.gain_min * (RETUNING if is_deflection and is_retuned else 1.0)
+
+    def _deflections(self, evaluator: Evaluator, now_s: float) -> list[Alternative]:
+        if now_s - self._deflected_s < self._settings.deflect_dwell_s:
+            return []
+        return list(evaluator.deflections())
+
+    def _flips(self, evaluator: Evaluator, now_s: float) -> list[Alternative]:
+        settings, since_s = self._settings, now_s - self._flipped_s
+        if not settings.flips or since_s < settings.flip_dwell_s:
+            return []
+        is_new = since_s >= 2 * settings.flip_dwell_s
+        flips = list(evaluator.flips())
+        return [each for each in flips if is_new or _to_prefill(each, self._wanted) * self._flipped_to_prefill > 0]
+
+
+def sizes(shape: Shape) -> tuple[int, int]:
+    return shape.prefill_workers, shape.decode_workers
+
+
+def _to_prefill(alternative: Alternative, wanted: Shape | None) -> int:
+    return alternative.shape.prefill_workers - (wanted.prefill_workers if wanted is not None else 0)
+
+
+def _because(limit: str) -> str:
+    return f"; the targets cannot be met because of {limit}" if limit else ""
+
+
+def _shortage(sizer: Sizer, situation: Situation) -> str:
+    """Which pool is too small: the one whose growth alone would help."""
+    ready, demand = situation.ready, situation.now
+    if demand.requests_per_s < situation.coming.requests_per_s:
+        demand, ready = situation.coming, situation.wanted
+    present = sizer.goodput_per_s(demand, ready)
+    prefill = sizer.goodput_per_s(demand, replace(ready, prefill_workers=2 * ready.prefill_workers + 1))
+    decode = sizer.goodput_per_s(demand, replace(ready, decode_workers=2 * ready.decode_workers + 1))
+    if prefill > present and prefill >= decode:
+        return "prefill_short"
+    return "decode_short" if decode > present else "both_short"

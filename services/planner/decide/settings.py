@@ -1,0 +1,59 @@
+"""Settings of decisions."""
+
+from dataclasses import dataclass
+
+from kvmesh.settings import setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecideSettings:
+    """How the planner sizes pools and when it changes them."""
+
+    mode: str = setting(
+        "targets",
+        "What sizes the pools: `targets` (latency targets, from a model of the workers) or `load` (thresholds of queue and KV use).",
+        choices=("targets", "load"),
+    )
+    predictor: str = setting(
+        "", "Predictor of the load: constant, window, kalman, seasonal or arima. Empty: the best in back-tests."
+    )
+    interval_s: float = setting(10.0, "Interval of the history of the load.", min=1)
+    season_s: float = setting(0.0, "Period after which the load repeats, such as 86400. 0: none.", min=0)
+    history_max: int = setting(8640, "Intervals of history that are kept.", min=10)
+    headroom_quantile: float = setting(
+        0.8,
+        "Share of past predictions that the headroom on top would have covered. More: fewer missed targets, more workers.",
+        min=0.0,
+        max=1.0,
+    )
+    start_s: float = setting(60.0, "Time from the start of a worker until it serves requests.", min=0)
+    flip_s: float = setting(5.0, "Time in which a worker changes its role, its drain included.", min=0)
+    horizon_s: float = setting(180.0, "Time over which alternatives are compared. Longer than `start_s`.", min=1)
+    calm_s: float = setting(
+        180.0,
+        "A pool shrinks to the largest size that was needed within this time, so that a dip costs no worker.",
+        min=0,
+    )
+    shrink_margin: float = setting(
+        0.1, "Part of the load on top that a smaller pool must serve within the targets.", min=0, max=2
+    )
+    flips: bool = setting(True, "Workers change between the pools.")
+    flip_dwell_s: float = setting(60.0, "Time between two flips; twice that before a flip back.", min=0)
+    flip_workers_max: int = setting(2, "Workers that flip at once.", min=1, max=100)
+    deflects: bool = setting(
+        True, "Routers are told to let decode workers compute short prompts when prefill is short."
+    )
+    deflect_tokens_max: int = setting(4096, "Longest prompt that decode workers compute.", min=1)
+    deflect_calm_s: float = setting(20.0, "Time without a shortage before a deflection ends.", min=0)
+    deflect_dwell_s: float = setting(5.0, "Time between two changes of the bound.", min=0)
+    gain_min: float = setting(
+        0.01,
+        "Part of the load by which a change must raise the goodput; less is within the error of the model.",
+        min=0,
+        max=1,
+    )
+    hold_s: float = setting(600.0, "Time for which the planner leaves a pool alone after a change by hand.", min=0)
+    correction_max: float = setting(
+        2.0, "Largest factor, and smallest divisor, by which observed latencies correct predicted ones. 1: none.", min=1
+    )
+    workers_max: int = setting(64, "Largest pool of a model whose targets name no maximum.", min=1, max=100_000)

@@ -1,0 +1,1 @@
+"""Predicts the load from its history."""

@@ -1,0 +1,1 @@
+"""How many workers a load needs."""

@@ -1,0 +1,286 @@
+"""What a load gets from pools of a given size. The formulas are explained in docs/operate/planner.md.
+
+A request meets the targets if its first token comes within `ttft_s` and its mean time per later token is at most `itl_s`. Both are taken as
+independent.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from kvmesh.core.planning import Shape, Targets
+from services.planner.sizing.demand import Demand
+from services.planner.sizing.queueing import batching_factor, erlang_c, mean_wait_s, normal_below, wait_within
+from services.planner.sizing.speed import Speed
+
+FIRST_STEPS = 1.5
+"""Decode steps until the first token of a transferred prompt: on average half of the running one, and the next one."""
+TTFT_MAX_S = 3600.0
+BISECTIONS = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corrections:
+    """Observed over predicted latencies, already limited."""
+
+    ttft: float = 1.0
+    itl: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """The latencies of `demand` on `shape`. Without prefill workers, decode workers compute all prompts."""
+
+    speed: Speed
+    demand: Demand
+    shape: Shape
+    targets: Targets
+    corrections: Corrections = field(default_factory=Corrections)
+
+    @cached_property
+    def is_stable(self) -> bool:
+        """Whether the pools can serve the load at all."""
+        return self.prefill_load < self.shape.prefill_workers + (not self.prefill_rate) and math.isfinite(self.batch)
+
+    @cached_property
+    def attainment(self) -> float:
+        """Share of requests within both targets; 0 if the pools cannot serve the load."""
+        if not self.is_stable:
+            return 0.0
+        ttft_s, itl_s = self.targets.ttft_s, self.targets.itl_s
+        within_ttft = 1.0 if ttft_s is None else self.ttft_within(ttft_s)
+        return within_ttft * (1.0 if itl_s is None else self.itl_within(itl_s))
+
+    @property
+    def meets(self) -> bool:
+        return self.is_stable and self.attainment >= self.targets.percentile
+
+    def ttft_within(self, limit_s: float) -> float:
+        """Share of requests whose first token comes within `limit_s`."""
+        limit_s /= self.corrections.ttft
+        slots = self._slot_wait_s
+        share = 0.0
+        for tokens, part in self.demand.prompt_lengths:
+            uncached = self._uncached(tokens)
+            if self._is_deflected(uncached):
+                # The prompt shares its steps with the batch, so a step and its own computing pass.
+                own_s = self.step_s + self.speed.compute_s(uncached, tokens)
+                rest_s = limit_s - own_s - slots
+                share += part * wait_within(rest_s, waiting=self._deflect_waiting, mean_s=self._deflect_wait_s)
+            else:
+                own_s = self.speed.prefill_s(uncached, tokens) + self.speed.transfer_s(tokens)
+                rest_s = limit_s - own_s - FIRST_STEPS * self.step_s - slots
+                share += part * wait_within(rest_s, waiting=self._prefill_waiting, mean_s=self._prefill_wait_s)
+        return share
+
+    @cached_property
+    def ttft_mean_s(self) -> float:
+        """Mean time to first token, without the correction; infinite if the pools cannot serve the load."""
+        if not self.is_stable:
+            return math.inf
+        total = self._slot_wait_s
+        for tokens, part in self.demand.prompt_lengths:
+            uncached = self._uncached(tokens)
+            if self._is_deflected(uncached):
+                total += part * (self.step_s + self.speed.compute_s(uncached, tokens) + self._deflect_wait_s)
+            else:
+                own_s = self.speed.prefill_s(uncached, tokens) + self.speed.transfer_s(tokens)
+                total += part * (own_s + FIRST_STEPS * self.step_s + self._prefill_wait_s)
+        return total
+
+    def itl_within(self, limit_s: float) -> float:
+        """Share of time in which the batches are small enough for steps of `limit_s`.
+
+        The number of decoding requests is about Poisson, whatever the lengths of answers (an M/G/infinity queue), and routers spread them
+        evenly.
+        """
+        batch_max = self._batch_within(limit_s / self.corrections.itl)
+        if batch_max < 0:
+            return 0.0
+        mean = self.batch * self.shape.decode_workers
+        return normal_below(
+            batch_max * self.shape.decode_workers + 0.5, mean=mean, variance=mean * max(1.0, self.demand.burstiness)
+        )
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to first token at the targets' percentile. None if the pools cannot serve the load."""
+        return self._quantile(self.ttft_within, TTFT_MAX_S) if self.is_stable else None
+
+    @property
+    def itl_s(self) -> float | None:
+        """Inter-token latency at the targets' percentile. None if the pools cannot serve the load."""
+        return self._quantile(self.itl_within, TTFT_MAX_S) if self.is_stable else None
+
+    @cached_property
+    def prefill_rate(self) -> float:
+        """Requests per second that go to prefill workers."""
+        return self.demand.requests_per_s * sum(
+            part for tokens, part in self.demand.prompt_lengths if not self._is_deflected(self._uncached(tokens))
+        )
+
+    @cached_property
+    def prefill_load(self) -> float:
+        """Prefill workers that the load keeps busy: rate times mean service time."""
+        return self.prefill_rate * self._prefill_moments[0]
+
+    @cached_property
+    def batch(self) -> float:
+        """Mean decoding requests per decode worker, by Little's law; infinite if they cannot keep up, or lack slots or KV blocks."""
+        workers = self.shape.decode_workers
+        prefill_share = self._deflect_load / workers if workers else 1.0
+        if prefill_share >= 1:
+            return math.inf
+        # Steps per second of each worker's requests, and the step time as a function of the batch: batch = started * step_s(batch).
+        started = self.demand.requests_per_s * max(1.0, self.demand.output_tokens) / workers
+        per_request_s = (self.speed.decode_s(1, self.context_tokens) - self.speed.decode_step_base_s) / (
+            1 - prefill_share
+        )
+        if started * per_request_s >= 1:
+            return math.inf
+        batch = started * self.speed.decode_step_base_s / (1 - prefill_share) / (1 - started * per_request_s)
+        return batch if 1 <= self.batch_max > batch else math.inf
+
+    @cached_property
+    def step_s(self) -> float:
+        """Mean time of a decode step, including the prompts that decode workers compute."""
+        return self.speed.decode_s(self.batch, self.context_tokens) / (
+            1 - self._deflect_load / self.shape.decode_workers
+        )
+
+    @property
+    def context_tokens(self) -> float:
+        """Mean tokens that a decoding request holds: its prompt and half of its answer."""
+        return self.demand.prompt_tokens + self.demand.output_tokens / 2
+
+    @cached_property
+    def batch_max(self) -> float:
+        """Largest batch that a decode worker has slots and KV blocks for. It reserves blocks for whole answers."""
+        return min(float(self.speed.running_max), self.kv_batch_max)
+
+    @property
+    def kv_batch_max(self) -> float:
+        return self.speed.kv_tokens / max(1.0, self.demand.prompt_tokens + self.demand.output_tokens)
+
+    def _uncached(self, tokens: float) -> float:
+        return max(1.0, tokens * (1.0 - min(0.99, self.demand.hit_rate)))
+
+    def _is_deflected(self, uncached_tokens: float) -> bool:
+        return not self.shape.prefill_workers or uncached_tokens <= self.shape.deflect_tokens
+
+    @cached_property
+    def _prefill_moments(self) -> tuple[float, float]:
+        """Mean and squared coefficient of variation of the prefill workers' service times.
+
+        Prompts that wait share a step and its fixed part. About 1 / (1 - rho) prompts are on a worker (M/M/1), and a step holds at most
+        `prompts_per_step`.
+        """
+        mean_s, cv2 = _moments(self._prefill_times(1.0))
+        utilisation = self.prefill_rate * mean_s / max(1, self.shape.prefill_workers)
+        shared = self.prompts_per_step if utilisation >= 1 else min(self.prompts_per_step, 1 / (1 - utilisation))
+        return (mean_s, cv2) if shared <= 1 else _moments(self._prefill_times(shared))
+
+    def _prefill_times(self, shared: float) -> list[tuple[float, float]]:
+        """Service times and their shares, when `shared` prompts share a step."""
+        saved_s = self.speed.prefill_base_s * (1 - 1 / shared)
+        return [
+            (self.speed.prefill_s(self._uncached(tokens), tokens) - saved_s, part)
+            for tokens, part in self.demand.prompt_lengths
+            if not self._is_deflected(self._uncached(tokens))
+        ]
+
+    @cached_property
+    def prompts_per_step(self) -> float:
+        """Prompts of mean length that fit into a step; at least 1."""
+        return max(1.0, self.speed.step_tokens_max / self._uncached(self.demand.prompt_tokens))
+
+    @cached_property
+    def _prefill_wait_s(self) -> float:
+        """Mean wait for a prefill worker."""
+        if not self.prefill_rate:
+            return 0.0
+        workers = self.shape.prefill_workers
+        service_s, cv2 = self._prefill_moments
+        wait_s = mean_wait_s(
+            servers=workers,
+            rate=self.prefill_rate,
+            service_s=service_s,
+            service_cv2=cv2,
+            arrival_cv2=self.demand.burstiness,
+        )
+        return wait_s * batching_factor(self.prefill_load / workers, self.prompts_per_step)
+
+    @cached_property
+    def _prefill_waiting(self) -> float:
+        return erlang_c(self.shape.prefill_workers, self.prefill_load) if self.prefill_rate else 0.0
+
+    @cached_property
+    def _deflected_times(self) -> tuple[float, float, float]:
+        """Rate, and mean and squared coefficient of variation of the computing, of prompts on decode workers."""
+        times = [
+            (self.speed.compute_s(self._uncached(tokens), tokens), part)
+            for tokens, part in self.demand.prompt_lengths
+            if self._is_deflected(self._uncached(tokens))
+        ]
+        return (self.demand.requests_per_s * sum(part for _, part in times), *_moments(times))
+
+    @cached_property
+    def _deflect_load(self) -> float:
+        """Decode workers that computing prompts keeps busy."""
+        rate, mean_s, _ = self._deflected_times
+        return rate * mean_s
+
+    @cached_property
+    def _deflect_wait_s(self) -> float:
+        rate, mean_s, cv2 = self._deflected_times
+        if not rate:
+            return 0.0
+        workers = self.shape.decode_workers
+        # While prompts are computed the batch goes on, so that the wait is stretched as the steps are.
+        stretch = self.step_s / self.speed.decode_s(self.batch, self.context_tokens)
+        return stretch * mean_wait_s(
+            servers=workers, rate=rate, service_s=mean_s, service_cv2=cv2, arrival_cv2=self.demand.burstiness
+        )
+
+    @cached_property
+    def _deflect_waiting(self) -> float:
+        rate, mean_s, _ = self._deflected_times
+        return erlang_c(self.shape.decode_workers, rate * mean_s) if rate else 0.0
+
+    @cached_property
+    def _slot_wait_s(self) -> float:
+        """Mean wait for a slot or KV blocks on decode workers; every slot is a server that a request holds for its whole answer."""
+        slots = max(1, int(self.shape.decode_workers * self.batch_max))
+        service_s = max(1.0, self.demand.output_tokens) * self.step_s
+        return mean_wait_s(servers=slots, rate=self.demand.requests_per_s, service_s=service_s, service_cv2=1.0)
+
+    def _batch_within(self, step_s: float) -> float:
+        """Largest batch whose steps take at most `step_s`; below 0 if even an empty one takes longer."""
+        share = 1 - self._deflect_load / self.shape.decode_workers
+        per_request_s = self.speed.decode_s(1, self.context_tokens) - self.speed.decode_step_base_s
+        room_s = step_s * share - self.speed.decode_step_base_s
+        if per_request_s <= 0:
+            return math.inf if room_s >= 0 else -1.0
+        return min(self.batch_max, room_s / per_request_s) if room_s >= 0 else -1.0
+
+    def _quantile(self, within: Callable[[float], float], high_s: float) -> float:
+        """The smallest limit within which the targets' percentile of the requests is."""
+        low_s = 0.0
+        for _ in range(BISECTIONS):
+            middle_s = (low_s + high_s) / 2
+            if within(middle_s) >= self.targets.percentile:
+                high_s = middle_s
+            else:
+                low_s = middle_s
+        return high_s
+
+
+def _moments(times: list[tuple[float, float]]) -> tuple[float, float]:
+    """Mean and squared coefficient of variation of weighted times."""
+    total = sum(part for _, part in times)
+    if not total:
+        return 0.0, 0.0
+    mean = sum(time * part for time, part in times) / total
+    square = sum(time * time * part for time, part in times) / total
+    return mean, max(0.0, square / (mean * mean) - 1.0) if mean else 0.0

@@ -1,0 +1,190 @@
+"""Finds the cheapest pools that meet the targets, or what limits them."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from kvmesh.core.planning import PoolLimits, Shape, Targets
+from services.planner.sizing.demand import Demand
+from services.planner.sizing.forecast import Corrections, Forecast
+from services.planner.sizing.speed import Speed
+
+RATE_BISECTIONS = 12
+WORKERS_MAX_DEFAULT = 1000
+HUGE = 100_000
+"""Workers of a pool whose size limits nothing."""
+IDLE_RATE = 1e-6
+RELAXED = 0.97
+"""Part of what is reachable that is still aimed at: the rest would take many workers."""
+NO_WORKERS_HELP = ("step_time", "transfer", "prefill_time")
+"""Limits that more workers do not change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizing:
+    """A shape, and what it gives. `limit`: what keeps the targets from being met; empty: they are met."""
+
+    shape: Shape
+    forecast: Forecast
+    cost: float
+    limit: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizer:
+    """Sizes the pools of one model. `workers_max`: limit of a pool whose targets name none."""
+
+    speed: Speed
+    targets: Targets
+    corrections: Corrections = field(default_factory=Corrections)
+    workers_max: int = WORKERS_MAX_DEFAULT
+
+    def forecast(self, demand: Demand, shape: Shape) -> Forecast:
+        return Forecast(
+            speed=self.speed, demand=demand, shape=shape, targets=self.targets, corrections=self.corrections
+        )
+
+    def cost(self, shape: Shape) -> float:
+        """Cost per hour."""
+        return (
+            shape.prefill_workers * self.targets.prefill.cost_per_worker
+            + shape.decode_workers * self.targets.decode.cost_per_worker
+        )
+
+    def goodput_per_s(self, demand: Demand, shape: Shape) -> float:
+        """The highest rate, at most that of the demand, of which the targets' percentile is within the targets."""
+        rate = demand.requests_per_s
+        if shape.decode_workers < 1 or not rate:
+            return 0.0
+        if self.forecast(demand, shape).meets:
+            return rate
+        low, high = 0.0, rate
+        for _ in range(RATE_BISECTIONS):
+            middle = (low + high) / 2
+            if self.forecast(demand.at_rate(middle), shape).meets:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def size(self, demand: Demand) -> Sizing:
+        """Returns the cheapest shape that meets the targets. If there is none, returns the shape with the highest goodput."""
+        if (shape := self._cheapest(demand)) is not None:
+            return self._sizing(demand, shape)
+        limit = self.limit(demand)
+        if limit in (*NO_WORKERS_HELP, ""):
+            return self._sizing(demand, self._relaxed(demand), limit)
+        return self._sizing(demand, self._most_goodput(demand), limit)
+
+    def limit(self, demand: Demand) -> str:
+        """Returns what keeps the targets from being met even by the largest pools. Empty: nothing."""
+        alone = self.forecast(demand.at_rate(IDLE_RATE), self._huge)
+        ttft_s, itl_s, percentile = self.targets.ttft_s, self.targets.itl_s, self.targets.percentile
+        if alone.kv_batch_max < 1:
+            return "kv_capacity"
+        if itl_s is not None and alone.itl_within(itl_s) < percentile:
+            return "step_time"
+        if ttft_s is not None and alone.ttft_within(ttft_s) < percentile:
+            within = alone.ttft_within(ttft_s + self.speed.transfer_s(max(n for n, _ in demand.prompt_lengths)))
+            return "transfer" if within >= percentile else "prefill_time"
+        most = self._most(demand)
+        more_prefill = Shape(prefill_workers=most.prefill_workers and HUGE, decode_workers=most.decode_workers)
+        if self.forecast(demand, most).meets:
+            return ""
+        if self.forecast(demand, more_prefill).meets:
+            return "prefill_capacity"
+        kv_bound = alone.kv_batch_max < self.speed.running_max and not math.isfinite(self.forecast(demand, most).batch)
+        return "kv_capacity" if kv_bound else "decode_capacity"
+
+    @property
+    def _huge(self) -> Shape:
+        return Shape(prefill_workers=HUGE if self._has_prefill else 0, decode_workers=HUGE)
+
+    @property
+    def _has_prefill(self) -> bool:
+        return self._most_of(self.targets.prefill) > 0
+
+    def _cheapest(self, demand: Demand) -> Shape | None:
+        return min(self._candidates(demand), key=lambda shape: (self.cost(shape), shape.prefill_workers), default=None)
+
+    def _candidates(self, demand: Demand) -> Iterator[Shape]:
+        """For each number of prefill workers the fewest decode workers that meet the targets, as long as that may be cheaper."""
+        low, high = self._bounds()
+        fewest = self._fewest_decode(demand, high.prefill_workers, low.decode_workers, high.decode_workers)
+        if fewest is None:
+            return
+        for prefill in range(self._stable_prefill(demand, low.prefill_workers), high.prefill_workers + 1):
+            decode = self._fewest_decode(demand, prefill, fewest, high.decode_workers)
+            if decode is None:
+                continue
+            shape = Shape(prefill_workers=prefill, decode_workers=decode)
+            if self._fits(shape):
+                yield shape
+            if decode == fewest:
+                return
+
+    def _fewest_decode(self, demand: Demand, prefill: int, low: int, high: int) -> int | None:
+        """Bisection: more decode workers never make a latency longer."""
+
+        def meets(decode: int) -> bool:
+            return self.forecast(demand, Shape(prefill_workers=prefill, decode_workers=decode)).meets
+
+        if high < 1 or not meets(high):
+            return None
+        low = max(1, low)
+        while low < high:
+            middle = (low + high) // 2
+            if meets(middle):
+                high = middle
+            else:
+                low = middle + 1
+        return high
+
+    def _most_goodput(self, demand: Demand) -> Shape:
+        """The cheapest shape for the highest rate that the limits allow; the smallest shape if they allow none."""
+        best = self._bounds()[0]
+        low, high = 0.0, demand.requests_per_s
+        for _ in range(RATE_BISECTIONS):
+            middle = (low + high) / 2
+            shape = self._cheapest(demand.at_rate(middle))
+            if shape is None:
+                high = middle
+            else:
+                low, best = middle, shape
+        return best
+
+    def _relaxed(self, demand: Demand) -> Shape:
+        """A shape for the share of requests that can meet the targets; if none can, one that serves the load."""
+        reachable = RELAXED * self.forecast(demand.at_rate(IDLE_RATE), self._huge).attainment
+        targets = replace(self.targets, percentile=min(self.targets.percentile, reachable))
+        if not reachable:
+            targets = replace(targets, ttft_s=None, itl_s=None, percentile=self.targets.percentile)
+        other = replace(self, targets=targets)
+        return other._cheapest(demand) or other._most_goodput(demand)
+
+    def _stable_prefill(self, demand: Demand, low: int) -> int:
+        if not low and not self._has_prefill:
+            return 0
+        busy = self.forecast(demand, Shape(prefill_workers=1, decode_workers=1)).prefill_load
+        return max(low, math.floor(busy) + 1) if low or busy else low
+
+    def _bounds(self) -> tuple[Shape, Shape]:
+        prefill, decode = self.targets.prefill, self.targets.decode
+        low = Shape(prefill_workers=prefill.workers_min, decode_workers=decode.workers_min)
+        high = Shape(prefill_workers=self._most_of(prefill), decode_workers=self._most_of(decode))
+        return low, high
+
+    def _most_of(self, limits: PoolLimits) -> int:
+        return max(limits.workers_min, self.workers_max if limits.workers_max is None else limits.workers_max)
+
+    def _most(self, demand: Demand) -> Shape:
+        """The largest shape within the limits, with the split of the highest goodput if the cost is limited."""
+        if self.targets.cost_max is not None:
+            return self._most_goodput(demand)
+        return self._bounds()[1]
+
+    def _fits(self, shape: Shape) -> bool:
+        return self.targets.cost_max is None or self.cost(shape) <= self.targets.cost_max + 1e-9
+
+    def _sizing(self, demand: Demand, shape: Shape, limit: str = "") -> Sizing:
+        return Sizing(shape=shape, forecast=self.forecast(demand, shape), cost=self.cost(shape), limit=limit)

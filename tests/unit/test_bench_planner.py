@@ -1,0 +1,85 @@
+"""The policies that the planner is compared with follow their published formulas: worked examples."""
+
+import pytest
+
+from bench.planner.dynamo import decode_capacity, decode_change, forward_s, prefill_capacity, prefill_change, replicas
+from bench.planner.others import Oracle, desired
+from kvmesh.core.planning import Targets
+from services.planner.sizing.speed import Speed
+from services.whatif.traces import TraceRequest
+
+SPEED = Speed(
+    prefill_base_s=0.01, prefill_s_per_token=1e-4, decode_step_base_s=0.01, decode_s_per_request=1e-3, running_max=64
+)
+
+
+def test_dynamos_prefill_capacity():
+    """1000 tokens take 0.11 s, two prompts 0.21 s, nine 0.92 s in two chunks: within 0.5 s four prompts are the best, 4 / 0.41 s."""
+    assert forward_s(SPEED, 1000) == pytest.approx(0.11)
+    assert forward_s(SPEED, 9000) == pytest.approx(0.92)
+    assert prefill_capacity(SPEED, isl=1000, hit_rate=0.0, ttft_s=0.5) == pytest.approx(4 / 0.41)
+    # Half of each prompt is cached: nine prompts of 500 tokens.
+    assert prefill_capacity(SPEED, isl=1000, hit_rate=0.5, ttft_s=0.5) == pytest.approx(9 / 0.46)
+    # A hit rate above 95 % counts as 95 %; 51 tokens, as 1 - 0.95 is a little more than 0.05.
+    assert prefill_capacity(SPEED, isl=1000, hit_rate=1.0, ttft_s=0.0155) == pytest.approx(1 / 0.0151)
+
+
+def test_dynamos_decode_capacity():
+    """Steps of 10 ms + 1 ms per request: within 50 ms a batch of 40, 40 / (200 x 0.05 s); by slots at most 64."""
+    assert decode_capacity(SPEED, isl=1000, osl=200, itl_s=0.05) == pytest.approx(4.0)
+    assert decode_capacity(SPEED, isl=1000, osl=200, itl_s=1.0) == pytest.approx(64 / (200 * 0.074))
+
+
+def test_dynamos_infeasible_target_takes_the_best_capacity():
+    """It warns and sizes for throughput."""
+    assert prefill_capacity(SPEED, isl=1000, hit_rate=0.0, ttft_s=0.01) > 9
+    assert decode_capacity(SPEED, isl=1000, osl=200, itl_s=0.001) == pytest.approx(64 / (200 * 0.074))
+
+
+def test_dynamos_replicas():
+    """ceil(demand / capacity), at least the minimum."""
+    assert [replicas(rate, 4.0) for rate in (0.1, 4.0, 4.1, 20.0)] == [1, 1, 2, 5]
+
+
+@pytest.mark.parametrize(
+    ("queued", "change"),
+    [
+        ([20_000, 20_000], 1),
+        ([20_000, 1000], 0),
+        ([0, 0], -1),
+        ([5000], 1),
+        ([0], 0),
+        ([1400, 1400], -1),
+        ([1600, 2000], 0),
+    ],
+)
+def test_dynamos_prefill_load_rule(queued: list[int], change: int):
+    """+1 if all would miss 0.5 s; -1 if with one engine less the wait is below 80 % of 0.5 s - 0.11 s."""
+    assert prefill_change(SPEED, queued, own_s=0.11, ttft_s=0.5) == change
+
+
+@pytest.mark.parametrize(
+    ("running", "change"), [([41, 41], 1), ([41, 39], 0), ([10, 10], -1), ([16, 16], 0), ([10], 0), ([14, 14], -1)]
+)
+def test_dynamos_decode_load_rule(running: list[int], change: int):
+    """+1 if all steps exceed 50 ms; -1 if with one engine less they are below 40 ms."""
+    assert decode_change(SPEED, running, context=100.0, itl_s=0.05) == change
+
+
+def test_the_threshold_scaler_is_kubernetes():
+    """The examples of its documentation: 200m against 100m doubles, 50m halves, and within 10 % nothing changes."""
+    assert desired(3, 0.2, target=0.1) == 6
+    assert desired(4, 0.05, target=0.1) == 2
+    assert desired(5, 0.109, target=0.1) == 5
+    assert desired(5, 0.111, target=0.1) == 6
+    assert desired(2, 0.0, target=0.1) == 1
+
+
+def test_the_oracle_is_ready_before_the_load_comes():
+    """A burst from 100 s on: it starts workers 30 s earlier."""
+    trace = [TraceRequest(at_s=i * (1.0 if i < 100 else 0.0), prompt_tokens=1000, output_tokens=10) for i in range(100)]
+    trace += [TraceRequest(at_s=100 + i / 40, prompt_tokens=1000, output_tokens=10) for i in range(1600)]
+    targets = Targets(model="m", ttft_s=2.0, itl_s=0.05)
+    oracle = Oracle(trace, targets, Speed(), factor=1.0, start_s=30.0, hit_rate=0.0)
+    assert oracle.first.prefill_workers == 1
+    assert oracle.peak().prefill_workers >= 4

@@ -1,0 +1,133 @@
+"""PlannerService.Simulate and `kvmesh simulate`: the same code, in a process of its own."""
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvmesh.core import PerformanceProfile
+from kvmesh.core.planning import Targets
+from kvmesh.core.whatif import RecordedLoad, RecordedRequest, SimulationRequest, SteadyLoad
+from kvmesh.errors import DeadlineError, InternalError, InvalidRequestError, OverloadedError
+from kvmesh.rpc.codec.whatif import REQUESTS_MAX, from_simulation_request, to_simulation_request
+from services.planner.simulations import SimulationRunner
+from services.whatif.command import main
+from services.whatif.run import run_request
+
+STEADY = SteadyLoad(requests_per_s=4.0, prompt_tokens=500, output_tokens=20, duration_s=20.0)
+TARGETS = Targets(model="m", ttft_s=1.0, itl_s=0.05)
+REQUEST = SimulationRequest(model="m", steady=STEADY, targets=TARGETS, prefill_workers=1, decode_workers=1)
+RECORDED = RecordedLoad(
+    requests=(
+        RecordedRequest(at_s=0.0, prompt_tokens=1024, output_tokens=5, block_ids=(1, 2)),
+        RecordedRequest(at_s=1.0, prompt_tokens=1024, output_tokens=5, block_ids=(1, 2)),
+    )
+)
+
+
+def test_requests_survive_the_wire():
+    """What is absent stays absent: pools of absent size are sized."""
+    for request in (
+        REQUEST,
+        SimulationRequest(model="m", recorded=RECORDED, has_planner=True),
+        replace(REQUEST, prefill_workers=0, profile=PerformanceProfile(prefill_s_per_token=1e-4)),
+    ):
+        assert from_simulation_request(to_simulation_request(request)) == request
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"model": ""}, "model"),
+        ({"steady": None}, "load"),
+        ({"steady": replace(STEADY, requests_per_s=0.0)}, "steady.requests_per_s"),
+        ({"steady": replace(STEADY, duration_s=1e6)}, "steady.duration"),
+        ({"steady": replace(STEADY, requests_per_s=REQUESTS_MAX)}, "steady.duration"),
+        ({"steady": replace(STEADY, prompt_tokens=0)}, "steady.prompt_tokens"),
+        ({"decode_workers": 0}, "decode_workers"),
+        ({"prefill_workers": 1001}, "prefill_workers"),
+        ({"targets": replace(TARGETS, percentile=1.5)}, "targets.percentile"),
+        ({"profile": PerformanceProfile(decode_step_base_s=-1.0)}, "profile.decode_step_base_s"),
+        ({"steady": None, "recorded": RecordedLoad(requests=())}, "recorded.requests"),
+        (
+            {"steady": None, "recorded": RecordedLoad(requests=RECORDED.requests[::-1])},
+            "recorded.requests[1].at",
+        ),
+    ],
+)
+def test_requests_out_of_range_are_refused_by_name(change: dict[str, object], field: str):
+    """The error names the field."""
+    with pytest.raises(InvalidRequestError) as refusal:
+        from_simulation_request(to_simulation_request(replace(REQUEST, **change)))
+    assert refusal.value.field == field
+
+
+async def test_a_child_process_gives_the_same_result():
+    """As the call in this process, to the digit."""
+    outcome = await SimulationRunner().run(REQUEST, timeout_s=60.0)
+    assert outcome == run_request(REQUEST)[0]
+    assert outcome.requests > 50
+    assert outcome.attainment > 0.9
+    assert outcome.expected is not None
+
+
+async def test_errors_of_the_child_are_errors_of_the_call():
+    """A profile that lacks coefficients names the first; one simulation runs at a time; silence has an end."""
+    runner = SimulationRunner()
+    with pytest.raises(InvalidRequestError) as refusal:
+        await runner.run(replace(REQUEST, profile=PerformanceProfile(prefill_base_s=0.1)), timeout_s=60.0)
+    assert refusal.value.field == "profile.prefill_s_per_token"
+    with pytest.raises(InternalError):
+        await SimulationRunner(("-c", "raise SystemExit(3)")).run(REQUEST, timeout_s=60.0)
+    hanging = SimulationRunner(("-c", "import sys, time; sys.stdin.read(); time.sleep(60)"))
+    first = asyncio.ensure_future(hanging.run(REQUEST, timeout_s=1.0))
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadedError) as busy:
+        await hanging.run(REQUEST, timeout_s=1.0)
+    assert busy.value.reason == "simulation_running"
+    with pytest.raises(DeadlineError):
+        await first
+
+
+async def test_a_cancelled_simulation_ends_its_process(tmp_path: Path):
+    """Nothing runs on for a caller that left."""
+    mark = tmp_path / "started"
+    code = f"import pathlib, time; pathlib.Path({str(mark)!r}).write_text('x'); time.sleep(60)"
+    runner = SimulationRunner(("-c", code))
+    task = asyncio.ensure_future(runner.run(REQUEST, timeout_s=60.0))
+    while not mark.exists():
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    # Ready for the next one at once.
+    with pytest.raises(InternalError):
+        await SimulationRunner(("-c", "pass")).run(REQUEST, timeout_s=60.0)
+
+
+def test_the_command_compares_with_the_planner(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    """A table with a line for the pools as given and one with the planner; JSON for programs; bad arguments are named."""
+    trace = tmp_path / "trace.jsonl"
+    rows = [
+        {"timestamp": 500 * i, "input_length": 1024, "output_length": 10, "hash_ids": [1, i + 2]} for i in range(40)
+    ]
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    assert main(["--trace", str(trace), "--prefill", "1", "--decode", "1", "--planner", "--decisions"]) == 0
+    shown = capsys.readouterr().out
+    assert "1 + 1, planner (0 starts" in shown
+    assert "HITS" in shown
+    assert "40 requests" in shown
+    assert main(["--rate", "2", "--duration", "10", "--json"]) == 0
+    [outcome] = json.loads(capsys.readouterr().out)
+    assert outcome["shape"]["decode_workers"] == 1
+    for arguments, word in (
+        (["--targets", "ttft=1"], "--trace or --rate"),
+        (["--rate", "1", "--targets", "x=1"], "'x' is not one of"),
+        (["--rate", "1", "--targets", "ttft=-1"], "ttft is out of range"),
+        (["--trace", str(tmp_path / "none.csv")], "none.csv"),
+        (["--rate", "1", "--profile", str(trace)], "trace.jsonl"),
+    ):
+        assert main(arguments) == 2
+        assert word in capsys.readouterr().err
