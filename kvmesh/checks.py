@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Sequence
 
+from kvmesh.constraint_costs import check_constraint
 from kvmesh.core import Generation, SamplingParams
 from kvmesh.core.sampling import RANGES
 from kvmesh.errors import InvalidRequestError
@@ -54,6 +55,8 @@ def check_sampling(params: SamplingParams, *, prefix: str = "sampling.") -> None
     check_length(len(params.logit_bias), f"{prefix}logit_bias", high=LOGIT_BIAS_MAX)
     for _, bias in params.logit_bias:
         check_range(bias, f"{prefix}logit_bias", low=-100, high=100)
+    if params.constraint is not None:
+        check_constraint(params.constraint, f"{prefix}constraint")
 
 
 def check_stops(stops: Sequence[str], field: str) -> None:

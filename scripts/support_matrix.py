@@ -74,7 +74,8 @@ ROWS = (
     Row(name="speculative decoding", feature="speculative", word="speculative"),
     Row(name="KV tiers", feature="kv_tiers"),
     Row(name="data-parallel rank routing", feature="data_parallel_ranks", word="data_parallel_ranks"),
-    Row(name="multi-rank workers", feature="multi_rank"),
+    Row(name="multi-rank workers (one machine)", feature="multi_rank", word="multi_rank"),
+    Row(name="multi-rank workers (several nodes)", feature="multi_node"),
     Row(name="SLA planner", feature="planner"),
 )
 

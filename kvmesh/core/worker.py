@@ -51,7 +51,7 @@ class ModelCard:
 FEATURES = frozenset(
     (
         "logprobs prompt_logprobs logit_bias seed priority lora structured_output kv_events reset_cache sleep embeddings "
-        "data_parallel_ranks image audio video speculative continued_penalties continued_seed continued_structured_output"
+        "data_parallel_ranks multi_rank image audio video speculative continued_penalties continued_seed continued_structured_output"
     ).split()
 )
 """All values of `Capabilities.features`.

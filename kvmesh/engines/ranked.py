@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from kvmesh.core import Capabilities, KvEvent, KvHandle, LoadRecord, Role
 from kvmesh.engines.base import Engine, EngineDescription, EngineRequest, StepOutput
 from kvmesh.engines.rank_loads import sum_loads
+from kvmesh.engines.registration import with_features
 from kvmesh.errors import InvalidRequestError
 from kvmesh.kv.paths import KvPaths
 
@@ -21,7 +22,7 @@ T = TypeVar("T")
 
 def with_ranks(capabilities: Capabilities) -> Capabilities:
     """With the feature: requests may name a rank."""
-    return replace(capabilities, features=(*capabilities.features, FEATURE))
+    return with_features(capabilities, FEATURE)
 
 
 class RankedEngine:

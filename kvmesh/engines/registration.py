@@ -1,7 +1,7 @@
 """The record of an adapter package that a worker process and `kvmesh up` read before they import the engine."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from kvmesh.clock import Clock
@@ -30,6 +30,11 @@ class EngineHost:
     ports: PortRange | None = None
     mesh_secret_file: str = ""
     """File with the mesh's secret, for channels of an engine's own between workers. Empty: none."""
+
+
+def with_features(capabilities: Capabilities, *names: str) -> Capabilities:
+    """With these features, of those that depend on settings only."""
+    return replace(capabilities, features=(*capabilities.features, *names))
 
 
 def rank_port(port: int, rank: int, host: EngineHost) -> int:

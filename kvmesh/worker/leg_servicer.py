@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
+from google.protobuf.message import DecodeError
 from grpc.aio import ServicerContext
 
 from kvmesh.api.worker.v1 import legs_pb2 as pb
@@ -84,6 +85,10 @@ class LegServicer:
                 self._take(request, outlet)
         except MeshError as error:
             outlet.fail_nowait(error)
+        except DecodeError:
+            # The peer's error. Of the first message the server's error boundary says the same.
+            log.warning("attach_message_invalid", extra={"data": {"frontend": first.hello.frontend_id}})
+            outlet.fail_nowait(InvalidRequestError("the message cannot be decoded", reason="invalid_message"))
         except Exception:
             log.exception("attach_defect")
             outlet.fail_nowait(InternalError("a defect of the worker", where=self._worker.identity.worker_id))

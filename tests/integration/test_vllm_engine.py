@@ -724,6 +724,7 @@ async def test_the_preload_leaves_a_process_that_may_fork(tmp_path: Path) -> Non
     assert output.split()[-1] == b"1"
 
 
+@pytest.mark.proves("multi_rank", engine="vllm")
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 async def test_ranks_die_with_a_killed_engine(make: Make) -> None:
@@ -796,6 +797,7 @@ def command_of(pid: int) -> str:
         return ""
 
 
+@pytest.mark.proves("multi_rank", engine="vllm")
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("wide", ["prefill", "decode"])

@@ -92,6 +92,8 @@ NO_WAY = {("cut frontend-1, decode", FIRST)}
 FAULTS: dict[str, Fault] = {
     "cut prefill-1, decode-1": cut(("prefill-1", "decode-1")),
     "cut frontend-1, decode-1": cut((FIRST, "decode-1")),
+    "cut frontend-1, prefill-1": cut((FIRST, "prefill-1")),
+    "cut router, prefill-1": cut((ROUTER, "prefill-1")),
     "cut frontend-1, decode": cut((FIRST, "decode-1"), (FIRST, "decode-2")),
     "cut router, decode-1": cut((ROUTER, "decode-1")),
     "cut Consul": cut((CONSUL, "all")),

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmesh.errors import OverloadedError
-from services.frontend.api.http import json_size
-from services.frontend.api.http.json_size import JsonCounter, may_exceed
+from kvmesh.errors import InvalidRequestError, OverloadedError
+from services.frontend.api.http.json_size import SLICE_BYTES, JsonCounter, JsonLimits
 from services.frontend.api.http.large_bodies import LARGE_BYTES, LargeBodies
 from services.frontend.models import ServedModel
 from services.frontend.settings import FrontendSettings, HttpSettings
@@ -27,10 +26,10 @@ VALUES = st.recursive(
 )
 
 
-def counted(body: bytes) -> tuple[int, int]:
+def counted(body: bytes, size: int = SLICE_BYTES) -> tuple[int, int]:
     counter = JsonCounter()
-    for _ in counter.count(body):
-        pass
+    for start in range(0, len(body), size):
+        counter.feed(body[start : start + size])
     return counter.containers, counter.commas
 
 
@@ -48,19 +47,29 @@ def commas_in(value: Any) -> int:
 @given(value=VALUES, size=st.integers(1, 40))
 def test_the_counts_are_those_of_the_parsed_value(value: Any, size: int) -> None:
     """However the body is cut into slices, and whatever its strings contain."""
-    before, json_size.SLICE_BYTES = json_size.SLICE_BYTES, size
-    try:
-        assert counted(json.dumps(value).encode()) == (containers_in(value), commas_in(value))
-    finally:
-        json_size.SLICE_BYTES = before
+    assert counted(json.dumps(value).encode(), size) == (containers_in(value), commas_in(value))
 
 
-def test_text_is_not_counted() -> None:
+@given(value=VALUES, size=st.integers(1, 40), containers_max=st.integers(0, 20), values_max=st.integers(1, 30))
+async def test_the_limits_are_exact_however_the_body_arrives(
+    value: Any, size: int, containers_max: int, values_max: int
+) -> None:
+    body, limits = json.dumps(value).encode(), JsonLimits(containers_max=containers_max, values_max=values_max)
+    refused = False
+    for end in range(size, len(body) + size, size):
+        try:
+            await limits.check(body[:end])
+        except InvalidRequestError:
+            refused = True
+            break
+    assert refused == (containers_in(value) > containers_max or commas_in(value) >= values_max)
+
+
+async def test_text_is_not_counted() -> None:
     """A prompt that is full of brackets is within the limits."""
     body = orjson.dumps({"prompt": "f([x[0], {1, 2}])" * 100_000})
-    assert may_exceed(body, containers_max=50_000, values_max=1_000_000)
     assert counted(body) == (1, 0)
-    assert not may_exceed(orjson.dumps({"prompt": "word " * 1_000_000}), containers_max=50_000, values_max=1_000_000)
+    await JsonLimits(containers_max=1, values_max=1).check(body)
 
 
 def attack_bodies() -> list[tuple[str, bytes]]:
@@ -100,9 +109,7 @@ async def test_the_loop_goes_on_while_values_are_counted(model: ServedModel) -> 
             await asyncio.sleep(0)
             turns += 1
 
-    counter = JsonCounter()
-    slices = sum(1 for _ in counter.count(data))
-    assert slices > 100
+    slices = len(data) // SLICE_BYTES
     async with frontend(model) as rig, aiohttp.ClientSession() as session:
         counting = asyncio.create_task(count_turns())
         # The prompt is far longer than the context.

@@ -222,7 +222,7 @@ def test_a_prefill_worker_is_checked_before_it_registers(caplog: pytest.LogCaptu
         assert decode.engine.kv_paths.paths()[0].pulls_total == before + 1
         mesh.world.kv_network.fails_pulls = True
         assert await warm_up() == [("kv_path_check_failed", "unreachable")]
-        assert decode.worker.load().failing_kv_paths == [FailingKvPath(worker_id=PREFILL, reason="unreachable")]
+        assert decode.worker.engine.load().failing_kv_paths == [FailingKvPath(worker_id=PREFILL, reason="unreachable")]
         mesh.partition("decode-0")
         began_s = mesh.world.clock.now()
         assert [message for message, _ in await warm_up()] == ["kv_path_not_checked"]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from kvmesh.core import Capabilities
 from kvmesh.engines.base import Engine
 from kvmesh.engines.ranked import RankedEngine, with_ranks
-from kvmesh.engines.registration import EngineHost, EngineRegistration, rank_port
+from kvmesh.engines.registration import EngineHost, EngineRegistration, rank_port, with_features
 from kvmesh.engines.sglang.settings import SglangSettings
 from kvmesh.kv.paths import KvPaths
 
@@ -44,7 +44,7 @@ def all_capabilities() -> Capabilities:
         for each, is_embedding in ((settings, False), (alone, False), (alone, True))
     ]
     names = dict.fromkeys(name for each in records for name in each.features)
-    return with_ranks(replace(records[0], features=tuple(names)))
+    return with_features(with_ranks(replace(records[0], features=tuple(names))), "multi_rank")
 
 
 SGLANG = EngineRegistration(

@@ -59,4 +59,5 @@ SIMULATED = EngineRegistration(
     capabilities=all_capabilities,
     # NIXL takes a second to load. Decode workers compute prompts until prefill workers are registered.
     prefill_joins_late=True,
+    unsupported={"multi_rank": "a step has no work to share"},
 )

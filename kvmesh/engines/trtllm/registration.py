@@ -6,7 +6,7 @@ from dataclasses import replace
 from kvmesh.core import Capabilities
 from kvmesh.engines.base import Engine
 from kvmesh.engines.ranked import with_ranks
-from kvmesh.engines.registration import DeviceAssignment, EngineHost, EngineRegistration, GpuSupport
+from kvmesh.engines.registration import DeviceAssignment, EngineHost, EngineRegistration, GpuSupport, with_features
 from kvmesh.engines.trtllm.settings import TrtllmSettings
 
 
@@ -37,7 +37,8 @@ def all_capabilities() -> Capabilities:
     """The capabilities of an engine with a tokenizer, adapters and several ranks."""
     from kvmesh.engines.trtllm.description import capabilities
 
-    return with_ranks(capabilities(TrtllmSettings(model="any", enable_lora=True, tokenizer="load")))
+    record = capabilities(TrtllmSettings(model="any", enable_lora=True, tokenizer="load"))
+    return with_features(with_ranks(record), "multi_rank")
 
 
 TRTLLM = EngineRegistration(

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from kvmesh.core import Capabilities
 from kvmesh.engines.base import Engine
-from kvmesh.engines.registration import DeviceAssignment, EngineHost, EngineRegistration, GpuSupport
+from kvmesh.engines.registration import DeviceAssignment, EngineHost, EngineRegistration, GpuSupport, with_features
 from kvmesh.engines.vllm.settings import VllmSettings
 
 
@@ -47,7 +47,8 @@ def all_capabilities() -> Capabilities:
     from kvmesh.engines.vllm.intake import EMBED_TASK, GENERATE_TASK
 
     settings = VllmSettings(model="any", enable_lora=True)
-    return capabilities(settings, has_tokenizer=True, tasks=(GENERATE_TASK, EMBED_TASK))
+    record = capabilities(settings, has_tokenizer=True, tasks=(GENERATE_TASK, EMBED_TASK))
+    return with_features(record, "multi_rank")
 
 
 VLLM_GPU = GpuSupport(

@@ -35,6 +35,8 @@ from services.frontend.settings import PipelineSettings
 
 TOKENISED_PER_CHARGED = 16
 """Tokens of a text that is only tokenised, for each token that a quota is charged."""
+CONSTRAINT_CHARACTERS_PER_CHARGED = 4
+"""Characters of a schema, grammar or regular expression, for each token that a quota is charged."""
 
 
 class Pipeline:
@@ -143,6 +145,8 @@ class Pipeline:
                 prompt_tokens=prepared.ask.prompt_tokens,
                 output_tokens_max=(prepared.generation.sampling.max_tokens or 0) * prepared.request.choices,
             )
+            if (constraint := prepared.generation.sampling.constraint) is not None:
+                self.access.charge(prepared.caller, tokens=len(constraint.text) // CONSTRAINT_CHARACTERS_PER_CHARGED)
             try:
                 if not self._tracing.is_on:
                     return await self._run_placements(run, began_s)

@@ -8,7 +8,8 @@ failed reports it; a process that is killed, a host that goes down and a network
    too at that time.
 3. Lost workers of any kind are counted, up to `worker_losses_max`.
 4. Workers that send heartbeats but no tokens are counted apart: two.
-5. Refusals and lost KV are counted apart from all these, up to `placement_attempts` placements without a token.
+5. A worker that goes silent under a request with a constraint may be busy with compiling it, so that ends the request too.
+6. Refusals and lost KV are counted apart from all these, up to `placement_attempts` placements without a token.
 """
 
 import logging
@@ -17,7 +18,9 @@ from dataclasses import replace
 from kvmesh.clock import Clock
 from kvmesh.core import Ask
 from kvmesh.errors import (
+    WORKER_LOST_TWICE,
     DeadlineError,
+    InternalError,
     KvLostError,
     LostError,
     MeshError,
@@ -35,6 +38,7 @@ _log = logging.getLogger(__name__)
 
 RETRIABLE = (UnavailableError, LostError, KvLostError, OverloadedError)
 """Failures after which the same request may succeed on another worker, or on the same one later."""
+SILENT = "worker_silent"
 CLOCK_GRAIN_S = 1e-3
 NO_WORKER_NOW = ("no_worker", "no_prefill_worker", "breakers_open", "paths_open")
 """Reasons of router refusals that end when a worker returns."""
@@ -101,6 +105,12 @@ class RequestPlacements:
         `has_progress`: the placement generated a token. `is_prefill`: the failed worker is the prefill worker.
         """
         self._first_failure = self._first_failure or error
+        if error.reason == SILENT and self._request.sampling.constraint is not None and not has_progress:
+            raise InternalError(
+                "a worker went silent while it compiled this request's constraint; the request is not tried on another",
+                reason=WORKER_LOST_TWICE,
+                where=error.where,
+            ) from error
         end = self._limits.count_failure(error, has_progress=has_progress, is_prefill=is_prefill, now=self._clock.now())
         if end is not None:
             if end is not error:

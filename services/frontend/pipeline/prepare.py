@@ -70,7 +70,8 @@ def check_request(request: Request, model: ServedModel, settings: PipelineSettin
         check_sampling(request.sampling, prefix="")
     except InvalidRequestError as error:
         named = request.named(error.field)
-        raise InvalidRequestError(error.message.replace(error.field, named, 1), field=named) from error
+        message = error.message.replace(error.field, named, 1)
+        raise InvalidRequestError(message, field=named, reason=error.reason) from error
     _check_token_fields(request, model)
     for name, feature, what in _needed_features(request.sampling):
         if feature not in model.features:

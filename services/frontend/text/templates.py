@@ -38,7 +38,7 @@ class ChatTemplate:
     ) -> None:
         self._limits = limits or TemplateLimits()
         self._environment = LimitedEnvironment(self._limits)
-        self._environment.filters["tojson"] = _to_json
+        self._environment.add_filter("tojson", _to_json)
         self._environment.globals["raise_exception"] = _raise_exception
         self._environment.globals["strftime_now"] = lambda form: _local_time(clock).strftime(form)
         self._template = self._compiled(source)

@@ -1,6 +1,5 @@
 """One HTTP request while it is served: its body, the headers of its response, and its outcome."""
 
-import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -8,9 +7,9 @@ from typing import Any, TypeVar
 import orjson
 from aiohttp import web
 
-from kvmesh.errors import InvalidRequestError, MeshError
+from kvmesh.errors import MeshError
 from kvmesh.rpc.http_status import http_status
-from services.frontend.api.http.json_size import JsonCounter, may_exceed
+from services.frontend.api.http.json_size import JsonLimits
 from services.frontend.api.http.large_bodies import LargeBodies
 from services.frontend.api.http.request_bytes import BODY_TOO_LARGE, MEDIA_TYPE, check_json_head, read_bytes
 from services.frontend.api.http.stream import EventPace
@@ -70,22 +69,11 @@ class Exchange(RequestContext):
 
     async def _read_bytes(self) -> bytes:
         check_json_head(self.request)
-        body = await read_bytes(self.request, self.settings, self.caller, self.large_bodies.decompressing)
-        settings, self.body_bytes = self.settings, len(body)
-        if may_exceed(body, containers_max=settings.body_containers_max, values_max=settings.body_values_max):
-            await self._check_counts(body)
+        settings = self.settings
+        limits = JsonLimits(containers_max=settings.body_containers_max, values_max=settings.body_values_max)
+        body = await read_bytes(self.request, settings, self.caller, limits, self.large_bodies.decompressing)
+        self.body_bytes = len(body)
         return body
-
-    async def _check_counts(self, body: bytes) -> None:
-        counter, settings = JsonCounter(), self.settings
-        for _ in counter.count(body):
-            if counter.containers > settings.body_containers_max:
-                message = f"the body has more than {settings.body_containers_max} arrays and objects"
-                raise InvalidRequestError(message, reason="too_many_values")
-            if counter.commas >= settings.body_values_max:
-                message = f"the body has more than {settings.body_values_max} values"
-                raise InvalidRequestError(message, reason="too_many_values")
-            await asyncio.sleep(0)
 
     def _parse(self, body: bytes, *, adds_model: bool) -> dict[str, Any]:
         values = parse_object(body)

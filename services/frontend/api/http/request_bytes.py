@@ -8,6 +8,7 @@ from aiohttp import hdrs, web
 from kvmesh.clock import awake_timeout
 from kvmesh.errors import InvalidRequestError, PermissionDeniedError
 from services.frontend.access.caller import Caller
+from services.frontend.api.http.json_size import JsonLimits
 from services.frontend.settings import HttpSettings
 
 BODY_TOO_LARGE = "body_too_large"
@@ -41,7 +42,11 @@ def check_json_head(request: web.Request) -> None:
 
 
 async def read_bytes(
-    request: web.Request, settings: HttpSettings, caller: Caller, decompressing: asyncio.Semaphore
+    request: web.Request,
+    settings: HttpSettings,
+    caller: Caller,
+    limits: JsonLimits,
+    decompressing: asyncio.Semaphore,
 ) -> bytes:
     """Returns the body. InvalidRequestError if it is too large, late or unreadable; PermissionDeniedError if it must not be compressed."""
     encoding = _encoding(request, caller)
@@ -57,11 +62,12 @@ async def read_bytes(
         if len(body) > limit:
             raise body_too_large(limit)
     else:
-        body = await _wait_bytes(request, settings)
-    if not encoding:
-        return body
-    async with decompressing:
-        return await asyncio.to_thread(decompress, body, encoding, limit)
+        body = await _wait_bytes(request, settings, None if encoding else limits)
+    if encoding:
+        async with decompressing:
+            body = await asyncio.to_thread(decompress, body, encoding, limit)
+    await limits.check(body)
+    return body
 
 
 def body_too_large(limit: int) -> InvalidRequestError:
@@ -80,15 +86,20 @@ def _encoding(request: web.Request, caller: Caller) -> str:
     return encoding
 
 
-async def _wait_bytes(request: web.Request, settings: HttpSettings) -> bytes:
+async def _wait_bytes(request: web.Request, settings: HttpSettings, limits: JsonLimits | None) -> bytes:
+    body = bytearray()
     try:
         async with awake_timeout(settings.body_timeout_s):
             await send_continue(request)
-            return await request.read()
+            while chunk := await request.content.readany():
+                body += chunk
+                if len(body) > settings.body_bytes_max:
+                    raise body_too_large(settings.body_bytes_max)
+                if limits is not None:
+                    await limits.check(body)
+            return bytes(body)
     except TimeoutError:
         raise InvalidRequestError("the body did not arrive in time", reason="body_timeout") from None
-    except web.HTTPRequestEntityTooLarge:
-        raise body_too_large(settings.body_bytes_max) from None
     except (web.RequestPayloadError, ValueError) as error:
         raise InvalidRequestError("the body cannot be read", reason="invalid_body") from error
 

@@ -1,0 +1,1 @@
+"""What hostile clients cost a well-behaved one."""

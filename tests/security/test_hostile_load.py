@@ -1,0 +1,38 @@
+"""All attacks at once, by the command that operators run: each is refused in its own way, and a well-behaved tenant is served."""
+
+import asyncio
+import sys
+
+from tests.integration.mesh import ROOT
+
+REFUSED = {
+    "2 MB bodies, wrong key": {"401", "cut off"},
+    "8 MB of []": {"400", "cut off"},
+    "expensive schemas": {"400"},
+    "foreign host": {"403"},
+    "gRPC messages, no key": {"UNAUTHENTICATED", "cut off"},
+    "gzip bombs, key": {"403"},
+    "gzip bombs, wrong key": {"401", "cut off"},
+    "half-sent heads": {"closed", "cut off"},
+}
+
+
+async def test_a_well_behaved_tenant_is_served_under_attack() -> None:
+    """How much slower it is depends on the machine: `python -m bench.hostile` on a quiet one shows it."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "bench.hostile", "--seconds", "5", "--quiet-seconds", "3", "--limit", "1000"),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output = (await process.communicate())[0].decode()
+    assert process.returncode == 0, output
+    assert "attacked" in output and output.count("failures: none") == 2, output
+    found: dict[str, set[str]] = {}
+    for line in output.splitlines():
+        if line.startswith("  ") and ": " in line:
+            attack, _, outcome = line.split(maxsplit=1)[1].rpartition(": ")
+            found.setdefault(attack, set()).add(outcome)
+    for attack, outcomes in REFUSED.items():
+        assert found.get(attack, set()) <= outcomes, output
+    assert {"expensive schemas", "foreign host", "gzip bombs, key"} <= set(found), output
