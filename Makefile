@@ -19,7 +19,7 @@ SETUP = python=$$(sh scripts/python.sh) && "$$python" scripts/set_up.py
 # SGLang has a virtual environment of its own, which only its users need.
 SETUP_SGLANG = python=$$(sh scripts/python.sh) && "$$python" scripts/set_up_sglang.py
 
-.PHONY: help up test setup check format proto contracts lock evidence bench mutate clean
+.PHONY: help up test setup check format proto contracts lock audit evidence bench mutate clean
 .DEFAULT_GOAL := help
 
 help: ## Show the commands
@@ -65,6 +65,9 @@ contracts: setup ## Write protos/contracts.binpb, which `make check` compares th
 
 lock: setup ## Write constraints*.txt from what .venv holds
 	"$(BIN)/python" scripts/write_lock.py
+
+audit: ## Compare the lock with known vulnerabilities, and write bills of materials to run/
+	@python=$$(sh scripts/python.sh) && "$$python" scripts/audit.py
 
 evidence: setup ## Run the tests that prove engine features, and write the support matrix from what passed
 	@record=$$(mktemp) && \

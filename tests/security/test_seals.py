@@ -1,0 +1,133 @@
+"""Attacks on seals: registrations and KV handles that are forged, altered, replayed, or brought to another place."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from kvmesh.core import Generation, KvHandle, KvReader
+from kvmesh.discovery.base import DECODE, Registration, Registry
+from kvmesh.discovery.sealed import SealedRegistry
+from kvmesh.errors import KvLostError
+from kvmesh.identity.secret import MeshSecret
+from kvmesh.kv.seals import CLOCK_SKEW_S, HandleSeals, SealScope
+from kvmesh.simulation.registry import MemoryAgent
+
+MINE = Registration(service=DECODE, instance_id="d1", host="10.0.0.1", port=7, meta={"epoch": "5", "role": "decode"})
+SECRET = MeshSecret(b"s" * 32)
+READER = KvReader(worker_id="d1", leg_id="r-0")
+PROMPT = Generation(model="m", token_ids=list(range(40)), cache_salt="tenant")
+SCOPE = SealScope.of(READER, PROMPT)
+HANDLE = KvHandle(
+    handle_id="h",
+    format="f",
+    compatibility_hash="c",
+    payload=b"blocks",
+    worker_id="p1",
+    worker_epoch=7,
+    tokens=40,
+    lease_s=30.0,
+    kv_bytes=1024,
+)
+
+
+class Now:
+    """The time of day, as a test sets it."""
+
+    wall_s = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.wall_s
+
+
+def is_refused(seals: HandleSeals, handle: KvHandle, scope: SealScope = SCOPE) -> bool:
+    try:
+        seals.use(handle, scope)
+    except KvLostError as error:
+        return error.reason == "kv_seal"
+    return False
+
+
+def test_a_handle_is_for_one_reader_request_and_prompt() -> None:
+    """The attacker has a genuine handle, and changes one thing of it or brings it to another place."""
+    sealed = HandleSeals(SECRET, Now()).seal(HANDLE, SCOPE)
+    for change in (
+        {"seal": b""},
+        {"seal": sealed.seal[:-1]},
+        {"seal": bytes(8) + sealed.seal[8:]},
+        {"handle_id": "h2"},
+        {"format": "g"},
+        {"compatibility_hash": "d"},
+        {"payload": b"blockt"},
+        {"worker_id": "p2"},
+        {"worker_epoch": 8},
+        {"tokens": 41},
+        {"kv_bytes": 1025},
+        {"first_token_ids": (1,)},
+    ):
+        assert is_refused(HandleSeals(SECRET, Now()), replace(sealed, **change)), change  # type: ignore[arg-type]
+    for scope in (
+        SealScope.of(replace(READER, worker_id="d2"), PROMPT),
+        SealScope.of(replace(READER, leg_id="r-1"), PROMPT),
+        SealScope.of(READER, replace(PROMPT, token_ids=[*range(39), 99])),
+        SealScope.of(READER, replace(PROMPT, cache_salt="other tenant")),
+        SealScope.of(READER, replace(PROMPT, adapter="other")),
+    ):
+        assert is_refused(HandleSeals(SECRET, Now()), sealed, scope)
+    forged = HandleSeals(MeshSecret(b"o" * 32), Now()).seal(HANDLE, SCOPE)
+    assert is_refused(HandleSeals(SECRET, Now()), forged)
+    # The lease is what is left of it on the way, and not sealed.
+    assert not is_refused(HandleSeals(SECRET, Now()), replace(sealed, lease_s=1.0))
+
+
+def test_a_handle_is_used_once_and_in_time() -> None:
+    """The attacker repeats a submission, at once or much later."""
+    now = Now()
+    seals = HandleSeals(SECRET, now)
+    first, second = (seals.seal(replace(HANDLE, handle_id=name), SCOPE) for name in ("h1", "h2"))
+    assert not is_refused(seals, first)
+    assert is_refused(seals, first)
+    now.wall_s += HANDLE.lease_s + CLOCK_SKEW_S - 1
+    assert is_refused(seals, first)
+    assert not is_refused(seals, second)
+    now.wall_s += 2
+    assert is_refused(seals, first) and is_refused(seals, second)
+
+
+async def seen(inner: Registry, secret: MeshSecret) -> list[str]:
+    return [each.instance_id for each in (await SealedRegistry(inner, secret).instances(DECODE)).instances]
+
+
+async def test_a_seal_fits_one_registration() -> None:
+    """The attacker copies a member's registration and changes one thing of it, or seals with a secret of its own."""
+    secret, other = MeshSecret(b"s" * 32), MeshSecret(b"o" * 32)
+    agent = MemoryAgent()
+    inner = agent.registry()
+    await SealedRegistry(inner, secret).register(MINE)  # type: ignore[arg-type]
+    (genuine,) = (await inner.instances(DECODE)).instances
+    assert await seen(inner, secret) == ["d1"]  # type: ignore[arg-type]
+    copy = replace(MINE, meta=dict(genuine.meta))
+    forgeries = (
+        MINE,
+        replace(copy, host="10.6.6.6"),
+        replace(copy, port=8),
+        replace(copy, meta={**genuine.meta, "epoch": "6"}),
+        replace(copy, meta={**genuine.meta, "label-zone": "a"}),
+        replace(copy, meta={**genuine.meta, "seal": "nonsense"}),
+        replace(copy, instance_id="d2"),
+    )
+    for forged in forgeries:
+        await inner.register(forged)
+        assert "d1" not in await seen(inner, secret) if forged.instance_id == "d1" else True  # type: ignore[arg-type]
+        assert "d2" not in await seen(inner, secret)  # type: ignore[arg-type]
+    await SealedRegistry(inner, other).register(MINE)  # type: ignore[arg-type]
+    assert await seen(inner, secret) == []  # type: ignore[arg-type]
+    await inner.register(copy)
+    assert await seen(inner, secret) == ["d1"]  # type: ignore[arg-type]  # What it leads to is the member itself.
+    assert json.dumps(dict(genuine.meta)).count("seal") == 1
+
+
+def test_credentials_hold_no_secret_in_their_text(tmp_path: Path) -> None:
+    """A secret in a log would be one for everybody."""
+    (tmp_path / "secret").write_text("t" * 40)
+    secret = MeshSecret.from_file(str(tmp_path / "secret"))
+    assert "t" * 10 not in f"{secret!r} {secret}"
