@@ -9,7 +9,7 @@ from typing import Protocol
 from kvmesh.clock import Clock
 from kvmesh.core import Role
 from kvmesh.core.plan import LatencyReport, PlanReport, PoolReport
-from kvmesh.core.planning import Decision, DecisionOutcome, PoolState, Shape, Targets
+from kvmesh.core.planning import Decision, DecisionOutcome, PoolLimits, PoolState, Shape, Targets
 from kvmesh.core.whatif import SimulationRequest
 from kvmesh.discovery.base import SERVICES, Instance, Registry, View
 from kvmesh.errors import MeshError, OverloadedError
@@ -177,19 +177,23 @@ class Planner:
 
     async def _decide(self, models: Mapping[str, ModelObservation]) -> list[str]:
         """Decides for each model that has workers. Returns the problems."""
-        wanted, problems = await self._wanted()
+        states, problems = await self._pools()
+        wanted = wanted_shapes(states)
         for model, observation in models.items():
             if observation.ready.prefill_workers or observation.ready.decode_workers or model in self._models:
-                await self._decide_model(observation, self._known_speeds.get(model), wanted.get(model))
+                targets = self.targets_of(model)
+                if targets is not None:
+                    targets = limited(targets, states)
+                await self._decide_model(observation, targets, self._known_speeds.get(model), wanted.get(model))
         await self._actuator.repeat_deflections({model: planner.deflection for model, planner in self._models.items()})
         return problems
 
-    async def _decide_model(self, observation: ModelObservation, speed: Speed | None, wanted: Shape | None) -> None:
+    async def _decide_model(
+        self, observation: ModelObservation, targets: Targets | None, speed: Speed | None, wanted: Shape | None
+    ) -> None:
         model, now_s = observation.model, self._clock.now()
         planner = self._models.setdefault(model, ModelPlanner(model, self._settings.decide))
-        choice, inputs = planner.tick(
-            observation, targets=self.targets_of(model), speed=speed, wanted=wanted, now_s=now_s
-        )
+        choice, inputs = planner.tick(observation, targets=targets, speed=speed, wanted=wanted, now_s=now_s)
         self._decided += 1
         decision = Decision(
             number=self._decided,
@@ -209,13 +213,12 @@ class Planner:
         if is_new:
             log.info("decided", extra={"data": _logged(decision)})
 
-    async def _wanted(self) -> tuple[Mapping[str, Shape], list[str]]:
-        """Returns the sizes that the connector was last asked for, by model."""
+    async def _pools(self) -> tuple[Sequence[PoolState], list[str]]:
+        """Returns the pools as the connector sees them."""
         try:
-            states = await self._connector.pools(timeout_s=self._settings.connector_timeout_s)
+            return await self._connector.pools(timeout_s=self._settings.connector_timeout_s), []
         except MeshError as error:
-            return {}, [f"the connector {self._connector.name} does not answer: {error.message}"]
-        return wanted_shapes(states), []
+            return (), [f"the connector {self._connector.name} does not answer: {error.message}"]
 
     def _planned(self, pool: PoolReport) -> PoolReport:
         decision = self._log.newest(pool.model)
@@ -257,6 +260,23 @@ def wanted_shapes(states: Sequence[PoolState]) -> dict[str, Shape]:
         model: Shape(prefill_workers=found.get(Role.PREFILL, 0), decode_workers=found.get(Role.DECODE, 0))
         for model, found in sizes.items()
     }
+
+
+def limited(targets: Targets, states: Sequence[PoolState]) -> Targets:
+    """Targets within the limits of the connector."""
+    most = {state.role: state.workers_max for state in states if state.model == targets.model}
+    return replace(
+        targets,
+        prefill=_at_most(targets.prefill, most.get(Role.PREFILL)),
+        decode=_at_most(targets.decode, most.get(Role.DECODE)),
+    )
+
+
+def _at_most(limits: PoolLimits, most: int | None) -> PoolLimits:
+    if most is None:
+        return limits
+    workers_max = most if limits.workers_max is None else min(limits.workers_max, most)
+    return replace(limits, workers_max=workers_max, workers_min=min(limits.workers_min, workers_max))
 
 
 def _logged(decision: Decision) -> dict[str, object]:

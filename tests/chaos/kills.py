@@ -154,9 +154,11 @@ async def kill_each_once(mesh: ProcessMesh, account: Account, pairs: int) -> Non
 
 
 async def kill_two(mesh: ProcessMesh, account: Account) -> None:
-    """A decode worker and the only prefill worker, which nothing replaces: the decode worker that is left answers alone."""
+    """A busy decode worker and the only prefill worker, which nothing replaces: the decode worker that is left answers alone."""
     for name in ("decode-0", "prefill-0"):
         await asyncio.sleep(1.0)
+        while name == "decode-0" and await mesh.requests_on(name) < 2:
+            await asyncio.sleep(0.01)
         await mesh.kill(name)
         account.kills.append(name)
 
@@ -194,8 +196,16 @@ async def run_vllm(shape: Shape, directory: Path, *, is_short: bool = False) -> 
     # Which tokens are computed at once depends on time, and the order of additions on that. In bfloat16 that decides close calls.
     argv = ("--vllm-dtype", "float32")
     prefill, kills = (1, 2) if is_short else (2, 4)
+    # Without regard to caches, which are in one decode worker when requests repeat.
     async with process_mesh(
-        directory, engine="vllm", prefill=prefill, decode=2, routers=1, engine_argv=argv, ready_timeout_s=300.0
+        directory,
+        engine="vllm",
+        policy="round_robin",
+        prefill=prefill,
+        decode=2,
+        routers=1,
+        engine_argv=argv,
+        ready_timeout_s=300.0,
     ) as mesh:
         requests = Requests(mesh.url, shape, account)
         await requests.learn()

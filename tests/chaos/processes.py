@@ -70,6 +70,10 @@ class ProcessMesh:
         pid = int(worker.worker.worker_id.rpartition("-")[2])
         return next((name for name, child in self.children.items() if child.pid == pid), "")
 
+    async def requests_on(self, name: str) -> int:
+        """Requests in flight on a worker, as the router counts them."""
+        return sum([each.requests_in_flight for each in await self.workers() if self.name_of(each) == name])
+
     async def taking(self, role: Role) -> list[WorkerView]:
         """Workers of a role that take requests."""
         workers = [each for each in await self.workers() if each.role is role and not each.excluded_by]
@@ -128,6 +132,7 @@ async def process_mesh(
     directory: Path,
     *,
     engine: str = "simulated",
+    policy: str = "kv",
     prefill: int = 1,
     decode: int = 2,
     routers: int = 2,
@@ -153,7 +158,7 @@ async def process_mesh(
                 port=0,
                 grpc_port=0,
                 registry=agent.address,
-                policy="kv",
+                policy=policy,
                 log_level="warning",
                 run_dir=directory,
                 engine_argv=engine_argv,

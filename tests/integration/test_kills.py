@@ -48,7 +48,7 @@ async def test_vllm_workers_are_killed(tmp_path: Path) -> None:
     """A slice of `python -m tests.chaos.kills --engine vllm`: answers of every kind continue token for token on another worker."""
     require_part("vllm")
     require_part("nixl")
-    shape = Shape(requests=36, in_flight=6, tokens=60, pause_s=0.0, seed=5, questions=9)
+    shape = Shape(requests=36, in_flight=6, tokens=120, pause_s=0.0, seed=5, questions=9)
     account = await run_vllm(shape, tmp_path, is_short=True)
     assert not account.problems, account.problems
     assert account.kills == ["decode-0", "prefill-0"] and account.continued > 0

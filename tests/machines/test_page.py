@@ -164,6 +164,7 @@ async def test_two_hosts(tmp_path: Path) -> None:
     """The commands suffice: the doctor finds nothing to say, and answers are right."""
     typed = parts(block("Two hosts"))
     async with operator(2, tmp_path) as typist:
+        await share_credentials(typist)
         await typist.start(1, typed["Host A"])
         await typist.start(2, typed["Host B"])
         *inspect, curl = typed["Anywhere in the network"].strip().splitlines()
@@ -194,6 +195,16 @@ async def test_one_command_and_a_worker_that_joins(tmp_path: Path) -> None:
         await typist.until(1, inspect, is_well(pairs=2))
         assert "warning" not in await typist.type(1, status)
         await check_answers(typist, 2, "http://10.0.0.1:8000")
+
+
+async def share_credentials(typist: Operator) -> None:
+    """Makes them on host 1, and copies them to the others without the authority's key."""
+    await typist.type(1, ".venv/bin/kvmesh credentials /etc/kvmesh/credentials")
+    made = typist.directory / "host-1" / "credentials"
+    for number in typist.hosts:
+        if number != 1:
+            copy = typist.directory / f"host-{number}"
+            await typist.type(number, f"cp -r {made} {copy} && rm {copy}/credentials/ca.key")
 
 
 def is_well(*, pairs: int) -> Callable[[str], bool]:
@@ -261,7 +272,9 @@ async def test_ten_hosts(tmp_path: Path) -> None:
                 for number in numbers(comment):
                     await typist.start(number, text)
         token, prometheus_token = await make_tokens(typist)
-        typist.exports = typist.exports.replace("TOKEN=...", f"TOKEN={token}")
+        await share_credentials(typist)
+        for number in typist.hosts:
+            (tmp_path / f"host-{number}" / "credentials" / "registry-token").write_text(token)
         add_files(tmp_path, prometheus_token)
         for comment, text in runs:
             if not text.startswith("consul agent"):

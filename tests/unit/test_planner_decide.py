@@ -194,6 +194,33 @@ def test_sizes_set_by_hand_are_left_alone_for_a_while():
     assert drive.wanted.prefill_workers < 5
 
 
+def test_sizes_that_the_connector_says_for_the_first_time_are_no_change_by_hand():
+    """A planner that starts before its scaler answers takes over what is there, and decides at once."""
+    planner = ModelPlanner("m", SETTINGS)
+    seen = replace(
+        ModelObservation(model="m", state=ObservationState.COMPLETE, ready=Shape(decode_workers=1)),
+        demand=demand_of(Load(requests_per_s=30.0, prompt_tokens=1200, output_tokens=200)),
+        recent_rate=30.0,
+    )
+    options = {"targets": TARGETS, "speed": Speed()}
+    planner.tick(replace(seen, state=ObservationState.MISSING), wanted=None, now_s=1.0, **options)
+    wanted = Shape(prefill_workers=1, decode_workers=1)
+    choice, inputs = planner.tick(replace(seen, ready=wanted), wanted=wanted, now_s=2.0, **options)
+    assert choice.action.changes_pools
+    assert inputs.wanted == wanted
+
+
+def test_a_connector_that_counts_a_flip_late_is_no_change_by_hand():
+    """It says the old sizes until the worker has drained."""
+    drive = Drive(Shape(prefill_workers=2, decode_workers=3))
+    drive.run(5, 10.0)
+    before = drive.wanted
+    drive.run(2, 26.0)
+    assert drive.actions()[-1] is DecisionAction.FLIP
+    drive.wanted = before
+    assert drive.tick(26.0).reason != "manual_change"
+
+
 def test_a_change_that_failed_is_decided_again():
     """The planner does not take what it proposed for what is there."""
     drive = Drive(Shape(prefill_workers=1, decode_workers=1), replace(SETTINGS, flips=False, deflects=False))

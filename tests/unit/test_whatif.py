@@ -110,7 +110,7 @@ def test_no_request_is_lost_while_pools_change():
     """Five times in a row the load triples and falls: all requests end, workers drain before they stop, and hours add up."""
     rate = lambda at_s: 24.0 if at_s % 60 < 30 else 8.0  # noqa: E731
     trace = make_load(rate, peak=24.0, duration_s=300.0, prompt_tokens=800, output_tokens=60)
-    settings = DecideSettings(start_s=5.0, calm_s=10.0, interval_s=2.0, flip_dwell_s=10.0, horizon_s=20.0)
+    settings = DecideSettings(start_s=5.0, calm_s=10.0, interval_s=2.0, flip_dwell_s=10.0)
     result = simulate(
         trace,
         Shape(prefill_workers=1, decode_workers=1),

@@ -33,6 +33,8 @@ from services.planner.sizing.speed import Speed
 BACKLOG_S = 10.0
 """A backlog counts as load that must be served within this time."""
 RETUNING = 5.0
+ACTION_SETTLES_S = 30.0
+"""After a change of the planner, other sizes than it wants are not a change by hand for so long."""
 NEVER = float("-inf")
 
 
@@ -56,6 +58,9 @@ class ModelPlanner:
         self._stabiliser = Stabiliser(settings.calm_s)
         self._correction = Correction(settings)
         self._wanted: Shape | None = None
+        self._is_confirmed = False
+        """The connector has said which sizes are wanted."""
+        self._acted_s = NEVER
         self._demand: Demand | None = None
         self._held_until_s = NEVER
         self._flipped_s = NEVER
@@ -112,6 +117,7 @@ class ModelPlanner:
         """The decision was carried out, or would be if this were no dry run."""
         before = decision.inputs.wanted
         self._wanted = decision.shape
+        self._acted_s = now_s
         if decision.action is DecisionAction.FLIP:
             self._flipped_s = now_s
             self._flipped_to_prefill = decision.shape.prefill_workers - before.prefill_workers
@@ -124,9 +130,14 @@ class ModelPlanner:
 
     def _adopt(self, observation: ModelObservation, wanted: Shape | None, now_s: float) -> None:
         """Takes over sizes that somebody else asked for, and leaves them alone for a while."""
-        if self._wanted is None:
-            self._wanted = wanted or observation.ready
-        elif wanted is not None and sizes(wanted) != sizes(self._wanted):
+        if wanted is None:
+            self._wanted = self._wanted or observation.ready
+            return
+        is_first, self._is_confirmed = not self._is_confirmed, True
+        if self._wanted is None or is_first:
+            self._wanted = wanted
+        # The connector counts a worker that flips when it has flipped.
+        elif sizes(wanted) != sizes(self._wanted) and now_s - self._acted_s >= ACTION_SETTLES_S:
             self._wanted = replace(wanted, deflect_tokens=self._wanted.deflect_tokens)
             self._held_until_s = now_s + self._settings.hold_s
             self._stabiliser.restart()

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from kvmesh.errors import InvalidRequestError
 from kvmesh.settings import setting
 
 
@@ -15,7 +16,9 @@ class DecideSettings:
         choices=("targets", "load"),
     )
     predictor: str = setting(
-        "", "Predictor of the load: constant, window, kalman, seasonal or arima. Empty: the best in back-tests."
+        "",
+        "Predictor of the load. Empty: the best in back-tests; `seasonal` needs `season_s`.",
+        choices=("", "constant", "window", "kalman", "seasonal"),
     )
     interval_s: float = setting(10.0, "Interval of the history of the load.", min=1)
     season_s: float = setting(0.0, "Period after which the load repeats, such as 86400. 0: none.", min=0)
@@ -28,7 +31,6 @@ class DecideSettings:
     )
     start_s: float = setting(60.0, "Time from the start of a worker until it serves requests.", min=0)
     flip_s: float = setting(5.0, "Time in which a worker changes its role, its drain included.", min=0)
-    horizon_s: float = setting(180.0, "Time over which alternatives are compared. Longer than `start_s`.", min=1)
     calm_s: float = setting(
         180.0,
         "A pool shrinks to the largest size that was needed within this time, so that a dip costs no worker.",
@@ -57,3 +59,7 @@ class DecideSettings:
         2.0, "Largest factor, and smallest divisor, by which observed latencies correct predicted ones. 1: none.", min=1
     )
     workers_max: int = setting(64, "Largest pool of a model whose targets name no maximum.", min=1, max=100_000)
+
+    def __post_init__(self) -> None:
+        if self.predictor == "seasonal" and not self.season_s:
+            raise InvalidRequestError("the predictor seasonal needs season_s", field="predictor")
