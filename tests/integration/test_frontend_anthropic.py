@@ -231,7 +231,7 @@ async def test_failures_have_anthropics_shape(model: ServedModel, tmp_path: Path
     mesh = FakeMesh(answer=lambda _: tokens, faults=cut_off(4))
     async with running_apps([model], mesh, tmp_path) as running:
         name, data = (await running.events(PATH, BODY))[-1]
-        assert (name, data["error"]) == ("error", {"type": "api_error", "message": CUT_OFF})
+        assert (name, data["error"]) == ("error", {"type": "api_error", "message": f"seed: {CUT_OFF}"})
 
 
 BAD: list[tuple[dict[str, Any], str]] = [

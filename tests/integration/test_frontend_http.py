@@ -651,7 +651,7 @@ async def test_a_failure_in_a_stream_is_its_last_event(model: ServedModel) -> No
         mesh.faults = cut_off(4)
         events = await running.events(CHAT, {"model": "tiny", "messages": MESSAGES})
         assert events[-1]["error"] == {
-            "message": CUT_OFF, "type": "server_error", "param": "generation.sampling.seed", "code": "cannot_continue",
+            "message": CUT_OFF, "type": "server_error", "param": "seed", "code": "cannot_continue",
         }  # fmt: skip
         assert "[DONE]" not in events
         assert 'code="502",model="tiny"' in running.metrics()

@@ -584,7 +584,7 @@ def test_an_answer_that_no_engine_continues_ends_with_a_reason(mesh: FakeMesh, m
     mesh.faults = Faults(legs=[(4, LostError("x", where="d0"))], cannot_continue=refusal)
     heard, answer = run(mesh, model, a_request())
     assert isinstance(answer, LostError)
-    assert (answer.reason, answer.field, answer.where) == (CANNOT_CONTINUE, "generation.sampling.seed", "d0")
+    assert (answer.reason, answer.field, answer.where) == (CANNOT_CONTINUE, "seed", "d0")
     assert heard.token_ids == {0: tokens_of(model.text, TEXT)[:4]}
     assert len(mesh.asks) == 2
 

@@ -4,7 +4,7 @@ The engine of the next placement gets the prompt and the emitted tokens, so the 
 hashes of their blocks, and how many tokens are left.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from kvmesh.core import Ask
@@ -13,6 +13,8 @@ from kvmesh.kv.blocks import block_hashes, seed_hash
 from services.frontend.pipeline.prepare import Prepared
 from services.frontend.settings import PipelineSettings
 
+SAMPLING_PREFIX = "generation.sampling."
+"""Of the engines' names of sampling parameters. Clients have no part of that name."""
 CANNOT_CONTINUE = "cannot_continue"
 """Reason of an answer that was lost after its client had received a part of it, and that no engine continues correctly."""
 
@@ -56,11 +58,14 @@ def may_continue(
     return not settings.continuation_tokens_max or tokens <= settings.continuation_tokens_max
 
 
-def cannot_continue(lost: MeshError, refusal: UnsupportedError) -> LostError:
-    """Returns the failure of an answer whose begin the client has and that the engine refuses to continue."""
+def cannot_continue(lost: MeshError, refusal: UnsupportedError, named: Callable[[str], str]) -> LostError:
+    """Returns the failure of an answer whose begin the client has and that the engine refuses to continue.
+
+    `named` returns the client's name of a field.
+    """
     return LostError(
         f"a worker was lost ({lost.reason}), and the answer cannot be continued on another one: {refusal.message}",
         reason=CANNOT_CONTINUE,
-        field=refusal.field,
+        field=named(refusal.field.removeprefix(SAMPLING_PREFIX)),
         where=lost.where,
     )

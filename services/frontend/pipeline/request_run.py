@@ -109,7 +109,7 @@ class RequestRun:
             return True
         if not self._sink.is_whole and any(choice.has_shown for choice in self._choices):
             if isinstance(error, UnsupportedError):
-                raise cannot_continue(self._first_failure, error) from error
+                raise cannot_continue(self._first_failure, error, self.prepared.request.named) from error
             raise error
         self._restart()
         return True
