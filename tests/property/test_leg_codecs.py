@@ -1,5 +1,6 @@
 """What crosses the wire between frontend and workers arrives as it was sent, or is refused with the field's name."""
 
+import json
 from array import array
 from dataclasses import replace
 
@@ -47,13 +48,20 @@ def floats(low: float, high: float) -> st.SearchStrategy[float | None]:
     return st.none() | st.floats(low, high, width=32)
 
 
+JSON_KINDS = ("json_schema", "structural_tag")
+STRUCTURED_KINDS = ("choice", "json_object", *JSON_KINDS)
 CONSTRAINTS = st.one_of(
     st.builds(
         Constraint,
-        kind=st.sampled_from([kind for kind in ConstraintKind if kind.value not in ("choice", "json_object")]),
+        kind=st.sampled_from([kind for kind in ConstraintKind if kind.value not in STRUCTURED_KINDS]),
         text=st.text(st.characters(codec="utf-8"), min_size=1, max_size=30),
     ),
     st.just(Constraint(kind=ConstraintKind.JSON_OBJECT)),
+    st.builds(
+        Constraint,
+        kind=st.sampled_from([kind for kind in ConstraintKind if kind.value in JSON_KINDS]),
+        text=st.dictionaries(WORDS, WORDS, max_size=3).map(json.dumps),
+    ),
     st.builds(
         Constraint,
         kind=st.just(ConstraintKind.CHOICE),

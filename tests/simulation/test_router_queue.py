@@ -4,6 +4,9 @@ from tests.simulation.faults import FAULT_AT_S, mixed
 from tests.simulation.mesh import SimulatedMesh
 from tests.simulation.runs import Report, run
 
+WAITING = 5
+"""Asks in the queue of a router when it dies."""
+
 
 class Watched:
     """A fault script that remembers the mesh and how many waited at most."""
@@ -27,7 +30,8 @@ async def kill_a_router(mesh: SimulatedMesh) -> None:
     """The router that the frontend uses dies while asks wait in its queue."""
     await mesh.world.clock.sleep(FAULT_AT_S)
     used = mesh.routers[mesh.frontend.router_link.router_ids[0]]
-    while used.core.queue.requests < 10:
+    while used.core.queue.requests < WAITING:
+        assert any(not ledger.outcome for ledger in mesh.ledgers.values()), "the load is over"
         await mesh.world.clock.sleep(0.01)
     await mesh.kill(used.router_id)
 

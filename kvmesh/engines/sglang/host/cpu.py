@@ -104,6 +104,9 @@ class _BeforeTorchvision(importlib.abc.MetaPathFinder):
         sys.meta_path.remove(self)
         import torch
 
+        if torch.version.cuda is not None:
+            # torchvision's own operators load beside a CUDA build, and a second definition would abort the process.
+            return
         library = torch.library.Library("torchvision", "DEF")
         for name in ("nms", "qnms"):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
