@@ -23,7 +23,7 @@ from pathlib import Path
 import aiohttp
 
 from kvmesh.cli import probe
-from kvmesh.cli.connection import SERVICE_VARIABLES, MeshTarget, choose_target, target_of
+from kvmesh.cli.connection import SERVICE_VARIABLES, MeshTarget, choose_target, connect, target_of
 from kvmesh.cli.gpu_needs import compiler_needs, driver_needs
 from kvmesh.cli.gpu_plan import installed_build
 from kvmesh.cli.mesh_doctor import MeshDoctor
@@ -45,6 +45,7 @@ from kvmesh.cli.verdicts import (
     transport_finding,
     transports_in,
 )
+from kvmesh.core import Role
 from kvmesh.discovery.base import DECODE
 from kvmesh.engines.vllm.registration import VLLM_GPU
 from kvmesh.errors import MeshError, UnavailableError
@@ -65,6 +66,8 @@ module.nixl_agent("kvmesh-doctor", module.nixl_agent_config(backends=["UCX"]))
 os._exit(0)
 """
 NIXL_TIMEOUT_S = 120.0
+PREFILL_WAIT_S = 30.0
+"""A prefill worker checks a transfer before it registers; with `--prefill 0` there is none."""
 STOP_TIMEOUT_S = 60.0
 POLL_S = 0.2
 TAIL_LINES = 6
@@ -177,6 +180,7 @@ class Doctor:
 
     async def _check_transfers(self, mesh: OwnMesh) -> tuple[list[list[int]], list[list[int]]]:
         """Checks 7 and 8. Returns the prompts and the mesh's answers."""
+        await wait_prefill(mesh.target)
         texts = [probe.sentences(number, words) for number, words in enumerate(PROMPT_WORDS)]
         prompts = await probe.tokenise(mesh.url, mesh.model, texts)
         before = await transferred_tokens(mesh.target)
@@ -324,6 +328,17 @@ async def transferred_tokens(target: MeshTarget) -> float:
         return total
     finally:
         await registry.aclose()
+
+
+async def wait_prefill(target: MeshTarget) -> None:
+    """Waits until the router uses a prefill worker: it joins after the mesh answers. Returns after PREFILL_WAIT_S in any case."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(PREFILL_WAIT_S), connect(target) as connection:
+            while True:
+                views = await connection.list_workers()
+                if any(view.role is Role.PREFILL and not view.excluded_by for view in views):
+                    return
+                await asyncio.sleep(POLL_S)
 
 
 async def first_model(url: str) -> str:
