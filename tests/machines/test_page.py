@@ -69,6 +69,7 @@ class Operator:
     def _text(self, number: int, commands: str) -> str:
         """With the paths that there are here."""
         own = self.directory / f"host-{number}"
+        commands = self.exports.replace("{number}", str(number)) + commands
         for name, path in {
             "compose/prometheus/prometheus.yml": str(own / "prometheus.yml"),
             "/var/lib/prometheus": str(own / "prometheus-data"),
@@ -79,7 +80,7 @@ class Operator:
             ".venv/bin": str(Path(sys.prefix) / "bin"),
         }.items():
             commands = commands.replace(name, path)
-        return self.exports.replace("{number}", str(number)) + commands
+        return commands
 
     async def start(self, number: int, commands: str) -> None:
         """Types commands that go on in the background. The page's model runs on vLLM, the default engine."""
