@@ -13,6 +13,8 @@ SHAPE = MeshShape(frontends=2)
 CUT_AT_S, CUT_S = 4.0, 10.0
 NOTICED_S = 2.0
 """From the cut until the frontend knows of it."""
+GIVEN_UP_S = 6.5
+"""Ten heartbeats without one, and some time to notice: then answers that have begun continue elsewhere."""
 HEALED_S = 5.0
 """From the end of the cut until everything is as before."""
 REQUESTS = 900
@@ -82,19 +84,16 @@ def test_a_frontend_that_is_cut_from_all_decode_workers_harms_no_other() -> None
 
 
 def test_a_cut_from_one_worker_costs_two_seconds_once() -> None:
-    """All requests are answered but those whose tokens were already streamed from the worker. Those that arrive after the cut was noticed
-    are not late; the worker is used soon after it heals."""
+    """All requests are answered; those whose tokens were already streamed from the worker continue once it is given up. Those that arrive
+    after the cut was noticed are not late; the worker is used soon after it heals."""
 
     async def main() -> None:
         story = Story(lambda mesh: mesh.cut("frontend-0", "decode-0"), lambda mesh: mesh.mend("frontend-0", "decode-0"))
         await story.play()
-        lost = [each for each in story.of["frontend-0"] if each.outcome != "answered"]
-        assert all(each.outcome == "worker_silent" and each.tokens for each in lost)
-        assert all(each in story.arrived("frontend-0", -USUAL_S, 0.0) for each in lost)
-        assert {each.outcome for each in story.of["frontend-1"]} == {"answered"}
+        assert {each.outcome for ledgers in story.of.values() for each in ledgers} == {"answered"}
         assert slowest_s(story.of["frontend-1"]) < USUAL_S
-        affected = [each for each in story.arrived("frontend-0", -USUAL_S, NOTICED_S) if each not in lost]
-        assert slowest_s(affected) < NOTICED_S + USUAL_S
+        assert slowest_s(story.arrived("frontend-0", -USUAL_S, 0.0)) < GIVEN_UP_S + 2 * USUAL_S
+        assert slowest_s(story.arrived("frontend-0", 0.0, NOTICED_S)) < NOTICED_S + USUAL_S
         assert slowest_s(story.arrived("frontend-0", NOTICED_S)) < USUAL_S
         first_s = min(
             each.arrived_s - story.began_s - CUT_AT_S - CUT_S
