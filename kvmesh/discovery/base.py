@@ -20,6 +20,8 @@ PLANNER = "kvmesh-planner"
 KVMESH_VERSION = version("kvmesh")
 VERSION_KEY = "kvmesh_version"
 """Registry meta of every service."""
+LABEL_PREFIX = "label-"
+"""Of keys of meta values: `label-zone: a` is the label zone=a."""
 ROLE_SEQUENCE_KEY = "role_sequence"
 """Key of the meta value that counts how often a worker has changed its role. The views of two pools arrive in any order."""
 SERVICES = (FRONTEND, ROUTER, PREFILL, DECODE, PLANNER)

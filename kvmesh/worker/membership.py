@@ -12,6 +12,7 @@ from kvmesh.core import ModelCard, Role, WorkerDescription, WorkerRef
 from kvmesh.discovery.base import (
     DECODE,
     KVMESH_VERSION,
+    LABEL_PREFIX,
     PREFILL,
     ROLE_SEQUENCE_KEY,
     VERSION_KEY,
@@ -30,8 +31,6 @@ SERVICE_OF_ROLE = {Role.PREFILL: PREFILL, Role.DECODE: DECODE}
 
 ROLE_NOTICE_S = 0.2
 """From the drain mark to the change of role. Routers learn of the mark in this time, so they send few legs that are refused."""
-LABEL_PREFIX = "label-"
-"""Registry meta `label-zone: a` is the label zone=a; routers read it so."""
 
 
 class _CardPublishingRegistry:

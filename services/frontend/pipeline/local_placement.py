@@ -9,12 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvmesh.core import Ask, Handoff, Placement, Role, WorkerRef
+from kvmesh.discovery.base import LABEL_PREFIX
 from kvmesh.errors import OverloadedError, UnavailableError
 from services.frontend.model_cards import Described
 
 REASON = "least_loaded"
-LABEL_PREFIX = "label-"
-"""Registry meta `label-zone: a` is the label zone=a."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from random import Random
 
 from kvmesh.clock import Clock
 from kvmesh.core import LoadRecord, Role
-from kvmesh.discovery.base import DECODE, PREFILL, ROLE_SEQUENCE_KEY, Health, Instance, Registry, View
+from kvmesh.discovery.base import DECODE, LABEL_PREFIX, PREFILL, ROLE_SEQUENCE_KEY, Health, Instance, Registry, View
 from kvmesh.discovery.members import watch_members
 from kvmesh.errors import DeadlineError, LostError, MeshError, OverloadedError, UnavailableError
 from kvmesh.rpc.worker_client import GrpcWorkerClient
@@ -29,8 +29,6 @@ log = logging.getLogger(__name__)
 POOLS = {PREFILL: Role.PREFILL, DECODE: Role.DECODE}
 READING_FRACTION = 0.1
 """Of `silence_s`: time in which records are read that arrived while this process stood still."""
-LABEL_PREFIX = "label-"
-"""Registry meta `label-zone: a` is the label zone=a."""
 
 
 @dataclass(slots=True, eq=False)
