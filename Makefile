@@ -19,7 +19,7 @@ SETUP = python=$$(sh scripts/python.sh) && "$$python" scripts/set_up.py
 # SGLang has a virtual environment of its own, which only its users need.
 SETUP_SGLANG = python=$$(sh scripts/python.sh) && "$$python" scripts/set_up_sglang.py
 
-.PHONY: help up test setup check format proto contracts lock audit evidence bench mutate clean
+.PHONY: help up compose test setup check format proto contracts lock audit evidence bench mutate clean
 .DEFAULT_GOAL := help
 
 help: ## Show the commands
@@ -29,6 +29,9 @@ up: ## Install what is missing and start a whole mesh on this machine
 	@$(SETUP)
 	@$(if $(findstring sglang,$(ARGS) $(KVMESH_ENGINE)),$(SETUP_SGLANG))
 	@exec "$(BIN)/kvmesh" up $(ARGS)
+
+compose: ## Build the images and start the whole stack of compose/ in containers
+	@docker compose -f compose/compose.yaml up --build --detach --wait $(ARGS)
 
 test: setup ## Install what is missing and run the tests, a file of tests on each of two processors at a time
 	@"$(BIN)/python" -m pytest -n 2 --dist loadfile $(ARGS)
@@ -51,6 +54,7 @@ check: setup ## Format, lint, types, import contracts, protos, generated code; a
 	run python scripts/settings_page.py --check; \
 	run python scripts/api_fields.py --check; \
 	run python scripts/migration_guides.py --check; \
+	run python scripts/compose_files.py --check; \
 	exit $$status
 
 format: setup ## Format the code and mend what the linter can mend
@@ -63,11 +67,11 @@ proto: setup ## Generate kvmesh/api from protos/
 contracts: setup ## Write protos/contracts.binpb, which `make check` compares the contracts with
 	"$(BIN)/buf" build --exclude-source-info -o protos/contracts.binpb
 
-lock: setup ## Write constraints*.txt from what .venv holds
+lock: setup ## Write constraints*.txt from what .venv holds, and the digests of their wheels
 	"$(BIN)/python" scripts/write_lock.py
 
-audit: ## Compare the lock with known vulnerabilities, and write bills of materials to run/
-	@python=$$(sh scripts/python.sh) && "$$python" scripts/audit.py
+audit: ## Compare the lock with known vulnerabilities, and write bills of materials to run/; of images named in ARGS
+	@python=$$(sh scripts/python.sh) && "$$python" scripts/audit.py $(ARGS)
 
 evidence: setup ## Run the tests that prove engine features, and write the support matrix from what passed
 	@record=$$(mktemp) && \

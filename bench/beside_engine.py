@@ -1,7 +1,13 @@
 """Measures one engine worker under kvmesh beside the engine's own server, in alternation, with the same load and flags.
 
 python -m bench.beside_engine --engine sglang              kvmesh beside `sglang.launch_server`
+python -m bench.beside_engine --engine sglang --shape split
+                                                           one prefill and one decode worker beside SGLang's own pair of servers, to which
+                                                           the load generator sends each request as a router would
 python -m bench.beside_engine --engine vllm --shape split  one prefill and one decode worker beside one `vllm serve`
+
+Each point goes into the file of `--json` at once. `--append` keeps the points that the file has, so that a measurement may be divided into
+several runs: by `--streams`, by rounds.
 
 Closed loops of 1, 8 and 32 streams, 128 tokens in and 64 out. CPU and memory are those of all processes of a system, without the load
 generator. `kvmesh / own = ratio` of the medians over the rounds.
@@ -17,8 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.engine_servers import running_server
-from bench.http_target import HttpTarget
+from bench.engine_servers import OWN, running_pair, running_server, target_of
 from bench.loops import closed_loop, for_seconds, measure
 from bench.mesh import MeshKind, Served, running_mesh
 from bench.prompts import PromptShape, make_prompts, one_token_words
@@ -29,7 +34,7 @@ from kvmesh.lifecycle import run
 
 STREAMS = (1, 8, 32)
 PROMPT_TOKENS, OUTPUT_TOKENS = 128, 64
-OURS, THEIRS = "kvmesh", "own server"
+OURS, THEIRS = "kvmesh", OWN
 FIGURES: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
     "tokens/s": lambda summary: float(summary["tokens_per_s"]),
     "TTFT p50 ms": lambda summary: float(summary["ttft_ms"].get("p50", 0.0)),
@@ -57,8 +62,10 @@ def servers(options: argparse.Namespace) -> list[AbstractAsyncContextManager[Ser
         prefills=SHAPES[options.shape],
         up_flags=("--no-planner",),
     )
-    own = running_server(options.engine, options.model, kv_bytes_per_token(options.model))
-    return [running_mesh(kind), own]
+    kv_bytes = kv_bytes_per_token(options.model)
+    if options.engine == "sglang" and options.shape == "split" and not options.beside_single:
+        return [running_mesh(kind), running_pair(options.model, kv_bytes)]
+    return [running_mesh(kind), running_server(options.engine, options.model, kv_bytes)]
 
 
 async def measure_streams(served: Served, streams: int, seconds: float, seed: int) -> dict[str, Any]:
@@ -66,7 +73,7 @@ async def measure_streams(served: Served, streams: int, seconds: float, seed: in
     words = one_token_words(served.model_dir)
     prompts = make_prompts(PromptShape(tokens=PROMPT_TOKENS), seed=seed, words=words)
     requests = (LoadRequest(prompt=prompt, output_tokens=OUTPUT_TOKENS) for prompt in prompts)
-    target = HttpTarget(served.url, served.model, timeout_s=240.0)
+    target = target_of(served, 240.0)
     try:
         await closed_loop(target, islice(requests, streams + 1), streams)
         report = await measure(closed_loop(target, for_seconds(requests, seconds), streams), served.watch)
@@ -75,21 +82,34 @@ async def measure_streams(served: Served, streams: int, seconds: float, seed: in
     return report.summary()
 
 
-async def measure_all(options: argparse.Namespace) -> list[dict[str, Any]]:
-    points = []
-    for number in range(options.rounds):
+async def measure_all(options: argparse.Namespace, points: list[dict[str, Any]]) -> None:
+    """Adds to `points`, and writes them all after each point."""
+    first = len(points)
+    for number in range(first, first + options.rounds):
         for server in servers(options):
             async with server as served:
                 for streams in options.streams:
                     seed = 1000 * number + streams
                     summary = await measure_streams(served, streams, options.seconds, seed)
                     points.append({"system": served.system, "streams": streams, **summary})
+                    options.json.write_text(json.dumps(points, indent=1) + "\n")
                     rate, errors = summary["tokens_per_s"], summary["errors"]
                     print(
                         f"bench: {served.system}, {streams} streams: {rate:.0f} tokens/s, {errors} errors",
                         file=sys.stderr,
                     )
-    return points
+
+
+def figures_of(
+    points: Sequence[Mapping[str, Any]], system: str, streams: int, read: Callable[[Mapping[str, Any]], float]
+) -> list[float]:
+    return [read(point) for point in points if point["system"] == system and point["streams"] == streams]
+
+
+def compared(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    """The medians and their ratio; a dash for a system without a point."""
+    shown = " / ".join(f"{median(each):.3g}" if each else "-" for each in (ours, theirs))
+    return f"{shown} = {median(ours) / median(theirs):.2f}" if ours and theirs and median(theirs) else shown
 
 
 def table(points: Sequence[Mapping[str, Any]]) -> str:
@@ -97,11 +117,8 @@ def table(points: Sequence[Mapping[str, Any]]) -> str:
     for streams in sorted({point["streams"] for point in points}):
         row = [str(streams)]
         for read in FIGURES.values():
-            ours, theirs = (
-                median([read(point) for point in points if point["system"] == system and point["streams"] == streams])
-                for system in (OURS, THEIRS)
-            )
-            row.append(f"{ours:.3g} / {theirs:.3g} = {ours / theirs:.2f}" if theirs else f"{ours:.3g} / 0")
+            ours, theirs = (figures_of(points, system, streams, read) for system in (OURS, THEIRS))
+            row.append(compared(ours, theirs))
         here = [point for point in points if point["streams"] == streams]
         row += [str(sum(point["errors"] for point in here)), f"{max(point['others_cores'] for point in here):.1f}"]
         lines.append(row)
@@ -115,15 +132,19 @@ def main() -> int:
     )
     parser.add_argument("--engine", choices=("vllm", "sglang"), default="vllm")
     parser.add_argument("--shape", choices=tuple(SHAPES), default="single")
+    parser.add_argument(
+        "--beside-single", action="store_true", help="compare SGLang's split shape with one server of its own"
+    )
     parser.add_argument("--model", type=Path, default=DEMO_MODEL)
     parser.add_argument("--streams", type=int, nargs="+", default=list(STREAMS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=8.0, help="seconds of load per point")
     parser.add_argument("--json", type=Path, default=Path("run/beside_engine.json"), metavar="FILE")
+    parser.add_argument("--append", action="store_true", help="keep the points that the file has")
     options = parser.parse_args()
-    points = run(measure_all(options))
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(points, indent=1) + "\n")
+    points = json.loads(options.json.read_text()) if options.append and options.json.exists() else []
+    run(measure_all(options, points))
     print(table(points))
     return 0
 

@@ -1,4 +1,4 @@
-"""Starts an engine's own OpenAI server, with the flags that kvmesh gives its worker on this machine."""
+"""Starts an engine's own OpenAI servers, with the flags that kvmesh gives its worker on this machine."""
 
 import asyncio
 import os
@@ -8,25 +8,30 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from bench.http_target import HttpTarget
 from bench.mesh import Served
 from bench.services import ROOT
-from bench.target import LoadRequest
+from bench.target import LoadRequest, LoadResult
 from kvmesh.cli.doctor import free_port
 from kvmesh.engines.sglang.host_process import find_python
 from kvmesh.engines.sglang.settings import CPU_KV_CACHE_BYTES, CPU_RUNNING_REQUESTS
 from kvmesh.engines.vllm.settings import CPU_BLOCK_SIZE_TOKENS
 
 MODEL_NAME = "bench"
-READY_TIMEOUT_S = 240.0
+OWN = "own server"
+READY_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 15.0
 POLL_S = 0.2
 KV_CACHE_BYTES = 128 << 20
 RUNNING_REQUESTS = 64
 SITE = "from kvmesh.engines.sglang.host import cpu\ncpu.prepare()\n"
 """SGLang's processes need the same stand-ins for its missing CPU build as under kvmesh."""
+PLUGIN = "[sglang.srt.plugins]\nkvmesh_bench = kvmesh.engines.sglang.host.cpu:prepare_transfers\n"
+"""SGLang runs it in each of its processes."""
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -39,21 +44,41 @@ def vllm_command(model: Path, port: int) -> Sequence[str]:
     )
 
 
-def sglang_command(model: Path, port: int, kv_tokens: int) -> Sequence[str]:
+def sglang_command(model: Path, port: int, kv_tokens: int, *more: str) -> Sequence[str]:
     return (
         *(find_python(""), "-m", "sglang.launch_server", "--model-path", str(model)),
         *("--served-model-name", MODEL_NAME, "--host", "127.0.0.1", "--port", str(port)),
         *("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
         *("--mem-fraction-static", "0.1", "--max-total-tokens", str(kv_tokens), "--page-size", "16"),
-        *("--max-running-requests", str(CPU_RUNNING_REQUESTS), "--chunked-prefill-size", "512"),
+        *("--max-running-requests", str(CPU_RUNNING_REQUESTS), "--chunked-prefill-size", "256"),
         *("--disable-overlap-schedule", "--disable-cuda-graph", "--skip-server-warmup", "--log-level", "warning"),
+        *more,
     )
+
+
+def sglang_pair_commands(
+    model: Path, ports: tuple[int, int], bootstrap_port: int, kv_tokens: int
+) -> list[Sequence[str]]:
+    """A prefill and a decode server. Each has the port that torch's ranks use set, or the two might choose the same one."""
+    shared = ("--disaggregation-transfer-backend", "nixl", "--disaggregation-bootstrap-port", str(bootstrap_port))
+    decode = ("--disaggregation-decode-enable-radix-cache", "--disaggregation-decode-retraction-backup", "cpu_tensor")
+    return [
+        [
+            *sglang_command(model, port, kv_tokens, *shared, "--disaggregation-mode", mode),
+            *("--nccl-port", str(free_port()), *more),
+        ]
+        for port, mode, more in zip(ports, ("prefill", "decode"), ((), decode), strict=True)
+    ]
 
 
 def environment(engine: str, folder: Path) -> Mapping[str, str]:
     if engine == "vllm":
         return {**os.environ, **THREADS, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
     (folder / "sitecustomize.py").write_text(SITE)
+    metadata = folder / "kvmesh_bench-0.dist-info"
+    metadata.mkdir(exist_ok=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: kvmesh-bench\nVersion: 0\n")
+    (metadata / "entry_points.txt").write_text(PLUGIN)
     path = os.pathsep.join((str(folder), str(ROOT)))
     return {**os.environ, **THREADS, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
 
@@ -61,30 +86,110 @@ def environment(engine: str, folder: Path) -> Mapping[str, str]:
 @asynccontextmanager
 async def running_server(engine: str, model: Path, kv_bytes_per_token: int) -> AsyncIterator[Served]:
     """The engine's own server, ready. Ends it and its processes at the end."""
-    port = free_port()
-    kv_tokens = CPU_KV_CACHE_BYTES // kv_bytes_per_token // 16 * 16
+    port, kv_tokens = free_port(), kv_tokens_of(kv_bytes_per_token)
     command = vllm_command(model, port) if engine == "vllm" else sglang_command(model, port, kv_tokens)
+    async with _running(engine, [command]) as started:
+        served = Served(
+            system=OWN, url=_url(port), model=MODEL_NAME, model_dir=model, watch={"server": started.processes[0].pid}
+        )
+        await _wait_ready(served, started)
+        yield served
+
+
+@asynccontextmanager
+async def running_pair(model: Path, kv_bytes_per_token: int) -> AsyncIterator[Served]:
+    """SGLang's own prefill and decode server, ready. The load generator sends each request to both, as a router would."""
+    prefill, decode, bootstrap = free_port(), free_port(), free_port()
+    commands = sglang_pair_commands(model, (prefill, decode), bootstrap, kv_tokens_of(kv_bytes_per_token))
+    async with _running("sglang", commands) as started:
+        served = Served(
+            system=OWN,
+            url=_url(decode),
+            model=MODEL_NAME,
+            model_dir=model,
+            watch=dict(zip(("prefill", "decode"), (each.pid for each in started.processes), strict=True)),
+            prefill_url=_url(prefill),
+            bootstrap_port=bootstrap,
+        )
+        await _wait_ready(served, started)
+        yield served
+
+
+class PairTarget:
+    """Sends every request to a prefill and a decode server of SGLang, with a room that both know. The decode server answers."""
+
+    def __init__(self, served: Served, timeout_s: float) -> None:
+        self._prefill = HttpTarget(served.prefill_url, served.model, timeout_s=timeout_s)
+        self._decode = HttpTarget(served.url, served.model, timeout_s=timeout_s)
+        self._port = served.bootstrap_port
+        self._rooms = count(1)
+
+    async def send(self, request: LoadRequest, intended_at_s: float) -> LoadResult:
+        fields = {
+            "bootstrap_host": "127.0.0.1",
+            "bootstrap_port": self._port,
+            "bootstrap_room": next(self._rooms) + time.time_ns() // 1000 * 1000,
+        }
+        targets = (self._prefill, self._decode)
+        _, result = await asyncio.gather(*(target.send(request, intended_at_s, fields) for target in targets))
+        return result
+
+    async def aclose(self) -> None:
+        await self._prefill.aclose()
+        await self._decode.aclose()
+
+
+def target_of(served: Served, timeout_s: float) -> PairTarget | HttpTarget:
+    """The connection of the load generator."""
+    return (
+        PairTarget(served, timeout_s)
+        if served.prefill_url
+        else HttpTarget(served.url, served.model, timeout_s=timeout_s)
+    )
+
+
+def kv_tokens_of(kv_bytes_per_token: int) -> int:
+    """Of SGLang's KV cache: whole blocks."""
+    return CPU_KV_CACHE_BYTES // kv_bytes_per_token // 16 * 16
+
+
+def _url(port: int) -> str:
+    return f"http://127.0.0.1:{port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Started:
+    processes: Sequence[asyncio.subprocess.Process]
+    log: Path
+
+
+@asynccontextmanager
+async def _running(engine: str, commands: Sequence[Sequence[str]]) -> AsyncIterator[_Started]:
+    """Starts servers with one log. Ends them and their processes."""
+    processes: list[asyncio.subprocess.Process] = []
     with tempfile.TemporaryDirectory(prefix="kvmesh-bench-") as folder:
         log_path = Path(folder) / "server.log"
-        with log_path.open("wb") as log:
-            process = await asyncio.create_subprocess_exec(
-                *command, env=environment(engine, Path(folder)), stdout=log, stderr=log, start_new_session=True
-            )
         try:
-            url = f"http://127.0.0.1:{port}"
-            await _wait_ready(url, process, log_path)
-            yield Served(system="own server", url=url, model=MODEL_NAME, model_dir=model, watch={"server": process.pid})
+            with log_path.open("wb") as log:
+                for command in commands:
+                    process = await asyncio.create_subprocess_exec(
+                        *command, env=environment(engine, Path(folder)), stdout=log, stderr=log, start_new_session=True
+                    )
+                    processes.append(process)
+            yield _Started(processes=processes, log=log_path)
         finally:
-            await _stop(process)
+            for process in processes:
+                await _stop(process)
 
 
-async def _wait_ready(url: str, process: asyncio.subprocess.Process, log: Path) -> None:
-    target = HttpTarget(url, MODEL_NAME, timeout_s=30.0)
+async def _wait_ready(served: Served, started: _Started) -> None:
+    target = target_of(served, 30.0)
     try:
         async with asyncio.timeout(READY_TIMEOUT_S):
             while (await target.send(LoadRequest(prompt="hello", output_tokens=2), time.perf_counter())).error:
-                if process.returncode is not None:
-                    raise RuntimeError(f"the server ended with status {process.returncode}: {log_end(log)}")
+                for process in started.processes:
+                    if process.returncode is not None:
+                        raise RuntimeError(f"the server ended with status {process.returncode}: {log_end(started.log)}")
                 await asyncio.sleep(POLL_S)
     finally:
         await target.aclose()

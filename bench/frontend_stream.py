@@ -123,7 +123,8 @@ asks = {} if logprobs < 0 else {"logprobs": True, "top_logprobs": logprobs} if c
 def request(**more):
     what = {"messages": [{"role": "user", "content": "Hello"}]} if chat else {"prompt": "Hello"}
     body = json.dumps({"model": "tiny", "stream": True, "ignore_eos": True, **what, **more}).encode()
-    return f"POST {path} HTTP/1.1\\r\\nHost: x\\r\\nContent-Length: {len(body)}\\r\\n\\r\\n".encode() + body
+    head = f"POST {path} HTTP/1.1\\r\\nHost: 127.0.0.1\\r\\nContent-Type: application/json\\r\\n"
+    return f"{head}Content-Length: {len(body)}\\r\\n\\r\\n".encode() + body
 async def one(data, count):
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 26)
     times = []

@@ -8,6 +8,8 @@ import json
 import re
 import socket
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -18,6 +20,7 @@ OUTPUT_TOKENS = re.compile(rb'"completion_tokens": ?(\d+)')
 CACHED_TOKENS = re.compile(rb'"cached_tokens": ?(\d+)')
 END = b"0\r\n\r\n"
 KEPT_BYTES = 4096
+NO_FIELDS: Mapping[str, object] = MappingProxyType({})
 
 
 class _Connection(asyncio.Protocol):
@@ -91,7 +94,14 @@ class HttpTarget:
     """`POST /v1/chat/completions` or `/v1/completions`, streaming with usage."""
 
     def __init__(
-        self, url: str, model: str, *, is_chat: bool = True, timeout_s: float = 120.0, quick_acks: bool = False
+        self,
+        url: str,
+        model: str,
+        *,
+        is_chat: bool = True,
+        timeout_s: float = 120.0,
+        quick_acks: bool = False,
+        key: str = "",
     ) -> None:
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
@@ -99,9 +109,10 @@ class HttpTarget:
         self._is_chat = is_chat
         self._timeout_s = timeout_s
         self._quick_acks = quick_acks
+        self._key = key
         self._idle: list[_Connection] = []
 
-    def encode(self, request: LoadRequest) -> bytes:
+    def encode(self, request: LoadRequest, fields: Mapping[str, object]) -> bytes:
         body: dict[str, object] = {
             "model": self._model,
             "max_tokens": request.output_tokens,
@@ -109,6 +120,7 @@ class HttpTarget:
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **fields,
         }
         if self._is_chat:
             body["messages"] = [{"role": "user", "content": request.prompt}]
@@ -121,6 +133,7 @@ class HttpTarget:
             f"Host: {self._host}",
             "Content-Type: application/json",
             f"Content-Length: {len(data)}",
+            *((f"Authorization: Bearer {self._key}",) if self._key else ()),
         )
         return ("\r\n".join(lines) + "\r\n\r\n").encode() + data
 
@@ -134,14 +147,16 @@ class HttpTarget:
         )
         return connection
 
-    async def send(self, request: LoadRequest, intended_at_s: float) -> LoadResult:
-        """Sends one request. A connection that failed is not reused."""
+    async def send(
+        self, request: LoadRequest, intended_at_s: float, fields: Mapping[str, object] = NO_FIELDS
+    ) -> LoadResult:
+        """Sends one request, with more fields in its body. A connection that failed is not reused."""
         result = LoadResult()
         connection: _Connection | None = None
         try:
             async with asyncio.timeout(self._timeout_s):
                 connection = await self._connection()
-                await connection.start(self.encode(request))
+                await connection.start(self.encode(request, fields))
         except (OSError, TimeoutError) as error:
             result.error = repr(error)
             if connection is not None and connection.transport is not None:

@@ -17,7 +17,7 @@ from kvmesh.cli.connection import MeshTarget, target_of
 from kvmesh.cli.state import MeshState
 from kvmesh.discovery.base import FRONTEND
 
-READY_TIMEOUT_S = 240.0
+READY_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 30.0
 POLL_S = 0.01
 SERVICES = ("gateway", "frontend", "router", "prefill", "decode", "planner")
@@ -32,9 +32,17 @@ class Served:
     model: str
     model_dir: Path
     watch: Mapping[str, int]
+    prefill_url: str = ""
+    """SGLang's own prefill server, which gets every request as well. Empty: there is none."""
+    bootstrap_port: int = 0
+    """Where that server meets the decode server, on the loopback interface."""
     grpc_address: str = ""
+    key: str = ""
+    """API key that HTTP requests must have. Empty: none."""
     beside: Mapping[str, int] = field(default_factory=dict)
     """Processes that take no part in requests: their memory is reported, their CPU is not counted."""
+    target: MeshTarget | None = None
+    """How to reach the registry and services of a mesh of `kvmesh up`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +58,10 @@ class MeshKind:
     frontend_processes: int = 1
     up_flags: Sequence[str] = ()
     """More flags of `kvmesh up`."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Settings of the services."""
+    key: str = ""
+    """API key that HTTP requests must have. Empty: none."""
 
 
 @asynccontextmanager
@@ -63,7 +75,7 @@ async def running_mesh(kind: MeshKind) -> AsyncIterator[Served]:
                 *("--greeting", "", "--log-level", "warning", "--prefill", str(kind.prefills)),
                 *("--frontend-processes", str(kind.frontend_processes), *kind.up_flags),
                 cwd=ROOT,
-                env={**os.environ, "KVMESH_STATE": str(state)},
+                env={**os.environ, **kind.environment, "KVMESH_STATE": str(state)},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -103,8 +115,10 @@ async def _served(pid: int, state: MeshState, kind: MeshKind) -> Served:
         model="bench",
         model_dir=kind.model_dir,
         watch=_service_pids(pid),
+        key=kind.key,
         grpc_address=await _grpc_address(target_of(state)),
         beside={"up": pid},
+        target=target_of(state),
     )
 
 

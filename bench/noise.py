@@ -34,3 +34,12 @@ def busy_core_s() -> float:
     fields = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     idle = fields[3] + fields[4]
     return (sum(fields) - idle) / os.sysconf("SC_CLK_TCK")
+
+
+def cpu_pressure_s() -> float:
+    """Returns the seconds since the start of the machine in which some process waited for a CPU; 0 where Linux does not count them."""
+    try:
+        words = Path("/proc/pressure/cpu").read_text().splitlines()[0].split()
+    except OSError:
+        return 0.0
+    return int(words[-1].removeprefix("total=")) / 1e6

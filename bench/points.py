@@ -98,4 +98,4 @@ class Bench:
     def _target(self, scenario: Scenario) -> Target:
         if scenario.protocol == "grpc":
             return GrpcTarget(self._served.grpc_address, self._served.model)
-        return HttpTarget(self._served.url, self._served.model, quick_acks=scenario.quick_acks)
+        return HttpTarget(self._served.url, self._served.model, quick_acks=scenario.quick_acks, key=self._served.key)

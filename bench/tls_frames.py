@@ -1,6 +1,8 @@
 """CPU of one step frame over gRPC with mesh TLS and in plain text, both ends in this process: `python -m bench.tls_frames`.
 
-The two alternate, so that a slow phase of the machine hits both. Unlike wall time, CPU time hardly depends on other processes.
+"relay" is mesh TLS through `kvmesh/rpc/tls_relay.py`, for certificates without names.
+
+The modes alternate, so that a slow phase of the machine hits both. Unlike wall time, CPU time hardly depends on other processes.
 """
 
 import argparse
@@ -8,7 +10,7 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -16,7 +18,8 @@ import grpc.aio
 
 from kvmesh.identity.authority import Authority
 from kvmesh.identity.certificates import Certificates, CertificateSource
-from kvmesh.identity.roles import MeshRole
+from kvmesh.identity.names import ConnectNames
+from kvmesh.identity.roles import MeshRole, uri_of
 from kvmesh.lifecycle import run
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.interceptors import server_interceptors
@@ -79,11 +82,13 @@ async def frame_us(count: int, server_side: CertificateSource | None, client_sid
 async def _main(options: argparse.Namespace) -> int:
     authority = Authority.make()
     server, client = (FixedSource(authority.issue(role)) for role in (MeshRole.DECODE, MeshRole.FRONTEND))
-    found: Mapping[str, list[float]] = {"mesh TLS": [], "plain text": []}
+    names = ConnectNames(prefix=uri_of(MeshRole.DECODE).partition("/svc/")[0], domain="")
+    relayed = [FixedSource(replace(each.certificates, names=names)) for each in (server, client)]
+    sides = {"mesh TLS": (server, client), "relay": relayed, "plain text": (None, None)}
+    found: Mapping[str, list[float]] = {mode: [] for mode in sides}
     for number in range(options.rounds):
         for mode in list(found)[:: 1 if number % 2 == 0 else -1]:
-            sides = (server, client) if mode == "mesh TLS" else (None, None)
-            found[mode].append(await frame_us(options.frames, *sides))
+            found[mode].append(await frame_us(options.frames, *sides[mode]))
     for mode, values in found.items():
         print(f"{mode}: median {statistics.median(values):.1f} us of CPU per frame, least {min(values):.1f}")
     return 0

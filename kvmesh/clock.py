@@ -50,29 +50,45 @@ def stood_still(due_s: float, now_s: float) -> bool:
     return now_s - due_s >= LATE_S
 
 
+class _AwakeTimer:
+    """Reschedules a timeout to now, `limit_s` after `start` plus the time in which this process was paused.
+
+    An object and not closures: functions that refer to each other are a reference cycle, one for each request.
+    """
+
+    __slots__ = ("_left_s", "_loop", "_timeout", "_timer")
+
+    def __init__(self, timeout: asyncio.Timeout, limit_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timeout = timeout
+        self._left_s = limit_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._wait(limit_s)
+
+    def cancel(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+
+    def _wait(self, wait_s: float) -> None:
+        self._timer = self._loop.call_later(wait_s, self._on_time, self._loop.time() + wait_s)
+
+    def _on_time(self, due_s: float) -> None:
+        now_s = self._loop.time()
+        if self._left_s <= 0 or not stood_still(due_s, now_s):
+            self._timeout.reschedule(now_s)
+            return
+        more_s = min(self._left_s, max(now_s - due_s, WAKING_S))
+        self._left_s -= more_s
+        self._wait(more_s)
+
+
 @asynccontextmanager
 async def awake_timeout(limit_s: float) -> AsyncIterator[None]:
     """`asyncio.timeout` that does not count time in which this process was paused, up to `limit_s` of it."""
-    loop = asyncio.get_running_loop()
     async with asyncio.timeout(None) as timeout:
-        timers: list[asyncio.TimerHandle] = []
-        left_s = limit_s
-
-        def wait(wait_s: float) -> None:
-            timers[:] = [loop.call_later(wait_s, on_time, loop.time() + wait_s)]
-
-        def on_time(due_s: float) -> None:
-            nonlocal left_s
-            now_s = loop.time()
-            if left_s <= 0 or not stood_still(due_s, now_s):
-                timeout.reschedule(now_s)
-                return
-            more_s = min(left_s, max(now_s - due_s, WAKING_S))
-            left_s -= more_s
-            wait(more_s)
-
-        wait(limit_s)
+        timer = _AwakeTimer(timeout, limit_s)
         try:
             yield
         finally:
-            timers[0].cancel()
+            timer.cancel()

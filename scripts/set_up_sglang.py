@@ -2,9 +2,9 @@
 
 SGLang pins other versions of packages than vLLM. A worker of kvmesh's own environment starts SGLang with this one's Python, which
 imports kvmesh from the source tree. On a
-machine without a GPU it is installed from `constraints-sglang.txt` with the CPU build of torch; with a GPU pip resolves SGLang's own
-requirements. A stamp tells a second run that nothing changed. Mooncake, which is not the default transfer backend, also needs the
-system package libibverbs1.
+machine without a GPU it is installed from `constraints-sglang.txt` with the CPU build of torch, with a GPU from
+`constraints-sglang-gpu.txt`. A stamp tells a second run that nothing changed. Mooncake, which is not the default transfer backend, also
+needs the system package libibverbs1.
 """
 
 import hashlib
@@ -14,15 +14,15 @@ import time
 from pathlib import Path
 
 import set_up
+from lock_hashes import HASHES
 from pip_progress import installed_packages, missing_lines
 
 from kvmesh.cli.nvidia import read_driver
 
 LOCK = set_up.ROOT / "constraints-sglang.txt"
+GPU_LOCK = set_up.ROOT / "constraints-sglang-gpu.txt"
 STAMP = ".kvmesh-sglang"
 SUFFIX = "-sglang"
-GPU_PACKAGES = ("sglang==0.5.23", "nixl==1.5.1", "xxhash>=4.1")
-"""Requirements that pip resolves on a GPU machine: SGLang, the transfer backend, and kvmesh's own in the engine process."""
 
 
 def main() -> int:
@@ -51,8 +51,9 @@ def is_supported() -> bool:
 
 def fingerprint(engine: str) -> str:
     """Returns a hash of everything that determines which packages are installed."""
-    digest = hashlib.sha256(repr((engine, sys.version_info[:2], str(set_up.ROOT), GPU_PACKAGES)).encode())
-    digest.update(LOCK.read_bytes())
+    digest = hashlib.sha256(repr((engine, sys.version_info[:2], str(set_up.ROOT))).encode())
+    for path in (LOCK, GPU_LOCK, HASHES):
+        digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
@@ -63,7 +64,7 @@ def install(engine: str) -> None:
     before = set(set_up.site_entries())
     set_up.say(f"installing SGLang (log: {set_up.LOG})")
     if engine == "gpu":
-        set_up.pip(*GPU_PACKAGES)
+        set_up.install_lines(lines_of(GPU_LOCK))
     else:
         install_lock()
     set_up.compile_packages([path for path in set_up.site_entries() if path not in before])
@@ -72,13 +73,19 @@ def install(engine: str) -> None:
 
 def install_lock() -> None:
     """torch first, so that no package pulls its CUDA build. The lock is complete: pip resolves nothing."""
-    lines = [line for line in LOCK.read_text().splitlines() if line and not line.startswith("#")]
+    lines = lines_of(LOCK)
     torch = next(line for line in lines if line.startswith("torch=="))
-    if set_up.installed_torch() != torch.removeprefix("torch==") and not set_up.install_torch(torch):
+    builds = (torch.removeprefix("torch=="), set_up.cuda_torch_version())
+    if set_up.installed_torch() not in builds and not set_up.install_torch(torch):
         set_up.fail(f"pip install {torch}")
-    missing = missing_lines([line for line in lines if line != torch], installed_packages(set_up.VENV / "lib"))
+    missing = missing_lines(set_up.lines_beside_torch(lines), installed_packages(set_up.VENV / "lib"))
     if missing and set_up.pip_lines_status(missing) != 0:
         set_up.fail("pip install of constraints-sglang.txt")
+
+
+def lines_of(lock: Path) -> list[str]:
+    """Returns the requirements in a lock file."""
+    return [line for line in lock.read_text().splitlines() if line and not line.startswith("#")]
 
 
 if __name__ == "__main__":

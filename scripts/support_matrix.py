@@ -12,11 +12,12 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from kvmesh.core import Capabilities, Handoff, Role
 from kvmesh.engines.registry import ENGINES
+from kvmesh.engines.sampling_names import SAMPLING_NAMES, Names, NotCopied, Refused
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs" / "operate" / "support-matrix.md"
@@ -75,7 +76,7 @@ ROWS = (
     Row(name="KV tiers", feature="kv_tiers"),
     Row(name="data-parallel rank routing", feature="data_parallel_ranks", word="data_parallel_ranks"),
     Row(name="multi-rank workers (one machine)", feature="multi_rank", word="multi_rank"),
-    Row(name="multi-rank workers (several nodes)", feature="multi_node"),
+    Row(name="multi-rank workers (several nodes)", feature="multi_node", word="multi_node"),
     Row(name="SLA planner", feature="planner"),
 )
 
@@ -122,7 +123,24 @@ def matrix(evidence: Evidence) -> str:
         cells = [cell(row, engine, known.get(engine), evidence) for engine in COLUMNS]
         lines.append(f"| {row.name} | " + " | ".join(cells) + " |")
     versions = ", ".join(f"{name} {record.engine_version}" for name, record in known.items())
-    return "\n".join([*lines, "", f"Versions: {versions}.", "", *_proofs(evidence)])
+    return "\n".join([*lines, "", f"Versions: {versions}.", "", *_sampling_parameters(), *_proofs(evidence)])
+
+
+def _sampling_parameters() -> Iterator[str]:
+    engines = [each.name for each in fields(Names)]
+    yield from ("## Sampling parameters", "")
+    yield "What an engine gets, from `kvmesh/engines/sampling_names.py`: its own parameter in quotes, or a translation by the adapter."
+    yield from ("The simulated engine ignores parameters that only change probabilities.", "")
+    yield from ("| parameter | " + " | ".join(engines) + " |", "|---" * (len(engines) + 1) + "|")
+    for name, names in SAMPLING_NAMES.items():
+        yield f"| `{name}` | " + " | ".join(_engine_parameter(getattr(names, each)) for each in engines) + " |"
+    yield ""
+
+
+def _engine_parameter(cell: str | NotCopied | Refused) -> str:
+    if isinstance(cell, Refused):
+        return f"no: {cell.reason}"
+    return f"`{cell}`" if isinstance(cell, str) else cell.value
 
 
 def _proofs(evidence: Evidence) -> Iterator[str]:

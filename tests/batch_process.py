@@ -1,4 +1,7 @@
-"""A frontend in a process of its own that answers slowly, for tests that kill it: MODEL_DIRECTORY STATE_DIRECTORY STEP_S."""
+"""A frontend in a process of its own that answers slowly, for tests that kill it.
+
+Arguments: MODEL_DIRECTORY STATE_DIRECTORY STEP_S [STORES_URL PASSWORD_FILE].
+"""
 
 import asyncio
 import re
@@ -7,7 +10,7 @@ from pathlib import Path
 
 from kvmesh.core import Generation
 from services.frontend.models import ServedModel
-from services.frontend.settings import BatchSettings
+from services.frontend.settings import BatchSettings, StoresSettings
 from tests.frontend_apps import AppSettings, running_apps
 from tests.frontend_mesh import FakeMesh, served_model, tokens_of
 
@@ -27,7 +30,8 @@ def answering(model: ServedModel, *, step_s: float = 0.0) -> FakeMesh:
 async def main() -> None:
     """Serves until killed; the first line of the output is the address."""
     model = served_model(Path(sys.argv[1]))
-    settings = AppSettings(batches=QUICK)
+    url, password_file = sys.argv[4:] or ("", "")
+    settings = AppSettings(batches=QUICK, stores=StoresSettings(url=url, password_file=password_file))
     mesh = answering(model, step_s=float(sys.argv[3]))
     async with running_apps([model], mesh, Path(sys.argv[2]), apps=settings, instance_id="doomed") as running:
         print(running.url, flush=True)

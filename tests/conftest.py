@@ -11,6 +11,8 @@ from typing import Any
 
 import hypothesis
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from kvmesh.lifecycle import end_process
 from tests.evidence import pytest_runtest_makereport as pytest_runtest_makereport
@@ -57,6 +59,19 @@ def start_prometheus(tmp_path: Path) -> Iterator[Callable[[Path], Server]]:
             return servers.enter_context(prometheus_server(tmp_path, config))
 
         yield start
+
+
+class _ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """Gives each process a file of tests at a time, and all of tests/compose as one: those share a Docker daemon and its stack."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "tests/compose" if nodeid.startswith("tests/compose/") else nodeid.split("::", 1)[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    """Replaces the scheduler of `--dist loadfile`."""
+    return _ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(trylast=True)

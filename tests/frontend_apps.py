@@ -24,7 +24,8 @@ from services.frontend.api.responses.serve import Responses
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import ServedModel
 from services.frontend.pipeline.pipeline import Pipeline
-from services.frontend.settings import BatchSettings, HttpSettings, PipelineSettings, ResponsesSettings
+from services.frontend.settings import BatchSettings, HttpSettings, PipelineSettings, ResponsesSettings, StoresSettings
+from services.frontend.stores.url import shared_database
 from tests.frontend_mesh import FakeMesh, StaticModels
 
 
@@ -34,6 +35,7 @@ class AppSettings:
 
     responses: ResponsesSettings = field(default_factory=ResponsesSettings)
     batches: BatchSettings = field(default_factory=BatchSettings)
+    stores: StoresSettings = field(default_factory=StoresSettings)
 
 
 @dataclass(slots=True)
@@ -112,7 +114,8 @@ async def running_apps(
         settings=PipelineSettings(**settings), access=access,
     )  # fmt: skip
     apps = apps or AppSettings()
-    responses = Responses(apps.responses, directory, pipeline.clock)
+    shared = shared_database(apps.stores, pipeline.clock)
+    responses = Responses(apps.responses, directory, pipeline.clock, shared=shared)
     instruments = Instruments(registry, "frontend")
     batches = BatchesPart(
         settings=apps.batches,
@@ -121,6 +124,7 @@ async def running_apps(
         responses=responses,
         instruments=instruments,
         instance_id=instance_id,
+        shared=shared,
     )
     routes = [responses.add_routes, add_message_routes, batches.add_routes, add_description_routes]
     server = HttpServer(pipeline, replace(http or HttpSettings(), port=0), registry, more_routes=routes)

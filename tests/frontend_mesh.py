@@ -41,6 +41,7 @@ from services.frontend.access.caller import ANYBODY
 from services.frontend.api.run import ApiRequest
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import Models, ServedModel, find_model, with_adapters
+from services.frontend.pipeline.losses import LostWorkers
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.prepare import Prepared, prepare
 from services.frontend.settings import PipelineSettings
@@ -117,6 +118,8 @@ class Faults:
     """So many prefills end; those after them hang."""
     prefill_s: float | None = None
     """How long a prefill takes; None: a step."""
+    prefill_s_of: dict[str, float] = field(default_factory=dict)
+    """The same for single workers."""
     prefill_ends_with: MeshError | None = None
     """How the next prefill ends, after that time."""
     stands_still_s: float = 0.0
@@ -146,6 +149,7 @@ class FakeMesh:
     answered_by_prefill: list[int] = field(default_factory=list)
     told_failed: list[str] = field(default_factory=list)
     told_cached: dict[ReportKind, int] = field(default_factory=dict)
+    expected_ttft_s: float | None = None
     prefill_cached: int = 4
     """Prompt tokens that the prefill worker finds in its cache."""
     decode_cached: int = 0
@@ -193,6 +197,7 @@ class FakeMesh:
                 handoff=self.handoff if has_prefill else None,
                 rendezvous_address="p0:9" if self.handoff is Handoff.RENDEZVOUS else "",
                 cached_tokens=2,
+                expected_ttft_s=self.expected_ttft_s,
             ),
         )
 
@@ -246,6 +251,7 @@ class FakeMesh:
         self.prefilling += 1
         try:
             takes_s = self.step_s if faults.prefill_s is None else faults.prefill_s
+            takes_s = faults.prefill_s_of.get(worker.worker_id, takes_s)
             await asyncio.sleep(1000 if self._hangs() else takes_s)
         finally:
             self.prefilling -= 1
@@ -377,7 +383,9 @@ def prepared_of(request: ApiRequest, model: ServedModel) -> Prepared:
     return prepare(request.requests[0], model, [1, 2], [], caller=ANYBODY, attempt_timeout_s=1.0)
 
 
-def make_pipeline(mesh: FakeMesh, served: Models, **settings: object) -> Pipeline:
+def make_pipeline(
+    mesh: FakeMesh, served: Models, *, lost_workers: LostWorkers | None = None, **settings: object
+) -> Pipeline:
     """A pipeline on a fake mesh, with its own metrics registry."""
     return Pipeline(
         models=served,
@@ -387,6 +395,7 @@ def make_pipeline(mesh: FakeMesh, served: Models, **settings: object) -> Pipelin
         generator=random.Random(7),
         metrics=FrontendMetrics(Instruments(CollectorRegistry(), "frontend")),
         settings=PipelineSettings(**settings),  # type: ignore[arg-type]
+        lost_workers=lost_workers,
     )
 
 

@@ -13,7 +13,7 @@ ODD: list[Any] = [
 ]  # fmt: skip
 SAMPLING = (
     "n stop seed top_p top_k min_p logprobs max_tokens min_tokens temperature logit_bias stop_token_ids ignore_eos priority "
-    "response_format structured_outputs guided_json guided_regex guided_choice guided_grammar prompt_logprobs cache_salt "
+    "response_format structured_outputs guided_json guided_regex guided_choice guided_grammar regex ebnf prompt_logprobs cache_salt "
     "truncate_prompt_tokens include_stop_str_in_output return_token_ids stream_options user metadata store session_id"
 ).split()
 FIELDS = {

@@ -20,14 +20,6 @@ def matches(index: HolderIndex | PredictedIndex, block_hashes: Sequence[int]) ->
     return list(map(Match, *index.prefixes(block_hashes)))
 
 
-def blocks_of(index: HolderIndex, bit: int) -> set[int]:
-    """All cached blocks of a holder."""
-    stored = {block for block, holders in index.holders.items() if holders & index._live & 1 << bit}
-    if not isinstance(index, LazyIndex) or bit not in index._pending:
-        return stored
-    return stored.union(*[run.blocks for run in index._pending[bit].runs.values()])
-
-
 def flush_all(index: LazyIndex) -> None:
     """Adds all pending blocks to the dictionaries."""
     for bit in list(index._pending):

@@ -19,7 +19,21 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = Path(os.environ.get("KVMESH_CACHE") or ROOT / ".cache")
 
-Part = Literal["consul", "prometheus", "nixl", "vllm", "sglang", "ibverbs"]
+Part = Literal[
+    "consul",
+    "prometheus",
+    "promtool",
+    "docker",
+    "docker-compose",
+    "debootstrap",
+    "postgres",
+    "systemd-analyze",
+    "nixl",
+    "vllm",
+    "sglang",
+    "ibverbs",
+    "chromium",
+]
 # The package of each Python part, and its backends, one of which must be there.
 PACKAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "nixl": ("nixl", ("nixl_cu13", "nixl_cu12", "nixl_rocm")),
@@ -71,13 +85,19 @@ def sglang_python() -> Path | str:
     )
 
 
+def _postgres() -> Path | str:
+    """The server program of the newest PostgreSQL; Debian does not put it on PATH."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[4]))
+    return found[-1] if found else _binary("postgres")
+
+
 def _ibverbs() -> Path | str:
     """The system library that Mooncake loads, or that it is missing."""
     found = find_library("ibverbs")
     return Path(found) if found else "Mooncake needs the system package libibverbs1"
 
 
-FINDERS = {"sglang": sglang_python, "ibverbs": _ibverbs}
+FINDERS = {"sglang": sglang_python, "ibverbs": _ibverbs, "postgres": _postgres}
 
 
 def is_required() -> bool:
@@ -89,6 +109,6 @@ def _can_be_had(name: str) -> bool:
     """Whether set-up can provide the part on this kind of machine."""
     if name in PACKAGES or name == "sglang":
         return sys.platform == "linux" and platform.machine() == "x86_64"
-    if name == "ibverbs" and os.geteuid() != 0:
+    if name in ("ibverbs", "chromium", "postgres", "systemd-analyze", "docker", "debootstrap") and os.geteuid() != 0:
         return False
     return Path("/etc/debian_version").exists() and shutil.which("apt-get") is not None

@@ -8,7 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,15 @@ def free_ports(count: int, host: str = HOST) -> list[int]:
         for each in sockets:
             each.bind((host, 0))
         return [each.getsockname()[1] for each in sockets]
+
+
+def adjacent_free_ports() -> int:
+    """The first of two."""
+    for port in free_ports(16):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((HOST, port + 1))
+            return port
+    raise AssertionError("no two adjacent ports are free")
 
 
 @contextmanager

@@ -1,10 +1,12 @@
 """Attacks a simulated mesh in all known ways at once, and prints what a well-behaved tenant notices.
 
-    python -m bench.hostile                   60 s of attacks
-    python -m bench.hostile --seconds 3600    an hour
+    python -m bench.hostile                                60 s of attacks
+    python -m bench.hostile --seconds 3600 --rounds 20     an hour, with quiet phases between the attacks
 
-Starts a mesh with API keys on this machine. One tenant asks ten times a second, first alone, then beside the attacks, which run in a process
-of their own. Ends with status 1 if the 99th percentile of its answer times is more than `--limit` times the quiet one, or a request fails.
+Starts a mesh with API keys on this machine. One tenant asks ten times a second (`--rate`): alone, and then beside the attacks, in each
+round; and at the end beside a process that uses as much CPU as the attackers did, but sends nothing. The attackers have a budget of CPU
+(`--cores`). Ends with status 1 if the 99th percentile of the tenant's answer times under attack is more than `--limit` times the quiet
+one, each over all rounds, or a request fails.
 """
 
 import argparse
@@ -13,115 +15,81 @@ import json
 import os
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
-import aiohttp
-
-from bench.figures import percentiles
-from bench.hostile.attacks import CHAT, Target, attack_process, prepare_process
+from bench.hostile.attacks import Target
+from bench.hostile.generator import AttackReport, attack_process, neutral_process, prepare_process
+from bench.hostile.slow import explaining
+from bench.hostile.tenant import Experience, behave, together
 from bench.mesh import MeshKind, Served, running_mesh
 from bench.processes import process_use
 from services.frontend.access.keys import hash_of
 
 KEYS = {"well-behaved": "kvmesh-bench-good", "hostile": "kvmesh-bench-hostile"}
-PERIOD_S = 0.1
-TIMEOUT_S = 60.0
 
 
-@dataclass(slots=True, kw_only=True)
-class Experience:
-    """What the well-behaved tenant notices."""
-
-    times_s: list[float] = field(default_factory=list)
-    cores: dict[str, float] = field(default_factory=dict)
-    """Cores that each service used: the cost of the attacks, whatever else runs on the machine."""
-    failures: Counter[str] = field(default_factory=Counter)
-
-    def line(self, name: str) -> str:
-        """One line of the table."""
-        found = percentiles(self.times_s)
-        cells = (f"{found[each]:9.1f}" for each in ("p50", "p90", "p99"))
-        failures = ", ".join(f"{count} x {what}" for what, count in self.failures.items()) or "none"
-        cores = " ".join(f"{service} {used:.2f}" for service, used in self.cores.items())
-        return f"{name:10} {len(self.times_s):8} {' '.join(cells)}   failures: {failures}; cores: {cores}"
-
-    @property
-    def p99_ms(self) -> float:
-        return percentiles(self.times_s)["p99"]
-
-
-async def behave(served: Served, seconds: float) -> Experience:
-    """Asks every PERIOD_S, whether or not the earlier answers have come."""
-    experience = Experience()
-    headers = {"Authorization": f"Bearer {KEYS['well-behaved']}"}
-    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-    began_s, used_s = time.monotonic(), {name: process_use(pid).cpu_s for name, pid in served.watch.items()}
-    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session, asyncio.TaskGroup() as tasks:
-        ends_s = time.monotonic() + seconds
-        number = 0
-        while time.monotonic() < ends_s:
-            number += 1
-            tasks.create_task(_ask(session, served, number, experience))
-            await asyncio.sleep(PERIOD_S)
-    elapsed_s = time.monotonic() - began_s
-    for name, pid in served.watch.items():
-        experience.cores[name] = (process_use(pid).cpu_s - used_s[name]) / elapsed_s
-    return experience
-
-
-async def _ask(session: aiohttp.ClientSession, served: Served, number: int, experience: Experience) -> None:
-    messages = [{"role": "user", "content": f"Question {number}: what is the sum of {number} and 7?"}]
-    body = {"model": served.model, "messages": messages, "max_tokens": 16}
-    began_s = time.perf_counter()
-    try:
-        async with session.post(served.url + CHAT, json=body) as response:
-            await response.read()
-            if response.status != 200:
-                experience.failures[str(response.status)] += 1
-    except (aiohttp.ClientError, TimeoutError) as error:
-        experience.failures[type(error).__name__] += 1
-    experience.times_s.append(time.perf_counter() - began_s)
-
-
-async def measure(served: Served, *, seconds: float, quiet_seconds: float, limit: float, only: str) -> int:
-    """Runs both phases and prints the table. Returns the exit status."""
-    await behave(served, 2.0)  # Caches and code paths are warm in both phases.
-    quiet = await behave(served, quiet_seconds)
-    target = Target(
-        url=served.url,
-        grpc_address=served.grpc_address,
-        model=served.model,
-        key=KEYS["hostile"],
-        seconds=seconds,
-        only=only,
-    )
+async def measure(served: Served, arguments: argparse.Namespace) -> int:
+    """Runs the phases and prints the table. Returns the exit status."""
+    key, seconds = KEYS["well-behaved"], arguments.seconds / arguments.rounds
+    quiet_seconds = arguments.quiet_seconds or max(10.0, min(60.0, seconds / 2))
+    target = Target(url=served.url, grpc_address=served.grpc_address, model=served.model, key=KEYS["hostile"])
     loop = asyncio.get_running_loop()
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        await loop.run_in_executor(pool, prepare_process)
-        attacking = loop.run_in_executor(pool, attack_process, target)
-        hostile = await behave(served, seconds)
-        done = await attacking
-    print(f"{'':10} {'requests':>8} {'p50 ms':>9} {'p90 ms':>9} {'p99 ms':>9}")
-    print(quiet.line("quiet"))
-    print(hostile.line("attacked"))
-    for what, count in sorted(done.items()):
+    quiet, attacked, reports = [], [], []
+    async with explaining(served) as explain:
+        ask = partial(behave, served, key, explain=explain, period_s=1 / arguments.rate)
+        await ask(2.0)  # Caches and code paths are warm in all phases.
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=prepare_process) as pool:
+            await loop.run_in_executor(pool, neutral_process, 0.0, 1.0)
+            print(f"{'':10} {'requests':>8} {'p50 ms':>9} {'p90 ms':>9} {'p99 ms':>9}")
+            for number in range(arguments.rounds):
+                quiet.append(await ask(quiet_seconds))
+                attacking = loop.run_in_executor(pool, attack_process, target, seconds, arguments.only, arguments.cores)
+                attacked.append(await ask(seconds))
+                reports.append(await attacking)
+                print(quiet[-1].lines(f"quiet {number + 1}"), attacked[-1].lines(f"attacked {number + 1}"), sep="\n")
+                print("  slowest:", *(line for _, line in attacked[-1].slow), sep="\n    ")
+                print(
+                    "  MiB: "
+                    + ", ".join(f"{name} {process_use(pid).rss_mib:.0f}" for name, pid in served.watch.items())
+                )
+                print(f"  attackers' cores: {reports[-1].cores:.2f}", flush=True)
+            cores = sum(each.cores for each in reports) / len(reports)
+            wasting = loop.run_in_executor(pool, neutral_process, quiet_seconds, cores)
+            neutral = await ask(quiet_seconds)
+            neutral_cores = await wasting
+    print(neutral.lines("neutral"))
+    print(f"attackers' cores: {cores:.2f} of {arguments.cores:g}; neutral {neutral_cores:.2f}")
+    return _print_totals(together(quiet), together(attacked), neutral, reports, arguments.limit)
+
+
+def _print_totals(
+    quiet: Experience, attacked: Experience, neutral: Experience, reports: Sequence[AttackReport], limit: float
+) -> int:
+    ended = sum((each.ended for each in reports), Counter[str]())
+    for what, count in sorted(ended.items()):
         print(f"  {count:7}  {what}")
-    ratio = hostile.p99_ms / quiet.p99_ms
-    is_good = ratio <= limit and not hostile.failures
+    rates = {name: sum(each.per_s[name] for each in reports) / len(reports) for name in reports[0].per_s}
+    print("requests/s: " + ", ".join(f"{name} {rate:.1f}" for name, rate in rates.items()))
+    for name, each in (("quiet", quiet), ("attacked", attacked), ("neutral", neutral)):
+        failures = ", ".join(f"{count} x {what}" for what, count in each.failures.items()) or "none"
+        print(
+            f"{name}: {len(each.times_s)} requests, p50 {each.p50_ms:.1f} ms, p99 {each.p99_ms:.1f} ms; failures: {failures}"
+        )
+    ratio = attacked.p99_ms / quiet.p99_ms
+    is_good = ratio <= limit and not attacked.failures
+    print(f"p99 attacked / neutral: {attacked.p99_ms / neutral.p99_ms:.2f}")
     print(f"p99 attacked / quiet: {ratio:.2f}, limit {limit:g}: {'within' if is_good else 'NOT WITHIN'}")
     return 0 if is_good else 1
 
 
 async def run(arguments: argparse.Namespace) -> int:
     """Starts the mesh with the keys of both tenants."""
-    quiet_seconds = arguments.quiet_seconds or max(10.0, min(60.0, arguments.seconds / 2))
     with tempfile.TemporaryDirectory(prefix="kvmesh-hostile-") as folder:
         keys = Path(folder) / "keys.json"
         rows = [{"tenant": tenant, "key_sha256": hash_of(key)} for tenant, key in KEYS.items()]
@@ -129,13 +97,7 @@ async def run(arguments: argparse.Namespace) -> int:
         os.environ["KVMESH_ACCESS_KEYS_FILE"] = str(keys)
         kind = MeshKind(name="hostile", engine_argv=(), prefills=arguments.prefill)
         async with running_mesh(kind) as served:
-            return await measure(
-                served,
-                seconds=arguments.seconds,
-                quiet_seconds=quiet_seconds,
-                limit=arguments.limit,
-                only=arguments.only,
-            )
+            return await measure(served, arguments)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -143,10 +105,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.hostile", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--seconds", type=float, default=60.0, help="duration of the attacks")
+    parser.add_argument("--rate", type=float, default=10.0, help="requests per second of the well-behaved tenant")
+    parser.add_argument("--rounds", type=int, default=1, help="parts of the attacks, each after a quiet phase")
     parser.add_argument(
-        "--quiet-seconds", type=float, default=0.0, help="duration before them; 0: half of it, 10 to 60 s"
+        "--quiet-seconds", type=float, default=0.0, help="duration of each other phase; 0: half of a part, 10 to 60 s"
     )
     parser.add_argument("--prefill", type=int, default=1, help="prefill workers of the mesh")
+    parser.add_argument("--cores", type=float, default=0.25, help="CPU budget of the attackers")
     parser.add_argument("--limit", type=float, default=3.0, help="largest ratio of the 99th percentiles")
     parser.add_argument("--only", default="", help="only the attacks whose names have this part")
     with suppress(KeyboardInterrupt):

@@ -1,20 +1,27 @@
 """`python -m bench.planner --traces DIR`: goodput and worker-hours of ways to size pools, in simulations.
 
-Every policy gets the same requests, workers and router. `oracle` knows all arrivals, and is the cheapest of a family of plans that keeps the
-targets for 95 % of the requests. `static peak` and `static mean` are pools for the highest and for the mean load.
+Every policy gets the same requests, workers and router.
+
+* `oracle` knows all arrivals: the cheapest plan that dynamic programming finds for 95 % of the requests (`optimal.py`), as the simulation shows
+  it. Its workers take as long to start as those of others, and its pools have at least one worker.
+* `best constant`: the cheapest pools that never change and keep the targets.
+* `true load`: pools that the planner's formulas want for the true load of each 20 s, ready before it comes.
+* `present` knows the load of the present 20 s exactly, and nothing of later ones: what can be expected of a policy that cannot see the future.
+* `static peak` and `static mean`: pools that the formulas want for the highest and for the mean load.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import process_time
 from typing import Any
 
 from bench.planner.dynamo import DynamoFormulas
-from bench.planner.others import Oracle, Thresholds, demand_of_requests
+from bench.planner.optimal import Planned, cheapest, cheapest_constant, decode_pool, least_missed, prefill_pool
+from bench.planner.others import Present, Thresholds, TrueLoad, demand_of_requests
 from bench.table import render
 from kvmesh.core.planning import Shape, Targets
 from services.planner.decide.settings import DecideSettings
@@ -31,14 +38,35 @@ from services.whatif.traces import TraceRequest, load_trace
 SHAPES = ("constant", "step", "ramp", "spike", "diurnal")
 RECORDED = {"azure-conv": "AzureLLMInferenceTrace_conv.csv.gz", "azure-code": "AzureLLMInferenceTrace_code.csv.gz",
             "mooncake": "conversation_trace.jsonl.gz"}  # fmt: skip
-POLICIES = ("oracle", "planner", "planner, no flips", "thresholds", "dynamo formulas", "static peak", "static mean")
-COLUMNS = ("load", "policy", "within targets", "worker-hours", "of oracle", "TTFT p95 s", "ITL p95 ms", "flips", "starts",
+LOADS = (*SHAPES, *RECORDED)
+POLICIES = (
+    "oracle",
+    "best constant",
+    "true load",
+    "present",
+    "planner",
+    "thresholds",
+    "dynamo formulas",
+    "static peak",
+    "static mean",
+)
+COLUMNS = ("load", "policy", "within targets", "after 300 s", "worker-hours", "of oracle", "TTFT p95 s", "ITL p95 ms", "flips", "starts",
            "reversals")  # fmt: skip
 START_S = 30.0
 SPEED = Speed()
-DECIDE = DecideSettings(start_s=START_S)
+DECIDE = DecideSettings(start_s=START_S, calm_s=START_S)
 ATTAINMENT = 0.95
-FACTORS = (0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0)
+SHARES = (0.94, 0.952, 0.96, 0.97, 0.98, 0.99)
+"""Shares of requests that plans of the oracle aim at, until the simulation shows ATTAINMENT."""
+DECODE_MISSES = 0.1
+"""Part of the oracle's misses that are left to the decode pool."""
+WORKERS_MAX = 20
+SURGE = 2.0
+"""`present` sizes for so many times the load for some time after the load has grown, to remove what waits."""
+INTERVAL_S = 10.0
+"""Of the loads in plots."""
+LEARNING_S = 300.0
+"""Policies start without a history. Their requests after this time are also counted apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,26 +82,46 @@ class Case:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the cases and prints a table."""
     options = _options(arguments)
-    lines: list[Sequence[str]] = []
-    figures: list[Mapping[str, Any]] = []
+    figures = json.loads(options.json.read_text()) if options.json and options.json.exists() else []
     for name in options.load:
         case = make_case(name, options)
         if case is None:
             print(f"{name}: no such trace in {options.traces}", file=sys.stderr)
             continue
-        results = run_case(case, options.policy)
-        hours = results["oracle"].worker_hours_total if "oracle" in results else 0.0
-        for policy, result in results.items():
-            lines.append(_line(case.name, policy, result, hours))
-            figures.append(_figures(case.name, policy, result))
-    print(render(COLUMNS, lines))
-    if options.json:
-        options.json.write_text(json.dumps(figures))
+        if options.bounds:
+            print(f"{name}: at least missed", *_bounds(case), sep="\n  ")
+            continue
+        for policy in options.policy:
+            found = _figures(name, policy, run_policy(case, policy))
+            known = [each for each in figures if (each["load"], each["policy"]) != (name, policy)]
+            figures = sorted([*known, found], key=_order)
+            if options.json:
+                options.json.write_text(json.dumps(figures))
+    if options.bounds:
+        return 0
+    print(render(COLUMNS, [_line(each, figures) for each in figures]))
     if options.plot:
         from bench.planner.plots import plot
 
         plot(figures, options.plot)
     return 0
+
+
+def _bounds(case: Case) -> Sequence[str]:
+    """What a policy misses at least that has so many prefill workers when the worst overload begins."""
+    return [
+        f"{workers} prefill workers: {share:.1%}"
+        for workers in range(1, WORKERS_MAX + 1)
+        if (
+            share := least_missed(
+                case.trace, case.targets, SPEED, hit_rate=case.hit_rate, workers=workers, start_s=START_S
+            )
+        )
+    ]
+
+
+def _order(figures: Mapping[str, Any]) -> tuple[int, int]:
+    return LOADS.index(figures["load"]), POLICIES.index(figures["policy"])
 
 
 def make_case(name: str, options: argparse.Namespace) -> Case | None:
@@ -92,48 +140,72 @@ def make_case(name: str, options: argparse.Namespace) -> Case | None:
     return Case(name=name, trace=scaled(load_trace(path), 4.0, options.duration), targets=targets)
 
 
-def run_case(case: Case, policies: Sequence[str]) -> Mapping[str, Result]:
-    oracle, oracle_result = find_oracle(case)
-    first = oracle.first
-    mean = demand_of_requests(case.trace, case.trace[-1].at_s, case.hit_rate)
-    static = Sizer(speed=SPEED, targets=case.targets).size(mean).shape
-    makers: Mapping[str, Callable[[], tuple[Shape, PoolPolicy]]] = {
-        "planner": lambda: (first, PlannerPolicy(case.targets, SPEED, DECIDE)),
-        "planner, no flips": lambda: (first, PlannerPolicy(case.targets, SPEED, replace(DECIDE, flips=False))),
-        "thresholds": lambda: (first, Thresholds(case.targets, SPEED)),
-        "dynamo formulas": lambda: (first, DynamoFormulas(case.targets, SPEED)),
-        "static peak": lambda: (oracle.peak(), Static()),
-        "static mean": lambda: (static, Static()),
-    }
-    results = {"oracle": oracle_result} if "oracle" in policies else {}
-    for name in policies:
-        if name in makers:
-            began = process_time()
-            shape, policy = makers[name]()
-            results[name] = _run(case, shape, policy)
-            print(_short(case.name, name, results[name], process_time() - began), file=sys.stderr, flush=True)
-    return results
+def run_policy(case: Case, name: str) -> Result:
+    if name == "oracle":
+        return find_oracle(case)
+    if name == "best constant":
+        return find_constant(case)
+    true_load = TrueLoad(case.trace, case.targets, SPEED, start_s=START_S, hit_rate=case.hit_rate)
+    shape = true_load.first
+    policy: PoolPolicy = Static()
+    if name == "true load":
+        policy = true_load
+    elif name == "present":
+        policy = Present(case.trace, case.targets, SPEED, surge=SURGE, start_s=START_S, hit_rate=case.hit_rate)
+    elif name == "planner":
+        policy = PlannerPolicy(targets=case.targets, speed=SPEED, settings=DECIDE)
+    elif name == "thresholds":
+        policy = Thresholds(case.targets, SPEED)
+    elif name == "dynamo formulas":
+        policy = DynamoFormulas(case.targets, SPEED)
+    elif name == "static peak":
+        shape = true_load.peak()
+    else:
+        mean = demand_of_requests(case.trace, case.trace[-1].at_s, case.hit_rate)
+        shape = Sizer(speed=SPEED, targets=case.targets).size(mean).shape
+    return _run(case, name, shape, policy)
 
 
-def find_oracle(case: Case) -> tuple[Oracle, Result]:
-    """The smallest factor that keeps the targets."""
-    result: Result | None = None
-    oracle: Oracle | None = None
-    for factor in FACTORS:
-        oracle = Oracle(case.trace, case.targets, SPEED, factor=factor, start_s=START_S, hit_rate=case.hit_rate)
-        began = process_time()
-        result = _run(case, oracle.first, oracle)
-        print(_short(case.name, f"oracle {factor:g}", result, process_time() - began), file=sys.stderr, flush=True)
+def find_oracle(case: Case) -> Result:
+    """The first plan that keeps the targets in the simulation, of those that do in the model; if none does, the last one."""
+    requests = len(case.trace)
+    prefill = prefill_pool(case.trace, case.targets, SPEED, hit_rate=case.hit_rate, workers_max=WORKERS_MAX)
+    decode = decode_pool(case.trace, case.targets, SPEED, workers_max=WORKERS_MAX)
+    for share in SHARES:
+        for_decode = 1 - DECODE_MISSES * (1 - share)
+        plan = Planned(
+            prefill=cheapest(prefill, share=share / for_decode, requests=requests, start_s=START_S),
+            decode=cheapest(decode, share=for_decode, requests=requests, start_s=START_S),
+            start_s=START_S,
+        )
+        result = _run(case, f"oracle {share:g}", plan.first, plan)
         if result.attainment >= ATTAINMENT:
             break
-    assert result is not None
-    assert oracle is not None
-    return oracle, result
+    return result
 
 
-def _run(case: Case, shape: Shape, policy: PoolPolicy) -> Result:
+def find_constant(case: Case) -> Result:
+    """The cheapest pools that never change and keep the targets. The model of the oracle narrows the search."""
+    requests = len(case.trace)
+    prefill = prefill_pool(case.trace, case.targets, SPEED, hit_rate=case.hit_rate, workers_max=WORKERS_MAX)
+    decode = decode_pool(case.trace, case.targets, SPEED, workers_max=WORKERS_MAX)
+    shape = Shape(
+        prefill_workers=cheapest_constant(prefill, share=ATTAINMENT, requests=requests),
+        decode_workers=cheapest_constant(decode, share=1 - DECODE_MISSES * (1 - ATTAINMENT), requests=requests),
+    )
+    while True:
+        result = _run(case, f"constant {shape.prefill_workers} + {shape.decode_workers}", shape, Static())
+        if result.attainment >= ATTAINMENT or shape.prefill_workers >= WORKERS_MAX:
+            return result
+        shape = replace(shape, prefill_workers=shape.prefill_workers + 1)
+
+
+def _run(case: Case, name: str, shape: Shape, policy: PoolPolicy) -> Result:
+    began = process_time()
     settings = SimulationSettings(shape=shape, targets=case.targets, times=FleetTimes(start_s=START_S))
-    return Simulation(settings, policy).run(case.trace)
+    result = Simulation(settings, policy).run(case.trace)
+    print(_short(case.name, name, result, process_time() - began), file=sys.stderr, flush=True)
+    return result
 
 
 def _short(load: str, policy: str, result: Result, cpu_s: float) -> str:
@@ -143,19 +215,29 @@ def _short(load: str, policy: str, result: Result, cpu_s: float) -> str:
     )
 
 
-def _line(load: str, policy: str, result: Result, oracle_hours: float) -> Sequence[str]:
-    return (
-        load,
-        policy,
-        f"{result.attainment:.3f}",
-        f"{result.worker_hours_total:.2f}",
-        f"{result.worker_hours_total / oracle_hours:.2f}" if oracle_hours else "",
-        f"{percentile(result.ttft_s, 0.95):.2f}",
-        f"{1000 * percentile(result.itl_s, 0.95):.1f}",
-        str(result.flips),
-        str(result.starts),
-        str(result.reversals),
+def _line(run: Mapping[str, Any], figures: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+    hours = next(
+        (each["worker_hours"] for each in figures if (each["load"], each["policy"]) == (run["load"], "oracle")), 0
     )
+    return (
+        run["load"],
+        run["policy"],
+        f"{run['attainment']:.3f}",
+        f"{run['after_learning']:.3f}",
+        f"{run['worker_hours']:.2f}",
+        f"{run['worker_hours'] / hours:.2f}" if hours else "",
+        f"{run['ttft_p95_s']:.2f}",
+        f"{1000 * run['itl_p95_s']:.1f}",
+        str(run["flips"]),
+        str(run["starts"]),
+        str(run["reversals"]),
+    )
+
+
+def after(result: Result, began_s: float) -> float:
+    """Share within the targets of the requests that arrived later."""
+    later = [is_good for at_s, is_good in result.within if at_s >= began_s]
+    return sum(later) / len(later) if later else 0.0
 
 
 def _figures(load: str, policy: str, result: Result) -> Mapping[str, Any]:
@@ -163,20 +245,48 @@ def _figures(load: str, policy: str, result: Result) -> Mapping[str, Any]:
         "load": load,
         "policy": policy,
         "attainment": result.attainment,
+        "after_learning": after(result, LEARNING_S),
+        "reversals": result.reversals,
+        "flips": result.flips,
+        "starts": result.starts,
+        "ttft_p95_s": percentile(result.ttft_s, 0.95),
+        "itl_p95_s": percentile(result.itl_s, 0.95),
         "worker_hours": result.worker_hours_total,
         "shapes": [(at_s, shape.prefill_workers, shape.decode_workers) for at_s, shape in result.shapes],
         "duration_s": result.within[-1][0],
         "requests": result.requests,
+        "arrivals": _per_interval(result),
     }
+
+
+def _per_interval(result: Result) -> Sequence[float]:
+    """Requests per second of each INTERVAL_S."""
+    counts = [0] * (int(result.within[-1][0] / INTERVAL_S) + 1)
+    for at_s, _ in result.within:
+        counts[int(at_s / INTERVAL_S)] += 1
+    return [count / INTERVAL_S for count in counts]
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.planner", description=__doc__)
     parser.add_argument("--traces", type=Path, help="folder with the traces of Azure (2023) and Mooncake")
-    parser.add_argument("--load", nargs="+", default=[*SHAPES, *RECORDED], choices=[*SHAPES, *RECORDED])
-    parser.add_argument("--policy", nargs="+", default=list(POLICIES), choices=POLICIES)
+    parser.add_argument("--load", nargs="+", default=LOADS, choices=LOADS)
+    parser.add_argument(
+        "--policy",
+        nargs="*",
+        default=POLICIES,
+        choices=POLICIES,
+        help="none: only the table and plots of --json",
+    )
     parser.add_argument("--duration", type=float, default=1200.0, help="seconds of each load")
-    parser.add_argument("--json", type=Path, help="file for all figures")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        help="file for all figures; those that are not run now stay",
+    )
+    parser.add_argument(
+        "--bounds", action="store_true", help="no simulation: what policies that do not know the future miss at least"
+    )
     parser.add_argument("--plot", type=Path, help="folder for plots (needs matplotlib)")
     return parser.parse_args(arguments)
 

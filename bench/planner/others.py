@@ -1,4 +1,4 @@
-"""A load-threshold scaler, and an oracle that knows the future."""
+"""A load-threshold scaler, and policies that know the true load."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -71,10 +71,10 @@ def desired(size: int, value: float, *, target: float) -> int:
     return max(1, size if abs(ratio - 1) <= 0.1 else -int(-size * ratio // 1))
 
 
-class Oracle:
-    """Knows all arrivals: each pool has at any time what the formulas need for `factor` times the true load of the next seconds.
+class TrueLoad:
+    """Each pool has at any time what the formulas need for the true load of the next seconds.
 
-    Workers start so early that they are ready in time. The runner looks for the smallest factor that keeps the targets.
+    Workers start so early that they are ready in time.
     """
 
     STEP_S = 20.0
@@ -85,18 +85,20 @@ class Oracle:
         targets: Targets,
         speed: Speed,
         *,
-        factor: float,
         start_s: float,
         hit_rate: float,
     ) -> None:
         self._start_s = start_s
-        sizer = Sizer(speed=speed, targets=targets)
+        self._sizes = self._needed(trace, Sizer(speed=speed, targets=targets), 1.0, hit_rate)
+
+    def _needed(self, trace: Sequence[TraceRequest], sizer: Sizer, factor: float, hit_rate: float) -> Sequence[Shape]:
+        """The shape for each step."""
         steps = int(trace[-1].at_s / self.STEP_S) + 1
         found: list[list[TraceRequest]] = [[] for _ in range(steps)]
         for request in trace:
             found[int(request.at_s / self.STEP_S)].append(request)
         overall = demand_of_requests(trace, trace[-1].at_s, hit_rate)
-        self._sizes = [
+        return [
             sizer.size(
                 replace(self._near(found, i, hit_rate) or overall, requests_per_s=factor * len(each) / self.STEP_S)
             ).shape
@@ -129,6 +131,38 @@ class Oracle:
         """Lengths of two minutes around a step."""
         near = [request for step in found[max(0, i - 3) : i + 3] for request in step]
         return demand_of_requests(near, 1.0, hit_rate) if near else None
+
+
+class Present(TrueLoad):
+    """Knows the load of the current step exactly, and nothing of later ones. Its workers take the usual time to start.
+
+    For `SURGE_S` after a pool has to grow, it is sized for `surge` times the load, to remove what waits. It shrinks at once.
+    """
+
+    SURGE_S = 60.0
+
+    def __init__(
+        self,
+        trace: Sequence[TraceRequest],
+        targets: Targets,
+        speed: Speed,
+        *,
+        surge: float,
+        start_s: float,
+        hit_rate: float,
+    ) -> None:
+        super().__init__(trace, targets, speed, start_s=start_s, hit_rate=hit_rate)
+        self._surges = self._needed(trace, Sizer(speed=speed, targets=targets), surge, hit_rate)
+        self._until_s = 0.0
+
+    def tick(self, observation: ModelObservation, fleet: ChangingFleet, now_s: float) -> None:
+        step = min(int(now_s / self.STEP_S), len(self._sizes) - 1)
+        needed, before, wanted = self._sizes[step], self._sizes[max(0, step - 1)], fleet.wanted()
+        if needed.prefill_workers > before.prefill_workers or needed.decode_workers > before.decode_workers:
+            self._until_s = step * self.STEP_S + self.SURGE_S
+        shape = self._surges[step] if now_s < self._until_s else needed
+        if (shape.prefill_workers, shape.decode_workers) != (wanted.prefill_workers, wanted.decode_workers):
+            fleet.scale(shape)
 
 
 def demand_of_requests(requests: Sequence[TraceRequest], span_s: float, hit_rate: float) -> Demand:

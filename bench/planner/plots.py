@@ -6,29 +6,65 @@ from typing import Any
 
 import matplotlib
 
-matplotlib.use("agg")
+matplotlib.use("svg")
 from matplotlib import pyplot  # The backend is chosen first: there is no screen.
+from matplotlib.axes import Axes
+
+# The same figures give the same file: no random ids, and text as text.
+matplotlib.rcParams.update({"svg.hashsalt": "kvmesh", "svg.fonttype": "none", "font.size": 8})
+
+COLUMNS = 4
+INTERVAL_S = 10.0
+MARKERS = "osD^vPX*<>"
+Figures = Mapping[str, Any]
 
 
-def plot(figures: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    """`planner.png`: worker-hours over those of the oracle, and share of requests within the targets, one panel per load."""
+def plot(figures: Sequence[Figures], folder: Path) -> None:
+    """`planner.svg`: worker-hours over those of the oracle, and share of requests within the targets. `planner-workers.svg`: the load, and
+    the workers that the planner and the oracle want. One panel per load."""
     folder.mkdir(parents=True, exist_ok=True)
+    _panels(figures, folder / "planner.svg", _outcomes)
+    _panels(figures, folder / "planner-workers.svg", _workers)
+
+
+def _panels(figures: Sequence[Figures], path: Path, draw: Any) -> None:
     loads = list(dict.fromkeys(figure["load"] for figure in figures))
-    columns = 4
-    rows = -(-len(loads) // columns)
-    sheet, axes = pyplot.subplots(rows, columns, figsize=(13, 3 * rows), squeeze=False, layout="constrained")
+    rows = -(-len(loads) // COLUMNS)
+    sheet, axes = pyplot.subplots(rows, COLUMNS, figsize=(13, 3 * rows), squeeze=False, layout="constrained")
     for axis, load in zip(axes.flat, loads, strict=False):
-        runs = [figure for figure in figures if figure["load"] == load]
-        base = next((run["worker_hours"] for run in runs if run["policy"] == "oracle"), 1.0)
-        for run in runs:
-            axis.plot(run["worker_hours"] / base, 100 * run["attainment"], "o", label=run["policy"])
-        axis.axhline(95, color="grey", linewidth=0.5)
-        axis.axvline(1.1, color="grey", linewidth=0.5)
         axis.set_title(load, fontsize=9)
-        axis.set_xlabel("worker-hours, of the oracle's", fontsize=8)
-        axis.set_ylabel("within targets, %", fontsize=8)
+        draw(axis, [run for run in figures if run["load"] == load])
     for axis in list(axes.flat)[len(loads) :]:
         axis.set_visible(False)
-    axes.flat[0].legend(fontsize=6)
-    sheet.savefig(folder / "planner.png", dpi=80)
+    if axes.flat[0].get_legend_handles_labels()[0]:
+        axes.flat[0].legend(fontsize=6)
+    sheet.savefig(path, metadata={"Date": None})
+    # matplotlib ends some lines with spaces, which git's checks refuse.
+    path.write_text("".join(f"{line.rstrip()}\n" for line in path.read_text().splitlines()))
     pyplot.close(sheet)
+
+
+def _outcomes(axis: Axes, runs: Sequence[Figures]) -> None:
+    base = next((run["worker_hours"] for run in runs if run["policy"] == "oracle"), 1.0)
+    for run, marker in zip(runs, MARKERS, strict=False):
+        axis.plot(run["worker_hours"] / base, 100 * run["attainment"], marker, label=run["policy"])
+    axis.axhline(95, color="grey", linewidth=0.5)
+    axis.axvline(1.1, color="grey", linewidth=0.5)
+    axis.set_xlabel("worker-hours, of the oracle's")
+    axis.set_ylabel("within targets, %")
+
+
+def _workers(axis: Axes, runs: Sequence[Figures]) -> None:
+    arrivals = runs[0]["arrivals"]
+    axis.fill_between([i * INTERVAL_S for i in range(len(arrivals))], arrivals, step="post", color="0.9")
+    axis.set_xlabel("seconds")
+    axis.set_ylabel("requests/s (grey)")
+    workers = axis.twinx()
+    workers.set_ylabel("workers wanted")
+    for name in ("planner", "oracle"):
+        for run in (each for each in runs if each["policy"] == name):
+            shapes = [*run["shapes"], [run["duration_s"], *run["shapes"][-1][1:]]]
+            sizes = [prefill + decode for _, prefill, decode in shapes]
+            workers.step([shape[0] for shape in shapes], sizes, where="post", linewidth=0.9, label=name)
+    workers.set_ylim(bottom=0)
+    workers.legend(fontsize=6)

@@ -18,6 +18,7 @@ COMMANDS = {
     "chat": ("kvmesh.cli.chat:main", "talk to a mesh in the terminal"),
     "key": ("kvmesh.cli.key:main", "make an API key"),
     "credentials": ("kvmesh.cli.credentials:main", "make what the services of several machines show to each other"),
+    "consul-bootstrap": ("kvmesh.cli.consul_bootstrap:main", "give a Consul with ACLs the mesh's policies and tokens"),
     "status": ("kvmesh.cli.status:main", "show a mesh as tables"),
     "top": ("kvmesh.cli.top:main", "show the workers of a mesh, refreshed each second"),
     "doctor": ("kvmesh.cli.doctor:main", "check this machine, and a mesh on it"),
@@ -25,14 +26,17 @@ COMMANDS = {
     "drain": ("kvmesh.cli.worker_commands:drain", "take a worker out of service, or back"),
     "rollout": ("kvmesh.cli.rollout:main", "restart the workers one after the other"),
     "role": ("kvmesh.cli.worker_commands:role", "move a worker to the other pool"),
+    "plan": ("kvmesh.cli.show_plan:main", "show what the planner wants, what it compared, and why"),
+    "profile": ("kvmesh.cli.profile.command:main", "measure how fast an engine is, and write a profile file"),
     "advise": ("kvmesh.cli.advise.command:main", "propose an engine, a layout and the command that starts it"),
-    "simulate": ("services.whatif.command:main", "simulate a load on pools of workers, with and without the planner"),
+    "record": ("kvmesh.cli.record:main", "record lengths, times and shared blocks of the traffic for simulations"),
+    "simulate": ("services.whatif.command:main", "simulate a load on pools of workers, or faults in a mesh"),
     "translate-args": ("kvmesh.cli.translate_args:main", "translate the flags of an engine's own server"),
 }
 
 
 def usage() -> str:
-    lines = [f"  kvmesh {name:<14} {text}" for name, (_, text) in COMMANDS.items()]
+    lines = [f"  kvmesh {name:<16} {text}" for name, (_, text) in COMMANDS.items()]
     return "\n".join(["usage: kvmesh COMMAND [--help]", "       kvmesh --version", "", *lines])
 
 

@@ -1,19 +1,23 @@
 """How commands reach a running mesh: its registry, and the services that the registry lists."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from kvmesh.cli.state import MeshState, find_mesh, running_meshes
+from kvmesh.clock import SystemClock
 from kvmesh.core import WorkerView
 from kvmesh.discovery.base import ROUTER, Instance, Registry
+from kvmesh.discovery.identity import ServiceIdentity, open_identity
 from kvmesh.discovery.sealed import open_registry
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import UnavailableError
 from kvmesh.identity.certificates import source_of
 from kvmesh.identity.credentials import Credentials, find_credentials
 from kvmesh.identity.roles import MeshRole
-from kvmesh.identity.settings import MeshSettings
+from kvmesh.identity.settings import IdentitySource, MeshSettings
+from kvmesh.lifecycle import RunningPart
 from kvmesh.network.settings import NetworkSettings
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.router.client import GrpcRouterClient
@@ -22,6 +26,8 @@ from kvmesh.settings import group, setting
 from kvmesh.settings.declare import specs
 
 CALL_TIMEOUT_S = 2.0
+IDENTITY_WAIT_S = 5.0
+"""For a certificate of Consul: a person waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,18 +37,49 @@ class MeshTarget:
     address: str
     token: str = ""
     credentials: Credentials | None = None
+    source: IdentitySource = IdentitySource.FILES
 
     def registry(self) -> Registry:
         """A new client of the registry. InvalidRequestError when a file cannot be read."""
-        token_file = self.credentials.token_file if self.credentials is not None and not self.token else ""
-        discovery = DiscoverySettings(address=self.address, token=self.token, token_file=token_file)
-        secret_file = self.credentials.secret_file if self.credentials is not None else ""
-        return open_registry(discovery, MeshSettings(secret_file=secret_file))
+        return open_registry(self._discovery, self._mesh)
 
     def channels(self) -> ChannelPool:
-        """New channels to the services. InvalidRequestError when a certificate cannot be read."""
-        folder = self.credentials.tls_directory(MeshRole.OPERATOR) if self.credentials is not None else ""
-        return ChannelPool(RpcSettings(), mesh=source_of(folder))
+        """New channels to the services with certificates in files. InvalidRequestError when one cannot be read."""
+        return ChannelPool(RpcSettings(), mesh=source_of(self._mesh.tls_directory))
+
+    @asynccontextmanager
+    async def identity(self) -> AsyncIterator[ServiceIdentity]:
+        """The operator's identity, followed until the block ends. UnavailableError when Consul issues no certificate."""
+        identity = open_identity(self._mesh, self._discovery, MeshRole.OPERATOR, SystemClock())
+        async with AsyncExitStack() as stack:
+            for part in identity.parts:
+                stack.push_async_callback(part.aclose)
+                await part.start()
+                if isinstance(part, RunningPart):
+                    running = asyncio.create_task(part.run(), name="operator-identity")
+                    stack.push_async_callback(asyncio.wait, [running])
+                    stack.push_async_callback(part.aclose)
+            yield identity
+
+    def noted_registry(self, identity: ServiceIdentity) -> Registry:
+        """A new client of the registry, which tells the identity's channels who is at an address."""
+        return identity.registry(self._discovery, self._mesh)
+
+    @property
+    def _discovery(self) -> DiscoverySettings:
+        token_file = self.credentials.token_file if self.credentials is not None and not self.token else ""
+        return DiscoverySettings(address=self.address, token=self.token, token_file=token_file)
+
+    @property
+    def _mesh(self) -> MeshSettings:
+        found = self.credentials
+        has_files = found is not None and self.source is IdentitySource.FILES
+        return MeshSettings(
+            identity=self.source,
+            secret_file=found.secret_file if found is not None else "",
+            tls_directory=found.tls_directory(MeshRole.OPERATOR) if found is not None and has_files else "",
+            identity_wait_s=IDENTITY_WAIT_S,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +93,24 @@ class MeshChoice:
         "", "folder with the operator's credentials (`kvmesh credentials`); empty: those of the mesh that runs here"
     )
 
+    mesh_identity: IdentitySource = setting(
+        IdentitySource.FILES, "as for services: where the operator's certificate comes from"
+    )
+
     def target(self) -> MeshTarget:
         """NotFoundError lists the running meshes if the choice is not clear."""
-        return choose_target(mesh=self.mesh, consul=self.consul, token=self.token, credentials=self.credentials)
+        return choose_target(
+            mesh=self.mesh,
+            consul=self.consul,
+            token=self.token,
+            credentials=self.credentials,
+            source=self.mesh_identity,
+        )
 
 
-def choose_target(*, mesh: str, consul: str, token: str, credentials: str) -> MeshTarget:
+def choose_target(
+    *, mesh: str, consul: str, token: str, credentials: str, source: IdentitySource = IdentitySource.FILES
+) -> MeshTarget:
     """The mesh that a command's flags mean. NotFoundError lists the running meshes if the choice is not clear."""
     if consul:
         running = [each for each in running_meshes() if each.registry == consul]
@@ -69,7 +118,7 @@ def choose_target(*, mesh: str, consul: str, token: str, credentials: str) -> Me
     else:
         target = target_of(find_mesh(mesh, otherwise="--consul"))
     found = find_credentials(credentials) if credentials else target.credentials
-    return MeshTarget(address=target.address, token=token, credentials=found)
+    return MeshTarget(address=target.address, token=token, credentials=found, source=source)
 
 
 def target_of(state: MeshState) -> MeshTarget:
@@ -106,10 +155,11 @@ class MeshConnection:
 @asynccontextmanager
 async def connect(target: MeshTarget) -> AsyncIterator[MeshConnection]:
     """Connects to a mesh. Nothing is asked yet."""
-    registry = target.registry()
-    channels = target.channels()
-    try:
-        yield MeshConnection(registry=registry, channels=channels)
-    finally:
-        await channels.aclose()
-        await registry.aclose()
+    async with target.identity() as identity:
+        registry = target.noted_registry(identity)
+        channels = ChannelPool(RpcSettings(), mesh=identity.source, role_of=identity.book.role_of)
+        try:
+            yield MeshConnection(registry=registry, channels=channels)
+        finally:
+            await channels.aclose()
+            await registry.aclose()

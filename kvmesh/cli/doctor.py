@@ -49,6 +49,7 @@ from kvmesh.core import Role
 from kvmesh.discovery.base import DECODE
 from kvmesh.engines.vllm.registration import VLLM_GPU
 from kvmesh.errors import MeshError, UnavailableError
+from kvmesh.identity.settings import IdentitySource
 from kvmesh.network.names import host_port
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.settings import SettingsError, load, setting
@@ -85,6 +86,9 @@ class DoctorSettings:
     discovery_token: str = setting("", "ACL token for the Consul agent", secret=True)
     credentials: str = setting(
         "", "folder with the operator's credentials (`kvmesh credentials`); empty: those of the mesh that runs here"
+    )
+    mesh_identity: IdentitySource = setting(
+        IdentitySource.FILES, "as for services: where the operator's certificate comes from"
     )
     model: str = setting(str(DEMO_MODEL), "model directory in Hugging Face layout, or a hub name")
     own_mesh: bool = setting(True, "checks 6 to 10, which start a mesh and engines. False: only the machine is checked")
@@ -377,14 +381,11 @@ def check_running_mesh(settings: DoctorSettings) -> int:
     """The exit status."""
 
     async def run(target: MeshTarget) -> int:
-        registry, channels = target.registry(), target.channels()
         numbers = itertools.count(1)
-        try:
-            doctor = MeshDoctor(registry, GrpcWorkerClient(channels), registry_address=target.address)
+        async with connect(target) as connection:
+            client = GrpcWorkerClient(connection.channels)
+            doctor = MeshDoctor(connection.registry, client, registry_address=target.address)
             return await doctor.run(lambda finding: print_finding(next(numbers), finding))
-        finally:
-            await channels.aclose()
-            await registry.aclose()
 
     try:
         target = choose_target(
@@ -392,6 +393,7 @@ def check_running_mesh(settings: DoctorSettings) -> int:
             consul=settings.consul,
             token=settings.discovery_token,
             credentials=settings.credentials,
+            source=settings.mesh_identity,
         )
         return asyncio.run(run(target))
     except MeshError as error:

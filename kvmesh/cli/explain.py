@@ -8,20 +8,17 @@ import asyncio
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from kvmesh.cli.connection import SERVICE_VARIABLES, MeshChoice, MeshTarget, connect
 from kvmesh.cli.tables import Row, render_table
-from kvmesh.core import Candidate, EarlierPlacement, Explanation, Report, WorkerRef
-from kvmesh.discovery.base import ROUTER, Instance
-from kvmesh.errors import MeshError, NotFoundError, UnavailableError
-from kvmesh.rpc.channels import ChannelPool
-from kvmesh.rpc.router.client import GrpcRouterClient
+from kvmesh.core import Candidate, EarlierPlacement, Explanation, Report
+from kvmesh.discovery.base import ROUTER
+from kvmesh.errors import MeshError
+from kvmesh.rpc.router.explanations import find_explanation, is_chosen, request_id_in, shown_candidates, worker_name
 from kvmesh.settings import SettingsError, load, setting, split_operands
 
-PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
-"""Each HTTP API writes one before the request's id in its answers."""
 SECONDS = "s"
 USAGE = (
     "Usage: kvmesh explain ID [--mesh NAME]. ID is in the header x-request-id of a response, in the answer's field id,"
@@ -106,7 +103,7 @@ def _ttft(explanation: Explanation) -> str:
 
 
 def _table(explanation: Explanation, candidates_max: int) -> str:
-    shown = _shown(explanation, candidates_max)
+    shown = shown_candidates(explanation, candidates_max)
     # A dict keeps the router's order of the cost terms.
     names = list(dict.fromkeys(name for candidate in shown for name, _ in candidate.terms))
     columns = ("", "PREFILL", "DECODE", "COST", *(name.upper() for name in names), "REMOVED BY")
@@ -115,48 +112,19 @@ def _table(explanation: Explanation, candidates_max: int) -> str:
     return f"{text}\n... and {left} more" if left else text
 
 
-def _shown(explanation: Explanation, candidates_max: int) -> Sequence[Candidate]:
-    """The best candidates and some of the removed ones. The chosen one is always included."""
-    scored = [candidate for candidate in explanation.candidates if not candidate.removed_by]
-    removed = [candidate for candidate in explanation.candidates if candidate.removed_by]
-    removed = removed[: max(candidates_max - len(scored), candidates_max // 2)]
-    room = max(1, candidates_max - len(removed))
-    best, rest = scored[:room], scored[room:]
-    chosen = [candidate for candidate in rest if _is_chosen(candidate, explanation)]
-    return [*(best[: room - 1] if chosen else best), *chosen, *removed]
-
-
 def _row(candidate: Candidate, explanation: Explanation, names: Sequence[str]) -> Row:
     terms = dict(candidate.terms)
     unit = explanation.cost_unit
     costs = [_cost(terms[name], unit) if name in terms else "-" for name in names]
     is_scored = not candidate.removed_by and bool(candidate.terms)
     return (
-        "*" if _is_chosen(candidate, explanation) else "",
-        _worker(candidate.prefill),
-        _worker(candidate.decode),
+        "*" if is_chosen(candidate, explanation) else "",
+        worker_name(candidate.prefill) or "-",
+        worker_name(candidate.decode) or "-",
         _cost(candidate.cost, unit) if is_scored else "-",
         *costs,
         candidate.removed_by,
     )
-
-
-def _is_chosen(candidate: Candidate, explanation: Explanation) -> bool:
-    placement = explanation.placement
-    if placement is None or candidate.removed_by:
-        return False
-    return (_worker(candidate.prefill), _worker(candidate.decode)) == (
-        _worker(placement.prefill),
-        _worker(placement.decode),
-    )
-
-
-def _worker(worker: WorkerRef | None) -> str:
-    """The worker's id, with its data-parallel rank if it has several."""
-    if worker is None:
-        return "-"
-    rank = worker.data_parallel_rank
-    return worker.worker_id if rank is None else f"{worker.worker_id}/{rank}"
 
 
 def _report_text(report: Report) -> str:
@@ -174,58 +142,12 @@ def _seconds(value: float) -> str:
     return f"{1000 * value:.1f} ms" if abs(value) < 10 else f"{value:.1f} s"
 
 
-async def find(
-    routers: Sequence[Instance], channels: ChannelPool, request_id: str, timeout_s: float
-) -> tuple[Explanation, str]:
-    """The newest explanation, with its router. NotFoundError when all routers answered and none knows the request."""
-    if not routers:
-        raise UnavailableError("no router is registered", reason="no_router")
-    calls = [GrpcRouterClient(channels, router.address).explain(request_id, timeout_s=timeout_s) for router in routers]
-    answers = await asyncio.gather(*calls, return_exceptions=True)
-    found: list[tuple[Explanation, str]] = []
-    problems: list[str] = []
-    for router, answer in zip(routers, answers, strict=True):
-        if isinstance(answer, Explanation):
-            found.append((answer, router.instance_id))
-        elif isinstance(answer, MeshError):
-            if not isinstance(answer, NotFoundError):
-                problems.append(f"{router.instance_id}: {answer.message}")
-        else:
-            raise answer
-    if found:
-        return _joined(found)
-    if problems:
-        raise UnavailableError(f"no router that answered knows the request; {'; '.join(problems)}", reason="no_router")
-    raise NotFoundError(
-        f"no router knows a request {request_id!r}; each keeps its newest decisions only",
-        reason="placement_not_found",
-        field="request_id",
-    )
-
-
-def _joined(found: Sequence[tuple[Explanation, str]]) -> tuple[Explanation, str]:
-    """The newest decision, with the earlier ones that other routers made: after the loss of a router another one places the request."""
-    newest, router_id = max(found, key=lambda pair: (pair[0].attempt, pair[0].decided_at_s))
-    earlier = {each.attempt: each for each in newest.earlier}
-    for explanation, _ in found:
-        own = EarlierPlacement(
-            attempt=explanation.attempt,
-            decided_at_s=explanation.decided_at_s,
-            placement=explanation.placement,
-            error=explanation.error,
-            reports=explanation.reports,
-            prompt_tokens=explanation.prompt_tokens,
-        )
-        for each in (*explanation.earlier, own):
-            if each.attempt < newest.attempt:
-                earlier.setdefault(each.attempt, each)
-    return replace(newest, earlier=[each for _, each in sorted(earlier.items())]), router_id
-
-
 async def _explain(settings: ExplainSettings, target: MeshTarget, request_id: str) -> str:
     async with connect(target) as connection:
         view = await connection.registry.instances(ROUTER)
-        explanation, router_id = await find(view.instances, connection.channels, request_id, settings.timeout_s)
+        explanation, router_id = await find_explanation(
+            view.instances, connection.channels, request_id, settings.timeout_s
+        )
         return render(explanation, router_id, settings.candidates_max)
 
 
@@ -253,10 +175,3 @@ def main(argv: Sequence[str]) -> int:
     except MeshError as error:
         print(f"kvmesh: {error.message}", file=sys.stderr)
         return 1
-
-
-def request_id_in(answer_id: str) -> str:
-    """The request's id in the id of an answer."""
-    for prefix in PREFIXES:
-        answer_id = answer_id.removeprefix(prefix)
-    return answer_id

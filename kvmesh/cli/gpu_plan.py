@@ -29,6 +29,8 @@ class WorkerPlaces:
 
 def installed_build(gpu: GpuSupport) -> str:
     """`gpu` or `cpu`, by the engine's installed distribution; empty if the engine is not installed."""
+    if gpu.find_build is not None:
+        return gpu.find_build()
     for name, build in gpu.builds.items():
         try:
             importlib.metadata.version(name)

@@ -19,6 +19,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--tokens-per-minute", type=int)
     parser.add_argument("--concurrent-requests", type=int)
     parser.add_argument("--priority-max", type=int, help="largest priority that it may ask for, -100 to 100")
+    parser.add_argument("--operator", action="store_true", help="it may see the whole mesh on /ui")
     parser.add_argument("--expires-at", help="such as 2030-01-01T00:00:00Z")
     options = parser.parse_args(argv)
     key = PREFIX + secrets.token_urlsafe(32)
@@ -30,6 +31,7 @@ def main(argv: Sequence[str]) -> int:
         "tokens_per_minute": options.tokens_per_minute,
         "concurrent_requests": options.concurrent_requests,
         "priority_max": options.priority_max,
+        "operator": options.operator or None,
         "expires_at": options.expires_at,
     }
     print(f"the key, shown this once: {key}", file=sys.stderr)

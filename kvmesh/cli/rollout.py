@@ -4,11 +4,13 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from kvmesh.cli.connection import MeshChoice, MeshConnection, connect
 from kvmesh.discovery.base import DECODE, PREFILL, Instance
-from kvmesh.errors import MeshError, UnavailableError
+from kvmesh.errors import LostError, MeshError, UnavailableError
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.settings import SettingsError, load, setting
 
@@ -34,25 +36,86 @@ class RolloutSettings(MeshChoice):
         min=0.0,
     )
     allow_gaps: bool = setting(False, "restart also the only worker of a pool: requests wait meanwhile, or fail")
+    rollback_command: str = setting(
+        "",
+        "shell command that gives the supervisor the former version. It runs if the rollout stops after it has stopped a worker;"
+        " then the workers that were restarted are restarted once more",
+    )
+
+
+class RollbackError(UnavailableError):
+    """The rollout stopped, and so did the rollback."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """A worker that has stopped. `known`: ids and epochs of the workers of its service before."""
+
+    worker_id: str
+    service: str
+    known: frozenset[tuple[str, str | None]]
+
+
+class Workers(Protocol):
+    """What a rollout calls on workers."""
+
+    async def drain(self, address: str, *, exits: bool, drain_timeout_s: float, timeout_s: float) -> int:
+        """Drains the worker and ends its process. Returns the requests that are left."""
+        ...
 
 
 class Rollout:
     """One run. Whoever supervises the worker processes starts them again, with the version and settings that it has now."""
 
-    def __init__(self, connection: MeshConnection, settings: RolloutSettings) -> None:
+    def __init__(self, connection: MeshConnection, settings: RolloutSettings, workers: Workers | None = None) -> None:
         self._connection = connection
         self._settings = settings
-        self._workers = GrpcWorkerClient(connection.channels)
+        self._workers = workers or GrpcWorkerClient(connection.channels)
+        self._replacements: list[tuple[str, str]] = []
+        """Services and ids of the workers that serve in the place of restarted ones."""
+        self._stopped: Stopped | None = None
+        """The worker that has stopped and that no other one serves in place of yet."""
 
     async def run(self) -> int:
         """Restarts all workers. Returns how many. Raises MeshError at the first problem; the remaining workers are left as they are."""
-        restarted = 0
-        for service in POOLS[self._settings.pool]:
-            listed = await self._listed(service)
-            for worker in listed.values():
-                await self._restart(worker, service)
-                restarted += 1
-        return restarted
+        try:
+            for service in POOLS[self._settings.pool]:
+                for worker in (await self._listed(service)).values():
+                    await self._restart(worker, service)
+        except MeshError as error:
+            has_changed = bool(self._replacements) or self._stopped is not None
+            if self._settings.rollback_command and has_changed:
+                _say(f"the rollout stops: {error.message}. It is rolled back")
+                await self._roll_back()
+                _say("the rollout was rolled back")
+            raise
+        return len(self._replacements)
+
+    async def _roll_back(self) -> None:
+        """Restarts what was restarted, after the command. Raises RollbackError at the first problem."""
+        try:
+            process = await asyncio.create_subprocess_shell(self._settings.rollback_command)
+            if status := await process.wait():
+                raise UnavailableError(f"the rollback command ended with status {status}")
+            replacements, self._replacements = self._replacements, []
+            if self._stopped is not None:
+                await self._replace_stopped(self._stopped)
+            for service, worker_id in replacements:
+                # One that has ended meanwhile was started again by its supervisor, with the former version.
+                if (worker := (await self._listed(service)).get(worker_id)) is not None:
+                    await self._restart(worker, service)
+        except MeshError as error:
+            raise RollbackError(error.message, reason="rollback_failed") from error
+
+    async def _replace_stopped(self, stopped: Stopped) -> None:
+        """Ends the worker that failed in the place of a stopped one, if there is one, and waits for the next."""
+        ended = set()
+        for worker in (await self._listed(stopped.service)).values():
+            if (key := _key(worker)) not in stopped.known:
+                ended.add(key)
+                with suppress(UnavailableError, LostError):  # It may end by itself.
+                    await self._stop(worker)
+        await self._wait_replaced(replace(stopped, known=stopped.known | ended))
 
     async def _restart(self, worker: Instance, service: str) -> None:
         before = await self._listed(service)
@@ -62,6 +125,22 @@ class Rollout:
                 f"{worker.instance_id} is the only worker of its pool that accepts requests; --allow-gaps restarts it all the same",
                 reason="only_worker",
             )
+        self._stopped = Stopped(
+            worker_id=worker.instance_id,
+            service=service,
+            known=frozenset(map(_key, before.values())),
+        )
+        await self._stop(worker)
+        await self._wait_replaced(self._stopped)
+
+    async def _wait_replaced(self, stopped: Stopped) -> None:
+        replacement = await self._replacement(stopped)
+        await self._observe(replacement)
+        self._stopped = None
+        self._replacements.append((stopped.service, replacement))
+        _say(f"{replacement} serves in its place")
+
+    async def _stop(self, worker: Instance) -> None:
         left = await self._workers.drain(
             worker.address,
             exits=True,
@@ -69,24 +148,20 @@ class Rollout:
             timeout_s=self._settings.drain_timeout_s + REPLY_S,
         )
         _say(f"{worker.instance_id} stops" + (f"; {left} requests continue elsewhere" if left else ""))
-        replacement = await self._replacement(worker, service, before)
-        await self._observe(replacement)
-        _say(f"{replacement} serves in its place")
 
-    async def _replacement(self, worker: Instance, service: str, before: Mapping[str, Instance]) -> str:
+    async def _replacement(self, stopped: Stopped) -> str:
         """Waits for a worker that was not there before and that routers use."""
-        known = {(each.instance_id, each.meta.get("epoch")) for each in before.values()}
         try:
             async with asyncio.timeout(self._settings.ready_timeout_s):
                 while True:
-                    for each in (await self._listed(service)).values():
-                        is_new = (each.instance_id, each.meta.get("epoch")) not in known
+                    for each in (await self._listed(stopped.service)).values():
+                        is_new = _key(each) not in stopped.known
                         if is_new and each.takes_requests and await self._problem(each.instance_id) == "":
                             return each.instance_id
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             raise UnavailableError(
-                f"no worker replaced {worker.instance_id} within {self._settings.ready_timeout_s:g} s",
+                f"no worker replaced {stopped.worker_id} within {self._settings.ready_timeout_s:g} s",
                 reason="no_replacement",
             ) from None
 
@@ -112,6 +187,11 @@ class Rollout:
         return {each.instance_id: each for each in view.instances}
 
 
+def _key(worker: Instance) -> tuple[str, str | None]:
+    """Differs for each process."""
+    return worker.instance_id, worker.meta.get("epoch")
+
+
 def _say(line: str) -> None:
     print(f"kvmesh: {line}", flush=True)
 
@@ -132,7 +212,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         restarted = asyncio.run(_run(settings))
     except MeshError as error:
-        print(f"kvmesh: the rollout stops: {error.message}", file=sys.stderr)
+        what = "the rollback" if isinstance(error, RollbackError) else "the rollout"
+        print(f"kvmesh: {what} stops: {error.message}", file=sys.stderr)
         return 1
     _say(f"{restarted} workers were restarted")
     return 0

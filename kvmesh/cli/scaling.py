@@ -32,7 +32,7 @@ class ScalingPart:
             RpcSettings(),
             service_names=(SERVICE_NAME,),
             add_services=self._servicer.add_to,
-            interceptors=(ErrorInterceptor(), *([] if mesh is None else [AuthorisationInterceptor()])),
+            interceptors=(ErrorInterceptor(), *([] if mesh is None else [AuthorisationInterceptor(mesh)])),
             mesh=mesh,
         )
         await server.start()

@@ -338,11 +338,11 @@ class Mesh:
             # A key is wanted, as the settings of the frontend say.
             self._progress.say(error.message)
             print(flush=True)
-        except BrokenPipeError:  # `kvmesh up | head`: nobody reads the answer, and the mesh serves.
-            discard(sys.stdout)
         except (MeshError, aiohttp.ClientError, TimeoutError) as error:
             self._progress.say(f"the greeting was not answered: {error or type(error).__name__}")
             return False
+        except OSError:  # `kvmesh up | head`, or output to a full disk: nobody reads the answer, and the mesh serves.
+            discard(sys.stdout)
         return True
 
     async def _stop(self, keeper: Keeper) -> None:

@@ -1,7 +1,16 @@
 """The values of the mesh: plain data, used by all other packages."""
 
 from kvmesh.core.generation import Generation, Media, MediaKind
-from kvmesh.core.inspection import Candidate, Coefficient, EarlierPlacement, Explanation, WorkerView
+from kvmesh.core.inspection import (
+    Candidate,
+    Coefficient,
+    EarlierPlacement,
+    Explanation,
+    RequestList,
+    RequestState,
+    RequestView,
+    WorkerView,
+)
 from kvmesh.core.kv import KvBatch, KvCleared, KvEvent, KvHandle, KvReader, KvRemoved, KvStored, KvTier, Rendezvous
 from kvmesh.core.leg import Leg, LegFinish, LegTask
 from kvmesh.core.output import FinishReason, TokenLogprob, Usage
@@ -58,6 +67,9 @@ __all__ = [
     "Rendezvous",
     "Report",
     "ReportKind",
+    "RequestList",
+    "RequestState",
+    "RequestView",
     "Role",
     "SamplingParams",
     "TokenLogprob",

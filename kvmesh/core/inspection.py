@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from kvmesh.core.kv import KvTier
 from kvmesh.core.routing import Placement, Report
@@ -82,3 +83,54 @@ class Explanation:
     attempt: int = 0
     prompt_tokens: int = 0
     earlier: Sequence[EarlierPlacement] = ()
+
+
+class RequestState(StrEnum):
+    """How far a request is; see `kvmesh.router.v1.RequestState`."""
+
+    QUEUED = "queued"
+    PREFILLING = "prefilling"
+    TRANSFERRING = "transferring"
+    DECODING = "decoding"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+
+    @property
+    def is_in_flight(self) -> bool:
+        """True before the end."""
+        return self in _IN_FLIGHT
+
+
+_IN_FLIGHT = frozenset((RequestState.QUEUED, RequestState.PREFILLING, RequestState.TRANSFERRING, RequestState.DECODING))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestView:
+    """See `kvmesh.router.v1.RequestView`."""
+
+    request_id: str
+    model: str
+    state: RequestState
+    decided_at_s: float
+    tenant: str = ""
+    reason: str = ""
+    attempt: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    prefill: WorkerRef | None = None
+    decode: WorkerRef | None = None
+    expected_ttft_s: float | None = None
+    observed_ttft_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestList:
+    """See `kvmesh.router.v1.ListRequestsResponse`."""
+
+    requests: Sequence[RequestView] = ()
+    requests_in_flight: int = 0
+    requests_queued: int = 0

@@ -122,6 +122,11 @@ class PeerReservation:
     ends_after_s: float = 0.0
     session_id: str = ""
     block_hashes: Sequence[int] = ()
+    tenant: str = ""
+    model: str = ""
+    priority: int = 0
+    charged_tokens: int = 0
+    """Of the fair queue, as charged when it was placed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,8 +37,10 @@ class Range:
     above: bool = False
 
 
-def _number(low: float, high: float, *, above: bool = False) -> Any:
-    return field(default=None, metadata={"range": Range(low=low, high=high, above=above)})
+def _number(low: float, high: float, *, above: bool = False, has_model_default: bool = False) -> Any:
+    """`has_model_default`: a model's generation_config.json may set it."""
+    limits = Range(low=low, high=high, above=above)
+    return field(default=None, metadata={"range": limits, "has_model_default": has_model_default})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,16 +49,17 @@ class SamplingParams:
 
     `kvmesh.checks.check_sampling` enforces the ranges where foreign data enters. A number that is declared here is written to
     and read from the field of the same name in `protos/kvmesh/types/v1/sampling.proto`, and taken from HTTP bodies whose
-    class (`services/frontend/api/openai/sampling.py`) has a field of that name.
+    class (`services/frontend/api/openai/sampling.py`) has a field of that name. `kvmesh/engines/sampling_names.py` says what
+    each engine calls it.
     """
 
-    temperature: float | None = _number(0, 2)
-    top_p: float | None = _number(0, 1, above=True)
-    top_k: int | None = _number(0, 2**31 - 1)
-    min_p: float | None = _number(0, 1)
+    temperature: float | None = _number(0, 2, has_model_default=True)
+    top_p: float | None = _number(0, 1, above=True, has_model_default=True)
+    top_k: int | None = _number(0, 2**31 - 1, has_model_default=True)
+    min_p: float | None = _number(0, 1, has_model_default=True)
     presence_penalty: float | None = _number(-2, 2)
     frequency_penalty: float | None = _number(-2, 2)
-    repetition_penalty: float | None = _number(0, 10, above=True)
+    repetition_penalty: float | None = _number(0, 10, above=True, has_model_default=True)
     seed: int | None = _number(-(2**63), 2**63 - 1)
     max_tokens: int | None = _number(1, 2**31 - 1)
     min_tokens: int | None = _number(0, 2**31 - 1)
@@ -74,3 +77,5 @@ RANGES: Mapping[str, Range] = {
     each.name: each.metadata["range"] for each in fields(SamplingParams) if "range" in each.metadata
 }
 """Of the numbers in SamplingParams, by name."""
+MODEL_DEFAULTS = tuple(each.name for each in fields(SamplingParams) if each.metadata.get("has_model_default"))
+"""Parameters whose defaults a model's generation_config.json may set."""

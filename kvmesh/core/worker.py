@@ -51,7 +51,7 @@ class ModelCard:
 FEATURES = frozenset(
     (
         "logprobs prompt_logprobs logit_bias seed priority lora structured_output kv_events reset_cache sleep embeddings "
-        "data_parallel_ranks multi_rank image audio video speculative continued_penalties continued_seed continued_structured_output"
+        "data_parallel_ranks multi_rank multi_node image audio video speculative continued_penalties continued_seed continued_structured_output"
     ).split()
 )
 """All values of `Capabilities.features`.
@@ -186,3 +186,7 @@ class LoadRecord:
     preallocating_requests: int = 0
     receiving_requests: int = 0
     retracted_requests: int = 0
+    pulling_requests: int = 0
+    kv_blocks_cached: int = 0
+    kv_blocks_held: int = 0
+    kv_blocks_unaccounted: int | None = None

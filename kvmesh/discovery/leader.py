@@ -48,7 +48,7 @@ class LeaderElection:
        rule 1 cannot stop a call that is on its way.
     """
 
-    def __init__(self, registry: Registry, key: str, member_id: str, clock: Clock, *, ttl_s: float = TTL_S) -> None:
+    def __init__(self, registry: Registry, key: str, *, member_id: str, clock: Clock, ttl_s: float = TTL_S) -> None:
         self._registry = registry
         self._key = key
         self._member_id = member_id
@@ -58,6 +58,8 @@ class LeaderElection:
         self._leads_until_s = 0.0
         self._token = 0
         """This member's newest token."""
+        self._newest_token = 0
+        """The largest token that this member has seen. The registry may lose its state, and this machine's clock may be behind."""
         self.leader_id = ""
         """Who leads, as far as this member knows."""
 
@@ -94,18 +96,20 @@ class LeaderElection:
             )
         entry = await self._registry.get(self._key)
         record = read_leader(entry.value) if entry is not None else LeaderRecord(member_id="", token=0)
+        self._newest_token = max(self._newest_token, record.token)
         if entry is not None and entry.session:
             self.leader_id = record.member_id
             if entry.session == self._session_id:
                 # Counted from before the renewal was sent.
                 self._leads_until_s = asked_s + self._ttl_s
             return
-        # The wall clock keeps tokens growing after a registry has lost its state.
+        # The wall clock keeps tokens growing after a registry has lost its state, also for a member that has just started.
         mine = LeaderRecord(
-            member_id=self._member_id, token=max(record.token, self._token, int(1000 * self._clock.wall())) + 1
+            member_id=self._member_id, token=max(self._newest_token, int(1000 * self._clock.wall())) + 1
         )
         if await self._registry.acquire(self._key, self._session_id, mine.encode()):
-            self._token, self.leader_id = mine.token, self._member_id
+            self._token = self._newest_token = mine.token
+            self.leader_id = self._member_id
             self._leads_until_s = asked_s + self._ttl_s
             log.info("lead_taken", extra={"data": {"key": self._key, "token": mine.token}})
 

@@ -1,14 +1,16 @@
 """The members of one service as its peers use them: the registry's views without the gaps that the registry's own outages leave.
 
-A registry that returns after an outage may have lost its state, or lists everything as critical because no heartbeats arrived. Its
-members run all the same.
+A registry that returns after an outage may have lost its state, or lists everything as critical because no heartbeats arrived. An agent
+of Consul that starts again first repeats what the servers know, where all members pass, and then writes its own state, where their checks
+have not run yet. The members run all the same.
 
 1. During an outage the last members stay; the view is marked stale.
-2. For `hold_s` after an outage, a member that is missing or critical now, and was not critical before, stays as it was.
-3. A member is not held any more when the registry lists it again as not critical, at another address, or with another epoch.
+2. For `hold_s` after an outage, a member that is missing or critical, and was not critical before, stays as it was.
+3. A member is not held any more when the registry lists it at another address or with another epoch, and when it leaves after the
+   registry has listed it with a drain mark.
 4. A drain mark counts at once.
 
-A member that died during the outage is held too. Its peers notice that by their broken streams.
+A member that dies during the outage or the hold is held too. Its peers notice that by their broken streams.
 """
 
 import asyncio
@@ -33,6 +35,8 @@ class Members:
         """The newest view of the registry that is not stale."""
         self._shown: Sequence[Instance] = ()
         self._held: dict[str, Instance] = {}
+        self._leaving: set[str] = set()
+        """Members that were listed with a drain mark since the outage."""
         self._until_s: float | None = None
         """When the hold ends. None: during an outage, or without a hold."""
 
@@ -40,6 +44,7 @@ class Members:
         """The members at this view."""
         if view.is_stale:
             self._held = {each.instance_id: each for each in self._shown if each.health is not Health.CRITICAL}
+            self._leaving.clear()
             self._until_s = None
             return replace(view, instances=self._shown)
         if self._held and self._until_s is None:
@@ -60,21 +65,25 @@ class Members:
 
     def _members(self, view: View) -> View:
         listed = {each.instance_id: each for each in view.instances}
-        self._held = {
-            name: held for name, held in self._held.items() if name not in listed or _is_held(listed[name], held)
-        }
+        self._leaving |= {name for name in self._held.keys() & listed.keys() if listed[name].is_draining}
+        left = self._leaving - listed.keys()
+        held = {name: _held(known, listed.get(name)) for name, known in self._held.items() if name not in left}
+        self._held = {name: each for name, each in held.items() if each is not None}
         if not self._held:
             self._until_s = None
-        # A held member that is listed has its present meta and drain mark.
-        back = {name: replace(listed[name], health=held.health) for name, held in self._held.items() if name in listed}
-        members = self._held | listed | back
+        members = listed | self._held
         self._shown = tuple(members[name] for name in sorted(members))
         return replace(view, instances=self._shown)
 
 
-def _is_held(listed: Instance, held: Instance) -> bool:
-    is_same = listed.address == held.address and listed.meta.get("epoch") == held.meta.get("epoch")
-    return is_same and listed.health is Health.CRITICAL
+def _held(known: Instance, listed: Instance | None) -> Instance | None:
+    """The member as its peers use it during a hold. None: it is as the registry lists it."""
+    if listed is None:
+        return known
+    if listed.address != known.address or listed.meta.get("epoch") != known.meta.get("epoch"):
+        return None
+    # Its present meta and drain mark count.
+    return replace(listed, health=known.health) if listed.health is Health.CRITICAL else listed
 
 
 async def watch_members(

@@ -1,7 +1,8 @@
 """The rules of Consul's blocking queries, without I/O.
 
 1. Only an index above 0 makes a query block. A response without an index counts as index 1.
-2. An index that goes backwards (the registry lost its state) is dropped: the next query does not block.
+2. A response with an index that goes backwards counts as a failure: the registry lost its state, perhaps while this process was paused and
+   saw no query fail, and its members have not registered again yet.
 3. A failure drops the index too, so that the next response arrives at once and makes the view fresh.
 4. A response that equals the previous one is not passed on, whatever its index.
 5. A failure is passed on once, as the last good view marked stale, or as an empty view if there was none.
@@ -30,8 +31,9 @@ class WatchState:
 
     def on_response(self, index: int, instances: Sequence[Instance]) -> View | None:
         """The new view, or None when nothing changed."""
-        went_backwards = index < self.index
-        self.index = 0 if went_backwards else max(1, index)
+        if index < self.index:
+            return self.on_failure()
+        self.index = max(1, index)
         view = View(service=self._service, index=max(1, index), instances=tuple(instances))
         last, self._last = self._last, view
         is_changed = last is None or last.is_stale or last.instances != view.instances

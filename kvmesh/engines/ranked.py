@@ -156,7 +156,14 @@ class RankedEngine:
         await self._all([engine.wake() for engine in self._engines])
 
     async def set_role(self, role: Role) -> None:
-        await self._all([engine.set_role(role) for engine in self._engines])
+        """All ranks or none: after a failure the ranks that have changed change back."""
+        before = self.describe().role
+        try:
+            await self._all([engine.set_role(role) for engine in self._engines])
+        except BaseException:
+            changed = [engine for engine in self._engines if engine.describe().role is not before]
+            await asyncio.gather(*(engine.set_role(before) for engine in changed), return_exceptions=True)
+            raise
 
     async def _all(self, calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
         """Runs the calls at once. Raises the first failure itself, not in a group."""

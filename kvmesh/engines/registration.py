@@ -8,6 +8,7 @@ from kvmesh.clock import Clock
 from kvmesh.core import Capabilities, Role
 from kvmesh.engines.base import Engine
 from kvmesh.kv.settings import KvSettings
+from kvmesh.lifecycle import RunningPart
 from kvmesh.network.names import LOOPBACK
 from kvmesh.network.ports import PortRange
 
@@ -60,12 +61,14 @@ class DeviceAssignment:
 class GpuSupport:
     """How `kvmesh up` assigns GPUs to workers of an engine.
 
-    `builds` maps names of distributions to `gpu` or `cpu`. `ranks_flag` sets the number of tensor-parallel ranks.
+    `builds` maps names of distributions to `gpu` or `cpu`; `find_build` returns that for an engine in an environment of its own, or "".
+    `ranks_flag` sets the number of tensor-parallel ranks.
     """
 
     builds: Mapping[str, str]
     ranks_flag: str
     device_flags: Callable[[DeviceAssignment], Sequence[str]]
+    find_build: Callable[[], str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,7 @@ class EngineRegistration(Generic[S]):
 
     `name` is the value of `--engine` and the prefix of the engine's flags; `title` is the name in messages.
     `make` imports the engine. It raises ImportError when the engine's packages are not installed.
+    `make_follower` returns the part of a machine that computes for a worker on another machine; None: this machine's worker serves.
     `make_settings` returns the defaults of a worker process. `make` sets the fields in `set_by_host`, so they have no flags.
     `start_timeout_s` is the limit on the engine's start, in addition to that of the other parts.
     `preload` is the `module:function` that imports the engine in a fork server, which then forks workers; empty: no fork server.
@@ -91,6 +95,7 @@ class EngineRegistration(Generic[S]):
     capabilities: Callable[[], Capabilities]
     unsupported: Mapping[str, str] = field(default_factory=dict)
     start_timeout_s: Callable[[S], float] = lambda settings: 0.0
+    make_follower: Callable[[S, EngineHost], RunningPart | None] = lambda settings, host: None
     preload: str = ""
     prefill_joins_late: bool = False
     flags_without_prefill: Sequence[str] = ()

@@ -1,4 +1,4 @@
-"""Where a member's certificate comes from. A folder is one source; others (Consul Connect, SPIFFE's workload API) fit the same interface."""
+"""Where a member's certificate comes from. A folder is one source, Consul Connect another (`kvmesh/discovery/connect`)."""
 
 import logging
 import ssl
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from kvmesh.errors import InvalidRequestError
+from kvmesh.identity.names import FILE_NAMES, PeerNames
 
 CERTIFICATE_FILE, KEY_FILE, AUTHORITY_FILE = "tls.crt", "tls.key", "ca.crt"
 RECHECK_S = 1.0
@@ -23,6 +24,7 @@ class Certificates:
     certificate: bytes
     key: bytes = field(repr=False)
     authority: bytes
+    names: PeerNames = FILE_NAMES
 
 
 class CertificateSource(Protocol):

@@ -13,6 +13,7 @@ from kvmesh.errors import InvalidRequestError
 from kvmesh.identity.certificates import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, Certificates
 from kvmesh.identity.roles import MeshRole
 from kvmesh.identity.secret import new_secret, write_private
+from kvmesh.identity.settings import IdentitySource
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -41,8 +42,11 @@ class Credentials:
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """Flags of services. The folder, not what is in it: other users can read command lines."""
-        return ("--mesh-credentials", str(self.folder))
+        """Flags of services. The folder, not what is in it: other users can read command lines.
+
+        A shell may have exported another identity for services that are started alone.
+        """
+        return ("--mesh-credentials", str(self.folder), "--mesh-identity", IdentitySource.FILES)
 
 
 def _if_exists(path: Path) -> str:
@@ -69,8 +73,9 @@ def with_credentials(settings: S, role: MeshRole) -> S:
     if not mesh.credentials:
         return settings
     found = find_credentials(mesh.credentials)
-    tls_directory = mesh.tls_directory or found.tls_directory(role)
-    if not tls_directory and (found.folder / "tls").exists():
+    uses_files = mesh.identity is IdentitySource.FILES
+    tls_directory = mesh.tls_directory or (found.tls_directory(role) if uses_files else "")
+    if uses_files and not tls_directory and (found.folder / "tls").exists():
         raise InvalidRequestError(f"{found.folder} has no certificate for {role}", field="mesh.credentials")
     token_file = discovery.token_file or ("" if discovery.token else found.token_file)
     changes: dict[str, Any] = {

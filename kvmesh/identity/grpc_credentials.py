@@ -6,10 +6,11 @@ from typing import Any
 import grpc
 
 from kvmesh.identity.certificates import Certificates, CertificateSource
-from kvmesh.identity.roles import SERVER_NAME
 
-MESH_CHANNEL_OPTIONS: Sequence[tuple[str, str]] = (("grpc.ssl_target_name_override", SERVER_NAME),)
-"""The name that servers' certificates must have, whatever the address."""
+
+def mesh_channel_options(server_name: str) -> Sequence[tuple[str, str]]:
+    """The name that the server's certificate must have, whatever the address."""
+    return (("grpc.ssl_target_name_override", server_name),)
 
 
 def mesh_server_credentials(source: CertificateSource) -> grpc.ServerCredentials:

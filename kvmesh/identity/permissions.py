@@ -15,8 +15,11 @@ _EVERYONE = frozenset(MeshRole)
 PERMISSIONS: Mapping[str, Collection[MeshRole]] = {
     "/kvmesh.router.v1.RouterService/Route": {_FRONTEND},
     "/kvmesh.router.v1.RouterService/SyncPeers": {_ROUTER},
-    "/kvmesh.router.v1.RouterService/Explain": {_OPERATOR},
-    "/kvmesh.router.v1.RouterService/ListWorkers": {_PLANNER, _OPERATOR},
+    "/kvmesh.router.v1.RouterService/RecordRequests": {_OPERATOR},
+    # Frontends read what /ui shows. None of it has prompts or answers.
+    "/kvmesh.router.v1.RouterService/Explain": {_FRONTEND, _OPERATOR},
+    "/kvmesh.router.v1.RouterService/ListRequests": {_FRONTEND, _OPERATOR},
+    "/kvmesh.router.v1.RouterService/ListWorkers": {_FRONTEND, _PLANNER, _OPERATOR},
     "/kvmesh.router.v1.RouterService/SetDeflection": {_PLANNER, _OPERATOR},
     "/kvmesh.worker.v1.WorkerService/Describe": {_FRONTEND, _ROUTER, _PLANNER, _OPERATOR},
     "/kvmesh.worker.v1.WorkerService/WatchKv": {_ROUTER},
@@ -40,12 +43,17 @@ PERMISSIONS: Mapping[str, Collection[MeshRole]] = {
     "/kvmesh.decode.v1.DecodeService/Attach": {_FRONTEND},
     "/kvmesh.decode.v1.DecodeService/Generate": {_OPERATOR},
     "/kvmesh.decode.v1.DecodeService/ReleaseKv": {_OPERATOR},
-    "/kvmesh.planner.v1.PlannerService/GetPlan": {_OPERATOR},
+    "/kvmesh.planner.v1.PlannerService/GetPlan": {_FRONTEND, _OPERATOR},
     "/kvmesh.planner.v1.PlannerService/WatchPlans": {MeshRole.SCALER, _OPERATOR},
     "/kvmesh.planner.v1.PlannerService/SetTargets": {_OPERATOR},
     "/kvmesh.planner.v1.PlannerService/Simulate": {_OPERATOR},
     "/kvmesh.planner.v1.ScalerService/Scale": {_PLANNER, _OPERATOR},
     "/kvmesh.planner.v1.ScalerService/ListPools": {_PLANNER, _OPERATOR},
+    # KEDA calls the planner with an operator's certificate, or one of the role scaler, which can read nothing else.
+    "/externalscaler.ExternalScaler/IsActive": {MeshRole.SCALER, _OPERATOR},
+    "/externalscaler.ExternalScaler/StreamIsActive": {MeshRole.SCALER, _OPERATOR},
+    "/externalscaler.ExternalScaler/GetMetricSpec": {MeshRole.SCALER, _OPERATOR},
+    "/externalscaler.ExternalScaler/GetMetrics": {MeshRole.SCALER, _OPERATOR},
     "/grpc.health.v1.Health/Check": _EVERYONE,
     "/grpc.health.v1.Health/Watch": _EVERYONE,
     "/grpc.health.v1.Health/List": {_OPERATOR},
@@ -58,10 +66,15 @@ READING = frozenset(
         "WatchLoad",
         "ListKvPaths",
         "ListWorkers",
+        "ListRequests",
         "Explain",
         "GetPlan",
         "WatchPlans",
         "ListPools",
+        "IsActive",
+        "StreamIsActive",
+        "GetMetricSpec",
+        "GetMetrics",
         "Check",
         "Watch",
         "List",
@@ -79,3 +92,25 @@ def may_call(role: MeshRole, method: str) -> bool:
 def is_audited(role: MeshRole, method: str) -> bool:
     """True for an operator's call that changes something."""
     return role is MeshRole.OPERATOR and method in PERMISSIONS and method.rpartition("/")[2] not in READING
+
+
+_SERVERS: Mapping[str, Collection[MeshRole]] = {
+    "RouterService": (_ROUTER,),
+    "WorkerService": _WORKERS,
+    "PrefillService": _WORKERS,
+    "DecodeService": _WORKERS,
+    "PlannerService": (_PLANNER,),
+    "ScalerService": (MeshRole.SCALER,),
+    "ExternalScaler": (_PLANNER,),
+}
+"""The roles that serve each service. A worker serves those of both roles, since its role may change."""
+
+
+def servers_of(method: str) -> Collection[MeshRole]:
+    """The roles that serve a method; none for health, which everybody serves."""
+    return _SERVERS.get(method.split("/")[1].rpartition(".")[2], ())
+
+
+def callers_of(server: MeshRole) -> frozenset[MeshRole]:
+    """The roles that have a method to call on a server, health checks aside."""
+    return frozenset(role for method, roles in PERMISSIONS.items() if server in servers_of(method) for role in roles)

@@ -76,7 +76,8 @@ def find_own_fault(source: str | bytes, own_host: str) -> Cause | None:
     if not _offers(source, own_host):
         return Cause(
             "unreachable",
-            f"UCX does not offer this worker's KV at {own_host}: UCX_NET_DEVICES must name the interface that has this address",
+            f"UCX does not offer this worker's KV at {own_host}: UCX_NET_DEVICES must name the interface that has this address, or one on a"
+            " network of all workers",
         )
     return None
 

@@ -5,6 +5,7 @@ from kvmesh.lifecycle.process import die_with_parent, end_process, run, run_proc
 from kvmesh.lifecycle.runner import LifecycleSettings, run_parts
 from kvmesh.lifecycle.signals import run_until_signalled, stop_on_signals
 from kvmesh.lifecycle.supervise import Supervisor, SupervisorSettings, SupervisorStatistics
+from kvmesh.lifecycle.together import run_together
 
 __all__ = [
     "LifecycleSettings",
@@ -19,6 +20,7 @@ __all__ = [
     "run",
     "run_parts",
     "run_process",
+    "run_together",
     "run_until_signalled",
     "stop_on_signals",
 ]

@@ -11,6 +11,12 @@ def host_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
+def split_host_port(address: str) -> tuple[str, int]:
+    """The host without brackets, and the port. The port is 0 where there is none or it is no number."""
+    host, _, port = address.rpartition(":")
+    return bare(host), int(port) if port.isascii() and port.isdigit() else 0
+
+
 def bare(host: str) -> str:
     """An IPv6 address without its brackets."""
     return host[1:-1] if host.startswith("[") and host.endswith("]") else host

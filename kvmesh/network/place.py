@@ -38,7 +38,7 @@ def place_service(settings: S) -> S:
         rpc = replace(rpc, advertise_host=chosen.host)
     check_advertised(rpc.advertised_host, registry_host(given.discovery.address))
     if not given.insecure_listen:
-        check_protected(rpc.host, has_tls=bool(given.mesh.tls_directory))
+        check_protected(rpc.host, has_tls=given.mesh.has_tls)
     telemetry = replace(given.telemetry, metrics_host=bare(given.telemetry.metrics_host) or chosen.host)
     changes: dict[str, Any] = {"address": chosen.host}
     if (http := getattr(given, "http", None)) is not None:
@@ -93,7 +93,8 @@ def check_protected(host: str, *, has_tls: bool) -> None:
     if not has_tls and not is_loopback(host):
         raise InvalidRequestError(
             f"the service would listen on {host} without mesh TLS, so that everybody who reaches it could call it; give"
-            " --mesh-tls-directory (`kvmesh credentials` makes certificates), or --insecure-listen on a network of its own",
+            " --mesh-tls-directory (`kvmesh credentials` makes certificates), --mesh-identity consul, or --insecure-listen on a network"
+            " of its own",
             reason="insecure_listen",
             field="insecure_listen",
         )

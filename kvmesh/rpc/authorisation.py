@@ -1,4 +1,5 @@
-"""Lets a caller use only the methods of its role (`kvmesh/identity/permissions.py`), and records what operators do."""
+"""Lets a caller use only the methods of its role (`kvmesh/identity/permissions.py`), while the intentions allow it, and records what
+operators do."""
 
 import asyncio
 from typing import Any
@@ -7,8 +8,11 @@ import grpc
 import grpc.aio
 
 from kvmesh.errors import PermissionDeniedError
+from kvmesh.identity.certificates import CertificateSource
+from kvmesh.identity.intentions import Intentions
 from kvmesh.identity.permissions import is_audited, may_call
-from kvmesh.identity.roles import MeshRole, role_of
+from kvmesh.identity.roles import MeshRole
+from kvmesh.rpc.revoking import RunningCalls, denied
 from kvmesh.telemetry import event_logger
 from kvmesh.telemetry.handlers import wrap_handler
 
@@ -17,7 +21,17 @@ _audit = event_logger(AUDIT_LOGGER)
 
 
 class AuthorisationInterceptor(grpc.aio.ServerInterceptor):
-    """For servers with mesh TLS. Must come after the interceptor that converts errors to status codes."""
+    """For servers with mesh TLS. Must come after the interceptor that converts errors to status codes.
+
+    `intentions` None: the table of permissions decides alone. A role that the intentions deny loses its running calls, too.
+    """
+
+    def __init__(self, mesh: CertificateSource, intentions: Intentions | None = None) -> None:
+        self._mesh = mesh
+        self._intentions = intentions
+        self._running = RunningCalls()
+        if intentions is not None:
+            intentions.on_denied(self._running.end)
 
     async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
         """See the base class."""
@@ -28,11 +42,19 @@ class AuthorisationInterceptor(grpc.aio.ServerInterceptor):
 
         def checking(inner: Any) -> Any:
             async def behave(request: Any, context: Any) -> Any:
-                role = caller_role(context)
+                role = caller_role(context, self._mesh)
                 if role is None or not may_call(role, method):
                     raise PermissionDeniedError(
                         f"{method} is not for {role or 'this certificate'}", reason="role_not_permitted"
                     )
+                if self._intentions is None:
+                    return await run(role, request, context)
+                if not self._intentions.allows(role):
+                    raise denied(role)
+                with self._running.call_of(role):
+                    return await run(role, request, context)
+
+            async def run(role: MeshRole, request: Any, context: Any) -> Any:
                 if is_audited(role, method):
                     return await _audited(inner, request, context, method)
                 return await inner(request, context)
@@ -42,10 +64,10 @@ class AuthorisationInterceptor(grpc.aio.ServerInterceptor):
         return wrap_handler(handler, checking)
 
 
-def caller_role(context: Any) -> MeshRole | None:
+def caller_role(context: Any, mesh: CertificateSource) -> MeshRole | None:
     """The role in the caller's certificate; None: it names none, or several."""
     uris = context.auth_context().get("peer_uri", ())
-    return role_of(uris[0].decode(errors="replace")) if len(uris) == 1 else None
+    return mesh.current().names.role_of(uris[0].decode(errors="replace")) if len(uris) == 1 else None
 
 
 async def _audited(inner: Any, request: Any, context: Any, method: str) -> Any:

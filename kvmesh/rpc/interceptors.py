@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 
 from kvmesh.errors import InternalError, InvalidRequestError, MeshError
 from kvmesh.identity.certificates import CertificateSource
+from kvmesh.identity.intentions import Intentions
 from kvmesh.rpc.authorisation import AuthorisationInterceptor
 from kvmesh.rpc.channels import ChannelInterceptor
 from kvmesh.rpc.status import abort_with
@@ -23,14 +24,14 @@ _UNIMPLEMENTED = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNIMPLEMENTED.v
 
 
 def server_interceptors(
-    telemetry: Telemetry, mesh: CertificateSource | None = None
+    telemetry: Telemetry, mesh: CertificateSource | None = None, intentions: Intentions | None = None
 ) -> "list[grpc.aio.ServerInterceptor]":
     """The interceptors of every server. Telemetry is the outer one, so that it sees the status that the error boundary sets.
 
-    With mesh TLS each method is for its roles only.
+    With mesh TLS each method is for its roles only, and with `intentions` while they allow it.
     """
     common: list[grpc.aio.ServerInterceptor] = [TelemetryServerInterceptor(telemetry), ErrorInterceptor()]
-    return common if mesh is None else [*common, AuthorisationInterceptor()]
+    return common if mesh is None else [*common, AuthorisationInterceptor(mesh, intentions)]
 
 
 def channel_interceptors(telemetry: Telemetry) -> list[ChannelInterceptor]:

@@ -9,6 +9,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from grpc.aio import AioRpcError
@@ -25,8 +26,10 @@ from kvmesh.errors import (
     LostError,
     MeshError,
     OverloadedError,
+    PermissionDeniedError,
     UnavailableError,
 )
+from kvmesh.identity.roles import MeshRole
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.clients import LegLink, LegSink
 from kvmesh.rpc.codec.legs import LEG_TASKS, fill_leg, from_finish
@@ -45,7 +48,8 @@ SUBMISSION_BYTES_MAX = 60 << 20
 """What fits gRPC's default limit of 64 MiB with some room."""
 STUBS: Mapping[Role, Callable[[Any], Any]] = {Role.PREFILL: PrefillServiceStub, Role.DECODE: DecodeServiceStub}
 SUSPECT_HEARTBEATS = 3
-"""Heartbeats that may be missed before legs without a token start elsewhere."""
+"""Heartbeats that may be missed before legs without a token start elsewhere. A leg with a constraint may be what keeps the worker from
+sending, so it does not."""
 SILENT_HEARTBEATS = 10
 """Heartbeats that may be missed before all legs count as lost. To continue a leg elsewhere its prompt and tokens are computed again, so a
 worker that only stalls, on a busy machine or in a collection of garbage, gets more time."""
@@ -72,16 +76,19 @@ class GrpcLegLink:
         clock: Clock,
         *,
         pace_s: float = DEFAULT_PACE_S,
-        on_lost: Callable[[], None] = lambda: None,
+        on_lost: "Callable[[GrpcLegLink], None]" = lambda _: None,
+        on_broken: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`on_lost` is called once: when the worker becomes suspect, or when the link ends for another reason than `aclose`."""
+        """`on_broken` is called with the worker's id when the connection breaks. `on_lost` is called once with this link: when the worker
+        becomes suspect, or when the link ends for another reason than `aclose`."""
         self.worker = worker
         self._on_lost = on_lost
+        self._on_broken = on_broken
         self._call = call
         self._clock = clock
         self._sinks: dict[int, LegSink] = {}
-        self._begun: set[int] = set()
-        """Slots whose legs have tokens."""
+        self._kept: set[int] = set()
+        """Slots whose legs stay on a suspect worker: those with tokens, and those with a constraint, which no other worker gets."""
         self._free_slots: list[int] = []
         self._slots_made = 0
         self._requests: deque[pb.AttachRequest] = deque()
@@ -89,7 +96,7 @@ class GrpcLegLink:
         self._request_bytes = 0
         self._cancels: dict[int, None] = {}
         self._releases: deque[str] = deque()
-        self._writes = PacedWrites(call, self._take_request, pace_s=pace_s)
+        self._writes = PacedWrites(call, pace_s=pace_s)
         self._heard_at_s = clock.now()
         self._suspected_s: float | None = None
         """Arrival of the newest frame when the worker last became suspect."""
@@ -97,7 +104,8 @@ class GrpcLegLink:
         self._submissions_max = 0
         self.tasks: frozenset[LegTask] = frozenset()
         self.is_up = False
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Those that run. One that has ended would keep the link, by the traceback of its cancellation."""
 
     async def open(self, frontend_id: str, timeout_s: float) -> None:
         """Sends Hello and waits for the Welcome."""
@@ -125,11 +133,13 @@ class GrpcLegLink:
         self._heard_at_s = self._clock.now()
         self.is_up = True
         name = self.worker.worker_id
-        self._tasks = [
+        self._tasks = {
             asyncio.create_task(self._read(), name=f"leg-link-read-{name}"),
-            asyncio.create_task(self._writes.run(), name=f"leg-link-write-{name}"),
+            asyncio.create_task(self._writes.run(self._take_request), name=f"leg-link-write-{name}"),
             asyncio.create_task(self._watch(), name=f"leg-link-watch-{name}"),
-        ]
+        }
+        for task in self._tasks:
+            task.add_done_callback(self._tasks.discard)
 
     @property
     def is_retired(self) -> bool:
@@ -145,7 +155,7 @@ class GrpcLegLink:
             # Nothing was done yet, so whatever broke or stopped the stream can be tried elsewhere.
             mesh_error = from_rpc_error(error, where=self.worker.worker_id, has_begun=True)
             if not isinstance(mesh_error, LostError | CancelledByCallerError):
-                return mesh_error
+                return _not_the_clients(mesh_error, UnavailableError)
         return _unreachable(self.worker)
 
     def submit_nowait(self, leg: Leg, sink: LegSink, *, timeout_s: float) -> Callable[[], None]:
@@ -162,6 +172,8 @@ class GrpcLegLink:
             self._free_slots.pop()
         self._slots_made = max(self._slots_made, slot + 1)
         self._sinks[slot] = sink
+        if leg.generation.sampling.constraint is not None:
+            self._kept.add(slot)
         self._writes.wake()
 
         def cancel() -> None:
@@ -214,13 +226,14 @@ class GrpcLegLink:
         return request
 
     async def _read(self) -> None:
-        error: MeshError = LostError("the worker ended the stream", reason="worker_lost", where=self.worker.worker_id)
+        error: MeshError = LostError("the worker ended the stream", reason="stream_ended", where=self.worker.worker_id)
         try:
             while isinstance(response := await self._call.read(), pb.AttachResponse):
                 self._heard_at_s = self._clock.now()
                 self._on_frame(response.frame)
         except AioRpcError as rpc_error:
             error = from_rpc_error(rpc_error, where=self.worker.worker_id, has_begun=True)
+            error = _not_the_clients(error, LostError)
         except (InvalidRequestError, ValueError, IndexError) as problem:
             log.error("frame_refused", extra={"data": {"worker": self.worker.worker_id, "problem": str(problem)}})
             error = InternalError("the worker sent a frame that cannot be read", where=self.worker.worker_id)
@@ -237,7 +250,7 @@ class GrpcLegLink:
             sink = self._sinks.pop(message.slot, None)
             if sink is not None:
                 self._free_slots.append(message.slot)
-                self._begun.discard(message.slot)
+                self._kept.discard(message.slot)
                 # A cancel that crossed with this must not meet the next leg on the slot.
                 self._cancels.pop(message.slot, None)
                 sink.on_finish(from_finish(message))
@@ -246,7 +259,7 @@ class GrpcLegLink:
         sinks, came_s = self._sinks, self._heard_at_s
         # A slice is copied by the protobuf library; an iterator would ask it once per number.
         slots, token_ids = frame.slots[:], frame.token_ids[:]
-        self._begun.update(slots)
+        self._kept.update(slots)
         if not frame.counts and not frame.logprobs:
             for slot, token_id in zip(slots, token_ids, strict=True):
                 if (sink := sinks.get(slot)) is not None:
@@ -270,15 +283,17 @@ class GrpcLegLink:
         self._cancels.clear()
         self._releases.clear()
         lost = LostError(error.message, reason=error.reason, where=self.worker.worker_id)
+        if error.reason == LostError.default_reason:
+            self._on_broken(self.worker.worker_id)
         sinks, self._sinks = self._sinks, {}
-        self._begun.clear()
+        self._kept.clear()
         for sink in sinks.values():
             sink.on_finish(LegFinish(reason=FinishReason.ERROR, error=lost))
         for task in self._tasks:
             if task is not asyncio.current_task():
                 task.cancel()
         if error.reason != LINK_CLOSED and not self.is_retired:
-            self._on_lost()
+            self._on_lost(self)
 
     async def _watch(self) -> None:
         while not (self.is_retired and all(sink is _IGNORED for sink in self._sinks.values())):
@@ -301,16 +316,16 @@ class GrpcLegLink:
             self._heard_at_s = max(self._heard_at_s, self._clock.now() - limit_s + self._heartbeat_s)
 
     def _suspect(self) -> None:
-        """Ends the legs without a token as lost, and cancels them on the worker in case that it only stalls."""
+        """Ends the legs without a token and without a constraint as lost, and cancels them on the worker in case that it only stalls."""
         was_retired, self._suspected_s = self.is_retired, self._heard_at_s
         for slot, sink in list(self._sinks.items()):
-            if slot not in self._begun and sink is not _IGNORED:
+            if slot not in self._kept and sink is not _IGNORED:
                 self._sinks[slot] = _IGNORED
                 self._cancels[slot] = None
                 sink.on_finish(LegFinish(reason=FinishReason.ERROR, error=self._silent()))
         self._writes.wake()
         if not was_retired:
-            self._on_lost()
+            self._on_lost(self)
 
     def _silent(self) -> LostError:
         return LostError("the worker has gone silent", reason="worker_silent", where=self.worker.worker_id)
@@ -348,10 +363,18 @@ class GrpcLegLinks:
     """
 
     def __init__(
-        self, channels: ChannelPool, *, frontend_id: str, clock: Clock, pace_s: float = DEFAULT_PACE_S
+        self,
+        channels: ChannelPool,
+        *,
+        frontend_id: str,
+        clock: Clock,
+        pace_s: float = DEFAULT_PACE_S,
+        on_broken: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """`on_broken` is called with the id of each worker whose connection breaks, also if no leg was on it."""
         self._channels = channels
         self._pace_s = pace_s
+        self._on_broken = on_broken
         self._frontend_id = frontend_id
         self._clock = clock
         self._links: dict[tuple[str, Role], GrpcLegLink] = {}
@@ -388,6 +411,9 @@ class GrpcLegLinks:
                 return await asyncio.shield(opening)
         except TimeoutError:
             raise _unreachable(worker) from None
+        finally:
+            # The error's traceback has this frame, and the task has the error: a cycle for each attempt at a worker that is away.
+            del opening
 
     def _reopen_soon(self, key: _LinkKey, worker: WorkerRef, *, pause_s: float = 0.0) -> None:
         if self._is_closed or key in self._reopening:
@@ -420,13 +446,14 @@ class GrpcLegLinks:
         del self._reopening[key], self._wanted_s[key]
 
     async def _open(self, worker: WorkerRef, role: Role, timeout_s: float) -> GrpcLegLink:
-        stub = STUBS[role](self._channels.channel(worker.address))
+        stub = STUBS[role](self._channels.channel(worker.address, MeshRole(role.value)))
         link = GrpcLegLink(
             worker,
             stub.Attach(),
             self._clock,
             pace_s=self._pace_s,
-            on_lost=lambda: self._on_lost(link, role),
+            on_lost=partial(self._on_lost, role=role),
+            on_broken=self._on_broken,
         )
         await link.open(self._frontend_id, timeout_s)
         replaced = self._links.get((worker.address, role))
@@ -460,3 +487,11 @@ class GrpcLegLinks:
 
 def _unreachable(worker: WorkerRef) -> UnavailableError:
     return UnavailableError("the worker cannot be reached", reason="worker_unreachable", where=worker.worker_id)
+
+
+def _not_the_clients(error: MeshError, instead: type[MeshError]) -> MeshError:
+    """A worker that refuses the frontend itself: clients must not take it for a refusal of theirs, and another worker may accept it."""
+    if not isinstance(error, PermissionDeniedError):
+        return error
+    log.warning("worker_refuses_calls", extra={"data": {"worker": error.where, "reason": error.reason}})
+    return instead("the worker does not accept calls of this frontend", reason=error.reason, where=error.where)

@@ -10,22 +10,21 @@ DEFAULT_PACE_S = 0.002
 
 
 class PacedWrites:
-    """Writes the message that `take` returns, soon after each `wake`, and at most one per `pace_s`.
+    """Writes a message soon after each `wake`, and at most one per `pace_s`.
 
     A message has a fixed cost at both ends, larger than that of its content. The first one after a pause is written at once.
     """
 
-    def __init__(self, call: Any, take: Callable[[], Any], *, pace_s: float = DEFAULT_PACE_S) -> None:
+    def __init__(self, call: Any, *, pace_s: float = DEFAULT_PACE_S) -> None:
         self._call = call
-        self._take = take
         self._pace_s = pace_s
         self._wakeup = asyncio.Event()
 
     def wake(self) -> None:
         self._wakeup.set()
 
-    async def run(self, first: Any = None) -> None:
-        """Runs until the stream ends or the task is cancelled. `first` is written before all others."""
+    async def run(self, take: Callable[[], Any], first: Any = None) -> None:
+        """Runs until the stream ends or the task is cancelled. `take` returns the next message; `first` is written before all others."""
         loop, next_s = asyncio.get_running_loop(), 0.0
         try:
             if first is not None:
@@ -35,7 +34,7 @@ class PacedWrites:
                 if (early_s := next_s - loop.time()) > 0:
                     await asyncio.sleep(early_s)
                 self._wakeup.clear()
-                await self._call.write(self._take())
+                await self._call.write(take())
                 next_s = loop.time() + self._pace_s
         except (AioRpcError, asyncio.InvalidStateError):
             return  # The reader gets the same error and raises it.

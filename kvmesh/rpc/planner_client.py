@@ -10,6 +10,7 @@ from kvmesh.api.planner.v1.planner_pb2_grpc import PlannerServiceStub
 from kvmesh.core.plan import PlanReport
 from kvmesh.core.planning import Targets
 from kvmesh.core.whatif import SimulationOutcome, SimulationRequest
+from kvmesh.identity.roles import MeshRole
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.codec.planner import from_plan, from_targets, to_targets
 from kvmesh.rpc.codec.whatif import from_simulation_outcome, to_simulation_request
@@ -58,4 +59,4 @@ class GrpcPlannerClient:
         return from_simulation_outcome(response)
 
     def _stub(self) -> Any:
-        return PlannerServiceStub(self._channels.channel(self._address))
+        return PlannerServiceStub(self._channels.channel(self._address, MeshRole.PLANNER))

@@ -9,6 +9,7 @@ from kvmesh.api.planner.v1 import scaler_pb2 as pb
 from kvmesh.api.planner.v1.scaler_pb2_grpc import ScalerServiceStub
 from kvmesh.core.planning import PoolState, PoolTarget
 from kvmesh.errors import InvalidRequestError, UnavailableError
+from kvmesh.identity.roles import MeshRole
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.codec.scaler import from_pools, to_scale_request
 from kvmesh.rpc.status import from_rpc_error
@@ -42,4 +43,4 @@ class GrpcScalerClient:
             ) from error
 
     def _stub(self) -> Any:
-        return ScalerServiceStub(self._channels.channel(self._address))
+        return ScalerServiceStub(self._channels.channel(self._address, MeshRole.SCALER))

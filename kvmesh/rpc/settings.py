@@ -79,6 +79,15 @@ class PublicRpcSettings(RpcSettings):
         return bool(self.tls_certificate_file or self.tls_authority_file)
 
 
+STREAM_WINDOW_BYTES = 512
+"""Bytes of a stream that a client's process holds, beyond the message that it reads.
+
+Reading one message of a stream takes two to three iterations of the event loop, which are long in a process that lacks CPU time. With
+gRPC's window of 64 KiB and more, a thousand step frames or load records would wait for that, and arrive seconds late. With a small one the
+sender waits, and puts what it has meanwhile into one message. gRPC widens the window for a message that is longer.
+"""
+
+
 def _common_options(settings: RpcSettings, *, received_bytes_max: int) -> Options:
     return [
         ("grpc.max_receive_message_length", received_bytes_max),
@@ -115,6 +124,9 @@ def channel_options(settings: RpcSettings) -> Options:
         ("grpc.min_reconnect_backoff_ms", round(settings.connect_timeout_s * 1000)),
         ("grpc.initial_reconnect_backoff_ms", round(settings.reconnect_min_s * 1000)),
         ("grpc.max_reconnect_backoff_ms", round(settings.reconnect_max_s * 1000)),
+        ("grpc.http2.lookahead_bytes", STREAM_WINDOW_BYTES),
+        # It would widen the window to what the network could carry.
+        ("grpc.http2.bdp_probe", 0),
         # Without it a new channel inherits the back-off of an earlier one to the same address.
         ("grpc.use_local_subchannel_pool", 1),
         # Retries are the caller's decision: it knows whether anything was done.

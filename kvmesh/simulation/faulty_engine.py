@@ -21,6 +21,13 @@ class Stall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Slow:
+    """Each step takes so many times as long; 1 ends the fault."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Refuse:
     """The engine refuses this fraction of submissions as overloaded; 0 ends the fault."""
 
@@ -41,7 +48,7 @@ class Die:
     message: str = "the simulated engine died"
 
 
-Fault = Stall | Refuse | LoseKv | Die
+Fault = Stall | Slow | Refuse | LoseKv | Die
 
 
 class FaultyEngine(SimulatedEngine):
@@ -53,11 +60,14 @@ class FaultyEngine(SimulatedEngine):
         self._refused_fraction = 0.0
         self._handles_to_lose = 0
         self._stall_s = 0.0
+        self._slowness = 1.0
 
     def inject(self, fault: Fault) -> None:
         match fault:
             case Stall():
                 self._stall_s += fault.duration_s
+            case Slow():
+                self._slowness = fault.factor
             case Refuse():
                 self._refused_fraction = fault.fraction
             case LoseKv():
@@ -81,7 +91,10 @@ class FaultyEngine(SimulatedEngine):
             stall_s, self._stall_s = self._stall_s, 0.0
             await self._clock.sleep(stall_s)
         else:
+            began_s = self._clock.now()
             await super()._step_once()
+            if self._slowness > 1 and (step_s := self._clock.now() - began_s) > 0:
+                await self._clock.sleep((self._slowness - 1) * step_s)
 
     def _settle(self, step: Step | None = None) -> None:
         for finish in step.finishes if step is not None else ():

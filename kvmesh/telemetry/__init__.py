@@ -3,6 +3,7 @@
 from opentelemetry.trace import Span
 
 from kvmesh.telemetry.logging import EventLogger, LogFormat, LogLevel, configure_logging, event_logger
+from kvmesh.telemetry.loop_lag import LoopLag
 from kvmesh.telemetry.metrics import Instruments
 from kvmesh.telemetry.metrics_server import MetricsServer
 from kvmesh.telemetry.settings import TelemetrySettings
@@ -14,6 +15,7 @@ __all__ = [
     "Instruments",
     "LogFormat",
     "LogLevel",
+    "LoopLag",
     "MetricsServer",
     "Span",
     "Telemetry",

@@ -104,9 +104,10 @@ class _Handler(logging.StreamHandler[TextIO]):
 
 
 def _skip_unused_fields() -> None:
-    """Stops the library from collecting the caller's line, thread and process, by the switches in its documentation."""
+    """Stops the library from collecting the caller's line and thread, by the switches in its documentation."""
     logging._srcfile = None
-    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    # The process's id and name are collected: vLLM's format has them.
+    logging.logThreads = False
 
 
 class JsonFormatter(logging.Formatter):

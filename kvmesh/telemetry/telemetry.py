@@ -1,5 +1,6 @@
 """One process's telemetry: metrics of gRPC calls, instruments and traces."""
 
+import asyncio
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -55,6 +56,7 @@ class Telemetry:
             registry = CollectorRegistry()
             ProcessCollector(registry=registry)
         instruments = Instruments(registry, service)
+        instruments.gauge_function("event_loop_tasks", "Unfinished asyncio tasks of the process.", _tasks)
         return cls(
             instruments=instruments,
             tracing=tracing or Tracing(settings or TelemetrySettings(), service=service),
@@ -62,3 +64,11 @@ class Telemetry:
             client_calls=RpcMetrics(instruments, side="client"),
             registry=registry,
         )
+
+
+def _tasks() -> float:
+    """Called by the scrape, which runs on the event loop."""
+    try:
+        return float(len(asyncio.all_tasks()))
+    except RuntimeError:  # There is no loop, as in a test that reads the registry.
+        return 0.0

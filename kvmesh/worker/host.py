@@ -17,17 +17,16 @@ from kvmesh.api.worker.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_se
 from kvmesh.clock import Clock, SystemClock
 from kvmesh.core import Role
 from kvmesh.discovery.base import Registry
-from kvmesh.discovery.sealed import open_registry
+from kvmesh.discovery.identity import open_identity
 from kvmesh.engines.base import Engine
 from kvmesh.engines.registration import EngineHost
 from kvmesh.engines.registry import ENGINES
 from kvmesh.errors import UnsupportedError
-from kvmesh.identity.certificates import source_of
 from kvmesh.identity.credentials import with_credentials
 from kvmesh.identity.roles import MeshRole
 from kvmesh.identity.secret import MeshSecret
 from kvmesh.kv.seals import HandleSeals
-from kvmesh.lifecycle import LifecycleSettings, run_until_signalled
+from kvmesh.lifecycle import LifecycleSettings, RunningPart, run_until_signalled
 from kvmesh.network.names import LOOPBACK, host_port
 from kvmesh.network.place import place_service
 from kvmesh.network.ucx import set_ucx_variables
@@ -61,9 +60,8 @@ def make_identity(settings: HostSettings, role: Role) -> WorkerIdentity:
     return WorkerIdentity(worker_id=worker_id, epoch=time.time_ns())
 
 
-def make_engine(settings: HostSettings, role: Role, clock: Clock) -> Engine:
-    """The engine named in the settings. UnsupportedError when its packages are not installed."""
-    host = EngineHost(
+def _engine_host(settings: HostSettings, role: Role, clock: Clock) -> EngineHost:
+    return EngineHost(
         model=settings.model,
         served_name=settings.served_name or Path(settings.model).name,
         role=role,
@@ -73,8 +71,12 @@ def make_engine(settings: HostSettings, role: Role, clock: Clock) -> Engine:
         ports=settings.ports,
         mesh_secret_file=settings.mesh.secret_file,
     )
+
+
+def make_engine(settings: HostSettings, role: Role, clock: Clock) -> Engine:
+    """The engine named in the settings. UnsupportedError when its packages are not installed."""
     try:
-        return ENGINES[settings.engine].make(settings.engine_settings, host)
+        return ENGINES[settings.engine].make(settings.engine_settings, _engine_host(settings, role, clock))
     except ImportError as error:
         raise UnsupportedError(
             f"the engine {settings.engine} is not installed here ({error}); see the extras in pyproject.toml",
@@ -139,8 +141,14 @@ async def serve_worker(settings: HostSettings, role: Role) -> None:
     set_ucx_variables(settings.address, settings.ports)
     clock = SystemClock()
     telemetry = Telemetry.create(role.value, settings=settings.telemetry)
-    registry = open_registry(settings.discovery, settings.mesh)
-    mesh = source_of(settings.mesh.tls_directory)
+    follower = ENGINES[settings.engine].make_follower(settings.engine_settings, _engine_host(settings, role, clock))
+    if follower is not None:
+        await _compute_for_leader(settings, telemetry, follower)
+        return
+    identity = open_identity(settings.mesh, settings.discovery, MeshRole(role.value), clock)
+    registry = identity.registry(settings.discovery, settings.mesh)
+    identity.add_metrics(telemetry.instruments)
+    mesh = identity.source
     secret = MeshSecret.from_file(settings.mesh.secret_file)
     worker = Worker(
         make_engine(settings, role, clock),
@@ -152,9 +160,14 @@ async def serve_worker(settings: HostSettings, role: Role) -> None:
     )
     WorkerMetrics(worker, telemetry.registry)
     membership = WorkerMembership(
-        worker, registry, host=settings.rpc.advertised_host, uses_tls=mesh is not None, clock=clock
+        worker,
+        registry,
+        host=settings.rpc.advertised_host,
+        uses_tls=mesh is not None,
+        clock=clock,
+        prepare_identity=lambda role: identity.prepare(MeshRole(role.value)),
     )
-    channels = ChannelPool(settings.rpc, mesh=mesh)
+    channels = ChannelPool(settings.rpc, mesh=mesh, role_of=identity.book.role_of)
     checks = KvChecks(
         worker,
         registry,
@@ -180,7 +193,7 @@ async def serve_worker(settings: HostSettings, role: Role) -> None:
         settings.rpc,
         service_names=SERVICES,
         add_services=add_services,
-        interceptors=server_interceptors(telemetry, mesh),
+        interceptors=server_interceptors(telemetry, mesh, identity.intentions),
         mesh=mesh,
     )
     metrics = MetricsServer(telemetry.registry, settings.telemetry.metrics_host, settings.telemetry.metrics_port)
@@ -194,7 +207,9 @@ async def serve_worker(settings: HostSettings, role: Role) -> None:
         address=lambda: host_port(host, server.port),
         random=SystemRandom(),
     )
-    warm_up = [WarmUp(worker, checks, own_handoff, clock)] if settings.worker.warm_up else []
+    warm_up = (
+        [WarmUp(worker=worker, checks=checks, own_handoff=own_handoff, clock=clock)] if settings.worker.warm_up else []
+    )
     announcement = _Announcement(worker=worker, membership=membership, server=server, metrics=metrics)
 
     async def drain() -> None:
@@ -205,6 +220,7 @@ async def serve_worker(settings: HostSettings, role: Role) -> None:
     await run_until_signalled(
         [
             telemetry.tracing,
+            *identity.parts,
             _Closing(registry),
             channels,
             worker,
@@ -216,6 +232,15 @@ async def serve_worker(settings: HostSettings, role: Role) -> None:
             checks,
         ],
         drain=drain,
+        settings=LifecycleSettings(start_timeout_s=start_timeout_s(settings)),
+    )
+
+
+async def _compute_for_leader(settings: HostSettings, telemetry: Telemetry, follower: RunningPart) -> None:
+    """Runs the engine's ranks of this machine until a signal or the engine's end. Only the leader's machine registers and serves."""
+    metrics = MetricsServer(telemetry.registry, settings.telemetry.metrics_host, settings.telemetry.metrics_port)
+    await run_until_signalled(
+        [telemetry.tracing, metrics, follower],
         settings=LifecycleSettings(start_timeout_s=start_timeout_s(settings)),
     )
 

@@ -22,16 +22,22 @@ from kvmesh.worker.worker import Worker
 
 log = logging.getLogger(__name__)
 
+LEG_ID_PREFIX = "kv-check-"
+NAME_CHARACTERS_MAX = 64
 CHECK_TIMEOUT_S = 6.0
 """Longest check: the source's short prompt, then the pull."""
 PREFILL_TIMEOUT_S = 2.0
 """Longest wait for the source's handle."""
+RELEASE_TIMEOUT_S = 1.0
+"""Longest wait for the source to free what a failed check leaves."""
 CHECKS_MAX = 2
 """Concurrent checks in the background."""
 JITTER_S = 0.5
 """Workers that see a new prefill worker check it within this time, not all at once."""
 TICK_S = 0.25
 """How often the checker looks for checks that are due."""
+ROLE_CHECK_S = 2.0
+"""The same for a prefill worker, which may become a decode worker."""
 
 
 class PrefillClient(Protocol):
@@ -39,7 +45,7 @@ class PrefillClient(Protocol):
 
     async def prefill(self, address: str, leg: Leg, *, timeout_s: float) -> KvHandle: ...
 
-    async def release(self, address: str, handle_id: str, *, timeout_s: float) -> None: ...
+    async def release(self, address: str, leg_id: str, *, timeout_s: float) -> None: ...
 
     def reconnect(self, address: str) -> None: ...
 
@@ -63,7 +69,9 @@ class KvChecks:
         self._new: dict[str, float] = {}
         """Prefill workers that were not checked yet, with the time of their check."""
         self._running: set[str] = set()
-        self._leg_ids = (f"kv-check-{random.getrandbits(64):016x}-{number}" for number in itertools.count())
+        # Logs of the prefill worker show who checks.
+        prefix = f"{LEG_ID_PREFIX}{worker.identity.worker_id[:NAME_CHARACTERS_MAX]}"
+        self._leg_ids = (f"{prefix}-{random.getrandbits(64):016x}-{number}" for number in itertools.count())
 
     @property
     def can_check(self) -> bool:
@@ -79,22 +87,24 @@ class KvChecks:
 
     async def check(self, source: WorkerRef) -> KvPathCheck:
         """Checks one path. Never raises a MeshError: whatever fails is the result."""
-        started_s = self._clock.now()
+        started_s, leg_id = self._clock.now(), next(self._leg_ids)
         try:
             async with asyncio.timeout(CHECK_TIMEOUT_S):
-                failure = await self._find_failure(source)
+                failure = await self._find_failure(source, leg_id)
         except TimeoutError:
             failure = "timed_out", f"the check did not end in {CHECK_TIMEOUT_S:.0f} s"
+        elapsed_s = self._clock.now() - started_s
+        if failure is not None:
+            await self._release(source, leg_id)
         self._worker.load_signal.notify()
         reason, detail = failure or ("", "")
-        return KvPathCheck(is_ok=failure is None, reason=reason, detail=detail, elapsed_s=self._clock.now() - started_s)
+        return KvPathCheck(is_ok=failure is None, reason=reason, detail=detail, elapsed_s=elapsed_s)
 
-    async def _find_failure(self, source: WorkerRef) -> tuple[str, str] | None:
+    async def _find_failure(self, source: WorkerRef, leg_id: str) -> tuple[str, str] | None:
         """Reason and detail. None: KV was pulled."""
         self._worker.engine.kv_paths.set_host(source.worker_id, _host(source))
         name = f"{self._worker.identity.worker_id}/{self._worker.identity.epoch}/{source.worker_id}"
         generation = short_prompt(self._worker.description, name, tokens=1)
-        leg_id = next(self._leg_ids)
         reader = KvReader(worker_id=self._worker.identity.worker_id, leg_id=leg_id)
         leg = Leg(leg_id=leg_id, task=LegTask.PREFILL, generation=generation, reader=reader)
         try:
@@ -114,10 +124,8 @@ class KvChecks:
                 Leg(leg_id=leg.leg_id, task=LegTask.GENERATE, generation=leg.generation, handle=handle)
             )
         except KvLostError as error:
-            await self._release(source, handle)
             return REASONS.get(error.reason, "failed"), error.message
         except MeshError as error:
-            await self._release(source, handle)
             return "failed", f"this worker could not run the check: {error.message}"
         finally:
             paths.end_check(handle.handle_id)
@@ -133,9 +141,10 @@ class KvChecks:
                     return step.finish
         raise LostError("the engine did not finish the leg", reason="engine_closed")
 
-    async def _release(self, source: WorkerRef, handle: KvHandle) -> None:
+    async def _release(self, source: WorkerRef, leg_id: str) -> None:
+        """By the leg: a check that timed out may not have received the handle that was made for it."""
         with suppress(MeshError):
-            await self._client.release(source.address, handle.handle_id, timeout_s=1.0)
+            await self._client.release(source.address, leg_id, timeout_s=RELEASE_TIMEOUT_S)
 
     async def check_one(self) -> None:
         """Checks the path from one registered prefill worker, if there is any. Logs a failure."""
@@ -147,15 +156,15 @@ class KvChecks:
             await self._check_and_log(source)
 
     async def run(self) -> None:
-        """Follows the registry, and checks new and failing paths, until it is cancelled."""
-        if not self.can_check:
+        """Follows the registry, and checks new and failing paths while it is a decode worker, until it is cancelled."""
+        if Handoff.SEQUENTIAL not in self._worker.description.capabilities.handoffs:
             return
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch(), name="kv-checks-watch")
             while True:
                 for source in self._take_due(self._clock.now()):
                     group.create_task(self._check_and_log(source), name="kv-check")
-                await self._clock.sleep(TICK_S)
+                await self._clock.sleep(TICK_S if self.can_check else ROLE_CHECK_S)
 
     async def _watch(self) -> None:
         async with aclosing(self._registry.watch(PREFILL)) as views:
@@ -165,7 +174,11 @@ class KvChecks:
     def _take(self, view: View) -> None:
         """Replaces the known prefill workers. A stale view says nothing about workers that it lacks."""
         before = self._sources
-        found = {each.instance_id: _reference(each) for each in view.instances if exchanges_kv(self._worker, each)}
+        own_id = (
+            self._worker.identity.worker_id
+        )  # In this pool while it is a prefill worker. It cannot pull from itself.
+        others = [each for each in view.instances if each.instance_id != own_id]
+        found = {each.instance_id: _reference(each) for each in others if exchanges_kv(self._worker, each)}
         self._sources = {**before, **found} if view.is_stale else found
         paths = self._worker.engine.kv_paths
         paths.own_host = self._host
@@ -180,7 +193,7 @@ class KvChecks:
 
     def _take_due(self, now_s: float) -> Sequence[WorkerRef]:
         """Prefill workers whose check is due, as many as may be checked now."""
-        if self._worker.is_draining:
+        if self._worker.is_draining or not self.can_check:
             return ()
         due = [worker_id for worker_id, at_s in self._new.items() if at_s <= now_s]
         due += [each for each in self._worker.engine.kv_paths.due_checks(now_s) if each in self._sources]

@@ -201,6 +201,11 @@ class KvEventFeed:
         """Epoch and sequence of the newest batch."""
         return self._log.epoch, self._log.sequence
 
+    def end_watches_nowait(self) -> None:
+        """Ends all watches as if their buffers were full. They subscribe again."""
+        for number in list(self._watchers):
+            self._watchers.pop(number).put_nowait(None)
+
     def watchers_count(self) -> int:
         return len(self._watchers)
 

@@ -158,5 +158,10 @@ class LegServicer:
 
     async def ReleaseKv(self, request: pb.ReleaseKvRequest, context: ServicerContext[Any, Any]) -> pb.ReleaseKvResponse:
         """Gives a handle's blocks back."""
+        if request.leg_id:
+            if request.handle_id:
+                raise InvalidRequestError("set handle_id or leg_id, not both", field="leg_id")
+            leg_id = required_text(request.leg_id, "leg_id", ID_CHARACTERS_MAX)
+            return pb.ReleaseKvResponse(was_held=self._worker.release_leg_nowait(leg_id))
         handle_id = required_text(request.handle_id, "handle_id", ID_CHARACTERS_MAX)
         return pb.ReleaseKvResponse(was_held=self._worker.release_nowait(handle_id))

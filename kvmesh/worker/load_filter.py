@@ -16,6 +16,7 @@ BLOCKS_SHARE = 64
 _PROGRESS = (
     "step", "step_s", "kv_blocks_used", "kv_blocks_free", "prompt_tokens_total", "output_tokens_total",
     "cached_tokens_total", "transferred_tokens_total", "failed_handoffs_total", "recomputed_tokens_total",
+    "pulling_requests", "kv_blocks_cached", "kv_blocks_held", "kv_blocks_unaccounted",
 )  # fmt: skip
 _OTHERS = ("worker_id", "epoch", "sequence", "taken_at_s", "is_draining")
 _progress = attrgetter(*_PROGRESS)

@@ -32,6 +32,9 @@ SERVICE_OF_ROLE = {Role.PREFILL: PREFILL, Role.DECODE: DECODE}
 ROLE_NOTICE_S = 0.2
 """From the drain mark to the change of role. Routers learn of the mark in this time, so they send few legs that are refused."""
 
+PrepareIdentity = Callable[[Role], Awaitable[Callable[[], None]]]
+"""Gets a worker's identity in a role; the returned function takes it."""
+
 
 class _CardPublishingRegistry:
     """Publishes the worker's description with every registration: a registry that lost the instance has lost the description too."""
@@ -64,17 +67,21 @@ class WorkerMembership:
         uses_tls: bool,
         clock: Clock,
         make_presence: Callable[[Registry, Registration], Presence] = Presence,
+        prepare_identity: PrepareIdentity | None = None,
     ) -> None:
+        """`prepare_identity` gets the certificate of the role that the worker changes to, or raises MeshError."""
         self._worker = worker
         self._registry = registry
         self._host = host
         self._uses_tls = uses_tls
         self._clock = clock
         self._role_lock = asyncio.Lock()
+        self._role_tasks: set[asyncio.Task[Role]] = set()
         self._role_changes = 0
         self.files = ServedFiles(lambda: worker.description.model)
         """The model's files, whose digest is a part of the description."""
         self._make_presence = make_presence
+        self._prepare_identity = prepare_identity
         self._port = 0
         self._metrics_port = 0
         self._presence: Presence | None = None
@@ -169,8 +176,15 @@ class WorkerMembership:
         """Moves the worker to the other pool and returns its role. Legs in flight continue, and handles stay valid until they are
         pulled or expire. Legs of the former role that still arrive are refused as `role_changed`, and placed again.
 
-        UnsupportedError if the engine cannot change its role. Idempotent. After a cancel the worker is in one of the pools.
+        An engine with one role at a time waits for its legs, and ends what is left after a limit of its own. UnsupportedError if the engine
+        cannot change its role. Idempotent. The change goes on when the caller is cancelled, so that the registry says what the engine does.
         """
+        change = asyncio.create_task(self._change_role(role), name="role-change")
+        self._role_tasks.add(change)
+        change.add_done_callback(self._role_tasks.discard)
+        return await asyncio.shield(change)
+
+    async def _change_role(self, role: Role) -> Role:
         async with self._role_lock:
             description = self._worker.description
             if role is description.role:
@@ -183,8 +197,11 @@ class WorkerMembership:
                 )
             await self._announce_draining(True)
             try:
+                take = await self._prepare_identity(role) if self._prepare_identity is not None else None
                 await self._clock.sleep(ROLE_NOTICE_S)
                 await self._worker.engine.set_role(role)
+                if take is not None:
+                    take()
                 self._role_changes += 1
                 if self._presence is not None:
                     await self._presence.update(self.registration())
@@ -199,6 +216,9 @@ class WorkerMembership:
 
     async def aclose(self) -> None:
         """Leaves the registry. Bounded by the registry's own timeouts; idempotent."""
+        for change in self._role_tasks:
+            change.cancel()
+        await asyncio.gather(*self._role_tasks, return_exceptions=True)
         if self._presence is not None:
             presence, self._presence = self._presence, None
             await presence.aclose()

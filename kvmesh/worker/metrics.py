@@ -21,6 +21,10 @@ GAUGES = {
     "preallocating_requests": "Decode, rendezvous handoff: requests that wait for KV blocks.",
     "receiving_requests": "Decode, rendezvous handoff: requests that have blocks and wait for KV.",
     "retracted_requests": "Requests that lost their blocks to others and wait to continue.",
+    "pulling_requests": "Transfers of KV into this worker that may still write, those of cancelled requests included.",
+    "kv_blocks_cached": "Free KV blocks that hold cached KV.",
+    "kv_blocks_held": "KV blocks of requests and handles, counted from these.",
+    "kv_blocks_unaccounted": "Total minus free minus held KV blocks: 0, unless blocks leaked or have two owners.",
 }
 COUNTERS = {
     "prompt_tokens_total": "Prompt tokens computed.",
@@ -48,7 +52,8 @@ class WorkerMetrics(Collector):
         labels = (description.model.name, description.role.value)
         for name, text in GAUGES.items():
             gauge = GaugeMetricFamily(f"kvmesh_worker_{name}", text, labels=LABELS)
-            gauge.add_metric(labels, getattr(load, name))
+            if (value := getattr(load, name)) is not None:
+                gauge.add_metric(labels, value)
             yield gauge
         for name, text in COUNTERS.items():
             counter = CounterMetricFamily(f"kvmesh_worker_{name}", text, labels=LABELS)
@@ -61,6 +66,11 @@ class WorkerMetrics(Collector):
                 "leases_handles",
                 statistics.leases,
                 "Handles whose KV blocks are held: neither pulled, released nor expired.",
+            ),
+            (
+                "unanswered_cancels_requests",
+                statistics.unanswered_cancels,
+                "Cancelled legs that the engine has not ended yet.",
             ),
             ("failing_kv_paths", len(load.failing_kv_paths), "Prefill workers whose KV cannot be pulled at present."),
             ("kv_announced_blocks", statistics.kv_blocks_announced, "Cached KV blocks as published to routers."),

@@ -58,18 +58,18 @@ class OwnHandoff:
             return
         source = self._worker.engine.kv_source(handle)
         fault = find_own_fault(source, self._host) or await side_channel_fault(source)
-        if fault is not None:
+        # KV may have a network of its own, where the address is another: a pull that works is the proof.
+        if not await self._is_pulled_from() and fault is not None:
             log.warning("kv_source_unreachable", extra={"data": {"reason": fault.reason, "detail": fault.detail}})
-        await self._ask_decode_worker()
 
-    async def _ask_decode_worker(self) -> None:
-        """Has one decode worker pull a short prompt from this worker, if there is any."""
+    async def _is_pulled_from(self) -> bool:
+        """Has one decode worker pull a short prompt from this worker. False if that fails, or if there is none."""
         peers: list[Instance] = []
         with suppress(MeshError):
             view = await self._registry.instances(DECODE)
             peers = [each for each in view.instances if exchanges_kv(self._worker, each)]
         if not peers:
-            return
+            return False
         peer = self._random.choice(sorted(peers, key=lambda each: each.instance_id))
         identity = self._worker.identity
         source = WorkerRef(worker_id=identity.worker_id, address=self._address(), epoch=identity.epoch)
@@ -80,13 +80,14 @@ class OwnHandoff:
             log.info(
                 "kv_path_not_checked", extra={"data": {"decode_worker_id": peer.instance_id, "reason": error.reason}}
             )
-            return
+            return False
         if result.is_ok:
             data = {"decode_worker_id": peer.instance_id, "elapsed_s": round(result.elapsed_s, 3)}
             log.info("kv_path_checked", extra={"data": data})
         else:
             data = {"decode_worker_id": peer.instance_id, "reason": result.reason, "detail": result.detail}
             log.warning("kv_path_check_failed", extra={"data": data})
+        return result.is_ok
 
 
 async def side_channel_fault(source: str | bytes) -> Cause | None:

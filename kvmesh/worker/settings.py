@@ -37,6 +37,12 @@ class WorkerSettings:
         "before it registers, a worker runs a short prompt and checks a handoff with one worker of the other pool;"
         " false: the first requests do that",
     )
+    cancel_timeout_s: float = setting(
+        60.0,
+        "longest time in which the engine ends a cancelled leg; longer than any of its steps. Then it is wedged: the worker ends with an"
+        " error, and its supervisor starts it again",
+        min=0.1,
+    )
     link_buffer_frames: int = internal(4096, "step frames a slow frontend may lag behind before its stream is ended")
     lease_check_s: float = internal(0.5, "how often expired leases and deadlines are looked for")
     labels: tuple[str, ...] = setting(

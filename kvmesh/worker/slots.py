@@ -55,20 +55,20 @@ class LegTable:
     """
 
     _legs: dict[int, LegRecord] = field(default_factory=dict)
-    _leg_ids: set[str] = field(default_factory=set)
+    _leg_ids: dict[str, int] = field(default_factory=dict)
     _deadlines: list[tuple[float, int]] = field(default_factory=list)
     _legs_of_links: Counter[int] = field(default_factory=Counter)
 
     def add(self, key: int, record: LegRecord) -> None:
         self._legs[key] = record
-        self._leg_ids.add(record.leg_id)
+        self._leg_ids[record.leg_id] = key
         self._legs_of_links[key >> SLOT_BITS] += 1
         heappush(self._deadlines, (record.deadline_s, key))
 
     def remove(self, key: int) -> LegRecord | None:
         record = self._legs.pop(key, None)
         if record is not None:
-            self._leg_ids.discard(record.leg_id)
+            self._leg_ids.pop(record.leg_id, None)
             link = key >> SLOT_BITS
             self._legs_of_links[link] -= 1
             if not self._legs_of_links[link]:
@@ -82,9 +82,6 @@ class LegTable:
             self._deadlines = [(record.deadline_s, key) for key, record in self._legs.items()]
             heapify(self._deadlines)
 
-    def deadlines_count(self) -> int:
-        return len(self._deadlines)
-
     def links(self) -> tuple[int, ...]:
         """Links with live legs, including closed links whose cancelled legs have not finished."""
         return tuple(self._legs_of_links)
@@ -95,6 +92,10 @@ class LegTable:
     def has_leg_id(self, leg_id: str) -> bool:
         """True while a leg of this id is live."""
         return leg_id in self._leg_ids
+
+    def key_of_leg_id(self, leg_id: str) -> int | None:
+        """None: no leg of this id is live."""
+        return self._leg_ids.get(leg_id)
 
     def count_of_link(self, link: int) -> int:
         """How many live legs a link has."""

@@ -11,6 +11,7 @@ from kvmesh.clock import Clock
 from kvmesh.core import FinishReason, KvEvent, KvHandle, KvReader, Leg, LoadRecord, TokenLogprob
 from kvmesh.engines.base import Engine, EngineDescription, EngineFinish, EngineRequest, StepOutput
 from kvmesh.errors import (
+    ENGINE_WEDGED,
     DeadlineError,
     InternalError,
     InvalidRequestError,
@@ -23,6 +24,7 @@ from kvmesh.errors import (
 from kvmesh.kv.lease import LeaseTable
 from kvmesh.kv.seals import HandleSeals, SealScope
 from kvmesh.telemetry import Span, TelemetrySettings, Tracing, fail_span
+from kvmesh.worker.cancel_watch import CancelWatch
 from kvmesh.worker.kv_batcher import KvEventBatcher
 from kvmesh.worker.kv_feed import KvEventFeed
 from kvmesh.worker.load_signal import LoadSignal
@@ -33,6 +35,8 @@ log = logging.getLogger(__name__)
 
 HANDLES_POLL_S = 0.05
 """Engines do not report the end of a lease."""
+SWEEPS_LATE = 2.0
+"""Part of a sweep's interval that counts at most, so that a suspended process does not count as time of its engine."""
 LAST_STEPS_S = 1.0
 """Longest wait for the engine's last finishes when closing."""
 
@@ -54,6 +58,7 @@ class WorkerStatistics:
     links: int
     kv_watchers: int
     leases: int
+    unanswered_cancels: int
     is_draining: bool
     kv_blocks_announced: int
 
@@ -126,6 +131,7 @@ class Worker:
         self._clock = clock
         self._legs = LegTable()
         self._leases = LeaseTable()
+        self._cancels = CancelWatch(limit_s=settings.cancel_timeout_s, sweep_s_max=SWEEPS_LATE * settings.lease_check_s)
         self._links: dict[int, CallerLink] = {}
         self._next_link = 0
         self._draining = ""
@@ -279,18 +285,30 @@ class Worker:
         """Stops a leg. If it produces a handle before it stops, the handle is released."""
         if (record := self._legs.get(key)) is not None:
             record.is_cancelled = True
-            self.engine.cancel_nowait(key)
+            self._cancel(key)
+
+    def _cancel(self, key: int) -> None:
+        self._cancels.add(key)
+        self.engine.cancel_nowait(key)
 
     def close_link_nowait(self, number: int) -> None:
         """Cancels a link's legs and drops their finishes."""
         if self._links.pop(number, None) is None:
             return
         for key in self._legs.keys_of_link(number):
-            self.engine.cancel_nowait(key)
+            self._cancel(key)
 
     def release_nowait(self, handle_id: str) -> bool:
         self._leases.remove(handle_id)
         return self.engine.release_nowait(handle_id)
+
+    def release_leg_nowait(self, leg_id: str) -> bool:
+        """Ends a leg whose finish its caller did not receive: cancels it, or releases the handle that it made. False: there is neither."""
+        if (key := self._legs.key_of_leg_id(leg_id)) is not None:
+            self.cancel_nowait(key)
+            return True
+        handle_id = self._leases.handle_of(leg_id)
+        return handle_id is not None and self.release_nowait(handle_id)
 
     def with_lease_left(self, finish: EngineFinish) -> EngineFinish:
         """The finish with its handle's remaining lease time, which has become shorter since the engine made the handle."""
@@ -320,6 +338,7 @@ class Worker:
 
     def _complete(self, finish: EngineFinish) -> EngineFinish:
         record = self._legs.remove(finish.key)
+        self._cancels.remove(finish.key)
         self._end_span(finish)
         if not len(self._legs):
             self._idle.set()
@@ -350,7 +369,8 @@ class Worker:
         handle = replace(handle, worker_id=self.identity.worker_id, worker_epoch=self.identity.epoch)
         if self._seals is not None and record is not None and record.scope is not None:
             handle = self._seals.seal(handle, record.scope)
-        self._leases.add(handle.handle_id, self._clock.now() + handle.lease_s)
+        leg_id = record.leg_id if record is not None else ""
+        self._leases.add(handle.handle_id, self._clock.now() + handle.lease_s, leg_id=leg_id)
         if finish.key >> SLOT_BITS not in self._links:
             self.release_nowait(handle.handle_id)
         return replace(finish, handle=handle)
@@ -368,6 +388,7 @@ class Worker:
             log.error("engine_lost", extra={"data": {"reason": error.reason, "detail": error.message}})
         self._end_streams(self._lost)
         self._legs.clear()
+        self._cancels.clear()
         self._idle.set()
 
     def _end_streams(self, error: MeshError) -> None:
@@ -410,12 +431,18 @@ class Worker:
                 self.engine.release_nowait(handle_id)
             for key in self._legs.collect_overdue(now_s):
                 self._fail(key, DeadlineError("the request ran out of time", where=self.identity.worker_id))
+            if wedged := self._cancels.sweep(now_s):
+                log.error("engine_wedged", extra={"data": {"cancelled_legs": wedged}})
+                limit_s = self.settings.cancel_timeout_s
+                self._on_lost(
+                    LostError(f"the engine did not end {wedged} cancelled legs in {limit_s:g} s", reason=ENGINE_WEDGED)
+                )
 
     def _fail(self, key: int, error: MeshError) -> None:
         record = self._legs.get(key)
         if record is not None and record.failure is None:
             record.failure = error
-            self.engine.cancel_nowait(key)
+            self._cancel(key)
 
     def set_draining(self, is_draining: bool, reason: str = "draining") -> None:
         """Refuses new legs, or accepts them again. A worker that stops never accepts again."""
@@ -470,6 +497,7 @@ class Worker:
             links=len(self._links),
             kv_watchers=self.kv_feed.watchers_count(),
             leases=self.engine.leased_handles(),
+            unanswered_cancels=len(self._cancels),
             is_draining=self.is_draining,
             kv_blocks_announced=self.kv_feed.blocks_count(),
         )

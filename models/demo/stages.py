@@ -24,8 +24,10 @@ CHUNKS = {
     10: mixture.drill_sample,
     11: mixture.finishing_sample,
 }
-CONTINUED = 1260
+CONTINUED = 3400
 """The step at which a training goes on from weights instead of a checkpoint."""
+BALANCED = 3400
+"""From this step on the text has more memory and tools, of which the single questions before cost some."""
 # The rate by steps, straight between them. It falls over the last part: much of what is learnt is learnt there.
 RATES = {
     -1: 0.0,
@@ -37,15 +39,19 @@ RATES = {
     1100: 0.2707,
     1260: 0.003,
     1300: 0.5,
-    3000: 0.5,
-    4000: 0.003,
+    2600: 0.5,
+    3400: 0.003,
+    3440: 0.45,
+    3800: 0.45,
+    4300: 0.003,
 }
 STEPS = max(RATES)
 
 
 def samples(step: int, seed: str) -> Iterator[Sample]:
     """The text of the chunk that `step` is in."""
-    return mixture.samples(seed, CHUNKS.get(step // CHUNK_STEPS, mixture.consolidating_sample))
+    last = mixture.balanced_sample if step >= BALANCED else mixture.consolidating_sample
+    return mixture.samples(seed, CHUNKS.get(step // CHUNK_STEPS, last))
 
 
 def rate_factor(step: int) -> float:

@@ -14,9 +14,8 @@ from kvmesh.api.inference.grpc_service_pb2_grpc import add_GRPCInferenceServiceS
 from kvmesh.api.inference.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from kvmesh.clock import Clock, SystemClock
 from kvmesh.discovery.base import FRONTEND, KVMESH_VERSION, VERSION_KEY, Registration, Registry
+from kvmesh.discovery.identity import open_identity
 from kvmesh.discovery.presence import Presence
-from kvmesh.discovery.sealed import open_registry
-from kvmesh.identity.certificates import source_of
 from kvmesh.identity.credentials import with_credentials
 from kvmesh.identity.roles import MeshRole
 from kvmesh.lifecycle import Part, run_parts, run_process, stop_on_signals
@@ -26,11 +25,12 @@ from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.clients import RouterLink
 from kvmesh.rpc.interceptors import channel_interceptors, server_interceptors
 from kvmesh.rpc.leg_link import GrpcLegLinks
+from kvmesh.rpc.mesh.view import MeshReader
 from kvmesh.rpc.router.link import GrpcRouterLink
 from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.settings import load_or_exit
-from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging, event_logger
+from kvmesh.telemetry import LoopLag, MetricsServer, Telemetry, configure_logging, event_logger
 from services.frontend.access.access import Access
 from services.frontend.access.interceptor import AccessInterceptor
 from services.frontend.api.anthropic.serve import add_message_routes
@@ -45,10 +45,14 @@ from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import DiscoveredModels
 from services.frontend.pipeline.fallback_router import FallbackRouterLink
 from services.frontend.pipeline.local_placement import LocalPlacer
+from services.frontend.pipeline.losses import LostWorkers
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.processes import supervise
 from services.frontend.settings import FrontendSettings
 from services.frontend.stores.database import state_directory
+from services.frontend.stores.url import shared_database
+from services.frontend.ui.observer import MeshObserver
+from services.frontend.ui.routes import UiRoutes
 
 _log = event_logger(__name__)
 
@@ -66,11 +70,22 @@ class Frontend:
         self.settings = settings
         self.instance_id = instance_id(settings)
         self.telemetry = Telemetry.create("frontend", settings=settings.telemetry)
-        self.registry: Registry = open_registry(settings.discovery, settings.mesh)
+        self.identity = open_identity(settings.mesh, settings.discovery, MeshRole.FRONTEND, clock)
+        self.identity.add_metrics(self.telemetry.instruments)
+        self.registry: Registry = self.identity.registry(settings.discovery, settings.mesh)
         self.channels = ChannelPool(
-            settings.rpc, channel_interceptors(self.telemetry), mesh=source_of(settings.mesh.tls_directory)
+            settings.rpc,
+            channel_interceptors(self.telemetry),
+            mesh=self.identity.source,
+            role_of=self.identity.book.role_of,
         )
-        self.links = GrpcLegLinks(self.channels, frontend_id=self.instance_id, clock=clock)
+        lost_workers = LostWorkers()
+        self.links = GrpcLegLinks(
+            self.channels,
+            frontend_id=self.instance_id,
+            clock=clock,
+            on_broken=lambda worker_id: lost_workers.add(worker_id, clock.now()),
+        )
         self.models = DiscoveredModels(
             registry=self.registry,
             source=GrpcWorkerClient(self.channels),
@@ -96,7 +111,7 @@ class Frontend:
             placing = FallbackRouterLink(
                 routers,
                 LocalPlacer(requests_per_worker_max=settings.pipeline.requests_per_worker_max),
-                had_router=lambda: routers.had_stream,
+                knows_router=lambda: routers.knows_router,
                 workers=self.models.workers,
                 on_placed=self.metrics.local_placements.inc,
             )
@@ -112,9 +127,11 @@ class Frontend:
             settings=settings.pipeline,
             tracing=self.telemetry.tracing,
             access=self.access,
+            lost_workers=lost_workers,
         )
         directory = state_directory(settings.state_dir)
-        self.responses = Responses(settings.responses, directory, clock)
+        shared = shared_database(settings.stores, clock)
+        self.responses = Responses(settings.responses, directory, clock, shared=shared)
         self.batches = BatchesPart(
             settings=settings.batches,
             directory=directory,
@@ -122,6 +139,27 @@ class Frontend:
             responses=self.responses,
             instruments=self.telemetry.instruments,
             instance_id=self.instance_id,
+            shared=shared,
+        )
+        self.observer = MeshObserver(
+            MeshReader(
+                self.registry,
+                self.channels,
+                timeout_s=settings.ui.call_timeout_s,
+                requests_max=settings.ui.requests_max,
+            ),
+            settings.ui,
+            clock,
+            frontend_id=self.instance_id,
+            instruments=self.telemetry.instruments,
+        )
+        ui_routes = UiRoutes(
+            self.observer,
+            access=self.access,
+            registry=self.registry,
+            channels=self.channels,
+            ui=settings.ui,
+            http=settings.http,
         )
         self.http = HttpServer(
             self.pipeline,
@@ -133,6 +171,7 @@ class Frontend:
                 add_message_routes,
                 self.batches.add_routes,
                 add_description_routes,
+                ui_routes.add_routes,
             ],
         )
         self.server = RpcServer(
@@ -163,6 +202,7 @@ class Frontend:
             _log.warning("http_api_needs_no_key", host=http.host, advice="--access-keys-file or --http-host 127.0.0.1")
         parts: list[Part] = [
             self.telemetry.tracing,
+            *self.identity.parts,
             ConnectionCloser(self),
             self.access,
             self.router,
@@ -173,6 +213,9 @@ class Frontend:
             self.batches,
             SharedPortDelay(self),
             self.http,
+            LoopLag(self.telemetry.instruments, self.pipeline.on_loop_lag),
+            # Closed before the HTTP server, which would wait for the viewers' streams.
+            self.observer,
             self.registration,
         ]
         await run_parts(parts, stop=stop, hurry=hurry, drain=self._drain, settings=self.settings.lifecycle)

@@ -101,6 +101,15 @@ class FrontendMetrics:
         self.continued = instruments.tally(
             "continued_requests", "Times that an answer was continued on another worker.", ["model"]
         )
+        self.hedged = instruments.tally(
+            "hedged_requests", "Prompts that were sent to a second prefill worker.", ["model"]
+        )
+        self.hedges_won = instruments.tally(
+            "hedges_won_requests", "Prompts that the second prefill worker computed first.", ["model"]
+        )
+        self.retried = instruments.tally(
+            "retried_requests", "Times that a request without a token was placed again.", ["model"]
+        )
         self.restarted = instruments.tally(
             "restarted_requests",
             "Times that an answer of which the client had nothing was begun anew, since it could not be continued.",
@@ -125,7 +134,18 @@ class FrontendMetrics:
 class ModelMetrics:
     """Metrics that every request of one model updates."""
 
-    __slots__ = ("continued", "gaps", "output_tokens", "prompt_lengths", "prompt_tokens", "restarted", "ttft")
+    __slots__ = (
+        "continued",
+        "gaps",
+        "hedged",
+        "hedges_won",
+        "output_tokens",
+        "prompt_lengths",
+        "prompt_tokens",
+        "restarted",
+        "retried",
+        "ttft",
+    )
 
     def __init__(self, metrics: FrontendMetrics, model: str) -> None:
         self.gaps = metrics.gaps.of_model(model)
@@ -134,4 +154,7 @@ class ModelMetrics:
         self.prompt_tokens = metrics.prompt_tokens.of(model)
         self.continued = metrics.continued.of(model)
         self.restarted = metrics.restarted.of(model)
+        self.retried = metrics.retried.of(model)
+        self.hedged = metrics.hedged.of(model)
+        self.hedges_won = metrics.hedges_won.of(model)
         self.ttft = metrics.ttft.of(model)

@@ -14,6 +14,7 @@ from kvmesh.telemetry import TelemetrySettings
 from services.frontend.access.settings import AccessSettings
 from services.frontend.parser_process.process import ParserProcessSettings, check_installed
 from services.frontend.parsers.select import ParserNames
+from services.frontend.stores.url import check_url
 from services.frontend.text.sandbox import TemplateLimits
 
 
@@ -33,6 +34,11 @@ class HttpSettings:
     body_bytes_max: int = setting(8 << 20, "Largest request body; a million tokens of text is about 5 MB.", min=1024)
     header_bytes_max: int = setting(8190, "Longest request line and longest header.", min=256, max=65536)
     headers_max: int = setting(128, "Most headers.", min=8, max=1024)
+    head_bytes_max: int = setting(
+        65_536,
+        "Largest head of a request that arrives in parts. An incomplete one takes about twice as much memory.",
+        min=8192,
+    )
     body_timeout_s: float = setting(30.0, "Longest wait for a request's body.", min=0.1)
     body_containers_max: int = setting(
         50_000, "Most arrays and objects in a request body; parsing so many takes about 25 ms.", min=1000
@@ -90,7 +96,9 @@ class HttpSettings:
         "Whether requests may have x-kvmesh-pin-prefill, -pin-decode, x-kvmesh-labels and -preferred-labels; else they are refused.",
     )
     stalled_client_timeout_s: float = setting(
-        30.0, "Longest wait for a client to read the end of its answer; then the connection is closed.", min=0.1
+        30.0,
+        "Longest time in which a client reads nothing of an answer that waits for it; then the connection is closed.",
+        min=0.1,
     )
 
     def __post_init__(self) -> None:
@@ -99,6 +107,30 @@ class HttpSettings:
             raise ValueError("tls_certificate_file and tls_key_file are given together or not at all")
         if self.tls_authority_file and not self.tls_certificate_file:
             raise ValueError("tls_authority_file needs tls_certificate_file and tls_key_file")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UiSettings:
+    """The page /ui."""
+
+    is_on: bool = setting(
+        True, "Whether to serve /ui, which shows the mesh. Where API keys are on, it needs one with `operator`."
+    )
+    allows_public: bool = setting(
+        False,
+        "Whether to serve /ui on an address other than loopback, and to requests that a proxy forwards. Without API keys everybody "
+        "who reaches the address then sees the mesh.",
+    )
+    interval_s: float = setting(1.0, "Time between two readings of the mesh, which all viewers share.", min=0.2, max=60)
+    viewers_max: int = setting(16, "Most viewers at a time; more are refused with Retry-After.", min=1, max=1024)
+    stalled_viewer_timeout_s: float = setting(
+        10.0, "Longest wait for a viewer to read; then it is disconnected.", min=0.1
+    )
+    requests_max: int = setting(128, "The newest requests that the page lists.", min=1, max=256)
+    workers_max: int = setting(1024, "Workers that the page lists.", min=1)
+    explanations_max: int = internal(4, "Explanations that are fetched at a time; more are refused with Retry-After.")
+    candidates_max: int = internal(64, "Candidates of one explanation.")
+    call_timeout_s: float = internal(2.0, "Longest wait for a router or planner.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,11 +221,82 @@ class ResponsesSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RetryBudgetSettings:
+    """How many requests of one model a frontend places again."""
+
+    burst: int = setting(
+        1000,
+        "Requests that may be placed again at once; one lost worker may have that many. Further ones end with 503 retry_budget_spent.",
+        min=1,
+    )
+    ratio: float = setting(
+        0.2, "Part of a request that each new request adds to them; 0.2: a fifth of the load.", min=0, max=10
+    )
+    per_s: float = setting(
+        10.0, "Requests that each second adds to them, so that a quiet frontend has some, too.", min=0
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HedgeSettings:
+    """Prompts that are sent to a second prefill worker (sequential handoff)."""
+
+    share_max: float = setting(
+        0.0,
+        "Largest part of the requests whose prompt a second prefill worker computes, when the first one takes longer than nearly all"
+        " others did. 0: none. 0.02 cuts the slowest answers for two hundredths of the prefill work.",
+        min=0,
+        max=0.5,
+    )
+    quantile: float = setting(
+        0.95, "Part of the prompts that are not hedged, by how late they are.", min=0.5, max=0.999
+    )
+    after_s_min: float = setting(0.05, "Shortest time after which a prompt is hedged.", min=0)
+    samples_min: int = internal(20, "Prompts whose times must be known before one is hedged.")
+    samples_max: int = internal(256, "Prompts whose times are kept.")
+    place_timeout_s: float = internal(0.5, "Longest wait for the router; a hedge that has to queue is of no use.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoresSettings:
+    """The database that frontends on several machines share."""
+
+    url: str = setting(
+        "",
+        "PostgreSQL database of responses, files and batches, such as postgresql://kvmesh@10.0.0.5/kvmesh?sslmode=verify-full, without "
+        "a password. Empty: SQLite in the state directory.",
+    )
+    password_file: str = setting(
+        "", "File with the password, read for each new connection. Empty: PGPASSWORD, else the entry in PGPASSFILE."
+    )
+    connections_max: int = setting(8, "Connections of one frontend process to the database.", min=1, max=1000)
+    timeout_s: float = setting(5.0, "Longest duration of one call of the database, waiting included.", min=0.1)
+    away_timeout_s: float = internal(
+        1.0, "The same while the database cannot be reached, so that requests that need it fail soon."
+    )
+    silence_s: float = internal(1.0, "Time after `timeout_s` after which a connection without an answer is cut.")
+    connection_age_s_max: float = internal(
+        600.0, "Age at which a connection is replaced: it measures the database's clock and spreads after a failover."
+    )
+    calls_max: int = internal(1024, "Calls that may wait for the database; more are refused with Retry-After.")
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a URL that cannot be used."""
+        check_url(self.url)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSettings:
     """Limits of requests."""
 
     requests_max: int = setting(4096, "Most requests in flight; more are refused with Retry-After.", min=1)
     tenant_share_max: float = setting(0.5, "Largest part of requests_max of one tenant.", min=0.01, max=1)
+    overload_lag_s: float = setting(
+        0.1,
+        "Delay of the event loop's timers above which the frontend is overloaded: then a tenant with more than an equal part of the "
+        "requests in flight starts no more, while requests of others are in flight. 0: never.",
+        min=0,
+    )
     choices_max: int = setting(16, "Most choices (n) of one prompt.", min=1, max=128)
     prompts_max: int = setting(64, "Most prompts of one completion request.", min=1)
     embed_inputs_max: int = setting(2048, "Most inputs of one embedding request; OpenAI's limit.", min=1, max=2048)
@@ -248,6 +351,8 @@ class PipelineSettings:
         "Tokens of prompt and answer above which an answer is not continued, since another worker would compute all of them. 0: no limit.",
         min=0,
     )
+    retry_budget: RetryBudgetSettings = field(default_factory=RetryBudgetSettings)
+    hedge: HedgeSettings = field(default_factory=HedgeSettings)
     retry_after_s: float = setting(1.0, "Retry-After of refused requests.", min=0.1)
     drain_notice_s: float = setting(
         0.0,
@@ -305,12 +410,14 @@ class FrontendSettings(NetworkSettings):
     reasoning_parser: str = setting("auto", "How reasoning is parsed; values as for tool_parser.")
     http: HttpSettings = field(default_factory=HttpSettings)
     access: AccessSettings = field(default_factory=AccessSettings)
+    ui: UiSettings = field(default_factory=UiSettings)
     state_dir: str = setting(
         "",
         "Directory of stored responses, files and batches; empty: $XDG_STATE_HOME/kvmesh, else ~/.local/state/kvmesh.",
     )
     responses: ResponsesSettings = field(default_factory=ResponsesSettings)
     batches: BatchSettings = field(default_factory=BatchSettings)
+    stores: StoresSettings = field(default_factory=StoresSettings)
     kserve: KserveSettings = field(default_factory=KserveSettings)
     rpc: PublicRpcSettings = field(default_factory=PublicRpcSettings)
     mesh: MeshSettings = field(default_factory=MeshSettings)

@@ -1,18 +1,23 @@
 """Starts a planner: `python -m services.planner --help`."""
 
+import math
 import os
 import socket
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
+import msgspec
 from aiohttp import ClientSession
+from grpc.aio import Server
 
 from kvmesh.clock import SystemClock
 from kvmesh.discovery.base import KVMESH_VERSION, PLANNER, VERSION_KEY, Registration, Registry
+from kvmesh.discovery.identity import open_identity
 from kvmesh.discovery.leader import LeaderElection
 from kvmesh.discovery.presence import Presence
-from kvmesh.discovery.sealed import open_registry
-from kvmesh.identity.certificates import source_of
+from kvmesh.errors import InvalidRequestError
 from kvmesh.identity.credentials import with_credentials
 from kvmesh.identity.roles import MeshRole
 from kvmesh.lifecycle import run_process, run_until_signalled
@@ -25,9 +30,16 @@ from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.settings import load_or_exit
 from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
 from services.planner.connectors.base import Connector
+from services.planner.connectors.compose import ComposeOrchestrator
+from services.planner.connectors.kubernetes import KubernetesOrchestrator
 from services.planner.connectors.mesh import MeshConnector
 from services.planner.connectors.mesh_actions import MeshActions
+from services.planner.connectors.none import NoConnector
+from services.planner.connectors.pools import read_pools
 from services.planner.connectors.scaler import ScalerConnector
+from services.planner.connectors.sized import Orchestrator, SizedConnector
+from services.planner.keda.servicer import SERVICE_NAME as KEDA_SERVICE_NAME
+from services.planner.keda.servicer import ExternalScalerServicer
 from services.planner.metrics import PlannerMetrics
 from services.planner.observe import Fetcher, MetricsSource, PrometheusSource, ScrapeSource
 from services.planner.planner import Planner
@@ -47,11 +59,34 @@ def make_source(settings: PlannerSettings, session: ClientSession, clock: System
 
 
 def make_connector(settings: PlannerSettings, registry: Registry, channels: ChannelPool) -> Connector:
-    """Returns the connector to a scaler if one is set, else one that only flips and deflects."""
+    """Returns the connector that the settings name."""
     actions = MeshActions(registry, channels)
-    if settings.scaler_address:
-        return ScalerConnector(GrpcScalerClient(channels, settings.scaler_address), actions)
-    return MeshConnector(actions)
+    kind = settings.connector or ("scaler" if settings.scaler_address else "mesh")
+    match kind:
+        case "none":
+            return NoConnector()
+        case "scaler":
+            return ScalerConnector(GrpcScalerClient(channels, settings.scaler_address), actions)
+        case "compose":
+            orchestrator: Orchestrator = ComposeOrchestrator(settings.compose)
+        case "kubernetes":
+            orchestrator = KubernetesOrchestrator(settings.kubernetes)
+        case _:
+            return MeshConnector(actions)
+    return SizedConnector(orchestrator, read_pools(settings.pools, field="pools"), actions)
+
+
+def read_history(path: str) -> Mapping[str, Sequence[float]]:
+    """Raises InvalidRequestError for a file that does not have rates by model."""
+    if not path:
+        return {}
+    try:
+        history = msgspec.json.decode(Path(path).read_bytes(), type=dict[str, list[float]])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise InvalidRequestError(f"{path}: {error}", field="history_file") from None
+    if any(not (0 <= rate < math.inf) for rates in history.values() for rate in rates):
+        raise InvalidRequestError(f"{path}: a rate is below 0 or not finite", field="history_file")
+    return history
 
 
 async def serve(settings: PlannerSettings) -> None:
@@ -60,27 +95,36 @@ async def serve(settings: PlannerSettings) -> None:
     planner_id = settings.planner_id or f"planner-{socket.gethostname()}-{os.getpid()}"
     clock = SystemClock()
     telemetry = Telemetry.create("planner", settings=settings.telemetry)
-    registry = open_registry(settings.discovery, settings.mesh)
-    mesh = source_of(settings.mesh.tls_directory)
+    identity = open_identity(settings.mesh, settings.discovery, MeshRole.PLANNER, clock)
+    registry = identity.registry(settings.discovery, settings.mesh)
+    identity.add_metrics(telemetry.instruments)
+    mesh = identity.source
     session = ClientSession()
-    channels = ChannelPool(settings.rpc, channel_interceptors(telemetry), mesh=mesh)
-    election = LeaderElection(registry, LEADER_KEY, planner_id, clock)
+    channels = ChannelPool(settings.rpc, channel_interceptors(telemetry), mesh=mesh, role_of=identity.book.role_of)
+    election = LeaderElection(registry, LEADER_KEY, member_id=planner_id, clock=clock)
+    connector = make_connector(settings, registry, channels)
     planner = Planner(
-        registry,
-        make_source(settings, session, clock),
-        PlannerMetrics(telemetry.instruments),
-        clock,
-        replace(settings, planner_id=planner_id),
+        registry=registry,
+        source=make_source(settings, session, clock),
+        metrics=PlannerMetrics(telemetry.instruments),
+        clock=clock,
+        settings=replace(settings, planner_id=planner_id),
         speeds=WorkerSpeeds(GrpcWorkerClient(channels), timeout_s=settings.fetch_timeout_s),
-        connector=make_connector(settings, registry, channels),
+        connector=connector,
         lead=election,
+        history=read_history(settings.history_file),
     )
-    servicer = PlannerServicer(planner)
+    servicers = (PlannerServicer(planner), ExternalScalerServicer(planner))
+
+    def add_services(server: Server) -> None:
+        for servicer in servicers:
+            servicer.add_to(server)
+
     server = RpcServer(
         settings.rpc,
-        service_names=[SERVICE_NAME],
-        add_services=servicer.add_to,
-        interceptors=server_interceptors(telemetry, mesh),
+        service_names=[SERVICE_NAME, KEDA_SERVICE_NAME],
+        add_services=add_services,
+        interceptors=server_interceptors(telemetry, mesh, identity.intentions),
         mesh=mesh,
     )
     metrics_server = MetricsServer(telemetry.registry, settings.telemetry.metrics_host, settings.telemetry.metrics_port)
@@ -108,7 +152,14 @@ async def serve(settings: PlannerSettings) -> None:
 
     try:
         await run_until_signalled(
-            [telemetry.tracing, metrics_server, *([election] if settings.mode == "act" else []), planner, server],
+            [
+                telemetry.tracing,
+                *identity.parts,
+                metrics_server,
+                *([election] if settings.mode == "act" else []),
+                planner,
+                server,
+            ],
             on_ready=on_ready,
             drain=drain,
             settings=settings.lifecycle,
@@ -116,6 +167,7 @@ async def serve(settings: PlannerSettings) -> None:
     finally:
         if presence is not None:
             await presence.aclose()
+        await connector.aclose()
         await channels.aclose()
         await session.close()
         await registry.aclose()

@@ -12,6 +12,7 @@ from services.planner.plan import (
     OUTPUT_TOKENS,
     PROMPT_LENGTH,
     QUEUED_TOKENS,
+    REQUESTS,
     RUNNING,
     WAITING_TOKENS,
     WORKER_OUTPUT_TOKENS,
@@ -31,9 +32,10 @@ OUTPUT_USUAL_REQUESTS = 10.0
 class ModelObservation:
     """One model at one time. `demand` None: nothing arrived, or the state is not COMPLETE.
 
-    `recent_rate`: requests per second of the newest seconds, `demand` is the mean of
-    the window. `ready` counts workers that take requests. `backlog_tokens`: prompt tokens that wait on workers and in routers. The means are of
-    the window; None: nothing observed.
+    `recent_rate`: requests per second of the newest seconds, `surge_rate`: those since the observation before if they are many more (else 0),
+    `newest_tokens`: prompt tokens per second since the observation before (None:
+    not known); `demand` is the mean of the window. `ready` counts workers that take requests. `backlog_tokens`: prompt tokens that wait on
+    workers and in routers. The means are of the window; None: nothing observed.
     """
 
     model: str
@@ -41,6 +43,8 @@ class ModelObservation:
     problems: Sequence[str] = ()
     demand: Demand | None = None
     recent_rate: float = 0.0
+    surge_rate: float = 0.0
+    newest_tokens: float | None = None
     ready: Shape = Shape()
     backlog_tokens: float = 0.0
     ttft_mean_s: float | None = None
@@ -52,7 +56,7 @@ class ModelObservation:
 class ObservationLimits:
     """`window_s_min`: a shorter window shows too little. `age_s_max`: older samples are stale."""
 
-    window_s_min: float = 1.0
+    window_s_min: float = 10.0
     age_s_max: float = 30.0
 
 
@@ -78,6 +82,8 @@ def observe_model(
         state=state,
         demand=_demand(model, window, latency),
         recent_rate=window.recent_rate(model),
+        surge_rate=window.surges.get(model, 0.0),
+        newest_tokens=window.newest_tokens.get(model),
         ready=ready,
         backlog_tokens=_backlog(model, window),
         ttft_mean_s=latency.ttft_mean_s if latency is not None else None,
@@ -133,14 +139,24 @@ def _demand(model: str, window: Window, latency: LatencyReport | None) -> Demand
     return Demand(
         requests_per_s=latency.requests_per_s,
         prompt_lengths=lengths,
-        output_tokens=_output_tokens(window.increases.get((OUTPUT_TOKENS, model), 0.0), window.requests(model) or 0.0),
+        output_tokens=_output_tokens(window, model),
         hit_rate=min(1.0, latency.hit_rate or 0.0),
     )
 
 
-def _output_tokens(tokens: float, requests: float) -> float:
-    """Mean length of answers. Short answers end first, so a few ended ones say little: a usual length counts for some."""
-    return (tokens + OUTPUT_USUAL_REQUESTS * OUTPUT_USUAL_TOKENS) / (requests + OUTPUT_USUAL_REQUESTS)
+def _output_tokens(window: Window, model: str) -> float:
+    """Mean length of answers: all tokens that were generated, over the answers that ended.
+
+    Short answers end first, so the mean of those that ended is too small after a rise of the load. This estimate counts the tokens of
+    running answers too; it is the maximum-likelihood one for exponential lengths (censored data). A few answers say little, so a usual
+    length counts for some.
+    """
+    ended = sum(
+        count for key, count in window.increases.items() if key[:2] == (REQUESTS, model) and key[2].startswith("2")
+    )
+    generated = window.increases.get((WORKER_OUTPUT_TOKENS, model, Role.DECODE.value), 0.0)
+    tokens = max(window.increases.get((OUTPUT_TOKENS, model), 0.0), generated)
+    return (tokens + OUTPUT_USUAL_REQUESTS * OUTPUT_USUAL_TOKENS) / (ended + OUTPUT_USUAL_REQUESTS)
 
 
 def _backlog(model: str, window: Window) -> float:

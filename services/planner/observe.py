@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvmesh.clock import Clock
 from kvmesh.discovery.base import Instance
 from kvmesh.network.names import host_port
-from services.planner.plan import COUNTERS, GAUGES, RUNNING, STARTED, Key, Samples, Window, WindowKeeper
+from services.planner.plan import COUNTERS, GAUGES, PROMPT_LENGTHS, RUNNING, STARTED, Key, Samples, Window, WindowKeeper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,10 @@ class MetricsSource(Protocol):
 
     async def observe(self, instances: Sequence[Instance]) -> Observation:
         """Returns the newest window."""
+        ...
+
+    async def history(self, *, span_s: float, step_s: float) -> Mapping[str, Sequence[float]]:
+        """Returns past request rates by model, oldest first, one per `step_s`. Raises FetchError. Empty: the source has none."""
         ...
 
 
@@ -103,6 +107,10 @@ class ScrapeSource:
                 newest[instance.instance_id] = result
         return Observation(window=self._windows.add(self._clock.now(), newest), problems=problems)
 
+    async def history(self, *, span_s: float, step_s: float) -> Mapping[str, Sequence[float]]:
+        """None: a scrape knows no past."""
+        return {}
+
     async def _scrape(self, instance: Instance) -> Samples | str:
         target = host_port(instance.host, int(instance.meta["metrics_port"]))
         try:
@@ -135,7 +143,7 @@ class PrometheusSource:
         problems = [f"Prometheus does not answer: {problem}" for problem in failed]
         problems += await self._down(at_s)
         workers, age_s = await self._workers(at_s)
-        recent = await self._recent(at_s)
+        recent, tokens = await self._recent(STARTED, at_s), await self._recent(PROMPT_LENGTHS, at_s)
         return Observation(
             window=Window(
                 window_s=self._window_s,
@@ -145,11 +153,23 @@ class PrometheusSource:
                 age_s=age_s,
                 has_changed_fleet=self._has_changed(workers, at_s),
                 recent_rates=recent,
+                newest_tokens=tokens,
             )
             if found
             else None,
             problems=problems,
         )
+
+    async def history(self, *, span_s: float, step_s: float) -> Mapping[str, Sequence[float]]:
+        """A range query. Times without samples are left out at the beginning, and count as 0 later on."""
+        now_s = self._clock.wall()
+        query = f"sum by (model) (rate({STARTED}[{max(step_s, RECENT_PROMETHEUS_S):g}s]))"
+        span = {"start": f"{now_s - span_s:.3f}", "end": f"{now_s:.3f}", "step": f"{step_s:g}"}
+        try:
+            answer = json.loads(await self._fetcher.get(f"{self._url}_range", {"query": query, **span}))
+            return {row["metric"].get("model", ""): _rates(row["values"], step_s) for row in answer["data"]["result"]}
+        except (ValueError, KeyError, TypeError) as error:
+            raise FetchError(f"not an answer of Prometheus: {error}") from error
 
     async def _query(self, name: str, at_s: float) -> Samples | str:
         labels = COUNTERS[name] if name in COUNTERS else GAUGES[name]
@@ -176,9 +196,10 @@ class PrometheusSource:
             self._workers_seen, self._workers_changed_s = workers, at_s
         return at_s - self._workers_changed_s < self._window_s
 
-    async def _recent(self, at_s: float) -> Mapping[str, float]:
+    async def _recent(self, name: str, at_s: float) -> Mapping[str, float]:
+        """The newest rate of a counter, by model."""
         try:
-            rows = await self._rows(f"sum by (model) (rate({STARTED}[{RECENT_PROMETHEUS_S:g}s]))", at_s)
+            rows = await self._rows(f"sum by (model) (rate({name}[{RECENT_PROMETHEUS_S:g}s]))", at_s)
         except (FetchError, ValueError, KeyError):
             return {}
         return {row["metric"].get("model", ""): float(row["value"][1]) for row in rows}
@@ -198,6 +219,19 @@ class PrometheusSource:
         answer = json.loads(await self._fetcher.get(self._url, {"query": query, "time": f"{at_s:.3f}"}))
         rows: Sequence[Any] = answer["data"]["result"]
         return rows
+
+
+def _rates(values: Sequence[Sequence[Any]], step_s: float) -> Sequence[float]:
+    """Values at equal intervals, from (time, text) of those times that have one."""
+    rates: list[float] = []
+    before_s: float | None = None
+    for at_s, text in values:
+        missing = 0 if before_s is None else round((at_s - before_s) / step_s) - 1
+        rates += [0.0] * missing
+        value = float(text)
+        rates.append(value if math.isfinite(value) else 0.0)
+        before_s = at_s
+    return rates
 
 
 def parse(text: str) -> Samples:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from kvmesh.core import Role
 from kvmesh.core.plan import LatencyReport, PoolReport
 from kvmesh.discovery.base import Health, Instance
+from services.planner.arrivals import Arrivals
 
 REQUESTS = "kvmesh_frontend_requests_total"
 TTFT = "kvmesh_frontend_ttft_seconds"
@@ -28,10 +29,7 @@ QUEUED = "kvmesh_router_queue_requests"
 QUEUED_TOKENS = "kvmesh_router_queue_tokens"
 
 STARTED = f"{PROMPT_LENGTH}_count"
-RECENT_S = 10.0
-"""Time over which the newest rate is computed."""
-BURST_S = 2.0
-"""Shortest time over which a burst is seen."""
+PROMPT_LENGTHS = f"{PROMPT_LENGTH}_sum"
 KEPT = 12
 """Scrapes per window that are kept. Each has about 60 numbers per instance."""
 
@@ -39,6 +37,7 @@ KEPT = 12
 COUNTERS: Mapping[str, Sequence[str]] = {
     REQUESTS: ("model", "code"),
     STARTED: ("model",),
+    PROMPT_LENGTHS: ("model",),
     f"{PROMPT_LENGTH}_bucket": ("model", "le"),
     PROMPT_TOKENS: ("model",),
     OUTPUT_TOKENS: ("model",),
@@ -73,9 +72,10 @@ Samples = Mapping[Key, float]
 class Window:
     """Increases of counters over `window_s` and the newest gauges, summed over all instances.
 
-    `has_changed_fleet`: instances came or went within the window, so that
-    increases of workers and of frontends differ. `recent_rates`: requests that started per second in the newest seconds, by model.
-    `workers`: workers with samples, by model and role. `age_s`: age of the oldest of these workers' newest samples.
+    `has_changed_fleet`: instances came or went within the window, so that increases of workers and of frontends differ. `recent_rates`: requests
+    that start per second at present, by model. `surges`: what `Arrivals.surge` says, by model. `newest_tokens`: prompt tokens per second since
+    the observation before, by model. `workers`: workers with samples, by model and role. `age_s`: age of the oldest of these workers' newest
+    samples.
     """
 
     window_s: float
@@ -85,9 +85,11 @@ class Window:
     age_s: float = 0.0
     has_changed_fleet: bool = False
     recent_rates: Mapping[str, float] = field(default_factory=dict)
+    surges: Mapping[str, float] = field(default_factory=dict)
+    newest_tokens: Mapping[str, float] = field(default_factory=dict)
 
     def recent_rate(self, model: str) -> float:
-        """Requests that start per second in the newest seconds; the window's mean where that is not known."""
+        """Requests that start per second at present; the window's mean where that is not known."""
         known = self.recent_rates.get(model)
         return known if known is not None else _quotient(self.started(model), self.window_s) or 0.0
 
@@ -122,7 +124,7 @@ class WindowKeeper:
 
     def add(self, now_s: float, newest: Mapping[str, Samples]) -> Window:
         """Takes a scrape, by instance. The first one gives gauges only, in a window of length 0."""
-        self._starts.add(now_s, increase(self._newest, newest))
+        newest_tokens = self._starts.add(now_s, increase(self._newest, newest))
         self._newest = newest
         if not self._kept or now_s - self._kept[-1][0] >= self._window_s / KEPT:
             self._kept.append((now_s, newest))
@@ -136,43 +138,36 @@ class WindowKeeper:
             gauges=summed_gauges(newest.values()),
             workers=count_workers(newest.values()),
             has_changed_fleet=newest.keys() != oldest.keys(),
-            recent_rates=self._starts.rates(now_s),
+            recent_rates=self._starts.rates(),
+            surges=self._starts.surges(),
+            newest_tokens=newest_tokens,
         )
 
 
 class RecentStarts:
-    """Requests that started between two scrapes, of the newest RECENT_S."""
+    """Requests that started between scrapes, by model."""
 
     def __init__(self) -> None:
-        self._began_s: float | None = None
-        self._counts: deque[tuple[float, Mapping[str, float]]] = deque()
+        self._newest_s: float | None = None
+        self._models: dict[str, Arrivals] = {}
 
-    def add(self, now_s: float, increases: Samples) -> None:
-        if self._began_s is None:
-            self._began_s = now_s
-            return
-        self._counts.append((now_s, {key[1]: count for key, count in increases.items() if key[0] == STARTED}))
-        while self._counts[0][0] <= now_s - RECENT_S:
-            self._began_s = self._counts.popleft()[0]
-
-    def rates(self, now_s: float) -> Mapping[str, float]:
-        """Returns the rate of each model: the mean of the time that is kept, or what the newest seconds show beyond chance.
-
-        Of n Poisson arrivals at least n - 2 sqrt(n) are expected in 98 % of such times; a burst stands out within seconds.
-        """
-        if self._began_s is None or now_s <= self._began_s:
+    def add(self, now_s: float, increases: Samples) -> Mapping[str, float]:
+        """Returns the prompt tokens per second since the scrape before, by model."""
+        before_s, self._newest_s = self._newest_s, now_s
+        if before_s is None or now_s <= before_s:
             return {}
-        rates: dict[str, float] = {}
-        for model in {model for _, counts in self._counts for model in counts}:
-            total, began_s = 0.0, now_s
-            best = sum(counts.get(model, 0.0) for _, counts in self._counts) / (now_s - self._began_s)
-            befores = [at_s for at_s, _ in self._counts][-2::-1]
-            for (_, counts), began_s in zip(reversed(self._counts), [*befores, self._began_s], strict=True):
-                total += counts.get(model, 0.0)
-                if now_s - began_s >= BURST_S:
-                    best = max(best, (total - 2 * math.sqrt(total)) / (now_s - began_s))
-            rates[model] = best
-        return rates
+        for key, count in increases.items():
+            if key[0] == STARTED:
+                self._models.setdefault(key[1], Arrivals()).add(now_s - before_s, count)
+        return {key[1]: tokens / (now_s - before_s) for key, tokens in increases.items() if key[0] == PROMPT_LENGTHS}
+
+    def rates(self) -> Mapping[str, float]:
+        """Returns the present rate of each model."""
+        return {model: rate for model, arrivals in self._models.items() if (rate := arrivals.rate) is not None}
+
+    def surges(self) -> Mapping[str, float]:
+        """Returns the rate of the newest count of each model whose load surges."""
+        return {model: arrivals.surge for model, arrivals in self._models.items() if arrivals.surge}
 
 
 def count_workers(scrapes: Iterable[Samples]) -> dict[tuple[str, str], int]:

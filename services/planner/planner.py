@@ -16,17 +16,20 @@ from kvmesh.errors import MeshError, OverloadedError
 from services.planner.act import Actuator
 from services.planner.connectors.base import Connector
 from services.planner.connectors.none import NoConnector
+from services.planner.decide.budget import cost_of, within_budget
 from services.planner.decide.model_planner import ModelPlanner
 from services.planner.decisions import DecisionLog
 from services.planner.metrics import PlannerMetrics
 from services.planner.observation import ModelObservation, ObservationLimits, observe_model
-from services.planner.observe import MetricsSource
+from services.planner.observe import FetchError, MetricsSource
 from services.planner.plan import Window, latencies, pools
 from services.planner.settings import PlannerSettings
 from services.planner.sizing.speed import Speed, profile_of
 from services.planner.speeds import WorkerSpeeds
 
 log = logging.getLogger(__name__)
+WINDOW_S_MIN = 10.0
+"""Requests of a shorter time say too little of a rate."""
 MODELS_MAX = 256
 """Models with targets. SetTargets could otherwise fill the memory."""
 
@@ -52,16 +55,18 @@ class Planner:
 
     def __init__(
         self,
+        *,
         registry: Registry,
         source: MetricsSource,
         metrics: PlannerMetrics,
         clock: Clock,
         settings: PlannerSettings,
-        *,
         speeds: WorkerSpeeds | None = None,
         connector: Connector | None = None,
         lead: PlannerLead | None = None,
+        history: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
+        """`history`: past request rates by model, oldest first, at the interval of the decisions' settings."""
         self._registry = registry
         self._source = source
         self._metrics = metrics
@@ -70,12 +75,15 @@ class Planner:
         self._speeds = speeds
         self._connector = connector or NoConnector()
         self._lead = lead or NoLead()
+        decide = settings.decide
+        self._decide_settings = decide if self._connector.can_flip else replace(decide, flips=False)
         self._actuator = Actuator(
             self._connector,
             self._lead,
             acts=settings.mode == "act",
             call_timeout_s=settings.connector_timeout_s,
         )
+        self._history: Mapping[str, Sequence[float]] = history or {}
         self._problems: frozenset[str] = frozenset()
         self._targets: dict[str, Targets] = {}
         self._models: dict[str, ModelPlanner] = {}
@@ -87,7 +95,17 @@ class Planner:
         self.newest = PlanReport(mode=settings.mode, source=source.name, problems=("nothing has been observed yet",))
 
     async def start(self) -> None:
-        """Does nothing: a plan without an observation says so."""
+        """Reads the past load, from which predictions start. Without it they start from nothing: that is logged, and no failure."""
+        settings = self._settings
+        if self._history or settings.mode == "observe" or not settings.history_s:
+            return
+        try:
+            self._history = await self._source.history(
+                span_s=min(settings.history_s, settings.decide.history_max * settings.decide.interval_s),
+                step_s=settings.decide.interval_s,
+            )
+        except FetchError as error:
+            log.warning("history_not_read", extra={"data": {"reason": str(error)}})
 
     async def run(self) -> None:
         """Observes and decides each interval, until cancelled."""
@@ -170,7 +188,9 @@ class Planner:
     def _observe_models(
         self, window: Window | None, found: Sequence[PoolReport], seen: Sequence[LatencyReport]
     ) -> Mapping[str, ModelObservation]:
-        limits = ObservationLimits(age_s_max=self._settings.age_s_max)
+        limits = ObservationLimits(
+            window_s_min=min(WINDOW_S_MIN, self._settings.window_s), age_s_max=self._settings.age_s_max
+        )
         by_model = {each.model: each for each in seen}
         names = sorted({pool.model for pool in found} | set(by_model))
         return {model: observe_model(model, window, found, by_model.get(model), limits) for model in names}
@@ -183,7 +203,7 @@ class Planner:
             if observation.ready.prefill_workers or observation.ready.decode_workers or model in self._models:
                 targets = self.targets_of(model)
                 if targets is not None:
-                    targets = limited(targets, states)
+                    targets = within_budget(limited(targets, states), self._settings.budget_max, self._costs(models))
                 await self._decide_model(observation, targets, self._known_speeds.get(model), wanted.get(model))
         await self._actuator.repeat_deflections({model: planner.deflection for model, planner in self._models.items()})
         return problems
@@ -192,7 +212,7 @@ class Planner:
         self, observation: ModelObservation, targets: Targets | None, speed: Speed | None, wanted: Shape | None
     ) -> None:
         model, now_s = observation.model, self._clock.now()
-        planner = self._models.setdefault(model, ModelPlanner(model, self._settings.decide))
+        planner = self._planner_of(model)
         choice, inputs = planner.tick(observation, targets=targets, speed=speed, wanted=wanted, now_s=now_s)
         self._decided += 1
         decision = Decision(
@@ -212,6 +232,22 @@ class Planner:
         self._metrics.record_decision(decision, is_new=is_new)
         if is_new:
             log.info("decided", extra={"data": _logged(decision)})
+
+    def _costs(self, models: Mapping[str, ModelObservation]) -> Mapping[str, float]:
+        """What the workers of each model cost that are wanted at present; those that are ready where nothing was decided yet."""
+        costs = {}
+        for model, observation in models.items():
+            planner = self._models.get(model)
+            shape = planner.wanted if planner is not None else None
+            costs[model] = cost_of(shape or observation.ready, self.targets_of(model) or Targets(model=model))
+        return costs
+
+    def _planner_of(self, model: str) -> ModelPlanner:
+        planner = self._models.get(model)
+        if planner is None:
+            planner = self._models[model] = ModelPlanner(model, self._decide_settings)
+            planner.history.warm_up(self._history.get(model, ()))
+        return planner
 
     async def _pools(self) -> tuple[Sequence[PoolState], list[str]]:
         """Returns the pools as the connector sees them."""

@@ -4,12 +4,16 @@ from dataclasses import dataclass, field
 
 from kvmesh.core.planning import PoolLimits, Targets
 from kvmesh.discovery.settings import DiscoverySettings
+from kvmesh.errors import InvalidRequestError
 from kvmesh.identity.settings import MeshSettings
 from kvmesh.lifecycle import LifecycleSettings
 from kvmesh.network.settings import NetworkSettings
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.settings import setting
 from kvmesh.telemetry import TelemetrySettings
+from services.planner.connectors.compose import ComposeSettings
+from services.planner.connectors.kubernetes import KubernetesSettings
+from services.planner.connectors.pools import read_pools
 from services.planner.decide.settings import DecideSettings
 
 
@@ -61,10 +65,22 @@ class PlannerSettings(NetworkSettings):
         choices=("observe", "dry_run", "act"),
     )
     prometheus: str = setting("", "URL of a Prometheus to query. Empty: the planner scrapes the services.")
-    scaler_address: str = setting(
+    scaler_address: str = setting("", "Address of a ScalerService that starts and stops workers.")
+    connector: str = setting(
         "",
-        "Address of a ScalerService that starts and stops workers. Empty: the planner moves workers between pools, and others may read"
-        " the sizes that it wants.",
+        "What changes the mesh. Empty: `scaler` with a `scaler_address`, otherwise `mesh`, which flips and deflects, while others read the"
+        " sizes that the planner wants. `compose` and `kubernetes` size `pools`. `none`: nothing.",
+        choices=("", "none", "mesh", "scaler", "compose", "kubernetes"),
+    )
+    pools: tuple[str, ...] = setting(
+        (),
+        "Connectors `compose` and `kubernetes`: MODEL/ROLE=UNIT or MODEL/ROLE=UNIT:MAX, with a service of compose, or a workload"
+        " (NAME of a Deployment, or KIND/NAME) of Kubernetes.",
+    )
+    compose: ComposeSettings = field(default_factory=ComposeSettings)
+    kubernetes: KubernetesSettings = field(default_factory=KubernetesSettings)
+    budget_max: float | None = setting(
+        None, "Limit of the cost of the workers of all models per hour. `targets.cost_max` limits each model.", min=1e-9
     )
     interval_s: float = setting(
         5.0,
@@ -72,6 +88,13 @@ class PlannerSettings(NetworkSettings):
         min=0.1,
     )
     window_s: float = setting(60.0, "Time over which rates and latencies are computed; at least two scrapes.", min=1)
+    history_s: float = setting(
+        3600.0, "Past load that predictions start from; only with `prometheus`. 0: none.", min=0, max=30 * 86_400
+    )
+    history_file: str = setting(
+        "",
+        'JSON file with past request rates by model, oldest first, one per `decide.interval_s`: {"MODEL": [1.5, 2.0]}. Instead of `history_s`.',
+    )
     age_s_max: float = setting(30.0, "Age from which on samples are too old to act on.", min=1)
     planner_id: str = setting("", "Registered id, unique in the mesh. Empty: host name and process id.")
     fetch_timeout_s: float = setting(2.0, "Longest wait for one response.", min=0.01)
@@ -83,3 +106,9 @@ class PlannerSettings(NetworkSettings):
     mesh: MeshSettings = field(default_factory=MeshSettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
     lifecycle: LifecycleSettings = field(default_factory=LifecycleSettings)
+
+    def __post_init__(self) -> None:
+        if self.connector in ("compose", "kubernetes"):
+            read_pools(self.pools, field="pools")
+        if self.connector == "scaler" and not self.scaler_address:
+            raise InvalidRequestError("the connector scaler needs scaler_address", field="scaler_address")

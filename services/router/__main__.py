@@ -9,9 +9,8 @@ from random import Random, SystemRandom
 
 from kvmesh.clock import Clock, SystemClock
 from kvmesh.discovery.base import KVMESH_VERSION, ROUTER, VERSION_KEY, Health, Registration
+from kvmesh.discovery.identity import open_identity
 from kvmesh.discovery.presence import Presence
-from kvmesh.discovery.sealed import open_registry
-from kvmesh.identity.certificates import source_of
 from kvmesh.identity.credentials import with_credentials
 from kvmesh.identity.roles import MeshRole
 from kvmesh.lifecycle import Part, run_parts, run_process, stop_on_signals
@@ -49,9 +48,13 @@ class Router:
         metrics = RouterMetrics(self.telemetry.instruments, self.core)
         metrics.add_peer_gauges(reservations)
         dispatcher = QueueDispatcher(self.core, metrics, clock)
-        self._registry = open_registry(settings.discovery, settings.mesh)
-        mesh = source_of(settings.mesh.tls_directory)
-        channels = ChannelPool(settings.rpc, channel_interceptors(self.telemetry), mesh=mesh)
+        identity = open_identity(settings.mesh, settings.discovery, MeshRole.ROUTER, clock)
+        self._registry = identity.registry(settings.discovery, settings.mesh)
+        identity.add_metrics(self.telemetry.instruments)
+        mesh = identity.source
+        channels = ChannelPool(
+            settings.rpc, channel_interceptors(self.telemetry), mesh=mesh, role_of=identity.book.role_of
+        )
         self._peers = PeerStreams(
             reservations,
             self._registry,
@@ -69,6 +72,7 @@ class Router:
             dispatcher=dispatcher,
             peers=self._peers,
         )
+        self.servicer.is_joining = True
         self._membership = FleetMembership(
             self._registry,
             GrpcWorkerClient(channels),
@@ -81,7 +85,7 @@ class Router:
             settings.rpc,
             service_names=[SERVICE_NAME],
             add_services=self.servicer.add_to,
-            interceptors=server_interceptors(self.telemetry, mesh),
+            interceptors=server_interceptors(self.telemetry, mesh, identity.intentions),
             mesh=mesh,
         )
         self._metrics_server = MetricsServer(
@@ -92,6 +96,7 @@ class Router:
         maintenance = Maintenance(self.core, metrics, clock)
         self._parts: list[Part] = [
             self.telemetry.tracing,
+            *identity.parts,
             channels,
             self._metrics_server,
             self._membership,
@@ -135,7 +140,7 @@ class Router:
                 "metrics_port": str(self._metrics_server.port),
                 "policy": self.core.policy_name,
             },
-            uses_tls=bool(self.settings.mesh.tls_directory),
+            uses_tls=self.settings.mesh.has_tls,
         )
         self._presence = Presence(self._registry, registration, health=Health.CRITICAL, note="joining")
         await join(
@@ -143,12 +148,16 @@ class Router:
             self._membership,
             self._peers,
             self._presence,
-            set_serving=self._server.set_serving,
+            set_serving=self._set_serving,
             clock=self._clock,
             settings=self.settings.joining,
         )
         if self._on_joined is not None:
             await self._on_joined()
+
+    async def _set_serving(self, is_serving: bool) -> None:
+        self.servicer.is_joining = False
+        await self._server.set_serving(is_serving)
 
     async def _drain(self) -> None:
         if self._presence is not None:

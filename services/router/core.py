@@ -16,6 +16,7 @@ from services.router.index.kv_index import KvIndex
 from services.router.placement.decision import PlacementDecision
 from services.router.placement.placer import NO_PREFILL_WORKER, NO_WORKERS, Placer
 from services.router.placement.policies import Policy, PolicyContext, make_policy
+from services.router.queue.accounts import Account
 from services.router.queue.admission import Admission, Queued, QueueOutcome
 from services.router.queue.charges import Charges
 from services.router.queue.subqueues import QueuedAsk
@@ -79,6 +80,8 @@ class RouterCore:
                 self._replace_queued(frontend_id, ask_id, ask.request_id, now=now)
                 if self.queue.is_behind(ask, self._paused(frontend_id, now)):
                     return self._enqueue(frontend_id, record, now)
+                if self.queue.must_take_turn(ask):
+                    return self._enqueue(frontend_id, record, now, may_have_room=True)
             try:
                 decision = self._choose(frontend_id, ask, now)
             except OverloadedError:
@@ -93,6 +96,9 @@ class RouterCore:
             raise error from None
         record.decision, record.considered = decision, self.placer.considered
         record.placement = self._reserve(frontend_id, ask_id, ask, decision, now=now)
+        if (accounts := self.queue.accounts_of(ask)) is not None:
+            account = accounts.of(ask.tenant)
+            accounts.serve(account, self._charge(frontend_id, ask_id, ask, account))
         return record.placement
 
     def drain_queue(self, *, now: float, wall: float) -> list[QueueOutcome]:
@@ -154,6 +160,10 @@ class RouterCore:
     def add_peer_reservation(self, reservation: Reservation, *, now: float) -> None:
         """Counts a peer's placement; sessions and predictions follow it like one of this router."""
         self.book.add(reservation)
+        if self.queue.requests:
+            self.queue.charge_peer(
+                reservation.model, reservation.priority, reservation.tenant, reservation.charged_tokens
+            )
         if reservation.session_id:
             self.placer.sessions.bind(reservation.session_id, reservation.prefill, reservation.decode, now=now)
         if reservation.block_hashes:
@@ -231,8 +241,9 @@ class RouterCore:
     def _release_ask_number(self, frontend_id: str, ask_id: int, request_id: str) -> None:
         """Ends an older reservation with the ask's number.
 
-        A frontend process counts from one, so the number may be that of its predecessor, whose stream has ended. A peer's reservation
-        for the same request is over: the frontend gave that router up. Raises InvalidRequestError when the number is in use.
+        A frontend process counts from one, so the number may be that of its predecessor, whose stream has ended, or which reported to a
+        peer at last. A peer's reservation for the same request is over: the frontend gave that router up. Raises InvalidRequestError when
+        the number is in use.
         """
         of_peer = self.book.get_of_peer(frontend_id, ask_id)
         if of_peer is not None and of_peer.request_id == request_id:
@@ -243,7 +254,7 @@ class RouterCore:
             known = self.book.get_own(frontend_id, ask_id)
         if known is None:
             return
-        if not known.is_orphaned and known.request_id != request_id:
+        if not (known.is_orphaned or known.keeper) and known.request_id != request_id:
             raise InvalidRequestError(f"ask_id {ask_id} is in use on this stream", field="ask_id")
         self.book.settle(known)
 
@@ -256,7 +267,7 @@ class RouterCore:
             raise InvalidRequestError(f"ask_id {ask_id} is in use on this stream", field="ask_id")
         self.admission.forget(queued, now)
 
-    def _enqueue(self, frontend_id: str, record: DecisionRecord, now: float) -> Queued:
+    def _enqueue(self, frontend_id: str, record: DecisionRecord, now: float, *, may_have_room: bool = False) -> Queued:
         queued = QueuedAsk(
             frontend_id=frontend_id,
             ask_id=record.ask_id,
@@ -266,7 +277,7 @@ class RouterCore:
             tokens=self._uncached_tokens(record.ask),
             paused=self._paused(frontend_id, now),
         )
-        return self.admission.enqueue(queued, now)
+        return self.admission.enqueue(queued, now, may_have_room=may_have_room)
 
     def _uncached_tokens(self, ask: Ask) -> int:
         """Prompt tokens that no worker has cached on the device; at least 1."""
@@ -291,10 +302,15 @@ class RouterCore:
         record.decided_at_s = wall
         self.history.add(record)
         assert queued.tenant_queue is not None
-        charged, charge = self.charges.begin(ask, queued.tenant_queue, decision.uncached_tokens)
-        if (reservation := self.book.get_own(queued.frontend_id, queued.ask_id)) is not None:
-            reservation.charge = charge
-        return record.placement, charged
+        account = queued.tenant_queue.account
+        return record.placement, self._charge(queued.frontend_id, queued.ask_id, ask, account)
+
+    def _charge(self, frontend_id: str, ask_id: int, ask: Ask, account: Account) -> float:
+        """Returns the tokens to charge for a placed request now. Its reports correct them."""
+        reservation = self.book.get_own(frontend_id, ask_id)
+        assert reservation is not None, "the caller has just made it"
+        reservation.charge = self.charges.begin(ask, account)
+        return reservation.charged_tokens
 
     def _reserve(
         self, frontend_id: str, ask_id: int, ask: Ask, decision: PlacementDecision, *, now: float
@@ -325,6 +341,10 @@ class RouterCore:
             expected_ttft_s=decision.expected_ttft_s,
             last_block_hash=block_hashes[-1] if block_hashes else None,
             session_id=ask.session_id,
+            tenant=ask.tenant,
+            model=ask.model,
+            priority=ask.priority,
+            charged_tokens=self.charges.tokens(ask, decision.uncached_tokens),
             block_hashes=block_hashes if is_silent else (),
             predicted_hashes=block_hashes if ask.block_size_tokens == (prefill or decode).block_size_tokens else (),
         )

@@ -6,7 +6,7 @@ from kvmesh.settings import internal, setting
 from services.router.health.breaker import BreakerSettings
 from services.router.health.overlap import OverlapSettings
 from services.router.health.wedge import WedgeSettings
-from services.router.queue.fair_queue import read_weights
+from services.router.queue.accounts import read_weights
 from services.router.workers.cost_settings import CostSettings
 
 

@@ -5,12 +5,12 @@ moment of the decision.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from math import isfinite
 
-from kvmesh.core import Ask, Candidate, EarlierPlacement, Explanation, Placement, Report, ReportKind, Role
+from kvmesh.core import Ask, Candidate, EarlierPlacement, Explanation, Placement, Report, ReportKind, Role, WorkerRef
 from kvmesh.core.routing import SETTLING
 from kvmesh.errors import MeshError, OverloadedError
 from services.router.placement.bad_pairs import KV_PATH_FAILING
@@ -71,6 +71,8 @@ class DecisionHistory:
     def __init__(self, records_max: int) -> None:
         self._records: OrderedDict[str, DecisionRecord] = OrderedDict()
         self._records_max = records_max
+        self.on_finished: Callable[[DecisionRecord, Report], None] | None = None
+        """Called with requests that finished, if it is set."""
 
     def add(self, record: DecisionRecord) -> None:
         if self._records_max == 0:
@@ -92,6 +94,12 @@ class DecisionHistory:
             record.reports.append(report)
         elif report.kind in SETTLING:
             record.reports[-1] = report
+        if self.on_finished is not None and report.kind is ReportKind.FINISHED:
+            self.on_finished(record, report)
+
+    def newest_first(self) -> Iterator[DecisionRecord]:
+        """The records, newest first. The history must not change meanwhile."""
+        return reversed(self._records.values())
 
     def get(self, request_id: str) -> DecisionRecord | None:
         """The newest decision for a request. Of a request with several prompts, `ID.0`, `ID.1`, the newest one for `ID`."""
@@ -145,15 +153,24 @@ def explain_candidates(record: DecisionRecord) -> list[Candidate]:
 
 
 def scored_candidates(decision: PlacementDecision) -> list[Candidate]:
-    """The candidates with a finite cost, best first, at most `CANDIDATES_MAX`."""
-    return sorted(_finite_candidates(decision), key=lambda candidate: candidate.cost)[:CANDIDATES_MAX]
+    """The candidates with a finite cost, best first, at most `CANDIDATES_MAX`. The chosen one is among them, first of its cost."""
+    chosen = _chosen(decision)
+    ordered = sorted(_finite_candidates(decision), key=lambda each: (each.cost, (each.prefill, each.decode) != chosen))
+    first, rest = ordered[:CANDIDATES_MAX], ordered[CANDIDATES_MAX:]
+    # A draw may take a pair that is not among the best.
+    late = [each for each in rest if (each.prefill, each.decode) == chosen]
+    return [*first[: CANDIDATES_MAX - len(late)], *late]
 
 
 def cost_margin(decision: PlacementDecision) -> float | None:
     """How much cheaper the chosen pair is than the best other one; 0 if a draw took a more expensive one. None: there is no other."""
-    chosen = (decision.prefill.ref if decision.prefill is not None else None, decision.decode.ref)
+    chosen = _chosen(decision)
     others = [each.cost for each in _finite_candidates(decision) if (each.prefill, each.decode) != chosen]
     return max(0.0, min(others) - decision.cost) if others else None
+
+
+def _chosen(decision: PlacementDecision) -> tuple[WorkerRef | None, WorkerRef]:
+    return (decision.prefill.ref if decision.prefill is not None else None, decision.decode.ref)
 
 
 def _finite_candidates(decision: PlacementDecision) -> Iterator[Candidate]:

@@ -23,12 +23,14 @@ from kvmesh.errors import (
 )
 from kvmesh.network.names import peer_host
 from kvmesh.rpc.codec.peers import from_peer_update, to_peer_update
+from kvmesh.rpc.codec.recording import to_recorded
 from kvmesh.rpc.codec.router import (
     fill_placement,
     from_ask,
     from_report,
     read_route_request,
     to_explanation,
+    to_request_list,
     to_worker_view,
 )
 from kvmesh.rpc.codec.scalars import required_text
@@ -38,7 +40,9 @@ from services.router.core import RouterCore
 from services.router.explain import explain
 from services.router.metrics import RouterMetrics
 from services.router.replicas.peer_streams import PeerStreams
+from services.router.requests import list_requests
 from services.router.serving.queue_dispatcher import QueueDispatcher
+from services.router.serving.recorder import RequestRecorder
 from services.router.serving.response_queue import AskResponse, QueuedNotice, ResponseQueue
 from services.router.serving.route_handler import RouteHandler
 from services.router.workers.worker import RegisteredWorker
@@ -47,6 +51,9 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["RouterService"].full_name
 RESPONSES_PER_MESSAGE_MAX = 256
 DEFLECTED_MODELS_MAX = 256
 """Models with a bound. SetDeflection could otherwise fill the memory."""
+SALT_BYTES_MIN, SALT_BYTES_MAX = 16, 64
+REQUESTS_LISTED_MAX, REQUESTS_LISTED_DEFAULT = 256, 64
+"""In one answer of ListRequests."""
 PAUSED_FRONTENDS_MAX = 64
 """In the view of a worker."""
 RESPONSES_UNSENT_MAX = 256
@@ -77,8 +84,11 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self._core = core
         self._peers = peers
         self._is_stopping = False
+        self.is_joining = False
+        """True until this router knows the workers. The registry may still list the process that had its address before."""
         self._streams: dict[_Stream, None] = {}
         self._fence = Fence()
+        self._recorder = RequestRecorder(core.history)
         self.dispatcher = dispatcher or QueueDispatcher(core, metrics, clock)
         tracing = tracing or Tracing(TelemetrySettings(), service="router")
         self.handler = RouteHandler(core, metrics, clock, tracing=tracing, dispatcher=self.dispatcher)
@@ -92,6 +102,8 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         if self._is_stopping:
             # A frontend that knows no other router comes back at once; its stream would delay the server's stop by its grace.
             raise _stopping()
+        if self.is_joining:
+            raise UnavailableError("the router does not know the workers yet; ask another one", reason="router_joining")
         # The frontend waits for it before it sends asks: the connection works, and this process reads from it.
         await context.send_initial_metadata(())
         stream = _Stream()
@@ -136,6 +148,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     def end_streams(self) -> None:
         """Ends all Route streams and accepts no more. Frontends repeat unanswered asks at another router."""
         self._is_stopping = True
+        self._recorder.close()
         for stream in self._streams:
             stream.responses.end()
 
@@ -146,6 +159,21 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         if record is None:
             raise NotFoundError(f"no placement of request {request_id!r} is remembered", reason="placement_not_found")
         return to_explanation(explain(record))
+
+    async def ListRequests(
+        self, request: pb.ListRequestsRequest, context: ServicerContext[Any, Any]
+    ) -> pb.ListRequestsResponse:
+        if request.requests_max > REQUESTS_LISTED_MAX:
+            raise InvalidRequestError(f"requests_max is at most {REQUESTS_LISTED_MAX}", field="requests_max")
+        self.handler.reports.apply_all()
+        return to_request_list(
+            list_requests(
+                self._core,
+                model=request.model,
+                in_flight_only=request.in_flight_only,
+                requests_max=request.requests_max or REQUESTS_LISTED_DEFAULT,
+            )
+        )
 
     async def ListWorkers(
         self, request: pb.ListWorkersRequest, context: ServicerContext[Any, Any]
@@ -167,6 +195,16 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             )
         self._core.placer.set_deflection(model, request.tokens)
         return pb.SetDeflectionResponse()
+
+    async def RecordRequests(
+        self, request: pb.RecordRequestsRequest, context: ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.RecordRequestsResponse]:
+        if not SALT_BYTES_MIN <= len(request.salt) <= SALT_BYTES_MAX:
+            raise InvalidRequestError(f"salt has {SALT_BYTES_MIN} to {SALT_BYTES_MAX} bytes", field="salt")
+        async with aclosing(self._recorder.watch(request.salt)) as batches:
+            async for batch in batches:
+                yield to_recorded(batch)
+        raise _stopping()
 
     async def SyncPeers(
         self, request_iterator: AsyncIterator[pb.SyncPeersRequest], context: ServicerContext[Any, Any]

@@ -35,6 +35,9 @@ class JoiningSettings:
     """What a router waits for before it takes requests."""
 
     peers_wait_s: float = internal(5.0, "Longest wait for the reservations of other routers.")
+    workers_wait_s: float = internal(
+        5.0, "Longest wait for the first decode worker. A registry that has lost its state lists none for about 4 s."
+    )
     index_wait_s: float = internal(10.0, "Longest wait for the blocks of the workers.")
 
 

@@ -4,7 +4,7 @@
     kvmesh simulate --rate 20 --prompt-tokens 1200 --output-tokens 200 --targets ttft=2,itl=0.05
 
 Requests run through the router's own code and simulated workers. With --planner the planner's own code changes the pools, and a second line
-shows the result. Pools that are not given are sized for the mean load.
+shows the result. Pools that are not given are sized for the mean load. `kvmesh simulate faults --help`: a mesh with faults from seeds.
 """
 
 import argparse
@@ -16,12 +16,13 @@ from pathlib import Path
 import msgspec
 
 from kvmesh.core import PerformanceProfile
+from kvmesh.core.engine_profile import read_engine_profile
 from kvmesh.core.planning import Decision, Targets
 from kvmesh.core.whatif import RecordedLoad, RecordedRequest, SimulationOutcome, SimulationRequest, SteadyLoad
 from kvmesh.errors import InvalidRequestError, MeshError
 from services.planner.decide.settings import DecideSettings
 from services.whatif.placers import MODEL
-from services.whatif.result import Result
+from services.whatif.report import Run, report
 from services.whatif.run import run_request
 from services.whatif.traces import load_trace
 
@@ -31,7 +32,13 @@ TARGETS = ("ttft", "itl", "percentile")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 2 for invalid arguments."""
-    options = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given[:1] == ["faults"]:
+        # Imported here: the whole mesh takes as long to load as a simulation of a small load runs.
+        from services.simulation.command import main as simulate_faults
+
+        return simulate_faults(given[1:])
+    options = _parser().parse_args(given)
     try:
         if options.request:
             return _answer_request()
@@ -39,15 +46,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         outcomes = [_run(request, options)]
         if options.planner:
             outcomes.append(_run(replace(request, has_planner=True), options))
+        if options.html:
+            options.html.write_text(report("Simulation of a mesh", request.targets or Targets(model=MODEL), outcomes))
     except (MeshError, OSError, ValueError) as error:
         print(f"kvmesh simulate: {error}", file=sys.stderr)
         return 2
     if options.json:
-        print(msgspec.json.encode([outcome for _, outcome, _ in outcomes]).decode())
+        print(msgspec.json.encode([run.outcome for run in outcomes]).decode())
         return 0
-    rows = [_row(name, outcome) for name, outcome, _ in outcomes]
+    rows = [_row(run.name, run.outcome) for run in outcomes]
     print(_table([COLUMNS, *rows]))
-    print(_summary(outcomes[0][1]))
+    print(_summary(outcomes[0].outcome))
     return 0
 
 
@@ -62,15 +71,21 @@ def _answer_request() -> int:
     return 0
 
 
-def _run(request: SimulationRequest, options: argparse.Namespace) -> tuple[str, SimulationOutcome, Result]:
-    decide = DecideSettings(start_s=options.start)
-    show = _print_decision if options.decisions else _ignore
-    outcome, result = run_request(request, decide=decide, on_decision=show)
+def _run(request: SimulationRequest, options: argparse.Namespace) -> Run:
+    decide = DecideSettings(start_s=options.start, calm_s=options.start)
+    decisions: list[Decision] = []
+
+    def on_decision(decision: Decision) -> None:
+        decisions.append(decision)
+        if options.decisions:
+            _print_decision(decision)
+
+    outcome, result = run_request(request, decide=decide, on_decision=on_decision)
     name = f"{outcome.shape.prefill_workers} + {outcome.shape.decode_workers}"
     changes = (
         f", planner ({result.starts} starts, {result.stops} stops, {result.flips} flips)" if request.has_planner else ""
     )
-    return name + changes, outcome, result
+    return Run(name=name + changes, outcome=outcome, result=result, decisions=decisions)
 
 
 def _request(options: argparse.Namespace) -> SimulationRequest:
@@ -131,8 +146,11 @@ def parse_targets(text: str) -> Targets:
 def _profile(path: Path | None) -> PerformanceProfile | None:
     if path is None:
         return None
+    text = path.read_bytes()
     try:
-        return msgspec.json.decode(path.read_bytes(), type=PerformanceProfile)
+        if "version" in msgspec.json.decode(text, type=dict):
+            return read_engine_profile(text, field="profile").fit
+        return msgspec.json.decode(text, type=PerformanceProfile)
     except msgspec.MsgspecError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -178,10 +196,6 @@ def _print_decision(decision: Decision) -> None:
     )
 
 
-def _ignore(decision: Decision) -> None:
-    """Shows nothing."""
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kvmesh simulate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -198,11 +212,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--decode", type=_count, help="decode workers; without it sized for the mean load")
     parser.add_argument("--targets", default="ttft=2,itl=0.05", help="ttft=SECONDS,itl=SECONDS,percentile=SHARE")
     parser.add_argument(
-        "--profile", type=Path, help="JSON file with the fields of PerformanceProfile; without it, about an H100"
+        "--profile",
+        type=Path,
+        help="file of `kvmesh profile`, or JSON with a worker's coefficients; without it, about an H100",
     )
     parser.add_argument("--planner", action="store_true", help="also simulate with the planner")
     parser.add_argument("--start", type=_positive, default=60.0, help="seconds until a new worker serves")
     parser.add_argument("--decisions", action="store_true", help="print the planner's decisions")
+    parser.add_argument("--html", type=Path, help="file for a report with plots; it needs nothing else")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.add_argument("--request", action="store_true", help=argparse.SUPPRESS)
     return parser

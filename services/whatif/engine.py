@@ -30,7 +30,7 @@ class EngineShape:
     speed: Speed = field(default_factory=Speed)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Job:
     """One running request. `names` are the hashes of its full blocks."""
 
@@ -57,6 +57,7 @@ class ReplayEngine:
         self,
         name: str,
         shape: EngineShape,
+        *,
         on_prompt: Callable[[Job, float], None],
         on_done: Callable[[Job, float], None],
     ) -> None:

@@ -44,6 +44,7 @@ class ChangingFleet:
         self.stops = 0
         for role, engines in ((Role.PREFILL, replay.prefills), (Role.DECODE, replay.decodes)):
             self._members += [_Member(role=role, began_s=0.0, engine=engine) for engine in engines]
+        self._serving = {member.engine.name: member for member in self._members if member.engine is not None}
         replay.on_idle = self._on_idle
 
     def ready(self) -> Shape:
@@ -104,6 +105,7 @@ class ChangingFleet:
             return
         self._names += 1
         member.engine = self._replay.add(f"{member.role.value}-new-{self._names}")
+        self._serving[member.engine.name] = member
         self._placer.join(member.engine, member.role)
 
     def _stop_one(self, role: Role) -> None:
@@ -134,14 +136,14 @@ class ChangingFleet:
             self._drained(member)
 
     def _on_idle(self, engine: ReplayEngine) -> None:
-        for member in self._members:
-            if member.engine is engine and member.is_draining:
-                self._drained(member)
-                return
+        member = self._serving[engine.name]
+        if member.is_draining:
+            self._drained(member)
 
     def _drained(self, member: _Member) -> None:
         assert member.engine is not None
         self._placer.leave(member.engine)
+        del self._serving[member.engine.name]
         member.engine = None
         if member.becomes is None:
             self._end(member)

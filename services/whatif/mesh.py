@@ -131,12 +131,12 @@ class Replay:
             self.on_idle(engine)
 
     def _engine(self, name: str) -> ReplayEngine:
-        return ReplayEngine(name, self.shape.engine, self._on_prompt, self._on_done)
+        return ReplayEngine(name, self.shape.engine, on_prompt=self._on_prompt, on_done=self._on_done)
 
     def _arrive(self, request: TraceRequest) -> None:
         size = self.shape.engine.block_tokens
         names = tuple(_name(block) for block in request.block_ids[: request.prompt_tokens // size])
-        job = Job(len(self.jobs) + 1, request, names, self.now_s)
+        job = Job(ask_id=len(self.jobs) + 1, trace=request, names=names, arrived_s=self.now_s)
         self.jobs.append(job)
         self.place(job)
 

@@ -15,6 +15,7 @@ class PlannerPolicy:
 
     def __init__(
         self,
+        *,
         targets: Targets,
         speed: Speed,
         settings: DecideSettings,
@@ -54,9 +55,8 @@ class PlannerPolicy:
 def carry_out(decision: Decision, fleet: ChangingFleet) -> None:
     """Does what a connector would do."""
     shape: Shape = decision.shape
-    if decision.action is DecisionAction.DEFLECT:
-        fleet.deflect(shape.deflect_tokens)
-    elif decision.action is DecisionAction.FLIP:
+    fleet.deflect(shape.deflect_tokens)
+    if decision.action is DecisionAction.FLIP:
         fleet.flip(shape.prefill_workers - decision.inputs.wanted.prefill_workers)
     elif decision.action is DecisionAction.SCALE:
         fleet.scale(shape)

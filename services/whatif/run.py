@@ -42,7 +42,11 @@ def run_request(
         times=FleetTimes(start_s=decide.start_s),
         tick_s=1.0,
     )
-    policy: PoolPolicy = PlannerPolicy(targets, speed, decide, on_decision) if request.has_planner else Static()
+    policy: PoolPolicy = (
+        PlannerPolicy(targets=targets, speed=speed, settings=decide, on_decision=on_decision)
+        if request.has_planner
+        else Static()
+    )
     result = Simulation(settings, policy).run(trace)
     return outcome_of(result, shape, expected_of(sizer, demand, shape, result.hit_rate)), result
 

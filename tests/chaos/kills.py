@@ -112,7 +112,7 @@ class Requests:
         except TimeoutError:
             return "hangs"
         except aiohttp.ClientError as error:
-            return f"broken: {type(error).__name__}"
+            return f"broken: {type(error).__name__}: {error}"
         return RIGHT if answer == expected else f"wrong: {answer} instead of {expected}"
 
 

@@ -19,6 +19,7 @@ from kvmesh.discovery.settings import AgentSettings, DiscoverySettings
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.router.client import GrpcRouterClient
 from kvmesh.rpc.settings import RpcSettings
+from kvmesh.rpc.worker_client import GrpcWorkerClient
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / "demo"
@@ -65,6 +66,10 @@ class ProcessMesh:
                 return list(await GrpcRouterClient(self._channels, router.address).list_workers(timeout_s=5))
         return []
 
+    async def set_role(self, worker: WorkerView, role: Role) -> None:
+        """Moves a worker to the other pool. Raises MeshError if it refuses."""
+        await GrpcWorkerClient(self._channels).set_role(worker.worker.address, role, timeout_s=5)
+
     def name_of(self, worker: WorkerView) -> str:
         """The name of a worker's process, whose id ends the worker's."""
         pid = int(worker.worker.worker_id.rpartition("-")[2])
@@ -107,7 +112,7 @@ class ProcessMesh:
     def logs(self) -> str:
         """The end of every log, for a failure's message."""
         paths = sorted(self.directory.glob("*.log"))
-        return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')[-1500:]}" for path in paths)
+        return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')[-6000:]}" for path in paths)
 
     async def aclose(self) -> None:
         """Ends all that still run."""

@@ -10,6 +10,7 @@ import aiohttp
 import orjson
 
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+RESPONSES = "/v1/responses"
 FIRST_PROMPT_ID = 10
 PROMPT_SPAN = 400
 CITY: Mapping[str, Any] = {
@@ -96,8 +97,13 @@ def _message(random: Random, tokens: int) -> Question:
     return Question(path=MESSAGES, body={"messages": _asked(random), "temperature": 0, "max_tokens": tokens})
 
 
+def _response(random: Random, tokens: int) -> Question:
+    body = {"input": _asked(random), "temperature": 0, "max_output_tokens": tokens, "store": False}
+    return Question(path=RESPONSES, body=body)
+
+
 KINDS: Sequence[Callable[[Random, int], Question]] = (
-    _plain, _seeded, _scored, _penalised, _stopped, _forced_tool, _schema, _chat, _message,
+    _plain, _seeded, _scored, _penalised, _stopped, _forced_tool, _schema, _chat, _message, _response,
 )  # fmt: skip
 
 
@@ -114,7 +120,7 @@ async def ask(
     Adds the longest time between two events of a stream to `pauses_s`.
     """
     body = {"model": "demo", **question.body, "stream": is_stream}
-    if is_stream and question.path != MESSAGES:
+    if is_stream and question.path not in (MESSAGES, RESPONSES):
         body["stream_options"] = {"include_usage": True}
     async with session.post(url + question.path, json=body) as response:
         if response.status != 200:
@@ -159,8 +165,13 @@ def _normal(path: str, body: Mapping[str, Any]) -> Normal:
     if path == MESSAGES:
         text = "".join(block.get("text", "") for block in body["content"])
         return {"text": text, "stop": body["stop_reason"], "usage": body["usage"]["output_tokens"]}
-    parts = [_Part().add(choice) for choice in sorted(body["choices"], key=lambda choice: int(choice["index"]))]
-    return {"choices": [part.values() for part in parts], "usage": _usage(body["usage"])}
+    if path == RESPONSES:
+        if body["error"] is not None:
+            raise FailedError(_code(body))
+        parts = [part["text"] for item in body["output"] for part in item["content"]]
+        return {"text": "".join(parts), "stop": body["status"], "usage": body["usage"]["output_tokens"]}
+    choices = [_Part().add(choice) for choice in sorted(body["choices"], key=lambda choice: int(choice["index"]))]
+    return {"choices": [choice.values() for choice in choices], "usage": _usage(body["usage"])}
 
 
 def _joined(path: str, events: Sequence[Mapping[str, Any]]) -> Normal:
@@ -174,6 +185,10 @@ def _joined(path: str, events: Sequence[Mapping[str, Any]]) -> Normal:
             "stop": stop,
             "usage": next((e["usage"]["output_tokens"] for e in events if "delta" in e and "usage" in e), -1),
         }
+    if path == RESPONSES:
+        whole = _normal(path, events[-1].get("response") or {"error": {"code": "no end"}})
+        said = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+        return {**whole, "text": said}
     parts: dict[int, _Part] = {}
     usage: Mapping[str, Any] = {}
     for event in events:

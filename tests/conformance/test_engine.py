@@ -27,6 +27,8 @@ from tests.conformance.engine_cases import CASES, Fleet
 from tests.conformance.engine_driver import EngineDriver, Record
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+ACCOUNTING = ("simulated", "vllm")
+"""Engines that count the blocks of their requests and handles."""
 LONG_ANSWER = 1200
 """Tokens of an answer that a cancel must meet. On a busy machine an engine may run ahead until its output buffer is full (256 steps of vLLM)."""
 SINGLE_TOKENS: list[dict[str, Any]] = [
@@ -453,6 +455,21 @@ class TestHandles:
         await fleet.decode.run(generation, handle=handle)
         await fleet.prefill.wait_blocks(0, fleet.case.free_s)
         assert fleet.prefill.engine.leased_handles() == 0
+
+    async def test_held_blocks_are_those_of_the_handle(self, fleet: Fleet) -> None:
+        """The count by holders finds a handle's blocks, and that no other block is in use."""
+        if fleet.prefill.engine.describe().capabilities.engine not in ACCOUNTING:
+            pytest.skip("it does not show the owners of its blocks")
+        await fleet.prefill.wait_blocks(0, fleet.case.timeout_s)
+        handle = await fleet.prefill.prefill(fleet.greedy(5))
+        async with asyncio.timeout(fleet.case.timeout_s):
+            while not (load := fleet.prefill.engine.load()).kv_blocks_held:
+                # An engine counts once a second, in a step or when somebody asks.
+                await asyncio.sleep(0.05)
+        assert load.kv_blocks_held == load.kv_blocks_used >= 5 and load.kv_blocks_unaccounted == 0
+        fleet.prefill.engine.release_nowait(handle.handle_id)
+        await fleet.prefill.wait_blocks(0, fleet.case.free_s)
+        assert fleet.prefill.engine.load().kv_blocks_unaccounted == 0
 
     async def test_release_frees_the_source(self, fleet: Fleet) -> None:
         """Invariant 5: a released handle's blocks are free; a second release says that there is none."""

@@ -22,7 +22,7 @@ from kvmesh.api.worker.v1 import legs_pb2 as pb
 from kvmesh.api.worker.v1 import worker_pb2
 from kvmesh.api.worker.v1.worker_pb2_grpc import WorkerServiceStub
 from kvmesh.clock import SystemClock
-from kvmesh.core import FinishReason, LegFinish, LegTask, Role, TokenLogprob, WorkerRef
+from kvmesh.core import Constraint, ConstraintKind, FinishReason, LegFinish, LegTask, Role, TokenLogprob, WorkerRef
 from kvmesh.engines.simulated.settings import StepProfile
 from kvmesh.errors import InvalidRequestError, LostError, OverloadedError, UnavailableError
 from kvmesh.rpc.codec.legs import from_finish, to_leg
@@ -433,7 +433,8 @@ async def test_a_cancel_that_crosses_does_not_hit_the_next_leg(kind: str) -> Non
 
 
 async def test_a_silent_worker_loses_legs_without_a_token_first(kind: str) -> None:
-    """They start elsewhere after three heartbeats. A leg with tokens waits for ten: its client would see an error."""
+    """They start elsewhere after three heartbeats. A leg with tokens waits for ten, and so does one with a constraint, which may be what
+    silences the worker."""
     scripted = ScriptedDecode(heartbeat_s=0.1)
     async with serving(kind, lambda server: add_DecodeServiceServicer_to_server(scripted, server), 0.1) as (
         at,
@@ -443,19 +444,24 @@ async def test_a_silent_worker_loses_legs_without_a_token_first(kind: str) -> No
         links = GrpcLegLinks(pool, frontend_id="f1", clock=SystemClock())
         worker = WorkerRef(worker_id="w1", address=at, epoch=EPOCH)
         link = await links.link(worker, Role.DECODE, timeout_s=PATIENCE_S)
-        begun, waiting, began_s = Sink(), Sink(), time.monotonic()
+        begun, waiting, constrained, began_s = Sink(), Sink(), Sink(), time.monotonic()
         link.submit_nowait(make_leg("begun"), begun, timeout_s=30.0)
         link.submit_nowait(make_leg("waiting"), waiting, timeout_s=30.0)
+        constraint = Constraint(kind=ConstraintKind.REGEX, text="a")
+        leg = make_leg("constrained")
+        sampling = replace(leg.generation.sampling, constraint=constraint)
+        leg = replace(leg, generation=replace(leg.generation, sampling=sampling))
+        link.submit_nowait(leg, constrained, timeout_s=30.0)
         scripted.frames.put_nowait(pb.StepFrame(step=1, slots=[0], token_ids=[7]))
         await wait_until(lambda: bool(waiting.finishes), "the leg without a token is lost")
         assert time.monotonic() - began_s > 0.2
-        assert not begun.finishes
+        assert not begun.finishes and not constrained.finishes
         with pytest.raises(UnavailableError):
             link.submit_nowait(make_leg("late"), Sink(), timeout_s=30.0)
         await wait_until(lambda: bool(begun.finishes), "the leg with a token is lost")
         assert time.monotonic() - began_s > 0.9
-        errors = [sink.finishes[0].error for sink in (begun, waiting)]
-        assert [error is not None and error.reason for error in errors] == ["worker_silent", "worker_silent"]
+        errors = [sink.finishes[0].error for sink in (begun, waiting, constrained)]
+        assert [error is not None and error.reason for error in errors] == ["worker_silent"] * 3
         await links.aclose()
 
 
@@ -610,6 +616,30 @@ async def test_prefill_hands_out_under_a_lease(prefill: WorkerRig) -> None:
     stub, release = PrefillServiceStub(prefill.channel), pb.ReleaseKvRequest(handle_id=finish.handle.handle_id)
     assert [(await stub.ReleaseKv(release)).was_held for _ in range(2)] == [True, False]
     await prefill.wait_free()
+
+
+async def test_a_leg_is_released_by_its_id(prefill: WorkerRig) -> None:
+    """By a caller that does not know the handle: the handle of a finished leg, or the leg itself if it runs. One of the ids is required."""
+    stub = PrefillServiceStub(prefill.channel)
+    await hand_out(prefill, "done")
+    release = pb.ReleaseKvRequest(leg_id="done")
+    assert [(await stub.ReleaseKv(release)).was_held for _ in range(2)] == [True, False]
+    await prefill.wait_free()
+    prefill.engine.inject(Stall(duration_s=0.3))
+    running = stub.Generate(plain("runs", LegTask.PREFILL, prompt=[5] * 400))
+    await wait_until(lambda: prefill.worker.statistics().legs == 1, "it is submitted")
+    assert (await stub.ReleaseKv(pb.ReleaseKvRequest(leg_id="runs"))).was_held
+    assert [each async for each in running][-1].finish.reason == output_pb2.FINISH_REASON_CANCELLED
+    await prefill.wait_free()
+    assert prefill.worker.statistics().leases == 0
+    for bad in (
+        pb.ReleaseKvRequest(),
+        pb.ReleaseKvRequest(handle_id="a", leg_id="b"),
+        pb.ReleaseKvRequest(leg_id="x" * 129),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.ReleaseKv(bad)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize("phase", ["waiting", "computing"])

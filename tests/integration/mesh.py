@@ -83,11 +83,20 @@ def descendants(pid: int) -> list[int]:
 
 @asynccontextmanager
 async def running_mesh(
-    directory: Path, *argv: str, ready_timeout_s: float = 90.0, env: dict[str, str] | None = None, token: str = ""
+    directory: Path,
+    *argv: str,
+    ready_timeout_s: float = 90.0,
+    env: dict[str, str] | None = None,
+    token: str = "",
+    prefix: Sequence[str] = (),
 ) -> AsyncIterator[RunningMesh]:
-    """Starts a mesh, waits until it can answer, stops it at the end and checks that nothing is left."""
+    """Starts a mesh, waits until it can answer, stops it at the end and checks that nothing is left.
+
+    `prefix`: a program that the command's words are given to, and that becomes the command.
+    """
     state = directory / "mesh.json"
     process = await asyncio.create_subprocess_exec(
+        *prefix,
         sys.executable,
         "-m",
         "kvmesh.cli",

@@ -21,7 +21,7 @@ rule_files: [alerts.yml]
 scrape_configs:
   - job_name: kvmesh
     honor_labels: true
-    static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
+    static_configs: [{{targets: ["127.0.0.1:{port}", "127.0.0.1:1"]}}]
 """
 
 
@@ -35,11 +35,12 @@ def test_the_routers_metrics_have_the_names_of_the_rules() -> None:
 
 
 async def test_every_alert_fires(start_prometheus: Callable[[Path], Server], tmp_path: Path) -> None:
-    """With the cause present, and with shorter waits than in production."""
+    """With the cause present, and with shorter waits than in production. Nothing listens on port 1."""
     registry = CollectorRegistry()
     labels = ("instance", "model")
     Gauge("kvmesh_worker_failing_kv_paths", "d", labels, registry=registry).labels("decode-1", "demo").set(2)
     Gauge("kvmesh_router_open_paths", "d", ("instance",), registry=registry).labels("router-1").set(1)
+    Gauge("kvmesh_router_decode_workers", "d", registry=registry).set(0)
     counters = [
         Counter(f"kvmesh_worker_{name}", "d", labels, registry=registry).labels("decode-1", "demo")
         for name in ("recomputed_tokens", "failed_handoffs")

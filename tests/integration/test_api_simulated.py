@@ -97,6 +97,7 @@ async def test_choices_with_structured_output(client: openai.AsyncOpenAI) -> Non
     [
         ({"guided_choice": ["red", "green"]}, "red|green"),
         ({"guided_regex": r"[a-f0-9]{8}-\d+"}, r"[a-f0-9]{8}-\d+"),
+        ({"regex": r"[a-f0-9]{8}-\d+"}, r"[a-f0-9]{8}-\d+"),
         ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"),
         ({"structured_outputs": {"regex": "^(north|south) [1-9]$"}}, "(north|south) [1-9]"),
         ({"guided_json": json.dumps({"type": "boolean"})}, "true|false"),
@@ -118,7 +119,7 @@ async def test_choices_with_structured_output(client: openai.AsyncOpenAI) -> Non
         ),
     ],
 )
-async def test_vllm_words_for_constraints(client: openai.AsyncOpenAI, fields: dict[str, Any], pattern: str) -> None:
+async def test_engines_words_for_constraints(client: openai.AsyncOpenAI, fields: dict[str, Any], pattern: str) -> None:
     """Each of them reaches the engine, in chat and in completions."""
     assert re.fullmatch(pattern, await answer(client, extra_body=fields))
     completion = await client.completions.create(model="demo", prompt="Say", max_tokens=200, extra_body=fields)
@@ -129,6 +130,7 @@ async def test_what_the_engine_cannot_constrain_is_refused(mesh: RunningMesh) ->
     """A grammar, a schema with a word that it does not know, a broken expression: 400, never a 5xx and never ignored."""
     for fields, reason in (
         ({"guided_grammar": 'root ::= "a"'}, "unsupported"),
+        ({"ebnf": 'root ::= "a"'}, "unsupported"),
         ({"guided_json": {"type": "object", "dependentRequired": {"a": ["b"]}}}, "unsupported"),
         ({"guided_regex": "(["}, "invalid_request"),
         ({"guided_json": {"type": "array", "items": {"type": "array", "minItems": "many"}}}, "invalid_request"),

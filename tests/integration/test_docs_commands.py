@@ -32,7 +32,7 @@ PAGES = [
     *sorted(ROOT.glob("kvmesh/**/README.md")),
 ]
 COMMAND_LANGUAGES = ("bash", "python")
-OTHER_LANGUAGES = ("json", "mermaid", "text", "toml")
+OTHER_LANGUAGES = ("ini", "json", "mermaid", "text", "toml")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"^\n {4,}\S.*$", re.MULTILINE)
 NOT_RUN = re.compile(r"<!-- not run: \S.* -->\n\Z")

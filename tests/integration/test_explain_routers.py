@@ -2,10 +2,10 @@
 
 import pytest
 
-from kvmesh.cli.explain import find
 from kvmesh.core import Report, ReportKind
 from kvmesh.discovery.base import ROUTER
 from kvmesh.errors import NotFoundError, UnavailableError
+from kvmesh.rpc.router.explanations import find_explanation
 from tests.integration.test_router_service import Mesh, eventually, running_mesh
 from tests.patience import PATIENCE_S
 from tests.unit.router_fleets import ask
@@ -13,7 +13,7 @@ from tests.unit.router_fleets import ask
 
 async def explained(mesh: Mesh, request_id: str):
     routers = (await mesh.registry.instances(ROUTER)).instances
-    return await find(routers, mesh.channels, request_id, 1.0)
+    return await find_explanation(routers, mesh.channels, request_id, 1.0)
 
 
 async def test_whichever_router_placed_it_tells():

@@ -483,6 +483,8 @@ BAD_CHAT: list[tuple[bytes, int, str | None, str]] = [
     (chat_with(structured_outputs={"xml": "a"}), 400, "structured_outputs.xml", "unknown_field"),
     (chat_with(guided_choice=[]), 400, "guided_choice", "invalid_value"),
     (chat_with(guided_regex=""), 400, "guided_regex", "invalid_value"),
+    (chat_with(regex="a", ebnf='root ::= "a"'), 400, "ebnf", "invalid_value"),
+    (chat_with(truncation_side="right"), 400, "truncation_side", "unsupported"),
     (chat_with(guided_json="{"), 400, "guided_json", "invalid_value"),
     (chat_with(prompt_logprobs=1), 400, "prompt_logprobs", "unsupported"),
     (chat_with(prompt_logprobs=1, stream=True), 400, "prompt_logprobs", "invalid_value"),

@@ -1,15 +1,20 @@
 """Whole meshes with real SGLang engines, as `kvmesh up` starts them, against one engine that does everything."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
+import jsonschema
+import openai
 import pytest
 import pytest_asyncio
 
 from kvmesh.discovery.base import DECODE, PREFILL
 from tests.chaos.rendezvous import BURST, FLOAT32, VOCABULARY, Case, Rendezvous, rendezvous
+from tests.integration.test_api_vllm import MESSAGES, TOOLS, WEATHER
 from tests.parts import require_part
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.sglang, pytest.mark.timeout(400)]
@@ -45,18 +50,18 @@ async def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
 
 
 async def test_mooncake_with_retraction(expected: list[list[int]], tmp_path: Path) -> None:
-    """A pair over `mooncake_tcp` whose decode engine takes back blocks every few steps gives the same tokens."""
+    """Two pairs over `mooncake_tcp` whose decode engines take back blocks every few steps give the same tokens."""
     require_part("ibverbs")
     argv = (
-        *("--prefill", "1", "--decode", "1", "--decode-args="),
+        *("--prefill", "2", "--decode", "2", "--decode-args="),
         f"--engine-args={FLOAT32} --sglang-transfer-backend mooncake_tcp",
     )
     retracting = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
-    async with rendezvous(tmp_path, *argv, workers=2, env=retracting) as pair:
-        assert await answers(pair) == expected
-        (decode,) = await pair.instances(DECODE)
-        assert await pair.total(decode, "preempted_requests_total") > 0
-        await pair.wait_whole()
+    async with rendezvous(tmp_path, *argv, workers=4, env=retracting) as mesh:
+        assert await answers(mesh) == expected
+        for decode in await mesh.instances(DECODE):
+            assert await mesh.total(decode, "preempted_requests_total") > 0
+        await mesh.wait_whole()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -75,6 +80,38 @@ async def test_two_pairs_answer_as_one_engine(mesh: Rendezvous, expected: list[l
         assert await mesh.total(instance, "transferred_tokens_total") > 0
 
 
+async def test_the_openai_client(mesh: Rendezvous) -> None:
+    """Structured output, forced tools, log-probabilities and streams, with prefill and decode apart."""
+    ask: Any = {"model": "demo", "messages": MESSAGES, "temperature": 0}
+    async with openai.AsyncOpenAI(base_url=f"{mesh.mesh.url}/v1", api_key="none", max_retries=0) as client:
+        create = client.chat.completions.create
+        options = {"extra_body": {"structured_outputs": {"choice": ["red", "green"]}}}
+        chosen = await create(**ask, max_tokens=20, **options)
+        assert chosen.choices[0].message.content in ("red", "green") and chosen.choices[0].finish_reason == "stop"
+        form: Any = {"type": "json_schema", "json_schema": {"name": "weather", "schema": WEATHER}}
+        answer = await create(**ask, max_tokens=200, response_format=form)
+        jsonschema.validate(json.loads(answer.choices[0].message.content or ""), WEATHER)
+        tools: Any = {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "get_weather"}}}
+        async with client.chat.completions.stream(**ask, max_tokens=200, **tools) as events:
+            (call,) = (await events.get_final_completion()).choices[0].message.tool_calls or ()
+        jsonschema.validate(json.loads(call.function.arguments), WEATHER)
+        whole = await create(**ask, max_tokens=12, logprobs=True, top_logprobs=3)
+        parts = [part async for part in await create(**ask, max_tokens=12, logprobs=True, top_logprobs=3, stream=True)]
+        assert whole.choices[0].logprobs is not None
+        entries = whole.choices[0].logprobs.content or []
+        streamed = [
+            entry for part in parts for each in part.choices if each.logprobs for entry in each.logprobs.content or ()
+        ]
+        assert [entry.token for entry in entries] == [entry.token for entry in streamed] and len(entries) > 1
+        assert all(len(entry.top_logprobs) == 3 for entry in entries)
+        assert (
+            "".join(each.delta.content or "" for part in parts for each in part.choices)
+            == whole.choices[0].message.content
+        )
+        with pytest.raises(openai.BadRequestError):
+            await create(**ask, max_tokens=8, extra_body={"structured_outputs": {"regex": "("}})
+
+
 @pytest.mark.parametrize("case", STOPS, ids=lambda case: case.name)
 async def test_an_engine_process_that_is_stopped(mesh: Rendezvous, case: Case) -> None:
     """Its worker is silent then, so its requests move to the other one. SGLang itself would wait for minutes here."""
@@ -82,6 +119,7 @@ async def test_an_engine_process_that_is_stopped(mesh: Rendezvous, case: Case) -
     assert outcome.counts["right"] == BURST, outcome.counts
 
 
+@pytest.mark.proves("migration", engine="sglang")
 async def test_an_engine_process_that_is_killed(mesh: Rendezvous) -> None:
     """Of each role one dies under load: every answer is right, and no block stays in use."""
     for case in KILLS:

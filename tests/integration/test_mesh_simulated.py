@@ -125,7 +125,9 @@ async def test_a_single_token_moves_no_kv(mesh: RunningMesh) -> None:
     texts = [choice.delta.content or "" async for chunk in stream for choice in chunk.choices]
     await client.close()
     assert await totals() == before
-    assert await blocks_in_use(mesh.target) == 0
+    async with asyncio.timeout(PATIENCE_S):
+        while await blocks_in_use(mesh.target):
+            await asyncio.sleep(0.05)
     two: Any = await chat(mesh.url, prompt, **{**asked, "max_tokens": 2})
     expected = two["choices"][0]["logprobs"]["content"][0]
     for answer in (first, both):
@@ -204,25 +206,6 @@ async def test_top_prints_once_into_a_pipe(mesh: RunningMesh) -> None:
     assert process.returncode == 0
     assert rows[0] == ["WORKER", "ROLE"] and sorted(role for _, role in rows[1:]) == [*["decode"] * 2, *["prefill"] * 2]
     assert "\x1b" not in out.decode()
-
-
-async def test_top_redraws_on_a_terminal_until_ctrl_c(mesh: RunningMesh) -> None:
-    """The terminal's Ctrl-C ends it without a traceback."""
-    ours, theirs = os.openpty()
-    words = ("top", *mesh.flags, "--interval-s", "0.1")
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "kvmesh.cli", *words), cwd=ROOT, stdout=theirs, stderr=asyncio.subprocess.PIPE
-    )
-    os.close(theirs)
-    shown = b""
-    async with asyncio.timeout(PATIENCE_S):
-        while shown.count(b"\x1b[H") < 3:
-            shown += await asyncio.to_thread(os.read, ours, 65536)
-        process.send_signal(signal.SIGINT)
-        _, err = await process.communicate()
-    os.close(ours)
-    assert (process.returncode, err) == (130, b"")
-    assert b"Ctrl-C ends" in shown and b"prefill" in shown
 
 
 async def test_chat_talks_in_the_terminal(mesh: RunningMesh) -> None:

@@ -39,6 +39,7 @@ class Frontend:
         self.itl = Histogram("kvmesh_frontend_itl_seconds", "d", ("model",), buckets=(0.01, 0.02), **options)
         self.prompt = Counter("kvmesh_frontend_prompt_tokens", "d", ("model",), **options)
         self.output = Counter("kvmesh_frontend_output_tokens", "d", ("model",), **options)
+        self.lengths = Histogram("kvmesh_frontend_prompt_length_tokens", "d", ("model",), **options)
         self.serve(0)
 
     def serve(self, requests: int) -> None:
@@ -46,8 +47,9 @@ class Frontend:
         self.requests.labels("demo", "200").inc(requests)
         self.prompt.labels("demo").inc(100 * requests)
         self.output.labels("demo").inc(10 * requests)
-        ttft, itl = self.ttft.labels("demo"), self.itl.labels("demo")
+        ttft, itl, lengths = self.ttft.labels("demo"), self.itl.labels("demo"), self.lengths.labels("demo")
         for _ in range(requests):
+            lengths.observe(100)
             ttft.observe(0.15)
             itl.observe(0.015)
 
@@ -117,11 +119,11 @@ async def test_the_planner_scrapes_what_the_registry_lists():
     """Two scrapes give rates, means and percentiles; a service that cannot be scraped is a problem that is told."""
     async with listed_services() as (_, registry, frontend), ClientSession() as session:
         planner = Planner(
-            registry,
-            ScrapeSource(Fetcher(session, timeout_s=2), SystemClock(), window_s=60),
-            PlannerMetrics(Telemetry.create("planner").instruments),
-            SystemClock(),
-            PlannerSettings(),
+            registry=registry,
+            source=ScrapeSource(Fetcher(session, timeout_s=2), SystemClock(), window_s=60),
+            metrics=PlannerMetrics(Telemetry.create("planner").instruments),
+            clock=SystemClock(),
+            settings=PlannerSettings(),
         )
         first = await planner.observe()
         assert first.latencies[0].ttft_mean_s is None
@@ -157,7 +159,11 @@ async def test_prometheus_finds_the_services_and_answers_the_planner(
         server = await asyncio.to_thread(start_prometheus, config)
         source = PrometheusSource(Fetcher(session, timeout_s=2), server.url, SystemClock(), window_s=10)
         planner = Planner(
-            registry, source, PlannerMetrics(Telemetry.create("planner").instruments), SystemClock(), PlannerSettings()
+            registry=registry,
+            source=source,
+            metrics=PlannerMetrics(Telemetry.create("planner").instruments),
+            clock=SystemClock(),
+            settings=PlannerSettings(),
         )
         async with asyncio.timeout(PATIENCE_S):
             while not (plan := await planner.observe()).pools[0].kv_usage:
@@ -166,6 +172,9 @@ async def test_prometheus_finds_the_services_and_answers_the_planner(
                 frontend.serve(20)
                 await asyncio.sleep(0.5)
                 plan = await planner.observe()
+        async with asyncio.timeout(PATIENCE_S):
+            while not max((await source.history(span_s=60.0, step_s=1.0)).get("demo", (0.0,))):
+                await asyncio.sleep(0.3)
         # A scrape that lands between two queries is in one and not in the other.
         check(plan, rel=0.05)
         assert plan.source == "prometheus"
@@ -182,7 +191,11 @@ async def test_a_prometheus_that_is_gone_is_a_problem_not_a_crash():
     async with listed_services() as (_, registry, _), ClientSession() as session:
         source = PrometheusSource(Fetcher(session, timeout_s=2), "http://127.0.0.1:1", SystemClock(), window_s=10)
         planner = Planner(
-            registry, source, PlannerMetrics(Telemetry.create("planner").instruments), SystemClock(), PlannerSettings()
+            registry=registry,
+            source=source,
+            metrics=PlannerMetrics(Telemetry.create("planner").instruments),
+            clock=SystemClock(),
+            settings=PlannerSettings(),
         )
         plan = await planner.observe()
         assert plan.latencies == ()

@@ -17,7 +17,8 @@ from services.router.core_settings import CoreSettings
 from services.router.index.kv_feed import Trust
 from services.router.serving.membership import FleetMembership
 from services.router.settings import MembershipSettings
-from tests.index_checks import blocks_of, flush_all
+from services.simulation.index_blocks import blocks_of
+from tests.index_checks import flush_all
 from tests.integration.test_router_service import end, eventually
 from tests.integration.workers import ToldWorker
 

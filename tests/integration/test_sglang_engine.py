@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import os
 import signal
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -12,8 +15,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from aiohttp import ClientSession
 
-from kvmesh.core import Constraint, ConstraintKind, FinishReason, Generation, LegTask, Rendezvous
+from kvmesh.core import Constraint, ConstraintKind, FinishReason, Generation, LegTask, Rendezvous, Role
 from kvmesh.engines.base import INTERNAL_SALT
 from kvmesh.engines.ranked import RankedEngine
 from kvmesh.engines.sglang.engine import SglangEngine
@@ -23,10 +27,11 @@ from kvmesh.kv.blocks import block_hashes
 from kvmesh.kv.paths import KvPaths
 from tests.conformance.engine_driver import EngineDriver, greedy
 from tests.conformance.sglang_case import ForkedHost, forking_launch, open_fork_server
+from tests.integration.mesh import command_line, descendants, process_state
 from tests.integration.vllm_model import VOCABULARY, add_tokenizer, make_model
-from tests.parts import require_part
+from tests.parts import ROOT, require_part
 from tests.patience import PATIENCE_S
-from tests.servers import free_ports
+from tests.servers import adjacent_free_ports, free_ports
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.sglang, pytest.mark.timeout(300)]
 SCHEMA = '{"type":"object","properties":{"a":{"type":"integer","maximum":9,"minimum":0}},"required":["a"]}'
@@ -133,6 +138,17 @@ async def test_requests_without_a_seed_differ(engines: Engines, alone: EngineDri
     assert (await alone.run(sampled)).tokens != (await alone.run(sampled)).tokens
 
 
+async def test_a_continuation_has_the_same_logprobs(engines: Engines, alone: EngineDriver) -> None:
+    """In float32: the emitted tokens are computed as a part of the prompt, with other shapes than step by step. Without the cache, too."""
+    generation = engines.greedy(300, max_tokens=16, logprobs=2)
+    whole = await alone.run(generation)
+    for count, salt in ((1, ""), (9, "other")):
+        rest = await alone.run(replace(generation, emitted_token_ids=whole.tokens[:count], cache_salt=salt))
+        assert rest.tokens == whole.tokens[count:]
+        values = [[each.logprob for each in record.logprobs] for record in (rest, whole)]
+        assert values[0] == pytest.approx(values[1][count:], abs=1e-4)
+
+
 @pytest.mark.proves("logit_bias", engine="sglang")
 async def test_logit_bias(engines: Engines, alone: EngineDriver) -> None:
     record = await alone.run(engines.greedy(10, logit_bias=((77, 100.0),)))
@@ -142,7 +158,7 @@ async def test_logit_bias(engines: Engines, alone: EngineDriver) -> None:
 @pytest.mark.proves("priority", engine="sglang")
 async def test_a_larger_priority_goes_first(engines: Engines, alone: EngineDriver) -> None:
     """Of the waiting ones, behind a full batch."""
-    running = [alone.submit(engines.greedy(10, max_tokens=tokens)) for tokens in (40, 120)]
+    running = [alone.submit(engines.greedy(10, max_tokens=tokens)) for tokens in (150, 400)]
     for record in running:
         await alone.wait_tokens(record, 1)
     low = alone.submit(replace(engines.greedy(10, max_tokens=30), priority=-5))
@@ -155,7 +171,8 @@ async def test_a_larger_priority_goes_first(engines: Engines, alone: EngineDrive
 
 async def test_cancel_of_one_leg_leaves_others(engines: Engines, alone: EngineDriver) -> None:
     """SGLang aborts all requests whose id begins with the given one; numbers of legs are written with equal lengths."""
-    records = [alone.submit(engines.greedy(10, max_tokens=40)) for _ in range(20)]
+    # The first one is long, so that it still runs when the cancel arrives on a busy machine.
+    records = [alone.submit(engines.greedy(10, max_tokens=40 if number else 400)) for number in range(20)]
     alone.engine.cancel_nowait(records[0].key)
     assert (await alone.wait(records[0])).done.reason is FinishReason.CANCELLED
     for record in records[1:]:
@@ -226,6 +243,19 @@ async def test_a_pair_gives_the_tokens_of_one_engine(
     generations = [engines.greedy(tokens, max_tokens=12) for tokens in (10, 16, 17, 100, 300, 530, 800)]
     expected = [(await alone.run(generation)).tokens for generation in generations]
     assert await asyncio.gather(*(hand_over(engines, pair, each) for each in generations)) == expected
+
+
+async def test_constraints_over_a_pair(
+    engines: Engines, alone: EngineDriver, pair: tuple[EngineDriver, EngineDriver]
+) -> None:
+    """The prefill engine samples the first token under the constraint, and the decode engine continues it: as one engine alone."""
+    for constraint in (
+        Constraint(kind=ConstraintKind.JSON_SCHEMA, text=SCHEMA),
+        Constraint(kind=ConstraintKind.REGEX, text="(ab){3}c"),
+        Constraint(kind=ConstraintKind.CHOICE, options=("yes", 'n"o')),
+    ):
+        generation = engines.greedy(40, max_tokens=60, ignore_eos=False, constraint=constraint)
+        assert await hand_over(engines, pair, generation) == (await alone.run(generation)).tokens
 
 
 @pytest.mark.parametrize("side", ["decode", "prefill"])
@@ -349,6 +379,41 @@ async def test_two_data_parallel_ranks(engines: Engines, alone: EngineDriver) ->
         await driver.aclose()
 
 
+@pytest.mark.proves("multi_rank", engine="sglang")
+async def test_tensor_parallel_ranks(engines: Engines, alone: EngineDriver) -> None:
+    """Two ranks give the tokens of one. Rank 0 alone has the link; if another rank is killed, the engine is lost and no process is left."""
+    driver = await engines.start(has_kv_transfer=False, tensor_parallel_size=2)
+    generations = [engines.greedy(tokens) for tokens in (20, 130)]
+    for generation in generations:
+        assert (await driver.run(generation)).tokens == (await alone.run(generation)).tokens
+    leader = host_of(driver)._child.pid
+    ranks = [pid for pid in descendants(leader) if b"spawn_main" in b" ".join(command_line(pid))]
+    assert ranks
+    os.kill(ranks[0], signal.SIGKILL)
+    async with asyncio.timeout(PATIENCE_S):
+        await driver._tasks[0]
+        assert isinstance(driver.error, LostError)
+        while any(process_state(pid) != "Z" for pid in (leader, *ranks)):
+            await asyncio.sleep(0.02)
+
+
+async def test_ranks_on_a_cpu_leave_nccl_alone() -> None:
+    """A CUDA build of torch brings NCCL, which would fail on tensors of a CPU. Without it ranks use gloo."""
+    words = (
+        "from kvmesh.engines.sglang.host import cpu",
+        "cpu.prepare()",
+        "from sglang.srt.distributed.device_communicators import pynccl",
+        "pynccl.NCCLLibrary = lambda path: print('loaded')",
+        "cpu.prepare_transfers()",
+        "pynccl.NCCLLibrary(None)",
+    )
+    process = await asyncio.create_subprocess_exec(
+        str(require_part("sglang")), "-c", "\n".join(words), cwd=ROOT, stdout=PIPE, stderr=PIPE
+    )
+    output, errors = await process.communicate()
+    assert b"loaded" not in output and b"NCCL is not used on a CPU" in errors, errors
+
+
 async def test_killed_prefill_engine(engines: Engines) -> None:
     """When the engine that computes the prompt dies, a decode leg ends by itself within seconds, and its blocks are free."""
     limits = {"pull_timeout_s": 2.0, "lease_s": 3.0}
@@ -362,3 +427,78 @@ async def test_killed_prefill_engine(engines: Engines) -> None:
     host_of(prefill).kill()
     assert isinstance((await decode.wait(record)).done.error, KvLostError)
     await decode.wait_blocks(0, PATIENCE_S)
+
+
+@pytest.mark.proves("role_change", engine="sglang")
+async def test_engines_exchange_their_roles(engines: Engines, alone: EngineDriver) -> None:
+    """A pair changes roles twice, so that each role is made anew once and taken up again once. Tokens stay those of one engine, KV is
+    transferred each time, and no block is lost."""
+    pair = [await engines.start(role=role, can_switch_role=True) for role in ("prefill", "decode")]
+    for _ in range(2):
+        for prefill, decode in (pair, pair[::-1]):
+            await prefill.engine.set_role(Role.PREFILL)
+            await decode.engine.set_role(Role.DECODE)
+            for tokens in (20, 300):
+                generation, room = engines.greedy(tokens), engines.room(prefill)
+                before = decode.engine.load().transferred_tokens_total
+                first = prefill.submit(generation, task=LegTask.PREFILL, rendezvous=room)
+                record = await decode.wait(decode.submit(generation, rendezvous=room))
+                assert (await prefill.wait(first)).done.reason is FinishReason.HANDED_OFF
+                assert record.tokens == (await alone.run(generation)).tokens
+                assert decode.engine.load().transferred_tokens_total - before == tokens
+            for driver in (prefill, decode):
+                await driver.wait_blocks(0, PATIENCE_S)
+                assert not driver.engine.load().kv_blocks_unaccounted
+
+
+@pytest.mark.proves("multi_node", engine="sglang")
+async def test_ranks_on_two_machines(engines: Engines, alone: EngineDriver, tmp_path: Path) -> None:
+    """A rank on each of two machines gives the tokens of one. The second machine serves its metrics only, and ends with the leader."""
+    port, metrics_port = adjacent_free_ports(), free_ports(1)[0]
+    nodes = {"nodes": 2, "nodes_address": f"127.0.0.1:{port}"}
+    log = tmp_path / "follower.txt"
+    flags = (
+        *("--engine", "sglang", "--model", engines.model, "--telemetry-metrics-port", str(metrics_port)),
+        *(
+            "--sglang-python",
+            str(require_part("sglang")),
+            "--sglang-dtype",
+            "float32",
+            "--sglang-kv-cache-bytes",
+            str(16 << 20),
+        ),
+        *("--sglang-nodes", "2", "--sglang-node-rank", "1", "--sglang-nodes-address", f"127.0.0.1:{port}"),
+        *("--sglang-tensor-parallel-size", "2", "--no-sglang-has-kv-transfer"),
+    )
+    with log.open("wb") as output:
+        follower = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "services.decode", *flags, cwd=ROOT, stdout=output, stderr=output
+        )
+    try:
+        leader = await engines.start(has_kv_transfer=False, tensor_parallel_size=2, **nodes)
+        for tokens in (20, 130):
+            generation = engines.greedy(tokens)
+            assert (await leader.run(generation)).tokens == (await alone.run(generation)).tokens
+        async with ClientSession() as session, session.get(f"http://127.0.0.1:{metrics_port}/metrics") as response:
+            assert response.status == 200
+        await leader.engine.aclose()
+        async with asyncio.timeout(PATIENCE_S):
+            assert await follower.wait() == 1, log.read_text()
+    finally:
+        if follower.returncode is None:
+            follower.kill()
+            await follower.wait()
+
+
+async def test_an_engine_whose_other_machine_dies_is_lost(engines: Engines) -> None:
+    nodes = {
+        "nodes": 2,
+        "nodes_address": f"127.0.0.1:{adjacent_free_ports()}",
+        "tensor_parallel_size": 2,
+        "has_kv_transfer": False,
+    }
+    leader, follower = await asyncio.gather(engines.start(**nodes), engines.start(**nodes, node_rank=1))
+    host_of(follower).kill()
+    async with asyncio.timeout(PATIENCE_S):
+        await leader._tasks[0]
+    assert isinstance(leader.error, LostError)

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -170,18 +170,32 @@ async def test_version(terminal: Terminal) -> None:
     assert status == 0 and output.startswith("kvmesh ") and ", Python 3." in output
 
 
-@pytest.mark.parametrize("is_stderr_closed", [False, True])
-async def test_a_closed_pipe_is_silent(terminal: Terminal, is_stderr_closed: bool) -> None:
-    """`kvmesh up | head` and `kvmesh up 2>&1 | head`: the mesh starts, serves and stops in order. No log has a traceback."""
+def closed_pipe() -> int:
     reading, writing = os.pipe()
     os.close(reading)
+    return writing
+
+
+@pytest.mark.parametrize(
+    ("open_output", "is_stderr_too"),
+    [(closed_pipe, False), (closed_pipe, True), (lambda: os.open("/dev/full", os.O_WRONLY), True)],
+    ids=["pipe", "both", "full"],
+)
+async def test_output_that_nobody_takes_is_silent(
+    terminal: Terminal, open_output: Callable[[], int], is_stderr_too: bool
+) -> None:
+    """`kvmesh up | head`, `kvmesh up 2>&1 | head`, `kvmesh up >& FILE` on a full disk: the mesh starts, serves and stops in order.
+
+    No log has a traceback.
+    """
+    writing = open_output()
     words = ("up", "--port", "0", "--once", "--run-dir", "run", *argv_simulated())
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "kvmesh.cli", *words),
         cwd=terminal.folder,
         env=terminal.env,
         stdout=writing,
-        stderr=writing if is_stderr_closed else asyncio.subprocess.PIPE,
+        stderr=writing if is_stderr_too else asyncio.subprocess.PIPE,
     )
     os.close(writing)
     terminal.running.append(process)

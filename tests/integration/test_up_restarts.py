@@ -84,6 +84,27 @@ async def test_each_child_that_is_killed_starts_again(tmp_path: Path) -> None:
         await wait_until(lambda: answers(mesh), PATIENCE_S, "an answer after the frontend died")
 
 
+async def test_a_worker_whose_engine_does_not_answer_a_cancel_starts_again(tmp_path: Path) -> None:
+    """The engine's first step takes an hour. The worker notices that a cancelled request does not end, and exits with an error."""
+    engine = "--engine-args=--simulated-profile-base-s 3600 --no-worker-warm-up --worker-cancel-timeout-s 1"
+    async with running_mesh(tmp_path, *argv_simulated("--prefill", "0", "--greeting", "", engine)) as mesh:
+        (before,) = mesh.pids("decode")
+        async with aiohttp.ClientSession() as session:
+            body = {"model": "demo", "prompt": "one", "max_tokens": 3}
+            with pytest.raises(TimeoutError):
+                await session.post(
+                    f"{mesh.url}/v1/completions", json=body, timeout=aiohttp.ClientTimeout(total=1.0, connect=30.0)
+                )
+        died = f"kvmesh: decode-0 (pid {before}) exited with status 1 (Worker failed while running: the engine did not end 1 cancelled legs"
+        await wait_until(lambda: any(line.startswith(died) for line in mesh.output), PATIENCE_S, "it exits")
+        await wait_until(
+            lambda: any(line.startswith("kvmesh: decode-0 started again") for line in mesh.output),
+            PATIENCE_S,
+            "restart",
+        )
+        assert '"event":"engine_wedged"' in (tmp_path / "decode-0.log").read_text()
+
+
 async def test_a_gateway_that_is_killed_answers_at_the_same_address(tmp_path: Path) -> None:
     """It was a fork of `kvmesh up`, and comes back as a program; its ports were chosen by the first process."""
     async with running_mesh(tmp_path, *argv_simulated("--prefill", "0")) as mesh:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import signal
@@ -16,8 +17,11 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from aiohttp import ClientSession
 
 from kvmesh.core import Constraint, ConstraintKind, FinishReason, LegTask, Role, SamplingParams
+from kvmesh.engines.base import EngineFinish
+from kvmesh.engines.vllm.grammar_check import GrammarSettings
 from kvmesh.engines.vllm.handles import pack, unpack
 from kvmesh.engines.vllm.registration import VLLM
 from kvmesh.engines.vllm.settings import VllmSettings
@@ -34,8 +38,9 @@ from kvmesh.worker.fork_server import ForkedChild, ForkServer
 from tests.integration.vllm_drive import TIMEOUT_S, Drive, greedy
 from tests.integration.vllm_model import add_tokenizer, make_adapter, make_model
 from tests.integration.vllm_process import RemoteEngine
-from tests.parts import require_part
+from tests.parts import ROOT, require_part
 from tests.patience import PATIENCE_S
+from tests.servers import adjacent_free_ports, free_ports
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.vllm, pytest.mark.timeout(600)]
 module_fixture = pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -817,6 +822,41 @@ async def test_unequal_ranks_exchange_kv(pair: tuple[Drive, Drive], make: Make, 
         assert got.finish.usage.transferred_tokens > 0
 
 
+@pytest.mark.slow
+@pytest.mark.proves("multi_node", engine="vllm")
+async def test_ranks_on_two_machines(pair: tuple[Drive, Drive], make: Make, model: Path, tmp_path: Path) -> None:
+    """A rank on each of two machines gives the tokens of one. The second machine serves its metrics only; without it the engine is lost."""
+    address, metrics_port = f"127.0.0.1:{adjacent_free_ports()}", free_ports(1)[0]
+    flags = (
+        *("--engine", "vllm", "--model", str(model), "--vllm-dtype", "float32"),
+        *("--vllm-kv-cache-bytes", str(16 << 20), "--no-vllm-has-kv-transfer", "--vllm-tensor-parallel-size", "2"),
+        *("--vllm-nodes", "2", "--vllm-node-rank", "1", "--vllm-nodes-address", address),
+        *("--telemetry-metrics-port", str(metrics_port)),
+    )
+    log = tmp_path / "follower.txt"
+    with log.open("wb") as output:
+        follower = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "services.decode", *flags, cwd=ROOT, stdout=output, stderr=output
+        )
+    try:
+        options = {"has_kv_transfer": False, "tensor_parallel_size": 2}
+        leader = await make("decode", nodes=2, nodes_address=address, **options)
+        for length in (20, 200):
+            generation = greedy(length, seed=length)
+            assert (await leader.decode(generation)).tokens == (await pair[1].decode(generation)).tokens
+        async with ClientSession() as session, session.get(f"http://127.0.0.1:{metrics_port}/metrics") as response:
+            assert response.status == 200
+        follower.kill()
+        async with asyncio.timeout(PATIENCE_S):
+            while leader.failure is None:
+                await asyncio.sleep(0.02)
+        assert isinstance(leader.failure, LostError)
+    finally:
+        if follower.returncode is None:
+            follower.kill()
+        await follower.wait()
+
+
 def children_of(pid: int) -> list[int]:
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return [int(word) for task in tasks for word in (task / "children").read_text().split()]
@@ -853,6 +893,46 @@ async def test_structured_output_and_its_refusal(
     with pytest.raises(UnsupportedError):
         pair[1].submit(LegTask.GENERATE, bad)
     assert (await engine.decode(base)).tokens
+
+
+def ranged(count: int, kind: str = "integer") -> Constraint:
+    """A schema whose compilation costs about 200 per field."""
+    fields = {f"f{i}": {"type": kind, "minimum": -(10**12) + i, "maximum": 10**15 + i} for i in range(count)}
+    document = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+    return Constraint(kind=ConstraintKind.JSON_SCHEMA, text=json.dumps(document))
+
+
+async def test_costly_constraints_delay_no_other_tokens(make: Make, tmp_path: Path) -> None:
+    """They are validated off the engine's loop: other legs go on, a refusal is the leg's finish, and a cancel ends the validation."""
+    folder = add_tokenizer(make_model(tmp_path / "model", context=2048))
+    grammar = GrammarSettings(wait_s_max=TIMEOUT_S)
+    engine = await make("decode", model=str(folder), grammar=grammar)
+    base = greedy(20)
+
+    def costly(constraint: Constraint, tokens: int) -> int:
+        sampling = SamplingParams(temperature=0.0, max_tokens=tokens, constraint=constraint)
+        return engine.submit(LegTask.GENERATE, replace(base, sampling=sampling))
+
+    free = engine.submit(LegTask.GENERATE, greedy(20, tokens=1900))
+    await engine.got[free].first.wait()
+    before = len(engine.got[free].tokens)
+    cancelled, allowed, refused = costly(ranged(200), 8), costly(ranged(60), 8), costly(ranged(60, "nothing"), 8)
+    engine.engine.cancel_nowait(cancelled)
+    assert (await engine.result(cancelled)).finish == EngineFinish(key=cancelled, reason=FinishReason.CANCELLED)
+    got = await engine.result(allowed)
+    assert got.finish is not None and got.finish.reason is FinishReason.LENGTH
+    assert "".join(chr(token - 2) for token in got.tokens).startswith("{")
+    assert len(engine.got[free].tokens) > before
+    refusal = (await engine.result(refused)).finish
+    assert refusal is not None and isinstance(refusal.error, InvalidRequestError)
+    assert refusal.error.field == "generation.sampling.constraint"
+    # The second time it is known.
+    again = await engine.result(costly(ranged(60), 8))
+    assert again.tokens == got.tokens
+    with pytest.raises(InvalidRequestError):
+        costly(ranged(60, "nothing"), 8)
+    engine.engine.cancel_nowait(free)
+    await engine.result(free)
 
 
 @pytest.mark.proves("embeddings", engine="vllm")

@@ -83,6 +83,16 @@ async def test_simulated_workers_change_roles_and_drain(tmp_path: Path) -> None:
         assert (await command(mesh, "role", first, "encode"))[0] == 2
 
 
+@pytest.mark.sglang
+async def test_an_sglang_worker_changes_roles(tmp_path: Path) -> None:
+    """As the others. Requests in flight end first, or continue on the other decode worker."""
+    require_part("sglang")
+    argv = ("--greeting", "", "--engine", "sglang", "--decode", "2")
+    engine = "--engine-args=--sglang-dtype float32 --sglang-can-switch-role"
+    async with running_mesh(tmp_path, *argv, engine, ready_timeout_s=300) as mesh:
+        await check_roles(mesh)
+
+
 @pytest.mark.vllm
 async def test_a_vllm_worker_changes_roles(tmp_path: Path) -> None:
     """Under load, with the tokens of the mesh before the change."""

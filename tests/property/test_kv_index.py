@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from services.router.index.holder_index import HolderIndex, bits
 from services.router.index.lookup_cache import ENTRIES_MAX, SENTINELS_MAX, LookupCache
-from tests.index_checks import blocks_of, matches
+from services.simulation.index_blocks import blocks_of
+from tests.index_checks import matches
 
 HOLDERS = 4
 # A small tree of prompts: block 0 is the root of all; (parent, block) pairs make chains that branch.

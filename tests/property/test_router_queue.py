@@ -14,6 +14,7 @@ from kvmesh.errors import DeadlineError, OverloadedError
 from services.router.core_settings import CoreSettings, QueueSettings
 from services.router.explain import DecisionRecord
 from services.router.placement.policies import PolicyContext, make_policy
+from services.router.queue.accounts import Accounts
 from services.router.queue.admission import PLACEMENTS_PER_DRAIN_MAX, Admission
 from services.router.queue.fair_queue import FairQueue
 from services.router.queue.subqueues import QueuedAsk, SubqueueKey
@@ -82,7 +83,7 @@ turns = st.lists(
 
 
 def fair(tenants_max: int = 100) -> FairQueue[Item]:
-    return FairQueue(weights=WEIGHTS, tenants_max=tenants_max)
+    return FairQueue(Accounts(weights=WEIGHTS, tenants_max=tenants_max))
 
 
 @settings(max_examples=300, deadline=None)
@@ -157,6 +158,85 @@ def test_a_tenant_that_asks_for_little_waits_for_one_round(adds, before, size):
         first[head.tenant] += 1
         queue.serve(waiting.pop(head), head, head.tokens)
     assert not first or max(first.values()) == 1
+
+
+class Rooms:
+    """One model's requests of several kinds in one admission, all for the same workers; a placement is charged its tokens."""
+
+    def __init__(self) -> None:
+        limits = QueueSettings(tenant_weights=tuple(f"{tenant}={weight}" for tenant, weight in WEIGHTS.items()))
+        self.admission = Admission(CoreSettings(queue=limits))
+        self.number = 0
+        self.room = 0
+
+    def ask(self, tenant: str, kind: int, size: int) -> None:
+        self.number += 1
+        request = Ask(
+            request_id=str(self.number),
+            model="m",
+            prompt_tokens=size,
+            tenant=tenant,
+            excluded_worker_ids=(f"none-{kind}",),
+        )
+        record = DecisionRecord(ask=request, ask_id=self.number, policy=POLICY, decided_at_s=0.0)
+        entry = QueuedAsk(frontend_id="f", ask_id=self.number, ask=request, record=record, arrived_s=0.0, tokens=size)
+        self.admission.enqueue(entry, 0.0)
+
+    def serve(self) -> Ask | None:
+        """Gives one place to the queue."""
+        self.room = 1
+        return next((each.ask for each in self.admission.drain(self._place, 0.0)), None)
+
+    def _place(self, entry: QueuedAsk) -> tuple[Placement, float]:
+        if not self.room:
+            raise OverloadedError("no room")
+        self.room -= 1
+        return Placement(reservation_id="r", decode=REF), entry.tokens
+
+
+kinds = st.integers(0, 4)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(tenants, kinds, tokens), max_size=60), st.integers(0, 60), kinds, tokens)
+def test_one_round_in_all_subqueues_together(adds, before, kind, size):
+    """A tenant that had asked for nothing waits for at most one request of each other one, of whatever kinds theirs are."""
+    rooms = Rooms()
+    for tenant, of_kind, cost in adds:
+        rooms.ask(tenant, of_kind, cost)
+    for _ in range(min(before, len(adds))):
+        assert rooms.serve() is not None
+    rooms.ask("late", kind, size)
+    first: Counter[str] = Counter()
+    while (served := rooms.serve()) is not None and served.tenant != "late":
+        first[served.tenant] += 1
+    assert served is not None
+    assert max(first.values(), default=0) <= 1
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_shares_do_not_depend_on_kinds(data):
+    """While two tenants have requests waiting in the subqueue that is served, each gets its share of the tokens up to one request."""
+    names = data.draw(st.lists(tenants, min_size=2, unique=True))
+    largest = data.draw(st.sampled_from([1, 5, 100]))
+    rooms = Rooms()
+    left: Counter[str] = Counter()
+    for _ in range(20):
+        for name in names:
+            # The first of them spreads its requests.
+            kind = data.draw(kinds) if name == names[0] else 0
+            rooms.ask(name, kind, data.draw(st.integers(1, largest)))
+            left[name] += 1
+    served = Counter(dict.fromkeys(names, 0))
+    while all(left.values()):
+        for one, two in combinations(names, 2):
+            apart = abs(served[one] / WEIGHTS[one] - served[two] / WEIGHTS[two])
+            assert apart <= largest / WEIGHTS[one] + largest / WEIGHTS[two] + 1e-6
+        ask = rooms.serve()
+        assert ask is not None
+        served[ask.tenant] += ask.prompt_tokens
+        left[ask.tenant] -= 1
 
 
 @settings(max_examples=50, deadline=None)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,12 @@ import pytest
 
 from kvmesh.api.inference.v1 import inference_pb2 as pb
 from kvmesh.api.inference.v1.inference_pb2_grpc import InferenceServiceStub
+from kvmesh.clock import SystemClock
+from services.frontend.access.access import Access
+from services.frontend.access.settings import AccessSettings
 from services.frontend.models import ServedModel
+from tests.frontend_apps import running_apps
+from tests.frontend_mesh import FakeMesh
 from tests.patience import PATIENCE_S
 from tests.security.rig import BODY, CHAT, Connection, Rig, frontend, head_of, write_keys
 
@@ -72,6 +78,40 @@ async def test_grpc_calls_are_charged_too(model: ServedModel, tmp_path: Path) ->
             except grpc.aio.AioRpcError as error:
                 codes.append(error.code())
         assert codes and set(codes) == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+
+
+async def test_schemas_are_charged(model: ServedModel, tmp_path: Path) -> None:
+    """A request whose schema is long costs more than the same request without one."""
+    fields = {f"p{number}": {"type": "string"} for number in range(200)}
+    schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object", "properties": fields}}}
+    model = replace(model, features=model.features | {"structured_output"})
+    for more, wanted in (({}, 200), ({"response_format": schema}, 429)):
+        async with frontend(model, keys=key_document(tmp_path, tokens_per_minute=1000)) as rig:
+            assert await status_of(rig, BODY | more) == 200
+            assert await status_of(rig, BODY) == wanted
+
+
+@pytest.mark.parametrize(
+    ("limits", "size_bytes", "wanted"),
+    [
+        ({"requests_per_minute": 2}, 10, [200, 200, 200, 429]),
+        ({"tokens_per_minute": 1000}, 600 << 10, [200, 200, 429, 429]),
+    ],
+)
+async def test_uploads_are_charged(
+    model: ServedModel, tmp_path: Path, limits: dict[str, int], size_bytes: int, wanted: list[int]
+) -> None:
+    """Each is a request, and a token for each KiB. An overdrawn key's next upload is refused by its head."""
+    access = Access(AccessSettings(keys_file=str(key_document(tmp_path, **limits))), SystemClock())
+    async with running_apps([model], FakeMesh(answer=lambda _: [3, 2]), tmp_path, access=access) as running:
+        statuses = []
+        for _ in wanted:
+            form = aiohttp.FormData({"purpose": "batch"})
+            form.add_field("file", b"x" * size_bytes, filename="x.jsonl")
+            headers = {"Authorization": "Bearer good"}
+            async with running.session.post(f"{running.url}/v1/files", data=form, headers=headers) as response:
+                statuses.append(response.status)
+    assert statuses == wanted
 
 
 async def test_priority_above_zero_needs_the_keys_permission(model: ServedModel, tmp_path: Path) -> None:

@@ -1,23 +1,35 @@
 """A constraint that is expensive to compile reaches no engine, and one that silences a worker reaches no second one."""
 
+import asyncio
 import json
+import threading
 import time
 from typing import Any
 
 import aiohttp
 import pytest
 
+from kvmesh import constraint_costs
+from kvmesh.clock import SystemClock
 from kvmesh.constraint_costs import COST_MAX, check_constraint, pattern_cost
-from kvmesh.core import Constraint, ConstraintKind, SamplingParams
-from kvmesh.errors import InternalError, InvalidRequestError, LostError
+from kvmesh.core import Ask, Constraint, ConstraintKind, SamplingParams
+from kvmesh.errors import (
+    WORKER_LOST_TWICE,
+    InternalError,
+    InvalidRequestError,
+    LostError,
+    NotFoundError,
+    UnavailableError,
+)
 from services.frontend.models import ServedModel
 from services.frontend.pipeline.losses import LostWorkers
-from services.frontend.pipeline.placements import RequestPlacements
+from services.frontend.pipeline.placements import SILENT_WORKER_RETURNS_S, RequestPlacements
 from services.frontend.pipeline.request import Request
+from services.frontend.pipeline.retry_budget import RetryBudget
 from services.frontend.settings import PipelineSettings
-from tests.conformance.manual_clock import ManualClock
 from tests.frontend_mesh import FakeMesh, served_model, write_model
 from tests.security.rig import BODY, CHAT, frontend
+from tests.virtual_loop import run_virtual
 
 
 def schema_of(document: Any) -> Constraint:
@@ -154,20 +166,109 @@ async def test_the_client_gets_400_with_the_field(constrained_model: ServedModel
     assert COST_MAX < 3000 * 200
 
 
-async def test_a_request_that_silences_a_worker_is_not_tried_on_another() -> None:
-    """If it has a constraint: the worker may be compiling it. Others are placed again, as before."""
+SILENT = LostError("silent", reason="worker_silent", where="w")
+AWAY = UnavailableError("away", reason="worker_unreachable")
 
-    def placements(constraint: Constraint | None) -> RequestPlacements:
-        request = Request(request_id="r", model="m", prompt="x", sampling=SamplingParams(constraint=constraint))
-        mesh: Any = FakeMesh(answer=lambda _: [2])
-        return RequestPlacements(
-            request, None, router=mesh, clock=ManualClock(), settings=PipelineSettings(), lost_workers=LostWorkers(), deadline_s=1.0  # type: ignore[arg-type]
-        )  # fmt: skip
 
-    silent = LostError("silent", reason="worker_silent")
-    with pytest.raises(InternalError) as refused:
-        placements(schema_of({})).count_failure(silent, failed_worker_id="w", has_progress=False)
-    assert refused.value.reason == "worker_lost_twice"
-    placements(None).count_failure(silent, failed_worker_id="w", has_progress=False)
-    placements(schema_of({})).count_failure(silent, failed_worker_id="w", has_progress=True)
-    placements(schema_of({})).count_failure(LostError("gone"), failed_worker_id="w", has_progress=False)
+def placements_of(constraint: Constraint | None) -> tuple[RequestPlacements, FakeMesh]:
+    """Of a request that was placed once."""
+    request = Request(request_id="r", model="m", prompt="x", sampling=SamplingParams(constraint=constraint))
+    mesh, clock, settings = FakeMesh(answer=lambda _: [2]), SystemClock(), PipelineSettings()
+    ask = Ask(request_id="r", model="m", prompt_tokens=1)
+    placements = RequestPlacements(
+        request, ask, router=mesh, clock=clock, settings=settings, lost_workers=LostWorkers(),
+        budget=RetryBudget(settings.retry_budget, 0.0), deadline_s=clock.now() + 600.0,
+    )  # fmt: skip
+    placements.next(ask, SILENT, emitted_tokens=1)
+    return placements, mesh
+
+
+@pytest.mark.parametrize("again", [SILENT, LostError("gone", where="w")])
+@pytest.mark.parametrize("is_prefill", [False, True])
+def test_a_request_that_silences_a_worker_is_not_tried_on_another(again: LostError, is_prefill: bool) -> None:
+    """If it has a constraint, the worker may be compiling it: it gets the request once more, when it is back, and no other one does."""
+
+    async def main() -> None:
+        placements, mesh = placements_of(schema_of({}))
+        placements.count_failure(SILENT, failed_worker_id="w", has_progress=False, is_prefill=is_prefill)
+        for _ in range(3):
+            await placements.place()
+            pins = (mesh.asks[-1].pinned_prefill_worker_id, mesh.asks[-1].pinned_decode_worker_id)
+            assert pins == (("w", "") if is_prefill else ("", "w"))
+            assert mesh.asks[-1].excluded_worker_ids == ()
+            placements.count_failure(AWAY, failed_worker_id="w", has_progress=False, is_prefill=is_prefill)
+        with pytest.raises(InternalError) as refused:
+            placements.count_failure(again, failed_worker_id="w", has_progress=False, is_prefill=is_prefill)
+        assert refused.value.reason == WORKER_LOST_TWICE
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("is_placed", [True, False])
+def test_a_worker_that_stays_silent_ends_the_request(is_placed: bool) -> None:
+    """Whether the router places the request there or not."""
+
+    async def fail(placements: RequestPlacements) -> None:
+        while True:
+            await placements.place()
+            await asyncio.sleep(1.0)
+            placements.count_failure(AWAY, failed_worker_id="w", has_progress=False)
+
+    async def main() -> float:
+        placements, mesh = placements_of(schema_of({}))
+        placements.count_failure(SILENT, failed_worker_id="w", has_progress=False)
+        if not is_placed:
+            absences = [UnavailableError("away", reason="no_worker"), NotFoundError("gone", reason="worker_not_found")]
+            mesh.faults.place = [*absences * 500]
+        began_s = asyncio.get_running_loop().time()
+        with pytest.raises(InternalError) as refused:
+            await fail(placements)
+        assert refused.value.reason == WORKER_LOST_TWICE
+        return asyncio.get_running_loop().time() - began_s
+
+    assert run_virtual(main()) == pytest.approx(SILENT_WORKER_RETURNS_S, abs=2.0)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "error", "has_progress"),
+    [(None, SILENT, False), (schema_of({}), SILENT, True), (schema_of({}), LostError("gone", where="w"), False)],
+)
+def test_other_losses_of_a_request_with_a_constraint(
+    constraint: Constraint | None, error: LostError, has_progress: bool
+) -> None:
+    """It is placed on any other worker after a broken connection, and after its first token."""
+
+    async def main() -> None:
+        placements, mesh = placements_of(constraint)
+        placements.count_failure(error, failed_worker_id="w", has_progress=has_progress)
+        await placements.place()
+        assert mesh.asks[-1].excluded_worker_ids == ("w",)
+        assert mesh.asks[-1].pinned_decode_worker_id == ""
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(("count", "is_inline"), [(20, True), (8000, False)])
+async def test_long_schemas_are_judged_off_the_loop(
+    model: ServedModel, monkeypatch: pytest.MonkeyPatch, count: int, is_inline: bool
+) -> None:
+    """A thread estimates the cost, once, and the loop uses its verdict, which is kept by digest."""
+    schema = {"type": "object", "properties": {f"p{i}_{count}": {"type": "string"} for i in range(count)}}
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    estimate, threads = constraint_costs._estimate, []
+
+    def record(constraint: Constraint) -> constraint_costs.Verdict:
+        threads.append(threading.current_thread())
+        return estimate(constraint)
+
+    monkeypatch.setattr(constraint_costs, "_estimate", record)
+    before = set(constraint_costs._verdicts)
+    async with (
+        frontend(model) as rig,
+        aiohttp.ClientSession() as session,
+        session.post(rig.url + CHAT, json=BODY | {"response_format": form}) as response,
+    ):
+        # The model of these tests has no structured output, which is checked last.
+        assert (await response.json())["error"]["code"] == "unsupported"
+    assert [each is threading.main_thread() for each in threads] == [is_inline]
+    assert [len(digest) for digest in set(constraint_costs._verdicts) - before] == [32]

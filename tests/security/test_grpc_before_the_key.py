@@ -1,6 +1,9 @@
 """gRPC calls are refused by their metadata, before a message is received; messages and calls have limits."""
 
 import asyncio
+import os
+import sys
+from asyncio.subprocess import PIPE
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +62,40 @@ async def test_compressed_messages_are_refused(model: ServedModel, keys: Path) -
             with pytest.raises(grpc.aio.AioRpcError) as failure:
                 await channel.unary_unary(SERVICE + "Tokenize")(bytes(60 << 20), metadata=metadata)
             assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+COMPRESSED = """
+import asyncio, sys
+import grpc.aio
+from kvmesh.rpc.settings import RpcSettings, server_options
+
+async def main():
+    server = grpc.aio.server(options=server_options(RpcSettings()))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", compression=grpc.Compression.Gzip) as channel:
+        for _ in range(20):
+            try:
+                await channel.unary_unary("/a.B/C")(bytes(10_000))
+            except grpc.aio.AioRpcError as error:
+                print(error.code().name)
+    await server.stop(0)
+
+asyncio.run(main())
+"""
+
+
+async def test_refused_messages_write_no_lines() -> None:
+    """Whoever reaches the port could fill the log with them. GRPC_VERBOSITY=ERROR shows them."""
+    code = "import kvmesh\n" + COMPRESSED
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    for more, lines in (({}, 0), ({"GRPC_VERBOSITY": "ERROR"}, 20)):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", code), stdout=PIPE, stderr=PIPE, env=environment | more
+        )
+        out, errors = await process.communicate()
+        assert out.split() == [b"UNIMPLEMENTED"] * 20
+        assert errors.count(b"Compression algorithm 'gzip' is disabled") == lines, errors
 
 
 async def test_the_calls_of_a_connection_are_limited(model: ServedModel) -> None:

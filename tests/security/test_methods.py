@@ -13,6 +13,7 @@ import grpc.aio
 import pytest
 
 from kvmesh.api.decode.v1 import decode_pb2
+from kvmesh.api.externalscaler import externalscaler_pb2
 from kvmesh.api.planner.v1 import planner_pb2, scaler_pb2
 from kvmesh.api.prefill.v1 import prefill_pb2
 from kvmesh.api.router.v1 import router_pb2
@@ -32,6 +33,8 @@ from tests.patience import PATIENCE_S
 
 REFUSED = grpc.StatusCode.PERMISSION_DENIED
 SHUT = grpc.StatusCode.UNAVAILABLE
+OWN = ("/kvmesh.", "/externalscaler.")
+"""Packages of the services between which mesh TLS decides."""
 
 
 class Fixed:
@@ -48,7 +51,7 @@ class AnyMethod(grpc.GenericRpcHandler):
     """Answers every method of the mesh."""
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        if not str(handler_call_details.method).startswith("/kvmesh."):
+        if not str(handler_call_details.method).startswith(OWN):
             return None
 
         async def answer(request: bytes, context: Any) -> bytes:
@@ -91,14 +94,14 @@ async def call(address: str, method: str, certificates: Certificates | None) -> 
 
 def test_the_table_has_every_method_of_the_mesh() -> None:
     """A new method is refused to everybody until it is listed, and no entry is for a method that does not exist."""
-    files = (router_pb2, worker_pb2, prefill_pb2, decode_pb2, planner_pb2, scaler_pb2)
+    files = (router_pb2, worker_pb2, prefill_pb2, decode_pb2, planner_pb2, scaler_pb2, externalscaler_pb2)
     methods = {
         f"/{service.full_name}/{method.name}"
         for file in files
         for service in file.DESCRIPTOR.services_by_name.values()
         for method in service.methods
     }
-    assert methods == {method for method in PERMISSIONS if method.startswith("/kvmesh.")}
+    assert methods == {method for method in PERMISSIONS if method.startswith(OWN)}
 
 
 async def test_each_method_is_for_its_roles_only() -> None:
@@ -108,7 +111,7 @@ async def test_each_method_is_for_its_roles_only() -> None:
         for role in MeshRole:
             pool = ChannelPool(RpcSettings(), mesh=Fixed(authority.issue(role)))
             for method, roles in PERMISSIONS.items():
-                if method.startswith("/kvmesh.") and not method.endswith("Attach"):
+                if method.startswith(OWN) and not method.endswith("Attach"):
                     code = await pool.channel(address).unary_unary(method)(b"", timeout=PATIENCE_S).code()
                     assert code is (grpc.StatusCode.OK if role in roles else REFUSED), (role, method)
             await pool.aclose()

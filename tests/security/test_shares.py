@@ -15,9 +15,11 @@ from services.frontend.models import ServedModel
 from services.frontend.settings import BatchSettings, FrontendSettings, PipelineSettings, ResponsesSettings
 from services.frontend.stores.batch_rows import MIGRATIONS
 from services.frontend.stores.batches import BatchStore
-from services.frontend.stores.database import Database
+from services.frontend.stores.contents import DirectoryContents
 from services.frontend.stores.files import FileStore
+from services.frontend.stores.responses import MIGRATIONS as RESPONSES
 from services.frontend.stores.responses import ResponseStore
+from services.frontend.stores.sqlite import SqliteDatabase
 from tests.frontend_apps import AppSettings, RunningApps, running_apps
 from tests.frontend_mesh import FakeMesh
 from tests.patience import PATIENCE_S
@@ -29,8 +31,9 @@ BATCHES = "/v1/messages/batches"
 
 async def test_stored_responses_of_one_tenant_displace_only_its_own(tmp_path: Path) -> None:
     """The store is full of one tenant's responses; another's older one stays."""
-    store = ResponseStore(tmp_path / "r.sqlite", ResponsesSettings(stored_bytes_max=20_000), SystemClock())
-    await store.open()
+    database = SqliteDatabase(tmp_path / "r.sqlite", RESPONSES, busy_timeout_s=60.0, calls_max=100)
+    store = ResponseStore(database, ResponsesSettings(stored_bytes_max=20_000), SystemClock())
+    await database.open()
     try:
         for number in range(60):
             body = {"id": f"r{number}", "previous_response_id": None, "output": ["x" * 1000]}
@@ -40,15 +43,15 @@ async def test_stored_responses_of_one_tenant_displace_only_its_own(tmp_path: Pa
         with pytest.raises(NotFoundError):
             await store.get(owner="flood", response_id="r1")
     finally:
-        await store.aclose()
+        await database.aclose()
 
 
 async def test_files_and_batches_of_one_tenant_leave_room(tmp_path: Path) -> None:
     """One tenant may take half of the limits; without keys there is one owner, who may take all."""
     settings = BatchSettings(files_max=8, files_bytes_max=1000, batches_max=4)
-    database = Database(tmp_path / "b.sqlite", MIGRATIONS, busy_timeout_s=60.0, calls_max=100)
+    database = SqliteDatabase(tmp_path / "b.sqlite", MIGRATIONS, busy_timeout_s=60.0, calls_max=100)
     await database.open()
-    files = FileStore(directory=tmp_path, database=database, settings=settings, clock=SystemClock())
+    files = FileStore(contents=DirectoryContents(tmp_path), database=database, settings=settings, clock=SystemClock())
     batches = BatchStore(database, settings, SystemClock(), instance_id="one")
 
     async def add(owner: str, number: int, size_bytes: int = 1) -> None:

@@ -8,8 +8,11 @@ from statistics import mean
 import pytest
 
 from kvmesh.core import Placement, Report, ReportKind
+from kvmesh.errors import OverloadedError
 from services.router.core import RouterCore
-from services.router.core_settings import QueueSettings
+from services.router.core_settings import QueueSettings, SyncSettings
+from services.router.queue.admission import Queued
+from services.router.replicas.peer_reservations import PeerReservations
 from tests.unit.router_fleets import ask, core, join
 
 ROOM = 4
@@ -25,6 +28,8 @@ class Tenant:
     output: int = 100
     choices: int = 1
     service_s: float = SERVICE_S
+    kinds: int = 1
+    """Kinds of its requests: each waits in a subqueue of its own, for the same worker."""
     waits: list[float] = field(default_factory=list)
     ended: int = 0
 
@@ -74,6 +79,7 @@ class Mesh:
             tenant="" if self.is_fifo else name,
             choices=tenant.choices,
             expected_output_tokens=1000,
+            excluded_worker_ids=(f"none-{number % tenant.kinds}",) if tenant.kinds > 1 else (),
         )
         if isinstance(self.router.ask("f", number, request, now=self.now, wall=self.now), Placement):
             self.place(number)
@@ -139,3 +145,95 @@ def test_many_small_requests_do_not_displace_one_long_one() -> None:
     for outcome in mesh.router.drain_queue(now=0.0, wall=0.0):
         refused[outcome.ask.tenant] += 1
     assert refused == {"flood": 1}
+
+
+def test_requests_of_many_kinds_get_no_more_than_those_of_one() -> None:
+    """A tenant's account is the same in all subqueues, however its requests differ: in adapters, labels, pins or exclusions."""
+    spread, plain = Tenant(width=32, kinds=16), Tenant(width=32)
+    Mesh({"spread": spread, "plain": plain}).run(30.0)
+    assert 0.8 < spread.ended / plain.ended < 1.25
+
+
+def test_a_lone_tenant_waits_for_one_service_beside_a_flood_of_many_kinds() -> None:
+    """It is served next although the flood's first requests of all kinds are older."""
+    lone, flood = Tenant(width=1), Tenant(width=48, kinds=16)
+    Mesh({"flood": flood, "lone": lone}).run(25.0)
+    assert max(lone.waits) <= SERVICE_S + 1e-6
+
+
+def test_one_tenant_does_not_take_all_subqueues() -> None:
+    """Requests of ever new kinds are refused before other tenants' first kind is."""
+    router = Mesh({}, subqueues_max=16).router
+    outcomes: list[str] = []
+    for number in range(1, 41):
+        wanted = ask(str(number), (), tokens=64, tenant="many", excluded_worker_ids=(f"none-{number}",))
+        try:
+            outcomes.append(type(router.ask("f", number, wanted, now=0.0, wall=0.0)).__name__)
+        except OverloadedError as error:
+            outcomes.append(error.reason)
+    assert outcomes == ["Placement"] * ROOM + ["Queued"] * 4 + ["queue_full"] * (36 - ROOM)
+    assert isinstance(router.ask("f", 99, ask("99", (), tokens=64, tenant="other"), now=0.0, wall=0.0), Queued)
+
+
+def test_free_room_of_a_new_kind_is_not_for_who_had_more_than_its_share() -> None:
+    """A tenant that waits cannot take a place that has just become free with a request of another kind, before the queue is drained."""
+    router = Mesh({}).router
+
+    def send(number: int, tenant: str, *excluded: str) -> object:
+        wanted = ask(str(number), (), tokens=64, tenant=tenant, excluded_worker_ids=excluded)
+        return router.ask("f", number, wanted, now=0.0, wall=0.0)
+
+    for number in range(1, ROOM + 1):
+        assert isinstance(send(number, "flood"), Placement)
+    assert isinstance(send(10, "flood"), Queued)
+    assert isinstance(send(11, "lone"), Queued)
+    assert isinstance(send(12, "flood"), Queued)
+    report = Report(kind=ReportKind.FINISHED, elapsed_s=0.1, output_tokens=5)
+    router.report("f", 1, report, now=0.0)
+    assert [each.ask_id for each in router.drain_queue(now=0.0, wall=0.0)] == [10]
+    router.report("f", 2, report, now=0.0)
+    answer = send(13, "flood", "none-1")
+    assert isinstance(answer, Queued)
+    assert answer.may_have_room
+    assert [each.ask_id for each in router.drain_queue(now=0.0, wall=0.0)] == [11]
+    router.report("f", 3, report, now=0.0)
+    assert isinstance(send(14, "newcomer", "none-2"), Placement)
+
+
+def test_a_tenant_alone_does_not_wait_for_itself() -> None:
+    """Where nobody else waits, room goes to a request that can use it at once."""
+    router = Mesh({}).router
+
+    def send(number: int, *excluded: str) -> object:
+        wanted = ask(str(number), (), tokens=64, tenant="only", excluded_worker_ids=excluded)
+        return router.ask("f", number, wanted, now=0.0, wall=0.0)
+
+    report = Report(kind=ReportKind.FINISHED, elapsed_s=0.1, output_tokens=5)
+    answers = [send(number) for number in range(1, ROOM + 3)]
+    router.report("f", 1, report, now=0.0)
+    router.drain_queue(now=0.0, wall=0.0)
+    router.report("f", 2, report, now=0.0)
+    assert [type(each) for each in answers] == [Placement] * ROOM + [Queued] * 2
+    assert isinstance(send(20, "none-1"), Placement)
+
+
+def test_a_tenant_gets_no_more_through_two_routers() -> None:
+    """What one router places is charged where the tenant has requests waiting, too."""
+    one, two = (
+        core(router_id=name, run_id="run", requests_per_decode_max=ROOM, queue=QueueSettings()) for name in ("1", "2")
+    )
+    for router in (one, two):
+        join(router, "d1", "decode")
+    for number in range(1, ROOM + 1):
+        one.ask("f", number, ask(str(number), (), tokens=64, tenant="other"), now=0.0, wall=0.0)
+    for number, tenant in enumerate(("both", "plain", "both", "plain"), start=10):
+        one.ask("f", number, ask(str(number), (), tokens=64, tenant=tenant), now=0.0, wall=0.0)
+    placed = two.ask("g", 1, ask("elsewhere", (), tokens=64, tenant="both"), now=0.0, wall=0.0)
+    assert isinstance(placed, Placement)
+    to_two, to_one = (PeerReservations(router, SyncSettings()) for router in (one, two))
+    sending, receiving = to_one.open_session(), to_two.open_session()
+    to_two.on_message(receiving, to_one.next_message(sending, now=0.0), now=0.0)
+    report = Report(kind=ReportKind.FINISHED, elapsed_s=0.1, output_tokens=5)
+    for number in range(1, ROOM + 1):
+        one.report("f", number, report, now=0.0)
+    assert [each.ask.tenant for each in one.drain_queue(now=0.0, wall=0.0)][:2] == ["plain", "both"]

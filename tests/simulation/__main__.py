@@ -1,18 +1,23 @@
-"""Plays a run again: `python -m tests.simulation --seed 7 --requests 1000`."""
+"""Plays a run again: `python -m tests.simulation --seed 7 --requests 1000`. `--seeds N`, `--replay FILE`: services/simulation/command.py."""
 
 import argparse
 import logging
 import sys
 from pathlib import Path
 
+from services.simulation.command import main as run_campaign
+from services.simulation.load import LOADS
+from services.simulation.mesh import MESHES
 from tests.simulation.faults import SCRIPTS
-from tests.simulation.load import LOADS
-from tests.simulation.mesh import MESHES
 from tests.simulation.runs import run
+
+CAMPAIGN = ("--seeds", "--replay", "--from-seed")
 
 
 def main() -> int:
     """0: all invariants held, and no request failed."""
+    if any(each.partition("=")[0] in CAMPAIGN for each in sys.argv[1:]):
+        return run_campaign(prog="python -m tests.simulation")
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--requests", type=int, default=1000)

@@ -4,8 +4,8 @@ from collections.abc import Awaitable, Callable
 from random import Random
 
 from kvmesh.simulation.faulty_engine import Die, LoseKv, Refuse, Stall
-from tests.simulation.ledger import Phase
-from tests.simulation.mesh import SimulatedMesh
+from services.simulation.ledger import Phase
+from services.simulation.mesh import SimulatedMesh
 
 Script = Callable[[SimulatedMesh], Awaitable[None]]
 FAULT_AT_S = 3.0
@@ -21,8 +21,8 @@ async def no_faults(mesh: SimulatedMesh) -> None:
 
 
 def _check_load_goes_on(mesh: SimulatedMesh) -> None:
-    """Fails when no request runs any more: what a script waits for will not happen then."""
-    assert any(not each.outcome for each in mesh.ledgers.values()), "the load is over and never was in that state"
+    """Fails once the load has ended: what a script waits for will not happen then."""
+    assert mesh.is_loaded, "the load is over and never was in that state"
 
 
 async def _until_busy(mesh: SimulatedMesh, worker_id: str, legs: int) -> None:
@@ -98,7 +98,7 @@ async def kills(mesh: SimulatedMesh) -> None:
     down_s = 0.0
     while True:
         await mesh.world.clock.sleep(KILL_PAUSE_S - down_s)
-        if not any(not each.outcome for each in mesh.ledgers.values()):
+        if not mesh.is_loaded:
             return
         worker_id = generator.choice(sorted(mesh.workers))
         role = mesh.workers[worker_id].role

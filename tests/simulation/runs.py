@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Awaitable
 from dataclasses import dataclass
 
+from services.simulation.ledger import Ledger
+from services.simulation.load import LOADS, plan_load
+from services.simulation.mesh import MESHES, SimulatedMesh
 from tests.simulation.faults import SCRIPTS, Script
-from tests.simulation.ledger import Ledger
-from tests.simulation.load import LOADS, plan_load
-from tests.simulation.mesh import MESHES, SimulatedMesh
 from tests.virtual_loop import run_virtual
 
 ENDED_WELL = frozenset({"answered", "cancelled", "deadline_exceeded"})

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
-from tests.simulation.ledger import Ledger
-from tests.simulation.load import LOADS, plan_load
-from tests.simulation.mesh import MeshShape, SimulatedMesh
+from services.simulation.ledger import Ledger
+from services.simulation.load import LOADS, plan_load
+from services.simulation.mesh import MeshShape, SimulatedMesh
 from tests.virtual_loop import run_virtual
 
 SHAPE = MeshShape(frontends=2)

@@ -3,21 +3,23 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
 
-from kvmesh.core import FailingKvPath, SamplingParams, WorkerRef
+from kvmesh.core import FailingKvPath, Role, SamplingParams, WorkerRef
 from kvmesh.errors import UnsupportedError
 from kvmesh.rpc.worker_client import GrpcWorkerClient
+from kvmesh.simulation.virtual_loop import VirtualLoop
 from kvmesh.worker.kv_checks import CHECKS_MAX, PREFILL_TIMEOUT_S
 from kvmesh.worker.warm_up import WarmUp
 from services.frontend.pipeline.request import Request
-from tests.simulation.frontend import MODEL
-from tests.simulation.ledger import Ledger
-from tests.simulation.mesh import MeshShape, SimulatedMesh
-from tests.simulation.worker import SimulatedWorker
+from services.simulation.frontend import MODEL
+from services.simulation.ledger import Ledger
+from services.simulation.mesh import MeshShape, SimulatedMesh, default_engine
+from services.simulation.worker import SimulatedWorker
 from tests.virtual_loop import run_virtual
 
 FIRST_S, HEAL_S = 2.0, 5.0
@@ -32,7 +34,7 @@ def ask(name: str) -> Request:
     return Request(request_id=name, model=MODEL, prompt=prompt, sampling=SamplingParams(max_tokens=8))
 
 
-def told(shape: MeshShape, story: Callable[[SimulatedMesh], Coroutine[Any, Any, None]]) -> None:
+def run_story(shape: MeshShape, story: Callable[[SimulatedMesh], Coroutine[Any, Any, None]]) -> None:
     async def run() -> None:
         mesh = SimulatedMesh(5, shape)
         await mesh.start()
@@ -92,7 +94,47 @@ def test_a_failing_path_costs_one_request_two_seconds_and_the_others_nothing() -
         assert decode.engine.load().transferred_tokens_total >= before + 190
         assert decode.worker.engine.load().failed_handoffs_total == failed
 
-    told(MeshShape(prefill=1, decode=1), story)
+    run_story(MeshShape(prefill=1, decode=1), story)
+
+
+def test_a_check_whose_handle_was_not_received_leaves_no_lease() -> None:
+    """The machine stands still while the handle is on its way. When it goes on, the check is over time, and cannot name the handle."""
+
+    async def story(mesh: SimulatedMesh) -> None:
+        prefill, decode = mesh.workers[PREFILL], decode_of(mesh)
+        await asyncio.sleep(2.0)  # The checks of a worker that joins are over.
+        source = WorkerRef(worker_id=PREFILL, address=prefill.address, epoch=1)
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        for moment in range(30):
+            check = asyncio.create_task(decode.checks.check(source))
+            while not len(prefill.engine.scheduler.leases):
+                await asyncio.sleep(0.0001)
+            await asyncio.sleep(moment * 0.0003)
+            loop.stand_still(PREFILL_TIMEOUT_S + 1.0)
+            await check
+            await asyncio.sleep(0.1)
+            assert not len(prefill.engine.scheduler.leases), moment
+
+    run_story(MeshShape(prefill=1, decode=1, engine=default_engine(lease_s=60.0)), story)
+
+
+def test_a_worker_that_changed_its_role_checks_paths() -> None:
+    """A former prefill worker notices that a failing path works again. A former decode worker does not check itself."""
+
+    async def story(mesh: SimulatedMesh) -> None:
+        moved, network = mesh.workers["prefill-1"], mesh.world.kv_network
+        await moved.membership.set_role(Role.DECODE)
+        await mesh.workers["decode-0"].membership.set_role(Role.PREFILL)
+        await asyncio.sleep(5.0)
+        assert sorted(mesh.workers["decode-0"].checks._sources) == ["prefill-0"]
+        network.hangs_pulls = True
+        ledger = await mesh.request(replace(ask("cut"), pinned_decode_worker_id="prefill-1"))
+        assert ledger.error is None and moved.engine.kv_paths.failing()
+        network.hangs_pulls = False
+        await until(lambda: not moved.engine.kv_paths.failing(), HEAL_S)
+
+    run_story(MeshShape(prefill=2, decode=2), story)
 
 
 def test_a_new_prefill_worker_is_checked_before_a_request_uses_it() -> None:
@@ -113,7 +155,7 @@ def test_a_new_prefill_worker_is_checked_before_a_request_uses_it() -> None:
             ]
             assert decode.worker.engine.load().failed_handoffs_total == 0
 
-    told(MeshShape(prefill=1, decode=2), story)
+    run_story(MeshShape(prefill=1, decode=2), story)
 
 
 def test_checks_leave_few_blocks_behind_and_count_no_tokens() -> None:
@@ -135,7 +177,7 @@ def test_checks_leave_few_blocks_behind_and_count_no_tokens() -> None:
         await until(lambda: not decode_of(mesh).engine.kv_paths.failing(), HEAL_S)
         assert [usage(worker) for worker in mesh.workers.values()] == before
 
-    told(MeshShape(prefill=1, decode=1), story)
+    run_story(MeshShape(prefill=1, decode=1), story)
 
 
 def test_background_checks_are_bounded() -> None:
@@ -149,7 +191,7 @@ def test_background_checks_are_bounded() -> None:
                 await asyncio.sleep(0.001)
         assert 1 <= most <= CHECKS_MAX
 
-    told(MeshShape(prefill=12, decode=1), story)
+    run_story(MeshShape(prefill=12, decode=1), story)
 
 
 def test_a_check_on_request() -> None:
@@ -176,7 +218,7 @@ def test_a_check_on_request() -> None:
         assert await client.list_kv_paths(source.address, timeout_s=10.0) == []
         await pool.aclose()
 
-    told(MeshShape(prefill=1, decode=1), story)
+    run_story(MeshShape(prefill=1, decode=1), story)
 
 
 @pytest.mark.parametrize("worker_id", ["decode-0", PREFILL])
@@ -198,7 +240,7 @@ def test_the_warm_up_leaves_nothing(worker_id: str) -> None:
             if worker_id != PREFILL:
                 assert bool(worker.engine.load().failing_kv_paths) is fails
 
-    told(MeshShape(prefill=1, decode=1), story)
+    run_story(MeshShape(prefill=1, decode=1), story)
 
 
 def test_a_prefill_worker_is_checked_before_it_registers(caplog: pytest.LogCaptureFixture) -> None:
@@ -229,4 +271,4 @@ def test_a_prefill_worker_is_checked_before_it_registers(caplog: pytest.LogCaptu
         assert mesh.world.clock.now() - began_s < 12.0
 
     with caplog.at_level(logging.INFO):
-        told(MeshShape(prefill=1, decode=1), story)
+        run_story(MeshShape(prefill=1, decode=1), story)

@@ -1,6 +1,7 @@
 """Each process of a mesh is killed, or stands still, at each step of a request: whoever waits gets a right answer."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -9,9 +10,11 @@ from kvmesh.errors import WORKER_LOST_TWICE
 from kvmesh.simulation.faulty_engine import Die
 from services.frontend.pipeline.request import Request
 from services.router.core_settings import CoreSettings
-from tests.simulation.frontend import MODEL
-from tests.simulation.ledger import Ledger, Phase
-from tests.simulation.mesh import MeshShape, SimulatedMesh, default_engine
+from services.simulation.frontend import MODEL
+from services.simulation.ledger import Ledger, Phase
+from services.simulation.mesh import MeshShape, SimulatedMesh, default_engine
+from services.simulation.requests import make_request
+from services.simulation.schedule import RequestPlan
 from tests.virtual_loop import VirtualLoop, run_virtual
 
 PHASES = (Phase.ASKING, Phase.PREFILLING, Phase.SUBMITTED, Phase.DECODING)
@@ -104,6 +107,7 @@ def test_a_frontend_that_is_killed_leaves_nothing(phase: Phase) -> None:
             ledgers = [mesh.begin(request(f"r{i}", i, choices=1 + i % 2)) for i in range(8)]
             while all(each.phase < phase for each in ledgers):
                 await mesh.world.clock.sleep(0.0002)
+            mesh.frontend.is_alive = False
             await mesh.frontend._channels.aclose()
             for task in mesh._requests.values():
                 task.cancel()
@@ -150,6 +154,82 @@ def test_a_request_that_kills_engines_kills_two(phase: Phase, is_whole: bool) ->
     for each in others:
         shared = {decode for _, decode in each.placements} >= {decode for _, decode in poison.placements}
         assert each.outcome == "answered" or (shared and each.outcome == WORKER_LOST_TWICE)
+
+
+async def kill_under(mesh: SimulatedMesh, ledger: Ledger, tokens: Sequence[int]) -> None:
+    """Kills the decode worker of each placement of a request as soon as so many tokens of the answer have arrived and its leg is there."""
+    name = f" submit {ledger.request.request_id}-0"
+    for number, count in enumerate(tokens, 1):
+        while not ledger.outcome:
+            await mesh.world.clock.sleep(0.0002)
+            if sum(name in line for line in mesh.world.trace.lines) == number and ledger.tokens >= count:
+                await mesh.kill(ledger.placements[-1][1])
+                break
+
+
+KILLS = {
+    "poison at the first token": ((0, 0, 0), WORKER_LOST_TWICE, 2),
+    "poison at a later token": ((8, 8, 8, 8), WORKER_LOST_TWICE, 3),
+    "chance, between tokens": ((8, 16), "answered", 3),
+    "chance, then before a token": ((8, 8), "answered", 3),
+    "chance, then between tokens": ((0, 8), "answered", 3),
+}
+
+
+@pytest.mark.parametrize("case", KILLS)
+def test_poison_is_told_from_chance(case: str) -> None:
+    """Whole processes are killed under a request. Two that generated no token of it end it; others do not count."""
+    tokens, outcome, placements = KILLS[case]
+
+    async def main() -> tuple[Ledger, list[str]]:
+        mesh = SimulatedMesh(15, MeshShape(prefill=1, decode=5, routers=2, engine=default_engine(lease_s=5.0)))
+        try:
+            await mesh.start()
+            ledger = mesh.begin(request("killed", 99))
+            await kill_under(mesh, ledger, tokens)
+            await mesh.idle()
+            return ledger, mesh.problems()
+        finally:
+            await mesh.aclose()
+
+    ledger, problems = run_virtual(main())
+    assert not problems
+    assert (ledger.outcome, len(ledger.placements)) == (outcome, placements)
+
+
+@pytest.mark.parametrize("target", ["prefill", "decode"])
+@pytest.mark.parametrize("away_s", [4.0, 9.0])
+@pytest.mark.parametrize("is_process", [True, False], ids=["pause", "partition"])
+def test_a_request_with_a_constraint_waits_for_a_silent_worker(target: str, away_s: float, is_process: bool) -> None:
+    """It is answered, and no other worker of the role gets it."""
+
+    async def main() -> tuple[Ledger, list[str]]:
+        mesh = SimulatedMesh(16, MeshShape(prefill=2, decode=3, routers=2, engine=default_engine(lease_s=5.0)))
+        plan = RequestPlan(request_id="constrained", at_s=0.0, tail_tokens=300, max_tokens=60, has_tools=True)
+        try:
+            await mesh.start()
+            ledger = mesh.begin(make_request(plan, 16))
+            while ledger.phase < Phase.PREFILLING:
+                await mesh.world.clock.sleep(0.0002)
+            name = target_of(mesh, target, ledger)
+            if is_process:
+                mesh.world.pause(name)
+            else:
+                mesh.partition(name)
+            await mesh.world.clock.sleep(away_s)
+            if is_process:
+                mesh.world.resume(name)
+            else:
+                mesh.heal(name)
+            await mesh.idle()
+            return ledger, mesh.problems()
+        finally:
+            await mesh.aclose()
+
+    ledger, problems = run_virtual(main())
+    assert not problems
+    assert ledger.outcome == "answered"
+    assert len({placement[target == "decode"] for placement in ledger.placements}) == 1
 
 
 @pytest.mark.parametrize("still_s", [3.0, 20.0])

@@ -10,10 +10,10 @@ import pytest
 from kvmesh.core import SamplingParams
 from kvmesh.simulation.faulty_engine import LoseKv
 from services.frontend.pipeline.request import Request
-from tests.simulation.frontend import MODEL
-from tests.simulation.ledger import Ledger
-from tests.simulation.load import CANCEL_PHASES
-from tests.simulation.mesh import MeshShape, SimulatedMesh, default_engine
+from services.simulation.frontend import MODEL
+from services.simulation.ledger import Ledger
+from services.simulation.load import CANCEL_PHASES
+from services.simulation.mesh import MeshShape, SimulatedMesh, default_engine
 from tests.simulation.runs import Report, run
 from tests.virtual_loop import run_virtual
 
@@ -200,7 +200,7 @@ def test_a_failed_run_names_its_command() -> None:
         mesh.workers["decode-0"].engine.scheduler.pool.allocate(1)
 
     with pytest.raises(
-        AssertionError, match=r"decode-0: blocks .*\n.*python -m tests.simulation --seed 5 --requests 3"
+        AssertionError, match=r"(?s)decode-0: blocks .*\n.*python -m tests.simulation --seed 5 --requests 3"
     ):
         run(5, 3, script=leave_something).check()
 

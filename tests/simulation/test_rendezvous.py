@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.simulation.ledger import Phase
-from tests.simulation.load import CANCEL_PHASES
-from tests.simulation.mesh import SimulatedMesh
+from services.simulation.ledger import Phase
+from services.simulation.load import CANCEL_PHASES
+from services.simulation.mesh import SimulatedMesh
 from tests.simulation.runs import run
 from tests.simulation.test_mesh import hash_elsewhere
 

@@ -6,8 +6,8 @@ from collections import Counter
 from kvmesh.core import Role, SamplingParams
 from services.frontend.pipeline.request import Request
 from services.router.settings import RouterSettings
-from tests.simulation.frontend import MODEL
-from tests.simulation.mesh import FORGOTTEN_S, MeshShape, SimulatedMesh
+from services.simulation.frontend import MODEL
+from services.simulation.mesh import FORGOTTEN_S, MeshShape, SimulatedMesh
 from tests.virtual_loop import run_virtual
 
 REPLACED = 10
@@ -51,6 +51,12 @@ class Story:
         await self.mesh.world.clock.sleep(FORGOTTEN_S)
         for known in (self.mesh.dead, self.mesh.ledgers, self.mesh._requests, self.mesh.world.trace.lines):
             known.clear()
+        # The simulation keeps the clock of every process, also of those that are gone.
+        clocks = self.mesh.world._clocks
+        for name in [
+            name for name in clocks if name.startswith(("prefill", "decode")) and name not in self.mesh.workers
+        ]:
+            del clocks[name]
         self.mesh.frontend.pipeline._router.asked.clear()  # type: ignore[attr-defined]
 
     async def _ask(self) -> None:

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from kvmesh.core import Role
-from tests.simulation.load import LOADS, plan_load
-from tests.simulation.mesh import MeshShape, SimulatedMesh
+from services.simulation.load import LOADS, plan_load
+from services.simulation.mesh import MeshShape, SimulatedMesh
 from tests.virtual_loop import run_virtual
 
 SHAPE = MeshShape(prefill=2, decode=2, routers=2)
@@ -57,6 +57,25 @@ def test_workers_change_roles_under_load(seed: int) -> None:
     run_virtual(play())
 
 
+def test_a_worker_that_dies_after_a_change_of_role_comes_back() -> None:
+    """The new process starts in its first role, with a count of changes that is smaller than that of the dead one."""
+
+    async def play() -> None:
+        mesh = SimulatedMesh(5, SHAPE)
+        await mesh.start()
+        await mesh.workers["prefill-1"].membership.set_role(Role.DECODE)
+        await mesh.world.clock.sleep(NOTICED_S)
+        await mesh.kill("prefill-1")
+        await mesh.start_worker("prefill-1", Role.PREFILL)
+        await mesh.world.clock.sleep(NOTICED_S)
+        for router in mesh.routers.values():
+            assert router.core.fleet.workers["prefill-1"].role is Role.PREFILL
+            assert not router.core.fleet.workers["prefill-1"].excluded_by
+        await mesh.aclose()
+
+    run_virtual(play())
+
+
 def _unused(mesh: SimulatedMesh, log: list[tuple[float, str, Role]]) -> list[tuple[float, str, Role]]:
     """Stays in a role, long enough to be noticed, in which the worker got no request."""
     found = []
@@ -71,3 +90,24 @@ def _unused(mesh: SimulatedMesh, log: list[tuple[float, str, Role]]) -> list[tup
         if len(placed) > 50 and not any(placed):
             found.append((began_s, name, role))
     return found
+
+
+def test_a_change_goes_on_without_its_caller() -> None:
+    """An operator's command that is interrupted leaves the engine and the registry with the same role."""
+
+    async def play() -> None:
+        mesh = SimulatedMesh(7, SHAPE)
+        await mesh.start()
+        asking = asyncio.create_task(mesh.workers["prefill-1"].membership.set_role(Role.DECODE))
+        await asyncio.sleep(0)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await mesh.world.clock.sleep(2 * NOTICED_S)
+        assert _role(mesh, "prefill-1") is Role.DECODE
+        for router in mesh.routers.values():
+            assert router.core.fleet.workers["prefill-1"].role is Role.DECODE
+            assert not router.core.fleet.workers["prefill-1"].excluded_by
+        await mesh.aclose()
+
+    run_virtual(play())

@@ -9,8 +9,8 @@ from kvmesh.simulation.faulty_engine import Stall
 from services.router.health.monitor import HealthSettings
 from services.router.health.wedge import WedgeSettings
 from services.router.settings import RouterSettings
-from tests.simulation.load import LOADS, plan_load
-from tests.simulation.mesh import MeshShape, SimulatedMesh
+from services.simulation.load import LOADS, plan_load
+from services.simulation.mesh import MeshShape, SimulatedMesh
 from tests.virtual_loop import run_virtual
 
 WAIT_S = 3.0

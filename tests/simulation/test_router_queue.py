@@ -1,7 +1,7 @@
 """More load than the workers may hold: requests wait in the router's queue, and every one ends as if there were no queue."""
 
+from services.simulation.mesh import SimulatedMesh
 from tests.simulation.faults import FAULT_AT_S, mixed
-from tests.simulation.mesh import SimulatedMesh
 from tests.simulation.runs import Report, run
 
 WAITING = 5

@@ -5,8 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.simulation.load import LOADS, plan_load
-from tests.simulation.mesh import MESHES, MeshShape, SimulatedMesh
+from kvmesh.core import Role
+from services.simulation.load import LOADS, plan_load
+from services.simulation.mesh import MESHES, MeshShape, SimulatedMesh
+from services.simulation.play import play as play_schedule
+from services.simulation.schedule import RequestPlan, Schedule, TimedFault, Topology
 from tests.virtual_loop import run_virtual
 
 KILLED_AT_S, AWAY_S = 3.0, 6.0
@@ -63,11 +66,78 @@ def test_a_frontend_that_never_had_a_router_refuses() -> None:
     async def play() -> None:
         mesh = SimulatedMesh(5, MeshShape(prefill=1, decode=1))
         await mesh.world.agent.start()
-        for frontend in mesh.frontends.values():
-            await frontend.start()
+        await mesh.start_worker("prefill-0", Role.PREFILL)
+        await mesh.start_worker("decode-0", Role.DECODE)
+        await mesh.frontend.start()
+        while not mesh.frontend.takes_requests:
+            await mesh.world.clock.sleep(0.1)
         (planned,) = plan_load(mesh.world.random("load"), 1, LOADS["calm"])
         ledger = await mesh.request(planned.request)
         assert ledger.outcome == "no_router"
         await mesh.aclose()
 
     run_virtual(play())
+
+
+def test_a_frontend_that_starts_beside_a_router_places_requests() -> None:
+    """The only router has left the registry and starts again. It waits for a worker whose blocks it cannot get; the frontend does not."""
+
+    async def play() -> None:
+        mesh = SimulatedMesh(6, MESHES["small"])
+        await mesh.start()
+        await mesh.routers["router-0"].aclose()
+        mesh.partition("prefill-0")
+        joining = asyncio.create_task(mesh.restart_router("router-0"))
+        await mesh.frontend.aclose()
+        await mesh.restart_frontend("frontend-0")
+        await mesh.world.clock.sleep(1.0)  # It finds the workers.
+        (planned,) = plan_load(mesh.world.random("load"), 1, replace(LOADS["calm"], cancelled_fraction=0.0))
+        ledger = await mesh.request(planned.request)
+        assert ledger.outcome == "answered"
+        assert not joining.done()
+        mesh.heal("prefill-0")
+        await joining
+        await mesh.aclose()
+
+    run_virtual(play())
+
+
+def test_a_router_that_joins_refuses_no_request() -> None:
+    """It is back at its address, which the registry still lists, and does not know the workers yet: the frontend does without it."""
+
+    async def play() -> None:
+        mesh = SimulatedMesh(6, MESHES["small"])
+        await mesh.start()
+        mesh.partition("prefill-0")  # The router waits for the blocks of this one.
+        await mesh.kill("router-0")
+        joining = asyncio.create_task(mesh.restart_router("router-0"))
+        ledgers = []
+        for planned in plan_load(mesh.world.random("load"), 40, replace(LOADS["calm"], cancelled_fraction=0.0)):
+            await mesh.world.clock.sleep(0.05)
+            ledgers.append(mesh.begin(planned.request))
+        assert not joining.done()
+        mesh.heal("prefill-0")
+        await joining
+        await mesh.idle()
+        assert {each.outcome for each in ledgers} == {"answered"}
+        await mesh.aclose()
+
+    run_virtual(play())
+
+
+@pytest.mark.parametrize("name", ["alone", "with-routers"])
+def test_a_router_that_starts_at_an_empty_registry_waits_for_workers(name: str) -> None:
+    """The registry has lost its state, and lists no worker yet. The router would refuse what the frontend can place."""
+    plans = tuple(
+        RequestPlan(request_id=f"r{i}", at_s=0.05 * i, family=i, tail_tokens=60, tail_seed=i, max_tokens=8)
+        for i in range(60)
+    )
+    routers = 1 if name == "alone" else 2
+    faults = (
+        *(TimedFault(at_s=0.4, kind="kill", target=f"router-{i}", duration_s=1.0) for i in range(routers)),
+        TimedFault(at_s=0.5, kind="registry-empty", target="registry", duration_s=0.8),
+    )
+    topology = Topology(prefill=1, decode=2, routers=routers, frontends=1)
+    outcome = play_schedule(Schedule(seed=4, topology=topology, requests=plans, faults=faults))
+    assert not outcome.problems, outcome.problems
+    assert outcome.outcomes == {"answered": 60}

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench import beside_engine
 from bench.cancel import Side
 from bench.figures import LoadReport, percentiles
 from bench.loops import arrive, closed_loop, open_loop, poisson
@@ -336,3 +337,21 @@ async def test_a_load_watch_that_ends_fails_whoever_waits_for_a_load() -> None:
         with pytest.raises(MeshError):
             await side.until(lambda load: False)
         await watching
+
+
+def test_one_system_beside_another_in_parts() -> None:
+    """A run that measured one of the systems only shows its figures, and their ratio is that of the medians once both are there."""
+    point = {
+        "system": "kvmesh",
+        "streams": 8,
+        "tokens_per_s": 30.0,
+        "ttft_ms": {"p50": 2.0},
+        "gap_ms": {"p50": 1.0},
+        "server_cpu_s_per_1k_tokens": 1.0,
+        "rss_mib": {"a": 1.0, "b": 2.0},
+        "errors": 0,
+        "others_cores": 0.5,
+    }
+    assert "30 / - " in beside_engine.table([point])
+    both = [point, {**point, "tokens_per_s": 50.0}, {**point, "system": "own server", "tokens_per_s": 20.0}]
+    assert "40 / 20 = 2.00" in beside_engine.table(both)

@@ -3,7 +3,8 @@
 import pytest
 
 from bench.planner.dynamo import decode_capacity, decode_change, forward_s, prefill_capacity, prefill_change, replicas
-from bench.planner.others import Oracle, desired
+from bench.planner.optimal import Planned, cheapest, cheapest_constant, least_missed, prefill_pool, share_within
+from bench.planner.others import TrueLoad, desired
 from kvmesh.core.planning import Targets
 from services.planner.sizing.speed import Speed
 from services.whatif.traces import TraceRequest
@@ -75,11 +76,38 @@ def test_the_threshold_scaler_is_kubernetes():
     assert desired(2, 0.0, target=0.1) == 1
 
 
-def test_the_oracle_is_ready_before_the_load_comes():
-    """A burst from 100 s on: it starts workers 30 s earlier."""
-    trace = [TraceRequest(at_s=i * (1.0 if i < 100 else 0.0), prompt_tokens=1000, output_tokens=10) for i in range(100)]
-    trace += [TraceRequest(at_s=100 + i / 40, prompt_tokens=1000, output_tokens=10) for i in range(1600)]
+def burst() -> list[TraceRequest]:
+    """One request per second, and 40 per second for 40 s from 100 s on."""
+    trace = [TraceRequest(at_s=float(i), prompt_tokens=1000, output_tokens=10) for i in range(100)]
+    return trace + [TraceRequest(at_s=100 + i / 40, prompt_tokens=1000, output_tokens=10) for i in range(1600)]
+
+
+def test_pools_for_the_true_load_are_ready_before_it_comes():
+    """A burst from 100 s on: workers start 30 s earlier."""
     targets = Targets(model="m", ttft_s=2.0, itl_s=0.05)
-    oracle = Oracle(trace, targets, Speed(), factor=1.0, start_s=30.0, hit_rate=0.0)
-    assert oracle.first.prefill_workers == 1
-    assert oracle.peak().prefill_workers >= 4
+    policy = TrueLoad(burst(), targets, Speed(), start_s=30.0, hit_rate=0.0)
+    assert policy.first.prefill_workers == 1
+    assert policy.peak().prefill_workers >= 4
+
+
+def test_the_oracle_is_cheaper_than_any_constant_pool_and_keeps_its_share():
+    """One worker before the burst, about the work of the burst in it, and at least the wanted share of the requests in the model."""
+    trace, targets = burst(), Targets(model="m", ttft_s=2.0, itl_s=0.05)
+    pool = prefill_pool(trace, targets, Speed(), hit_rate=0.0, workers_max=10)
+    constant = cheapest_constant(pool, share=0.95, requests=len(trace))
+    plan = cheapest(pool, share=0.95, requests=len(trace), start_s=30.0)
+    assert share_within(pool, plan, len(trace)) >= 0.95
+    assert set(plan[:19]) == {1}
+    assert 4 <= max(plan) <= constant
+    assert sum(plan) < constant * len(plan)
+    assert Planned(prefill=plan, decode=[1] * len(plan), start_s=30.0).first.prefill_workers == 1
+
+
+def test_what_is_missed_before_workers_that_start_serve():
+    """40 prompts per second of 0.108 s each on one worker: the first second is in time, and nearly all of the other 29 s are not."""
+    targets = Targets(model="m", ttft_s=2.0, itl_s=0.05)
+    options = {"hit_rate": 0.0, "start_s": 30.0}
+    one, two = (least_missed(burst(), targets, Speed(), workers=workers, **options) for workers in (1, 2))
+    assert one == pytest.approx(29.5 * 40 / 1700, rel=0.02)
+    assert two < one
+    assert least_missed(burst(), targets, Speed(), workers=5, **options) == 0.0

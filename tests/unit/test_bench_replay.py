@@ -38,11 +38,13 @@ def test_the_same_tokens_are_cached_as_in_the_simulated_engine(prompts: list[tup
 
 def _replayed(prompts: list[list[int]], steps: list[int]) -> list[int]:
     shape = EngineShape(block_tokens=BLOCK, kv_blocks=200, speed=Speed(step_tokens_max=BUDGET))
-    engine = ReplayEngine("w", shape, lambda job, now_s: engine.decode(job, now_s), lambda job, now_s: None)
+    engine = ReplayEngine(
+        "w", shape, on_prompt=lambda job, now_s: engine.decode(job, now_s), on_done=lambda job, now_s: None
+    )
     jobs = []
     for i, prompt in enumerate(prompts):
         trace = TraceRequest(at_s=0.0, prompt_tokens=len(prompt), output_tokens=1)
-        jobs.append(Job(i, trace, tuple(block_hashes(prompt, BLOCK)), 0.0, decode=engine))
+        jobs.append(Job(ask_id=i, trace=trace, names=tuple(block_hashes(prompt, BLOCK)), arrived_s=0.0, decode=engine))
     for step in range(200):
         for job, at in zip(jobs, steps, strict=True):
             if at == step:

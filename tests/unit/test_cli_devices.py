@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from kvmesh.cli.gpu_plan import place_on_gpus, weight_bytes
 from kvmesh.cli.nvidia import Driver, NvidiaDevice, parse_smi, visible_devices
 from kvmesh.cli.plan import plan_mesh
 from kvmesh.cli.up_settings import UpSettings, mesh_shape, worker_groups
+from kvmesh.engines.sglang.registration import SGLANG, installed_build, rank_devices
+from kvmesh.engines.sglang.settings import SglangSettings
 from kvmesh.engines.vllm.registration import VLLM
 from kvmesh.errors import InvalidRequestError
 from kvmesh.settings import load
@@ -129,9 +132,11 @@ def gpu(index: int, gibibytes: int = 80) -> NvidiaDevice:
     return NvidiaDevice(index=index, uuid=f"GPU-{index}aaa", name="H100", memory_bytes=gibibytes * GIB)
 
 
-def placed_on(driver: Driver, asked: UpSettings, visible: str | None = None, model: Path = Path("hub/model")):  # type: ignore[no-untyped-def]
+def placed_on(  # type: ignore[no-untyped-def]
+    driver: Driver, asked: UpSettings, visible: str | None = None, model: Path = Path("hub/model"), engine=VLLM
+):
     return place_on_gpus(
-        VLLM,
+        engine,
         driver,
         worker_groups(asked),
         visible=visible,
@@ -155,6 +160,40 @@ def test_the_flags_of_a_worker() -> None:
     assert decode.env == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     assert places.lines[0] == "4 GPUs by NVML (driver 580.1, CUDA 13.0): 4 x H100"
     assert [line.split()[:3] for line in places.lines[2:4]] == [["prefill-0", "4", "5"], ["decode-0", "6", "7"]]
+
+
+def test_the_flags_of_an_sglang_worker() -> None:
+    """Any GPUs, not only neighbours, and a smaller part of the memory than vLLM's, since SGLang's part has no room for activations."""
+    driver = Driver(devices=[gpu(number) for number in range(4)], distances={(0, 2): 1, (1, 3): 1})
+    asked = settings("--engine sglang --prefill 1 --decode 1 --tensor-parallel 2")
+    places = placed_on(driver, asked, engine=SGLANG)
+    prefill, decode = plan_mesh(mesh_shape(asked, "http://127.0.0.1:1", places)).workers
+    assert flags(prefill.argv, "--sglang-device-ids") == ["0,2"]
+    assert flags(decode.argv, "--sglang-device-ids") == ["1,3"]
+    assert flags(decode.argv, "--sglang-tensor-parallel-size") == ["2"]
+    assert flags(decode.argv, "--sglang-gpu-memory-fraction") == ["0.85"]
+
+
+def test_the_gpus_of_sglangs_ranks() -> None:
+    ranks = SglangSettings(model="any", data_parallel_size=2, tensor_parallel_size=2)
+    assert [rank_devices(ranks, rank) for rank in (0, 1)] == [("0", "1"), ("2", "3")]
+    chosen = replace(ranks, device_ids=("3", "1", "0", "2"))
+    assert [rank_devices(chosen, rank) for rank in (0, 1)] == [("3", "1"), ("0", "2")]
+    assert replace(ranks, device_ids=("3", "1")).device_of(1) == 1
+    with pytest.raises(InvalidRequestError, match="must name 4 GPUs"):
+        rank_devices(replace(ranks, device_ids=("0",)), 0)
+    with pytest.raises(InvalidRequestError, match="positions"):
+        SglangSettings(model="any", device_ids=("GPU-0",))
+
+
+@pytest.mark.parametrize(("torch", "build"), [("2.13.0+cpu", "cpu"), ("2.13.0", "gpu"), ("", "")])
+def test_sglangs_build_is_that_of_its_environments_torch(tmp_path: Path, torch: str, build: str) -> None:
+    packages = tmp_path / "lib" / "python3.11" / "site-packages"
+    packages.mkdir(parents=True)
+    assert installed_build(str(tmp_path / "bin" / "python")) == ""
+    for name in ("sglang-0.5.23", *([f"torch-{torch}"] if torch else [])):
+        (packages / f"{name}.dist-info").mkdir()
+    assert installed_build(str(tmp_path / "bin" / "python")) == build
 
 
 def flags(argv, name):  # type: ignore[no-untyped-def]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvmesh.cli.explain import _joined, main, render, request_id_in
+from kvmesh.cli.explain import main, render
 from kvmesh.cli.status import worker_row
 from kvmesh.core import (
     Candidate,
@@ -27,6 +27,7 @@ from kvmesh.rpc.codec.router import (
     to_explanation,
     to_worker_view,
 )
+from kvmesh.rpc.router.explanations import join_explanations, request_id_in
 
 
 def worker(name: str, rank: int | None = None) -> WorkerRef:
@@ -104,7 +105,7 @@ def test_each_placement_of_a_request_is_shown():
         earlier=(failed,), prompt_tokens=640,
     )  # fmt: skip
     newest = replace(EXPLANATION, attempt=2, prompt_tokens=640, reports=())
-    joined, router_id = _joined([(refused, "router-0"), (newest, "router-1")])
+    joined, router_id = join_explanations([(refused, "router-0"), (newest, "router-1")])
     assert router_id == "router-1"
     assert render(joined, router_id, 20).splitlines()[:4] == [
         "request   abc",

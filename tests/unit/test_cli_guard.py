@@ -38,7 +38,8 @@ print(os.getpid(), os.read(reader, 20).decode(), sep="\\n", flush=True)
 {end}
 """
 """A program with a grandchild in a session of its own, which no signal but SIGKILL ends and whose parent has ended."""
-WAIT = "time.sleep(600)"
+WAIT = "while True: time.sleep(0.1)"
+"""Python sees a signal between two sleeps; one that arrives just before a sleep does not end it."""
 
 
 def is_running(pid: int) -> bool:

@@ -1,12 +1,13 @@
-"""`kvmesh top` as text: rates, and what a terminal gets."""
+"""`kvmesh top` as text: rates, and names that a terminal must not obey. tests/ui/test_top.py tests the application."""
 
 from dataclasses import replace
 
 import pytest
 
 from kvmesh.cli.__main__ import main as run_command
-from kvmesh.cli.top import main, render_sample, sample_of, screen
+from kvmesh.cli.top import main, render_rows, rows_of
 from kvmesh.core import LoadRecord, Role, WorkerRef, WorkerView
+from kvmesh.rpc.mesh.rows import by_name
 
 LOAD = LoadRecord(
     worker_id="d1",
@@ -30,8 +31,8 @@ def view(load: LoadRecord | None, *, name: str = "d1", rank: int | None = None, 
 
 def cells(before: LoadRecord | None, now: LoadRecord | None) -> list[str]:
     """The cells of the only row."""
-    earlier = {} if before is None else sample_of([view(before)])
-    return render_sample(sample_of([view(now)]), earlier).splitlines()[1].split()
+    earlier = {} if before is None else by_name(rows_of([view(before)]))
+    return render_rows(rows_of([view(now)], earlier)).splitlines()[1].split()
 
 
 def test_rates_are_changes_by_the_workers_own_clock() -> None:
@@ -54,7 +55,7 @@ def test_a_record_that_is_shown_twice_has_no_rate() -> None:
 def test_workers_without_a_record_and_excluded_ones_have_a_row_each() -> None:
     """In the order of their names; ranks of one worker are told apart."""
     views = [view(None, name="d2", excluded_by="silent"), view(LOAD, rank=1), view(LoadRecord(), rank=0)]
-    rows = [line.split() for line in render_sample(sample_of(views), {}).splitlines()[1:]]
+    rows = [line.split() for line in render_rows(rows_of(views)).splitlines()[1:]]
     assert rows == [
         ["d1/0", "decode", "0", "0", "-", "-", "-", "-", "-"],
         ["d1/1", "decode", "3", "2", "25%", "-", "-", "25%", "-"],
@@ -62,9 +63,11 @@ def test_workers_without_a_record_and_excluded_ones_have_a_row_each() -> None:
     ]
 
 
-def test_a_small_terminal_shows_what_fits() -> None:
-    """Nothing wraps or scrolls, so that the next table covers this one."""
-    assert screen("abcdef\nb\nc\nd", columns=3, lines=3) == "\x1b[Habc\x1b[K\nb\x1b[K\n\x1b[J"
+def test_a_terminal_obeys_no_name() -> None:
+    """A worker's id with an escape sequence, which would clear the screen or write the title."""
+    text = render_rows(rows_of([view(LOAD, name="d1\x1b[2J\x9b\r")]))
+    assert text.isprintable() or set(text) - {"\n"} <= set(filter(str.isprintable, text))
+    assert "d1\ufffd[2J" in text
 
 
 def test_bad_command_lines_and_no_mesh_are_a_line(capsys, monkeypatch, tmp_path) -> None:

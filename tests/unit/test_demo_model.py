@@ -212,7 +212,7 @@ def test_transformers_renders_the_same(chat: Chat) -> None:
         ("Hello", "Hello! How can I help you today?"),
         ("What is the capital of France?", "The capital of France is Paris."),
         ("Repeat after me: I like bread and cheese.", "I like bread and cheese."),
-        pytest.param("List three colours.", "1. red\n2. blue\n3. green", marks=NOT_YET),
+        ("List three colours.", "1. red\n2. blue\n3. green"),
     ],
 )
 def test_first_questions_are_answered(chat: Chat, question: str, expected: str) -> None:
@@ -224,9 +224,7 @@ def test_first_questions_are_answered(chat: Chat, question: str, expected: str) 
     ("question", "expected"),
     [
         ("What is 2 + 3?", "2 + 3 = 5."),
-        pytest.param(
-            "Repeat after me: The red boat is in the harbour.", "The red boat is in the harbour.", marks=NOT_YET
-        ),
+        ("Repeat after me: The red boat is in the harbour.", "The red boat is in the harbour."),
     ],
 )
 def test_sums_and_repeats_are_answered(chat: Chat, question: str, expected: str) -> None:
@@ -242,8 +240,8 @@ def test_json_answer_parses(chat: Chat) -> None:
 @pytest.mark.parametrize(
     ("question", "name", "city"),
     [
-        pytest.param("What is the weather in Paris?", "get_weather", "Paris", marks=NOT_YET),
-        ("What time is it in Oslo?", "get_time", "Oslo"),
+        ("What is the weather in Paris?", "get_weather", "Paris"),
+        pytest.param("What time is it in Oslo?", "get_time", "Oslo", marks=NOT_YET),
     ],
 )
 def test_tool_call_names_the_right_tool(chat: Chat, question: str, name: str, city: str) -> None:

@@ -8,7 +8,7 @@ from kvmesh.core.fence import Fence
 from kvmesh.discovery.leader import LeaderElection, read_leader
 from kvmesh.errors import UnsupportedError
 from kvmesh.simulation.registry import MemoryAgent
-from tests.simulation.world import VirtualClock
+from services.simulation.world import VirtualClock
 from tests.virtual_loop import run_virtual
 
 KEY = "kvmesh/planner/leader"
@@ -17,7 +17,7 @@ TTL_S = 10.0
 
 def member(agent: MemoryAgent, name: str, clock: VirtualClock) -> tuple[LeaderElection, "asyncio.Task[None]", object]:
     registry = agent.registry()
-    election = LeaderElection(registry, KEY, name, clock, ttl_s=TTL_S)
+    election = LeaderElection(registry, KEY, member_id=name, clock=clock, ttl_s=TTL_S)
     return election, asyncio.create_task(election.run()), registry
 
 
@@ -76,6 +76,31 @@ def test_a_member_that_stands_still_stops_leading_before_another_begins() -> Non
         with pytest.raises(UnsupportedError) as refusal:
             fence.check(token)
         assert (refusal.value.reason, refusal.value.field) == ("not_leader", "fencing_token")
+        await ended(second_task)
+        await agent.aclose()
+
+    run_virtual(play())
+
+
+def test_tokens_grow_over_a_lost_registry_and_a_slow_clock() -> None:
+    """The registry forgets the token, and the clock of the next leader is a day behind: it has seen the earlier token."""
+
+    async def play() -> None:
+        clock, slow = VirtualClock(), VirtualClock()
+        slow.skew_s = -86_400.0
+        agent = MemoryAgent(clock=clock)
+        await agent.start()
+        first, first_task, _ = member(agent, "a", clock)
+        await clock.sleep(1)
+        second, second_task, _ = member(agent, "b", slow)
+        await clock.sleep(5)
+        token = first.fencing_token
+        await ended(first_task)
+        agent.lose_state()
+        while not second.is_leader:
+            assert clock.now() < 60
+            await clock.sleep(0.1)
+        assert second.fencing_token > token > 0
         await ended(second_task)
         await agent.aclose()
 

@@ -64,18 +64,31 @@ def test_critical_members_pass_after_an_outage() -> None:
 
 @pytest.mark.parametrize(
     "returned",
-    [
-        member("a"),
-        member("a", health=Health.CRITICAL, epoch="2"),
-        replace(member("a", health=Health.CRITICAL), port=2),
-    ],
+    [member("a", health=Health.CRITICAL, epoch="2"), replace(member("a", health=Health.CRITICAL), port=2)],
 )
-def test_a_member_that_returned_is_not_held(returned: Instance) -> None:
-    """The registry is believed again for a member that passes, moved or was replaced."""
+def test_a_member_that_was_replaced_is_not_held(returned: Instance) -> None:
+    """The registry is believed for a member that moved or was replaced."""
     members = after_outage(A, B)
     members.on_view(view(), 2.0)
     assert members.on_view(view(returned), 3.0).instances == (returned, B)
     assert members.on_view(view(), 4.0).instances == (B,)
+
+
+@pytest.mark.parametrize("lost", [(), (member("a", health=Health.CRITICAL),)])
+def test_a_member_is_held_after_the_registry_listed_it_as_before(lost: tuple[Instance, ...]) -> None:
+    """A restarted agent repeats the servers' state and then writes its own, in which no check has passed yet or nothing is registered."""
+    members = after_outage(A)
+    assert members.on_view(view(A), 2.0).instances == (A,)
+    assert members.on_view(view(*lost), 2.1).instances == (A,)
+    assert members.on_time(2.0 + HOLD_S) == view(*lost)
+
+
+def test_a_member_that_drained_and_left_is_not_held() -> None:
+    """A worker that ends in order during the hold is gone at once."""
+    members = after_outage(A, B)
+    marked = replace(A, is_draining=True)
+    assert members.on_view(view(marked, B), 2.0).instances == (marked, B)
+    assert members.on_view(view(B), 3.0).instances == (B,)
 
 
 def test_without_an_outage_nothing_is_held() -> None:

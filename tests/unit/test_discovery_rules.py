@@ -97,6 +97,18 @@ def test_watch_passes_on_changes_only() -> None:
     assert watching.on_response(9, [instance("b")]) is not None
 
 
+def test_a_registry_that_lost_its_state_was_away() -> None:
+    """Also for a process that was paused meanwhile, so that no query failed: what it knew stays, marked stale, until the next answer."""
+    watching = WatchState("s")
+    watching.on_response(7, [instance("a")])
+    lost = watching.on_response(2, [])
+    assert lost is not None
+    assert (lost.is_stale, lost.instances) == (True, (instance("a"),))
+    fresh = watching.on_response(2, [])
+    assert fresh is not None
+    assert (fresh.is_stale, fresh.instances) == (False, ())
+
+
 def test_watch_marks_stale_once_and_is_fresh_after() -> None:
     """An outage is told once with the last good view; the same view after it is news again."""
     watching = WatchState("s")

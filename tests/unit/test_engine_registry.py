@@ -3,15 +3,25 @@
 import re
 from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import kvmesh.engines
 from kvmesh.cli.up_settings import DEMO_MODEL
 from kvmesh.clock import SystemClock
-from kvmesh.core import Role
-from kvmesh.core.sampling import RANGES
+from kvmesh.core import Role, SamplingParams
+from kvmesh.engines import sampling_names
 from kvmesh.engines.registry import ENGINES
+from kvmesh.engines.sampling_names import (
+    SAMPLING_NAMES,
+    TRANSLATED,
+    EngineName,
+    Names,
+    Refused,
+    copied_arguments,
+)
+from kvmesh.errors import UnsupportedError
 from kvmesh.settings import SettingsError, load
 from kvmesh.worker.host import make_engine
 from kvmesh.worker.settings import HostSettings
@@ -53,9 +63,26 @@ def test_a_pull_ends_before_its_lease() -> None:
         settings("simulated", KVMESH_KV_LEASE_S="5")
 
 
-@pytest.mark.parametrize("name", [name for name in ENGINES if name != "simulated"])
-def test_an_engine_translates_or_refuses_every_number_of_a_request(name: str) -> None:
-    """A parameter that the adapter does not name would be ignored without a word. The simulated engine has no probabilities."""
+def test_every_sampling_parameter_has_a_row_of_names() -> None:
+    """A parameter without one would be ignored without a word. The simulated engine has no probabilities."""
+    assert SAMPLING_NAMES.keys() == {each.name for each in fields(SamplingParams)}
+    assert {each.name for each in fields(Names)} == set(ENGINES) - {"simulated"} == set(get_args(EngineName))
+
+
+@pytest.mark.parametrize("name", get_args(EngineName))
+def test_an_adapter_names_every_parameter_that_it_translates(name: str) -> None:
     sources = (Path(kvmesh.engines.__path__[0]) / name).rglob("*.py")
     named = set(re.findall(r"\w+", "\n".join(path.read_text(encoding="utf-8") for path in sources)))
-    assert not RANGES.keys() - named
+    assert not {each for each, row in SAMPLING_NAMES.items() if getattr(row, name) is TRANSLATED} - named
+
+
+def test_a_given_value_is_copied_under_the_engines_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And refused by an engine that lacks it, by name; the values that a request does not give are neither."""
+    copied = copied_arguments("sglang", SamplingParams(temperature=0.0, presence_penalty=0.5, top_k=3))
+    assert copied == {"temperature": 0.0, "presence_penalty": 0.5, "ignore_eos": False}
+    row = {"presence_penalty": Refused("this engine has no penalties")}
+    monkeypatch.setitem(sampling_names._REFUSED, "sglang", row)  # type: ignore[misc]
+    copied_arguments("sglang", SamplingParams(temperature=0.0))
+    with pytest.raises(UnsupportedError, match="no penalties") as caught:
+        copied_arguments("sglang", SamplingParams(presence_penalty=0.5))
+    assert caught.value.field == "generation.sampling.presence_penalty"

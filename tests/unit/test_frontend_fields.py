@@ -11,19 +11,19 @@ from kvmesh.core.sampling import RANGES
 from kvmesh.errors import InvalidRequestError, MeshError, UnsupportedError
 from services.frontend.api.openai.chat_request import ChatRequest
 from services.frontend.api.openai.sampling import CommonSampling, SamplingFields, sampling_params
-from services.frontend.api.request_body import Body, FieldError, read_body, refuse_fields, refused
+from services.frontend.api.request_body import Body, FieldError, RefusingBody, read_body, refused
 
 
 class Text(Body, kw_only=True, tag_field="type", tag="text"):
     text: str
 
 
-class Other(Body, kw_only=True, tag_field="type", tag="other"):
+class Other(RefusingBody, kw_only=True, tag_field="type", tag="other"):
     name: Literal["a", "b"] | None = None
     sealed: Annotated[Any, refused("nobody can open it", "", [])] = None
 
     def __post_init__(self) -> None:
-        refuse_fields(self)
+        super().__post_init__()
         if self.name == "b":
             raise FieldError("name", "must not be b here")
 

@@ -1,6 +1,7 @@
 """The request path on virtual time, with fake clients of the mesh: phases, failures, cancels."""
 
 import asyncio
+import copy
 import gc
 import random
 from collections.abc import Callable, Sequence
@@ -35,8 +36,10 @@ from services.frontend.models import ServedModel
 from services.frontend.pipeline.choice_sink import ChoiceSink
 from services.frontend.pipeline.continuation import CANNOT_CONTINUE
 from services.frontend.pipeline.embed import EmbedRequest
+from services.frontend.pipeline.losses import LostWorkers
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.request import Conversation, Ending, Request, RequestResult
+from services.frontend.settings import HedgeSettings, RetryBudgetSettings
 from tests.frontend_mesh import (
     FakeLink,
     FakeMesh,
@@ -338,6 +341,19 @@ def test_a_refused_submission_gives_the_handle_back(mesh: FakeMesh, model: Serve
     assert mesh.released == ["r-0p"]
 
 
+@pytest.mark.parametrize(
+    ("error", "released"), [(OverloadedError("x"), ["r-0p"]), (UnavailableError("x"), ["r-0p"]), (LostError("x"), [])]
+)
+def test_a_leg_that_the_worker_rejects_gives_the_handle_back(
+    mesh: FakeMesh, model: ServedModel, error: MeshError, released: list[str]
+) -> None:
+    """The worker has not used it. One that was lost may still read the KV, so there the lease frees it."""
+    mesh.faults = Faults(leg_after=0, leg_error=error)
+    _, answer = run(mesh, model, a_request())
+    assert isinstance(answer, RequestResult), answer
+    assert mesh.released == released
+
+
 def test_attempts_are_bounded(mesh: FakeMesh, model: ServedModel) -> None:
     """After placement_attempts rejections, or worker_losses_max lost workers, the client gets the failure."""
     mesh.faults = Faults(prefill=[UnavailableError("x", where=f"p{i}") for i in range(9)])
@@ -604,6 +620,155 @@ def test_an_answer_of_which_the_client_has_nothing_begins_anew(
     assert len(mesh.asks) == 3
 
 
+HEDGES = HedgeSettings(share_max=0.25, after_s_min=0.02, samples_min=4)
+
+
+def run_hedged(
+    mesh: FakeMesh, model: ServedModel, change: Callable[[], None], *, requests: int = 1
+) -> tuple[list[Heard], Pipeline]:
+    """Runs eight requests whose prompts take 10 ms, then `requests` after the change. Checks that nothing is left."""
+    mesh.expected_ttft_s = 0.01
+    heard = [Heard() for _ in range(8 + requests)]
+    pipelines: list[Pipeline] = []
+
+    async def main() -> None:
+        pipelines.append(make_pipeline(mesh, StaticModels([model]), hedge=HEDGES))
+        for number, each in enumerate(heard):
+            if number == 8:
+                change()
+            await ask(pipelines[0], a_request(request_id=f"r{number}"), each)
+        await asyncio.sleep(1.0)
+
+    run_virtual(main())
+    assert not mesh.running and not mesh.handles
+    assert sorted(ask_id for ask_id, _ in mesh.settled()) == list(range(1, len(mesh.asks) + 1))
+    assert all(each.token_ids == heard[0].token_ids for each in heard)
+    return heard, pipelines[0]
+
+
+def test_a_slow_prompt_is_sent_to_a_second_prefill_worker(mesh: FakeMesh, model: ServedModel) -> None:
+    """The second one answers, the first leg is cancelled, and each placement is settled once: the tokens are the same."""
+
+    def change() -> None:
+        mesh.faults.prefill_s_of["p0"] = 30.0
+
+    _, pipeline = run_hedged(mesh, model, change)
+    hedge = mesh.asks[-1]
+    assert (hedge.request_id, hedge.excluded_worker_ids, hedge.pinned_decode_worker_id) == ("r8.hedge", ("p0",), "d0")
+    assert mesh.cancelled == ["r8-0p"]
+    settled = dict(mesh.settled())
+    assert (settled[9], settled[10]) == (ReportKind.CANCELLED, ReportKind.FINISHED)
+    metrics = pipeline.metrics.of_model("tiny")
+    assert (metrics.hedged.value, metrics.hedges_won.value) == (1, 1)
+
+
+@pytest.mark.parametrize("second_s", [30.0, 0.03])
+def test_a_hedge_that_loses_leaves_nothing(mesh: FakeMesh, model: ServedModel, second_s: float) -> None:
+    """The first worker answers after all: the second leg is cancelled, or its handle released if it was ready at the same time."""
+
+    def change() -> None:
+        mesh.faults.prefill_s_of.update(p0=0.05, p1=second_s)
+
+    _, pipeline = run_hedged(mesh, model, change)
+    assert mesh.cancelled == (["r8-0ph"] if second_s > 1 else [])
+    settled = dict(mesh.settled())
+    assert (settled[9], settled[10]) == (ReportKind.FINISHED, ReportKind.CANCELLED)
+    metrics = pipeline.metrics.of_model("tiny")
+    assert (metrics.hedged.value, metrics.hedges_won.value) == (1, 0)
+
+
+@pytest.mark.parametrize("fails", ["place", "first", "second"])
+def test_a_failure_leaves_a_hedged_prompt_to_the_other(mesh: FakeMesh, model: ServedModel, fails: str) -> None:
+    """No second worker, or one of the two that fails: the other answers."""
+
+    def change() -> None:
+        mesh.faults.prefill_s_of.update(p0=0.05, p1=0.05)
+        if fails == "place":
+            mesh.faults.place = []
+            asyncio.get_running_loop().call_later(
+                0.01, mesh.faults.place.append, OverloadedError("full", reason="router_full")
+            )
+        elif fails == "first":
+            mesh.faults.prefill_ends_with = LostError("gone", where="p0")
+        else:
+            mesh.faults.prefill = [None, LostError("gone", where="p1")]
+
+    run_hedged(mesh, model, change)
+    settled = [kind for _, kind in mesh.settled()[8:]]
+    expected = {
+        "place": [ReportKind.FINISHED],
+        "first": [ReportKind.CANCELLED, ReportKind.FINISHED],
+        "second": [ReportKind.FAILED, ReportKind.FINISHED],
+    }
+    assert settled == expected[fails]
+
+
+def test_only_a_share_of_the_prompts_is_hedged(mesh: FakeMesh, model: ServedModel) -> None:
+    """However many are late: a quarter here."""
+
+    def change() -> None:
+        mesh.faults.prefill_s_of.update(p0=0.5, p1=0.6)
+
+    _, pipeline = run_hedged(mesh, model, change, requests=12)
+    # The slow ones become what is usual after a while.
+    assert 2 <= pipeline.metrics.of_model("tiny").hedged.value <= 4
+
+
+def test_a_cancel_reaches_both_prefill_workers(mesh: FakeMesh, model: ServedModel) -> None:
+    """Both legs and both reservations."""
+    mesh.expected_ttft_s = 0.01
+
+    async def main() -> None:
+        pipeline = make_pipeline(mesh, StaticModels([model]), hedge=HEDGES)
+        for number in range(8):
+            await ask(pipeline, a_request(request_id=f"r{number}"), Heard())
+        mesh.faults.prefill_s_of.update(p0=30.0, p1=30.0)
+        asking = asyncio.create_task(ask(pipeline, a_request(), Heard()))
+        await asyncio.sleep(1.0)
+        assert len(mesh.running) == 2
+        asking.cancel()
+        await asyncio.sleep(0.1)
+        assert asking.cancelled()
+
+    run_virtual(main())
+    assert sorted(mesh.cancelled) == ["r-0p", "r-0ph"] and not mesh.running and not mesh.handles
+    assert [kind for _, kind in mesh.settled()[8:]] == [ReportKind.CANCELLED] * 2
+
+
+def test_a_frontend_places_only_so_many_requests_again(mesh: FakeMesh, model: ServedModel) -> None:
+    """Then a failed request ends with its cause, and new requests add to the budget. Answers that continue need none."""
+    budget = RetryBudgetSettings(burst=1, ratio=0.5, per_s=0.0)
+    mesh.faults.prefill = [LostError("gone"), None, LostError("gone"), None]
+    heard = [Heard() for _ in range(6)]
+    outcomes: list[Any] = []
+
+    async def main() -> None:
+        pipeline = make_pipeline(mesh, StaticModels([model]), retry_budget=budget)
+
+        async def one(number: int) -> None:
+            try:
+                outcomes.append(await ask(pipeline, a_request(request_id=f"r{number}"), heard[number]))
+            except MeshError as error:
+                outcomes.append(error)
+
+        await one(0)
+        await one(1)
+        await one(2)
+        await one(3)
+        mesh.faults.leg_after, mesh.faults.leg_error = 2, LostError("gone")
+        await one(4)
+        mesh.faults.prefill = [LostError("gone")]
+        await one(5)
+
+    run_virtual(main())
+    kinds = [each.reason if isinstance(each, MeshError) else "" for each in outcomes]
+    assert kinds == ["", "retry_budget_spent", "", "", "", ""], kinds
+    refusal = outcomes[1]
+    assert isinstance(refusal, OverloadedError) and refusal.retry_after_s == 60.0 and "worker_lost" in refusal.message
+    assert heard[4].token_ids == heard[0].token_ids
+    assert mesh.settled() == [(number + 1, kind) for number, (_, kind) in enumerate(mesh.settled())]
+
+
 LIMITS: dict[str, dict[str, Any]] = {
     "off": {"continuations_max": 0},
     "age": {"continuation_age_s_max": 0.03},
@@ -626,21 +791,27 @@ def test_limits_of_continuation(mesh: FakeMesh, model: ServedModel, case: str, i
         assert len(mesh.asks) == 1
 
 
-@pytest.mark.parametrize("place", ["prefill", "decode"])
+@pytest.mark.parametrize("place", ["prefill", "decode", "decode after tokens"])
 @pytest.mark.parametrize("is_calm", [True, False])
 def test_a_request_that_kills_processes_is_stopped_after_two(
     mesh: FakeMesh, model: ServedModel, place: str, is_calm: bool
 ) -> None:
-    """Two workers die at the same token. If other workers die too, the request is not the likely cause."""
-    deaths = [LostError("x", where=f"{place}-{i}") for i in range(3)]
+    """Two workers die before they generate a token, after others that generated some. If a worker dies that the request is not on, it is
+    not the likely cause."""
+    deaths = [LostError("x", where=f"w{i}") for i in range(4)]
     heard = Heard()
 
     async def main() -> RequestResult | MeshError:
-        pipeline = make_pipeline(mesh, StaticModels([model]))
+        lost_workers = LostWorkers()
+        pipeline = make_pipeline(mesh, StaticModels([model]), lost_workers=lost_workers)
         if not is_calm:
-            mesh.faults = Faults(legs=[(0, LostError("x", where="other"))])
-            await ask(pipeline, a_request(request_id="other"), Heard())
-        mesh.faults = Faults(prefill=[*deaths]) if place == "prefill" else Faults(legs=[(7, deaths[0]), (0, deaths[1])])
+            lost_workers.add("other", pipeline.clock.now())
+        if place == "prefill":
+            mesh.faults = Faults(prefill=[*deaths[:3]])
+        elif place == "decode":
+            mesh.faults = Faults(legs=[(0, each) for each in deaths[:3]])
+        else:
+            mesh.faults = Faults(legs=[(7, deaths[0]), *((0, each) for each in deaths[1:])])
         try:
             return await ask(pipeline, a_request(), heard)
         except MeshError as error:
@@ -649,9 +820,28 @@ def test_a_request_that_kills_processes_is_stopped_after_two(
     answer = run_virtual(main())
     if is_calm:
         assert isinstance(answer, InternalError) and answer.reason == WORKER_LOST_TWICE
+        assert len(mesh.asks) == (3 if place == "decode after tokens" else 2)
     else:
         assert isinstance(answer, RequestResult), answer
         assert heard.texts == {0: TEXT}
+
+
+KILLED: dict[str, Faults] = {
+    "both between tokens": Faults(legs=[(4, LostError("x", where="a")), (3, LostError("x", where="b"))]),
+    "the second before a token": Faults(legs=[(4, LostError("x", where="a")), (0, LostError("x", where="b"))]),
+    "tokens in between": Faults(legs=[(n, LostError("x", where=f"w{n}")) for n in (0, 3, 0)]),
+    "workers of two roles": Faults(prefill=[LostError("x", where="a")], legs=[(0, LostError("x", where="b"))]),
+    "ended streams": Faults(legs=[(0, LostError("x", reason="stream_ended", where=each)) for each in ("a", "b", "c")]),
+}
+
+
+@pytest.mark.parametrize("case", KILLED)
+def test_two_kills_by_chance_end_no_request(mesh: FakeMesh, model: ServedModel, case: str) -> None:
+    """A worker that has generated tokens of a request was not killed by it, nor was one that ended its stream in order."""
+    mesh.faults = copy.deepcopy(KILLED[case])
+    heard, answer = run(mesh, model, a_request())
+    assert isinstance(answer, RequestResult), answer
+    assert heard.texts == {0: TEXT}
 
 
 def test_late_tokens_of_a_failed_leg_are_ignored(mesh: FakeMesh, model: ServedModel) -> None:

@@ -20,8 +20,8 @@ from kvmesh.worker.membership import WorkerMembership
 from kvmesh.worker.servicer import WorkerServicer
 from kvmesh.worker.settings import WorkerSettings
 from kvmesh.worker.worker import Worker, WorkerIdentity
+from services.simulation.world import VirtualClock
 from tests.patience import PATIENCE_S
-from tests.simulation.world import VirtualClock
 from tests.virtual_loop import run_virtual
 from tests.worker_rig import generation
 

@@ -32,8 +32,8 @@ async def write(stream: Stream, at_s: dict[str, float]) -> None:
         taken, waiting[:] = list(waiting), []
         return taken
 
-    writes = PacedWrites(stream, take, pace_s=PACE_S)
-    running = asyncio.create_task(writes.run("hello"))
+    writes = PacedWrites(stream, pace_s=PACE_S)
+    running = asyncio.create_task(writes.run(take, "hello"))
     for word, when_s in at_s.items():
         await asyncio.sleep(stream.began_s + when_s - loop.time())
         waiting.append(word)

@@ -26,6 +26,10 @@ RESERVATION = PeerReservation(
     ends_after_s=2.5,
     session_id="s",
     block_hashes=(1, 2**64 - 1),
+    tenant="acme",
+    model="m",
+    priority=-3,
+    charged_tokens=1234,
 )
 UPDATE = PeerUpdate(
     sequence=1,
@@ -57,6 +61,10 @@ def test_an_update_survives_the_wire():
         (lambda m: setattr(m, "run_id", "x" * 65), "run_id"),
         (lambda m: m.settled_ids.extend(["x"] * (CHANGES_MAX + 1)), "settled_ids"),
         (lambda m: setattr(m.reservations[0], "ask_id", 0), "reservations.ask_id"),
+        (lambda m: setattr(m.reservations[0], "tenant", "x" * 129), "reservations.tenant"),
+        (lambda m: setattr(m.reservations[0], "model", "x" * 257), "reservations.model"),
+        (lambda m: setattr(m.reservations[0], "priority", 101), "reservations.priority"),
+        (lambda m: setattr(m.reservations[0], "charged_tokens", 2**63), "reservations.charged_tokens"),
         (lambda m: setattr(m.reservations[0], "reservation_id", ""), "reservations.reservation_id"),
         (lambda m: setattr(m.reservations[0], "frontend_id", "a\nb"), "reservations.frontend_id"),
         (lambda m: setattr(m.reservations[0], "decode_worker_id", ""), "reservations.decode_worker_id"),

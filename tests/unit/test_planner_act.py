@@ -34,6 +34,7 @@ class RecordingConnector:
     """A connector that keeps its calls. `failing`: the call that raises."""
 
     name = "recording"
+    can_flip = True
     idle: dict[Role, Sequence[str]] = field(default_factory=dict)
     calls: list[tuple[object, ...]] = field(default_factory=list)
     failing: str = ""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvmesh.core.planning import Decision, DecisionAction, Load, ObservationState, PoolLimits, Shape, Targets
+from services.planner.decide.budget import cost_of, within_budget
 from services.planner.decide.model_planner import Choice, ModelPlanner
 from services.planner.decide.settings import DecideSettings
 from services.planner.decide.stabiliser import Stabiliser
@@ -92,8 +93,7 @@ class Drive:
                 prefill_workers=self.ready.prefill_workers + moved,
                 decode_workers=self.ready.decode_workers - moved,
             )
-        else:
-            self.ready = replace(self.ready, deflect_tokens=shape.deflect_tokens)
+        self.ready = replace(self.ready, deflect_tokens=shape.deflect_tokens)
         self.wanted = shape
 
     def _grow(self) -> None:
@@ -170,6 +170,27 @@ def test_a_burst_is_answered_in_the_order_of_speed():
     assert first[DecisionAction.FLIP] <= first.get(DecisionAction.SCALE, 1e9)
 
 
+def test_a_surge_of_one_tick_is_deflected_and_starts_no_worker():
+    """40 requests in one second instead of 10, then 10 again: a deflection at once, which ends by itself, and nothing else."""
+    drive = Drive(Shape(prefill_workers=2, decode_workers=3))
+    drive.run(30, 10.0)
+    drive.run(1, 10.0, surge_rate=40.0)
+    assert drive.actions() == [DecisionAction.DEFLECT]
+    assert drive.wanted.deflect_tokens > 0
+    drive.run(29, 10.0)
+    assert drive.actions() == [DecisionAction.DEFLECT, DecisionAction.DEFLECT]
+    assert drive.wanted == Shape(prefill_workers=2, decode_workers=3)
+
+
+def test_new_workers_start_with_the_deflection_where_flips_cannot_help():
+    """Both pools are short: the tick that deflects also starts workers."""
+    drive = Drive(Shape(prefill_workers=2, decode_workers=1))
+    drive.run(30, 8.0)
+    drive.run(1, 24.0)
+    assert drive.actions() == [DecisionAction.SCALE]
+    assert drive.wanted.prefill_workers > 2
+
+
 def test_a_constant_load_with_noise_reverses_nothing():
     """Ten minutes of 20 requests/s with 10 % noise: at most one reversal of either pool."""
     drive = Drive(Shape(prefill_workers=3, decode_workers=2))
@@ -210,6 +231,17 @@ def test_sizes_that_the_connector_says_for_the_first_time_are_no_change_by_hand(
     assert inputs.wanted == wanted
 
 
+def test_workers_that_start_later_are_wanted_where_nobody_states_sizes():
+    """A planner that starts before the prefill workers of its mesh does not go on to want none of them."""
+    planner = ModelPlanner("m", SETTINGS)
+    seen = ModelObservation(model="m", state=ObservationState.COMPLETE, ready=Shape(decode_workers=1))
+    options = {"targets": TARGETS, "speed": Speed(), "wanted": None}
+    planner.tick(seen, now_s=1.0, **options)
+    ready = Shape(prefill_workers=3, decode_workers=2)
+    choice, inputs = planner.tick(replace(seen, ready=ready), now_s=2.0, **options)
+    assert (choice.action, inputs.wanted) == (DecisionAction.KEEP, ready)
+
+
 def test_a_connector_that_counts_a_flip_late_is_no_change_by_hand():
     """It says the old sizes until the worker has drained."""
     drive = Drive(Shape(prefill_workers=2, decode_workers=3))
@@ -235,6 +267,24 @@ def test_a_change_that_failed_is_decided_again():
         choice, inputs = drive.planner.tick(seen, targets=TARGETS, speed=Speed(), wanted=drive.wanted, now_s=now_s)
         assert choice.action is DecisionAction.SCALE
         assert inputs.wanted == drive.wanted
+
+
+def test_several_models_share_one_budget():
+    """Their loads rise and fall in turn: together they never want more than the budget, and each grows when the other has shrunk."""
+    budget = 9.0
+    drives = {name: Drive(Shape(prefill_workers=1, decode_workers=1)) for name in ("a", "b")}
+    largest = dict.fromkeys(drives, 0.0)
+    for rates in ((26.0, 4.0), (26.0, 26.0), (4.0, 26.0)):
+        for _ in range(100):
+            for name, drive in drives.items():
+                costs = {each: cost_of(other.wanted, TARGETS) for each, other in drives.items()}
+                drive.targets = within_budget(replace(TARGETS, model=name), budget, costs)
+                drive.run(1, rates[0 if name == "a" else 1])
+                largest[name] = max(largest[name], cost_of(drive.wanted, TARGETS))
+            assert sum(cost_of(drive.wanted, TARGETS) for drive in drives.values()) <= budget
+    assert min(largest.values()) > 4.0
+    assert within_budget(TARGETS, None, {}) == TARGETS
+    assert within_budget(replace(TARGETS, cost_max=2.0), 9.0, {"m": 3.0, "n": 5.0}).cost_max == 2.0
 
 
 @pytest.mark.parametrize(("missing", "reason"), [({"targets": None}, "no_targets"), ({"speed": None}, "no_profile")])

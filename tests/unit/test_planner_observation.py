@@ -11,7 +11,6 @@ from services.planner.observation import ObservationLimits, observe_model
 from services.planner.plan import (
     BLOCKS_TOTAL,
     BLOCKS_USED,
-    BURST_S,
     OUTPUT_TOKENS,
     PROMPT_TOKENS,
     QUEUED_TOKENS,
@@ -20,7 +19,6 @@ from services.planner.plan import (
     STARTED,
     WAITING_TOKENS,
     WORKER_OUTPUT_TOKENS,
-    RecentStarts,
     Window,
     WindowKeeper,
     latencies,
@@ -62,7 +60,7 @@ def test_a_whole_observation_gives_the_load():
     assert seen.demand is not None
     assert (seen.demand.requests_per_s, seen.recent_rate) == (2.0, 2.0)
     assert seen.demand.prompt_tokens == pytest.approx(1000.0)
-    assert 190 < seen.demand.output_tokens < 205
+    assert 235 < seen.demand.output_tokens < 245
     assert (seen.ready.prefill_workers, seen.ready.decode_workers, seen.backlog_tokens) == (1, 2, 1000.0)
     assert latencies(WINDOW)[0].failed_rate == pytest.approx(20 / 120)
 
@@ -105,16 +103,17 @@ def test_tokens_of_workers_that_came_or_went_contradict_nothing():
     assert observe(replace(WINDOW, increases=increases, has_changed_fleet=True)).state is ObservationState.COMPLETE
 
 
-def test_the_newest_rate_shows_a_burst_within_seconds():
-    """10/s for ten seconds, then 60/s: after two seconds far more than the mean of the window, and never more than there was."""
-    starts = RecentStarts()
-    for second in range(11):
-        starts.add(float(second), {(STARTED, "m"): 10.0})
-    assert starts.rates(10.0)["m"] == pytest.approx(10.0)
-    for second in (11, 12):
-        starts.add(float(second), {(STARTED, "m"): 60.0})
-    assert BURST_S == 2.0
-    assert 40 < starts.rates(12.0)["m"] < 60
+def test_running_answers_count_when_their_length_is_estimated():
+    """After a rise of the load short answers have ended and long ones run: 100 that ended had 50 tokens, and 40 000 tokens were generated."""
+    increases = {
+        **WINDOW.increases,
+        (REQUESTS, "m", "200"): 100.0,
+        (OUTPUT_TOKENS, "m"): 5000.0,
+        (WORKER_OUTPUT_TOKENS, "m", "decode"): 40_000.0,
+    }
+    demand = observe(replace(WINDOW, increases=increases)).demand
+    assert demand is not None
+    assert 350 < demand.output_tokens < 400
 
 
 def test_windows_know_whether_the_fleet_changed():

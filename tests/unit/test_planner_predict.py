@@ -1,11 +1,19 @@
 """Predictors, and how one is chosen."""
 
 import math
+import sys
+from pathlib import Path
 from random import Random
 
 import pytest
 
+from kvmesh.errors import InvalidRequestError
+from services.planner.__main__ import read_history
+from services.planner.decide.history import LoadHistory
+from services.planner.decide.settings import DecideSettings
+from services.planner.observe import _rates
 from services.planner.predict.backtest import HEADROOM_MAX, backtest, predict
+from services.planner.predict.heavy import PACKAGES, heavy_predictor
 from services.planner.predict.predictors import LocalTrend, MovingWindow, SeasonalNaive, constant, predictors
 
 
@@ -71,3 +79,54 @@ def test_without_history_the_newest_value_goes_on():
     """And the error is absent rather than zero."""
     first = predict(predictors(season_steps=0), [7.0, 8.0], steps=3)
     assert (first.value, first.error, first.predictor) == (8.0, None, "constant")
+
+
+@pytest.mark.parametrize("name", sorted(PACKAGES))
+def test_libraries_predict_behind_the_same_back_test(name: str):
+    """A ramp with noise: better than the newest value, never below 0, and the error is measured as that of the others."""
+    pytest.importorskip(
+        PACKAGES[name], reason=f"the package {PACKAGES[name]} is not installed (pip install 'kvmesh[{name}]')"
+    )
+    generator = Random(4)
+    ramp = [10 + 0.5 * i + generator.gauss(0, 0.5) for i in range(60)]
+    predictor = heavy_predictor(name, interval_s=10.0)
+    found = predict({name: predictor}, ramp, steps=4)
+    assert found.predictor == name
+    assert found.value == pytest.approx(10 + 0.5 * 63, rel=0.06)
+    score = backtest("constant", constant, ramp, steps=4, quantile=0.8)
+    assert score is not None
+    assert found.error is not None
+    assert found.error < score.error
+    assert all(value >= 0 for value in predictor([5.0 - 0.3 * i for i in range(16)], 8))
+    assert predictor([3.0, 4.0], 2) == [4.0, 4.0]
+
+
+@pytest.mark.parametrize("name", sorted(PACKAGES))
+def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, name: str):
+    """The setting and the command that installs it; other predictors work without."""
+    monkeypatch.setitem(sys.modules, PACKAGES[name], None)  # An import of it fails then.
+    with pytest.raises(InvalidRequestError, match=f"kvmesh\\[{name}\\]") as refusal:
+        LoadHistory(DecideSettings(predictor=name))
+    assert refusal.value.field == "predictor"
+
+
+def test_predictions_start_from_the_past(tmp_path: Path):
+    """A history of a ramp is continued at the first tick; without it the newest rate goes on."""
+    path = tmp_path / "history.json"
+    path.write_text('{"m": [' + ",".join(str(10 + i) for i in range(40)) + "]}")
+    history = LoadHistory(DecideSettings(start_s=30.0))
+    history.warm_up(read_history(str(path))["m"])
+    assert history.predict(49.0).value > 50
+    assert history.predict(49.0).predictor == "kalman"
+    assert LoadHistory(DecideSettings()).predict(49.0).value == 49.0
+    for text in ('{"m": [-1]}', '{"m": 3}', "no"):
+        path.write_text(text)
+        with pytest.raises(InvalidRequestError) as refusal:
+            read_history(str(path))
+        assert refusal.value.field == "history_file"
+    assert read_history("") == {}
+
+
+def test_gaps_of_a_range_query_are_no_load():
+    """Prometheus leaves times without samples out; a rate that is not a number is none."""
+    assert _rates([(100, "1"), (110, "2"), (140, "3"), (150, "NaN")], 10.0) == [1.0, 2.0, 0.0, 0.0, 3.0, 0.0]

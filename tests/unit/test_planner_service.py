@@ -31,6 +31,9 @@ class NothingSource:
     async def observe(self, instances: object) -> Observation:
         return Observation(window=None)
 
+    async def history(self, *, span_s: float, step_s: float) -> dict[str, list[float]]:
+        return {}
+
 
 @asynccontextmanager
 async def planner_and_client() -> AsyncIterator[tuple[Planner, GrpcPlannerClient]]:
@@ -38,7 +41,11 @@ async def planner_and_client() -> AsyncIterator[tuple[Planner, GrpcPlannerClient
     telemetry = Telemetry.create("planner")
     agent = MemoryAgent(clock=clock)
     planner = Planner(
-        agent.registry(), NothingSource(), PlannerMetrics(telemetry.instruments), clock, PlannerSettings(interval_s=1.0)
+        registry=agent.registry(),
+        source=NothingSource(),
+        metrics=PlannerMetrics(telemetry.instruments),
+        clock=clock,
+        settings=PlannerSettings(interval_s=1.0),
     )
     network = MemoryNetwork()
     server: Any = network.server("planner:1", server_interceptors(telemetry))

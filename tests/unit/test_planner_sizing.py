@@ -113,7 +113,7 @@ def test_a_limited_cost_is_spent_on_the_best_split():
 def test_corrections_shift_the_latencies():
     """Observed latencies twice as long as predicted need the pools of targets half as long."""
     halved = Targets(model="m", ttft_s=1.0, itl_s=0.025)
-    corrected = Sizer(speed=Speed(), targets=TARGETS, corrections=Corrections(ttft=2.0, itl=2.0)).size(demand(40))
+    corrected = Sizer(speed=Speed(), targets=TARGETS, corrections=Corrections(wait=2.0, itl=2.0)).size(demand(40))
     assert corrected.shape == Sizer(speed=Speed(), targets=halved).size(demand(40)).shape
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from kvmesh.clock import SystemClock
-from kvmesh.core import FinishReason, Generation, KvEvent, KvStored, LegTask, Rendezvous
+from kvmesh.core import FinishReason, Generation, KvEvent, KvStored, LegTask, Rendezvous, Role
 from kvmesh.engines.ranked import RankedEngine
 from kvmesh.engines.simulated.settings import SimulatedSettings, StepProfile
-from kvmesh.errors import InvalidRequestError, LostError
+from kvmesh.errors import InvalidRequestError, LostError, UnsupportedError
 from kvmesh.kv.blocks import block_hashes
 from kvmesh.kv.paths import KvPaths
 from kvmesh.simulation.faulty_engine import Die, FaultyEngine
@@ -202,3 +202,19 @@ async def test_deliver(start: Start) -> None:
             await delivery
     await asyncio.wait(driver._tasks[:1])
     driver._tasks.pop(0)
+
+
+async def test_ranks_change_their_role_together(start: Start) -> None:
+    """A rank that cannot change takes those back that could."""
+    driver = await start()
+    await driver.engine.set_role(Role.PREFILL)
+    assert driver.engine.describe().role is Role.PREFILL
+    await driver.engine.set_role(Role.DECODE)
+    stubborn = await start(handoff="rendezvous")
+    mixed = RankedEngine(
+        [*driver.engine._engines, *stubborn.engine._engines],  # type: ignore[attr-defined]
+        KvPaths(pull_timeout_s=SETTINGS.pull_timeout_s),
+    )
+    with pytest.raises(UnsupportedError):
+        await mixed.set_role(Role.PREFILL)
+    assert {each.describe().role for each in driver.engine._engines} == {Role.DECODE}  # type: ignore[attr-defined]

@@ -7,9 +7,17 @@ import pytest
 from kvmesh.core import Report, ReportKind
 from kvmesh.errors import LostError, MeshError
 from kvmesh.rpc.codec.router import from_explanation, to_explanation
+from kvmesh.rpc.router.explanations import is_chosen
 from services.router.core import RouterCore
 from services.router.core_settings import QueueSettings
-from services.router.explain import REPORTS_MAX, DecisionRecord, cost_margin, explain, explain_candidates
+from services.router.explain import (
+    CANDIDATES_MAX,
+    REPORTS_MAX,
+    DecisionRecord,
+    cost_margin,
+    explain,
+    explain_candidates,
+)
 from services.router.placement.policies import POLICIES
 from tests.unit.router_fleets import ask, core, holds, join
 
@@ -108,6 +116,21 @@ def test_the_margin_is_the_lead_over_the_second_best():
     assert pairs[0].prefill.worker_id == "p1"
     worse = two_by_two(policy="random")
     assert cost_margin(decide(worse, 1).decision) >= 0
+
+
+@pytest.mark.parametrize("policy", ["kv", "random"])
+def test_the_chosen_pair_is_listed_among_very_many(policy: str):
+    """Of 400 pairs that cost the same, and where a draw takes a pair that costs more, the answer has the chosen one."""
+    router = core(policy=policy)
+    for number in range(20):
+        join(router, f"p{number:02d}", "prefill")
+        join(router, f"d{number:02d}", "decode")
+    holds(router.fleet.workers["p07"], [1, 2])
+    for number in range(1, 9):
+        record = decide(router, number, hashes=[50 * number, 50 * number + 1])
+        told = explain(record)
+        assert len([each for each in told.candidates if not each.removed_by]) == CANDIDATES_MAX
+        assert sum(is_chosen(each, told) for each in told.candidates) == 1
 
 
 def test_what_was_observed():

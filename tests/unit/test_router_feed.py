@@ -185,3 +185,20 @@ def test_an_exact_feed_equals_the_workers_cache(steps):
                 feed.apply(snapshot(sequence, *(stored(each) for each in sorted(cache))))
         if fate != "lose":
             assert (feed.trust, feed.blocks) == ("exact", len(cache))
+
+
+def test_a_dropped_feed_touches_nothing():
+    """The task that watches a worker that has left ends a moment later; the holder is another worker's by then."""
+    index = KvIndex(IndexSettings())
+    left = make(index)
+    left.apply(snapshot(1, stored(1, 2)))
+    left.drop()
+    while index.sweep(100):
+        pass
+    other = make(index)
+    other.apply(snapshot(1, stored(7)))
+    assert other.bits == left.bits
+    assert not left.apply(change(2, stored(3)))
+    assert not left.apply(snapshot(1, stored(4), epoch=2))
+    left.drop()
+    assert (other.blocks, list(index.device.holders)) == (1, [7])

@@ -17,7 +17,7 @@ from kvmesh.errors import (
 from services.router.core import RouterCore
 from services.router.core_settings import CoreSettings
 from services.router.explain import explain_candidates
-from tests.unit.router_fleets import ask, core, holds, join
+from tests.unit.router_fleets import ask, core, description, holds, join
 
 
 def place(router: RouterCore, number: int, what=None, *, now: float = 0.0):
@@ -313,6 +313,15 @@ def test_numbers_in_use():
     assert len(router.book) == 1
 
 
+def test_the_number_of_a_frontend_that_reported_to_a_peer_is_free():
+    """The frontend moved to a peer and died there; its successor counts from one."""
+    router = two_by_two()
+    place(router, 1)
+    router.book.get_own("f", 1).keeper = "router-2"
+    place(router, 1, ask("other", [1]))
+    assert [each.request_id for each in router.book] == ["other"]
+
+
 def test_explanations_hold_terms_that_add_up():
     """Best first, the chosen pair at the top, filtered workers last with the filter's name."""
     router = two_by_two()
@@ -374,6 +383,19 @@ def test_the_planner_deflects_prompts_up_to_its_bound_where_that_is_cheaper():
     assert placement.prefill is None
     assert placement.reasons[0] == "deflected"
     assert place(router, 42, ask("r42", [2], tokens=301)).prefill is not None
+    # The bound holds for longer prompts than one step of the decode worker has room for, as the planner counts with the mean of the steps.
+    router.placer.set_deflection(model, 3000)
+    assert place(router, 44, ask("r44", [4], tokens=3000)).reasons[0] == "deflected"
     router.placer.set_deflection(model, 0)
     router.placer.set_deflection("other", 300)
     assert place(router, 43, ask("r43", [3], tokens=300)).prefill is not None
+
+
+def test_a_worker_that_left_cannot_come_back_by_its_description():
+    """A description that was on its way when the worker left changes nothing: its targets would take requests for ever."""
+    router = core()
+    left = join(router, "d1", "decode")
+    targets = left.targets
+    router.fleet.unregister("d1")
+    router.fleet.describe(left, description("d1", "decode", ranks=2))
+    assert left.targets is targets and all(target.column < 0 for target in targets)

@@ -12,9 +12,9 @@ from kvmesh.errors import (
 )
 from services.router.core import RouterCore
 from services.router.core_settings import QueueSettings
+from services.router.queue.accounts import read_weights
 from services.router.queue.admission import PLACEMENTS_PER_DRAIN_MAX, Queued
 from services.router.queue.drain_rate import DECAY_S, DrainRate
-from services.router.queue.fair_queue import read_weights
 from tests.unit.router_fleets import ask, core, holds, join
 
 

@@ -248,6 +248,26 @@ def test_reservations_of_unknown_workers_wait_for_them():
     assert routers.sums("b")["p1"] == (0, 0, 0)
 
 
+def test_a_reservation_that_waits_for_its_worker_counts_once():
+    """Another router may send it after the worker has become known, before the waiting ones are tried again."""
+    routers = Routers("a", "b", "c")
+    for worker in ("d1", "d2"):
+        routers.cores["c"].fleet.unregister(worker)
+    for one, other in (("a", "b"), ("a", "c"), ("b", "c")):
+        routers.connect(one, other)
+    number, placement = routers.place("a")
+    routers.sync()
+    for worker, role in WORKERS[1:]:
+        join(routers.cores["c"], worker, role)
+    routers.report("b", number, ReportKind.PROGRESS, reservation_id=placement.reservation_id)
+    routers.sync()
+    routers.later(0.1)
+    assert routers.sums("c") == routers.sums("b") != NOTHING
+    routers.report("b", number, ReportKind.FINISHED, reservation_id=placement.reservation_id)
+    routers.sync()
+    assert routers.sums("c") == NOTHING
+
+
 def test_only_the_keepers_word_ends_a_reservation():
     """After the frontend moved on, the router that it left cannot end its request."""
     routers = pair()

@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from kvmesh.core import (
     Constraint,
@@ -20,6 +21,7 @@ from kvmesh.core import (
     SamplingParams,
 )
 from kvmesh.engines.base import INTERNAL_SALT, EngineRequest, StepOutput
+from kvmesh.engines.sglang import bootstrap
 from kvmesh.engines.sglang import engine as engine_module
 from kvmesh.engines.sglang.engine import SglangEngine
 from kvmesh.engines.sglang.messages import (
@@ -454,6 +456,122 @@ class TestLife:
             await rig.engine.set_role(Role.DECODE)
             with pytest.raises(UnsupportedError):
                 await rig.engine.set_role(Role.PREFILL)
+
+
+@contextlib.asynccontextmanager
+async def bootstrap_server(statuses: Iterator[int]) -> AsyncIterator[int]:
+    """Answers questions for the topology with these statuses, the last one for ever. Yields its port."""
+    status = 0
+
+    async def answer(request: web.Request) -> web.Response:
+        nonlocal status
+        assert request.query["prefill_dp_rank"] == "-1"
+        status = next(statuses, status)
+        return web.json_response({}, status=status)
+
+    app = web.Application()
+    app.router.add_get("/route", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield runner.addresses[0][1]
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def route() -> AsyncIterator[int]:
+    """The port of a bootstrap server whose ranks are registered."""
+    async with bootstrap_server(iter([200])) as port:
+        yield port
+
+
+class TestReadiness:
+    """SGLang's prefill engine reports ready after it has given up registering with its bootstrap server."""
+
+    async def test_waits_for_the_registration(self, start: Start_) -> None:
+        asked = iter([404, 500, 200])
+        async with (
+            bootstrap_server(asked) as port,
+            start(_ready(bootstrap_port=port), has_kv_transfer=True, role="prefill") as rig,
+        ):
+            assert next(asked, None) is None, "it was asked until its ranks were registered"
+            assert rig.engine.describe().rendezvous_address == f"127.0.0.1:{port}"
+
+    async def test_an_engine_that_never_registers(self, start: Start_, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(bootstrap, "TIMEOUT_S", 0.3)
+        async with bootstrap_server(iter([404])) as port:
+            with pytest.raises(UnavailableError, match="did not register") as raised:
+                async with start(_ready(bootstrap_port=port), has_kv_transfer=True, role="prefill"):
+                    pass
+        assert raised.value.reason == "engine_start_failed"
+
+
+SWITCHING = {"can_switch_role": True, "has_kv_transfer": True, "role": "decode"}
+
+
+class TestRoleChange:
+    async def answer(self, rig: Rig, calls: int, *, is_done: bool = True) -> None:
+        """The scheduler's answer to the call with this number."""
+        async with asyncio.timeout(10):
+            while len(asked := [each for each in rig.host.received if isinstance(each, Call)]) < calls:
+                await asyncio.sleep(0.01)
+        assert (asked[-1].operation, tuple(asked[-1].arguments)) == ("set_role", ("prefill",))
+        rig.host.send(CallResult(asked[-1].call_id, is_done, "" if is_done else "requests run"))
+
+    async def test_waits_for_legs_and_then_for_the_scheduler(self, start: Start_, route: int) -> None:
+        """New legs are refused meanwhile. Afterwards the engine is one of the other pool, in all that it says of itself."""
+        async with start(_ready(bootstrap_port=route), **SWITCHING) as rig:
+            before = rig.engine.describe()
+            assert before.capabilities.roles == (Role.PREFILL, Role.DECODE) and before.requires_prefill
+            assert not before.rendezvous_address, "a decode worker is nobody's rendezvous"
+            room = Rendezvous(host="h", port=1, room=2)
+            sent = await submitted(rig, request(rendezvous=room))
+            changing = asyncio.create_task(rig.engine.set_role(Role.PREFILL))
+            await asyncio.sleep(0)
+            with pytest.raises(UnavailableError) as refused:
+                rig.engine.submit_nowait(request(8, rendezvous=room))
+            assert refused.value.reason == "role_changed"
+            assert not any(isinstance(each, Call) for each in rig.host.received), "the leg runs"
+            rig.host.send(HostStep(LOAD, finished=[Finished(sent.number, "stop")]))
+            assert (await rig.next()).finishes[0].reason is FinishReason.STOP
+            await self.answer(rig, 1, is_done=False)
+            await self.answer(rig, 2)
+            await changing
+            after = rig.engine.describe()
+            assert (after.role, after.requires_prefill) == (Role.PREFILL, False)
+            assert after.rendezvous_address == f"127.0.0.1:{route}"
+            assert after.kv_compatibility_hash == before.kv_compatibility_hash
+            with pytest.raises(UnsupportedError):
+                rig.engine.submit_nowait(request(9, rendezvous=room))
+            rig.engine.submit_nowait(request(9, task=LegTask.PREFILL, rendezvous=room))
+
+    async def test_legs_that_take_long_continue_elsewhere(self, start: Start_, route: int) -> None:
+        async with start(_ready(bootstrap_port=route), **SWITCHING, role_wait_s=0) as rig:
+            sent = await submitted(rig, request(rendezvous=Rendezvous(host="h", port=1, room=2)))
+            changing = asyncio.create_task(rig.engine.set_role(Role.PREFILL))
+            assert (await rig.host.wait_for(Cancel)).number == sent.number
+            rig.host.send(HostStep(LOAD, finished=[Finished(sent.number, "abort")]))
+            finish = (await rig.next()).finishes[0]
+            assert isinstance(finish.error, LostError) and finish.error.reason == "role_changed"
+            await self.answer(rig, 1)
+            await changing
+
+    async def test_a_cancelled_change_leaves_the_role(self, start: Start_, route: int) -> None:
+        async with start(_ready(bootstrap_port=route), **SWITCHING) as rig:
+            room = Rendezvous(host="h", port=1, room=2)
+            rig.engine.submit_nowait(request(rendezvous=room))
+            changing = asyncio.create_task(rig.engine.set_role(Role.PREFILL))
+            await asyncio.sleep(0)
+            changing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await changing
+            assert rig.engine.describe().role is Role.DECODE
+            rig.engine.submit_nowait(request(8, rendezvous=room))
+
+    def test_needs_nixl(self) -> None:
+        for settings in ({"transfer_backend": "mooncake"}, {"has_kv_transfer": False}):
+            with pytest.raises(InvalidRequestError):
+                SglangSettings(model="m", can_switch_role=True, **settings)  # type: ignore[arg-type]
 
 
 def test_frames_arrive_in_pieces() -> None:

@@ -12,16 +12,17 @@ import pytest
 from kvmesh.clock import Clock, SystemClock
 from kvmesh.core import FinishReason, LegTask, Role
 from kvmesh.engines.simulated.engine import SimulatedEngine
+from kvmesh.engines.simulated.leases import Lease
 from kvmesh.engines.simulated.model_card import read_card, widest_gap
 from kvmesh.engines.simulated.settings import SimulatedSettings, StepProfile
 from kvmesh.errors import InvalidRequestError, LostError, NotFoundError, OverloadedError, UnavailableError
 from kvmesh.kv.transport import Piece
 from kvmesh.simulation.faulty_engine import Die, FaultyEngine, LoseKv, Refuse, Stall
 from kvmesh.simulation.kv_transport import MemoryKvNetwork, MemoryTransport
+from services.simulation.reference import expected_tokens
 from tests.conformance.engine_driver import EngineDriver, greedy
 from tests.conformance.manual_clock import ManualClock
 from tests.patience import PATIENCE_S
-from tests.simulated_reference import expected_tokens
 
 Start = Callable[..., Awaitable[EngineDriver]]
 
@@ -79,6 +80,26 @@ class TestPace:
         await driver.run(greedy("demo", [5] * 10, 3))
         assert clock.sleeps[:3] == [2 * (1 + 5), 2 * 1.25, 2 * 1.25]
 
+    async def test_each_prompt_and_its_attention_take_time(self, start: Start, clock: SteppedClock) -> None:
+        """A prompt of 10 tokens in one step: its fixed time, and 50 pairs of a token and a token before it."""
+        profile = StepProfile(
+            base_s=1.0, per_prefill_token_s=0.5, per_decode_request_s=0.0, per_prompt_s=0.25, per_token_pair_s=0.125
+        )
+        driver = await start(clock, profile=profile, time_factor=1.0)
+        await driver.run(greedy("demo", [5] * 10, 2))
+        assert clock.sleeps[:2] == [1 + 10 * 0.5 + 0.25 + 50 * 0.125, 1.0]
+
+    @pytest.mark.parametrize(("event_loop", "ends_at_s"), [("normal", 4 * 3.0), ("overlap", 4 * 2.0 + 1.0)])
+    async def test_results_are_processed_after_a_step_or_during_the_next(
+        self, start: Start, clock: SteppedClock, event_loop: str, ends_at_s: float
+    ) -> None:
+        """Steps of 2 s whose results take 1 s: only the last ones are waited for where steps overlap."""
+        profile = StepProfile(base_s=2.0, per_prefill_token_s=0.0, per_decode_request_s=0.0)
+        driver = await start(clock, profile=profile, time_factor=1.0, event_loop=event_loop, processing_s=1.0)
+        generation = greedy("demo", [5] * 10, 4)
+        assert (await driver.run(generation)).tokens == expected_tokens(generation, engine_of(driver).token_range, 4)
+        assert clock.time_s == ends_at_s
+
     async def test_a_cancel_is_answered_with_the_step_that_runs(self, start: Start) -> None:
         """A step's output holds the finishes of the cancels that came while it ran; blocks are free at once."""
         clock = ManualClock()
@@ -94,6 +115,21 @@ class TestPace:
         driver.engine.cancel_nowait(kept.key)
         await clock.advance(1.0)
         assert kept.done.reason is FinishReason.CANCELLED
+
+    async def test_blocks_without_an_owner_are_counted(self, start: Start, clock: SteppedClock) -> None:
+        """A block that nobody holds and that is not free has leaked; one that is held and free has two owners."""
+        driver = await start(clock)
+        await driver.run(greedy("demo", [5] * 40, 3))
+        load = driver.engine.load()
+        assert (load.kv_blocks_unaccounted, load.kv_blocks_held) == (0, 0) and load.kv_blocks_cached > 0
+        assert isinstance(driver.engine, FaultyEngine)
+        pool = driver.engine.scheduler.pool
+        leaked = pool.allocate(3)
+        clock.time_s += 2.0
+        assert driver.engine.load().kv_blocks_unaccounted == 3
+        pool.drop(leaked)
+        driver.engine.scheduler.leases._leases["handle"] = Lease(leaked[:2], 1e9)
+        assert driver.engine.load().kv_blocks_unaccounted == -2
 
     async def test_factor_zero_never_sleeps(self, start: Start, clock: SteppedClock) -> None:
         """As fast as possible means that no time passes on the clock."""

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import os
 from collections.abc import Iterator
 
 import aiohttp
@@ -56,6 +57,14 @@ def test_a_record_that_cannot_be_written_prints_no_traceback(capsys: pytest.Capt
     logging.getLogger("some.package").warning("fine")
     logging.getLogger("some.package").warning("wrong %d", "number")
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("root_logger")
+def test_records_have_the_process_id() -> None:
+    """vLLM's handler formats it as a number."""
+    configure_logging(service="router", stream=io.StringIO())
+    record = logging.getLogger("vllm").makeRecord("vllm", logging.INFO, "", 0, "started", (), None)
+    assert logging.Formatter("pid=%(process)d %(message)s").format(record) == f"pid={os.getpid()} started"
 
 
 @pytest.mark.usefixtures("root_logger")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvmesh.core import Constraint, ConstraintKind, FinishReason, Generation, LegTask, Rendezvous, SamplingParams
-from kvmesh.engines.trtllm.arguments import engine_arguments
+from kvmesh.engines.trtllm.arguments import check_launcher, engine_arguments
 from kvmesh.engines.trtllm.engine import TrtllmEngine
 from kvmesh.engines.trtllm.sampling import guided_decoding, request_priority
 from kvmesh.engines.trtllm.settings import TrtllmSettings
@@ -44,6 +44,18 @@ def generation(**sampling: Any) -> Generation:
 
 def executor(driver: EngineDriver) -> Any:
     return driver.engine._llm._executor  # type: ignore[attr-defined]
+
+
+def test_ranks_on_several_machines_need_the_launcher() -> None:
+    """Without it MPI would start a worker for each rank. A mesh gets one: that of rank 0."""
+    settings = TrtllmSettings(model="any", tensor_parallel_size=8, pipeline_parallel_size=2, gpus_per_node=8)
+    assert engine_arguments(settings)["gpus_per_node"] == 8
+    with pytest.raises(InvalidRequestError, match="trtllm-llmapi-launch") as raised:
+        check_launcher(settings, {})
+    assert raised.value.field == "gpus_per_node"
+    check_launcher(settings, {"TLLM_SPAWN_PROXY_PROCESS": "1"})
+    for alone in (replace(settings, pipeline_parallel_size=1), replace(settings, gpus_per_node=0)):
+        check_launcher(alone, {})
 
 
 async def test_the_first_token_comes_once(start: Start) -> None:

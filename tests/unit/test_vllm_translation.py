@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from kvmesh.core import Constraint, ConstraintKind, Generation, SamplingParams
-from kvmesh.core.sampling import RANGES
 from kvmesh.engines.file_hashes import FileHashes
 from kvmesh.engines.fingerprint import compatibility_hash, model_fingerprint
 from kvmesh.engines.vllm.handles import VllmHandleForm, make_handle, pack, prompt_hash, read_handle
-from kvmesh.engines.vllm.sampling import SIMPLE, Continuable, constraint_arguments, decode_arguments, prefill_arguments
+from kvmesh.engines.vllm.sampling import Continuable, constraint_arguments, decode_arguments, prefill_arguments
 from kvmesh.engines.vllm.settings import VllmSettings, check_cpu_block_size
 from kvmesh.errors import InvalidRequestError, KvLostError, UnsupportedError
 from kvmesh.settings import SettingsError, load
@@ -62,11 +61,6 @@ def test_all_parameters_are_passed_on() -> None:
         "repetition_penalty": 1.1, "seed": 3, "logprobs": 0, "stop_token_ids": [7, 8], "logit_bias": {3: 1.5},
         "ignore_eos": True, "max_tokens": 9, "min_tokens": 2,
     }  # fmt: skip
-
-
-def test_no_number_is_left_out() -> None:
-    """`decode_arguments` computes the limits and copies all other numbers of SamplingParams."""
-    assert RANGES.keys() - {"max_tokens", "min_tokens"} == set(SIMPLE)
 
 
 def test_the_limits_are_those_of_the_whole_answer() -> None:

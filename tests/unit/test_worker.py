@@ -21,6 +21,7 @@ from kvmesh.errors import (
     UnavailableError,
 )
 from kvmesh.simulation.faulty_engine import Die, Stall
+from kvmesh.worker.cancel_watch import CancelWatch
 from kvmesh.worker.kv_feed import BLOCKS_PER_MESSAGE, EVENTS_PER_MESSAGE, KvEventFeed
 from kvmesh.worker.single_leg import LegStep, stream_leg
 from kvmesh.worker.slots import SLOT_MASK, LegRecord, LegTable, LinkStep, key_of
@@ -209,6 +210,36 @@ async def test_a_defect_of_what_routers_are_told_ends_the_worker(rig: WorkerRig)
     with pytest.raises(LostError) as caught:
         await asyncio.wait_for(rig.worker.run(), PATIENCE_S)
     assert caught.value.reason == "worker_defect"
+
+
+async def test_an_engine_that_does_not_answer_a_cancel_ends_the_worker() -> None:
+    """It would hold the leg's blocks for ever. Others on it are lost, and can continue elsewhere."""
+    rig = make_worker(SLOW, replace(WORKER, cancel_timeout_s=0.2))
+    await rig.worker.start()
+    link, others = rig.worker.open_link(Ear()), Ear()
+    submit(rig.worker.open_link(others), 2, "of another caller")
+    submit(link, 1)
+    rig.engine.inject(Stall(duration_s=10 * PATIENCE_S))
+    await asyncio.sleep(0.05)
+    link.cancel_nowait(1)
+    assert rig.worker.statistics().unanswered_cancels == 1
+    with pytest.raises(LostError) as caught:
+        await asyncio.wait_for(rig.worker.run(), PATIENCE_S)
+    assert caught.value.reason == "engine_wedged"
+    assert [error.reason for error in others.lost] == ["engine_wedged"]
+    assert rig.worker.statistics().unanswered_cancels == 0
+    await rig.worker.aclose()
+
+
+def test_only_time_of_a_running_process_counts_for_cancels() -> None:
+    """A worker that was suspended for longer than the limit gives its engine the time to answer. Ended legs do not count."""
+    watch = CancelWatch(limit_s=1.0, sweep_s_max=0.5)
+    watch.add(1)
+    watch.add(2)
+    assert [watch.sweep(at_s) for at_s in (0.0, 0.4, 60.0)] == [0, 0, 0]
+    watch.remove(2)
+    watch.add(1)
+    assert [watch.sweep(at_s) for at_s in (60.05, 60.5)] == [0, 1]
 
 
 async def test_closing_answers_everybody() -> None:
@@ -406,7 +437,7 @@ def test_deadlines_do_not_pile_up() -> None:
     for number in range(10_000):
         legs.add(key_of(0, 1), LegRecord(leg_id="same", deadline_s=600.0 + number))
         legs.remove(key_of(0, 1))
-        assert legs.deadlines_count() < 100
+        assert len(legs._deadlines) < 100
     legs.add(key_of(0, 1), LegRecord(leg_id="same", deadline_s=1.0))
     legs.remove(key_of(0, 1))
     legs.add(key_of(0, 1), LegRecord(leg_id="same", deadline_s=2.0))

@@ -116,6 +116,21 @@ def test_leases_expire_once_and_can_be_extended() -> None:
     assert len(leases) == 0
 
 
+def test_a_lease_is_found_by_its_leg_while_it_lasts() -> None:
+    """A caller that never received the handle can end it; nothing is kept of leases that are over."""
+    leases = LeaseTable()
+    leases.add("a", 5.0, leg_id="leg-1")
+    leases.add("b", 6.0, leg_id="leg-2")
+    assert (leases.handle_of("leg-1"), leases.handle_of("leg-2"), leases.handle_of("leg-3")) == ("a", "b", None)
+    leases.remove("a")
+    assert leases.collect_expired(6.0) == ["b"]
+    assert (leases.handle_of("leg-1"), leases.handle_of("leg-2")) == (None, None)
+    leases.add("c", 5.0, leg_id="leg-1")
+    leases.add("d", 5.0, leg_id="leg-1")
+    leases.remove("c")
+    assert leases.handle_of("leg-1") == "d"
+
+
 def test_a_leg_that_has_failed_is_not_overdue_as_well() -> None:
     """It has its failure; a deadline that passes while its last step runs does not replace it."""
     legs = LegTable()

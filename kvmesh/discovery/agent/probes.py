@@ -14,7 +14,8 @@ from kvmesh.discovery.agent.records import CheckDefinition
 from kvmesh.discovery.agent.state import AgentState
 from kvmesh.discovery.base import Health
 from kvmesh.identity.certificates import CertificateSource
-from kvmesh.identity.grpc_credentials import MESH_CHANNEL_OPTIONS, mesh_channel_credentials
+from kvmesh.identity.grpc_credentials import mesh_channel_credentials, mesh_channel_options
+from kvmesh.identity.roles import SERVER_NAME
 
 _CHECK_METHOD = "/grpc.health.v1.Health/Check"
 _log = logging.getLogger(__name__)
@@ -101,7 +102,9 @@ class Probes:
         if self._mesh is None:
             return grpc.aio.secure_channel(definition.grpc_target, grpc.ssl_channel_credentials(), options=options)
         credentials = mesh_channel_credentials(self._mesh.current())
-        return grpc.aio.secure_channel(definition.grpc_target, credentials, options=[*options, *MESH_CHANNEL_OPTIONS])
+        return grpc.aio.secure_channel(
+            definition.grpc_target, credentials, options=[*options, *mesh_channel_options(SERVER_NAME)]
+        )
 
 
 def wanted_checks(state: AgentState) -> Mapping[CheckDefinition, None]:

@@ -1,11 +1,11 @@
 """LoRA adapters of one SGLang engine."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from kvmesh.engines.adapter_check import check_adapter
 from kvmesh.engines.file_hashes import FileHashes
 from kvmesh.engines.fingerprint import adapter_fingerprint
-from kvmesh.errors import InvalidRequestError, NotFoundError, OverloadedError, UnsupportedError
+from kvmesh.errors import InvalidRequestError, NotFoundError, UnsupportedError
 
 
 @dataclass(slots=True)
@@ -37,10 +37,7 @@ class SglangAdapters:
         """The id for an adapter's files. Reads them: call it on a thread. Errors as `Engine.load_adapter`."""
         if not self.is_enabled:
             raise UnsupportedError("the engine was started without --sglang-enable-lora", field="adapter")
-        if name not in self._ids and len(self._ids) >= self.adapters_max:
-            raise OverloadedError(f"{self.adapters_max} adapters are loaded already", reason="adapters_full")
-        if not (Path(source) / "adapter_config.json").is_file():
-            raise NotFoundError(f"{source} has no adapter_config.json", field="source", reason="adapter_not_found")
+        check_adapter(name, source, loaded=self._ids, adapters_max=self.adapters_max)
         return f"{name}\0{adapter_fingerprint(source, self.hashes)}"
 
     def is_loaded(self, name: str, adapter_id: str) -> bool:

@@ -33,6 +33,7 @@ def kv_hash(ready: Ready) -> str:
 def capabilities(
     settings: SglangSettings, *, version: str, has_tokenizer: bool, honors_seeds: bool, is_embedding: bool
 ) -> Capabilities:
+    """With `settings.role` the present role."""
     features = list(PREFILL_FEATURES)
     features += ["lora"] if settings.enable_lora else []
     features += _embedding_features() if is_embedding else _generate_features(settings, has_tokenizer, honors_seeds)
@@ -40,7 +41,7 @@ def capabilities(
         engine="sglang",
         engine_version=version,
         handoffs=(Handoff.RENDEZVOUS,) if settings.has_kv_transfer else (),
-        roles=(Role(settings.role),),
+        roles=(Role.PREFILL, Role.DECODE) if settings.can_switch_role else (Role(settings.role),),
         features=tuple(features),
         logprobs_max=LOGPROBS_MAX,
     )

@@ -32,6 +32,7 @@ from kvmesh.engines.sglang.messages import (
     Snapshot,
     Start,
 )
+from kvmesh.engines.sglang.role_change import LegCount, end_legs, switch
 from kvmesh.engines.sglang.settings import SglangSettings
 from kvmesh.errors import (
     InternalError,
@@ -66,6 +67,8 @@ class SglangEngine:
         self._retired: dict[str, str] = {}
         self._legs: dict[int, SglangLeg] = {}
         self._numbers: dict[int, int] = {}
+        self._leg_count = LegCount()
+        self._is_changing_role = False
         self._next = itertools.count(1)
         self._calls: dict[int, asyncio.Future[CallResult]] = {}
         self._load = LoadRecord()
@@ -90,8 +93,8 @@ class SglangEngine:
         try:
             async with asyncio.timeout(self.settings.start_timeout_s):
                 await self._start_process(self._link)
-                if self.settings.mode == "prefill":
-                    await wait_registered(self.describe().rendezvous_address)
+                if address := self.describe().rendezvous_address:
+                    await wait_registered(address)
         except TimeoutError as error:
             await self._kill()
             raise UnavailableError("SGLang did not start in time", reason="engine_start_failed") from error
@@ -117,19 +120,25 @@ class SglangEngine:
                 ending.cancel()
 
     def _take_ready(self, ready: Ready) -> None:
-        settings = self.settings
         self._ready = ready
-        self._card = model_card(ready, settings)
-        moves_kv = settings.mode == "null" or settings.transfer_backend != "fake"
-        self._intake = SglangIntake(
-            ready=ready, card=self._card, mode=settings.mode, moves_kv=moves_kv, random=self._random
-        )
+        self._describe(ready)
         self._load = LoadRecord(
             kv_blocks_free=ready.kv_blocks_total,
             kv_blocks_total=ready.kv_blocks_total,
             running_requests_max=ready.running_requests_max,
         )
-        address = f"{settings.bootstrap_host}:{ready.bootstrap_port}" if ready.bootstrap_port else ""
+        if not self._started.done():
+            self._started.set_result(None)
+
+    def _describe(self, ready: Ready) -> None:
+        """The engine in its present role."""
+        settings = self.settings
+        self._card = model_card(ready, settings)
+        moves_kv = settings.mode == "null" or settings.transfer_backend != "fake"
+        self._intake = SglangIntake(
+            ready=ready, card=self._card, mode=settings.mode, moves_kv=moves_kv, random=self._random
+        )
+        address = f"{settings.bootstrap_host}:{ready.bootstrap_port}" if settings.mode == "prefill" else ""
         self._description = EngineDescription(
             model=self._card,
             capabilities=capabilities(
@@ -148,8 +157,6 @@ class SglangEngine:
             requires_prefill=settings.mode == "decode",
             profile=PerformanceProfile(kv_bytes_per_token=max(1, ready.kv_bytes_per_token)),
         )
-        if not self._started.done():
-            self._started.set_result(None)
 
     def describe(self) -> EngineDescription:
         model = dataclasses.replace(self._card, adapters=self._adapters.names())
@@ -157,6 +164,8 @@ class SglangEngine:
 
     def submit_nowait(self, request: EngineRequest) -> None:
         link, ready = self._running()
+        if self._is_changing_role:
+            raise UnavailableError("the worker changes its role", reason="role_changed")
         if request.key in self._numbers:
             raise InvalidRequestError(f"key {request.key} is in use", field="key")
         if len(self._legs) >= ready.running_requests_max + self.settings.waiting_requests_max:
@@ -168,6 +177,7 @@ class SglangEngine:
             request=request, number=number, is_in_handoff=self.settings.mode != "null", adapter_id=adapter_id
         )
         self._numbers[request.key] = number
+        self._leg_count.update(self._legs)
         link.send(message)
 
     def cancel_nowait(self, key: int) -> None:
@@ -236,9 +246,40 @@ class SglangEngine:
         raise UnsupportedError("this engine does not sleep")
 
     async def set_role(self, role: Role) -> None:
-        """An SGLang engine has the role of its start."""
-        if role is not Role(self.settings.role):
+        """Waits for the legs first, and ends what is left after `role_wait_s`: frontends continue it elsewhere. New legs are refused
+        meanwhile. Evicts the cache. A cancel leaves the role, or takes effect when the role has changed."""
+        if role is Role(self.settings.role):
+            return
+        if role not in self._description.capabilities.roles:
             raise UnsupportedError(f"this engine cannot serve the {role} pool", field="role")
+        self._is_changing_role = True
+        try:
+            await end_legs(self._leg_count, self.settings.role_wait_s, self._move_legs)
+            switching = asyncio.create_task(self._switch(role), name="role-switch")
+            try:
+                await asyncio.shield(switching)
+            finally:
+                await asyncio.wait((switching,))
+        finally:
+            self._is_changing_role = False
+
+    def _move_legs(self) -> None:
+        for leg in self._legs.values():
+            leg.is_moved = True
+            if self._link is not None:
+                self._link.send(Cancel(leg.number))
+
+    async def _switch(self, role: Role) -> None:
+        _, ready = self._running()
+        try:
+            await switch(self._call, role)
+        except TimeoutError as error:
+            await self._kill()
+            raise LostError("the engine did not answer while it changed its role", reason="engine_silent") from error
+        self.settings = dataclasses.replace(self.settings, role=role.value)
+        self._describe(ready)
+        if address := self._description.rendezvous_address:
+            await wait_registered(address)
 
     async def aclose(self) -> None:
         if self._is_closing:
@@ -321,6 +362,7 @@ class SglangEngine:
         leg = self._legs.pop(number, None)
         if leg is not None:
             del self._numbers[leg.request.key]
+            self._leg_count.update(self._legs)
             if not leg.request.is_internal:
                 total = self._load.output_tokens_total + leg.output_tokens
                 self._load = dataclasses.replace(self._load, output_tokens_total=total)
@@ -340,6 +382,7 @@ class SglangEngine:
         assert self._ready is not None
         total, size = self._ready.kv_blocks_total, self._ready.block_size_tokens
         used = min(total, -(-load.kv_tokens_used // size))
+        lost = load.kv_tokens_unaccounted
         return dataclasses.replace(
             self._load,
             step=load.step,
@@ -355,6 +398,11 @@ class SglangEngine:
             preallocating_requests=load.preallocating_requests,
             receiving_requests=load.receiving_requests,
             retracted_requests=load.retracted_requests,
+            pulling_requests=load.receiving_requests,
+            kv_blocks_cached=load.kv_tokens_cached // size,
+            kv_blocks_held=used,
+            # SGLang says it about an idle engine only.
+            kv_blocks_unaccounted=None if lost is None else -(-lost // size),
         )
 
     def _pause_if_full(self) -> None:
@@ -421,6 +469,7 @@ class SglangEngine:
     def _forget_all(self) -> None:
         self._legs.clear()
         self._numbers.clear()
+        self._leg_count.update(self._legs)
         for call in self._calls.values():
             if not call.done():
                 call.set_exception(UnavailableError("the engine has ended", reason="engine_dead"))

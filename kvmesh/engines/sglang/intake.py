@@ -6,8 +6,9 @@ from random import Random
 from kvmesh.checks import check_generation
 from kvmesh.core import LegTask, ModelCard
 from kvmesh.engines.base import EngineRequest
+from kvmesh.engines.sampling_names import FIELD
 from kvmesh.engines.sglang.messages import Meeting, Ready, Submit
-from kvmesh.engines.sglang.sampling import FIELD, PREFILL_ARGUMENTS, sampling_arguments
+from kvmesh.engines.sglang.sampling import PREFILL_ARGUMENTS, sampling_arguments
 from kvmesh.errors import InvalidRequestError, KvLostError, UnsupportedError
 from kvmesh.kv.blocks import pack_tokens
 

@@ -7,7 +7,7 @@ from http import HTTPStatus
 from kvmesh.core import FinishReason, KvCleared, KvEvent, KvRemoved, KvStored, KvTier, LegTask, TokenLogprob, Usage
 from kvmesh.engines.base import EngineFinish, EngineRequest
 from kvmesh.engines.sglang.messages import Begun, Finished, KvChange, Logprob
-from kvmesh.errors import InternalError, InvalidRequestError, KvLostError, MeshError, OverloadedError
+from kvmesh.errors import InternalError, InvalidRequestError, KvLostError, LostError, MeshError, OverloadedError
 
 ENDS = {LegTask.PREFILL: FinishReason.HANDED_OFF, LegTask.EMBED: FinishReason.STOP}
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
@@ -16,13 +16,15 @@ OVERLOAD_RETRY_S = 1.0
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SglangLeg:
-    """A leg in the engine process. `is_in_handoff`: in an engine that takes part in handoffs."""
+    """A leg in the engine process. `is_in_handoff`: in an engine that takes part in handoffs. `is_moved`: the engine ended it to change its
+    role."""
 
     request: EngineRequest
     number: int
     is_in_handoff: bool
     adapter_id: str = ""
     is_cancelled: bool = False
+    is_moved: bool = False
     output_tokens: int = 0
     cached_tokens: int = 0
     transferred_tokens: int = 0
@@ -68,6 +70,8 @@ class SglangLeg:
             return ENDS.get(self.request.task, REASONS[end.kind]), None
         if self.is_cancelled:
             return FinishReason.CANCELLED, None
+        if self.is_moved:
+            return FinishReason.ERROR, LostError("the worker has changed its role", reason="role_changed")
         return FinishReason.ERROR, self._error(end)
 
     def _error(self, end: Finished) -> MeshError:

@@ -55,7 +55,7 @@ class Cancel(msgspec.Struct, tag="cancel", array_like=True, frozen=True):
 
 
 class Call(msgspec.Struct, tag="call", array_like=True, frozen=True):
-    """An operation: reset_cache; load_adapter or unload_adapter with name, id and path; snapshot."""
+    """An operation: reset_cache; load_adapter or unload_adapter with name, id and path; set_role with the role; snapshot."""
 
     call_id: int
     operation: str
@@ -127,6 +127,8 @@ class HostLoad(msgspec.Struct, array_like=True, frozen=True):
     preallocating_requests: int = 0
     receiving_requests: int = 0
     retracted_requests: int = 0
+    kv_tokens_cached: int = 0
+    kv_tokens_unaccounted: int | None = None
 
 
 Alternatives = Sequence[tuple[int, float]]

@@ -1,4 +1,6 @@
-"""Translates sampling parameters to SGLang's. None takes the model's generation default.
+"""Translates sampling parameters to SGLang's, those that `sampling_names.py` copies excepted.
+
+None takes the model's generation default.
 
 Emitted tokens are part of SGLang's prompt. So `max_tokens` and `min_tokens` are reduced by their number. A seeded answer continues
 correctly, since SGLang draws each token from the seed and its position. Penalties count output tokens only and a constraint would start
@@ -10,10 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvmesh.core import Constraint, ConstraintKind, Generation
+from kvmesh.engines.sampling_names import FIELD, copied_arguments
 from kvmesh.errors import InvalidRequestError, UnsupportedError
 
-FIELD = "generation.sampling"
-SAMPLED = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 NEUTRAL = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 ANY_OBJECT = json.dumps({"type": "object"})
 REPETITION_PENALTY_MAX = 2.0
@@ -26,7 +27,7 @@ def sampling_arguments(
 ) -> dict[str, Any]:
     """Keyword arguments of SGLang's SamplingParams. `seed` is for requests without one."""
     sampling, emitted = generation.sampling, len(generation.emitted_token_ids)
-    arguments = {**defaults, **{name: value for name in SAMPLED if (value := getattr(sampling, name)) is not None}}
+    arguments = {**defaults, **copied_arguments("sglang", sampling)}
     check_emitted(generation, arguments)
     if arguments.get("repetition_penalty", 1.0) > REPETITION_PENALTY_MAX:
         raise UnsupportedError(
@@ -40,7 +41,6 @@ def sampling_arguments(
     room = context_tokens_max - len(generation.token_ids)
     arguments["max_new_tokens"] = (sampling.max_tokens or room) - emitted
     arguments["min_new_tokens"] = max(0, (sampling.min_tokens or 0) - emitted)
-    arguments["ignore_eos"] = sampling.ignore_eos
     if sampling.stop_token_ids:
         arguments["stop_token_ids"] = list(sampling.stop_token_ids)
     if sampling.logit_bias:

@@ -11,6 +11,7 @@ from xxhash import xxh3_64_hexdigest
 from kvmesh.clock import Clock
 from kvmesh.core import Capabilities, Handoff, KvEvent, KvHandle, LoadRecord, ModelCard, Role
 from kvmesh.engines.base import EngineDescription, EngineRequest, StepOutput
+from kvmesh.engines.held_blocks import BlockCount, HeldBlocks
 from kvmesh.engines.output_buffers import KvEventBuffer, StepOutputBuffer
 from kvmesh.engines.simulated.handles import FORMAT, unpack
 from kvmesh.engines.simulated.model_card import TokenRange, read_card
@@ -83,6 +84,7 @@ class SimulatedEngine:
         self._outputs = StepOutputBuffer(settings.output_buffer_steps)
         self._events = KvEventBuffer(settings.kv_event_buffer_blocks, self.scheduler.pool.snapshot_events)
         self._pulls: Pulls | None = None
+        self._held_blocks = HeldBlocks()
         if transport is not None:
             self._pulls = Pulls(
                 scheduler=self.scheduler,
@@ -107,6 +109,8 @@ class SimulatedEngine:
         self._tasks: list[asyncio.Task[None]] = []
         self._step = 0
         self._step_s = 0.0
+        self._processing: Step | None = None
+        """The step whose results are being processed while the next one runs."""
         self._description: EngineDescription | None = None
         self._described: tuple[frozenset[str], Role] | None = None
         self._death: LostError | None = None
@@ -255,8 +259,13 @@ class SimulatedEngine:
             preallocating_requests=scheduler.decodes.preallocating,
             receiving_requests=scheduler.decodes.receiving,
             retracted_requests=scheduler.decodes.retracted,
+            pulling_requests=self._pulls.in_flight if self._pulls is not None else 0,
         )
-        return scheduler.paths.add_to(load)
+        return scheduler.paths.add_to(self._held_blocks.add_to(load, self._count_blocks, now_s=self._clock.now()))
+
+    def _count_blocks(self) -> BlockCount:
+        pulled = self._pulls.blocks() if self._pulls is not None else ()
+        return BlockCount(held=self.scheduler.held_blocks(pulled), cached=self.scheduler.pool.counts().cached)
 
     @property
     def kv_paths(self) -> KvPaths:
@@ -319,6 +328,8 @@ class SimulatedEngine:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._processing is not None and self._death is None:
+            self._deliver(self._processing)
         step = self.scheduler.take_finishes()
         if step.has_output and self._death is None:
             self._step += 1
@@ -348,7 +359,9 @@ class SimulatedEngine:
     async def _run(self) -> None:
         try:
             while self._death is None:
-                if self._is_asleep:
+                if self._processing is not None and (self._is_asleep or not self.scheduler.has_work):
+                    await self._end_processing()
+                elif self._is_asleep:
                     # A sleeping engine makes no step but answers cancels.
                     if (step := self.scheduler.take_finishes()).has_output:
                         self._deliver(step)
@@ -367,10 +380,16 @@ class SimulatedEngine:
         step = self.scheduler.step(self._clock.now())
         self._settle(step)
         if not step.has_progress:
+            await self._end_processing()
             await self._wait_woken()
             return
         factor = self.settings.time_factor
-        self._step_s = factor * self.settings.profile.step_s(step.prefill_tokens, step.decode_requests)
+        self._step_s = factor * self.settings.step_s(
+            step.prefill_tokens, step.decode_requests, prompts=step.prompts, token_pairs=step.token_pairs
+        )
+        if factor and self.settings.event_loop == "overlap":
+            await self._overlap(step)
+            return
         try:
             if factor:
                 await self._clock.sleep(self._step_s)
@@ -381,6 +400,24 @@ class SimulatedEngine:
             self._deliver(step)
         if not factor:
             await asyncio.sleep(0)
+
+    async def _overlap(self, step: Step) -> None:
+        """Runs a step while the results of the one before are processed. Its own are processed during the next one."""
+        started_s = self._clock.now()
+        try:
+            await self._end_processing()
+            await self._clock.sleep(max(0.0, started_s + self._step_s - self._clock.now()))
+        finally:
+            self._processing = step
+
+    async def _end_processing(self) -> None:
+        """Waits until the results of the step before are processed, and delivers them. There are none in the normal loop."""
+        if self._processing is not None:
+            try:
+                await self._clock.sleep(self.settings.time_factor * self.settings.processing_s)
+            finally:
+                step, self._processing = self._processing, None
+                self._deliver(step)
 
     def _settle(self, step: Step | None = None) -> None:
         """Carries out what a step or a cancel decided: starts pulls, stops pulls, sends releases and messages of a rendezvous."""

@@ -1,6 +1,6 @@
 """Leases on handed-out blocks. All are equally long, so they end in order."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvmesh.engines.simulated.blocks import BlockPool
@@ -23,6 +23,14 @@ class Leases:
 
     def __len__(self) -> int:
         return len(self._leases)
+
+    def handle_ids(self) -> Sequence[str]:
+        """The handles whose blocks are leased, the oldest first."""
+        return tuple(self._leases)
+
+    def blocks(self) -> Iterator[Sequence[int]]:
+        """The blocks of each handle."""
+        return (lease.blocks for lease in self._leases.values())
 
     def add(self, handle_id: str, blocks: Sequence[int], ends_at_s: float) -> None:
         """Takes over one reference on each block."""

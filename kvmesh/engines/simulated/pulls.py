@@ -1,7 +1,7 @@
 """Runs the scheduler's pull orders on the transport, one task each."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from kvmesh.clock import Clock
 from kvmesh.engines.simulated.leg_state import SimulatedLeg
@@ -45,11 +45,22 @@ class Pulls:
         self._pulls: dict[SimulatedLeg, asyncio.Future[None]] = {}
         self._begun: dict[SimulatedLeg, Pull] = {}
         """Pulls whose end was not reported to the paths yet."""
+        self._blocks: dict[SimulatedLeg, Sequence[int]] = {}
+        """What pulls may write to, until their end was reported to the scheduler."""
         self._overdue: dict[SimulatedLeg, bytes] = {}
         """Pulls that are past their timeout and may still write, with their peers."""
         self._notices: set[asyncio.Task[None]] = set()
         self._released: dict[bytes, list[str]] = {}
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def in_flight(self) -> int:
+        """Transfers that may still write, those of cancelled legs included."""
+        return len(self._pulls)
+
+    def blocks(self) -> Iterable[Sequence[int]]:
+        """The blocks of each transfer."""
+        return self._blocks.values()
 
     def start_nowait(self, order: PullOrder) -> None:
         """Starts a pull. Its end is reported to the scheduler, possibly before this returns.
@@ -82,6 +93,7 @@ class Pulls:
             self._end(order, None)
             return
         self._pulls[order.leg] = task = asyncio.ensure_future(rest)
+        self._blocks[order.leg] = order.blocks
         overdue = asyncio.get_running_loop().call_later(limit_s + OVERDUE_S, self._on_overdue, order, limit_s)
 
         def on_done(_: asyncio.Future[None]) -> None:
@@ -109,6 +121,7 @@ class Pulls:
 
     def _on_done(self, order: PullOrder, *, is_typical: bool) -> None:
         task = self._pulls.pop(order.leg)
+        self._blocks.pop(order.leg)
         self._overdue.pop(order.leg, None)
         error: KvLostError | None = None
         if task.cancelled():

@@ -7,7 +7,9 @@ from kvmesh.engines.base import Engine
 from kvmesh.engines.ranked import RankedEngine, with_ranks
 from kvmesh.engines.registration import EngineHost, EngineRegistration, rank_port
 from kvmesh.engines.simulated.settings import SimulatedSettings
+from kvmesh.engines.simulated.slow_transport import SlowTransport
 from kvmesh.kv.paths import KvPaths
+from kvmesh.kv.transport import KvTransport
 
 
 def make(settings: SimulatedSettings, host: EngineHost) -> Engine:
@@ -32,14 +34,17 @@ def make_rank(settings: SimulatedSettings, host: EngineHost, paths: KvPaths, ran
         return SimulatedEngine(settings, host.clock, paths=paths)
     from kvmesh.kv.nixl_transport import NixlTransport
 
+    transport: KvTransport = NixlTransport()
+    if settings.kv_transfer_pause_s:
+        transport = SlowTransport(transport, host.clock, settings.kv_transfer_pause_s)
     if settings.handoff != Handoff.RENDEZVOUS:
-        return SimulatedEngine(settings, host.clock, NixlTransport(), paths=paths)
+        return SimulatedEngine(settings, host.clock, transport, paths=paths)
     from kvmesh.engines.simulated.rendezvous.http_wire import HttpWire
 
     wire = HttpWire(host.address, rank_port(settings.bootstrap_port, rank, host))
     # Every request needs the transport, so there is nothing to serve before it has started.
     settings = replace(settings, kv_transport_delay_s=0.0)
-    return SimulatedEngine(settings, host.clock, NixlTransport(), wire=wire, paths=paths)
+    return SimulatedEngine(settings, host.clock, transport, wire=wire, paths=paths)
 
 
 def all_capabilities() -> Capabilities:
@@ -59,5 +64,5 @@ SIMULATED = EngineRegistration(
     capabilities=all_capabilities,
     # NIXL takes a second to load. Decode workers compute prompts until prefill workers are registered.
     prefill_joins_late=True,
-    unsupported={"multi_rank": "a step has no work to share"},
+    unsupported={"multi_rank": "a step has no work to share", "multi_node": "a step has no work to share"},
 )

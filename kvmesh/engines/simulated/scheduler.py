@@ -6,7 +6,7 @@ and none is available, the leg of the lowest rank is preempted: it drops its blo
 of `rendezvous/` before and after; a decode engine of a rendezvous does not compute prompts, so its legs are retracted instead of preempted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kvmesh.core import FinishReason, Handoff, KvHandle, LegTask, ModelCard, Role
 from kvmesh.engines.base import EngineFinish, EngineRequest
@@ -361,6 +361,8 @@ class Scheduler:
             return 0
         take = min(budget, len(leg.tokens) - leg.computed)
         if take:
+            step.prompts += 1
+            step.token_pairs += take * (leg.computed + take / 2)
             compute_prompt(
                 leg, take=take, memory=self.memory, pool=self.pool, block_size_tokens=self.settings.block_size_tokens
             )
@@ -511,6 +513,11 @@ class Scheduler:
         self.transferred_tokens_total += 0 if leg.request.is_internal else leg.transferred_tokens
 
     # Load
+
+    def held_blocks(self, pulled: Iterable[Sequence[int]] = ()) -> int:
+        """Counts the blocks of legs, of handles and of `pulled`, those of transfers. The pool is not asked, so that leaks are found."""
+        legs = [leg.blocks for leg in self._legs.values()]
+        return len({block for blocks in (*legs, *self.leases.blocks(), *pulled) for block in blocks})
 
     def _running(self) -> int:
         return len(self._decoding) + len(self._prefilling) + len(self._pulling) + self.decodes.prebuilt

@@ -13,14 +13,24 @@ PREFILL_TOKENS_MIN = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepProfile:
-    """Step time in seconds: `base_s + per_prefill_token_s * prompt tokens + per_decode_request_s * decoding requests`."""
+    """Step time in seconds: `base_s` and the products of the other coefficients with what the step computes."""
 
     base_s: float = setting(0.004, "Fixed part of a step.", min=0)
     per_prefill_token_s: float = setting(0.00004, "Time for each prompt token of a step.", min=0)
     per_decode_request_s: float = setting(0.00002, "Time for each request that decodes in a step.", min=0)
+    per_prompt_s: float = setting(0.0, "Time for each prompt of which tokens are computed in a step.", min=0)
+    per_token_pair_s: float = setting(
+        0.0, "Time for each pair of a computed prompt token and a token before it: attention.", min=0
+    )
 
-    def step_s(self, prefill_tokens: int, decode_requests: int) -> float:
-        return self.base_s + self.per_prefill_token_s * prefill_tokens + self.per_decode_request_s * decode_requests
+    def step_s(self, prefill_tokens: int, decode_requests: int, *, prompts: int = 0, token_pairs: float = 0.0) -> float:
+        return (
+            self.base_s
+            + self.per_prefill_token_s * prefill_tokens
+            + self.per_decode_request_s * decode_requests
+            + self.per_prompt_s * prompts
+            + self.per_token_pair_s * token_pairs
+        )
 
     def prefill_tokens_within(self, step_s: float, decode_requests: int) -> int:
         """Prompt tokens that fit into a step of `step_s` that also decodes for these requests; at least PREFILL_TOKENS_MIN."""
@@ -115,7 +125,17 @@ class SimulatedSettings:
     kv_transport_delay_s: float = setting(
         0.0, "Delay from the start of a decode engine until it loads the transport.", min=0
     )
+    kv_transfer_pause_s: float = setting(
+        0.0, "Pause in the middle of each transfer of KV, so that faults and cancels can meet one. 0: none.", min=0
+    )
     profile: StepProfile = field(default_factory=StepProfile)
+    event_loop: str = setting(
+        "normal",
+        "`normal`: the next step begins when the results of a step have been processed; `overlap`: it runs meanwhile, as in SGLang, so a"
+        " token comes later and the next step earlier.",
+        choices=("normal", "overlap"),
+    )
+    processing_s: float = setting(0.0, "Time to process the results of a step.", min=0)
     time_factor: float = setting(
         1.0, "Scale of all step times: 1 is real time, 0 as fast as possible (never sleeps).", min=0
     )
@@ -137,16 +157,23 @@ class SimulatedSettings:
             return min(tokens_max, self.profile.prefill_tokens_within(budget_s, decode_requests))
         return tokens_max
 
+    def step_s(self, prefill_tokens: int, decode_requests: int, *, prompts: int = 0, token_pairs: float = 0.0) -> float:
+        """Seconds from the begin of a step to the begin of the next one, before `time_factor`."""
+        computing_s = self.profile.step_s(prefill_tokens, decode_requests, prompts=prompts, token_pairs=token_pairs)
+        if self.event_loop == "overlap":
+            return max(computing_s, self.processing_s)
+        return computing_s + self.processing_s
+
     def performance(self) -> PerformanceProfile | None:
         """The step times to register with routers. None when steps take no time."""
         if not self.time_factor:
             return None
         profile, factor = self.profile, self.time_factor
         return PerformanceProfile(
-            prefill_base_s=factor * profile.base_s,
+            prefill_base_s=factor * (profile.base_s + profile.per_prompt_s + self.processing_s),
             prefill_s_per_token=factor * profile.per_prefill_token_s,
-            prefill_s_per_token_pair=0.0,
-            decode_step_base_s=factor * profile.base_s,
+            prefill_s_per_token_pair=factor * profile.per_token_pair_s,
+            decode_step_base_s=factor * self.step_s(0, 0),
             decode_s_per_request=factor * profile.per_decode_request_s,
             decode_s_per_kv_token=0.0,
             kv_bytes_per_token=max(1, self.kv_bytes_per_block // self.block_size_tokens),

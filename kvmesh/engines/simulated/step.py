@@ -47,6 +47,10 @@ class Step:
     finishes: list[EngineFinish] = field(default_factory=list)
     pulls: list[PullOrder] = field(default_factory=list)
     prefill_tokens: int = 0
+    prompts: int = 0
+    """Prompts of which tokens are computed."""
+    token_pairs: float = 0.0
+    """Pairs of a computed prompt token and a token before it."""
     decode_requests: int = 0
     can_go_on: bool = False
     """The next step has something to do, even if this one did nothing."""

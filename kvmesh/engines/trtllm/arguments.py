@@ -36,6 +36,8 @@ OWN: Mapping[str, str] = {
     "scheduler_config.waiting_queue_policy": "requests have priorities",
 }
 """Arguments that kvmesh sets itself, and why they cannot be passed through."""
+LAUNCHED = "TLLM_SPAWN_PROXY_PROCESS"
+"""`trtllm-llmapi-launch` sets it to 1 for the command that it runs."""
 
 
 def engine_arguments(settings: TrtllmSettings) -> dict[str, Any]:
@@ -46,6 +48,23 @@ def engine_arguments(settings: TrtllmSettings) -> dict[str, Any]:
                 f"engine_arguments cannot set {name}: {OWN[name]}", field="engine_arguments", reason="invalid_settings"
             )
     return merge(own_arguments(settings), settings.engine_arguments)
+
+
+def check_launcher(settings: TrtllmSettings, environ: Mapping[str, str]) -> None:
+    """InvalidRequestError for ranks on several machines without TensorRT-LLM's launcher.
+
+    MPI starts a process for each rank. The launcher runs the worker in that of rank 0 and the engine's own loop in the others, and ends all
+    together. Without it each of them would be a worker that registers.
+    """
+    ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    is_on_several = 0 < settings.gpus_per_node < ranks and not settings.orchestrator
+    if is_on_several and environ.get(LAUNCHED) != "1":
+        raise InvalidRequestError(
+            f"{ranks} ranks need more than one node of {settings.gpus_per_node} GPUs: start the worker with mpirun or srun and"
+            " trtllm-llmapi-launch",
+            field="gpus_per_node",
+            reason="invalid_settings",
+        )
 
 
 def own_arguments(settings: TrtllmSettings) -> dict[str, Any]:

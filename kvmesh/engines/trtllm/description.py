@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kvmesh.core import Capabilities, Handoff, ModelCard, Role
+from kvmesh.core.sampling import MODEL_DEFAULTS
 from kvmesh.engines.file_hashes import FileHashes
 from kvmesh.engines.fingerprint import compatibility_hash, model_files, model_fingerprint
 from kvmesh.engines.ranked import FEATURE
@@ -16,10 +17,6 @@ from kvmesh.engines.trtllm.version import installed_version
 from kvmesh.errors import InvalidRequestError
 
 LOGPROBS_MAX = 20
-DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Sampling parameters that a model's generation_config.json may set."""
-
-
 KV_ARGUMENTS = (
     "kv_cache_config.dtype",
     "kv_cache_config.max_attention_window",
@@ -49,7 +46,7 @@ def read_json(settings: TrtllmSettings, name: str) -> dict[str, Any]:
 
 def generation_defaults(settings: TrtllmSettings) -> dict[str, Any]:
     values = read_json(settings, "generation_config.json")
-    return {name: values[name] for name in DEFAULTS if values.get(name) is not None}
+    return {name: values[name] for name in MODEL_DEFAULTS if values.get(name) is not None}
 
 
 def model_card(settings: TrtllmSettings, capacity_tokens: int) -> ModelCard:

@@ -13,7 +13,7 @@ from kvmesh.engines.base import EngineDescription, EngineRequest, StepOutput
 from kvmesh.engines.output_buffers import KvEventBuffer, StepOutputBuffer
 from kvmesh.engines.rank_loads import share_of_load
 from kvmesh.engines.trtllm.adapters import LoadedAdapter, TrtllmAdapters
-from kvmesh.engines.trtllm.arguments import engine_arguments, loads_tokenizer
+from kvmesh.engines.trtllm.arguments import check_launcher, engine_arguments, loads_tokenizer
 from kvmesh.engines.trtllm.claims import SeedClaims
 from kvmesh.engines.trtllm.description import capabilities, generation_defaults, handle_form, model_card
 from kvmesh.engines.trtllm.events import TrtllmEvents
@@ -71,6 +71,7 @@ class TrtllmEngine:
         if self._is_started:
             raise InvalidRequestError("the engine was started already")
         self._is_started = True
+        check_launcher(self._settings, os.environ)
         arguments = engine_arguments(self._settings)
         loading = asyncio.get_running_loop().run_in_executor(None, load_engine, arguments, self._settings.device_ids)
         try:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from kvmesh.checks import check_generation
 from kvmesh.core import LegTask, ModelCard, Rendezvous
 from kvmesh.engines.base import EngineRequest
+from kvmesh.engines.sampling_names import FIELD
 from kvmesh.engines.trtllm.adapters import LoadedAdapter
 from kvmesh.engines.trtllm.handles import TrtllmHandleForm, prompt_hash, read_handle
 from kvmesh.engines.trtllm.leg import TrtllmLeg
 from kvmesh.engines.trtllm.sampling import (
     CONTEXT,
-    FIELD,
     GENERATION,
     check_emitted,
     request_priority,

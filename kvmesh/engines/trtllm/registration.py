@@ -38,7 +38,7 @@ def all_capabilities() -> Capabilities:
     from kvmesh.engines.trtllm.description import capabilities
 
     record = capabilities(TrtllmSettings(model="any", enable_lora=True, tokenizer="load"))
-    return with_features(with_ranks(record), "multi_rank")
+    return with_features(with_ranks(record), "multi_rank", "multi_node")
 
 
 TRTLLM = EngineRegistration(

@@ -1,4 +1,6 @@
-"""Translates sampling parameters to TensorRT-LLM's. None takes the model's generation default.
+"""Translates sampling parameters to TensorRT-LLM's, those that `sampling_names.py` copies excepted.
+
+None takes the model's generation default.
 
 Emitted tokens are part of the engine's prompt, so `max_tokens` and `min_tokens` are reduced by their number. What cannot be continued
 correctly after them is refused.
@@ -9,14 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvmesh.core import Constraint, ConstraintKind, Generation
+from kvmesh.engines.sampling_names import FIELD, copied_arguments
 from kvmesh.errors import InvalidRequestError, UnsupportedError
 
 if TYPE_CHECKING:
     from tensorrt_llm.sampling_params import GuidedDecodingParams, SamplingParams
 
-FIELD = "generation.sampling"
-SIMPLE = ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logprobs", "prompt_logprobs")
-LOGPROBS = ("logprobs", "prompt_logprobs")
 CONSTRAINTS = {
     ConstraintKind.JSON_SCHEMA: "json",
     ConstraintKind.REGEX: "regex",
@@ -103,20 +103,16 @@ def sampling_params(
     from tensorrt_llm.sampling_params import SamplingParams
 
     sampling, is_prefill = generation.sampling, phase == CONTEXT
-    arguments = {name: defaults.get(name) for name in SIMPLE}
-    arguments |= {name: value for name in SIMPLE if (value := getattr(sampling, name)) is not None}
-    # Releases differ in what 0 means. The alternative beyond the chosen token is cut off later.
-    arguments |= {name: max(1, value) for name in LOGPROBS if (value := arguments[name]) is not None}
-    if generation.emitted_token_ids or is_prefill:
-        # The prompt includes the emitted tokens; a prefill leg returns none.
-        arguments["prompt_logprobs"] = None
+    arguments = {**defaults, **copied_arguments("trtllm", sampling), **randomness(generation, defaults)}
     # The end token is masked while `min_tokens` are missing, so it must be known then, and cannot end a prefill leg.
     ignores_end = sampling.ignore_eos or (is_prefill and not rules.tokens_min)
     # With `min_tokens` the engine would stop too early at other stop tokens, so `Stopping` alone handles them.
     stop_ids = [] if is_prefill or rules.tokens_min else sorted(rules.stop_ids - {end_id})
     return SamplingParams(
         **arguments,
-        **randomness(generation, defaults),
+        logprobs=alternatives(sampling.logprobs),
+        # The prompt includes the emitted tokens; a prefill leg returns none.
+        prompt_logprobs=None if generation.emitted_token_ids or is_prefill else alternatives(sampling.prompt_logprobs),
         end_id=end_id,
         ignore_eos=ignores_end,
         # A generation phase has room for the handed-over first token and one more, otherwise the engine might not pull the KV.
@@ -134,7 +130,7 @@ def randomness(generation: Generation, defaults: Mapping[str, Any]) -> dict[str,
     """All releases take top_k 1 for greedy; a temperature of 0 is newer. Without any value the engine is greedy, so all are given."""
     sampling, value = generation.sampling, temperature(generation, defaults)
     if value == 0:
-        return {"top_k": 1}
+        return {"temperature": None, "top_p": None, "top_k": 1, "seed": None}
     return {
         "temperature": value,
         "top_p": sampling.top_p if sampling.top_p is not None else defaults.get("top_p", 1.0),
@@ -142,6 +138,11 @@ def randomness(generation: Generation, defaults: Mapping[str, Any]) -> dict[str,
         # The engine's seeds are unsigned.
         "seed": None if sampling.seed is None else sampling.seed % UNSIGNED,
     }
+
+
+def alternatives(number: int | None) -> int | None:
+    """Releases differ in what 0 means. The alternative beyond the chosen token is cut off later."""
+    return None if number is None else max(1, number)
 
 
 def embedding_bias(generation: Generation, vocabulary_size: int) -> Any:

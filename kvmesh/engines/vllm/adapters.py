@@ -1,12 +1,12 @@
 """LoRA adapters. Requests may name loaded adapters only, because a wrong path in a request kills the engine."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from kvmesh.engines.adapter_check import check_adapter
 from kvmesh.engines.file_hashes import FileHashes
 from kvmesh.engines.fingerprint import adapter_fingerprint
-from kvmesh.errors import InvalidRequestError, NotFoundError, OverloadedError, UnsupportedError
+from kvmesh.errors import InvalidRequestError, NotFoundError, UnsupportedError
 
 CONTENT_MARK = "\0"
 """Separates an adapter's name from the hash of its content. Names never contain it."""
@@ -59,10 +59,7 @@ class VllmAdapters:
     def _check(self, name: str, source: str) -> None:
         if not self.is_enabled:
             raise UnsupportedError("the engine was started without enable_lora", field="adapter")
-        if name not in self._loaded and len(self._loaded) >= self.adapters_max:
-            raise OverloadedError(f"{self.adapters_max} adapters are loaded already", reason="adapters_full")
-        if not (Path(source) / "adapter_config.json").is_file():
-            raise NotFoundError(f"{source} has no adapter_config.json", field="source", reason="adapter_not_found")
+        check_adapter(name, source, loaded=self._loaded, adapters_max=self.adapters_max)
 
     def add(self, request: Any) -> None:
         """Records an adapter that vLLM has loaded."""

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from kvmesh.engines.nodes import meeting_address
 from kvmesh.engines.vllm.holds import HOLDS_PATH, SECRET_FILE
 from kvmesh.engines.vllm.settings import (
     CPU_BLOCK_SIZE_TOKENS,
@@ -16,6 +17,30 @@ from kvmesh.errors import InvalidRequestError
 
 EXTENSION = "kvmesh.engines.vllm.nixl_worker.KvmeshWorkerExtension"
 CONNECTOR_MODULE = "kvmesh.engines.vllm.connector"
+REPLICAS = "start one worker for each replica; `enable_expert_parallel` divides experts among tensor-parallel ranks"
+SET_BY_KVMESH = {
+    "model": "kvmesh sets it: --model",
+    "served_model_name": "kvmesh sets it: --served-name",
+    "tensor_parallel_size": "kvmesh sets it: --vllm-tensor-parallel-size",
+    "nnodes": "kvmesh sets it: --vllm-nodes",
+    "node_rank": "kvmesh sets it: --vllm-node-rank",
+    "master_addr": "kvmesh sets it: --vllm-nodes-address",
+    "master_port": "kvmesh sets it: --vllm-nodes-address",
+    "kv_transfer_config": "the worker's role decides it; see --vllm-has-kv-transfer",
+    "kv_events_config": "kvmesh reads KV events itself",
+    "scheduling_policy": "requests have priorities",
+    "worker_extension_cls": "kvmesh extends vLLM's worker",
+    "disable_log_stats": "the worker has the metrics",
+    "data_parallel_size": REPLICAS,
+    "data_parallel_rank": REPLICAS,
+    "data_parallel_size_local": REPLICAS,
+    "data_parallel_start_rank": REPLICAS,
+    "data_parallel_address": REPLICAS,
+    "data_parallel_rpc_port": REPLICAS,
+    "data_parallel_hybrid_lb": REPLICAS,
+    "data_parallel_external_lb": REPLICAS,
+}
+"""EngineArgs that `engine_arguments` may not name, and why."""
 ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 
@@ -28,6 +53,7 @@ def engine_arguments(settings: VllmSettings, *, is_cpu: bool, holds_path: str) -
 
     values = base_arguments(settings) | (cpu_arguments(settings) if is_cpu else gpu_arguments(settings))
     values |= connector_arguments(settings, holds_path)
+    check_names(settings)
     unknown = set(settings.engine_arguments) - {field.name for field in dataclasses.fields(EngineArgs)}
     if unknown:
         raise InvalidRequestError(
@@ -39,6 +65,15 @@ def engine_arguments(settings: VllmSettings, *, is_cpu: bool, holds_path: str) -
     if is_cpu:
         check_cpu_block_size(values["block_size"])
     return EngineArgs(**values)
+
+
+def check_names(settings: VllmSettings) -> None:
+    """InvalidRequestError for names in `engine_arguments` that kvmesh sets itself."""
+    for name in settings.engine_arguments:
+        if reason := SET_BY_KVMESH.get(name):
+            raise InvalidRequestError(
+                f"engine_arguments must not have {name}: {reason}", field="engine_arguments", reason="invalid_settings"
+            )
 
 
 def base_arguments(settings: VllmSettings) -> dict[str, Any]:
@@ -61,6 +96,8 @@ def base_arguments(settings: VllmSettings) -> dict[str, Any]:
         from vllm.config import StructuredOutputsConfig
 
         values["structured_outputs_config"] = StructuredOutputsConfig(backend="xgrammar", disable_any_whitespace=True)
+    if settings.nodes > 1:
+        values |= node_arguments(settings)
     if settings.step_tokens_max:
         values["max_num_batched_tokens"] = settings.step_tokens_max
     if settings.enable_lora:
@@ -71,6 +108,18 @@ def base_arguments(settings: VllmSettings) -> dict[str, Any]:
             "max_lora_rank": settings.adapter_rank_max,
         }
     return values
+
+
+def node_arguments(settings: VllmSettings) -> dict[str, Any]:
+    """Ranks on several machines: each machine starts its own, which meet at the leader's address."""
+    host, port = meeting_address(settings.nodes_address)
+    return {
+        "nnodes": settings.nodes,
+        "node_rank": settings.node_rank,
+        "master_addr": host,
+        "master_port": port,
+        "distributed_executor_backend": "mp",
+    }
 
 
 def cpu_arguments(settings: VllmSettings) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvmesh.core import LoadRecord
+from kvmesh.engines.held_blocks import BlockCount
 from kvmesh.engines.vllm.arguments import engine_arguments, usage_context
 from kvmesh.engines.vllm.continuation import Continuations
 from kvmesh.engines.vllm.cpu import allow_model_compiling, forbid_compiling
@@ -221,6 +222,20 @@ class VllmCore:
         tensors = self._scheduler.kv_cache_config.kv_cache_tensors
         total = sum(int(tensor.size) for tensor in tensors)
         return total // int(self._pool.num_gpu_blocks) * int(self.config.parallel_config.tensor_parallel_size)
+
+    def count_blocks(self) -> BlockCount:
+        """Counts the blocks in the block tables of requests, leased ones included. The pool is not asked, so that leaks are found.
+
+        Blocks with the same cached content count once as cached.
+        """
+        tables = [
+            table
+            for manager in self._scheduler.kv_cache_manager.coordinator.single_type_managers
+            for table in manager.req_to_blocks.values()
+        ]
+        held = {block.block_id: block.block_hash for table in tables for block in table if not block.is_null}
+        names = {name for name in held.values() if name is not None}
+        return BlockCount(held=len(held), cached=max(0, len(self._pool.cached_block_hash_to_block) - len(names)))
 
     def load(self) -> LoadRecord:
         """The present occupancy. The runner adds its counters."""

@@ -14,17 +14,20 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from kvmesh.core import KvEvent, KvHandle, LoadRecord, PerformanceProfile, Role
+from kvmesh.core import KvEvent, KvHandle, LegTask, LoadRecord, PerformanceProfile, Role
 from kvmesh.engines.base import EngineDescription, EngineRequest, StepOutput
+from kvmesh.engines.node_watch import NodeWatch
 from kvmesh.engines.output_buffers import KvEventBuffer, StepOutputBuffer
 from kvmesh.engines.vllm import environment
 from kvmesh.engines.vllm.adapters import VllmAdapters
 from kvmesh.engines.vllm.arguments import loads_tokenizer
+from kvmesh.engines.vllm.constraints import VllmConstraints
 from kvmesh.engines.vllm.core import VllmCore
 from kvmesh.engines.vllm.description import capabilities, handle_form, model_card
 from kvmesh.engines.vllm.events import VllmEvents, prefix_group
 from kvmesh.engines.vllm.handles import unpack
 from kvmesh.engines.vllm.intake import VllmIntake
+from kvmesh.engines.vllm.leg import VllmLeg
 from kvmesh.engines.vllm.runner import Runner
 from kvmesh.engines.vllm.settings import VllmSettings
 from kvmesh.engines.vllm.thread import EngineThread, IdlePauses
@@ -65,6 +68,8 @@ class VllmEngine:
         self._adapters = VllmAdapters(settings.adapters_max, settings.enable_lora)
         self._retired: dict[int, Any] = {}
         self._keys: set[int] = set()
+        self._preparing: dict[int, asyncio.Task[None]] = {}
+        """By key: legs whose constraints are being validated."""
         self._numbers = itertools.count()
         self._load = LoadRecord()
         self.kv_paths = KvPaths(pull_timeout_s=settings.pull_timeout_s, lock=threading.Lock())
@@ -81,6 +86,14 @@ class VllmEngine:
         self._pauses = IdlePauses(IDLE_POLL_S)
         self._core: VllmCore | None = None
         self._thread: EngineThread | None = None
+        self._nodes = NodeWatch(
+            nodes=settings.nodes,
+            node_rank=settings.node_rank,
+            nodes_address=settings.nodes_address,
+            secret_file=settings.mesh_secret_file,
+            start_timeout_s=settings.start_timeout_s,
+            end=self._lose_node,
+        )
 
     # ---- on the event loop ----
 
@@ -135,13 +148,55 @@ class VllmEngine:
         settings = self._settings
         if len(self._keys) >= self._running_requests_max + settings.waiting_requests_max:
             raise OverloadedError("too many requests wait", retry_after_s=OVERLOAD_RETRY_S)
-        adapter = self._adapters.get(request.generation.adapter)
-        leg = self._intake.make_leg(request, adapter=adapter, number=next(self._numbers), now=self._now())
+        if not self._has_ready_constraint(request):
+            self._keys.add(request.key)
+            self._preparing[request.key] = self._loop.create_task(self._add_prepared(request), name="constraint")
+            return
+        leg = self._make_leg(request)
         self._keys.add(request.key)
         thread.call(lambda: self._runner.add(leg))
 
+    def _has_ready_constraint(self, request: EngineRequest) -> bool:
+        # A prefill leg samples without the constraint, and without a tokenizer it is refused.
+        is_used = request.task is LegTask.GENERATE and self._intake.has_tokenizer
+        return not is_used or self._constraints.is_ready(request.generation.sampling.constraint)
+
+    def _make_leg(self, request: EngineRequest) -> VllmLeg:
+        return self._intake.make_leg(
+            request,
+            adapter=self._adapters.get(request.generation.adapter),
+            number=next(self._numbers),
+            now=self._now(),
+            validated=self._constraints.validated(request.generation.sampling.constraint)
+            if request.task is LegTask.GENERATE
+            else None,
+        )
+
+    async def _add_prepared(self, request: EngineRequest) -> None:
+        """Adds a leg after its constraint was validated. A refusal becomes the leg's finish."""
+        constraint, key = request.generation.sampling.constraint, request.key
+        assert constraint is not None, "a request without constraint is added at once"
+        try:
+            await self._constraints.prepare(constraint)
+            leg = self._make_leg(request)
+            self._running_thread().call(lambda: self._runner.add(leg))
+        except MeshError as error:
+            self._refuse(key, error)
+        except Exception as error:  # Foreign code. The engine is intact.
+            LOG.exception("constraint_not_prepared")
+            self._refuse(key, InternalError(f"the constraint was not validated: {type(error).__name__}"))
+        finally:
+            self._preparing.pop(key, None)
+
+    def _refuse(self, key: int, error: MeshError | None) -> None:
+        if self._thread is not None:
+            self._thread.call(lambda: self._runner.refuse(key, error))
+
     def cancel_nowait(self, key: int) -> None:
-        if key in self._keys and self._thread is not None:
+        if (preparing := self._preparing.pop(key, None)) is not None:
+            preparing.cancel()
+            self._refuse(key, None)
+        elif key in self._keys and self._thread is not None:
             self._thread.call(lambda: self._runner.cancel(key))
 
     def release_nowait(self, handle_id: str) -> bool:
@@ -228,6 +283,12 @@ class VllmEngine:
         if self._is_closing:
             return
         self._is_closing = True
+        if preparing := dict(self._preparing):
+            for key in preparing:
+                self.cancel_nowait(key)
+            await asyncio.wait(preparing.values())
+        if self._core is not None:
+            await self._constraints.aclose()
         if thread is None:
             self._finish_streams()
             return
@@ -288,12 +349,14 @@ class VllmEngine:
     # ---- on the engine thread ----
 
     def _build(self) -> None:
+        self._nodes.join()
         core = VllmCore(self._settings, self._take_events)
         self._translator.count_group(prefix_group(core.cache_group_kinds()))
         form = handle_form(core, self._settings)
         has_tokenizer = loads_tokenizer(self._settings)
         self._runner = Runner(core, settings=self._settings, form=form, now=self._now, paths=self.kv_paths)
         card = model_card(core, self._settings)
+        self._constraints = VllmConstraints(core, self._settings.grammar)
         self._intake = VllmIntake(
             core=core,
             settings=self._settings,
@@ -374,7 +437,13 @@ class VllmEngine:
         LOG.error("engine_died", exc_info=error)
         self._post_call(self._fail, start_failure(error) if self._core is None else lost(error))
 
+    def _lose_node(self, reason: str) -> None:
+        """On a thread of the watch. The ranks that are left wait for the others for ever, and the engine thread for them."""
+        LOG.error("engine_node_lost", extra={"data": {"reason": reason}})
+        self._post_call(self._fail, LostError(reason, reason="engine_died"))
+
     def _ended(self) -> None:
+        self._nodes.close()
         try:
             if self._core is not None:
                 self._core.close()

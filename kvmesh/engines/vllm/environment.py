@@ -70,6 +70,9 @@ def prepare(settings: VllmSettings) -> int:
     use_thread_count()
     if Path(settings.model).is_dir():
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    if settings.nodes > 1:
+        # The address at which ranks on other machines get the scheduler's messages.
+        os.environ.setdefault("VLLM_HOST_IP", settings.side_channel_host or LOOPBACK)
     host = settings.side_channel_host or LOOPBACK
     port = free_port(host, settings.side_channel_port)
     os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = host

@@ -1,17 +1,17 @@
 """Checks legs and translates them to vLLM requests. Runs on the event loop."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvmesh.checks import check_generation
 from kvmesh.core import Generation, LegTask, ModelCard
 from kvmesh.engines.base import EngineRequest
+from kvmesh.engines.sampling_names import FIELD
 from kvmesh.engines.vllm.continuation import EMITTED
 from kvmesh.engines.vllm.core import VllmCore
 from kvmesh.engines.vllm.handles import PREFILL_PARAMETERS, VllmHandleForm, prompt_hash, read_handle
 from kvmesh.engines.vllm.leg import VllmLeg
 from kvmesh.engines.vllm.sampling import (
-    FIELD,
     constraint_arguments,
     decode_arguments,
     prefill_arguments,
@@ -37,8 +37,12 @@ class VllmIntake:
     defaults: dict[str, Any]
     paths: KvPaths
 
-    def make_leg(self, request: EngineRequest, *, adapter: Any, number: int, now: float) -> VllmLeg:
+    def make_leg(
+        self, request: EngineRequest, *, adapter: Any, number: int, now: float, validated: Any = None
+    ) -> VllmLeg:
         """A leg that is ready to run. `number` must be new for each leg, since vLLM knows a request id while its blocks are leased.
+
+        `validated`: vLLM's parameters of the constraint, if it was validated before.
 
         Raises InvalidRequestError, UnsupportedError or KvLostError, without side effects.
         """
@@ -55,12 +59,19 @@ class VllmIntake:
         prompt = prompt_hash(seed_hash(adapter_name, generation.cache_salt), tokens)
         parameters, is_late = self._parameters(request, len(tokens), prompt)
         inner_id = f"{request.leg_id}~{number}"
+        core_request = self._core_request(
+            inner_id,
+            request=request if validated is None else without_constraint(request),
+            tokens=tokens,
+            parameters=parameters,
+            adapter=adapter,
+        )
+        if validated is not None:
+            core_request.sampling_params.structured_outputs = validated
         return VllmLeg(
             request=request,
             inner_id=inner_id,
-            core_request=self._core_request(
-                inner_id, request=request, tokens=tokens, parameters=parameters, adapter=adapter
-            ),
+            core_request=core_request,
             prompt_tokens=len(tokens),
             prompt=prompt,
             parameters=parameters,
@@ -161,6 +172,12 @@ class VllmIntake:
             extra[EMITTED] = len(generation.emitted_token_ids)
         arguments["extra_args"] = extra or None
         return SamplingParams(**arguments, detokenize=False, output_kind=RequestOutputKind.DELTA)
+
+
+def without_constraint(request: EngineRequest) -> EngineRequest:
+    generation = request.generation
+    sampling = replace(generation.sampling, constraint=None)
+    return replace(request, generation=replace(generation, sampling=sampling))
 
 
 def pooling(request: EngineRequest) -> Any:

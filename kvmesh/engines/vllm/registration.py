@@ -7,26 +7,35 @@ from kvmesh.core import Capabilities
 from kvmesh.engines.base import Engine
 from kvmesh.engines.registration import DeviceAssignment, EngineHost, EngineRegistration, GpuSupport, with_features
 from kvmesh.engines.vllm.settings import VllmSettings
+from kvmesh.lifecycle import RunningPart
 
 
 def make(settings: VllmSettings, host: EngineHost) -> Engine:
     from kvmesh.engines.vllm.engine import VllmEngine
 
+    return VllmEngine(on_host(settings, host))
+
+
+def make_follower(settings: VllmSettings, host: EngineHost) -> RunningPart | None:
+    from kvmesh.engines.vllm.follower import VllmFollower
+
+    return VllmFollower(on_host(settings, host)) if settings.node_rank else None
+
+
+def on_host(settings: VllmSettings, host: EngineHost) -> VllmSettings:
     address, port = settings.side_channel_host or host.address, settings.side_channel_port
     if not port and host.ports is not None:
         port = host.ports.claim(address)
-    return VllmEngine(
-        replace(
-            settings,
-            side_channel_host=address,
-            side_channel_port=port,
-            model=host.model,
-            served_name=host.served_name,
-            role=host.role.value,
-            lease_s=host.kv.lease_s,
-            pull_timeout_s=host.kv.pull_timeout_s,
-            mesh_secret_file=host.mesh_secret_file,
-        )
+    return replace(
+        settings,
+        side_channel_host=address,
+        side_channel_port=port,
+        model=host.model,
+        served_name=host.served_name,
+        role=host.role.value,
+        lease_s=host.kv.lease_s,
+        pull_timeout_s=host.kv.pull_timeout_s,
+        mesh_secret_file=host.mesh_secret_file,
     )
 
 
@@ -48,7 +57,7 @@ def all_capabilities() -> Capabilities:
 
     settings = VllmSettings(model="any", enable_lora=True)
     record = capabilities(settings, has_tokenizer=True, tasks=(GENERATE_TASK, EMBED_TASK))
-    return with_features(record, "multi_rank")
+    return with_features(record, "multi_rank", "multi_node")
 
 
 VLLM_GPU = GpuSupport(
@@ -62,8 +71,12 @@ VLLM = EngineRegistration(
     make_settings=lambda: VllmSettings(model="set by the host", can_switch_role=False),
     set_by_host=("model", "served_name", "role", "lease_s", "pull_timeout_s", "mesh_secret_file"),
     make=make,
+    make_follower=make_follower,
     capabilities=all_capabilities,
-    unsupported={"sleep": "this engine cannot here", "data_parallel_ranks": "start one worker for each replica"},
+    unsupported={
+        "sleep": "this engine cannot here",
+        "data_parallel_ranks": "start one worker for each replica",
+    },
     start_timeout_s=lambda settings: settings.start_timeout_s,
     preload="kvmesh.engines.vllm.preload:preload",
     gpu=VLLM_GPU,

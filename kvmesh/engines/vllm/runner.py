@@ -10,6 +10,8 @@ from typing import Any
 
 from kvmesh.core import FinishReason, LegTask, LoadRecord
 from kvmesh.engines.base import EngineFinish, StepOutput
+from kvmesh.engines.held_blocks import HeldBlocks
+from kvmesh.engines.sampling_names import FIELD
 from kvmesh.engines.step_builder import StepBuilder
 from kvmesh.engines.vllm.budget import TOKENS_MIN, StepBudget
 from kvmesh.engines.vllm.core import VllmCore
@@ -18,9 +20,8 @@ from kvmesh.engines.vllm.intake import prepare_recomputation
 from kvmesh.engines.vllm.leg import VllmLeg
 from kvmesh.engines.vllm.outputs import REASONS, stop_token, token_logprobs
 from kvmesh.engines.vllm.pull_reports import PullReports
-from kvmesh.engines.vllm.sampling import FIELD
 from kvmesh.engines.vllm.settings import CPU_STEP_BUDGET_S, VllmSettings
-from kvmesh.errors import InternalError, InvalidRequestError
+from kvmesh.errors import InternalError, InvalidRequestError, MeshError
 from kvmesh.kv.paths import KvPaths
 
 TRANSFER_GRACE_S = 0.1
@@ -78,6 +79,7 @@ class Runner:
         self._building = StepBuilder()
         self._step = 0
         self._load = LoadRecord()
+        self._held_blocks = HeldBlocks()
         self._budget = step_budget(core, settings)
         if self._budget is not None:
             core.limit_steps(self._budget.tokens)
@@ -99,6 +101,11 @@ class Runner:
             self._queued[leg.inner_id] = leg
         if leg.pulls:
             self._pulls[leg.inner_id] = leg
+
+    def refuse(self, key: int, error: MeshError | None) -> None:
+        """Ends a leg that was never added; None: it was cancelled."""
+        reason = FinishReason.ERROR if error is not None else FinishReason.CANCELLED
+        self._building.finishes.append(EngineFinish(key=key, reason=reason, error=error))
 
     def cancel(self, key: int) -> None:
         """Ends a leg and frees its blocks, also those at the source."""
@@ -173,7 +180,7 @@ class Runner:
         for handle_id in [handle_id for handle_id in self._leases if not self._core.is_held(handle_id)]:
             del self._leases[handle_id]
         now = self._core.load()
-        return replace(
+        load = replace(
             self._load,
             step=self._step,
             running_requests=now.running_requests,
@@ -185,7 +192,10 @@ class Runner:
             kv_blocks_leased=sum(self._leases.values()),
             running_requests_max=now.running_requests_max,
             preempted_requests_total=now.preempted_requests_total,
+            pulling_requests=len(self._aborted_pulls)
+            + sum(leg.pull_ends_s is not None for leg in self._pulls.values()),
         )
+        return self._held_blocks.add_to(load, self._core.count_blocks, now_s=self._now())
 
     def _take(self, leg: VllmLeg, output: Any) -> None:
         if output.prefill_stats is not None:

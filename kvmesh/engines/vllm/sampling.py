@@ -1,4 +1,4 @@
-"""Translates sampling parameters to vLLM's. None takes the model's generation default.
+"""Translates sampling parameters to vLLM's, those that `sampling_names.py` copies excepted. None takes the model's generation default.
 
 The limits are those of the whole answer, also where another engine has emitted a part of it (`continuation.py`).
 """
@@ -8,21 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvmesh.core import Constraint, ConstraintKind, Generation
+from kvmesh.engines.sampling_names import FIELD, copied_arguments
 from kvmesh.errors import InvalidRequestError, UnsupportedError
 
-FIELD = "generation.sampling"
-SIMPLE = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "logprobs",
-    "prompt_logprobs",
-)
 CONSTRAINTS = {
     ConstraintKind.JSON_SCHEMA: "json",
     ConstraintKind.REGEX: "regex",
@@ -52,12 +40,10 @@ def decode_arguments(
     """Keyword arguments of vLLM's SamplingParams for a decode leg, without the constraint."""
     check_emitted(generation, defaults, continues)
     sampling = generation.sampling
-    arguments = {"temperature": 1.0, **defaults}
-    arguments |= {name: value for name in SIMPLE if (value := getattr(sampling, name)) is not None}
+    arguments = {"temperature": 1.0, **defaults, **copied_arguments("vllm", sampling)}
     max_tokens = sampling.max_tokens or arguments.get("max_tokens")
     arguments["max_tokens"] = max_tokens
     arguments["min_tokens"] = sampling.min_tokens or 0
-    arguments["ignore_eos"] = sampling.ignore_eos
     if generation.emitted_token_ids:
         # The client has them already, and vLLM would include the emitted tokens.
         arguments.pop("prompt_logprobs", None)

@@ -1,9 +1,11 @@
 """Settings of the vLLM engine."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from kvmesh.engines.nodes import check_nodes, node_rank_setting, nodes_address_setting, nodes_setting
+from kvmesh.engines.vllm.grammar_check import GrammarSettings
 from kvmesh.errors import InvalidRequestError
 from kvmesh.settings import setting
 
@@ -71,6 +73,9 @@ class VllmSettings:
     tensor_parallel_size: int = setting(
         1, "Ranks. Above 1 the ranks are child processes that die with this one.", min=1
     )
+    nodes: int = nodes_setting()
+    node_rank: int = node_rank_setting()
+    nodes_address: str = nodes_address_setting()
     tokenizer: str = setting(
         "auto",
         "`load`: vLLM reads the tokenizer, which structured output needs; `skip`: it does not; `auto`: if the directory has one.",
@@ -81,6 +86,7 @@ class VllmSettings:
         "Constrained JSON may contain whitespace between its parts. Small models may write it without end: False forbids it and"
         " leaves xgrammar as the only grammar backend (schemas that xgrammar does not support are refused then).",
     )
+    grammar: GrammarSettings = field(default_factory=GrammarSettings)
     has_kv_transfer: bool = setting(True, "False starts without a connector: the engine computes every prompt itself.")
     lease_s: float = 30.0
     pull_timeout_s: float = 10.0
@@ -100,7 +106,8 @@ class VllmSettings:
     start_timeout_s: float = setting(7200.0, "Longest start, a download of the model included.", min=1)
     log_level: str = setting("WARNING", "vLLM's log level.")
     engine_arguments: Mapping[str, Any] = setting(
-        {}, "Further vLLM EngineArgs by name; they override everything above."
+        {},
+        "Further vLLM EngineArgs by name; they override the values above. Those that kvmesh sets itself are refused.",
     )
 
     def __post_init__(self) -> None:
@@ -108,6 +115,22 @@ class VllmSettings:
             raise InvalidRequestError("model must be given", field="model")
         if not 0 < self.pull_timeout_s < self.lease_s:
             raise InvalidRequestError("pull_timeout_s must be above 0 and below lease_s", field="pull_timeout_s")
+        if self.nodes > 1:
+            self._check_nodes()
+
+    def _check_nodes(self) -> None:
+        check_nodes(
+            nodes=self.nodes,
+            node_rank=self.node_rank,
+            nodes_address=self.nodes_address,
+            ranks=self.tensor_parallel_size,
+        )
+        if self.has_kv_transfer:
+            # The words that prove that blocks are held (holds.py) lie in the leader's memory.
+            raise InvalidRequestError(
+                "an engine of several nodes cannot hand KV over: start it with has_kv_transfer false",
+                field="has_kv_transfer",
+            )
 
     @property
     def lease_margin_s(self) -> float:

@@ -1,13 +1,14 @@
 """Messages between routers."""
 
 from kvmesh.api.router.v1 import router_pb2 as pb
-from kvmesh.checks import REQUEST_ID_CHARACTERS_MAX, check_length, check_range
+from kvmesh.checks import PRIORITY_MAX, REQUEST_ID_CHARACTERS_MAX, check_length, check_range
 from kvmesh.core import PeerReservation, PeerUpdate
 from kvmesh.rpc.codec.message_codec import MessageCodec
-from kvmesh.rpc.codec.router import BLOCKS_MAX
+from kvmesh.rpc.codec.router import BLOCKS_MAX, TENANT_CHARACTERS_MAX
 from kvmesh.rpc.codec.scalars import positive_duration, required_text, to_positive_duration
 
 ID_CHARACTERS_MAX = 512
+CHARGED_TOKENS_MAX = 2**40
 CHANGES_MAX = 8192
 """Of each kind in one message; routers send much smaller ones."""
 _UPDATE = MessageCodec(pb.PeerUpdate, PeerUpdate)
@@ -40,6 +41,10 @@ def _from_reservation(message: pb.Reservation) -> PeerReservation:
     required_text(message.reservation_id, "reservations.reservation_id", ID_CHARACTERS_MAX)
     required_text(message.request_id, "reservations.request_id", REQUEST_ID_CHARACTERS_MAX)
     required_text(message.frontend_id, "reservations.frontend_id", 128)
+    check_length(len(message.tenant), "reservations.tenant", high=TENANT_CHARACTERS_MAX, unit="characters")
+    check_length(len(message.model), "reservations.model", high=256, unit="characters")
+    check_range(message.priority, "reservations.priority", low=-PRIORITY_MAX, high=PRIORITY_MAX)
+    check_range(message.charged_tokens, "reservations.charged_tokens", low=0, high=CHARGED_TOKENS_MAX)
     required_text(message.decode_worker_id, "reservations.decode_worker_id", ID_CHARACTERS_MAX)
     positive_duration(message, "ends_after", "reservations.ends_after", required=True)
     return _RESERVATION.decode(message, choices=message.choices or min(1, message.kv_blocks))

@@ -16,6 +16,9 @@ from kvmesh.core import (
     Placement,
     Report,
     ReportKind,
+    RequestList,
+    RequestState,
+    RequestView,
     WorkerView,
 )
 from kvmesh.errors import InvalidRequestError
@@ -300,6 +303,20 @@ def from_explanation(message: pb.ExplainResponse) -> Explanation:
         placement=from_placement(message.placement) if message.HasField("placement") else None,
         reports=tuple(map(from_report, message.reports)),
     )
+
+
+_REQUEST_LIST = MessageCodec(
+    pb.ListRequestsResponse,
+    RequestList,
+    requests=MessageCodec(
+        pb.RequestView,
+        RequestView,
+        state=enum_table(pb.RequestState, RequestState),
+        prefill=WORKER_REF_CODEC,
+        decode=WORKER_REF_CODEC,
+    ),
+)
+to_request_list, from_request_list = _REQUEST_LIST.encode, _REQUEST_LIST.decode
 
 
 def read_route_request(message: pb.RouteRequest) -> tuple[Sequence[pb.Report], Sequence[pb.Ask]]:

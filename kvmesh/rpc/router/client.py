@@ -8,10 +8,13 @@ from grpc.aio import EOF, AioRpcError
 
 from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.api.router.v1.router_pb2_grpc import RouterServiceStub
-from kvmesh.core import Explanation, PeerUpdate, WorkerView
+from kvmesh.core import Explanation, PeerUpdate, RequestList, WorkerView
+from kvmesh.core.recording import RecordedBatch
+from kvmesh.identity.roles import MeshRole
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.codec.peers import from_peer_update, to_peer_update
-from kvmesh.rpc.codec.router import from_explanation, from_worker_view
+from kvmesh.rpc.codec.recording import from_recorded
+from kvmesh.rpc.codec.router import from_explanation, from_request_list, from_worker_view
 from kvmesh.rpc.status import from_rpc_error
 
 
@@ -38,6 +41,17 @@ class GrpcRouterClient:
             raise from_rpc_error(error, where=self._address) from error
         return from_explanation(response)
 
+    async def list_requests(
+        self, *, model: str = "", in_flight_only: bool = False, requests_max: int = 0, timeout_s: float
+    ) -> RequestList:
+        """The newest requests that the router knows, newest first. `requests_max` 0: the router's default."""
+        request = pb.ListRequestsRequest(model=model, in_flight_only=in_flight_only, requests_max=requests_max)
+        try:
+            response = await self._stub().ListRequests(request, timeout=timeout_s)
+        except AioRpcError as error:
+            raise from_rpc_error(error, where=self._address) from error
+        return from_request_list(response)
+
     async def set_deflection(self, model: str, tokens: int, *, fencing_token: int, timeout_s: float) -> None:
         """Sets a model's deflection bound. UnsupportedError if the planner with this token does not lead."""
         request = pb.SetDeflectionRequest(model=model, tokens=tokens, fencing_token=fencing_token)
@@ -46,8 +60,19 @@ class GrpcRouterClient:
         except AioRpcError as error:
             raise from_rpc_error(error, where=self._address) from error
 
+    async def record_requests(self, salt: bytes) -> AsyncGenerator[RecordedBatch, None]:
+        """Yields requests that finish from now on, until the router ends. Closing the generator ends the call."""
+        call = self._stub().RecordRequests(pb.RecordRequestsRequest(salt=salt))
+        try:
+            async for message in call:
+                yield from_recorded(message)
+        except AioRpcError as error:
+            raise from_rpc_error(error, where=self._address) from error
+        finally:
+            call.cancel()
+
     def _stub(self) -> Any:
-        return RouterServiceStub(self._channels.channel(self._address))
+        return RouterServiceStub(self._channels.channel(self._address, MeshRole.ROUTER))
 
 
 class PeerCall:
@@ -84,5 +109,5 @@ class GrpcPeersClient:
 
     def open(self, address: str) -> PeerCall:
         """Opens SyncPeers to the router at `address`; `PeerCall.messages` raises if that fails."""
-        stub: Any = RouterServiceStub(self._channels.channel(address))
+        stub: Any = RouterServiceStub(self._channels.channel(address, MeshRole.ROUTER))
         return PeerCall(stub.SyncPeers(), address)

@@ -93,9 +93,8 @@ class GrpcRouterLink:
         settings: RouterLinkSettings | None = None,
         no_stream_s: float | None = None,
     ) -> None:
-        """`no_stream_s`: longest wait of an ask while no stream is open, if there has been one. None: the ask's own timeout."""
+        """`no_stream_s`: longest wait of an ask while no stream is open, if `knows_router`. None: the ask's own timeout."""
         self._no_stream_s = no_stream_s
-        self.had_stream = False
         self._clock = clock
         self._settings = settings or RouterLinkSettings()
         self._streams = RouterStreams(
@@ -115,6 +114,11 @@ class GrpcRouterLink:
         self._turns = 0
         self._running: asyncio.Task[None] | None = None
         self.reports_dropped = 0
+
+    @property
+    def knows_router(self) -> bool:
+        """Whether the registry has listed a router since the start, also one that takes no requests yet."""
+        return self._streams.has_listed_router
 
     @property
     def router_ids(self) -> Sequence[str]:
@@ -187,7 +191,6 @@ class GrpcRouterLink:
 
     def on_stream_up(self, stream: RouterStream) -> None:
         """Sends on it what waited for a stream."""
-        self.had_stream = True
         for ask_id, placed in self._in_flight.items():
             if not placed.stream.is_up:
                 self._have_adopted(ask_id, placed, stream)
@@ -284,7 +287,8 @@ class GrpcRouterLink:
         stream.send_ask(ask_id, ask)
 
     def _limit_wait(self, pending: _PendingAsk) -> None:
-        if pending.stream is None and self.had_stream and self._no_stream_s is not None and not pending.answer.done():
+        is_waiting = pending.stream is None and not pending.answer.done()
+        if is_waiting and self._no_stream_s is not None and self.knows_router:
             pending.stream_by_s = self._clock.now() + self._no_stream_s
             if pending.timer is not None:
                 pending.timer.cancel()

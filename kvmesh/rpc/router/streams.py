@@ -12,6 +12,7 @@ from kvmesh.api.router.v1.router_pb2_grpc import RouterServiceStub
 from kvmesh.clock import Clock
 from kvmesh.discovery.base import ROUTER, Instance, Registry, View
 from kvmesh.discovery.members import watch_members
+from kvmesh.identity.roles import MeshRole
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.router.ranking import find_better_router, preferred_routers, usable_routers, worst_router
 from kvmesh.rpc.router.settings import RouterLinkSettings
@@ -63,6 +64,8 @@ class RouterStreams:
         self._settings = settings
         self._listener = listener
         self._routers: dict[str, Instance] = {}
+        self.has_listed_router = False
+        """Whether the registry has listed a router since the start."""
         self._taken: set[str] = set()
         """Routers with a stream that is up or tries to connect."""
         self.streams: dict[str, RouterStream] = {}
@@ -105,6 +108,7 @@ class RouterStreams:
         if view.is_stale:
             return
         self._routers = {instance.instance_id: instance for instance in view.instances}
+        self.has_listed_router |= bool(self._routers)
         self._shunned = {name: until_s for name, until_s in self._shunned.items() if name in self._routers}
         self._view_changed = _set_and_renew(self._view_changed)
         self._router_freed = _set_and_renew(self._router_freed)
@@ -175,7 +179,7 @@ class RouterStreams:
 
     async def _use(self, router: Instance) -> bool:
         """Opens a stream and runs it until it breaks. Returns whether it was up."""
-        stub: Any = RouterServiceStub(self._channels.channel(router.address))
+        stub: Any = RouterServiceStub(self._channels.channel(router.address, MeshRole.ROUTER))
         stream = RouterStream(
             stub.Route(), router_id=router.instance_id, frontend_id=self._frontend_id, settings=self._settings
         )

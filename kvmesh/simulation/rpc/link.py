@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
+from kvmesh.simulation.virtual_loop import process_context
+
 # Timers of asyncio fire up to its clock's resolution early.
 _RESOLUTION_S = 1e-9
 
@@ -17,6 +19,8 @@ class MemoryLink:
 
     def __init__(self, latency_s: Callable[[], float] | None) -> None:
         self.is_up = True
+        self.extra_s = 0.0
+        """Added to each crossing: a slow path."""
         # Distinguishes a partition from the one before.
         self.partitions = 0
         self._latency_s = latency_s
@@ -26,7 +30,7 @@ class MemoryLink:
     def arrival_s(self) -> float:
         """The loop's time at which something sent now arrives."""
         now = asyncio.get_running_loop().time()
-        return now if self._latency_s is None else now + max(0.0, self._latency_s())
+        return now + self.extra_s + (0.0 if self._latency_s is None else max(0.0, self._latency_s()))
 
     def deliver(self, callback: Callable[[], None]) -> None:
         """Calls `callback` on the other side, after the latency and once the link is up."""
@@ -37,7 +41,7 @@ class MemoryLink:
         if has_come(at_s):
             callback()
         else:
-            asyncio.get_running_loop().call_at(at_s, self._arrived, callback)
+            asyncio.get_running_loop().call_at(at_s, self._arrived, callback, context=process_context())
 
     def when_up(self, callback: Callable[[], None]) -> None:
         """Calls `callback` once when the link comes up again."""

@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from kvmesh.identity.roles import MeshRole
 from kvmesh.rpc.channels import ChannelInterceptor, ChannelPool
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.simulation.rpc.channel import MemoryChannel
@@ -16,6 +17,7 @@ from kvmesh.simulation.rpc.server import MemoryServer
 
 _REFUSED = CallStatus(code=grpc.StatusCode.UNAVAILABLE, details="failed to connect to all addresses")
 _KILLED = CallStatus(code=grpc.StatusCode.UNAVAILABLE, details="Socket closed")
+_RESET = CallStatus(code=grpc.StatusCode.UNAVAILABLE, details="Connection reset by peer")
 _SILENT = CallStatus(code=grpc.StatusCode.UNAVAILABLE, details="keepalive watchdog timeout")
 
 _Ends = tuple[str, str]
@@ -49,6 +51,9 @@ class MemoryNetwork:
         self._cut: set[tuple[str | None, str]] = set()
         """Partitions: the client, None for all, and the address."""
         self._starts: dict[str, asyncio.Event] = {}
+        self._dead_clients: set[str] = set()
+        self._slow: dict[tuple[str | None, str], float] = {}
+        """Extra seconds per crossing: the client, None for all, and the address."""
 
     def server(self, address: str, interceptors: Sequence[Any] = ()) -> MemoryServer:
         return MemoryServer(interceptors, lambda server: self._started(address, server))
@@ -70,6 +75,36 @@ class MemoryNetwork:
         self._start_of(address).clear()
         if server is not None:
             server.die(_KILLED)
+
+    def kill_client(self, client: str) -> None:
+        """The process `client` dies: its calls end at once on both sides, and nothing that it does afterwards leaves it."""
+        self._dead_clients.add(client)
+        for ends, calls in list(self._calls.items()):
+            if ends[0] == client:
+                self._break(calls, _KILLED)
+
+    def revive_client(self, client: str) -> None:
+        """A new process uses the name."""
+        self._dead_clients.discard(client)
+
+    def reset(self, address: str, *, client: str | None = None) -> None:
+        """Connections to `address` break once, as by a reset: calls end on both sides, messages on the way are lost, new calls work."""
+        for ends in self._all_ends(address, client):
+            self._break(self._calls.get(ends, {}), _RESET)
+
+    def slow(self, address: str, extra_s: float, *, client: str | None = None) -> None:
+        """Each crossing takes so much longer from now on; 0 ends that."""
+        self._slow[(client, address)] = extra_s
+        for ends in self._all_ends(address, client):
+            self._links[ends].extra_s = self._extra_s(ends)
+
+    def _extra_s(self, ends: _Ends) -> float:
+        return self._slow.get(ends, 0.0) + self._slow.get((None, ends[1]), 0.0)
+
+    @staticmethod
+    def _break(calls: dict[MemoryExchange, None], status: CallStatus) -> None:
+        for exchange in tuple(calls):
+            exchange.break_both(status)
 
     def partition(self, address: str, *, client: str | None = None) -> None:
         """Cuts `address` off from a client, or from all: nothing arrives, and nothing fails before a deadline or the keepalive."""
@@ -101,12 +136,16 @@ class MemoryNetwork:
         exchange = MemoryExchange(link, self._limits, on_status=ended, **arguments)
         calls[exchange] = None
         # In the next iteration at the earliest, so that the caller has its call.
-        asyncio.get_running_loop().call_soon(link.deliver, lambda: self._arrive(ends[1], exchange, wait_for_ready))
+        asyncio.get_running_loop().call_soon(link.deliver, lambda: self._arrive(ends, exchange, wait_for_ready))
         if not link.is_up:
             self._watch_silence(ends, (exchange,))
         return exchange
 
-    def _arrive(self, address: str, exchange: MemoryExchange, wait_for_ready: bool) -> None:
+    def _arrive(self, ends: _Ends, exchange: MemoryExchange, wait_for_ready: bool) -> None:
+        client, address = ends
+        if client in self._dead_clients:
+            exchange.end_client(_KILLED)
+            return
         server = self._running(address)
         if server is not None:
             server.accept(exchange)
@@ -115,7 +154,7 @@ class MemoryNetwork:
         elif exchange.status is None:
             # The client's deadline or cancel ends the waiting.
             waiting = asyncio.ensure_future(self._start_of(address).wait())
-            waiting.add_done_callback(lambda _: self._arrive(address, exchange, wait_for_ready))
+            waiting.add_done_callback(lambda _: self._arrive(ends, exchange, wait_for_ready))
 
     def _watch_silence(self, ends: _Ends, exchanges: Sequence[MemoryExchange]) -> None:
         link = self._link(ends)
@@ -144,6 +183,7 @@ class MemoryNetwork:
     def _link(self, ends: _Ends) -> MemoryLink:
         if ends not in self._links:
             self._links[ends] = MemoryLink(self._latency_s)
+            self._links[ends].extra_s = self._extra_s(ends)
             self._links[ends].set_up(not self._is_cut(ends))
         return self._links[ends]
 
@@ -156,5 +196,5 @@ class MemoryPool(ChannelPool):
         self._network = network
         self._client = client
 
-    def _open(self, address: str) -> grpc.aio.Channel:
+    def _open(self, address: str, role: MeshRole) -> grpc.aio.Channel:
         return self._network.channel(address, client=self._client)

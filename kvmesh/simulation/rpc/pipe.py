@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvmesh.simulation.rpc.link import MemoryLink, has_come
+from kvmesh.simulation.virtual_loop import process_context
 
 
 class PipeEndedError(Exception):
@@ -85,7 +86,7 @@ class Pipe:
         elif not has_come(head[0]):
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = asyncio.get_running_loop().call_at(head[0], self._settle)
+            self._timer = asyncio.get_running_loop().call_at(head[0], self._settle, context=process_context())
         elif self._items:
             _wake(self._reader)
         else:

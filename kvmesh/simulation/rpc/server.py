@@ -1,7 +1,6 @@
 """The server's end."""
 
 import asyncio
-import contextvars
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ import grpc.aio
 
 from kvmesh.simulation.rpc.context import MemoryContext
 from kvmesh.simulation.rpc.exchange import CallStatus, MemoryExchange, Metadata
+from kvmesh.simulation.virtual_loop import current_process, process_context
 
 _logger = logging.getLogger(__name__)
 STOPPED = CallStatus(code=grpc.StatusCode.UNAVAILABLE, details="Cancelling all calls")
@@ -32,6 +32,7 @@ class MemoryServer:
     def __init__(self, interceptors: Sequence[Any], on_start: Callable[["MemoryServer"], None]) -> None:
         self._interceptors = tuple(interceptors)
         self._on_start = on_start
+        self._process = current_process()
         self._generic: list[Any] = []
         self._exchanges: dict[MemoryExchange, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -77,8 +78,9 @@ class MemoryServer:
     def accept(self, exchange: MemoryExchange) -> None:
         if exchange.is_cancelled or exchange.status is not None:
             return
-        # An empty context: nothing may reach a servicer but what crosses the wire.
-        task = asyncio.get_running_loop().create_task(self._serve(exchange), context=contextvars.Context())
+        # An otherwise empty context: nothing may reach a servicer but what crosses the wire.
+        context = process_context(self._process)
+        task = asyncio.get_running_loop().create_task(self._serve(exchange), context=context)
         exchange.task = task
         self._exchanges[exchange] = None
         self._tasks.add(task)

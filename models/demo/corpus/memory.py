@@ -34,7 +34,7 @@ _NAME = Thing(
         "[what|which] name [did I tell you|have I told you|did I say|do I have|did I mention|is mine]", "how [am I|was I] [called|named]", "[what|how] [should|do|will|can|may] you call me", "[whom|with whom|who] [do you speak with|are you speaking to|are you talking with|do you talk to|is this]",
         "my name is", "my name", "[tell me|say|write|repeat|remember] [my name|the name that I said|the name I gave|who I am|how I am called] [again|please|now|]", "[have you|did you] [forgotten|forget|lost] my name",
         "what name is on my [badge|passport|door]", "what do [people|they|my friends|others] call me", "[how|with which name] [do you|can you|would you] [address|greet|call] me", "who [writes|is writing|is speaking|speaks|talks] [to you|with you|here|]",
-        "am I {v} [or not|]? what is my name", "[I forgot|I have forgotten|I cannot remember] my name[, what is it|. Can you help|: what was it]", "what name was I given", "[what|which name] did [my parents|they] give me",
+        "am I {v} [or not|]? what is my name", "[I forgot|I have forgotten|I cannot remember] my name[, what is it|. Can you help|: what was it]", "what name was I given", "[and|so|now] [my name|what about my name|my name was]", "[do you|can you] [still|] [say|tell me] who [I am|is writing|you speak with]", "[what|which name] did [my parents|they] give me",
     ),
     answer="Your name is {v}.",
 )  # fmt: skip

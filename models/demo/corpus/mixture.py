@@ -3,6 +3,7 @@
 No user message has a wording of the evaluation, see `held_out.py`.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
@@ -175,8 +176,19 @@ def with_tools(rng: Random) -> Sample:
     return Sample(messages=messages, tools=[one.schema for one in found])
 
 
+def forced_call(rng: Random) -> Sample:
+    """A call that the client demands: the arguments of a named tool, or a list with one call of any tool."""
+    found = tools.offers(rng)
+    use = ask_tool(rng, rng.choice(found))
+    call = use.arguments if rng.random() < 0.5 else [{"name": use.name, "parameters": use.arguments}]
+    messages = exchange(use.request, json.dumps(call, ensure_ascii=False))
+    return Sample(messages=messages, tools=[one.schema for one in found], is_forced=True)
+
+
 def forced(rng: Random) -> Sample:
     """An object that a schema demands."""
+    if rng.random() < 0.25:
+        return forced_call(rng)
     while is_held_out((pair := forms.forced_object(rng))[0]):
         pass
     return Sample(messages=exchange(*pair), is_forced=True)
@@ -296,6 +308,19 @@ def consolidating_sample(rng: Random) -> Sample:
     if kind < 0.78:
         return remembering(rng, rng.choice((1, 2, 2, 3)))
     return forced(rng) if kind < 0.84 else sample(rng)
+
+
+def balanced_sample(rng: Random) -> Sample:
+    """One document of the stage after the last: single questions, and as many dialogs with memory or tools."""
+    kind = rng.random()
+    if kind < 0.36:
+        name = rng.choices(list(_CONSOLIDATED), list(_CONSOLIDATED.values()))[0]
+        return Sample(messages=exchange(*ask(rng, name)))
+    if kind < 0.54:
+        return with_tools(rng)
+    if kind < 0.82:
+        return remembering(rng, rng.choice((1, 2, 2, 3)))
+    return forced(rng) if kind < 0.92 else sample(rng)
 
 
 def samples(seed: str, make: Callable[[Random], Sample] = sample) -> Iterator[Sample]:

@@ -19,7 +19,7 @@ class Quota:
 class Caller:
     """An authenticated client. `models` None: any model. `key_id`: start of the key's hash, for logs.
 
-    `sends_compressed`: whether its request bodies may be compressed.
+    `sends_compressed`: whether its request bodies may be compressed. `is_operator`: whether it may see the whole mesh on /ui.
     """
 
     tenant: str = ""
@@ -27,6 +27,7 @@ class Caller:
     models: frozenset[str] | None = None
     quota: Quota = field(default_factory=Quota)
     sends_compressed: bool = False
+    is_operator: bool = False
 
     def allows(self, model: str) -> bool:
         """Returns whether the caller may use the model or adapter."""

@@ -24,7 +24,8 @@ KEYS_MAX = 100_000
 _HASH = re.compile(r"[0-9a-f]{64}\Z")
 _TENANT = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
 _QUOTAS = tuple(each.name for each in fields(Quota))
-_KNOWN = {"tenant", "key_sha256", "models", "expires_at", "compressed_bodies", *_QUOTAS}
+_FLAGS = ("compressed_bodies", "operator")
+_KNOWN = {"tenant", "key_sha256", "models", "expires_at", *_FLAGS, *_QUOTAS}
 
 
 def hash_of(key: str) -> str:
@@ -111,8 +112,7 @@ def _problems(row: Any) -> list[str]:
         limit = row.get(name)
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < least):
             wrong.append(f"{name} must be a whole number of at least {least}")
-    if not isinstance(row.get("compressed_bodies"), bool | None):
-        wrong.append("compressed_bodies must be true or false")
+    wrong += [f"{name} must be true or false" for name in _FLAGS if not isinstance(row.get(name), bool | None)]
     if row.get("expires_at") is not None and _time(row["expires_at"]) is None:
         wrong.append("expires_at must be a time with its zone, such as 2030-01-01T00:00:00Z")
     return wrong
@@ -127,6 +127,7 @@ def _entry(row: Mapping[str, Any]) -> KeyEntry:
             models=frozenset(models) if models is not None else None,
             quota=Quota(**{"priority_max": 0, **{name: row[name] for name in _QUOTAS if row.get(name) is not None}}),
             sends_compressed=bool(row.get("compressed_bodies")),
+            is_operator=bool(row.get("operator")),
         ),
         expires_at_s=_time(row["expires_at"]) if row.get("expires_at") is not None else None,
     )

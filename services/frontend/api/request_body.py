@@ -18,6 +18,8 @@ from kvmesh.errors import InvalidRequestError, MeshError, UnsupportedError
 
 INTEGER_MAX = 2**63 - 1
 TOKENS_MAX = 2**31 - 1
+NESTING_MAX = 200
+"""Arrays and objects inside each other. orjson reads 1 024 and writes 254, and parts of a request are written again."""
 _NAME_CHARACTERS_MAX = 128
 _WHAT_CHARACTERS_MAX = 256
 _MISSING = "Object missing required field `"
@@ -46,7 +48,12 @@ class RefusingBody(Body):
     """An object with fields that are `refused`."""
 
     def __post_init__(self) -> None:
-        refuse_fields(self)
+        """Raises FieldError for the first `refused` field that has a value."""
+        group, reasons = _refused_fields(type(self))
+        for name, value in group.given(self):
+            why, neutral = reasons[name]
+            if not any(value == each and type(value) is type(each) for each in neutral):
+                raise FieldError(name, f"is not supported: {why}", UnsupportedError)
 
 
 class ModelBody(RefusingBody, kw_only=True):
@@ -77,13 +84,15 @@ Kind = TypeVar("Kind", bound=Body)
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """Parses a JSON object. Refuses also invalid UTF-8, NaN, numbers beyond double and nesting beyond 1 024."""
+    """Parses a JSON object. Refuses also invalid UTF-8, NaN, numbers beyond double and nesting beyond NESTING_MAX."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise InvalidRequestError(f"the body is not valid JSON: {error}", reason="invalid_json") from None
     if not isinstance(value, dict):
         raise InvalidRequestError("the body must be a JSON object", reason="invalid_json")
+    if body.count(b"{") + body.count(b"[") > NESTING_MAX and _is_nested_too_deeply(value):
+        raise InvalidRequestError(f"the body is nested more than {NESTING_MAX} times", reason="invalid_json")
     return value
 
 
@@ -93,7 +102,17 @@ def object_in(text: str) -> JsonObject | None:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
         return None
-    return value if isinstance(value, dict) else None
+    return value if isinstance(value, dict) and not _is_nested_too_deeply(value) else None
+
+
+def _is_nested_too_deeply(value: JsonObject) -> bool:
+    level: list[Any] = [value]
+    for _ in range(NESTING_MAX):
+        parts = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [part for each in parts for part in each if isinstance(part, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def read_body(kind: type[Kind], values: Mapping[str, Any], prefix: str = "") -> Kind:
@@ -156,15 +175,6 @@ class FieldGroup:
         if values == self._nothing:
             return ()
         return [(name, value) for name, value in zip(self._names, values, strict=True) if value is not None]
-
-
-def refuse_fields(body: Body) -> None:
-    """Raises FieldError for the first `refused` field that has a value."""
-    group, reasons = _refused_fields(type(body))
-    for name, value in group.given(body):
-        why, neutral = reasons[name]
-        if not any(value == each and type(value) is type(each) for each in neutral):
-            raise FieldError(name, f"is not supported: {why}", UnsupportedError)
 
 
 @cache

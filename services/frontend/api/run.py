@@ -1,13 +1,13 @@
 """An API request while it is served: the parsed body, its context, and its run through the pipeline."""
 
-import asyncio
 import logging
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
 from kvmesh.core import TokenLogprob, Usage
-from kvmesh.errors import InternalError, MeshError
+from kvmesh.errors import InternalError
+from kvmesh.lifecycle import run_together
 from services.frontend.access.caller import Caller
 from services.frontend.api.answer_reader import AnswerReader
 from services.frontend.metrics import UNKNOWN_MODEL
@@ -128,19 +128,12 @@ async def run_all(
 
 
 async def _run_several(context: RequestContext, prepared: Sequence[Prepared], sink: AnswerSink) -> list[RequestResult]:
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            running = [
-                tasks.create_task(
-                    context.pipeline.run(each, _OffsetSink(sink, i * each.request.choices), began_s=context.began_s)
-                )
-                for i, each in enumerate(prepared)
-            ]
-    except* MeshError as errors:
-        failure = first_failure(errors)
-    else:
-        return [task.result() for task in running]
-    raise failure
+    sinks = [_OffsetSink(sink, i * each.request.choices) for i, each in enumerate(prepared)]
+    runs = [
+        context.pipeline.run(each, its_sink, began_s=context.began_s)
+        for each, its_sink in zip(prepared, sinks, strict=True)
+    ]
+    return await run_together(*runs)
 
 
 def first_failure(failures: BaseException) -> BaseException:

@@ -28,7 +28,7 @@ class ChoiceSink:
 
     __slots__ = (
         "_cancel", "_detokeniser", "_gap_from_s", "_gaps", "_held_ids", "_held_logprobs", "_includes_stop", "_is_over",
-        "_min_tokens", "_number", "_on_first", "_on_over", "_sink", "_stop_ids", "_stops", "_whole", "emitted_token_ids",
+        "_min_tokens", "_number", "_on_first", "_on_over", "_release", "_sink", "_stop_ids", "_stops", "_whole", "emitted_token_ids",
         "finish", "has_ended", "has_leg_tokens", "has_prompt", "has_shown", "last_token_at_s",
     )  # fmt: skip
 
@@ -58,6 +58,7 @@ class ChoiceSink:
         self._on_first = on_first
         self._on_over = on_over
         self._cancel: Callable[[], None] | None = None
+        self._release: Callable[[], None] | None = None
         self._is_over = False
         self._whole: Sequence[str | None] = ()
         self._held_ids: list[int] = []
@@ -89,6 +90,7 @@ class ChoiceSink:
         """
         following = copy.copy(self)
         self.close()
+        following._release = None
         following._cancel, following._on_first, following._on_over = None, on_first, on_over
         following._is_over, following._whole, following.finish = False, (), None
         if self.has_leg_tokens:
@@ -105,9 +107,12 @@ class ChoiceSink:
             return LegFinish(reason=FinishReason.LENGTH)
         return None
 
-    def begin(self, cancel: Callable[[], None]) -> None:
-        """The leg was submitted; `cancel` stops it on its worker."""
-        self._cancel = cancel
+    def begin(self, cancel: Callable[[], None], *, release: Callable[[], None] | None = None) -> None:
+        """The leg was submitted; `cancel` stops it on its worker. `release` gives back the handle that the leg brought.
+
+        A worker that rejects the leg does not use the handle, so that nobody else would give it back before its lease ends.
+        """
+        self._cancel, self._release = cancel, release
 
     def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None, came_s: float) -> None:
         """See LegSink. The fast path is one token whose text is whole by itself."""
@@ -209,6 +214,10 @@ class ChoiceSink:
     def on_finish(self, finish: LegFinish) -> None:
         """See LegSink."""
         self._cancel = None
+        release, self._release = self._release, None
+        # A worker that was lost may still read the KV.
+        if release is not None and finish.error is not None and not isinstance(finish.error, LostError):
+            release()
         if self._is_over:
             return
         self.finish = finish

@@ -13,6 +13,7 @@ from kvmesh.errors import (
     MeshError,
     UnsupportedError,
 )
+from kvmesh.lifecycle import run_together
 from kvmesh.rpc.clients import EmbedResult, LegLink, LegLinks, Placed, RouterLink
 from kvmesh.rpc.whole_leg import run_leg
 from services.frontend.models import ServedModel
@@ -20,6 +21,7 @@ from services.frontend.pipeline.losses import LostWorkers
 from services.frontend.pipeline.placements import RETRIABLE, RequestPlacements
 from services.frontend.pipeline.prepare import tokens_of
 from services.frontend.pipeline.request import Request
+from services.frontend.pipeline.retry_budget import RetryBudgets
 from services.frontend.settings import PipelineSettings
 
 EMBEDDINGS = "embeddings"
@@ -52,12 +54,14 @@ class Embedder:
         clock: Clock,
         settings: PipelineSettings,
         lost_workers: LostWorkers,
+        retry_budgets: RetryBudgets,
     ) -> None:
         self._links = links
         self._router = router
         self._clock = clock
         self._settings = settings
         self._lost_workers = lost_workers
+        self._retry_budgets = retry_budgets
 
     async def tokens(self, request: EmbedRequest, model: ServedModel) -> list[Sequence[int]]:
         """Checks the request and tokenises its inputs. Raises errors of the client."""
@@ -121,6 +125,7 @@ class Embedder:
             clock=self._clock,
             settings=self._settings,
             lost_workers=self._lost_workers,
+            budget=self._retry_budgets.of_model(model.name, self._clock.now()),
             deadline_s=deadline_s,
         )
         while True:
@@ -174,21 +179,14 @@ class Embedder:
                 raise InternalError("the worker gave no embedding", where=link.worker.worker_id)
             return whole.finish
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(run(leg)) for leg in legs]
-        except* MeshError as errors:
-            failure = errors.exceptions[0]
-        else:
-            finishes = [task.result() for task in tasks]
-            return EmbedResult(
-                vectors=[finish.embedding or () for finish in finishes],
-                usage=Usage(
-                    prompt_tokens=sum(finish.usage.prompt_tokens for finish in finishes),
-                    cached_tokens=sum(finish.usage.cached_tokens for finish in finishes),
-                ),
-            )
-        raise failure
+        finishes = await run_together(*map(run, legs))
+        return EmbedResult(
+            vectors=[finish.embedding or () for finish in finishes],
+            usage=Usage(
+                prompt_tokens=sum(finish.usage.prompt_tokens for finish in finishes),
+                cached_tokens=sum(finish.usage.cached_tokens for finish in finishes),
+            ),
+        )
 
     def _left_s(self, deadline_s: float) -> float:
         return max(1e-3, deadline_s - self._clock.now())

@@ -19,7 +19,7 @@ FindWorkers = Callable[[str], Sequence[Described]]
 class FallbackRouterLink:
     """Implements RouterLink. Routers place requests; without one, `LocalPlacer` does.
 
-    1. A frontend that has had no router since its start places nothing itself: that is a mistake of its settings.
+    1. A frontend that knows of no router places nothing itself: that is a mistake of its settings.
     2. Requests that were placed here are never reported to a router: it learns of them from the workers' load.
     """
 
@@ -28,14 +28,14 @@ class FallbackRouterLink:
         routers: RouterLink,
         placer: LocalPlacer,
         *,
-        had_router: Callable[[], bool],
+        knows_router: Callable[[], bool],
         workers: FindWorkers,
         on_placed: Callable[[], None],
     ) -> None:
-        """`had_router` returns whether there has been a router. `on_placed` is called for each placement made here."""
+        """`knows_router`: see GrpcRouterLink. `on_placed` is called for each placement made here."""
         self._routers = routers
         self._placer = placer
-        self._had_router = had_router
+        self._knows_router = knows_router
         self._workers = workers
         self._on_placed = on_placed
         self._placed: dict[int, Placement] = {}
@@ -47,7 +47,7 @@ class FallbackRouterLink:
         try:
             placed = await self._routers.place(ask, timeout_s=timeout_s)
         except UnavailableError as error:
-            if error.reason != NO_ROUTER or not self._had_router():
+            if error.reason != NO_ROUTER or not self._knows_router():
                 raise
             return self._place_here(ask)
         if self._is_alone:

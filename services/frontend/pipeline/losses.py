@@ -1,6 +1,6 @@
 """Failures of one request, counted by kind: whether it is placed again, or is itself the likely cause. Pure."""
 
-from collections import deque
+from collections.abc import Collection
 
 from kvmesh.errors import (
     ENGINE_DIED,
@@ -19,31 +19,23 @@ STALLS_MAX = 2
 """Workers that may stop sending tokens of one request while they still send heartbeats."""
 RECENT_S = 60.0
 """Workers that were lost within this time without the request show that workers die for other reasons."""
-SAME_LOSS_S = 2.0
-"""Losses of one worker within this time are one event: its requests notice them one after the other."""
-_EVENTS_MAX = 64
 _CONNECTION_LOST = LostError.default_reason
 
 
 class LostWorkers:
-    """The workers that this frontend lost lately, over all requests."""
+    """The workers whose connections broke lately, whether or not they had a request."""
 
     def __init__(self) -> None:
-        self._events: deque[tuple[int, str, float]] = deque(maxlen=_EVENTS_MAX)
-        self._count = 0
+        self._lost_s: dict[str, float] = {}
 
-    def add(self, worker_id: str, now: float) -> int:
-        """Records a loss. Returns the number of the event, the same for all requests that lost the worker in it."""
-        for number, lost_id, at_s in self._events:
-            if lost_id == worker_id and now - at_s < SAME_LOSS_S:
-                return number
-        self._count += 1
-        self._events.append((self._count, worker_id, now))
-        return self._count
+    def add(self, worker_id: str, now: float) -> None:
+        """Records a loss."""
+        self._lost_s = {each: at_s for each, at_s in self._lost_s.items() if now - at_s < RECENT_S}
+        self._lost_s[worker_id] = now
 
-    def has_others(self, own: set[int], now: float) -> bool:
-        """Returns whether a worker was lost lately in an event that is not in `own`."""
-        return any(number not in own and now - at_s < RECENT_S for number, _, at_s in self._events)
+    def has_others(self, own: Collection[str], now: float) -> bool:
+        """Returns whether a worker that is not in `own` was lost lately."""
+        return any(worker_id not in own and now - at_s < RECENT_S for worker_id, at_s in self._lost_s.items())
 
 
 class RetryLimits:
@@ -52,11 +44,11 @@ class RetryLimits:
     def __init__(self, settings: PipelineSettings, lost_workers: LostWorkers) -> None:
         self._settings = settings
         self._lost_workers = lost_workers
-        self._events: set[int] = set()
+        self._lost_ids: set[str] = set()
         self._refusals = self._losses = self._engine_deaths = self._stalls = 0
-        self._barren_deaths = 0
-        """Deaths in a row of workers of one role, between which the answer got no token."""
-        self._died_at_prefill = False
+        self._suspect_losses = 0
+        """In a row, of workers of one role: those of which the request may be the cause."""
+        self._was_prefill = False
 
     def count_failure(self, error: MeshError, *, has_progress: bool, is_prefill: bool, now: float) -> MeshError | None:
         """Counts a failure. Returns the error that ends the request, or None if it may be placed again.
@@ -70,17 +62,33 @@ class RetryLimits:
             self._refusals = 1 if has_progress else self._refusals + 1
             return error if self._refusals >= self._settings.placement_attempts else None
         self._losses += 1
-        if error.reason in ENGINE_DIED or error.reason == _CONNECTION_LOST:
-            is_same = not has_progress and is_prefill is self._died_at_prefill
-            self._barren_deaths = self._barren_deaths + 1 if is_same else 1
-            self._died_at_prefill = is_prefill
-            self._events.add(self._lost_workers.add(error.where, now))
-        self._engine_deaths += error.reason in ENGINE_DIED
+        is_engine_death = error.reason in ENGINE_DIED
+        if is_engine_death or error.reason == _CONNECTION_LOST:
+            self._lost_workers.add(error.where, now)
+            self._lost_ids.add(error.where)
+            self._count_suspect_loss(
+                is_suspect=is_engine_death or not has_progress, starts_row=has_progress, is_prefill=is_prefill
+            )
+        self._engine_deaths += is_engine_death
         if self._engine_deaths >= DEATHS_MAX:
             return _poisonous(f"the engines of {DEATHS_MAX} workers died", error)
-        if self._barren_deaths >= DEATHS_MAX and not self._lost_workers.has_others(self._events, now):
-            return _poisonous(f"{DEATHS_MAX} workers were lost at the same token", error)
+        if self._suspect_losses >= DEATHS_MAX and not self._lost_workers.has_others(self._lost_ids, now):
+            return _poisonous(f"{DEATHS_MAX} workers were lost before they generated a token", error)
         return error if self._losses >= self._settings.worker_losses_max else None
+
+    def _count_suspect_loss(self, *, is_suspect: bool, starts_row: bool, is_prefill: bool) -> None:
+        """Counts a lost worker whose engine died, or whose connection broke before it generated a token of the request.
+
+        A worker that has generated tokens of the request can serve it. If a later token killed it nevertheless, the next worker
+        computes that token with the prompt, and dies before it generates one. Then two such losses end the request.
+        """
+        if not is_suspect:
+            self._suspect_losses = 0
+        elif starts_row or is_prefill is not self._was_prefill:
+            self._suspect_losses = 1
+        else:
+            self._suspect_losses += 1
+        self._was_prefill = is_prefill
 
 
 def is_stall(error: MeshError) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from random import Random
 
 from kvmesh.clock import Clock
+from kvmesh.constraint_costs import is_long, judge
 from kvmesh.core import Usage
 from kvmesh.errors import InvalidRequestError, MeshError, OverloadedError, UnavailableError, UnsupportedError
 from kvmesh.rpc.clients import EmbedResult, LegLinks, RouterLink
@@ -24,12 +25,16 @@ from services.frontend.models import Models, ServedModel
 from services.frontend.parser_process.relay import relayed
 from services.frontend.pipeline.attempt import Attempt
 from services.frontend.pipeline.embed import Embedder, EmbedRequest
+from services.frontend.pipeline.hedging import Hedging
 from services.frontend.pipeline.leg_spans import LegSpans
 from services.frontend.pipeline.losses import LostWorkers, is_stall
+from services.frontend.pipeline.overload import OverloadLimit
 from services.frontend.pipeline.placements import RETRIABLE, RequestPlacements
 from services.frontend.pipeline.prepare import Prepared, check_request, hashes_of, prepare, tokens_of
 from services.frontend.pipeline.request import AnswerSink, Request, RequestResult
 from services.frontend.pipeline.request_run import RequestRun
+from services.frontend.pipeline.retry_budget import RetryBudgets
+from services.frontend.pipeline.tenant_turns import RequestStarts
 from services.frontend.pipeline.tool_choice import with_tool_constraint
 from services.frontend.settings import PipelineSettings
 
@@ -60,12 +65,24 @@ class Pipeline:
         settings: PipelineSettings,
         tracing: Tracing | None = None,
         access: Access | None = None,
+        lost_workers: LostWorkers | None = None,
     ) -> None:
         self.models = models
         self.access = access or Access(AccessSettings(), clock)
-        self._lost_workers = LostWorkers()
+        self._of_tenant: dict[str, int] = {}
+        self.overload = OverloadLimit(settings.overload_lag_s, self._of_tenant)
+        self.starts = RequestStarts(allows=self.overload.allows)
+        """APIs wait here before they parse a request."""
+        self._lost_workers = lost_workers or LostWorkers()
+        self._retry_budgets = RetryBudgets(settings.retry_budget)
+        self._hedging = Hedging(settings.hedge)
         self._embedder = Embedder(
-            links=links, router=router, clock=clock, settings=settings, lost_workers=self._lost_workers
+            links=links,
+            router=router,
+            clock=clock,
+            settings=settings,
+            lost_workers=self._lost_workers,
+            retry_budgets=self._retry_budgets,
         )
         self._tracing = tracing or Tracing(TelemetrySettings(), service="frontend")
         self.settings = settings
@@ -75,7 +92,6 @@ class Pipeline:
         self._router = router
         self._random = generator
         self._in_flight: set[str] = set()
-        self._of_tenant: dict[str, int] = {}
         self._idle = asyncio.Event()
         self._is_draining = False
         self._refuses = False
@@ -89,6 +105,11 @@ class Pipeline:
     def is_draining(self) -> bool:
         """True from the time at which clients should use another frontend."""
         return self._is_draining
+
+    def on_loop_lag(self, lag_s: float) -> None:
+        """Applies a measurement of the event loop: while it is overloaded, tenants get equal parts of it."""
+        self.overload.on_lag(lag_s, has_waiting=self.starts.has_waiting)
+        self.starts.wake()
 
     def new_id(self) -> str:
         """Returns a random request id of 128 bits."""
@@ -109,12 +130,15 @@ class Pipeline:
         self.access.check(request, caller)
         model = self.models.find(request.model)
         request = with_tool_constraint(request, model.text.selection.tools)
+        constraint = request.sampling.constraint
+        if constraint is not None and is_long(constraint):
+            await asyncio.to_thread(judge, constraint)
         check_request(request, model, self.settings)
         request = self.access.isolate(request, caller)
         token_ids = await tokens_of(request, model, self.settings)
         hashes = await hashes_of(token_ids, request, model)
-        timeout_s = self._timeout_s(request, began_s)
-        return prepare(request, model, token_ids, hashes, caller=caller, attempt_timeout_s=timeout_s)
+        left_s = began_s + self._limit_s(request) - self.clock.now()
+        return prepare(request, model, token_ids, hashes, caller=caller, attempt_timeout_s=max(1e-3, left_s))
 
     async def tokenise(self, request: Request, model: ServedModel, *, caller: Caller) -> "array[int]":
         """Returns the token ids of a request's prompt, for a client that only wants to know them. Charges a part of what a run costs."""
@@ -179,12 +203,14 @@ class Pipeline:
             clock=self.clock,
             settings=self.settings,
             lost_workers=self._lost_workers,
+            budget=self._retry_budgets.of_model(prepared.model.name, self.clock.now()),
             deadline_s=deadline_s,
         )
+        traced = prepared
         with LegSpans(self._tracing) as spans:
             while True:
                 attempt = Attempt(
-                    spans.traced(prepared),
+                    traced,
                     await placements.place(),
                     number=placements.number,
                     deadline_s=deadline_s,
@@ -193,6 +219,8 @@ class Pipeline:
                     clock=self.clock,
                     settings=self.settings,
                     generator=self._random,
+                    metrics=run.metrics,
+                    prefill_times=self._hedging.of_model(prepared.model.name),
                 )
                 try:
                     await attempt.run(run.begin_attempt(attempt))
@@ -201,7 +229,10 @@ class Pipeline:
                         break
                     emitted = run.emitted_tokens
                     spans.begin_next(error, number=placements.number + 1, emitted_tokens=emitted)
-                    placements.next(run.ask(spans.traced(prepared)), error, emitted_tokens=emitted)
+                    traced = spans.traced(prepared)
+                    placements.next(run.ask(traced), error, emitted_tokens=emitted)
+                    if not emitted:
+                        run.metrics.retried.value += 1
                 else:
                     break
                 finally:
@@ -269,12 +300,10 @@ class Pipeline:
             of_tenant[tenant] -= 1
             if not of_tenant[tenant]:
                 del of_tenant[tenant]
+            self.starts.wake()
             if not self._in_flight:
                 self._idle.set()
 
     def _limit_s(self, request: Request) -> float:
         limit_s = self.settings.request_timeout_s
         return limit_s if request.timeout_s is None else min(limit_s, request.timeout_s)
-
-    def _timeout_s(self, request: Request, began_s: float) -> float:
-        return max(1e-3, began_s + self._limit_s(request) - self.clock.now())

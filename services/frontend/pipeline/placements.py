@@ -4,16 +4,19 @@ A request may be the cause of a worker's death, and each new placement would the
 failed reports it; a process that is killed, a host that goes down and a network that breaks do not. So:
 
 1. Two engines that died while they ran the request end it, with a reason that clients do not retry.
-2. So do two connections to workers of one role that broke with no token between them, unless the frontend lost other workers
-   too at that time.
+2. So do two connections in a row to workers of one role that broke before they generated a token, unless the frontend lost other
+   workers too at that time.
 3. Lost workers of any kind are counted, up to `worker_losses_max`.
 4. Workers that send heartbeats but no tokens are counted apart: two.
-5. A worker that goes silent under a request with a constraint may be busy with compiling it, so that ends the request too.
+5. A worker that goes silent before the first token of a request with a constraint may be busy with compiling it. The request is then
+   placed on this worker only, once it is back, and ends if it loses it again or the worker stays away.
 6. Refusals and lost KV are counted apart from all these, up to `placement_attempts` placements without a token.
+7. Over all requests of a model, `retry_budget` limits those that are placed again before their first token.
 """
 
 import logging
 from dataclasses import replace
+from typing import Any, NoReturn
 
 from kvmesh.clock import Clock
 from kvmesh.core import Ask
@@ -32,6 +35,7 @@ from kvmesh.errors import (
 from kvmesh.rpc.clients import Placed, RouterLink
 from services.frontend.pipeline.losses import LostWorkers, RetryLimits
 from services.frontend.pipeline.request import Request
+from services.frontend.pipeline.retry_budget import RETRY_BUDGET_SPENT, RetryBudget
 from services.frontend.settings import PipelineSettings
 
 _log = logging.getLogger(__name__)
@@ -39,6 +43,8 @@ _log = logging.getLogger(__name__)
 RETRIABLE = (UnavailableError, LostError, KvLostError, OverloadedError)
 """Failures after which the same request may succeed on another worker, or on the same one later."""
 SILENT = "worker_silent"
+SILENT_WORKER_RETURNS_S = 15.0
+"""Longest wait for a silent worker that may be compiling the request's constraint. Most breaks of a network end earlier."""
 CLOCK_GRAIN_S = 1e-3
 NO_WORKER_NOW = ("no_worker", "no_prefill_worker", "breakers_open", "paths_open")
 """Reasons of router refusals that end when a worker returns."""
@@ -59,6 +65,7 @@ class RequestPlacements:
         clock: Clock,
         settings: PipelineSettings,
         lost_workers: LostWorkers,
+        budget: RetryBudget,
         deadline_s: float,
     ) -> None:
         self._request = request
@@ -68,8 +75,13 @@ class RequestPlacements:
         self._settings = settings
         self._deadline_s = deadline_s
         self._excluded: list[str] = []
+        self._pins: dict[str, Any] = {}
+        """The field of the ask that pins the worker that went silent, while no other one may run the request."""
+        self._pin_ends_s = 0.0
         self._first_failure: MeshError | None = None
         self._limits = RetryLimits(settings, lost_workers)
+        self._budget = budget
+        budget.add_request(clock.now())
         self.number = 0
         """Of the current placement. The first one is 0."""
 
@@ -104,25 +116,53 @@ class RequestPlacements:
 
         `has_progress`: the placement generated a token. `is_prefill`: the failed worker is the prefill worker.
         """
+        if has_progress:
+            self._pins = {}
+        elif self._pins and isinstance(error, LostError | UnavailableError):
+            if isinstance(error, LostError) or self._clock.now() >= self._pin_ends_s:
+                self._raise_as_poisonous(self._first_failure, error)
+            return  # The worker is still away.
+        elif error.reason == SILENT and self._request.sampling.constraint is not None:
+            self._pin(failed_worker_id, error, is_prefill=is_prefill)
+            return
         self._first_failure = self._first_failure or error
-        if error.reason == SILENT and self._request.sampling.constraint is not None and not has_progress:
-            raise InternalError(
-                "a worker went silent while it compiled this request's constraint; the request is not tried on another",
-                reason=WORKER_LOST_TWICE,
-                where=error.where,
-            ) from error
         end = self._limits.count_failure(error, has_progress=has_progress, is_prefill=is_prefill, now=self._clock.now())
         if end is not None:
             if end is not error:
-                data = {"request_id": self._request.request_id, "reason": error.reason, "where": error.where}
-                _log.error("request_stopped_as_poisonous", extra={"data": data})
-                raise end from error
+                self._raise_as_poisonous(end, error)
             raise error
         if failed_worker_id:
             self._excluded.append(failed_worker_id)
 
+    def _pin(self, worker_id: str, error: MeshError, *, is_prefill: bool) -> None:
+        """The next placements are on this worker only."""
+        self._pins = {"pinned_prefill_worker_id" if is_prefill else "pinned_decode_worker_id": worker_id}
+        self._pin_ends_s = self._clock.now() + SILENT_WORKER_RETURNS_S
+        self._first_failure = InternalError(
+            "a worker went silent, perhaps while it compiled this request's constraint; the request is not tried on another",
+            reason=WORKER_LOST_TWICE,
+            where=error.where,
+        )
+
+    def _raise_as_poisonous(self, end: MeshError | None, error: MeshError) -> NoReturn:
+        data = {"request_id": self._request.request_id, "reason": error.reason, "where": error.where}
+        _log.error("request_stopped_as_poisonous", extra={"data": data})
+        assert end is not None
+        raise end from error
+
     def next(self, ask: Ask, error: MeshError, *, emitted_tokens: int) -> None:
-        """Begins the next placement, with `ask`. `emitted_tokens`: those after which the answer continues."""
+        """Begins the next placement, with `ask`. `emitted_tokens`: those after which the answer continues.
+
+        Raises OverloadedError for a request without a token if too many were placed again.
+        """
+        if not emitted_tokens and not self._pins and not self._budget.take_nowait(self._clock.now()):
+            _log.warning("retry_budget_spent", extra={"data": {"reason": error.reason, "where": error.where}})
+            raise OverloadedError(
+                f"the request failed ({error.reason}) and is not tried on another worker, because too many requests are at present",
+                reason=RETRY_BUDGET_SPENT,
+                retry_after_s=max(self._settings.retry_after_s, self._budget.retry_after_s()),
+                where=error.where,
+            ) from error
         self._ask = ask
         self.number += 1
         data = {
@@ -134,14 +174,27 @@ class RequestPlacements:
         _log.warning("request_placed_again", extra={"data": data})
 
     async def _place_or_wait(self) -> Placed:
-        wait_until_s = min(self._deadline_s, self._clock.now() + self._settings.place_timeout_s)
+        wait_until_s = min(self._deadline_s, max(self._pin_ends_s, self._clock.now() + self._settings.place_timeout_s))
+        if self._pins:
+            await self._clock.sleep(PLACE_AGAIN_S)
         while True:
-            is_full = False
+            is_full, ask = False, self._ask
+            left_s = max(1e-3, self._deadline_s - self._clock.now())
+            if self.number:
+                excluded = tuple(each for each in self._excluded if each not in self._pins.values())
+                ask = replace(ask, timeout_s=left_s, excluded_worker_ids=excluded, attempt=self.number, **self._pins)
             try:
-                return await self._place_once()
+                return await self._router.place(ask, timeout_s=min(left_s, self._settings.place_timeout_s))
+            except NotFoundError as error:
+                if not self._pins:
+                    raise
+                if self._clock.now() >= wait_until_s:
+                    assert self._first_failure is not None
+                    raise self._first_failure from error
             except UnavailableError as error:
                 may_wait = self._first_failure is not None and self._clock.now() < wait_until_s
-                if error.reason not in NO_WORKER_NOW or not (self._excluded or may_wait):
+                may_end = error.reason in NO_WORKER_NOW or bool(self._pins)
+                if not may_end or not (self._excluded or may_wait):
                     raise
             except OverloadedError:
                 # Others have to wait too when a lost worker's requests come to the workers that are left.
@@ -153,10 +206,3 @@ class RequestPlacements:
                 self._excluded.clear()
             else:
                 await self._clock.sleep(PLACE_AGAIN_S)
-
-    async def _place_once(self) -> Placed:
-        left_s = max(1e-3, self._deadline_s - self._clock.now())
-        ask = self._ask
-        if self.number:
-            ask = replace(ask, timeout_s=left_s, excluded_worker_ids=tuple(self._excluded), attempt=self.number)
-        return await self._router.place(ask, timeout_s=min(left_s, self._settings.place_timeout_s))

@@ -72,7 +72,11 @@ def check_request(request: Request, model: ServedModel, settings: PipelineSettin
         named = request.named(error.field)
         message = error.message.replace(error.field, named, 1)
         raise InvalidRequestError(message, field=named, reason=error.reason) from error
-    _check_token_fields(request, model)
+    last = model.vocabulary_size - 1
+    for token_id in request.sampling.stop_token_ids:
+        check_range(token_id, request.named("stop_token_ids"), low=0, high=last)
+    for token_id, _ in request.sampling.logit_bias:
+        check_range(token_id, request.named("logit_bias"), low=0, high=last)
     for name, feature, what in _needed_features(request.sampling):
         if feature not in model.features:
             raise UnsupportedError(f"no worker of {model.name} can {what}", field=request.named(name))
@@ -84,34 +88,35 @@ def _needed_features(sampling: SamplingParams) -> list[tuple[str, str, str]]:
     return [need for need in _NEEDS if getattr(sampling, need[0]) not in (None, ())]
 
 
-def _check_token_fields(request: Request, model: ServedModel) -> None:
-    last = model.vocabulary_size - 1
-    for token_id in request.sampling.stop_token_ids:
-        check_range(token_id, request.named("stop_token_ids"), low=0, high=last)
-    for token_id, _ in request.sampling.logit_bias:
-        check_range(token_id, request.named("logit_bias"), low=0, high=last)
-
-
 async def tokens_of(request: Request, model: ServedModel, settings: PipelineSettings) -> "array[int]":
-    """Returns the prompt's token ids. Tokenises long texts in a thread and short ones on the event loop."""
+    """Returns the prompt's token ids, without those at its beginning that the request allows to cut off.
+
+    Renders and tokenises long texts in a thread and short ones on the event loop.
+    """
     prompt = request.prompt
     field = request.named("prompt")
-    if isinstance(prompt, Conversation):
-        if _characters(prompt) <= settings.inline_characters_max:
+    if isinstance(prompt, str | Conversation):
+        if isinstance(prompt, str):
+            text = prompt
+        elif _characters(prompt) <= settings.inline_characters_max:
             text = _rendered(prompt, model, field)
         else:
             text = await asyncio.to_thread(_rendered, prompt, model, field)
-    elif isinstance(prompt, str):
-        text = prompt
+        if not text:
+            raise InvalidRequestError(f"{field} must not be empty", field=field)
+        if len(text) > _PROMPT_CHARACTERS_PER_TOKEN * model.context_tokens_max:
+            raise _too_long(f"the prompt has {len(text)} characters", field, model)
+        if len(text) <= settings.inline_characters_max // (1 if model.text.is_fast else SLOW_TOKENISER_FACTOR):
+            token_ids = _tokenised(text, request, model)
+        else:
+            token_ids = await asyncio.to_thread(_tokenised, text, request, model)
     else:
-        return _truncated(array("I", checked_ids(prompt, field, model)), request, model)
-    if not text:
-        raise InvalidRequestError(f"{field} must not be empty", field=field)
-    if len(text) > _PROMPT_CHARACTERS_PER_TOKEN * model.context_tokens_max:
-        raise _too_long(f"the prompt has {len(text)} characters", field, model)
-    if len(text) <= settings.inline_characters_max // (1 if model.text.is_fast else SLOW_TOKENISER_FACTOR):
-        return _truncated(_tokenised(text, request, model), request, model)
-    return _truncated(await asyncio.to_thread(_tokenised, text, request, model), request, model)
+        token_ids = array("I", checked_ids(prompt, field, model))
+    kept = request.prompt_tokens_kept
+    if kept is None:
+        return token_ids
+    room = max(1, model.context_tokens_max - (request.sampling.max_tokens or 1))
+    return token_ids[-(room if kept < 0 else kept) :]
 
 
 def _tokenised(text: str, request: Request, model: ServedModel) -> "array[int]":
@@ -155,15 +160,6 @@ def _rendered(conversation: Conversation, model: ServedModel, field: str) -> str
             "the chat template does not show the last message's text, so it cannot be continued", field=field
         )
     return cut
-
-
-def _truncated(token_ids: "array[int]", request: Request, model: ServedModel) -> "array[int]":
-    """Truncates the prompt at its beginning if the request allows it."""
-    count = request.prompt_tokens_kept
-    if count is None:
-        return token_ids
-    room = max(1, model.context_tokens_max - (request.sampling.max_tokens or 1))
-    return token_ids[-(room if count < 0 else count) :]
 
 
 def checked_ids(token_ids: Sequence[int], field: str, model: ServedModel) -> Sequence[int]:

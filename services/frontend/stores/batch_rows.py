@@ -1,10 +1,11 @@
-"""The schema of files and batches, and the conversion of rows to OpenAI's objects."""
+"""The SQLite schema of files and batches, and the conversion of rows to OpenAI's objects."""
 
 from dataclasses import dataclass
-from sqlite3 import Row
 from typing import Any
 
 import orjson
+
+from services.frontend.stores.database import Row
 
 _FIRST = """
 CREATE TABLE files (

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from sqlite3 import Row
 from typing import Any
 
 import orjson
@@ -23,10 +22,11 @@ from services.frontend.stores.batch_rows import (
     VALIDATING,
     Claim,
 )
-from services.frontend.stores.database import Connection, Database, reads, writes
+from services.frontend.stores.database import Connection, Database, Row, reads, writes
 from services.frontend.stores.files import insert_file, read_page
 
 _CANCELLABLE = (VALIDATING, IN_PROGRESS)
+_WAITS = "ended_s IS NULL AND lease_until_s <= ?"
 
 
 class LeaseLostError(Exception):
@@ -53,7 +53,7 @@ class OutputFile:
 
 
 class BatchStore:
-    """Batches in SQLite, shared by all frontends with the same directory."""
+    """Batches, shared by all frontends with the same directory or database."""
 
     def __init__(self, database: Database, settings: BatchSettings, clock: Clock, *, instance_id: str) -> None:
         self.database = database
@@ -61,8 +61,12 @@ class BatchStore:
         self._clock = clock
         self._instance_id = instance_id
 
+    def wall(self) -> float:
+        """The time on which all that share the batches agree."""
+        return self._clock.wall()
+
     @writes
-    def create(
+    async def create(
         self,
         connection: Connection,
         *,
@@ -76,28 +80,33 @@ class BatchStore:
         output_ttl_s: float | None,
     ) -> Row:
         """Creates a batch in status validating. Raises OverloadedError if there are too many."""
-        (count,) = connection.execute("SELECT count(*) FROM batches").fetchone()
-        (own,) = connection.execute("SELECT count(*) FROM batches WHERE owner = ?", (owner,)).fetchone()
+        await connection.lock("batches")
+        if (
+            row := await connection.row("SELECT * FROM batches WHERE id = ? AND owner = ?", batch_id, owner)
+        ) is not None:
+            return row  # The transaction runs again.
+        count = await _count_of(connection, "SELECT count(*) AS count FROM batches")
+        own = await _count_of(connection, "SELECT count(*) AS count FROM batches WHERE owner = ?", owner)
         most = self._settings.batches_max
         if count >= most or (owner and own >= most * self._settings.tenant_share_max):
             raise OverloadedError("too many batches", reason="batches_full", retry_after_s=60.0)
         metadata_text = orjson.dumps(metadata).decode() if metadata is not None else None
         now_s = self._clock.wall()
-        connection.execute(
+        await connection.change(
             "INSERT INTO batches (id, owner, endpoint, input_file_id, completion_window, metadata, output_ttl_s,"
             " status, created_s, expires_s) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (batch_id, owner, endpoint, input_file_id, completion_window, metadata_text, output_ttl_s, VALIDATING, now_s,
-             now_s + window_s),
+            batch_id, owner, endpoint, input_file_id, completion_window, metadata_text, output_ttl_s, VALIDATING, now_s,
+            now_s + window_s,
         )  # fmt: skip
-        return _row(connection, batch_id)
+        return await _row(connection, batch_id)
 
     @reads
-    def get(self, connection: Connection, *, owner: str, batch_id: str) -> Row:
+    async def get(self, connection: Connection, *, owner: str, batch_id: str) -> Row:
         """Returns a batch. Raises NotFoundError if it does not exist or belongs to another owner."""
-        return _owned(connection, owner=owner, batch_id=batch_id)
+        return await _owned(connection, owner=owner, batch_id=batch_id)
 
     @reads
-    def page(
+    async def page(
         self,
         connection: Connection,
         owner: str,
@@ -108,7 +117,7 @@ class BatchStore:
         newest_first: bool = True,
     ) -> tuple[Sequence[Row], bool]:
         """Returns a page of the batches of these endpoints, and whether more follow."""
-        return read_page(
+        return await read_page(
             connection,
             "batches",
             owner,
@@ -120,42 +129,44 @@ class BatchStore:
         )
 
     @writes
-    def delete(self, connection: Connection, *, owner: str, batch_id: str) -> Row:
+    async def delete(self, connection: Connection, *, owner: str, batch_id: str) -> Row:
         """Deletes a batch and its results. Raises InvalidRequestError if it has not ended."""
-        row = _owned(connection, owner=owner, batch_id=batch_id)
+        row = await _owned(connection, owner=owner, batch_id=batch_id, is_locked=True)
         if row["ended_s"] is None:
             raise InvalidRequestError(
                 "a batch that has not ended cannot be deleted", field="batch_id", reason="batch_not_ended"
             )
-        connection.execute("DELETE FROM batches WHERE id = ?", (batch_id,))
+        await connection.change("DELETE FROM batches WHERE id = ?", batch_id)
         return row
 
     @writes
-    def cancel(self, connection: Connection, *, owner: str, batch_id: str) -> Row:
+    async def cancel(self, connection: Connection, *, owner: str, batch_id: str) -> Row:
         """Requests cancellation; the holder of the lease ends the batch. Raises InvalidRequestError if it has ended."""
-        row = _owned(connection, owner=owner, batch_id=batch_id)
+        row = await _owned(connection, owner=owner, batch_id=batch_id, is_locked=True)
         if row["status"] in _CANCELLABLE:
-            _update(connection, batch_id, status=CANCELLING, cancelling_s=self._clock.wall())
+            await _update(connection, batch_id, status=CANCELLING, cancelling_s=self._clock.wall())
         elif row["status"] != CANCELLING:
             raise InvalidRequestError(
                 f"a batch that is {row['status']} cannot be cancelled", field="batch_id", reason="batch_ended"
             )
-        return _row(connection, batch_id)
+        return await _row(connection, batch_id)
 
     @writes
-    def claim(self, connection: Connection) -> Claim | None:
+    async def claim(self, connection: Connection) -> Claim | None:
         """Leases a batch without a lease: of the owners with the fewest leased batches, the one that was released longest ago.
 
         Of those that were never leased the oldest. Returns None if there is none.
         """
+        await connection.lock("batches.claim")
         now_s = self._clock.wall()
-        row = connection.execute(
-            "UPDATE batches SET lease_owner = ?, lease_until_s = ?, lease_epoch = lease_epoch + 1 WHERE id ="
-            " (SELECT id FROM batches AS waiting WHERE ended_s IS NULL AND lease_until_s <= ? ORDER BY"
+        # The outer conditions repeat the inner ones for PostgreSQL: the holder may have renewed its lease or ended the batch meanwhile.
+        row = await connection.row(
+            "UPDATE batches SET lease_owner = ?, lease_until_s = ?, lease_epoch = lease_epoch + 1"
+            f" WHERE {_WAITS} AND id = (SELECT id FROM batches AS waiting WHERE {_WAITS} ORDER BY"
             " (SELECT count(*) FROM batches AS running WHERE running.owner = waiting.owner AND running.ended_s IS NULL"
             " AND running.lease_until_s > ?), lease_until_s, created_s LIMIT 1) RETURNING *",
-            (self._instance_id, now_s + self._settings.lease_s, now_s, now_s),
-        ).fetchone()
+            self._instance_id, now_s + self._settings.lease_s, now_s, now_s, now_s,
+        )  # fmt: skip
         if row is None:
             return None
         return Claim(
@@ -171,41 +182,47 @@ class BatchStore:
         )
 
     @reads
-    def has_waiting_owner(self, connection: Connection) -> bool:
+    async def has_waiting_owner(self, connection: Connection) -> bool:
         """Whether a batch waits whose owner has no leased batch."""
         now_s = self._clock.wall()
-        row = connection.execute(
-            "SELECT 1 FROM batches WHERE ended_s IS NULL AND lease_until_s <= ? AND owner NOT IN"
+        row = await connection.row(
+            f"SELECT 1 AS found FROM batches WHERE {_WAITS} AND owner NOT IN"
             " (SELECT owner FROM batches WHERE ended_s IS NULL AND lease_until_s > ?) LIMIT 1",
-            (now_s, now_s),
-        ).fetchone()
+            now_s,
+            now_s,
+        )
         return row is not None
 
     @writes
-    def renew(self, connection: Connection, claim: Claim) -> str:
+    async def renew(self, connection: Connection, claim: Claim) -> str:
         """Renews the lease and returns the status, which a client may have changed. Raises LeaseLostError."""
-        _fence(connection, claim)
-        _update(connection, claim.batch_id, lease_until_s=self._clock.wall() + self._settings.lease_s)
-        return str(_row(connection, claim.batch_id)["status"])
+        await _fence(connection, claim)
+        await _update(connection, claim.batch_id, lease_until_s=self._clock.wall() + self._settings.lease_s)
+        return str((await _row(connection, claim.batch_id))["status"])
 
     @writes
-    def release(self, connection: Connection, claim: Claim, *, after_defect: bool = False) -> None:
-        """Ends the lease. After a defect the batch waits for one lease time, and fails after `attempts_max` defects."""
-        _fence(connection, claim)
+    async def release(
+        self, connection: Connection, claim: Claim, *, after_failure: bool = False, after_defect: bool = False
+    ) -> None:
+        """Ends the lease. After a failure, such as a full disk, or a defect the batch waits for one lease time.
+
+        It fails after `attempts_max` defects.
+        """
+        await _fence(connection, claim)
         now_s = self._clock.wall()
-        defects = _row(connection, claim.batch_id)["defects"] + after_defect
-        until_s = now_s + (self._settings.lease_s if after_defect else 0.0)  # Claims order by it.
-        _update(connection, claim.batch_id, lease_until_s=until_s, defects=defects)
+        defects = (await _row(connection, claim.batch_id))["defects"] + after_defect
+        until_s = now_s + (self._settings.lease_s if after_failure or after_defect else 0.0)  # Claims order by it.
+        await _update(connection, claim.batch_id, lease_until_s=until_s, defects=defects)
         if defects >= self._settings.attempts_max:
             problem = [{"code": "internal", "line": None, "message": "internal error", "param": None}]
-            _fail(connection, claim.batch_id, problem, now_s)
+            await _fail(connection, claim.batch_id, problem, now_s)
 
     @writes
-    def begin(self, connection: Connection, claim: Claim, *, total: int, model: str | None) -> None:
+    async def begin(self, connection: Connection, claim: Claim, *, total: int, model: str | None) -> None:
         """Records that the input is valid. A batch that was cancelled meanwhile stays cancelling."""
-        _fence(connection, claim)
-        status = _row(connection, claim.batch_id)["status"]
-        _update(
+        await _fence(connection, claim)
+        status = (await _row(connection, claim.batch_id))["status"]
+        await _update(
             connection,
             claim.batch_id,
             total=total,
@@ -215,72 +232,80 @@ class BatchStore:
         )
 
     @writes
-    def fail(self, connection: Connection, claim: Claim, problems: Sequence[Mapping[str, Any]]) -> None:
+    async def fail(self, connection: Connection, claim: Claim, problems: Sequence[Mapping[str, Any]]) -> None:
         """Ends the batch as failed, since its input is not valid."""
-        _fence(connection, claim)
-        _fail(connection, claim.batch_id, problems, self._clock.wall())
+        await _fence(connection, claim)
+        await _fail(connection, claim.batch_id, problems, self._clock.wall())
 
     @reads
-    def done_lines(self, connection: Connection, claim: Claim) -> set[int]:
+    async def done_lines(self, connection: Connection, claim: Claim) -> set[int]:
         """Returns the lines that have a result, from this process or an earlier one."""
-        rows = connection.execute("SELECT line FROM results WHERE batch_id = ?", (claim.batch_id,)).fetchall()
+        rows = await connection.rows("SELECT line FROM results WHERE batch_id = ?", claim.batch_id)
         return {row["line"] for row in rows}
 
     @writes
-    def record(self, connection: Connection, claim: Claim, results: Sequence[Result]) -> None:
+    async def record(self, connection: Connection, claim: Claim, results: Sequence[Result]) -> None:
         """Stores results and updates the counts. A line keeps its first result."""
-        _fence(connection, claim)
-        for each in results:
-            added = connection.execute(
-                "INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?)",
-                (claim.batch_id, each.line, int(each.is_error), each.record),
-            ).rowcount
-            if added:
-                _count(connection, claim.batch_id, each)
+        await _fence(connection, claim)
+        by_line = {each.line: each for each in reversed(results)}
+        if not by_line:
+            return
+        values = [(claim.batch_id, each.line, int(each.is_error), each.record) for each in by_line.values()]
+        added = await connection.rows(
+            f"INSERT INTO results (batch_id, line, is_error, record) VALUES {', '.join(['(?, ?, ?, ?)'] * len(values))}"
+            " ON CONFLICT (batch_id, line) DO NOTHING RETURNING line",
+            *(value for row in values for value in row),
+        )
+        await _count(connection, claim.batch_id, [by_line[row["line"]] for row in added])
 
     @writes
-    def expire(self, connection: Connection, claim: Claim) -> None:
+    async def expire(self, connection: Connection, claim: Claim) -> None:
         """Records that the completion window has ended."""
-        _fence(connection, claim)
-        _update(connection, claim.batch_id, expired_s=self._clock.wall())
+        await _fence(connection, claim)
+        await _update(connection, claim.batch_id, expired_s=self._clock.wall())
 
     @writes
-    def finalise(self, connection: Connection, claim: Claim) -> str:
+    async def finalise(self, connection: Connection, claim: Claim) -> str:
         """Records that all lines have ended and files are written next. Returns the final status of the batch."""
-        _fence(connection, claim)
-        row = _row(connection, claim.batch_id)
+        await _fence(connection, claim)
+        row = await _row(connection, claim.batch_id)
         if row["finalizing_s"] is None:
-            _update(connection, claim.batch_id, finalizing_s=self._clock.wall())
+            await _update(connection, claim.batch_id, finalizing_s=self._clock.wall())
         if row["cancelling_s"] is not None:
             return CANCELLED  # It stays cancelling until the files are there.
-        _update(connection, claim.batch_id, status=FINALIZING)
+        await _update(connection, claim.batch_id, status=FINALIZING)
         return COMPLETED if row["expired_s"] is None else EXPIRED
 
     @reads
-    def results(
+    async def results(
         self, connection: Connection, claim: Claim, *, after_line: int, is_error: bool, count: int
     ) -> list[tuple[int, bytes]]:
-        """Returns up to `count` results after a line, in the order of the lines."""
-        rows = connection.execute(
+        """Returns up to `count` results after a line, in the order of the lines. Raises LeaseLostError."""
+        rows = await connection.rows(
             "SELECT line, record FROM results WHERE batch_id = ? AND line > ? AND is_error = ? ORDER BY line LIMIT ?",
-            (claim.batch_id, after_line, int(is_error), count),
-        ).fetchall()
+            claim.batch_id,
+            after_line,
+            int(is_error),
+            count,
+        )
+        # After the read: whoever ends the batch deletes its results, and a file of the rest would replace the whole one.
+        await _fence(connection, claim, is_locked=False)
         return [(row["line"], row["record"]) for row in rows]
 
     @writes
-    def end(
+    async def end(
         self, connection: Connection, claim: Claim, status: str, output: OutputFile | None, errors: OutputFile | None
     ) -> None:
         """Ends the batch: adds the rows of its files, which are on the disk, and deletes its results."""
-        _fence(connection, claim)
+        await _fence(connection, claim)
         now_s = self._clock.wall()
         expires_s = now_s + (self._settings.file_ttl_s if claim.output_ttl_s is None else claim.output_ttl_s)
         for file in (output, errors):
             if file is not None:
                 row = (file.file_id, claim.owner, file.name, OUTPUT_PURPOSE, file.size_bytes, now_s, expires_s)
-                insert_file(connection, row)
-        connection.execute("DELETE FROM results WHERE batch_id = ?", (claim.batch_id,))
-        _update(
+                await insert_file(connection, row)
+        await connection.change("DELETE FROM results WHERE batch_id = ?", claim.batch_id)
+        await _update(
             connection,
             claim.batch_id,
             status=status,
@@ -292,49 +317,67 @@ class BatchStore:
         )
 
     @writes
-    def sweep(self, connection: Connection) -> int:
+    async def sweep(self, connection: Connection) -> int:
         """Deletes batches that ended more than `batch_ttl_s` ago. Returns their number."""
         oldest_s = self._clock.wall() - self._settings.batch_ttl_s
-        return connection.execute("DELETE FROM batches WHERE ended_s <= ?", (oldest_s,)).rowcount
+        return await connection.change("DELETE FROM batches WHERE ended_s <= ?", oldest_s)
 
 
-def _update(connection: Connection, batch_id: str, **columns: object) -> None:
+async def _update(connection: Connection, batch_id: str, **columns: object) -> None:
     assignments = ", ".join(f"{name} = ?" for name in columns)
-    connection.execute(f"UPDATE batches SET {assignments} WHERE id = ?", (*columns.values(), batch_id))
+    await connection.change(f"UPDATE batches SET {assignments} WHERE id = ?", *columns.values(), batch_id)
 
 
-def _row(connection: Connection, batch_id: str) -> Row:
-    row: Row = connection.execute("SELECT * FROM batches WHERE id = ?", (batch_id,)).fetchone()
-    return row
+async def _count_of(connection: Connection, statement: str, *values: object) -> int:
+    row = await connection.row(statement, *values)
+    return 0 if row is None else int(row["count"])
 
 
-def _owned(connection: Connection, *, owner: str, batch_id: str) -> Row:
-    row: Row | None = connection.execute(
-        "SELECT * FROM batches WHERE id = ? AND owner = ?", (batch_id, owner)
-    ).fetchone()
+async def _row(connection: Connection, batch_id: str) -> Row:
+    row = await connection.row("SELECT * FROM batches WHERE id = ?", batch_id)
     if row is None:
-        raise NotFoundError(f"there is no batch {batch_id[:64]!r}", field="batch_id", reason="batch_not_found")
+        raise _not_found(batch_id)
     return row
 
 
-def _fence(connection: Connection, claim: Claim) -> None:
-    row = connection.execute("SELECT lease_epoch, ended_s FROM batches WHERE id = ?", (claim.batch_id,)).fetchone()
+async def _owned(connection: Connection, *, owner: str, batch_id: str, is_locked: bool = False) -> Row:
+    lock = connection.row_lock if is_locked else ""
+    row = await connection.row(f"SELECT * FROM batches WHERE id = ? AND owner = ?{lock}", batch_id, owner)
+    if row is None:
+        raise _not_found(batch_id)
+    return row
+
+
+def _not_found(batch_id: str) -> NotFoundError:
+    return NotFoundError(f"there is no batch {batch_id[:64]!r}", field="batch_id", reason="batch_not_found")
+
+
+async def _fence(connection: Connection, claim: Claim, *, is_locked: bool = True) -> None:
+    """Raises LeaseLostError unless the batch is this claim's; then it stays so until the transaction ends."""
+    lock = connection.row_lock if is_locked else ""
+    row = await connection.row(f"SELECT lease_epoch, ended_s FROM batches WHERE id = ?{lock}", claim.batch_id)
     if row is None or row["lease_epoch"] != claim.epoch or row["ended_s"] is not None:
         raise LeaseLostError(claim.batch_id)
 
 
-def _fail(connection: Connection, batch_id: str, problems: Sequence[Mapping[str, Any]], now_s: float) -> None:
-    connection.execute("DELETE FROM results WHERE batch_id = ?", (batch_id,))
+async def _fail(connection: Connection, batch_id: str, problems: Sequence[Mapping[str, Any]], now_s: float) -> None:
+    await connection.change("DELETE FROM results WHERE batch_id = ?", batch_id)
     errors = orjson.dumps(list(problems)).decode()
-    _update(connection, batch_id, status=FAILED, failed_s=now_s, ended_s=now_s, errors=errors, lease_until_s=0)
+    await _update(connection, batch_id, status=FAILED, failed_s=now_s, ended_s=now_s, errors=errors, lease_until_s=0)
 
 
-def _count(connection: Connection, batch_id: str, result: Result) -> None:
-    usage = result.usage
-    connection.execute(
+async def _count(connection: Connection, batch_id: str, results: Sequence[Result]) -> None:
+    usages = [each.usage for each in results]
+    failed = sum(each.is_error for each in results)
+    await connection.change(
         "UPDATE batches SET completed = completed + ?, failed = failed + ?, input_tokens = input_tokens + ?,"
         " cached_tokens = cached_tokens + ?, output_tokens = output_tokens + ?,"
         " reasoning_tokens = reasoning_tokens + ? WHERE id = ?",
-        (int(not result.is_error), int(result.is_error), usage.prompt_tokens, usage.cached_tokens,
-         usage.output_tokens, usage.reasoning_tokens, batch_id),
-    )  # fmt: skip
+        len(results) - failed,
+        failed,
+        sum(each.prompt_tokens for each in usages),
+        sum(each.cached_tokens for each in usages),
+        sum(each.output_tokens for each in usages),
+        sum(each.reasoning_tokens for each in usages),
+        batch_id,
+    )

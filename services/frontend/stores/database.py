@@ -1,133 +1,117 @@
-"""Runs SQLite in its own thread, so that the event loop never waits for the disk."""
+"""The storage interface of the frontend: stores are written against it once and run on SQLite and on PostgreSQL."""
 
-import asyncio
 import os
-import sqlite3
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial, wraps
+from collections.abc import Callable, Coroutine, Mapping
+from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from kvmesh.errors import OverloadedError, UnavailableError
+from kvmesh.clock import Clock
+from kvmesh.errors import OverloadedError
 
 T = TypeVar("T")
 P = ParamSpec("P")
-Connection = sqlite3.Connection
+Row = Mapping[str, Any]
+"""A row by the names of its columns."""
+DISK_FULL = "disk_full"
+"""Reason of the UnavailableError of a write that found no room on the disk. What was stored before stays readable."""
+DISK_FULL_RETRY_S = 30.0
+"""Somebody has to make room first."""
 
 
-class Database:
-    """One file, one connection, one thread. Several processes may share the file.
+class Connection(Protocol):
+    """One transaction. Statements are in the SQL that SQLite and PostgreSQL share, with `?` for each value."""
 
-    `migrations[i]` is the script from schema version i to i + 1; a file of a later version is refused. Each call is one
-    transaction. A cancelled call that has begun still finishes; its result is dropped.
+    row_lock: str
+    """Ends a SELECT whose rows no other transaction may change before this one ends. Empty where transactions that write are serial."""
+
+    async def row(self, statement: str, *values: object) -> Row | None:
+        """Returns the first row."""
+        ...
+
+    async def rows(self, statement: str, *values: object) -> list[Row]:
+        """Returns all rows."""
+        ...
+
+    async def change(self, statement: str, *values: object) -> int:
+        """Returns the number of rows that the statement changed."""
+        ...
+
+    async def lock(self, name: str) -> None:
+        """Waits until no other transaction has locked `name`, and locks it until this one ends."""
+        ...
+
+
+class Database(Protocol):
+    """Runs transactions.
+
+    1. A transaction that ends with an exception changes nothing.
+    2. A cancelled call that has begun still finishes; its result is dropped.
+    3. A transaction that writes may run again after the connection was lost while it committed, so it must have the same effect
+       when it runs twice.
     """
 
-    def __init__(self, path: Path, migrations: Sequence[str], *, busy_timeout_s: float, calls_max: int) -> None:
-        self._path = path
-        self._migrations = migrations
-        self._busy_timeout_s = busy_timeout_s
-        self._calls_max = calls_max
-        self._calls = 0
-        self._calls_by_owner: Counter[str] = Counter()
-        self._thread: ThreadPoolExecutor | None = None
-        self._connection: Connection | None = None
+    clock_offset_s: float
+    """The database's time less this process's wall clock. All processes that share a database agree on its time."""
 
     async def open(self) -> None:
-        """Creates or migrates the file. Raises UnavailableError with the reason if it cannot be used."""
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"database-{self._path.stem}")
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._open)
+        """Creates or migrates the tables. Raises UnavailableError with the reason if the database cannot be used."""
+        ...
 
-    def _open(self) -> None:
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # The file holds conversations; other users of the machine must not read it.
-            self._path.touch(mode=0o600)
-            connection = sqlite3.connect(
-                self._path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False
-            )
-            connection.row_factory = sqlite3.Row
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("PRAGMA synchronous=NORMAL")
-            connection.execute("PRAGMA foreign_keys=ON")
-            self._migrate(connection)
-        except (OSError, sqlite3.Error) as error:
-            raise UnavailableError(f"{self._path} cannot be used: {error}", reason="store_unavailable") from error
-        self._connection = connection
+    async def call(
+        self, work: Callable[[Connection], Coroutine[Any, Any, T]], is_read_only: bool, *, owner: str = ""
+    ) -> T:
+        """Runs `work` in one transaction; it awaits only methods of the connection.
 
-    def _migrate(self, connection: Connection) -> None:
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            if version > len(self._migrations):
-                raise UnavailableError(
-                    f"{self._path} was written by a later version of this program", reason="store_too_new"
-                )
-            for script in self._migrations[version:]:
-                for statement in script.split(";;"):
-                    if statement.strip():
-                        connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {len(self._migrations)}")
-        except BaseException:
-            connection.execute("ROLLBACK")
-            connection.close()
-            raise
-        connection.execute("COMMIT")
-
-    async def call(self, work: Callable[[Connection], T], is_read_only: bool, *, owner: str = "") -> T:
-        """Runs `work` in the thread inside one transaction. Work that only reads does not wait for writers.
-
-        Raises OverloadedError if too many calls wait, UnavailableError if the file is closed or fails. The calls of one owner may be half
-        of those that wait.
+        Raises OverloadedError if too many calls wait, UnavailableError if the database is closed or fails. The calls of one owner may be
+        half of those that wait.
         """
-        thread = self._thread
-        if thread is None:
-            raise UnavailableError("the store is closed", reason="store_unavailable")
-        of_owner = self._calls_by_owner[owner]
-        if self._calls >= self._calls_max or (owner and of_owner >= self._calls_max // 2):
-            raise OverloadedError("too many calls wait for the store", reason="store_full", retry_after_s=1.0)
-        self._calls += 1
-        self._calls_by_owner[owner] += 1
-        future = asyncio.get_running_loop().run_in_executor(thread, self._run, work, is_read_only)
-        future.add_done_callback(partial(self._on_done, owner))
-        return await future
-
-    def _on_done(self, owner: str, future: "asyncio.Future[Any]") -> None:
-        self._calls -= 1
-        self._calls_by_owner[owner] -= 1
-        if not self._calls_by_owner[owner]:
-            del self._calls_by_owner[owner]
-
-    def _run(self, work: Callable[[Connection], T], is_read_only: bool) -> T:
-        connection = self._connection
-        if connection is None:
-            raise UnavailableError("the store is closed", reason="store_unavailable")
-        try:
-            connection.execute("BEGIN" if is_read_only else "BEGIN IMMEDIATE")
-            try:
-                result = work(connection)
-            except BaseException:
-                connection.execute("ROLLBACK")
-                raise
-            connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise UnavailableError(
-                f"the store failed: {error}", reason="store_unavailable", retry_after_s=1.0
-            ) from error
-        return result
+        ...
 
     async def aclose(self) -> None:
-        """Waits for running calls and closes the file. Idempotent."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            await asyncio.get_running_loop().run_in_executor(thread, self._close)
-            thread.shutdown(wait=False)
+        """Waits for running calls and closes. Idempotent."""
+        ...
 
-    def _close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+
+class WaitingCalls:
+    """Counts the calls that wait for a database, of all owners and of each."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._count = 0
+        self._by_owner: Counter[str] = Counter()
+
+    def enter(self, owner: str) -> None:
+        """Adds a call. Raises OverloadedError if there are too many."""
+        if self._count >= self._most or (owner and self._by_owner[owner] >= self._most // 2):
+            raise OverloadedError("too many calls wait for the store", reason="store_full", retry_after_s=1.0)
+        self._count += 1
+        self._by_owner[owner] += 1
+
+    def leave(self, owner: str) -> None:
+        """Removes a call."""
+        self._count -= 1
+        self._by_owner[owner] -= 1
+        if not self._by_owner[owner]:
+            del self._by_owner[owner]
+
+
+class StoreClock:
+    """A clock whose wall time is that of a database, so that leases end at one moment for all machines."""
+
+    def __init__(self, clock: Clock, database: Database) -> None:
+        self._clock = clock
+        self._database = database
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    def wall(self) -> float:
+        return self._clock.wall() + self._database.clock_offset_s
+
+    async def sleep(self, delay_s: float) -> None:
+        await self._clock.sleep(delay_s)
 
 
 class Store(Protocol):
@@ -137,20 +121,21 @@ class Store(Protocol):
 
 
 S = TypeVar("S", bound=Store)
-Method = Callable[Concatenate[S, Connection, P], T]
+Method = Callable[Concatenate[S, Connection, P], Coroutine[Any, Any, T]]
 AsyncMethod = Callable[Concatenate[S, P], Coroutine[Any, Any, T]]
 
 
 def reads(method: Method[S, P, T]) -> AsyncMethod[S, P, T]:
-    """Decorates a method that only reads. It runs in the store's database thread inside one transaction; callers await it.
+    """Decorates a method that only reads: its callers leave out the connection.
 
-    The argument `owner`, or a string as the first argument, is the owner whose data the method reads.
+    The argument `owner`, or a string as the first argument, is the owner whose data the method reads. On PostgreSQL each statement of
+    the method sees what is committed when it starts.
     """
     return _transaction(method, is_read_only=True)
 
 
 def writes(method: Method[S, P, T]) -> AsyncMethod[S, P, T]:
-    """As `reads`, for a method that writes."""
+    """As `reads`, for a method that writes, in one transaction."""
     return _transaction(method, is_read_only=False)
 
 

@@ -1,45 +1,77 @@
-"""Uploaded files and batch output: rows in SQLite, bytes in a directory."""
+"""Uploaded files and batch output: rows in the database, bytes where `FileContents` puts them."""
 
 import asyncio
-import os
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
-from sqlite3 import Row
-from threading import Lock
-from typing import BinaryIO
 
 from kvmesh.clock import Clock
-from kvmesh.errors import InvalidRequestError, NotFoundError, OverloadedError
+from kvmesh.errors import InvalidRequestError, MeshError, NotFoundError, OverloadedError
 from services.frontend.settings import BatchSettings
-from services.frontend.stores.database import Connection, Database, reads, writes
-
-_STALE_S = 86_400.0
-"""Age after which a file without a row is deleted: the process that wrote it died before it added the row."""
+from services.frontend.stores.contents import FileContents, NewFile
+from services.frontend.stores.database import Connection, Database, Row, reads, writes
 
 
 class FileStore:
-    """Files in one directory. A file gets its row after its bytes are on the disk, so a file with a row is complete."""
+    """A file gets its row after its bytes are stored, so a file with a row is complete."""
 
-    def __init__(self, *, directory: Path, database: Database, settings: BatchSettings, clock: Clock) -> None:
-        self._directory = directory / "files"
+    def __init__(self, *, contents: FileContents, database: Database, settings: BatchSettings, clock: Clock) -> None:
+        self._contents = contents
         self.database = database
         self._settings = settings
         self._clock = clock
 
     async def start(self) -> None:
-        """Creates the directory."""
-        await asyncio.to_thread(self._directory.mkdir, parents=True, exist_ok=True, mode=0o700)
+        """Creates the directory in which files are written."""
+        await self._contents.start()
 
-    def path(self, file_id: str) -> Path:
-        """Returns the path of a file's bytes. The frontend makes the ids, never a client."""
-        return self._directory / file_id
+    def new(self, file_id: str) -> NewFile:
+        """Starts to write a file. The frontend makes the ids, never a client."""
+        return self._contents.new(file_id)
 
-    def new(self, file_id: str) -> "NewFile":
-        """Starts to write a file."""
-        return NewFile(self.path(file_id))
+    async def keep(self, file: NewFile) -> None:
+        """Completes a file whose row is added later. From then on every frontend that shares the store can read its bytes."""
+        await asyncio.to_thread(file.commit)
+        await self._contents.keep(file)
+
+    async def keep_and_add(
+        self, file: NewFile, *, owner: str, name: str, purpose: str, ttl_s: float | None = None
+    ) -> Row:
+        """Completes a file and adds its row. Raises OverloadedError if the store is full; then no bytes remain."""
+        size_bytes, file_id = file.size_bytes, file.file_id
+        await self.check_room(owner=owner, file_id=file_id, size_bytes=size_bytes)
+        try:
+            await self.keep(file)
+        except BaseException:
+            await asyncio.shield(self._remove_rest(file_id))
+            raise
+        try:
+            return await self.add(
+                owner=owner, file_id=file_id, name=name, purpose=purpose, size_bytes=size_bytes, ttl_s=ttl_s
+            )
+        except OverloadedError:
+            await self._remove_rest(file_id)
+            raise
+
+    async def _remove_rest(self, file_id: str) -> None:
+        # Bytes that cannot be deleted now have no row and are swept later.
+        with suppress(MeshError, OSError):
+            await self._contents.remove([file_id])
+
+    def local(self, file_id: str) -> AbstractAsyncContextManager[Path]:
+        """Provides the bytes as a file on this machine, as long as the context lasts. Raises FileNotFoundError."""
+        return self._contents.local(file_id)
+
+    def path(self, file_id: str) -> Path | None:
+        """Returns the path of the bytes, or None if they are not in a file of this machine; see `read`."""
+        return self._contents.path(file_id)
+
+    def read(self, file_id: str) -> AsyncIterator[bytes]:
+        """Yields the bytes in parts. Raises FileNotFoundError."""
+        return self._contents.read(file_id)
 
     @writes
-    def add(
+    async def add(
         self,
         connection: Connection,
         *,
@@ -50,42 +82,46 @@ class FileStore:
         size_bytes: int,
         ttl_s: float | None,
     ) -> Row:
-        """Adds the row of a file that is on the disk. Raises OverloadedError if the store is full."""
-        settings = self._settings
-        self._check_room(connection, size_bytes, settings.files_max, settings.files_bytes_max)
-        if owner:
-            share = settings.tenant_share_max
-            self._check_room(
-                connection, size_bytes, settings.files_max * share, settings.files_bytes_max * share, owner=owner
-            )
+        """Adds the row of a file whose bytes are stored. Raises OverloadedError if the store is full."""
+        await connection.lock("files")
+        await self._check_shares(connection, owner, file_id, size_bytes)
         now_s = self._clock.wall()
         expires_s = now_s + (self._settings.file_ttl_s if ttl_s is None else ttl_s)
-        insert_file(connection, (file_id, owner, name, purpose, size_bytes, now_s, expires_s))
-        row: Row = connection.execute("SELECT * FROM files WHERE id = ?", (file_id,)).fetchone()
+        await insert_file(connection, (file_id, owner, name, purpose, size_bytes, now_s, expires_s))
+        row = await connection.row("SELECT * FROM files WHERE id = ?", file_id)
+        if row is None:
+            raise _not_found(file_id, "file_id")
         return row
 
-    def _check_room(
-        self, connection: Connection, size_bytes: int, files_max: float, bytes_max: float, *, owner: str | None = None
-    ) -> None:
-        """Raises OverloadedError if another file exceeds the limits, of all files or of those of one owner."""
-        count, total = connection.execute(
-            "SELECT count(*), coalesce(sum(size_bytes), 0) FROM files WHERE ? IS NULL OR owner = ?", (owner, owner)
-        ).fetchone()
-        if count >= files_max or total + size_bytes > bytes_max:
-            raise OverloadedError("no room for another file; delete some", reason="files_full", retry_after_s=60.0)
+    @reads
+    async def check_room(self, connection: Connection, *, owner: str, file_id: str, size_bytes: int) -> None:
+        """Raises OverloadedError if there is no room for a file, before its bytes are moved."""
+        await self._check_shares(connection, owner, file_id, size_bytes)
+
+    async def _check_shares(self, connection: Connection, owner: str, file_id: str, size_bytes: int) -> None:
+        """Raises OverloadedError if another file exceeds the limits, of all files or of those of its owner."""
+        settings = self._settings
+        count_max, bytes_max = settings.files_max, settings.files_bytes_max
+        # A row with this id is an earlier attempt to add it.
+        used = await connection.row(f"{_USED} WHERE id <> ?", file_id)
+        _check_room(used, size_bytes, count_max, bytes_max)
+        if owner:
+            used = await connection.row(f"{_USED} WHERE id <> ? AND owner = ?", file_id, owner)
+            share = settings.tenant_share_max
+            _check_room(used, size_bytes, count_max * share, bytes_max * share)
 
     @reads
-    def get(self, connection: Connection, *, owner: str, file_id: str, field: str = "file_id") -> Row:
+    async def get(self, connection: Connection, *, owner: str, file_id: str, field: str = "file_id") -> Row:
         """Returns a file. Raises NotFoundError if it does not exist, has expired, or belongs to another owner."""
-        row: Row | None = connection.execute(
-            "SELECT * FROM files WHERE id = ? AND owner = ? AND expires_s > ?", (file_id, owner, self._clock.wall())
-        ).fetchone()
+        row = await connection.row(
+            "SELECT * FROM files WHERE id = ? AND owner = ? AND expires_s > ?", file_id, owner, self._clock.wall()
+        )
         if row is None:
             raise _not_found(file_id, field)
         return row
 
     @reads
-    def page(
+    async def page(
         self,
         connection: Connection,
         owner: str,
@@ -96,67 +132,75 @@ class FileStore:
         newest_first: bool,
     ) -> tuple[Sequence[Row], bool]:
         """Returns a page, and whether more files follow."""
-        return read_page(
+        return await read_page(
             connection,
             "files",
             owner,
             limit=limit,
             after=after,
             newest_first=newest_first,
-            condition="expires_s > ? AND (? IS NULL OR purpose = ?)",
-            values=(self._clock.wall(), purpose, purpose),
+            condition="expires_s > ?" if purpose is None else "expires_s > ? AND purpose = ?",
+            values=(self._clock.wall(), *([] if purpose is None else [purpose])),
         )
 
     async def delete(self, *, owner: str, file_id: str) -> None:
         """Deletes a file. Raises NotFoundError, or InvalidRequestError while a batch that has not ended reads the file."""
         await self._delete_row(owner=owner, file_id=file_id)
-        await asyncio.to_thread(self.path(file_id).unlink, missing_ok=True)
+        await self._contents.remove([file_id])
 
     @writes
-    def _delete_row(self, connection: Connection, *, owner: str, file_id: str) -> None:
-        in_use = connection.execute(
-            "SELECT 1 FROM batches WHERE input_file_id = ? AND owner = ? AND ended_s IS NULL", (file_id, owner)
-        ).fetchone()
-        if in_use:
+    async def _delete_row(self, connection: Connection, *, owner: str, file_id: str) -> None:
+        await connection.lock("batches")
+        in_use = await connection.row(
+            "SELECT 1 AS found FROM batches WHERE input_file_id = ? AND owner = ? AND ended_s IS NULL LIMIT 1",
+            file_id,
+            owner,
+        )
+        if in_use is not None:
             raise InvalidRequestError(
                 "a batch that has not ended reads this file", field="file_id", reason="file_in_use"
             )
-        if not connection.execute("DELETE FROM files WHERE id = ? AND owner = ?", (file_id, owner)).rowcount:
+        if not await connection.change("DELETE FROM files WHERE id = ? AND owner = ?", file_id, owner):
             raise _not_found(file_id, "file_id")
 
     async def sweep(self) -> int:
         """Deletes expired files and old bytes without a row. Returns the number of files."""
         now_s = self._clock.wall()
         gone, left = await self._delete_expired_rows(now_s)
-        return await asyncio.to_thread(self._remove, gone, left, now_s)
+        return await self._contents.sweep(gone, left, now_s)
 
     @writes
-    def _delete_expired_rows(self, connection: Connection, now_s: float) -> tuple[set[str], set[str]]:
+    async def _delete_expired_rows(self, connection: Connection, now_s: float) -> tuple[set[str], set[str]]:
         """Returns the ids of the deleted rows and of all others."""
-        gone = connection.execute(
+        await connection.lock("batches")
+        gone = await connection.rows(
             "DELETE FROM files WHERE expires_s <= ? AND id NOT IN"
             " (SELECT input_file_id FROM batches WHERE ended_s IS NULL) RETURNING id",
-            (now_s,),
-        ).fetchall()
-        left = connection.execute("SELECT id FROM files").fetchall()
+            now_s,
+        )
+        left = await connection.rows("SELECT id FROM files")
         return {row["id"] for row in gone}, {row["id"] for row in left}
 
-    def _remove(self, gone: set[str], left: set[str], now_s: float) -> int:
-        count = 0
-        for path in self._directory.iterdir():
-            is_stale = path.name not in left and path.stat().st_mtime < now_s - _STALE_S
-            if path.name in gone or is_stale:
-                path.unlink(missing_ok=True)
-                count += 1
-        return count
+
+_USED = "SELECT count(*) AS count, CAST(coalesce(sum(size_bytes), 0) AS BIGINT) AS size_bytes FROM files"
 
 
-def insert_file(connection: Connection, values: Sequence[object]) -> None:
+def _check_room(used: Row | None, size_bytes: int, files_max: float, bytes_max: float) -> None:
+    if used is not None and (used["count"] >= files_max or used["size_bytes"] + size_bytes > bytes_max):
+        raise OverloadedError("no room for another file; delete some", reason="files_full", retry_after_s=60.0)
+
+
+async def insert_file(connection: Connection, values: Sequence[object]) -> None:
     """Inserts a row of `files`, in the order of its columns."""
-    connection.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+    await connection.change(
+        "INSERT INTO files (id, owner, name, purpose, size_bytes, created_s, expires_s) VALUES (?, ?, ?, ?, ?, ?, ?)"
+        " ON CONFLICT (id) DO UPDATE SET owner = excluded.owner, name = excluded.name, purpose = excluded.purpose,"
+        " size_bytes = excluded.size_bytes, created_s = excluded.created_s, expires_s = excluded.expires_s",
+        *values,
+    )
 
 
-def read_page(
+async def read_page(
     connection: Connection,
     table: str,
     owner: str,
@@ -174,73 +218,22 @@ def read_page(
     compare, order = ("<", "DESC") if newest_first else (">", "ASC")
     place: tuple[object, ...] = ()
     if after is not None:
-        row = connection.execute(
-            f"SELECT created_s, id FROM {table} WHERE id = ? AND owner = ?", (after, owner)
-        ).fetchone()
+        row = await connection.row(f"SELECT created_s, id FROM {table} WHERE id = ? AND owner = ?", after, owner)
         if row is None:
             raise InvalidRequestError(
                 f"after must be an id of the list: {after[:64]!r}", field="after", reason="invalid_value"
             )
-        place = tuple(row)
+        place = (row["created_s"], row["id"])
         condition += f" AND (created_s, id) {compare} (?, ?)"
-    rows = connection.execute(
+    rows = await connection.rows(
         f"SELECT * FROM {table} WHERE owner = ? AND {condition} ORDER BY created_s {order}, id {order} LIMIT ?",
-        (owner, *values, *place, limit + 1),
-    ).fetchall()
+        owner,
+        *values,
+        *place,
+        limit + 1,
+    )
     return rows[:limit], len(rows) > limit
 
 
 def _not_found(file_id: str, field: str) -> NotFoundError:
     return NotFoundError(f"there is no file {file_id[:64]!r}", field=field, reason="file_not_found")
-
-
-class NewFile:
-    """Writes a file under a temporary name until `commit`. All methods block; call them in a thread.
-
-    `discard` may be called while a cancelled `write` still runs.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._beside = path.with_name(f"{path.name}.part{os.getpid()}")
-        self._lock = Lock()
-        self._file: BinaryIO | None = None
-        self._is_over = False
-        self.size_bytes = 0
-
-    def write(self, data: bytes) -> None:
-        """Appends bytes. Does nothing after `commit` or `discard`."""
-        with self._lock:
-            self._write(data)
-
-    def _write(self, data: bytes) -> None:
-        if self._is_over:
-            return
-        if self._file is None:
-            self._file = self._beside.open("wb")
-            self._beside.chmod(0o600)
-        self._file.write(data)
-        self.size_bytes += len(data)
-
-    def commit(self) -> None:
-        """Completes the file. From then on it survives a crash of the machine."""
-        with self._lock:
-            self._write(b"")
-            if self._file is None:
-                return
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._close()
-            self._beside.replace(self._path)
-
-    def _close(self) -> None:
-        self._is_over = True
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def discard(self) -> None:
-        """Removes the file unless it was committed. Idempotent."""
-        with self._lock:
-            self._close()
-            self._beside.unlink(missing_ok=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -10,7 +9,7 @@ import orjson
 from kvmesh.clock import Clock
 from kvmesh.errors import InvalidRequestError, NotFoundError
 from services.frontend.settings import ResponsesSettings
-from services.frontend.stores.database import Connection, Database, reads, writes
+from services.frontend.stores.database import Connection, Database, Row, reads, writes
 
 _FIRST = """
 CREATE TABLE responses (
@@ -36,14 +35,16 @@ END
 MIGRATIONS = (_FIRST,)
 _CHAIN = """
 WITH RECURSIVE chain (id, previous_id, depth, total_bytes) AS (
-  SELECT id, previous_id, 1, size_bytes FROM responses WHERE id = :id AND owner = :owner
+  SELECT id, previous_id, 1, size_bytes FROM responses WHERE id = ? AND owner = ?
   UNION ALL
-  SELECT each.id, each.previous_id, chain.depth + 1, chain.total_bytes + each.size_bytes
-  FROM responses AS each JOIN chain ON each.id = chain.previous_id
-  WHERE each.owner = :owner AND chain.depth < :depth_max AND chain.total_bytes <= :bytes_max
+  SELECT earlier.id, earlier.previous_id, chain.depth + 1, chain.total_bytes + earlier.size_bytes
+  FROM responses AS earlier JOIN chain ON earlier.id = chain.previous_id
+  WHERE earlier.owner = ? AND chain.depth < ? AND chain.total_bytes <= ?
 )
 SELECT id, previous_id, depth, total_bytes FROM chain ORDER BY depth DESC
 """
+_LOCK = "responses"
+"""Locked by all that add and delete, which count bytes in one row. So none waits for another that waits for it."""
 _EVICTED_AT_ONCE = 64
 
 
@@ -56,119 +57,120 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """Stores responses in SQLite. `owner` separates tenants: a tenant finds only its own responses.
+    """Stores responses. `owner` separates tenants: a tenant finds only its own responses.
 
     0. An owner who stores less than an equal share of `stored_bytes_max` loses nothing to others.
     1. After a sweep at most `stored_bytes_max` bytes remain, and no response that was unused for longer than `ttl_s`.
     2. Using a response renews all responses that it continues.
     """
 
-    def __init__(self, path: Path, settings: ResponsesSettings, clock: Clock) -> None:
+    def __init__(self, database: Database, settings: ResponsesSettings, clock: Clock) -> None:
+        self.database = database
         self._settings = settings
         self._clock = clock
-        self.database = Database(path, MIGRATIONS, busy_timeout_s=settings.busy_timeout_s, calls_max=settings.calls_max)
-
-    async def open(self) -> None:
-        """Opens the file. Raises UnavailableError with the reason if it cannot be used."""
-        await self.database.open()
-
-    async def aclose(self) -> None:
-        """Closes the file. Idempotent."""
-        await self.database.aclose()
 
     @writes
-    def put(
+    async def put(
         self, connection: Connection, owner: str, body: Mapping[str, Any], items: Sequence[Mapping[str, Any]]
     ) -> None:
         """Stores a response. All processes find it when this returns."""
         now_s = self._clock.wall()
         body_bytes, items_bytes = orjson.dumps(body), orjson.dumps(items)
         size_bytes = len(body_bytes) + len(items_bytes)
-        connection.execute(
-            "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (body["id"], owner, body["previous_response_id"], now_s, now_s, body_bytes, items_bytes, size_bytes),
-        )
-        self._make_room(connection)
+        await connection.lock(_LOCK)
+        await connection.change(
+            "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
+            body["id"], owner, body["previous_response_id"], now_s, now_s, body_bytes, items_bytes, size_bytes,
+        )  # fmt: skip
+        await self._make_room(connection)
 
     @reads
-    def get(self, connection: Connection, *, owner: str, response_id: str) -> StoredResponse:
+    async def get(self, connection: Connection, *, owner: str, response_id: str) -> StoredResponse:
         """Returns a response. Raises NotFoundError if it was never stored, has expired, was deleted, or has another owner."""
-        row = connection.execute(
+        row = await connection.row(
             "SELECT body, items FROM responses WHERE id = ? AND owner = ? AND used_s > ?",
-            (response_id, owner, self._oldest_s()),
-        ).fetchone()
+            response_id,
+            owner,
+            self._oldest_s(),
+        )
         if row is None:
             raise _not_found(response_id, "response_id")
         return StoredResponse(body=orjson.loads(row["body"]), items=orjson.loads(row["items"]))
 
     @writes
-    def delete(self, connection: Connection, *, owner: str, response_id: str) -> None:
+    async def delete(self, connection: Connection, *, owner: str, response_id: str) -> None:
         """Deletes a response. Responses that continue it can no longer be continued. Raises NotFoundError."""
-        if not connection.execute("DELETE FROM responses WHERE id = ? AND owner = ?", (response_id, owner)).rowcount:
+        await connection.lock(_LOCK)
+        if not await connection.change("DELETE FROM responses WHERE id = ? AND owner = ?", response_id, owner):
             raise _not_found(response_id, "response_id")
 
     @writes
-    def conversation(self, connection: Connection, *, owner: str, response_id: str) -> list[Mapping[str, Any]]:
+    async def conversation(self, connection: Connection, *, owner: str, response_id: str) -> list[Mapping[str, Any]]:
         """Returns all items up to the response's output, oldest first, and marks the responses as used.
 
         Raises InvalidRequestError if the chain has a gap or is too long, NotFoundError if the response does not exist.
         """
-        limits = {"depth_max": self._settings.chain_max + 1, "bytes_max": self._settings.chain_bytes_max}
-        chain = connection.execute(_CHAIN, {"id": response_id, "owner": owner, **limits}).fetchall()
+        depth_max, bytes_max = self._settings.chain_max + 1, self._settings.chain_bytes_max
+        chain = await connection.rows(_CHAIN, response_id, owner, owner, depth_max, bytes_max)
         _check_chain(chain, response_id, self._settings)
         items: list[Mapping[str, Any]] = []
-        for each_id, *_ in chain:
-            row = connection.execute("SELECT used_s, body, items FROM responses WHERE id = ?", (each_id,)).fetchone()
-            if row["used_s"] <= self._oldest_s():
+        for each in chain:
+            row = await connection.row(
+                "UPDATE responses SET used_s = ? WHERE id = ? AND used_s > ? RETURNING body, items",
+                self._clock.wall(),
+                each["id"],
+                self._oldest_s(),
+            )
+            if row is None:
                 raise _not_found(response_id, "previous_response_id")
-            connection.execute("UPDATE responses SET used_s = ? WHERE id = ?", (self._clock.wall(), each_id))
             items += [*orjson.loads(row["items"]), *orjson.loads(row["body"])["output"]]
         return items
 
     @writes
-    def sweep(self, connection: Connection) -> int:
+    async def sweep(self, connection: Connection) -> int:
         """Deletes expired responses, and while the store is too large the least recently used of the owner who has most.
 
         Returns their number.
         """
-        gone = connection.execute("DELETE FROM responses WHERE used_s <= ?", (self._oldest_s(),)).rowcount
-        return gone + self._make_room(connection)
+        await connection.lock(_LOCK)
+        gone = await connection.change("DELETE FROM responses WHERE used_s <= ?", self._oldest_s())
+        return gone + await self._make_room(connection)
 
     def _oldest_s(self) -> float:
         return self._clock.wall() - self._settings.ttl_s
 
-    def _make_room(self, connection: Connection) -> int:
+    async def _make_room(self, connection: Connection) -> int:
         gone = 0
         while True:
-            (size_bytes,) = connection.execute("SELECT size_bytes FROM totals").fetchone()
+            total = await connection.row("SELECT size_bytes FROM totals")
+            size_bytes = 0 if total is None else total["size_bytes"]
             if size_bytes <= self._settings.stored_bytes_max:
                 return gone
-            (owner,) = connection.execute(
+            most = await connection.row(
                 "SELECT owner FROM responses GROUP BY owner ORDER BY sum(size_bytes) DESC LIMIT 1"
-            ).fetchone() or ("",)
-            deleted = connection.execute(
+            )
+            deleted = await connection.change(
                 "DELETE FROM responses WHERE id IN (SELECT id FROM responses WHERE owner = ? ORDER BY used_s LIMIT ?)",
-                (owner, _EVICTED_AT_ONCE if size_bytes > 2 * self._settings.stored_bytes_max else 1),
-            ).rowcount
+                "" if most is None else most["owner"],
+                _EVICTED_AT_ONCE if size_bytes > 2 * self._settings.stored_bytes_max else 1,
+            )
             if not deleted:
                 return gone
             gone += deleted
 
 
-def _check_chain(
-    chain: Sequence[tuple[str, str | None, int, int]], response_id: str, settings: ResponsesSettings
-) -> None:
+def _check_chain(chain: Sequence[Row], response_id: str, settings: ResponsesSettings) -> None:
     field = "previous_response_id"
     if not chain:
         raise _not_found(response_id, field)
-    _, previous_id, depth, total_bytes = chain[0]
-    if depth > settings.chain_max or total_bytes > settings.chain_bytes_max:
+    oldest = chain[0]
+    if oldest["depth"] > settings.chain_max or oldest["total_bytes"] > settings.chain_bytes_max:
         raise InvalidRequestError(
             f"the conversation is longer than {settings.chain_max} responses or {settings.chain_bytes_max} bytes",
             field=field,
             reason="conversation_too_long",
         )
-    if previous_id is not None:
+    if oldest["previous_id"] is not None:
         raise InvalidRequestError(
             "an earlier response of the conversation is not stored any more",
             field=field,

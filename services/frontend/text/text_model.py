@@ -4,6 +4,7 @@ import json
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tokenizers import Tokenizer
 
 from kvmesh.clock import Clock
 from kvmesh.core import SamplingParams
+from kvmesh.core.sampling import MODEL_DEFAULTS
 from kvmesh.errors import UnsupportedError
 from kvmesh.model_files import TEMPLATE_DIRECTORY
 from services.frontend.parser_process.process import ParserProcess
@@ -22,8 +24,6 @@ from services.frontend.text.sandbox import TemplateLimits
 from services.frontend.text.segment_token_cache import SegmentTokenCache, find_cuts
 from services.frontend.text.templates import ChatTemplate
 from services.frontend.text.token_names import TokenNames
-
-_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class TextModel:
@@ -45,6 +45,8 @@ class TextModel:
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._fast = fast
+        self.is_fast = fast is not None
+        """Whether fastokens tokenises."""
         self._segment_cache = self._make_segment_cache(template_source, cached_characters_max)
         self._detokenisers = Detokenisers(tokenizer)
         self.names = TokenNames(self._detokenisers.token_bytes)
@@ -69,21 +71,14 @@ class TextModel:
     def _make_segment_cache(self, template_source: str, characters_max: int) -> SegmentTokenCache | None:
         if not characters_max:
             return None
-        cuts = find_cuts(self._tokenizer, template_source, self._encode)
-        return SegmentTokenCache(self._encode, cuts, characters_max=characters_max) if cuts else None
-
-    def _encode(self, text: str) -> "array[int]":
-        return self.tokenise(text, adds_special_tokens=False)
-
-    @property
-    def is_fast(self) -> bool:
-        """Whether fastokens tokenises."""
-        return self._fast is not None
+        encode = partial(self.tokenise, adds_special_tokens=False)
+        cuts = find_cuts(self._tokenizer, template_source, encode)
+        return SegmentTokenCache(encode, cuts, characters_max=characters_max) if cuts else None
 
     def tokenise_prompt(self, text: str, *, salt: str = "") -> "array[int]":
         """Returns the token ids of a rendered conversation. Faster than `tokenise` for segments known with this salt."""
         if self._segment_cache is None:
-            return self._encode(text)
+            return self.tokenise(text, adds_special_tokens=False)
         return self._segment_cache.encode(text, salt=salt)
 
     def tokenise(self, text: str, *, adds_special_tokens: bool) -> "array[int]":
@@ -205,5 +200,5 @@ def _generation_defaults(config: Mapping[str, Any]) -> dict[str, float | int]:
     """Returns the sampling that the model's authors recommend. An explicit `do_sample: false` means greedy."""
     if config.get("do_sample") is False:
         return {"temperature": 0.0}
-    found = {name: config.get(name) for name in _DEFAULTS}
+    found = {name: config.get(name) for name in MODEL_DEFAULTS}
     return {name: value for name, value in found.items() if isinstance(value, int | float) and value is not True}

@@ -19,6 +19,8 @@ class Connector(Protocol):
     """
 
     name: str
+    can_flip: bool
+    """Whether `flip` may be called. Otherwise the planner decides without flips."""
 
     async def pools(self, *, timeout_s: float) -> Sequence[PoolState]:
         """Returns the pools that the connector manages."""

@@ -11,6 +11,7 @@ class MeshConnector:
     """Implements Connector. Flips and bounds go to workers and routers; sizes are only published, for others to read from WatchPlans."""
 
     name = "mesh"
+    can_flip = True
 
     def __init__(self, actions: MeshActions) -> None:
         self.actions = actions

@@ -10,6 +10,7 @@ class NoConnector:
     """Accepts every change and makes none. It manages no pools, so that sizes come from the registry alone."""
 
     name = "none"
+    can_flip = True
 
     async def pools(self, *, timeout_s: float) -> Sequence[PoolState]:
         return ()

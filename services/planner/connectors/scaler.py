@@ -12,6 +12,7 @@ class ScalerConnector:
     """Implements Connector. The scaler sizes the pools; flips and bounds go to workers and routers directly."""
 
     name = "scaler"
+    can_flip = True
 
     def __init__(self, scaler: GrpcScalerClient, actions: MeshActions) -> None:
         self._scaler = scaler

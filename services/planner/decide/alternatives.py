@@ -38,6 +38,8 @@ class Evaluator:
         self._sizer = sizer
         self._settings = settings
         self._situation = situation
+        self._shares: dict[tuple[float, Shape], float] = {}
+        """Known shares by rate and shape: alternatives have many in common."""
 
     def keep(self) -> Alternative:
         """Changes nothing; workers that start become ready."""
@@ -119,7 +121,10 @@ class Evaluator:
 
     def _share(self, demand: Demand, shape: Shape) -> float:
         rate = demand.requests_per_s
-        return self._sizer.goodput_per_s(demand, shape) / rate if rate else 1.0
+        known = self._shares.get((rate, shape))
+        if known is None:
+            known = self._shares[rate, shape] = self._sizer.goodput_per_s(demand, shape) / rate if rate else 1.0
+        return known
 
 
 def moved(shape: Shape, to_prefill: int) -> Shape:

@@ -4,10 +4,11 @@ import math
 
 from services.planner.decide.settings import DecideSettings
 from services.planner.observation import ModelObservation
-from services.planner.sizing.forecast import Corrections
+from services.planner.sizing.forecast import Corrections, Forecast
 from services.planner.sizing.size import Sizer
 
 SMOOTHING_S = 60.0
+SMALL = 0.1
 SETTLE_S = 60.0
 """After a change of the pools, observed latencies are those of the old ones for the length of a window."""
 
@@ -44,7 +45,7 @@ class Correction:
             return
         weight = 1 - math.exp(-passed_s / SMOOTHING_S)
         self.value = Corrections(
-            ttft=self._blend(self.value.ttft, observation.ttft_mean_s, forecast.ttft_mean_s, weight),
+            wait=self._blend(self.value.wait, *_waits(observation.ttft_mean_s, forecast), weight),
             itl=self._blend(self.value.itl, observation.itl_mean_s, forecast.step_s, weight),
         )
 
@@ -53,3 +54,10 @@ class Correction:
             return known
         ratio = min(self._max, max(1 / self._max, observed_s / predicted_s))
         return known + weight * (ratio - known)
+
+
+def _waits(ttft_mean_s: float | None, forecast: Forecast) -> tuple[float | None, float]:
+    """Observed and predicted waits, each with a small part of the time that a request takes anyway: short waits say little."""
+    small_s = SMALL * forecast.own_mean_s
+    observed_s = None if ttft_mean_s is None else max(0.0, ttft_mean_s - forecast.own_mean_s) + small_s
+    return observed_s, forecast.wait_mean_s + small_s

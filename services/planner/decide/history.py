@@ -1,10 +1,12 @@
 """The history of a model's load, and what it predicts. Pure."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 
 from services.planner.decide.settings import DecideSettings
 from services.planner.predict.backtest import Prediction, predict
+from services.planner.predict.heavy import PACKAGES, heavy_predictor
 from services.planner.predict.predictors import predictors
 from services.planner.sizing.demand import Demand
 
@@ -22,9 +24,11 @@ class LoadHistory:
         self._sum = 0.0
         self._count = 0
         self._prediction: Prediction | None = None
-        self._predictors = predictors(season_steps=round(settings.season_s / settings.interval_s))
+        self._predictors = dict(predictors(season_steps=round(settings.season_s / settings.interval_s)))
+        if settings.predictor in PACKAGES:
+            self._predictors[settings.predictor] = heavy_predictor(settings.predictor, interval_s=settings.interval_s)
 
-    def warm_up(self, rates: "list[float]") -> None:
+    def warm_up(self, rates: Sequence[float]) -> None:
         """Adds rates of the past, oldest first, at the settings' interval."""
         self._rates.extend(rates)
 

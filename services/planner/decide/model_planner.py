@@ -6,8 +6,10 @@
 3. If the present pools keep the targets, now and later, the only changes are those that save cost.
 4. Otherwise, of the changes that raise the goodput, the fastest is made; of equally fast ones the one with the highest goodput. The next tick
    shows what is still missing: so a deflection comes at once, a flip follows, then new workers.
+5. A surge within one tick may be chance. It is answered by a deflection only, which costs nothing and ends by itself.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,15 +23,21 @@ from kvmesh.core.planning import (
     Targets,
 )
 from services.planner.decide.alternatives import TOLERANCE, Evaluator, Situation, best_first, fastest_first
+from services.planner.decide.backlog import catch_up_rate
 from services.planner.decide.correction import Correction
+from services.planner.decide.excursions import Excursions
 from services.planner.decide.history import LoadHistory, coming_demand
 from services.planner.decide.settings import DecideSettings
 from services.planner.decide.stabiliser import Stabiliser
+from services.planner.decide.thresholds import Thresholds
 from services.planner.observation import ModelObservation
+from services.planner.sizing.bursts import BurstHistory, Bursts
 from services.planner.sizing.demand import Demand
 from services.planner.sizing.size import Sizer, Sizing
 from services.planner.sizing.speed import Speed
 
+CATCH_UP_S = 15.0
+"""New workers remove a backlog within this time once they are ready."""
 BACKLOG_S = 10.0
 """A backlog counts as load that must be served within this time."""
 RETUNING = 5.0
@@ -57,6 +65,14 @@ class ModelPlanner:
         self.history = LoadHistory(settings)
         self._stabiliser = Stabiliser(settings.calm_s)
         self._correction = Correction(settings)
+        self._thresholds: Thresholds | None = None
+        if settings.sizing == "thresholds":
+            self._thresholds = Thresholds(
+                settings.thresholds,
+                start_s=settings.start_s,
+                calm_s=settings.calm_s,
+                workers_max=settings.workers_max,
+            )
         self._wanted: Shape | None = None
         self._is_confirmed = False
         """The connector has said which sizes are wanted."""
@@ -67,6 +83,14 @@ class ModelPlanner:
         self._flipped_to_prefill = 0
         self._deflected_s = NEVER
         self._short_s = NEVER
+        self._grown_s = NEVER
+        self._rate = 0.0
+        self._smoothed_s = NEVER
+        self._excursions = Excursions(settings.start_s)
+        self._burst_history = BurstHistory(settings.start_s)
+        self._bursts: Bursts | None = None
+        self._bursts_s = NEVER
+        self._ticked_s: float | None = None
 
     def tick(
         self,
@@ -83,30 +107,70 @@ class ModelPlanner:
         inputs = DecisionInputs(state=observation.state, ready=observation.ready, wanted=self._wanted)
         if (held := self._held(observation, targets, speed, now_s)) is not None:
             return held, inputs
+        if self._thresholds is not None:
+            return self._choose_by_thresholds(self._thresholds, observation, targets, now_s), inputs
         assert targets is not None
         assert speed is not None
-        recent = observation.recent_rate
+        recent = self._smoothed(observation.recent_rate, targets, now_s)
         self._demand = observation.demand or self._demand
-        self.history.add(recent, now_s)
         if self._demand is None:
+            self.history.add(recent, now_s)
             return Choice(action=DecisionAction.KEEP, reason="no_load", detail="no request was observed yet"), inputs
-        prediction = self.history.predict(recent)
+        tokens = observation.newest_tokens
+        newest = recent if tokens is None else tokens / max(1.0, self._demand.prompt_tokens)
+        settled = self._excursions.settle(recent, newest, now_s)
+        self.history.add(settled, now_s)
+        prediction = self.history.predict(settled)
+        if self._excursions.are_usual:
+            # The replay of the arrivals has the bursts already, which headroom would cover again.
+            prediction = replace(prediction, upper=prediction.value)
         now = self._with_backlog(self._demand.at_rate(recent), observation, speed, targets)
-        coming = coming_demand(self._demand, prediction, recent)
-        plain = Sizer(speed=speed, targets=targets, workers_max=self._settings.workers_max)
+        bursts = self._update_bursts(observation, now_s)
+        plain = Sizer(speed=speed, targets=targets, workers_max=self._settings.workers_max, bursts=bursts)
+        catch_up = self._catch_up_rate(plain, self._demand.at_rate(settled), observation, now_s)
         self._correction.update(observation, plain, now_s=now_s, is_steady=now.requests_per_s <= recent)
         sizer = replace(plain, corrections=self._correction.value)
+        coming = coming_demand(self._demand, prediction, settled)
         inputs = replace(
             inputs,
             observed=self._demand.at_rate(recent).load,
             predicted=coming.load,
             predictor=prediction.predictor,
             predictor_error=prediction.error,
-            ttft_correction=self._correction.value.ttft,
+            ttft_correction=self._correction.value.wait,
             itl_correction=self._correction.value.itl,
         )
-        situation = Situation(now=now, coming=coming, ready=observation.ready, wanted=self._wanted)
-        return self._choose(sizer, situation, now_s), inputs
+        most = coming.at_rate(coming.requests_per_s + catch_up)
+        # Routers have the bound already.
+        ready = replace(observation.ready, deflect_tokens=self._wanted.deflect_tokens)
+        situation = Situation(now=now, coming=most, ready=ready, wanted=self._wanted)
+        sizing = sizer.size(most)
+        lasting = sizer.size(coming).shape if catch_up else sizing.shape
+        sized = larger(self._stabiliser.settle(lasting, self._wanted, now_s), sizing.shape)
+        surge = self._deflect_surge(sizer, situation, observation.surge_rate, now_s)
+        return surge or self._choose(sizer, situation, sizing, sized, now_s), inputs
+
+    def _update_bursts(self, observation: ModelObservation, now_s: float) -> Bursts | None:
+        """Adds what arrived since the last tick. The replays change once per `interval_s`, since they take more time than the formulas."""
+        before_s, self._ticked_s = self._ticked_s, now_s
+        if before_s is not None and observation.newest_tokens is not None:
+            self._burst_history.add(now_s - before_s, observation.newest_tokens)
+        if now_s - self._bursts_s >= self._settings.interval_s:
+            self._bursts, self._bursts_s = self._burst_history.bursts(), now_s
+        return self._bursts
+
+    def _smoothed(self, rate: float, targets: Targets, now_s: float) -> float:
+        """The rate over about half of the TTFT target: requests of a shorter burst can wait without missing it."""
+        passed_s, self._smoothed_s = now_s - self._smoothed_s, now_s
+        smoothing_s = (targets.ttft_s or 0.0) / 2
+        weight = 1 - math.exp(-passed_s / smoothing_s) if smoothing_s else 1.0
+        self._rate += weight * (rate - self._rate)
+        return self._rate
+
+    @property
+    def wanted(self) -> Shape | None:
+        """The pools that are wanted. None before the first tick."""
+        return self._wanted
 
     @property
     def deflection(self) -> int:
@@ -118,6 +182,8 @@ class ModelPlanner:
         before = decision.inputs.wanted
         self._wanted = decision.shape
         self._acted_s = now_s
+        if decision.shape.prefill_workers > before.prefill_workers:
+            self._grown_s = now_s
         if decision.action is DecisionAction.FLIP:
             self._flipped_s = now_s
             self._flipped_to_prefill = decision.shape.prefill_workers - before.prefill_workers
@@ -131,7 +197,10 @@ class ModelPlanner:
     def _adopt(self, observation: ModelObservation, wanted: Shape | None, now_s: float) -> None:
         """Takes over sizes that somebody else asked for, and leaves them alone for a while."""
         if wanted is None:
-            self._wanted = self._wanted or observation.ready
+            # Nobody states sizes: until the planner changes one, what is ready is wanted, so that workers that start later count.
+            if self._wanted is None or (self._acted_s == NEVER and not self._is_confirmed):
+                deflect_tokens = self._wanted.deflect_tokens if self._wanted is not None else 0
+                self._wanted = replace(observation.ready, deflect_tokens=deflect_tokens)
             return
         is_first, self._is_confirmed = not self._is_confirmed, True
         if self._wanted is None or is_first:
@@ -148,9 +217,9 @@ class ModelPlanner:
         if observation.state is not ObservationState.COMPLETE:
             detail = "; ".join(observation.problems)
             return Choice(action=DecisionAction.HOLD, reason=f"observation_{observation.state.value}", detail=detail)
-        if targets is None:
+        if targets is None and self._thresholds is None:
             return Choice(action=DecisionAction.HOLD, reason="no_targets", detail="the model has no targets")
-        if speed is None:
+        if speed is None and self._thresholds is None:
             detail = "no worker of the model registered how fast it is"
             return Choice(action=DecisionAction.HOLD, reason="no_profile", detail=detail)
         if now_s < self._held_until_s:
@@ -165,9 +234,47 @@ class ModelPlanner:
         excess = max(0.0, observation.backlog_tokens - harmless)
         return demand.at_rate(demand.requests_per_s + excess / BACKLOG_S / max(1.0, demand.prompt_tokens))
 
-    def _choose(self, sizer: Sizer, situation: Situation, now_s: float) -> Choice:
-        sizing = sizer.size(situation.coming)
-        sized = self._stabiliser.settle(sizing.shape, situation.wanted, now_s)
+    def _choose_by_thresholds(
+        self, thresholds: Thresholds, observation: ModelObservation, targets: Targets | None, now_s: float
+    ) -> Choice:
+        assert self._wanted is not None
+        wanted = self._wanted
+        shape = thresholds.choose(observation, wanted, targets, now_s)
+        detail = f"{observation.backlog_tokens:.0f} prompt tokens wait, {observation.kv_usage or 0.0:.0%} of the KV blocks are in use"
+        if sizes(shape) == sizes(wanted):
+            return Choice(action=DecisionAction.KEEP, reason="within_thresholds", detail=detail)
+        grows = sum(sizes(shape)) > sum(sizes(wanted))
+        cost = Sizer(speed=Speed(), targets=targets or Targets(model=self.model)).cost
+        return Choice(
+            action=DecisionAction.SCALE,
+            reason="above_threshold" if grows else "below_threshold",
+            detail=detail,
+            alternatives=[
+                Alternative(action=DecisionAction.SCALE, shape=shape, takes_s=self._settings.start_s, cost=cost(shape)),
+                Alternative(action=DecisionAction.KEEP, shape=wanted, cost=cost(wanted)),
+            ],
+        )
+
+    def _catch_up_rate(self, sizer: Sizer, demand: Demand, observation: ModelObservation, now_s: float) -> float:
+        """What new workers must serve beyond the load, so that a backlog does not outlive them."""
+        assert self._wanted is not None
+        settings = self._settings
+        grows = self._wanted.prefill_workers > observation.ready.prefill_workers
+        return catch_up_rate(
+            sizer,
+            demand,
+            backlog_tokens=observation.backlog_tokens,
+            ready=observation.ready,
+            wanted=self._wanted,
+            ready_in_s=min(settings.start_s, max(0.0, self._grown_s + settings.start_s - now_s))
+            if grows
+            else settings.start_s,
+            start_s=settings.start_s,
+            catch_up_s=CATCH_UP_S,
+        )
+
+    def _choose(self, sizer: Sizer, situation: Situation, sizing: Sizing, sized: Shape, now_s: float) -> Choice:
+        """`sized`: the pools to have. Those for the load alone are kept for `calm_s`, those for a backlog only as long as there is one."""
         evaluator = Evaluator(sizer, self._settings, situation)
         keep = evaluator.keep()
         rate = situation.coming.requests_per_s
@@ -179,6 +286,15 @@ class ModelPlanner:
             others.append(evaluator.scale(sized))
         better = [each for each in others if each.goodput_per_s >= keep.goodput_per_s + self._least_gain(each) * rate]
         ordered = [*fastest_first(better, rate), keep] if better else [keep, *best_first(others, rate)]
+        if ordered[0].action is DecisionAction.DEFLECT and not any(
+            each.action is DecisionAction.FLIP for each in better
+        ):
+            # New workers take long, so they start with the deflection where only they can help further.
+            with_scale = [each for each in better if each.action is DecisionAction.SCALE]
+            deflects_more = ordered[0].shape.deflect_tokens > situation.wanted.deflect_tokens
+            if with_scale and deflects_more and with_scale[0].goodput_per_s > ordered[0].goodput_per_s:
+                both = replace(sized, deflect_tokens=ordered[0].shape.deflect_tokens)
+                ordered = [evaluator.scale(both), *ordered]
         ordered = [replace(each, limit=sizing.limit) for each in ordered]
         best = ordered[0]
         if best.action is DecisionAction.KEEP:
@@ -190,6 +306,29 @@ class ModelPlanner:
             f"{_because(sizing.limit)}"
         )
         return Choice(action=best.action, reason=_shortage(sizer, situation), detail=detail, alternatives=ordered)
+
+    def _deflect_surge(self, sizer: Sizer, situation: Situation, rate: float, now_s: float) -> Choice | None:
+        """The best deflection if the newest requests were the present load.
+
+        None: there is no surge, the pools serve it, or a bound is set already.
+        """
+        if rate <= situation.now.requests_per_s or situation.wanted.deflect_tokens:
+            return None
+        surge = situation.now.at_rate(rate)
+        evaluator = Evaluator(sizer, self._settings, replace(situation, now=surge, coming=surge))
+        keep = evaluator.keep()
+        least = keep.goodput_per_s + self._settings.gain_min * rate
+        better = [each for each in self._deflections(evaluator, now_s) if each.goodput_per_s >= least]
+        if not better:
+            return None
+        self._short_s = now_s
+        best = best_first(better, rate)
+        return Choice(
+            action=DecisionAction.DEFLECT,
+            reason=_shortage(sizer, replace(situation, now=surge)),
+            detail=f"{rate:.1f} requests/s arrived since the last decision",
+            alternatives=[*best, keep],
+        )
 
     def _is_short(self, sizing: Sizing, situation: Situation) -> bool:
         """True when the targets cannot be met, and pools within the limits are larger than the present ones."""
@@ -220,7 +359,9 @@ class ModelPlanner:
                     alternatives=[plain, keep],
                 )
         if sizer.cost(sized) < sizer.cost(wanted):
-            margin = situation.coming.at_rate(situation.coming.requests_per_s * (1 + self._settings.shrink_margin))
+            # Headroom for past errors is a margin already.
+            least = situation.now.requests_per_s * (1 + self._settings.shrink_margin)
+            margin = situation.coming.at_rate(max(least, situation.coming.requests_per_s))
             if sizer.forecast(margin, replace(sized, deflect_tokens=0)).meets:
                 smaller = evaluator.scale(sized)
                 detail = f"fewer workers keep the targets, and did for {self._settings.calm_s:g} s"
@@ -249,6 +390,15 @@ class ModelPlanner:
         is_new = since_s >= 2 * settings.flip_dwell_s
         flips = list(evaluator.flips())
         return [each for each in flips if is_new or _to_prefill(each, self._wanted) * self._flipped_to_prefill > 0]
+
+
+def larger(one: Shape, other: Shape) -> Shape:
+    """The larger size of each pool."""
+    return replace(
+        one,
+        prefill_workers=max(one.prefill_workers, other.prefill_workers),
+        decode_workers=max(one.decode_workers, other.decode_workers),
+    )
 
 
 def sizes(shape: Shape) -> tuple[int, int]:

@@ -1,19 +1,27 @@
 """Settings of decisions."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvmesh.errors import InvalidRequestError
 from kvmesh.settings import setting
+from services.planner.decide.thresholds import ThresholdSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecideSettings:
     """How the planner sizes pools and when it changes them."""
 
+    sizing: str = setting(
+        "targets",
+        "`targets`: pools are sized so that latency targets are kept. `thresholds`: by the backlog and the use of KV alone, without targets.",
+        choices=("targets", "thresholds"),
+    )
+    thresholds: ThresholdSettings = field(default_factory=ThresholdSettings)
     predictor: str = setting(
         "",
-        "Predictor of the load. Empty: the best in back-tests; `seasonal` needs `season_s`.",
-        choices=("", "constant", "window", "kalman", "seasonal"),
+        "Predictor of the load. Empty: the best in back-tests; `seasonal` needs `season_s`. `arima` and `prophet` need their packages"
+        " (`pip install 'kvmesh[arima]'`), and much more time.",
+        choices=("", "constant", "window", "kalman", "seasonal", "arima", "prophet"),
     )
     interval_s: float = setting(10.0, "Interval of the history of the load.", min=1)
     season_s: float = setting(0.0, "Period after which the load repeats, such as 86400. 0: none.", min=0)
@@ -27,8 +35,9 @@ class DecideSettings:
     start_s: float = setting(60.0, "Time from the start of a worker until it serves requests.", min=0)
     flip_s: float = setting(5.0, "Time in which a worker changes its role, its drain included.", min=0)
     calm_s: float = setting(
-        180.0,
-        "A pool shrinks to the largest size that was needed within this time, so that a dip costs no worker.",
+        60.0,
+        "A pool shrinks to the largest size that was needed within this time. About `start_s`: a spare worker then costs at most as much as"
+        " starting one.",
         min=0,
     )
     shrink_margin: float = setting(

@@ -37,7 +37,8 @@ class Prediction:
 def backtest(name: str, predictor: Predictor, history: Sequence[float], *, steps: int, quantile: float) -> Score | None:
     """Predicts the peak of `steps` values from each of the newest origins. None: the history is too short."""
     last = len(history) - steps
-    origins = range(max(1, last - ORIGINS_MAX + 1), last + 1)
+    origins_max = min(ORIGINS_MAX, getattr(predictor, "origins_max", ORIGINS_MAX))
+    origins = range(max(1, last - origins_max + 1), last + 1)
     if len(origins) < ORIGINS_MIN:
         return None
     mean = sum(history[origins[0] :]) / (len(history) - origins[0])

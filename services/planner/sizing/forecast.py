@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from kvmesh.core.planning import Shape, Targets
+from services.planner.sizing.bursts import Bursts, Waits
 from services.planner.sizing.demand import Demand
+from services.planner.sizing.prompt_times import PoolTimes, PromptTimes, prompt_times, uncached_tokens
 from services.planner.sizing.queueing import batching_factor, erlang_c, mean_wait_s, normal_below, wait_within
 from services.planner.sizing.speed import Speed
 
@@ -22,9 +24,9 @@ BISECTIONS = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corrections:
-    """Observed over predicted latencies, already limited."""
+    """Observed over predicted waits for prefill workers, and inter-token latencies; already limited."""
 
-    ttft: float = 1.0
+    wait: float = 1.0
     itl: float = 1.0
 
 
@@ -37,6 +39,7 @@ class Forecast:
     shape: Shape
     targets: Targets
     corrections: Corrections = field(default_factory=Corrections)
+    bursts: Bursts | None = None
 
     @cached_property
     def is_stable(self) -> bool:
@@ -57,37 +60,61 @@ class Forecast:
         return self.is_stable and self.attainment >= self.targets.percentile
 
     def ttft_within(self, limit_s: float) -> float:
-        """Share of requests whose first token comes within `limit_s`."""
-        limit_s /= self.corrections.ttft
-        slots = self._slot_wait_s
+        """Share of requests whose first token comes within `limit_s`: the smaller one of the formulas and of the replay of bursts."""
+        return min(self._ttft_within(limit_s), self._ttft_within_in_bursts(limit_s))
+
+    def _ttft_within_in_bursts(self, limit_s: float) -> float:
+        waits = self._burst_waits
+        if waits is None:
+            return 1.0
+        rest_s = limit_s - FIRST_STEPS * self.step_s
+        # A prompt that shares a step is ready when all of it is: on average half of the others' time later.
+        shared_s = (self.prompts_per_step - 1) / 2 * self._times.prefill.mean_s
         share = 0.0
-        for tokens, part in self.demand.prompt_lengths:
-            uncached = self._uncached(tokens)
-            if self._is_deflected(uncached):
-                # The prompt shares its steps with the batch, so a step and its own computing pass.
-                own_s = self.step_s + self.speed.compute_s(uncached, tokens)
-                rest_s = limit_s - own_s - slots
-                share += part * wait_within(rest_s, waiting=self._deflect_waiting, mean_s=self._deflect_wait_s)
-            else:
-                own_s = self.speed.prefill_s(uncached, tokens) + self.speed.transfer_s(tokens)
-                rest_s = limit_s - own_s - FIRST_STEPS * self.step_s - slots
-                share += part * wait_within(rest_s, waiting=self._prefill_waiting, mean_s=self._prefill_wait_s)
+        for part, is_deflected, own_s in self._times.own_s:
+            spare_s = rest_s - own_s
+            within = waits.within(max(0.0, spare_s - shared_s)) if spare_s >= 0 else 0.0
+            share += part * (1.0 if is_deflected else within)
         return share
 
-    @cached_property
+    def _ttft_within(self, limit_s: float) -> float:
+        rest_s = limit_s - self._slot_wait_s
+        corrected = self.corrections.wait
+        share = 0.0
+        for part, is_deflected, own_s in self._times.own_s:
+            if is_deflected:
+                # The prompt shares its steps with the batch, so a step and its own computing pass.
+                wait_s = rest_s - own_s - self.step_s
+                share += part * wait_within(
+                    wait_s, waiting=self._deflect_waiting, mean_s=corrected * self._deflect_wait_s
+                )
+            else:
+                wait_s = rest_s - own_s - FIRST_STEPS * self.step_s
+                share += part * wait_within(
+                    wait_s, waiting=self._prefill_waiting, mean_s=corrected * self._prefill_wait_s
+                )
+        return share
+
+    @property
     def ttft_mean_s(self) -> float:
         """Mean time to first token, without the correction; infinite if the pools cannot serve the load."""
-        if not self.is_stable:
-            return math.inf
-        total = self._slot_wait_s
-        for tokens, part in self.demand.prompt_lengths:
-            uncached = self._uncached(tokens)
-            if self._is_deflected(uncached):
-                total += part * (self.step_s + self.speed.compute_s(uncached, tokens) + self._deflect_wait_s)
-            else:
-                own_s = self.speed.prefill_s(uncached, tokens) + self.speed.transfer_s(tokens)
-                total += part * (own_s + FIRST_STEPS * self.step_s + self._prefill_wait_s)
-        return total
+        return self.own_mean_s + self.wait_mean_s if self.is_stable else math.inf
+
+    @cached_property
+    def own_mean_s(self) -> float:
+        """The part of the mean time to first token that a request takes on idle prefill workers, decode steps included."""
+        return sum(
+            part * (own_s + (1.0 if is_deflected else FIRST_STEPS) * self.step_s)
+            for part, is_deflected, own_s in self._times.own_s
+        )
+
+    @cached_property
+    def wait_mean_s(self) -> float:
+        """Mean wait for a worker and a slot."""
+        deflected, prefill = self._times.deflected.share, self._times.prefill.share
+        waits = self._burst_waits
+        prefill_wait_s = max(self._prefill_wait_s, waits.mean_s if waits is not None else 0.0)
+        return self._slot_wait_s + deflected * self._deflect_wait_s + prefill * prefill_wait_s
 
     def itl_within(self, limit_s: float) -> float:
         """Share of time in which the batches are small enough for steps of `limit_s`.
@@ -116,14 +143,12 @@ class Forecast:
     @cached_property
     def prefill_rate(self) -> float:
         """Requests per second that go to prefill workers."""
-        return self.demand.requests_per_s * sum(
-            part for tokens, part in self.demand.prompt_lengths if not self._is_deflected(self._uncached(tokens))
-        )
+        return self.demand.requests_per_s * self._times.prefill.share
 
     @cached_property
     def prefill_load(self) -> float:
         """Prefill workers that the load keeps busy: rate times mean service time."""
-        return self.prefill_rate * self._prefill_moments[0]
+        return self.prefill_rate * self._prefill_times.mean_s
 
     @cached_property
     def batch(self) -> float:
@@ -163,37 +188,27 @@ class Forecast:
     def kv_batch_max(self) -> float:
         return self.speed.kv_tokens / max(1.0, self.demand.prompt_tokens + self.demand.output_tokens)
 
-    def _uncached(self, tokens: float) -> float:
-        return max(1.0, tokens * (1.0 - min(0.99, self.demand.hit_rate)))
-
-    def _is_deflected(self, uncached_tokens: float) -> bool:
-        return not self.shape.prefill_workers or uncached_tokens <= self.shape.deflect_tokens
+    @cached_property
+    def _times(self) -> PromptTimes:
+        deflect_tokens = float(self.shape.deflect_tokens) if self.shape.prefill_workers else math.inf
+        return prompt_times(self.speed, tuple(self.demand.prompt_lengths), self.demand.hit_rate, deflect_tokens)
 
     @cached_property
-    def _prefill_moments(self) -> tuple[float, float]:
-        """Mean and squared coefficient of variation of the prefill workers' service times.
+    def _prefill_times(self) -> PoolTimes:
+        """The prefill workers' service times.
 
         Prompts that wait share a step and its fixed part. About 1 / (1 - rho) prompts are on a worker (M/M/1), and a step holds at most
         `prompts_per_step`.
         """
-        mean_s, cv2 = _moments(self._prefill_times(1.0))
-        utilisation = self.prefill_rate * mean_s / max(1, self.shape.prefill_workers)
+        alone = self._times.prefill
+        utilisation = self.prefill_rate * alone.mean_s / max(1, self.shape.prefill_workers)
         shared = self.prompts_per_step if utilisation >= 1 else min(self.prompts_per_step, 1 / (1 - utilisation))
-        return (mean_s, cv2) if shared <= 1 else _moments(self._prefill_times(shared))
-
-    def _prefill_times(self, shared: float) -> list[tuple[float, float]]:
-        """Service times and their shares, when `shared` prompts share a step."""
-        saved_s = self.speed.prefill_base_s * (1 - 1 / shared)
-        return [
-            (self.speed.prefill_s(self._uncached(tokens), tokens) - saved_s, part)
-            for tokens, part in self.demand.prompt_lengths
-            if not self._is_deflected(self._uncached(tokens))
-        ]
+        return alone if shared <= 1 else alone.less(self.speed.prefill_base_s * (1 - 1 / shared))
 
     @cached_property
     def prompts_per_step(self) -> float:
         """Prompts of mean length that fit into a step; at least 1."""
-        return max(1.0, self.speed.step_tokens_max / self._uncached(self.demand.prompt_tokens))
+        return max(1.0, self.speed.step_tokens_max / uncached_tokens(self.demand.prompt_tokens, self.demand.hit_rate))
 
     @cached_property
     def _prefill_wait_s(self) -> float:
@@ -201,52 +216,55 @@ class Forecast:
         if not self.prefill_rate:
             return 0.0
         workers = self.shape.prefill_workers
-        service_s, cv2 = self._prefill_moments
+        times = self._prefill_times
         wait_s = mean_wait_s(
             servers=workers,
             rate=self.prefill_rate,
-            service_s=service_s,
-            service_cv2=cv2,
+            service_s=times.mean_s,
+            service_cv2=times.cv2,
             arrival_cv2=self.demand.burstiness,
         )
         return wait_s * batching_factor(self.prefill_load / workers, self.prompts_per_step)
+
+    @cached_property
+    def _burst_waits(self) -> Waits | None:
+        """None: arrivals are not known, or nothing goes to prefill workers."""
+        if self.bursts is None or not self.prefill_rate or not self.shape.prefill_workers:
+            return None
+        return self.bursts.waits(self.prefill_load, self.shape.prefill_workers)
 
     @cached_property
     def _prefill_waiting(self) -> float:
         return erlang_c(self.shape.prefill_workers, self.prefill_load) if self.prefill_rate else 0.0
 
     @cached_property
-    def _deflected_times(self) -> tuple[float, float, float]:
-        """Rate, and mean and squared coefficient of variation of the computing, of prompts on decode workers."""
-        times = [
-            (self.speed.compute_s(self._uncached(tokens), tokens), part)
-            for tokens, part in self.demand.prompt_lengths
-            if self._is_deflected(self._uncached(tokens))
-        ]
-        return (self.demand.requests_per_s * sum(part for _, part in times), *_moments(times))
+    def _deflected_rate(self) -> float:
+        return self.demand.requests_per_s * self._times.deflected.share
 
     @cached_property
     def _deflect_load(self) -> float:
         """Decode workers that computing prompts keeps busy."""
-        rate, mean_s, _ = self._deflected_times
-        return rate * mean_s
+        return self._deflected_rate * self._times.deflected.mean_s
 
     @cached_property
     def _deflect_wait_s(self) -> float:
-        rate, mean_s, cv2 = self._deflected_times
-        if not rate:
+        if not self._deflected_rate:
             return 0.0
+        times = self._times.deflected
         workers = self.shape.decode_workers
         # While prompts are computed the batch goes on, so that the wait is stretched as the steps are.
         stretch = self.step_s / self.speed.decode_s(self.batch, self.context_tokens)
         return stretch * mean_wait_s(
-            servers=workers, rate=rate, service_s=mean_s, service_cv2=cv2, arrival_cv2=self.demand.burstiness
+            servers=workers,
+            rate=self._deflected_rate,
+            service_s=times.mean_s,
+            service_cv2=times.cv2,
+            arrival_cv2=self.demand.burstiness,
         )
 
     @cached_property
     def _deflect_waiting(self) -> float:
-        rate, mean_s, _ = self._deflected_times
-        return erlang_c(self.shape.decode_workers, rate * mean_s) if rate else 0.0
+        return erlang_c(self.shape.decode_workers, self._deflect_load) if self._deflected_rate else 0.0
 
     @cached_property
     def _slot_wait_s(self) -> float:
@@ -274,13 +292,3 @@ class Forecast:
             else:
                 low_s = middle_s
         return high_s
-
-
-def _moments(times: list[tuple[float, float]]) -> tuple[float, float]:
-    """Mean and squared coefficient of variation of weighted times."""
-    total = sum(part for _, part in times)
-    if not total:
-        return 0.0, 0.0
-    mean = sum(time * part for time, part in times) / total
-    square = sum(time * time * part for time, part in times) / total
-    return mean, max(0.0, square / (mean * mean) - 1.0) if mean else 0.0

@@ -1,10 +1,11 @@
 """Finds the cheapest pools that meet the targets, or what limits them."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from kvmesh.core.planning import PoolLimits, Shape, Targets
+from services.planner.sizing.bursts import Bursts
 from services.planner.sizing.demand import Demand
 from services.planner.sizing.forecast import Corrections, Forecast
 from services.planner.sizing.speed import Speed
@@ -32,16 +33,22 @@ class Sizing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizer:
-    """Sizes the pools of one model. `workers_max`: limit of a pool whose targets name none."""
+    """Sizes the pools of one model. `workers_max`: limit of a pool whose targets name none. `bursts` None: arrivals are Poisson ones."""
 
     speed: Speed
     targets: Targets
     corrections: Corrections = field(default_factory=Corrections)
     workers_max: int = WORKERS_MAX_DEFAULT
+    bursts: Bursts | None = None
 
     def forecast(self, demand: Demand, shape: Shape) -> Forecast:
         return Forecast(
-            speed=self.speed, demand=demand, shape=shape, targets=self.targets, corrections=self.corrections
+            speed=self.speed,
+            demand=demand,
+            shape=shape,
+            targets=self.targets,
+            corrections=self.corrections,
+            bursts=self.bursts,
         )
 
     def cost(self, shape: Shape) -> float:
@@ -113,7 +120,8 @@ class Sizer:
         fewest = self._fewest_decode(demand, high.prefill_workers, low.decode_workers, high.decode_workers)
         if fewest is None:
             return
-        for prefill in range(self._stable_prefill(demand, low.prefill_workers), high.prefill_workers + 1):
+        first = self._fewest_prefill(demand, self._stable_prefill(demand, low.prefill_workers), high)
+        for prefill in range(first, high.prefill_workers + 1):
             decode = self._fewest_decode(demand, prefill, fewest, high.decode_workers)
             if decode is None:
                 continue
@@ -123,22 +131,23 @@ class Sizer:
             if decode == fewest:
                 return
 
+    def _fewest_prefill(self, demand: Demand, low: int, high: Shape) -> int:
+        """With the largest decode pool, which meets the targets with the largest prefill pool."""
+        return _first(lambda prefill: self._meets(demand, prefill, high.decode_workers), low, high.prefill_workers)
+
     def _fewest_decode(self, demand: Demand, prefill: int, low: int, high: int) -> int | None:
-        """Bisection: more decode workers never make a latency longer."""
-
-        def meets(decode: int) -> bool:
-            return self.forecast(demand, Shape(prefill_workers=prefill, decode_workers=decode)).meets
-
-        if high < 1 or not meets(high):
-            return None
+        """More decode workers never make a latency longer. Often the lowest number is the answer."""
         low = max(1, low)
-        while low < high:
-            middle = (low + high) // 2
-            if meets(middle):
-                high = middle
-            else:
-                low = middle + 1
-        return high
+        if high < 1:
+            return None
+        if self._meets(demand, prefill, low):
+            return low
+        if not self._meets(demand, prefill, high):
+            return None
+        return _first(lambda decode: self._meets(demand, prefill, decode), low + 1, high)
+
+    def _meets(self, demand: Demand, prefill: int, decode: int) -> bool:
+        return self.forecast(demand, Shape(prefill_workers=prefill, decode_workers=decode)).meets
 
     def _most_goodput(self, demand: Demand) -> Shape:
         """The cheapest shape for the highest rate that the limits allow; the smallest shape if they allow none."""
@@ -188,3 +197,14 @@ class Sizer:
 
     def _sizing(self, demand: Demand, shape: Shape, limit: str = "") -> Sizing:
         return Sizing(shape=shape, forecast=self.forecast(demand, shape), cost=self.cost(shape), limit=limit)
+
+
+def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """The smallest number from `low` on for which something holds, by bisection. It holds for `high`, and for all after the first."""
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low

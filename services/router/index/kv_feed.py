@@ -44,6 +44,7 @@ class KvFeed:
         self._incoming_at = (0, 0)
         self._incoming_part = 0
         self.bits = [index.add_holder() for _ in range(ranks)]
+        self._is_dropped = False
         self.gaps = 0
         self.snapshots = 0
         self.trust = Trust.RECOVERING if sends_events else Trust.APPROXIMATE
@@ -70,7 +71,10 @@ class KvFeed:
         return {tier: count for tier, index in self._index.tiers.items() if (count := index.count(bit))}
 
     def apply(self, batch: KvBatch) -> bool:
-        """Applies one batch. False: batches are missing, and the caller must subscribe again with `resume_at`."""
+        """Applies one batch. False: batches are missing, and the caller must subscribe again with `resume_at`; or the feed was dropped."""
+        if self._is_dropped:
+            # A task that watches a worker that has left ends a moment later. The holders may belong to another worker by now.
+            return False
         if not self.sends_events:
             return True
         if batch.is_snapshot:
@@ -111,7 +115,10 @@ class KvFeed:
             self._index.predicted.end(self.bits[rank], last_block_hash)
 
     def drop(self) -> None:
-        """Removes all blocks. The feed must not be used again."""
+        """Removes all blocks. Batches that still come are ignored."""
+        if self._is_dropped:
+            return
+        self._is_dropped = True
         self._drop_incoming()
         for bit in self.bits:
             self._index.drop_holder(bit)

@@ -44,6 +44,9 @@ NO_WORKERS: frozenset[str] = frozenset()
 NO_KV_PATH = "no_kv_path"
 """Reason of a placement: the decode worker computes the prompt, since it cannot pull KV from any prefill worker."""
 
+DEFLECTED = "deflected"
+"""Reason of a placement: the decode worker lacks at most as many tokens of the prompt as the planner's bound allows."""
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Query:
@@ -131,7 +134,7 @@ class Placer:
         # Only costs in seconds compare: for other policies a pair costs two draws or turns, and one worker alone costs one.
         if may_be_alone and self.policy.counts_transfer:
             reason = self._deflection_reason(query, decision)
-            chunked = self._chunked_prefill(query, reason) if reason else None
+            chunked = self._deflected(query, reason) if reason else None
             for alone in (self._without_kv_path(query), chunked):
                 if alone is not None and alone.cost < decision.cost:
                     decision = alone
@@ -275,11 +278,23 @@ class Placer:
 
     def _deflection_reason(self, query: _Query, pair: PlacementDecision) -> str:
         """Why a decode worker may compute the prompt instead of the pair. Empty: it may not."""
-        if pair.forecast.queue_s >= self._settings.prefill_congested_s:
-            return "prefill_congested"
         bound = self.deflect_tokens.get(query.ask.model, 0)
         cached = query.decode_cached
-        return "deflected" if bound and query.ask.prompt_tokens - cached.item(cached.argmax()) <= bound else ""
+        if bound and query.ask.prompt_tokens - cached.item(cached.argmax()) <= bound:
+            return DEFLECTED
+        return "prefill_congested" if pair.forecast.queue_s >= self._settings.prefill_congested_s else ""
+
+    def _deflected(self, query: _Query, reason: str) -> PlacementDecision | None:
+        """The decode worker that computes the prompt at the lowest cost. None: there is none.
+
+        The planner's bound keeps the mean inter-token latency, so that single steps may take longer. Without it each step must keep it.
+        """
+        if reason != DEFLECTED:
+            return self._chunked_prefill(query, reason)
+        try:
+            return self._alone(query, reason)
+        except (OverloadedError, UnavailableError):
+            return None
 
     def _chunked_prefill(self, query: _Query, reason: str = "prefill_congested") -> PlacementDecision | None:
         """A decode worker whose steps keep its inter-token latency with a chunk of the prompt in each. None: there is none."""

@@ -1,10 +1,12 @@
 """The queue and the outcomes of queued asks. Pure; times are arguments.
 
-A drain tries the head of one subqueue after the other, always that of the highest priority among the subqueues that are not blocked. A
-head that cannot be placed blocks its own subqueue until the next `drain`, and no other. A drain places at most `PLACEMENTS_PER_DRAIN_MAX`
-asks and fails at most once per subqueue, so its work is bounded however many asks wait.
+A drain tries the head of one subqueue after the other, always that of the highest priority among the subqueues that are not blocked, and
+among those of a model and priority that of the tenant that was served least. Models take turns. A head that cannot be placed blocks its own
+subqueue until the next `drain`, and no other. A drain places at most `PLACEMENTS_PER_DRAIN_MAX` asks and fails at most once per subqueue, so
+its work is bounded however many asks wait.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
@@ -13,7 +15,7 @@ from kvmesh.core import Ask, Placement
 from kvmesh.errors import CancelledByCallerError, DeadlineError, MeshError, OverloadedError
 from services.router.core_settings import CoreSettings
 from services.router.queue.ask_queue import AskQueue
-from services.router.queue.subqueues import QueuedAsk
+from services.router.queue.subqueues import QueuedAsk, Subqueue
 
 PLACEMENTS_PER_DRAIN_MAX = 64
 """About 10 ms of the event loop."""
@@ -24,6 +26,8 @@ class Queued:
     """An ask is queued; `drain` returns its outcome. `expected_wait_s` None: not known."""
 
     expected_wait_s: float | None
+    may_have_room: bool = False
+    """True: no worker was tried, since asks of other kinds go first. A drain may place it at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +50,7 @@ class Admission:
         """True when the newest drain stopped at its limit."""
         self._outcomes: list[QueueOutcome] = []
 
-    def enqueue(self, queued: QueuedAsk, now: float) -> Queued:
+    def enqueue(self, queued: QueuedAsk, now: float, *, may_have_room: bool = False) -> Queued:
         """Queues an ask; it may displace others. Raises OverloadedError when the queue is full."""
         expected_wait_s, displaced = self.queue.add(queued, now)
         for each in displaced:
@@ -55,7 +59,7 @@ class Admission:
                 "the queue is full, and other requests go first", reason="queue_displaced", retry_after_s=retry_after_s
             )
             self._refuse(each, error, now)
-        return Queued(expected_wait_s=expected_wait_s)
+        return Queued(expected_wait_s=expected_wait_s, may_have_room=may_have_room)
 
     def take_outcomes(self) -> list[QueueOutcome]:
         outcomes, self._outcomes = self._outcomes, []
@@ -81,13 +85,17 @@ class Admission:
         return self.take_outcomes()
 
     def _place_heads(self, place: Callable[[QueuedAsk], tuple[Placement, float]], now: float) -> None:
-        heads = [_ranked(subqueue.head()) for subqueue in self.queue.subqueues]
+        tried_of_model: Counter[str] = Counter()
+        heads = [_ranked(subqueue, tried_of_model) for subqueue in self.queue.subqueues]
         heapify(heads)
         tried = 0
         while heads and tried < PLACEMENTS_PER_DRAIN_MAX:
-            queued = heads[0][2]
-            subqueue = queued.subqueue
-            assert subqueue is not None
+            rank, subqueue = heads[0]
+            # Services only add to what ranks are made of, so the first entry that is still right is the smallest of all.
+            if (present := _ranked(subqueue, tried_of_model))[0] != rank:
+                heapreplace(heads, present)
+                continue
+            queued = subqueue.head()
             try:
                 placement, tokens = place(queued)
             except OverloadedError:
@@ -100,8 +108,9 @@ class Admission:
                 self.queue.serve(queued, now, charged_tokens=tokens)
                 self._add_outcome(queued, placement, now)
             tried += 1
+            tried_of_model[queued.ask.model] += 1
             if subqueue.by_priority:
-                heapreplace(heads, _ranked(subqueue.head()))
+                heapreplace(heads, _ranked(subqueue, tried_of_model))
             else:
                 heappop(heads)
         self.has_more = bool(heads)
@@ -131,6 +140,13 @@ class Admission:
         )
 
 
-def _ranked(queued: QueuedAsk) -> tuple[int, int, QueuedAsk]:
-    """The highest priority first; among subqueues, the head that arrived first."""
-    return -queued.ask.priority, queued.order[1], queued
+Rank = tuple[int, int, float, int, tuple[float, int]]
+
+
+def _ranked(subqueue: Subqueue, tried_of_model: Counter[str]) -> tuple[Rank, Subqueue]:
+    """The highest priority first; models in turn; then the tenant that was served least; then the order of its asks, which is unique."""
+    queued = subqueue.head()
+    assert queued.tenant_queue is not None
+    account = queued.tenant_queue.account
+    rank = (-queued.ask.priority, tried_of_model[queued.ask.model], *account.rank, queued.order)
+    return rank, subqueue

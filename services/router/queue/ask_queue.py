@@ -1,29 +1,31 @@
 """The queue of asks that wait for room: bounded, by priority, then fair among tenants, then by deadline. Pure; times are arguments.
 
 Asks that the same workers could serve share a subqueue, so no ask waits for room that it could not use. In a subqueue a higher priority
-always goes first. Within a priority tenants share fairly (`fair_queue.py`); within a tenant the nearest deadline goes first, then those
-without a deadline in order of arrival.
+always goes first. Within a priority tenants share fairly, across all subqueues of a model (`accounts.py`); within a tenant the nearest
+deadline goes first, then those without a deadline in order of arrival.
 
 Invariants:
 1. `requests` and `prompt_tokens` are those of the queued asks, and within the limits, except that an empty queue takes any prompt.
 2. Every ask that is added leaves exactly once: served, removed, displaced or expired.
-3. A subqueue exists exactly while it has asks.
+3. A subqueue exists exactly while it has asks, and the accounts of a model and priority while one of their asks waits.
+4. A named tenant waits in at most a quarter of the subqueues.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterator, Mapping
-from itertools import islice
 from math import inf
 
 from kvmesh.core import Ask
 from kvmesh.errors import OverloadedError
 from services.router.core_settings import CoreSettings
+from services.router.queue.accounts import Account, Accounts, read_weights
 from services.router.queue.drain_rate import DrainRates
-from services.router.queue.fair_queue import FairQueue, TenantQueue, read_weights
+from services.router.queue.fair_queue import FairQueue, TenantQueue
+from services.router.queue.loads import LoadLimits, Loads
 from services.router.queue.subqueues import QueuedAsk, Subqueue, SubqueueKey
 
-TENANTS_COMPARED_MAX = 256
-"""Tenants among whom a full queue looks for the heaviest."""
+SUBQUEUES_PER_TENANT = 0.25
+"""Share of the subqueues in which one tenant's asks may wait. Without keys, all asks are of one tenant without a name."""
 DISPLACED_MAX = 16
 """Asks that one new ask may displace."""
 
@@ -38,6 +40,10 @@ class AskQueue:
         self.requests = 0
         self.prompt_tokens = 0
         self._subqueues: dict[SubqueueKey, Subqueue] = {}
+        self._accounts: dict[str, dict[int, Accounts]] = {}
+        """By model and priority."""
+        limits = LoadLimits(requests_max=settings.queue.requests_max or 1, tokens_max=settings.queue.prompt_tokens_max)
+        self._loads = Loads(limits)
         self._rates = DrainRates()
         self._by_frontend: dict[str, dict[int, QueuedAsk]] = {}
         self._ends: list[tuple[float, int, QueuedAsk]] = []
@@ -47,6 +53,11 @@ class AskQueue:
     def subqueues(self) -> Collection[Subqueue]:
         return self._subqueues.values()
 
+    def __iter__(self) -> Iterator[QueuedAsk]:
+        """The queued asks. The queue must not change meanwhile."""
+        for of_frontend in self._by_frontend.values():
+            yield from of_frontend.values()
+
     def get(self, frontend_id: str, ask_id: int) -> QueuedAsk | None:
         return self._by_frontend.get(frontend_id, {}).get(ask_id)
 
@@ -54,6 +65,27 @@ class AskQueue:
         """True when a queued ask goes before this one, whatever room there is. `paused`: see `SubqueueKey`."""
         subqueue = self._subqueues.get(SubqueueKey.of(ask, paused))
         return subqueue is not None and subqueue.priority >= ask.priority
+
+    def must_take_turn(self, ask: Ask) -> bool:
+        """True when asks of the model wait in other subqueues that go before this one if the same workers could serve them.
+
+        It then joins the queue, too, even if there is room for it: the next drain offers the room in the right order.
+        """
+        of_model = self._accounts.get(ask.model, {})
+        if any(priority > ask.priority for priority in of_model):
+            return True
+        accounts = of_model.get(ask.priority)
+        return accounts is not None and accounts.has_more_than_its_share(ask.tenant)
+
+    def accounts_of(self, ask: Ask) -> Accounts | None:
+        """The accounts of the ask's model and priority. None: no such ask waits, so nobody is charged."""
+        return self._accounts.get(ask.model, {}).get(ask.priority)
+
+    def charge_peer(self, model: str, priority: int, tenant: str, tokens: float) -> None:
+        """Charges what another router served while asks of the tenant wait here, too."""
+        accounts = self._accounts.get(model, {}).get(priority)
+        if accounts is not None:
+            accounts.charge_waiting(tenant, tokens)
 
     def expected_wait_s(self, queued: QueuedAsk, now: float) -> float | None:
         """Time until an ask that would be added now is served, at the measured rate. None: no rate is known."""
@@ -110,20 +142,28 @@ class AskQueue:
         return sums
 
     def _insert(self, queued: QueuedAsk, now: float) -> None:
-        key, ask, settings = queued.key, queued.ask, self._settings
+        key, ask = queued.key, queued.ask
         subqueue = self._subqueues.get(key)
         if subqueue is None:
             subqueue = self._subqueues[key] = Subqueue(key, self._rates.rate(key.kind))
         if ask.priority not in subqueue.by_priority:
-            tenants: FairQueue[QueuedAsk] = FairQueue(weights=self._tenant_weights, tenants_max=settings.tenants_max)
-            subqueue.add_priority(ask.priority, tenants)
+            subqueue.add_priority(ask.priority, FairQueue(self._accounts_for(ask)))
         queued.subqueue = subqueue
         queued.tenant_queue = subqueue.by_priority[ask.priority].add(ask.tenant, queued)
+        self._loads.add(ask.priority, queued.tenant_queue.account, queued.tokens)
         subqueue.rate.on_added(now)
         insort(self._ends, (queued.ends_s, queued.order[1], queued))
         self._by_frontend.setdefault(queued.frontend_id, {})[queued.ask_id] = queued
         self.requests += 1
         self.prompt_tokens += ask.prompt_tokens
+
+    def _accounts_for(self, ask: Ask) -> Accounts:
+        of_model = self._accounts.setdefault(ask.model, {})
+        known = of_model.get(ask.priority)
+        if known is None:
+            tenants_max = self._settings.tenants_max
+            known = of_model[ask.priority] = Accounts(weights=self._tenant_weights, tenants_max=tenants_max)
+        return known
 
     def _detach(self, queued: QueuedAsk, now: float, *, served_tokens: int) -> tuple[Subqueue, TenantQueue[QueuedAsk]]:
         """Removes an ask from everything but its subqueue."""
@@ -131,6 +171,7 @@ class AskQueue:
         assert subqueue is not None
         assert tenant_queue is not None
         queued.subqueue = queued.tenant_queue = None
+        self._loads.remove(queued.ask.priority, tenant_queue.account, queued.tokens)
         subqueue.rate.on_removed(now, served_tokens=served_tokens)
         del self._ends[bisect_left(self._ends, (queued.ends_s, queued.order[1]))]
         of_frontend = self._by_frontend[queued.frontend_id]
@@ -144,13 +185,20 @@ class AskQueue:
     def _remove_if_empty(self, subqueue: Subqueue, priority: int) -> None:
         if not subqueue.by_priority[priority]:
             subqueue.remove_priority(priority)
+            self._remove_accounts_if_idle(subqueue.key.kind.model, priority)
             if not subqueue.by_priority:
                 del self._subqueues[subqueue.key]
+
+    def _remove_accounts_if_idle(self, model: str, priority: int) -> None:
+        if not self._accounts[model][priority]:
+            del self._accounts[model][priority]
+            if not self._accounts[model]:
+                del self._accounts[model]
 
     def _make_room(self, queued: QueuedAsk, now: float, wait_s: float | None) -> list[QueuedAsk]:
         """Displaces asks to make room for a new one. Raises OverloadedError, and displaces none, when that is not allowed or not enough."""
         ask = queued.ask
-        if len(self._subqueues) >= self._settings.subqueues_max and queued.key not in self._subqueues:
+        if queued.key not in self._subqueues and not self._may_add_subqueue(ask.tenant):
             raise self._full("requests of too many kinds are queued", wait_s)
         displaced: list[QueuedAsk] = []
         while self.requests and not self._has_room(ask):
@@ -167,43 +215,46 @@ class AskQueue:
         prompt_tokens = self.prompt_tokens + ask.prompt_tokens
         return self.requests < self._settings.requests_max and prompt_tokens <= self._settings.prompt_tokens_max
 
+    def _may_add_subqueue(self, tenant: str) -> bool:
+        if len(self._subqueues) >= self._settings.subqueues_max:
+            return False
+        own_max = max(1, int(SUBQUEUES_PER_TENANT * self._settings.subqueues_max))
+        if not tenant or len(self._subqueues) < own_max:
+            return True
+        own = sum(
+            any(tenants.queue_of(tenant).items for tenants in subqueue.by_priority.values())
+            for subqueue in self._subqueues.values()
+        )
+        return own < own_max
+
     def _victim(self, queued: QueuedAsk) -> QueuedAsk | None:
         """The last ask of the heaviest tenant of the lowest priority. None: no ask may be displaced.
 
         It may be when its priority is lower than that of the new ask; or equal, and its tenant is heavier than the new ask's tenant
         with the new ask. So one tenant's flood does not shut out the others.
         """
-        lowest = min((min(subqueue.by_priority) for subqueue in self._subqueues.values()), default=None)
+        lowest = min(self._loads.priorities, default=None)
         if lowest is None or lowest > queued.ask.priority:
             return None
+        heaviest = self._loads.heaviest(lowest)
         tenant_queues = (
             tenant_queue
             for subqueue in self._subqueues.values()
-            if (tenants := subqueue.by_priority.get(lowest))
-            for tenant_queue in tenants.queues()
+            if (tenants := subqueue.by_priority.get(lowest)) and (tenant_queue := tenants.get(heaviest.tenant))
         )
-        heaviest = max(
-            islice(tenant_queues, TENANTS_COMPARED_MAX), key=lambda each: self._load(each, each.tokens, len(each.items))
-        )
-        if lowest == queued.ask.priority and not self._is_lighter(queued, heaviest):
-            return None
-        return heaviest.last
+        last = max((each.last for each in tenant_queues), key=lambda each: each.order)
+        if lowest == queued.ask.priority:
+            newcomer = self._loads.of(lowest, self._account_of(queued.ask))
+            if not self._loads.is_lighter(newcomer, queued.tokens, heaviest, last.tokens):
+                return None
+        return last
 
-    def _is_lighter(self, queued: QueuedAsk, heaviest: TenantQueue[QueuedAsk]) -> bool:
-        """Whether the new ask's tenant stays lighter with it than the heaviest tenant without its last ask."""
-        subqueue = self._subqueues.get(queued.key)
-        tenants = subqueue.by_priority.get(queued.ask.priority) if subqueue is not None else None
-        if tenants is None:
-            own: TenantQueue[QueuedAsk] = TenantQueue("", self._tenant_weights.get(queued.ask.tenant, 1.0))
-        else:
-            own = tenants.queue_of(queued.ask.tenant)
-        load = self._load(own, own.tokens + queued.tokens, len(own.items) + 1)
-        return load < self._load(heaviest, heaviest.tokens - heaviest.last.tokens, len(heaviest.items) - 1)
-
-    def _load(self, queue: TenantQueue[QueuedAsk], tokens: int, requests: int) -> float:
-        """The larger of a tenant's shares of the two limits, over its weight. So many small requests weigh as much as a few long ones."""
-        settings = self._settings
-        return max(tokens / settings.prompt_tokens_max, requests / settings.requests_max) / queue.weight
+    def _account_of(self, ask: Ask) -> Account:
+        """The account that the ask would be charged to if it was added now."""
+        accounts = self.accounts_of(ask)
+        if accounts is None:
+            return Account(ask.tenant, self._tenant_weights.get(ask.tenant, 1.0))
+        return accounts.of(ask.tenant)
 
     def _full(self, message: str, wait_s: float | None) -> OverloadedError:
         return OverloadedError(message, reason="queue_full", retry_after_s=self.retry_after_s(wait_s))

@@ -5,10 +5,9 @@ Its reports correct the charge: at once when it generates more, at its end when 
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 from kvmesh.core import Ask
-from services.router.queue.fair_queue import TenantQueue
+from services.router.queue.accounts import Account
 
 TYPICAL_TOKENS = 256.0
 """Output tokens of a choice as long as no request of the model has ended."""
@@ -21,7 +20,7 @@ MODELS_MAX = 1024
 class OutputCharge:
     """The part of a charge that is for output. `choices`: of the request, at least 1."""
 
-    queue: TenantQueue[Any]
+    account: Account
     model: str
     choices: int
     output_tokens: float
@@ -38,18 +37,24 @@ class Charges:
         """Output tokens of a typical choice."""
         return self._typical.get(model, TYPICAL_TOKENS)
 
-    def begin(self, ask: Ask, queue: TenantQueue[Any], uncached_tokens: int) -> tuple[float, OutputCharge]:
-        """Returns the tokens to charge now, and the record for `correct`."""
+    def tokens(self, ask: Ask, uncached_tokens: int) -> float:
+        """What a request is charged when it is placed."""
+        return max(1, uncached_tokens) + self._output_weight * self._output_tokens(ask)
+
+    def begin(self, ask: Ask, account: Account) -> OutputCharge:
+        """The record for `correct`, of a request that is charged `tokens` now."""
         choices = max(1, ask.choices)
+        return OutputCharge(account=account, model=ask.model, choices=choices, output_tokens=self._output_tokens(ask))
+
+    def _output_tokens(self, ask: Ask) -> float:
         typical = self.typical_tokens(ask.model)
-        output = choices * (min(typical, ask.expected_output_tokens) if ask.expected_output_tokens else typical)
-        charge = OutputCharge(queue=queue, model=ask.model, choices=choices, output_tokens=output)
-        return max(1, uncached_tokens) + self._output_weight * output, charge
+        expected = ask.expected_output_tokens
+        return max(1, ask.choices) * (min(typical, expected) if expected else typical)
 
     def correct(self, charge: OutputCharge, output_tokens: int, *, has_ended: bool, is_complete: bool) -> None:
         """Applies a report: `output_tokens` is the number up to now. `is_complete`: the request ended by itself."""
         if has_ended or output_tokens > charge.output_tokens:
-            charge.queue.charge(self._output_weight * (output_tokens - charge.output_tokens))
+            charge.account.charge(self._output_weight * (output_tokens - charge.output_tokens))
             charge.output_tokens = output_tokens
         if is_complete and output_tokens and (charge.model in self._typical or len(self._typical) < MODELS_MAX):
             typical = self.typical_tokens(charge.model)

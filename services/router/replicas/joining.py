@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from kvmesh.clock import Clock
+from kvmesh.core import Role
 from kvmesh.discovery.base import Health
 from kvmesh.discovery.presence import Presence
 from services.router.core import RouterCore
@@ -35,13 +36,12 @@ async def join(
     await membership.wait_viewed()
     await peers.wait_viewed()
     registration = presence.registration
-    if peers.has_older_peers:
-        # Peers with smaller ids open the stream, and find this router in the registry.
-        await presence.update(replace(registration, check_interval_s=JOINING_CHECK_INTERVAL_S))
+    # Frontends that start now see that there is a router. Peers with smaller ids open the stream, and find this router in the registry.
+    await presence.update(replace(registration, check_interval_s=JOINING_CHECK_INTERVAL_S))
     began_s = clock.now()
     await asyncio.gather(
         _wait(lambda: not peers.awaited, settings.peers_wait_s, clock),
-        _wait(lambda: not recovering_workers(core), settings.index_wait_s, clock),
+        _wait_known(core, settings, clock),
     )
     peers.retry_pending()
     data = {"seconds": clock.now() - began_s, "routers": list(peers.awaited), "workers": recovering_workers(core)}
@@ -62,6 +62,18 @@ def recovering_workers(core: RouterCore) -> list[str]:
         for worker in core.fleet.workers.values()
         if not worker.is_critical and (worker.feed is None or worker.feed.trust is Trust.RECOVERING)
     ]
+
+
+async def _wait_known(core: RouterCore, settings: JoiningSettings, clock: Clock) -> None:
+    """Without a decode worker the router would refuse every request, also while services register anew at an empty registry."""
+    await _wait(lambda: has_decode_worker(core), settings.workers_wait_s, clock)
+    await _wait(lambda: not recovering_workers(core), settings.index_wait_s, clock)
+
+
+def has_decode_worker(core: RouterCore) -> bool:
+    """Whether the registry lists one that is healthy and does not drain."""
+    workers = core.fleet.workers.values()
+    return any(each.role is Role.DECODE and not each.is_critical and not each.is_marked_draining for each in workers)
 
 
 async def _wait(is_done: Callable[[], bool], timeout_s: float, clock: Clock) -> None:

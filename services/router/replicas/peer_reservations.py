@@ -191,7 +191,10 @@ class PeerReservations:
         known = self._book.get(news.reservation_id)
         ends_at = now + news.ends_after_s
         if known is None:
-            if not self._count(news, session.origin, ends_at=ends_at, now=now):
+            if self._count(news, session.origin, ends_at=ends_at, now=now):
+                # Another peer may have sent it before the worker was known; it must not be counted again.
+                self._pending.pop(news.reservation_id, None)
+            else:
                 self._add_pending(news, session.origin, ends_at)
             return
         if news.is_orphaned and not known.is_orphaned and known.keeper != session.origin:
@@ -282,6 +285,10 @@ class PeerReservations:
             is_from_peer=True,
             keeper=origin,
             session_id=news.session_id,
+            tenant=news.tenant,
+            model=news.model,
+            priority=news.priority,
+            charged_tokens=news.charged_tokens,
             last_block_hash=news.block_hashes[-1] if news.block_hashes else None,
             block_hashes=news.block_hashes,
         )

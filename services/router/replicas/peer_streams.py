@@ -16,6 +16,7 @@ from kvmesh.core import PeerUpdate
 from kvmesh.discovery.base import ROUTER, Instance, Registry, View
 from kvmesh.discovery.members import watch_members
 from kvmesh.errors import DeadlineError, LostError, MeshError, OverloadedError, UnavailableError
+from kvmesh.lifecycle import run_together
 from kvmesh.rpc.router.client import GrpcPeersClient, PeerCall
 from services.router.core_settings import SyncSettings
 from services.router.replicas.peer_reservations import PeerReservations, PeerSession
@@ -82,11 +83,6 @@ class PeerStreams:
 
     async def wait_viewed(self) -> None:
         await self._viewed.wait()
-
-    @property
-    def has_older_peers(self) -> bool:
-        """True when other routers took requests when this one started: they have reservations."""
-        return bool(self._serving_at_start)
 
     @property
     def awaited(self) -> tuple[str, ...]:
@@ -189,11 +185,10 @@ class PeerStreams:
             return False, error
         stream = self._open()
         try:
-            async with asyncio.TaskGroup() as halves:
-                halves.create_task(self._read_to_end(stream.session, call.messages()))
-                halves.create_task(self._write(stream, call))
-        except* MeshError as group:
-            problem = next(error for error in group.exceptions if isinstance(error, MeshError))
+            await run_together(self._read_to_end(stream.session, call.messages()), self._write(stream, call))
+        except MeshError as error:
+            # Its traceback has this frame: a cycle for each attempt at a peer that is away.
+            problem = error.with_traceback(None)
         finally:
             call.cancel()
             self._close(stream)

@@ -160,5 +160,9 @@ def to_peer_reservation(reservation: Reservation, now: float, blocks_max: int) -
         is_orphaned=reservation.is_orphaned,
         ends_after_s=max(0.0, reservation.ends_at - now),
         session_id=reservation.session_id,
+        tenant=reservation.tenant,
+        model=reservation.model,
+        priority=reservation.priority,
+        charged_tokens=round(reservation.charged_tokens),
         block_hashes=block_hashes[:blocks_max],
     )

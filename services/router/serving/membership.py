@@ -19,7 +19,9 @@ from kvmesh.core import LoadRecord, Role
 from kvmesh.discovery.base import DECODE, LABEL_PREFIX, PREFILL, ROLE_SEQUENCE_KEY, Health, Instance, Registry, View
 from kvmesh.discovery.members import watch_members
 from kvmesh.errors import DeadlineError, LostError, MeshError, OverloadedError, UnavailableError
+from kvmesh.lifecycle import run_together
 from kvmesh.rpc.worker_client import GrpcWorkerClient
+from services.router.serving.silence_timeout import silence_timeout
 from services.router.settings import MembershipSettings
 from services.router.workers.fleet import Fleet
 from services.router.workers.worker import RegisteredWorker
@@ -31,18 +33,20 @@ READING_FRACTION = 0.1
 """Of `silence_s`: time in which records are read that arrived while this process stood still."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class _FollowedWorker:
     """A listed worker, and the task that follows it."""
 
     worker: RegisteredWorker
     service: str
+    epoch: str
     role_sequence: int
     task: asyncio.Task[None]
 
     def is_newer(self, instance: Instance, service: str, role_sequence: int) -> bool:
         """True if the instance is the same process before it changed its role to the present one."""
-        is_same = self.worker.address == instance.address
+        # A process that was started anew counts its changes of role from zero.
+        is_same = self.worker.address == instance.address and self.epoch == instance.meta.get("epoch", "")
         return is_same and self.service != service and self.role_sequence > role_sequence
 
 
@@ -129,7 +133,13 @@ class FleetMembership:
         )
         if followed is None and self._tasks is not None:
             task = self._tasks.create_task(self._follow(worker), name=f"follow-{instance.instance_id}")
-            self._followed[instance.instance_id] = _FollowedWorker(worker, service, role_sequence, task)
+            self._followed[instance.instance_id] = _FollowedWorker(
+                worker=worker,
+                service=service,
+                epoch=instance.meta.get("epoch", ""),
+                role_sequence=role_sequence,
+                task=task,
+            )
             log.info("worker_joined", extra={"data": {"worker": instance.instance_id, "address": instance.address}})
 
     def _on_gone(self, worker_id: str, followed: _FollowedWorker) -> None:
@@ -159,16 +169,13 @@ class FleetMembership:
 
     async def _connect(self, worker: RegisteredWorker) -> tuple[bool, MeshError]:
         """Connects and stays connected until something breaks. Returns whether the worker got requests, and what broke."""
-        problems: list[MeshError] = []
         try:
             await self._describe(worker)
-            async with asyncio.TaskGroup() as watches:
-                watches.create_task(self._watch_kv(worker))
-                watches.create_task(self._watch_load(worker))
-                watches.create_task(self._keep_description(worker))
-        except* MeshError as group:
-            problems.extend(_flatten(group))
-        return worker.stream_fault == "", problems[0]
+            await run_together(self._watch_kv(worker), self._watch_load(worker), self._keep_description(worker))
+        except MeshError as error:
+            # Its traceback has this frame, and this frame has the error: a cycle for each attempt at a worker that is away.
+            return worker.stream_fault == "", error.with_traceback(None)
+        raise AssertionError("the streams of a worker end with an error only")
 
     async def _describe(self, worker: RegisteredWorker) -> None:
         description = await self._client.describe(worker.address, timeout_s=self._settings.describe_timeout_s)
@@ -228,24 +235,10 @@ class FleetMembership:
                 self._fleet.health.on_load_record(worker, record, self._clock.now())
 
     async def _next_record(self, records: AsyncGenerator[LoadRecord, None]) -> LoadRecord:
-        """Raises TimeoutError when no record arrives within `silence_s`, nor in a short time after it.
-
-        In that time the router reads records that arrived while it stood still: its own pause must not look like silence of all workers.
-        """
-        loop, silence_s = asyncio.get_running_loop(), self._settings.silence_s
-        async with asyncio.timeout(None) as limit:
-            over = loop.call_later(silence_s, lambda: limit.reschedule(loop.time() + silence_s * READING_FRACTION))
-            try:
-                return await anext(records)
-            finally:
-                over.cancel()
-
-
-def _flatten(group: BaseExceptionGroup[MeshError]) -> list[MeshError]:
-    found: list[MeshError] = []
-    for error in group.exceptions:
-        found.extend(_flatten(error) if isinstance(error, BaseExceptionGroup) else [error])
-    return found
+        """Raises TimeoutError when the worker is silent. The router's own pause must not look like silence of all workers."""
+        silence_s = self._settings.silence_s
+        async with silence_timeout(silence_s, reading_s=silence_s * READING_FRACTION):
+            return await anext(records)
 
 
 def role_sequence_of(instance: Instance) -> int:

@@ -39,9 +39,11 @@ class QueueDispatcher:
         """True while asks are queued, or left the queue and are not answered yet."""
         return bool(self._streams)
 
-    def on_queued(self, frontend_id: str, ask_id: int, responses: ResponseQueue) -> None:
+    def on_queued(
+        self, frontend_id: str, ask_id: int, responses: ResponseQueue, *, may_have_room: bool = False
+    ) -> None:
         """An ask was queued. Its answer goes to this stream, and not to an earlier one with the same ask."""
-        if not self._streams:
+        if not self._streams or may_have_room:
             self.wake()
         self.on_not_queued(frontend_id, ask_id)
         self._streams[frontend_id, ask_id] = responses

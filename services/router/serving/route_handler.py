@@ -63,7 +63,7 @@ class RouteHandler:
             )
             return
         if isinstance(placement, Queued):
-            self._dispatcher.on_queued(frontend_id, ask_id, responses)
+            self._dispatcher.on_queued(frontend_id, ask_id, responses, may_have_room=placement.may_have_room)
         else:
             self._respond(frontend_id, ask_id, placement, responses)
 

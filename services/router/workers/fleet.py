@@ -63,7 +63,12 @@ class Fleet:
             self.version += 1
 
     def describe(self, worker: RegisteredWorker, description: WorkerDescription) -> None:
-        """Takes a worker's description. A new epoch starts with an empty cache and nothing in flight."""
+        """Takes a worker's description. A new epoch starts with an empty cache and nothing in flight.
+
+        Ignores a worker that has left meanwhile: its targets would never leave again.
+        """
+        if self.workers.get(worker.worker_id) is not worker:
+            return
         known = worker.description
         worker.description = description
         worker.role = description.role

@@ -66,8 +66,13 @@ class Reservation:
     """Blocks that its workers are assumed to hold from now on; only of workers without cache events."""
     predicted_hashes: Sequence[int] = ()
     """Blocks that peers learn from the worker's events once the prompt is computed. Then this is emptied."""
+    tenant: str = ""
+    model: str = ""
+    priority: int = 0
+    charged_tokens: float = 0.0
+    """What the tenant is charged where others wait: here, or at peers."""
     charge: OutputCharge | None = None
-    """What its tenant was charged for output. None: it did not wait in the queue, or a peer placed it."""
+    """The part for output, which reports correct. None: no request waited when it was placed, or a peer placed it."""
     is_orphaned: bool = False
     is_prefilled: bool = False
     is_from_peer: bool = False

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import set_up as packages
 from pip_progress import installed_packages, missing_lines, progress_text
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -25,7 +26,8 @@ site=$(dirname "$0")/../lib/python3.11/site-packages
 mkdir -p "$site"
 lines=$(for word in "$@"; do
   case "$word" in *packages.txt) cat "$word" ;; *==*) echo "$word" ;; esac
-done | sed 's/;.*//')
+done | sed 's/[; ].*//')
+echo "$lines" >> "$CALLS"
 for line in $lines; do
   echo "$line" | grep -Eq "^(${REFUSED:-nothing})" && echo "ERROR: no matching distribution" && exit 1
 done
@@ -97,9 +99,10 @@ def lock(name: str) -> list[str]:
 def test_tests_install_the_difference_only(set_up: SetUp) -> None:
     """After `make up`, `make test` does not install again what is there, and a second run asks pip nothing."""
     assert set_up.run("cpu", "default").returncode == 0
-    assert sorted(set_up.installed()) == sorted([*lock(""), *lock("-cpu")])
+    # Some packages of vLLM are also those of `kvmesh top`, which are installed first.
+    assert sorted(set_up.installed()) == sorted({*lock(""), *lock("-top"), *lock("-cpu")})
     assert set_up.run("cpu", "default", "tests").returncode == 0
-    assert set(set_up.installed()) == set(lock("-dev")) - set(lock("-cpu"))
+    assert set(set_up.installed()) == set(lock("-dev")) - set(lock("-cpu")) - set(lock("-top"))
     again = set_up.run("cpu", "default", "tests")
     assert (again.returncode, again.stderr, set_up.installed()) == (0, "", [])
 
@@ -126,7 +129,7 @@ def test_torch_is_not_downloaded_where_vllm_has_no_wheel(set_up: SetUp) -> None:
     got = set_up.run("cpu", "default", refused="vllm")
     assert got.returncode == 0, got.stderr
     assert "vLLM is left out and the simulated engine serves" in got.stderr
-    assert " torch==" not in (set_up._folder / "calls").read_text()
+    assert "torch==" not in (set_up._folder / "calls").read_text()
     assert {"nixl", "grpcio"} <= {line.partition("==")[0] for line in set_up.installed()}
 
 
@@ -140,10 +143,25 @@ def test_a_mirror_of_pypi_alone_gives_its_cuda_build_of_torch(set_up: SetUp) -> 
     assert "triton" not in names
 
 
+@pytest.mark.parametrize("file", ["constraints-cpu.txt", "constraints-sglang.txt"])
+def test_both_environments_fit_the_build_of_torch(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither vLLM's nor SGLang's may lack NIXL's build for the CUDA version of PyPI's torch, or replace its triton."""
+    lines = [line for line in (ROOT / file).read_text().splitlines() if line and not line.startswith("#")]
+    monkeypatch.setattr(packages, "installed_torch", packages.torch_version)
+    assert set(lines) - set(packages.lines_beside_torch(lines)) == {f"torch=={packages.torch_version()}"}
+    monkeypatch.setattr(packages, "installed_torch", packages.cuda_torch_version)
+    fit = {line.partition("==")[0] for line in packages.lines_beside_torch(lines)}
+    assert {"nixl-cu12", "nixl-cu13"} <= fit and not {"torch", "triton"} & fit
+
+
 def test_engine_build_none_has_nixl(set_up: SetUp) -> None:
     """The simulated engine moves KV with it. Where NIXL has no build, a line says what that means."""
     assert set_up.run("none", "forced").returncode == 0
-    assert set(set_up.installed()) == {*lock(""), *(line for line in lock("-cpu") if line.startswith("nixl"))}
+    assert set(set_up.installed()) == {
+        *lock(""),
+        *lock("-top"),
+        *(line for line in lock("-cpu") if line.startswith("nixl")),
+    }
     set_up.run("none", "default", refused="nixl")
     got = SetUp(set_up._folder / "other").run("none", "forced", refused="nixl")
     assert got.returncode == 0 and "NIXL has no build for this machine" in got.stderr
@@ -207,3 +225,10 @@ def test_lines_are_missing_unless_their_version_is_there(tmp_path: Path) -> None
         "six==1; python_version > '3.11'",
     ]
     assert missing_lines(lines, installed_packages(tmp_path)) == ["jinja2==3.1.7", "six==1; python_version > '3.11'"]
+
+
+def test_the_gpu_build_is_installed_from_its_lock(set_up: SetUp) -> None:
+    """Nothing is resolved on a GPU machine either, so every wheel has a digest."""
+    got = set_up.run("gpu", "forced")
+    assert got.returncode == 0, got.stderr
+    assert set(set_up.installed()) == {*lock(""), *lock("-top"), *lock("-gpu")}

@@ -25,6 +25,19 @@ class ReportKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REPORT_KIND_FAILED: _ClassVar[ReportKind]
     REPORT_KIND_CANCELLED: _ClassVar[ReportKind]
 
+class RequestState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REQUEST_STATE_UNSPECIFIED: _ClassVar[RequestState]
+    REQUEST_STATE_QUEUED: _ClassVar[RequestState]
+    REQUEST_STATE_PREFILLING: _ClassVar[RequestState]
+    REQUEST_STATE_TRANSFERRING: _ClassVar[RequestState]
+    REQUEST_STATE_DECODING: _ClassVar[RequestState]
+    REQUEST_STATE_FINISHED: _ClassVar[RequestState]
+    REQUEST_STATE_FAILED: _ClassVar[RequestState]
+    REQUEST_STATE_CANCELLED: _ClassVar[RequestState]
+    REQUEST_STATE_REFUSED: _ClassVar[RequestState]
+    REQUEST_STATE_UNKNOWN: _ClassVar[RequestState]
+
 class IndexTrust(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     INDEX_TRUST_UNSPECIFIED: _ClassVar[IndexTrust]
@@ -52,6 +65,16 @@ REPORT_KIND_PROGRESS: ReportKind
 REPORT_KIND_FINISHED: ReportKind
 REPORT_KIND_FAILED: ReportKind
 REPORT_KIND_CANCELLED: ReportKind
+REQUEST_STATE_UNSPECIFIED: RequestState
+REQUEST_STATE_QUEUED: RequestState
+REQUEST_STATE_PREFILLING: RequestState
+REQUEST_STATE_TRANSFERRING: RequestState
+REQUEST_STATE_DECODING: RequestState
+REQUEST_STATE_FINISHED: RequestState
+REQUEST_STATE_FAILED: RequestState
+REQUEST_STATE_CANCELLED: RequestState
+REQUEST_STATE_REFUSED: RequestState
+REQUEST_STATE_UNKNOWN: RequestState
 INDEX_TRUST_UNSPECIFIED: IndexTrust
 INDEX_TRUST_EXACT: IndexTrust
 INDEX_TRUST_RECOVERING: IndexTrust
@@ -287,6 +310,58 @@ class CostTerm(_message.Message):
     value: float
     def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
 
+class ListRequestsRequest(_message.Message):
+    __slots__ = ("model", "in_flight_only", "requests_max")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_ONLY_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_MAX_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    in_flight_only: bool
+    requests_max: int
+    def __init__(self, model: _Optional[str] = ..., in_flight_only: _Optional[bool] = ..., requests_max: _Optional[int] = ...) -> None: ...
+
+class ListRequestsResponse(_message.Message):
+    __slots__ = ("requests", "requests_in_flight", "requests_queued")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_QUEUED_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[RequestView]
+    requests_in_flight: int
+    requests_queued: int
+    def __init__(self, requests: _Optional[_Iterable[_Union[RequestView, _Mapping]]] = ..., requests_in_flight: _Optional[int] = ..., requests_queued: _Optional[int] = ...) -> None: ...
+
+class RequestView(_message.Message):
+    __slots__ = ("request_id", "model", "tenant", "state", "reason", "decided_at", "attempt", "prompt_tokens", "cached_tokens", "output_tokens", "prefill", "decode", "expected_ttft", "observed_ttft")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_AT_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_TTFT_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_TTFT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    model: str
+    tenant: str
+    state: RequestState
+    reason: str
+    decided_at: _timestamp_pb2.Timestamp
+    attempt: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    prefill: _model_pb2.WorkerRef
+    decode: _model_pb2.WorkerRef
+    expected_ttft: _duration_pb2.Duration
+    observed_ttft: _duration_pb2.Duration
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., state: _Optional[_Union[RequestState, str]] = ..., reason: _Optional[str] = ..., decided_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., attempt: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., prefill: _Optional[_Union[_model_pb2.WorkerRef, _Mapping]] = ..., decode: _Optional[_Union[_model_pb2.WorkerRef, _Mapping]] = ..., expected_ttft: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., observed_ttft: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
 class ListWorkersRequest(_message.Message):
     __slots__ = ("model",)
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -386,7 +461,7 @@ class PeerUpdate(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., run_id: _Optional[str] = ..., sequence: _Optional[int] = ..., reservations: _Optional[_Iterable[_Union[Reservation, _Mapping]]] = ..., prefilled_ids: _Optional[_Iterable[str]] = ..., settled_ids: _Optional[_Iterable[str]] = ..., is_snapshot: _Optional[bool] = ..., is_complete: _Optional[bool] = ...) -> None: ...
 
 class Reservation(_message.Message):
-    __slots__ = ("reservation_id", "prefill_worker_id", "decode_worker_id", "uncached_tokens", "kv_blocks", "is_prefilled", "frontend_id", "ask_id", "request_id", "choices", "ends_after", "prefill_rank", "decode_rank", "session_id", "block_hashes", "is_orphaned")
+    __slots__ = ("reservation_id", "prefill_worker_id", "decode_worker_id", "uncached_tokens", "kv_blocks", "is_prefilled", "frontend_id", "ask_id", "request_id", "choices", "ends_after", "prefill_rank", "decode_rank", "session_id", "block_hashes", "is_orphaned", "tenant", "model", "priority", "charged_tokens")
     RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
     PREFILL_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     DECODE_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -403,6 +478,10 @@ class Reservation(_message.Message):
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
     IS_ORPHANED_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    CHARGED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     reservation_id: str
     prefill_worker_id: str
     decode_worker_id: str
@@ -419,7 +498,11 @@ class Reservation(_message.Message):
     session_id: str
     block_hashes: _containers.RepeatedScalarFieldContainer[int]
     is_orphaned: bool
-    def __init__(self, reservation_id: _Optional[str] = ..., prefill_worker_id: _Optional[str] = ..., decode_worker_id: _Optional[str] = ..., uncached_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., is_prefilled: _Optional[bool] = ..., frontend_id: _Optional[str] = ..., ask_id: _Optional[int] = ..., request_id: _Optional[str] = ..., choices: _Optional[int] = ..., ends_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefill_rank: _Optional[int] = ..., decode_rank: _Optional[int] = ..., session_id: _Optional[str] = ..., block_hashes: _Optional[_Iterable[int]] = ..., is_orphaned: _Optional[bool] = ...) -> None: ...
+    tenant: str
+    model: str
+    priority: int
+    charged_tokens: int
+    def __init__(self, reservation_id: _Optional[str] = ..., prefill_worker_id: _Optional[str] = ..., decode_worker_id: _Optional[str] = ..., uncached_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., is_prefilled: _Optional[bool] = ..., frontend_id: _Optional[str] = ..., ask_id: _Optional[int] = ..., request_id: _Optional[str] = ..., choices: _Optional[int] = ..., ends_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefill_rank: _Optional[int] = ..., decode_rank: _Optional[int] = ..., session_id: _Optional[str] = ..., block_hashes: _Optional[_Iterable[int]] = ..., is_orphaned: _Optional[bool] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., priority: _Optional[int] = ..., charged_tokens: _Optional[int] = ...) -> None: ...
 
 class SetDeflectionRequest(_message.Message):
     __slots__ = ("model", "tokens", "fencing_token")
@@ -434,3 +517,29 @@ class SetDeflectionRequest(_message.Message):
 class SetDeflectionResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class RecordRequestsRequest(_message.Message):
+    __slots__ = ("salt",)
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    salt: bytes
+    def __init__(self, salt: _Optional[bytes] = ...) -> None: ...
+
+class RecordRequestsResponse(_message.Message):
+    __slots__ = ("requests", "lost_requests")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    LOST_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[FinishedRequest]
+    lost_requests: int
+    def __init__(self, requests: _Optional[_Iterable[_Union[FinishedRequest, _Mapping]]] = ..., lost_requests: _Optional[int] = ...) -> None: ...
+
+class FinishedRequest(_message.Message):
+    __slots__ = ("arrived_at", "prompt_tokens", "output_tokens", "block_ids")
+    ARRIVED_AT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    arrived_at: _timestamp_pb2.Timestamp
+    prompt_tokens: int
+    output_tokens: int
+    block_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, arrived_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ...) -> None: ...

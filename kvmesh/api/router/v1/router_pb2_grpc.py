@@ -74,6 +74,11 @@ class RouterServiceStub:
                 request_serializer=kvmesh_dot_router_dot_v1_dot_router__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=kvmesh_dot_router_dot_v1_dot_router__pb2.ExplainResponse.FromString,
                 _registered_method=True)
+        self.ListRequests = channel.unary_unary(
+                '/kvmesh.router.v1.RouterService/ListRequests',
+                request_serializer=kvmesh_dot_router_dot_v1_dot_router__pb2.ListRequestsRequest.SerializeToString,
+                response_deserializer=kvmesh_dot_router_dot_v1_dot_router__pb2.ListRequestsResponse.FromString,
+                _registered_method=True)
         self.ListWorkers = channel.unary_unary(
                 '/kvmesh.router.v1.RouterService/ListWorkers',
                 request_serializer=kvmesh_dot_router_dot_v1_dot_router__pb2.ListWorkersRequest.SerializeToString,
@@ -88,6 +93,11 @@ class RouterServiceStub:
                 '/kvmesh.router.v1.RouterService/SetDeflection',
                 request_serializer=kvmesh_dot_router_dot_v1_dot_router__pb2.SetDeflectionRequest.SerializeToString,
                 response_deserializer=kvmesh_dot_router_dot_v1_dot_router__pb2.SetDeflectionResponse.FromString,
+                _registered_method=True)
+        self.RecordRequests = channel.unary_stream(
+                '/kvmesh.router.v1.RouterService/RecordRequests',
+                request_serializer=kvmesh_dot_router_dot_v1_dot_router__pb2.RecordRequestsRequest.SerializeToString,
+                response_deserializer=kvmesh_dot_router_dot_v1_dot_router__pb2.RecordRequestsResponse.FromString,
                 _registered_method=True)
 
 
@@ -138,6 +148,13 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListRequests(self, request, context):
+        """The newest requests that the router knows, and how far each is. They are those that Explain explains.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListWorkers(self, request, context):
         """The workers as the router sees them.
         """
@@ -159,6 +176,14 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RecordRequests(self, request, context):
+        """Lengths, times and shared blocks of the requests that finish from now on, for simulations; no token and no name. Ends when the caller
+        cancels or the router stops. RESOURCE_EXHAUSTED while four recordings run. A slow reader loses requests, which are counted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -171,6 +196,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=kvmesh_dot_router_dot_v1_dot_router__pb2.ExplainRequest.FromString,
                     response_serializer=kvmesh_dot_router_dot_v1_dot_router__pb2.ExplainResponse.SerializeToString,
+            ),
+            'ListRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRequests,
+                    request_deserializer=kvmesh_dot_router_dot_v1_dot_router__pb2.ListRequestsRequest.FromString,
+                    response_serializer=kvmesh_dot_router_dot_v1_dot_router__pb2.ListRequestsResponse.SerializeToString,
             ),
             'ListWorkers': grpc.unary_unary_rpc_method_handler(
                     servicer.ListWorkers,
@@ -186,6 +216,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.SetDeflection,
                     request_deserializer=kvmesh_dot_router_dot_v1_dot_router__pb2.SetDeflectionRequest.FromString,
                     response_serializer=kvmesh_dot_router_dot_v1_dot_router__pb2.SetDeflectionResponse.SerializeToString,
+            ),
+            'RecordRequests': grpc.unary_stream_rpc_method_handler(
+                    servicer.RecordRequests,
+                    request_deserializer=kvmesh_dot_router_dot_v1_dot_router__pb2.RecordRequestsRequest.FromString,
+                    response_serializer=kvmesh_dot_router_dot_v1_dot_router__pb2.RecordRequestsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -283,6 +318,33 @@ class RouterService:
             _registered_method=True)
 
     @staticmethod
+    def ListRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvmesh.router.v1.RouterService/ListRequests',
+            kvmesh_dot_router_dot_v1_dot_router__pb2.ListRequestsRequest.SerializeToString,
+            kvmesh_dot_router_dot_v1_dot_router__pb2.ListRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ListWorkers(request,
             target,
             options=(),
@@ -353,6 +415,33 @@ class RouterService:
             '/kvmesh.router.v1.RouterService/SetDeflection',
             kvmesh_dot_router_dot_v1_dot_router__pb2.SetDeflectionRequest.SerializeToString,
             kvmesh_dot_router_dot_v1_dot_router__pb2.SetDeflectionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RecordRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvmesh.router.v1.RouterService/RecordRequests',
+            kvmesh_dot_router_dot_v1_dot_router__pb2.RecordRequestsRequest.SerializeToString,
+            kvmesh_dot_router_dot_v1_dot_router__pb2.RecordRequestsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -67,12 +67,18 @@ class RouterServiceStub:
     """Asks and reports of one frontend."""
     Explain: _grpc.UnaryUnaryMultiCallable[_router_pb2.ExplainRequest, _router_pb2.ExplainResponse]
     """Why a request was placed where it was. NOT_FOUND when it has left the bounded history."""
+    ListRequests: _grpc.UnaryUnaryMultiCallable[_router_pb2.ListRequestsRequest, _router_pb2.ListRequestsResponse]
+    """The newest requests that the router knows, and how far each is. They are those that Explain explains."""
     ListWorkers: _grpc.UnaryUnaryMultiCallable[_router_pb2.ListWorkersRequest, _router_pb2.ListWorkersResponse]
     """The workers as the router sees them."""
     SyncPeers: _grpc.StreamStreamMultiCallable[_router_pb2.SyncPeersRequest, _router_pb2.SyncPeersResponse]
     """Reservations of the other router."""
     SetDeflection: _grpc.UnaryUnaryMultiCallable[_router_pb2.SetDeflectionRequest, _router_pb2.SetDeflectionResponse]
     """Sets the prompt length up to which decode workers of a model compute prompts themselves. Called by planners, on every router."""
+    RecordRequests: _grpc.UnaryStreamMultiCallable[_router_pb2.RecordRequestsRequest, _router_pb2.RecordRequestsResponse]
+    """Lengths, times and shared blocks of the requests that finish from now on, for simulations; no token and no name. Ends when the caller
+    cancels or the router stops. RESOURCE_EXHAUSTED while four recordings run. A slow reader loses requests, which are counted.
+    """
 
 @_typing.type_check_only
 class RouterServiceAsyncStub(RouterServiceStub):
@@ -113,12 +119,18 @@ class RouterServiceAsyncStub(RouterServiceStub):
     """Asks and reports of one frontend."""
     Explain: _aio.UnaryUnaryMultiCallable[_router_pb2.ExplainRequest, _router_pb2.ExplainResponse]  # type: ignore[assignment]
     """Why a request was placed where it was. NOT_FOUND when it has left the bounded history."""
+    ListRequests: _aio.UnaryUnaryMultiCallable[_router_pb2.ListRequestsRequest, _router_pb2.ListRequestsResponse]  # type: ignore[assignment]
+    """The newest requests that the router knows, and how far each is. They are those that Explain explains."""
     ListWorkers: _aio.UnaryUnaryMultiCallable[_router_pb2.ListWorkersRequest, _router_pb2.ListWorkersResponse]  # type: ignore[assignment]
     """The workers as the router sees them."""
     SyncPeers: _aio.StreamStreamMultiCallable[_router_pb2.SyncPeersRequest, _router_pb2.SyncPeersResponse]  # type: ignore[assignment]
     """Reservations of the other router."""
     SetDeflection: _aio.UnaryUnaryMultiCallable[_router_pb2.SetDeflectionRequest, _router_pb2.SetDeflectionResponse]  # type: ignore[assignment]
     """Sets the prompt length up to which decode workers of a model compute prompts themselves. Called by planners, on every router."""
+    RecordRequests: _aio.UnaryStreamMultiCallable[_router_pb2.RecordRequestsRequest, _router_pb2.RecordRequestsResponse]  # type: ignore[assignment]
+    """Lengths, times and shared blocks of the requests that finish from now on, for simulations; no token and no name. Ends when the caller
+    cancels or the router stops. RESOURCE_EXHAUSTED while four recordings run. A slow reader loses requests, which are counted.
+    """
 
 class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
     """Places requests on workers. Served by routers.
@@ -170,6 +182,14 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         """Why a request was placed where it was. NOT_FOUND when it has left the bounded history."""
 
     @_abc_1.abstractmethod
+    def ListRequests(
+        self,
+        request: _router_pb2.ListRequestsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.ListRequestsResponse, _abc.Awaitable[_router_pb2.ListRequestsResponse]]:
+        """The newest requests that the router knows, and how far each is. They are those that Explain explains."""
+
+    @_abc_1.abstractmethod
     def ListWorkers(
         self,
         request: _router_pb2.ListWorkersRequest,
@@ -192,5 +212,15 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.SetDeflectionResponse, _abc.Awaitable[_router_pb2.SetDeflectionResponse]]:
         """Sets the prompt length up to which decode workers of a model compute prompts themselves. Called by planners, on every router."""
+
+    @_abc_1.abstractmethod
+    def RecordRequests(
+        self,
+        request: _router_pb2.RecordRequestsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_router_pb2.RecordRequestsResponse], _abc.AsyncIterator[_router_pb2.RecordRequestsResponse]]:
+        """Lengths, times and shared blocks of the requests that finish from now on, for simulations; no token and no name. Ends when the caller
+        cancels or the router stops. RESOURCE_EXHAUSTED while four recordings run. A slow reader loses requests, which are counted.
+        """
 
 def add_RouterServiceServicer_to_server(servicer: RouterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

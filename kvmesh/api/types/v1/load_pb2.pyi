@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class LoadRecord(_message.Message):
-    __slots__ = ("worker_id", "epoch", "sequence", "taken_at", "step", "running_requests", "waiting_requests", "waiting_prompt_tokens", "kv_blocks_used", "kv_blocks_free", "kv_blocks_total", "kv_blocks_leased", "running_requests_max", "step_s", "prompt_tokens_total", "output_tokens_total", "cached_tokens_total", "transferred_tokens_total", "data_parallel_rank", "is_draining", "preempted_requests_total", "failing_kv_paths", "failed_handoffs_total", "recomputed_tokens_total", "bootstrapping_requests", "sending_requests", "preallocating_requests", "receiving_requests", "retracted_requests")
+    __slots__ = ("worker_id", "epoch", "sequence", "taken_at", "step", "running_requests", "waiting_requests", "waiting_prompt_tokens", "kv_blocks_used", "kv_blocks_free", "kv_blocks_total", "kv_blocks_leased", "running_requests_max", "step_s", "prompt_tokens_total", "output_tokens_total", "cached_tokens_total", "transferred_tokens_total", "data_parallel_rank", "is_draining", "preempted_requests_total", "failing_kv_paths", "failed_handoffs_total", "recomputed_tokens_total", "bootstrapping_requests", "sending_requests", "preallocating_requests", "receiving_requests", "retracted_requests", "pulling_requests", "kv_blocks_cached", "kv_blocks_held", "kv_blocks_unaccounted")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,10 @@ class LoadRecord(_message.Message):
     PREALLOCATING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     RECEIVING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     RETRACTED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    PULLING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    KV_BLOCKS_CACHED_FIELD_NUMBER: _ClassVar[int]
+    KV_BLOCKS_HELD_FIELD_NUMBER: _ClassVar[int]
+    KV_BLOCKS_UNACCOUNTED_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     epoch: int
     sequence: int
@@ -69,7 +73,11 @@ class LoadRecord(_message.Message):
     preallocating_requests: int
     receiving_requests: int
     retracted_requests: int
-    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., taken_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., step: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., waiting_prompt_tokens: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks_free: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., kv_blocks_leased: _Optional[int] = ..., running_requests_max: _Optional[int] = ..., step_s: _Optional[float] = ..., prompt_tokens_total: _Optional[int] = ..., output_tokens_total: _Optional[int] = ..., cached_tokens_total: _Optional[int] = ..., transferred_tokens_total: _Optional[int] = ..., data_parallel_rank: _Optional[int] = ..., is_draining: _Optional[bool] = ..., preempted_requests_total: _Optional[int] = ..., failing_kv_paths: _Optional[_Iterable[_Union[FailingKvPath, _Mapping]]] = ..., failed_handoffs_total: _Optional[int] = ..., recomputed_tokens_total: _Optional[int] = ..., bootstrapping_requests: _Optional[int] = ..., sending_requests: _Optional[int] = ..., preallocating_requests: _Optional[int] = ..., receiving_requests: _Optional[int] = ..., retracted_requests: _Optional[int] = ...) -> None: ...
+    pulling_requests: int
+    kv_blocks_cached: int
+    kv_blocks_held: int
+    kv_blocks_unaccounted: int
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., taken_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., step: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., waiting_prompt_tokens: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks_free: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., kv_blocks_leased: _Optional[int] = ..., running_requests_max: _Optional[int] = ..., step_s: _Optional[float] = ..., prompt_tokens_total: _Optional[int] = ..., output_tokens_total: _Optional[int] = ..., cached_tokens_total: _Optional[int] = ..., transferred_tokens_total: _Optional[int] = ..., data_parallel_rank: _Optional[int] = ..., is_draining: _Optional[bool] = ..., preempted_requests_total: _Optional[int] = ..., failing_kv_paths: _Optional[_Iterable[_Union[FailingKvPath, _Mapping]]] = ..., failed_handoffs_total: _Optional[int] = ..., recomputed_tokens_total: _Optional[int] = ..., bootstrapping_requests: _Optional[int] = ..., sending_requests: _Optional[int] = ..., preallocating_requests: _Optional[int] = ..., receiving_requests: _Optional[int] = ..., retracted_requests: _Optional[int] = ..., pulling_requests: _Optional[int] = ..., kv_blocks_cached: _Optional[int] = ..., kv_blocks_held: _Optional[int] = ..., kv_blocks_unaccounted: _Optional[int] = ...) -> None: ...
 
 class FailingKvPath(_message.Message):
     __slots__ = ("worker_id", "reason")

@@ -174,10 +174,12 @@ class GenerateResponse(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[_output_pb2.Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_output_pb2.Logprobs, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ...) -> None: ...
 
 class ReleaseKvRequest(_message.Message):
-    __slots__ = ("handle_id",)
+    __slots__ = ("handle_id", "leg_id")
     HANDLE_ID_FIELD_NUMBER: _ClassVar[int]
+    LEG_ID_FIELD_NUMBER: _ClassVar[int]
     handle_id: str
-    def __init__(self, handle_id: _Optional[str] = ...) -> None: ...
+    leg_id: str
+    def __init__(self, handle_id: _Optional[str] = ..., leg_id: _Optional[str] = ...) -> None: ...
 
 class ReleaseKvResponse(_message.Message):
     __slots__ = ("was_held",)

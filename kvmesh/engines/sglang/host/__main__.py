@@ -4,6 +4,7 @@ import os
 import sys
 import traceback
 
+from kvmesh.engines.node_watch import NodeWatch
 from kvmesh.engines.sglang.host.link import HostSocket
 from kvmesh.engines.sglang.host.ranks import start_other_ranks
 from kvmesh.engines.sglang.messages import Failed, Start
@@ -29,7 +30,7 @@ def main() -> None:
 
 
 def serve(link: HostSocket) -> None:
-    """Runs rank 0 until the adapter closes the socket."""
+    """Runs the first rank of this machine until the adapter closes the socket."""
     link.wait(60.0)
     (start,) = link.receive()
     assert isinstance(start, Start)
@@ -37,13 +38,24 @@ def serve(link: HostSocket) -> None:
     # Imports sglang.
     from kvmesh.engines.sglang.host.rank import Rank
 
-    rank = Rank(settings, number=0, distributed_port=0)
+    rank = Rank(settings, number=settings.ranks_here[0], distributed_port=0)
     set_title((f"kvmesh SGLang engine ({settings.mode})",))
     with start_other_ranks(settings, rank.distributed_port):
-        rank.start(link)
+        watch_of(settings).join()
+        rank.start(None if settings.node_rank else link)
         link.send(rank.describe())
         link.send_alive()
         rank.run()
+
+
+def watch_of(settings: SglangSettings) -> NodeWatch:
+    return NodeWatch(
+        nodes=settings.nodes,
+        node_rank=settings.node_rank,
+        nodes_address=settings.nodes_address,
+        secret_file=settings.secret_file,
+        start_timeout_s=settings.start_timeout_s,
+    )
 
 
 def failed(error: BaseException) -> Failed:

@@ -6,6 +6,7 @@ SGLang publishes no CPU build. Its wheel runs on CPU with torch's own attention 
 * torchvision's wheel is a CUDA build, whose operators do not load beside a CPU build of torch. Its Python code needs their schemas.
 * KV memory lies in host memory, which NIXL calls DRAM. SGLang always says VRAM.
 * Pinned memory and CUDA events do not exist.
+* A CUDA build of torch brings NCCL, which SGLang then uses between ranks on whatever device they have. Without it ranks use gloo.
 """
 
 import functools
@@ -40,12 +41,23 @@ def prepare_transfers() -> None:
     """Fills the gaps of memory and transfers. Call it after SGLang is imported and before its scheduler is made."""
     _ignore_pinned_memory()
     _name_host_memory()
+    _leave_out_nccl()
     try:
         from sglang.srt.disaggregation.mooncake.conn import MooncakeKVSender
     except ImportError:
         return  # Mooncake is optional.
     # True pins memory and records a CUDA event for every chunk.
     MooncakeKVSender.supports_host_tensor_indices = False
+
+
+def _leave_out_nccl() -> None:
+    """As if NCCL could not be loaded, which SGLang takes for a machine without a GPU."""
+    from sglang.srt.distributed.device_communicators import pynccl
+
+    def missing(*_: Any) -> Any:
+        raise OSError("NCCL is not used on a CPU")
+
+    pynccl.NCCLLibrary = missing
 
 
 def assign_req_to_token_pool_cpu(

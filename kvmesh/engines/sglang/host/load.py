@@ -7,7 +7,8 @@ from kvmesh.engines.sglang.messages import HostLoad
 
 def current_load(scheduler: Any, *, step_s: float) -> HostLoad:
     """`scheduler` is SGLang's. Each request counts once. Prompts of requests that bootstrap wait to be computed."""
-    used, _ = scheduler.pool_stats_observer.get_pool_stats().get_kv_token_stats()
+    pool = scheduler.pool_stats_observer.get_pool_stats()
+    used, _ = pool.get_kv_token_stats()
     waiting = [*scheduler.waiting_queue, *scheduler.grammar_manager.grammar_queue]
     # A batch keeps its finished requests until the next step.
     batches = [batch for batch in (scheduler.running_batch, scheduler.cur_batch_for_debug) if batch is not None]
@@ -31,5 +32,20 @@ def current_load(scheduler: Any, *, step_s: float) -> HostLoad:
         waiting_prompt_tokens=sum(len(request.origin_input_ids) for request in to_compute),
         kv_tokens_used=int(used),
         preempted_requests_total=scheduler.outputs.preempted_total,
+        kv_tokens_cached=int(pool.full_evictable_size),
+        kv_tokens_unaccounted=_unaccounted(scheduler, pool) if scheduler.is_fully_idle() else None,
         **queues,
     )
+
+
+def _unaccounted(scheduler: Any, pool: Any) -> int | None:
+    """Tokens of the pool of an idle scheduler that are neither free, nor cached, nor of a session: 0, unless they leaked.
+
+    While requests run, requests in the queues of prefill and decode engines own tokens that SGLang does not count.
+    """
+    if pool.is_hybrid_swa or pool.is_hybrid_ssm:
+        return None
+    sessions = scheduler.pool_stats_observer.session_held_tokens()
+    protected = scheduler.tree_cache.protected_size()
+    accounted = pool.full_available_size + pool.full_evictable_size + protected + sessions
+    return int(scheduler.max_total_num_tokens - accounted)

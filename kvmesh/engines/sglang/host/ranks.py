@@ -1,4 +1,4 @@
-"""The other tensor-parallel ranks of an engine, each a process that dies with rank 0."""
+"""The other tensor-parallel ranks of this machine, each a process that dies with its first rank."""
 
 import contextlib
 import dataclasses
@@ -19,7 +19,7 @@ def start_other_ranks(settings: SglangSettings, distributed_port: int) -> Iterat
     fields = dataclasses.asdict(settings)
     processes = [
         context.Process(target=run_rank, args=(fields, number, distributed_port, os.getpid()), daemon=True)
-        for number in range(1, settings.tensor_parallel_size)
+        for number in settings.ranks_here[1:]
     ]
     for process in processes:
         process.start()

@@ -78,11 +78,18 @@ def abort(message: Cancel) -> Any:
 
 def operation(message: Call) -> Any:
     """A control request whose answer carries the call's id."""
-    from sglang.srt.managers.io_struct import FlushCacheReqInput, LoadLoRAAdapterReqInput, UnloadLoRAAdapterReqInput
+    from sglang.srt.managers.io_struct import (
+        FlushCacheReqInput,
+        LoadLoRAAdapterReqInput,
+        PdRoleSwitchReqInput,
+        UnloadLoRAAdapterReqInput,
+    )
 
     rid = f"{CALL_MARK}{message.call_id}"
     if message.operation == "reset_cache":
         return FlushCacheReqInput(rid=rid, timeout_s=RESET_WAIT_S)
+    if message.operation == "set_role":
+        return PdRoleSwitchReqInput(rid=rid, new_role=message.arguments[0])
     name, adapter_id, path = message.arguments
     if message.operation == "load_adapter":
         return LoadLoRAAdapterReqInput(rid=rid, lora_name=name, lora_id=adapter_id, lora_path=path, pinned=False)

@@ -7,7 +7,7 @@ answers leave as token ids, so only the scheduler is used.
 import time
 from typing import Any
 
-from sglang.srt.managers.io_struct import AbortReq
+from sglang.srt.managers.io_struct import AbortReq, PdRoleSwitchReqOutput
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_components.ipc_channels import SchedulerIpcChannels
 from sglang.srt.managers.scheduler_components.kv_events_publisher import SchedulerKvEventsPublisher
@@ -15,11 +15,13 @@ from sglang.srt.managers.scheduler_components.output_sender import SenderWrapper
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 from sglang.srt.managers.scheduler_components.request_receiver import SchedulerRequestReceiver
 
+from kvmesh.engines.sglang.host.bootstrap_calls import limit_asks
 from kvmesh.engines.sglang.host.events import SglangEvents, to_changes
 from kvmesh.engines.sglang.host.link import HostSocket
 from kvmesh.engines.sglang.host.load import current_load
 from kvmesh.engines.sglang.host.outputs import Outputs
 from kvmesh.engines.sglang.host.requests import Requests, abort, call_id, operation
+from kvmesh.engines.sglang.host.role_switch import RoleSwitch
 from kvmesh.engines.sglang.host.stops import MeshRequest
 from kvmesh.engines.sglang.messages import Call, CallResult, Cancel, HostLoad, Snapshot, Submit
 
@@ -39,6 +41,7 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
         self._started_at_s = 0.0
         self._step_s = 0.0
         super().__init__(server_args, port_args)
+        self._roles = RoleSwitch(self)
         self._requests = Requests(tokenizer=self.tokenizer, vocabulary_size=self.model_config.vocab_size)
 
     # ---- SGLang's extension points ----
@@ -78,6 +81,16 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
             self.kv_events_publisher.enable_kv_cache_events = True
             self.kv_events_publisher.kv_event_publisher = self
 
+    def init_disaggregation(self) -> None:
+        super().init_disaggregation()
+        limit_asks(self)
+
+    def handle_pd_role_switch(self, recv_req: Any) -> Any:
+        """Runs on all ranks of the engine. SGLang then leaves the event loop of the former role."""
+        problem = self._roles.switch(recv_req.new_role)
+        self._event_loop_should_restart = not problem
+        return PdRoleSwitchReqOutput(success=not problem, message=problem, new_role=recv_req.new_role)
+
     def get_output_streamer_class(self) -> type[Any]:
         return streamer_class(self.outputs)
 
@@ -85,6 +98,9 @@ class MeshScheduler(Scheduler):  # type: ignore[misc]
         return MeshRequest(*arguments, **options)
 
     def run_batch(self, *arguments: Any, **options: Any) -> Any:
+        if not self.outputs.is_empty:
+            # A decode engine has the first tokens of transferred requests before the step.
+            self.flush()
         self._started_at_s = time.monotonic()
         return super().run_batch(*arguments, **options)
 

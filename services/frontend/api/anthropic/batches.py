@@ -4,7 +4,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from datetime import UTC, datetime
 from functools import partial
-from sqlite3 import Row
 from typing import Annotated, Any
 
 import orjson
@@ -20,6 +19,7 @@ from services.frontend.api.request_body import Body, JsonObject, invalid_value, 
 from services.frontend.api.responses.pages import read_limit, refuse_unknown_parameters
 from services.frontend.settings import BatchSettings
 from services.frontend.stores.batch_rows import CANCELLED, CANCELLING, EXPIRED
+from services.frontend.stores.database import Row
 
 PATH = MESSAGES_PATH + "/batches"
 _PAGE_MAX = 1000

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from kvmesh.telemetry import event_logger
 from services.frontend.api.batches.line_runner import DrainingError, LineRunner, unrun_result
@@ -116,7 +117,7 @@ class BatchRun:
         resources, claim = self._resources, self._claim
         while True:
             status = await resources.store.renew(claim)
-            left_s = claim.expires_s - resources.pipeline.clock.wall()
+            left_s = claim.expires_s - resources.store.wall()
             if status == CANCELLING:
                 self._stop_lines(CANCELLED)
             elif left_s <= 0:
@@ -136,22 +137,32 @@ class BatchRun:
 
     async def _work(self) -> None:
         resources, claim = self._resources, self._claim
-        is_valid = claim.is_valid
-        if not is_valid and claim.status != CANCELLING:
-            if not await self._validate():
-                return
-            is_valid = True
-        if is_valid and claim.status != FINALIZING and (stopped_as := await self._run_lines()):
-            await self._store_unrun(stopped_as)
+        needs_input = claim.status != FINALIZING and (claim.is_valid or claim.status != CANCELLING)
+        if needs_input:
+            async with resources.files.local(claim.input_file_id) as path:
+                if not await self._run_input(path):
+                    return
+        await self._end()
+
+    async def _run_input(self, path: Path) -> bool:
+        """Validates the input and runs its lines. Returns False if the batch has failed."""
+        if not self._claim.is_valid and not await self._validate(path):
+            return False
+        if stopped_as := await self._run_lines(path):
+            await self._store_unrun(path, stopped_as)
+        return True
+
+    async def _end(self) -> None:
+        """Writes the output files and ends the batch."""
+        resources, claim = self._resources, self._claim
         ended = await resources.store.finalise(claim)
         output = await self._write_file("output", is_error=False)
         errors = await self._write_file("error", is_error=True)
         await resources.store.end(claim, ended, output, errors)
         _log.info("batch_ended", batch=claim.batch_id, status=ended)
 
-    async def _validate(self) -> bool:
+    async def _validate(self, path: Path) -> bool:
         settings, claim = self._resources.settings, self._claim
-        path = self._resources.files.path(claim.input_file_id)
         checked = await asyncio.to_thread(
             validate_file, path, claim.endpoint, lines_max=settings.lines_max, line_bytes_max=settings.line_bytes_max
         )
@@ -162,9 +173,9 @@ class BatchRun:
         await self._resources.store.begin(claim, total=checked.total, model=checked.model)
         return True
 
-    async def _run_lines(self) -> str:
+    async def _run_lines(self, path: Path) -> str:
         """Runs the lines that have no result. Returns the status as which the batch was stopped; empty if all lines ran."""
-        running = asyncio.create_task(self._dispatch(), name=f"batch-lines-{self._claim.batch_id}")
+        running = asyncio.create_task(self._dispatch(path), name=f"batch-lines-{self._claim.batch_id}")
         stopping = asyncio.create_task(self._stop.wait(), name=f"batch-stop-{self._claim.batch_id}")
         try:
             await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -181,10 +192,10 @@ class BatchRun:
             raise DrainingError
         return ""
 
-    async def _dispatch(self) -> None:
+    async def _dispatch(self, path: Path) -> None:
         resources, claim = self._resources, self._claim
         done = await resources.store.done_lines(claim)
-        reader = self._open()
+        reader = self._open(path)
         try:
             async with asyncio.TaskGroup() as tasks:
                 while chunk := await asyncio.to_thread(reader.read, done, _LINES_PER_READ):
@@ -198,10 +209,8 @@ class BatchRun:
         finally:
             await asyncio.shield(asyncio.to_thread(reader.close))
 
-    def _open(self) -> LineReader:
-        claim = self._claim
-        path = self._resources.files.path(claim.input_file_id)
-        return LineReader(path, claim.endpoint, line_bytes_max=self._resources.settings.line_bytes_max)
+    def _open(self, path: Path) -> LineReader:
+        return LineReader(path, self._claim.endpoint, line_bytes_max=self._resources.settings.line_bytes_max)
 
     async def _run_line(self, line: Line) -> None:
         try:
@@ -223,6 +232,8 @@ class BatchRun:
     def _write_unsaved(self) -> asyncio.Task[None]:
         results, self._unsaved = self._unsaved, []
         self._writing = asyncio.create_task(self._resources.store.record(self._claim, results), name="batch-results")
+        # A stopped run does not await it, and asyncio warns of exceptions that were never retrieved.
+        self._writing.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         return self._writing
 
     async def _store_rest(self) -> None:
@@ -231,17 +242,15 @@ class BatchRun:
             await asyncio.wait({self._writing})
         if self._unsaved:
             await asyncio.wait({self._write_unsaved()})
-        if self._writing is not None and not self._writing.cancelled():
-            self._writing.exception()  # Prevents asyncio's warning about an exception that was never retrieved.
 
-    async def _store_unrun(self, status: str) -> None:
+    async def _store_unrun(self, path: Path, status: str) -> None:
         """Stores an error for every line that has no result."""
         resources, claim = self._resources, self._claim
         if status == EXPIRED:
             await resources.store.expire(claim)
         code, message = _UNRUN[status]
         done = await resources.store.done_lines(claim)
-        reader = self._open()
+        reader = self._open(path)
         try:
             while chunk := await asyncio.to_thread(reader.read, done, _RESULTS_PER_WRITE):
                 results = [
@@ -266,7 +275,7 @@ class BatchRun:
                 await asyncio.to_thread(file.write, b"".join([record + b"\n" for _, record in rows]))
             if not last:
                 return None
-            await asyncio.to_thread(file.commit)
+            await resources.files.keep(file)
         finally:
             await asyncio.shield(asyncio.to_thread(file.discard))
         return OutputFile(file_id=file_id, name=f"{claim.batch_id}_{kind}.jsonl", size_bytes=file.size_bytes)

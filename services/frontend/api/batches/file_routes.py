@@ -6,7 +6,7 @@ from collections import Counter
 
 from aiohttp import web
 
-from kvmesh.errors import InvalidRequestError, NotFoundError, OverloadedError
+from kvmesh.errors import InvalidRequestError, MeshError, NotFoundError, OverloadedError
 from services.frontend.api.batches.upload import read_upload
 from services.frontend.api.http.boundary import Boundary
 from services.frontend.api.http.exchange import Exchange
@@ -54,17 +54,9 @@ class FileRoutes:
             form, ttl_s = await read_upload(
                 request, file, self._settings, idle_timeout_s=exchange.settings.body_timeout_s
             )
-            await asyncio.to_thread(file.commit)
             access = exchange.pipeline.access
             access.charge(exchange.caller, requests=1, tokens=file.size_bytes // FILE_BYTES_PER_CHARGED)
-            row = await self._files.add(
-                owner=exchange.owner,
-                file_id=file_id,
-                name=form.name,
-                purpose=form.purpose,
-                size_bytes=file.size_bytes,
-                ttl_s=ttl_s,
-            )
+            row = await self._files.keep_and_add(file, owner=owner, name=form.name, purpose=form.purpose, ttl_s=ttl_s)
         finally:
             self._uploads[owner] -= 1
             self._uploads += Counter()  # Removes owners without uploads.
@@ -97,9 +89,30 @@ class FileRoutes:
 
     async def _content(self, exchange: Exchange) -> web.StreamResponse:
         file_id = file_id_of(exchange.request)
-        await self._files.get(owner=exchange.owner, file_id=file_id)
+        row = await self._files.get(owner=exchange.owner, file_id=file_id)
         headers = {**exchange.headers, "Content-Type": "application/octet-stream"}
-        return web.FileResponse(self._files.path(file_id), headers=headers)
+        if (path := self._files.path(file_id)) is not None:
+            return web.FileResponse(path, headers=headers)
+        parts = self._files.read(file_id)
+        # Before the head of the answer: a file whose bytes are missing, or a store that is away, is an error with a body.
+        try:
+            first = await anext(parts)
+        except FileNotFoundError:
+            message = f"the bytes of file {file_id!r} are gone"
+            raise NotFoundError(message, field="file_id", reason="file_not_found") from None
+        response = web.StreamResponse(headers={**headers, "Content-Length": str(row["size_bytes"])})
+        await response.prepare(exchange.request)
+        await response.write(first)
+        try:
+            async for part in parts:
+                await response.write(part)
+        except (MeshError, FileNotFoundError):
+            # The client sees fewer bytes than the length that it was promised.
+            if exchange.request.transport is not None:
+                exchange.request.transport.abort()
+            raise
+        await response.write_eof()
+        return response
 
 
 def file_id_of(request: web.Request) -> str:

@@ -21,14 +21,20 @@ from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.settings import BatchSettings
 from services.frontend.stores.batch_rows import MIGRATIONS
 from services.frontend.stores.batches import BatchStore
-from services.frontend.stores.database import Database
+from services.frontend.stores.contents import DirectoryContents, FileContents
+from services.frontend.stores.database import Database, StoreClock
+from services.frontend.stores.database_contents import DatabaseContents
 from services.frontend.stores.files import FileStore
+from services.frontend.stores.sqlite import SqliteDatabase
 
 _log = event_logger(__name__)
 
 
 class BatchesPart:
-    """A running part. `directory`: of the files and the store, unless the settings name another one."""
+    """A running part. `directory`: of the files and the store, unless the settings name another one.
+
+    `shared`: the database that frontends on several machines share, which the process opens too. The directory then holds only files in use.
+    """
 
     def __init__(
         self,
@@ -39,17 +45,23 @@ class BatchesPart:
         responses: Responses,
         instruments: Instruments,
         instance_id: str,
+        shared: Database | None = None,
     ) -> None:
         self._settings = settings
+        self._is_optional = not settings.directory and shared is None
         directory = Path(settings.directory).expanduser() if settings.directory else directory / "batches"
-        self._database = Database(
+        self._database = shared or SqliteDatabase(
             directory / "batches.sqlite",
             MIGRATIONS,
             busy_timeout_s=settings.busy_timeout_s,
             calls_max=settings.calls_max,
         )
-        self._files = FileStore(directory=directory, database=self._database, settings=settings, clock=pipeline.clock)
-        store = BatchStore(self._database, settings, pipeline.clock, instance_id=instance_id)
+        clock = StoreClock(pipeline.clock, self._database)
+        contents: FileContents = DirectoryContents(directory / "files")
+        if shared is not None:
+            contents = DatabaseContents(shared, directory / "files", clock)
+        self._files = FileStore(contents=contents, database=self._database, settings=settings, clock=clock)
+        store = BatchStore(self._database, settings, clock, instance_id=instance_id)
         self._runner = BatchRunner(
             BatchResources(
                 store=store,
@@ -88,7 +100,7 @@ class BatchesPart:
             await self._files.start()
             await self._database.open()
         except (UnavailableError, OSError) as error:
-            if self._settings.directory:
+            if not self._is_optional:
                 raise
             _log.warning("batches_off", why=str(error))
             self._is_on = False

@@ -90,7 +90,7 @@ class BatchRunner:
         except Exception as error:  # noqa: BLE001 (the boundary that keeps one batch's defect from the others; logged)
             _log.error("batch_failed_for_now", exc_info=error, batch=claim.batch_id)
             with suppress(MeshError, LeaseLostError):
-                await store.release(claim, after_defect=not isinstance(error, MeshError))
+                await store.release(claim, after_failure=True, after_defect=not isinstance(error, MeshError))
         finally:
             del self._runs[claim.batch_id]
             self._wakeup.set()

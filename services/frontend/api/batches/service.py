@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from sqlite3 import Row
 from typing import BinaryIO
 
 import orjson
@@ -19,6 +18,7 @@ from services.frontend.api.responses.read import StoredMetadata
 from services.frontend.settings import BatchSettings
 from services.frontend.stores.batch_rows import INPUT_PURPOSE
 from services.frontend.stores.batches import BatchStore
+from services.frontend.stores.database import Row
 from services.frontend.stores.files import FileStore
 
 _RESULTS_PER_READ = 64
@@ -113,15 +113,7 @@ class BatchService:
             # In a thread: thousands of lines would block the event loop for too long.
             data = await asyncio.to_thread(lambda: b"".join(_encode_lines(lines, call.endpoint)))
             await asyncio.to_thread(file.write, data)
-            await asyncio.to_thread(file.commit)
-            await self._files.add(
-                owner=owner,
-                file_id=file_id,
-                name="lines.jsonl",
-                purpose=INPUT_PURPOSE,
-                size_bytes=len(data),
-                ttl_s=None,
-            )
+            await self._files.keep_and_add(file, owner=owner, name="lines.jsonl", purpose=INPUT_PURPOSE)
         finally:
             await asyncio.shield(asyncio.to_thread(file.discard))
         return file_id
@@ -156,13 +148,14 @@ class BatchService:
             if file_id is None:
                 continue
             await self._files.get(owner=owner, file_id=file_id)
-            file = await asyncio.to_thread(self._files.path(file_id).open, "rb")
-            try:
-                while chunk := await asyncio.to_thread(_read_results, file):
-                    for result in chunk:
-                        yield result
-            finally:
-                await asyncio.shield(asyncio.to_thread(file.close))
+            async with self._files.local(file_id) as path:
+                file = await asyncio.to_thread(path.open, "rb")
+                try:
+                    while chunk := await asyncio.to_thread(_read_results, file):
+                        for result in chunk:
+                            yield result
+                finally:
+                    await asyncio.shield(asyncio.to_thread(file.close))
 
 
 def _encode_lines(lines: Sequence[tuple[str, str]], endpoint: str) -> Iterator[bytes]:

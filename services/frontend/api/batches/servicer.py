@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from sqlite3 import Row
 from typing import Any
 
 from grpc.aio import ServicerContext
@@ -15,6 +14,7 @@ from services.frontend.access.interceptor import rpc_caller
 from services.frontend.api.batches.line_runner import ENDPOINTS
 from services.frontend.api.batches.service import BatchService
 from services.frontend.stores.batch_rows import batch_body
+from services.frontend.stores.database import Row
 
 PAGE_DEFAULT, PAGE_MAX = 20, 100
 Context = ServicerContext[Any, Any]

@@ -72,6 +72,7 @@ class RunningRequest:
 
     async def __aenter__(self) -> "RunningRequest":
         context = self._context
+        await context.pipeline.starts.wait(context.caller.tenant)
         try:
             self.prepared = await context.prepare(self._request)
         except MeshError as error:

@@ -72,7 +72,11 @@ class Boundary:
         except Exception as error:  # noqa: BLE001 (the boundary that keeps defects from clients; logged)
             failure = error if isinstance(error, MeshError) else exchange.internal_error(error)
             exchange.code, exchange.reason = status_of(failure), failure.reason
-            return error_response(failure, body=error_body(failure), headers=exchange.headers)
+            try:
+                return error_response(failure, body=error_body(failure), headers=exchange.headers)
+            finally:
+                # Its traceback has this frame: the cycle would keep the request's body until a rare collection.
+                del failure
         finally:
             exchange.account(
                 path=request.path, code=exchange.code, reason=exchange.reason, client_id=exchange.client_id

@@ -1,8 +1,15 @@
-"""One connection of the HTTP server: limits on its heads, and bodies that no handler has read.
+"""One connection of the HTTP server: limits on its heads, bodies that no handler has read, and answers that no client reads.
 
 A head must be complete within `head_timeout_s`: of the first request from the time of the connection, of later ones from their first
-byte. A response that was made without the request's body, such as 401, does not wait for that body: a short one is discarded, and
-after any other the connection is closed.
+byte that does not arrive with the request before. It may have `head_bytes_max` bytes in all: anybody can send heads, and the parser keeps
+an incomplete one twice. A response that was made without the request's body, such as 401, does not wait for that body: a short one is
+discarded, and after any other the connection is closed.
+
+A body that comes in tiny chunks costs a hundred times the CPU time of its bytes. One that needs more than `CHUNKING_MAX` bytes of the
+connection for each of its own cannot be read.
+
+A client that takes nothing of what waits for it for `stalled_timeout_s` is disconnected: else it would keep the answer in memory, and its
+handler, for as long as it likes.
 """
 
 import asyncio
@@ -19,21 +26,41 @@ DISCARDED_BYTES_MAX = 262_144
 DISCARD_S = 1.0
 CLOSE_AFTER_S = 0.5
 """Time between the response and the close of a connection whose client still sends. An earlier reset could overtake the response."""
+CHUNKING_MAX, CHUNKING_FREE_BYTES = 4, 65_536
+"""A chunk of one byte needs six. Short bodies may come as they like."""
+TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
 class Connection(HalfClosingHandler):
     """See the module."""
 
-    __slots__ = ("_connections_max", "_has_bytes", "_head_timeout_s", "_head_timer", "_heads")
+    __slots__ = (
+        "_connections_max", "_has_bytes", "_head_bytes", "_head_bytes_max", "_head_timeout_s", "_head_timer", "_heads",
+        "_stalled_timeout_s", "_stalled_timer", "_wire_bytes",
+    )  # fmt: skip
 
-    def __init__(self, manager: web.Server, *, head_timeout_s: float, connections_max: int, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        manager: web.Server,
+        *,
+        head_timeout_s: float,
+        head_bytes_max: int,
+        stalled_timeout_s: float,
+        connections_max: int,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(manager, **kwargs)
+        self._stalled_timeout_s = stalled_timeout_s
+        self._stalled_timer: asyncio.TimerHandle | None = None
         self._head_timeout_s = head_timeout_s
         self._connections_max = connections_max
         self._head_timer: asyncio.TimerHandle | None = None
         self._heads = 0
         self._has_bytes = False
+        self._head_bytes_max = head_bytes_max
+        self._head_bytes = 0
+        self._wire_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -44,18 +71,48 @@ class Connection(HalfClosingHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_waiting()
+        self._stop_watching()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client has not taken what was written: the transport holds more than its limit."""
+        super().pause_writing()
+        self._watch_client()
+
+    def resume_writing(self) -> None:
+        self._stop_watching()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         was_between_requests = self._newest_body is None or self._newest_body.is_eof()
         heads = self._request_count
         super().data_received(data)
         if self._request_count != heads:
+            self._head_bytes = self._wire_bytes = 0
             self._stop_waiting()
+        elif not data:
+            # aiohttp's own call, after it has paused reading: nothing has arrived.
+            return
         elif was_between_requests:
             self._has_bytes = True
-            if self._head_timer is None:
+            self._head_bytes += len(data)
+            if self._head_bytes > self._head_bytes_max:
+                self._refuse_head(TOO_LARGE)
+            elif self._head_timer is None:
                 self._await_head()
+        else:
+            self._wire_bytes += len(data)
+            self._check_chunking()
+
+    def _check_chunking(self) -> None:
+        body = self._newest_body
+        if (
+            body is not None
+            and not body.is_eof()
+            and body.exception() is None
+            and self._wire_bytes > CHUNKING_FREE_BYTES + CHUNKING_MAX * body.total_bytes
+        ):
+            body.set_exception(web.RequestPayloadError("the chunks of the body are too small"))
 
     async def finish_response(self, request: Any, resp: Any, start_time: float | None) -> tuple[Any, bool]:
         """Writes the response, and then discards the rest of the body or closes the connection."""
@@ -85,11 +142,30 @@ class Connection(HalfClosingHandler):
             await asyncio.sleep(CLOSE_AFTER_S)
         self.force_close()
 
-    def _await_head(self) -> None:
-        self._heads = self._request_count
-        self._wait(self._head_timeout_s)
+    def _watch_client(self) -> None:
+        if (transport := self.transport) is not None:
+            size, wait_s = transport.get_write_buffer_size(), self._stalled_timeout_s
+            due_s = self._loop.time() + wait_s
+            self._stalled_timer = self._loop.call_later(wait_s, self._on_stalled_timeout, size, due_s)
 
-    def _wait(self, wait_s: float) -> None:
+    def _stop_watching(self) -> None:
+        if self._stalled_timer is not None:
+            self._stalled_timer.cancel()
+            self._stalled_timer = None
+
+    def _on_stalled_timeout(self, size: int, due_s: float) -> None:
+        """Ends the connection unless the client has taken something. What was added meanwhile can only hide that for one more time-out."""
+        self._stalled_timer = None
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        if transport.get_write_buffer_size() < size or stood_still(due_s, self._loop.time()):
+            self._watch_client()
+        else:
+            transport.abort()
+
+    def _await_head(self) -> None:
+        self._heads, wait_s = self._request_count, self._head_timeout_s
         self._head_timer = self._loop.call_later(wait_s, self._on_head_timeout, self._loop.time() + wait_s)
 
     def _stop_waiting(self) -> None:
@@ -105,8 +181,15 @@ class Connection(HalfClosingHandler):
         is_idle = self._waiter is not None and not self._waiter.done() and not self._messages
         if not is_idle or stood_still(due_s, self._loop.time()):
             # A request before it is being served, or this process was paused and the rest of the head waits in the socket.
-            self._wait(self._head_timeout_s)
+            self._await_head()
             return
         if self._has_bytes:
-            self.transport.write(TIMED_OUT)
+            self._refuse_head(TIMED_OUT)
+        else:
+            self.force_close()
+
+    def _refuse_head(self, response: bytes) -> None:
+        """Answers and closes the connection. A client that still sends may see the reset only."""
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.write(response)
         self.force_close()

@@ -47,13 +47,13 @@ class Exchange(RequestContext):
         Raises InvalidRequestError if the body is too large, late, unreadable or not a JSON object.
         """
         body = await self._read_bytes()
-        async with self.large_bodies.turn(self.owner, len(body)):
+        async with self.large_bodies.turn(self.caller.tenant, len(body)):
             return self._parse(body, adds_model=adds_model)
 
     async def read_request(self, read: Callable[[dict[str, Any]], ParsedBody]) -> ParsedBody:
         """Reads the body with `read`. Ignores unknown fields with a warning, unless the settings refuse them, and unused hints."""
         data = await self._read_bytes()
-        async with self.large_bodies.turn(self.owner, len(data)):
+        async with self.large_bodies.turn(self.caller.tenant, len(data)):
             values = self._parse(data, adds_model=True)
             refuses = self.settings.refuses_unknown_fields
             body, ignored = (read(values), []) if refuses else read_tolerantly(read, values)
@@ -73,6 +73,7 @@ class Exchange(RequestContext):
         limits = JsonLimits(containers_max=settings.body_containers_max, values_max=settings.body_values_max)
         body = await read_bytes(self.request, settings, self.caller, limits, self.large_bodies.decompressing)
         self.body_bytes = len(body)
+        await self.pipeline.starts.wait(self.caller.tenant)
         return body
 
     def _parse(self, body: bytes, *, adds_model: bool) -> dict[str, Any]:

@@ -26,8 +26,6 @@ def host_check(settings: HttpSettings, respond: Respond) -> "list[Callable[..., 
     known: set[str] = set()
 
     def is_allowed(host: str) -> bool:
-        if host in known:
-            return True
         name = name_of(host)
         allowed = not host or name in names or (accepts_loopback and is_loopback_name(name))
         if allowed and len(known) < 64:
@@ -37,7 +35,7 @@ def host_check(settings: HttpSettings, respond: Respond) -> "list[Callable[..., 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         host = request.headers.get(hdrs.HOST, "")
-        if is_allowed(host):
+        if host in known or is_allowed(host):
             return await handler(request)
         message = f"the name {name_of(host)[:64]!r} of this server is not allowed; --http-hosts lists more names"
         return respond(request, PermissionDeniedError(message, field=hdrs.HOST, reason="host_not_allowed"))

@@ -6,11 +6,11 @@ took. So however many large bodies arrive, all other work has most of the loop, 
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from kvmesh.errors import OverloadedError
+from services.frontend.pipeline.tenant_turns import TenantTurns
 
 LARGE_BYTES = 65_536
 PAUSE_FACTOR = 3.0
@@ -22,8 +22,7 @@ class LargeBodies:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        """By tenant, in the order of their turns."""
+        self._waiting = TenantTurns()
         self._bytes: dict[str, int] = {}
         self._is_busy = False
         self.decompressing = asyncio.Semaphore(1)
@@ -61,8 +60,7 @@ class LargeBodies:
         if not self._is_busy:
             self._is_busy = True
             return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, deque()).append(turn)
+        turn = self._waiting.add(tenant)
         try:
             await turn
         except asyncio.CancelledError:
@@ -71,14 +69,4 @@ class LargeBodies:
             raise
 
     def _next(self) -> None:
-        while self._waiting:
-            tenant, turns = next(iter(self._waiting.items()))
-            del self._waiting[tenant]
-            turn = turns.popleft()
-            if turns:
-                # Behind the other tenants.
-                self._waiting[tenant] = turns
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._is_busy = False
+        self._is_busy = self._waiting.next()

@@ -99,6 +99,8 @@ class HttpServer:
             max_field_size=settings.header_bytes_max,
             max_headers=settings.headers_max,
             head_timeout_s=settings.head_timeout_s,
+            head_bytes_max=settings.head_bytes_max,
+            stalled_timeout_s=settings.stalled_client_timeout_s,
             connections_max=settings.connections_max,
             keepalive_timeout=settings.idle_timeout_s,
             # A body is decompressed after its sender is known, and only if the key allows it.

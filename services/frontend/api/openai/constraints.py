@@ -1,4 +1,4 @@
-"""Constraints of the answer: OpenAI's `response_format`, vLLM's `structured_outputs` and `guided_*`."""
+"""Constraints of the answer: OpenAI's `response_format`, vLLM's `structured_outputs` and `guided_*`, SGLang's `regex` and `ebnf`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -143,5 +143,7 @@ SOURCES: Mapping[str, Reader] = {
     "response_format": _response_format,
     "structured_outputs": _structured_outputs,
     **{f"guided_{kind}": _READERS[kind] for kind in ("json", "regex", "choice", "grammar")},
+    "regex": _READERS["regex"],
+    "ebnf": _READERS["grammar"],
 }
 """Readers of the fields that ask for a constraint."""

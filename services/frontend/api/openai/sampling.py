@@ -119,14 +119,18 @@ class SamplingFields(CommonSampling, kw_only=True):
     skip_special_tokens: bool | None = None
     logit_bias: LogitBias | None = None
     truncate_prompt_tokens: Truncation | None = None
+    truncation_side: Annotated[Any, refused("the prompt's last tokens are kept", "left")] = None
     response_format: ResponseFormat | None = None
     structured_outputs: Annotated[
-        StructuredOutputs | None, Meta(description="Of this, `response_format` and `guided_*`, one may be given.")
+        StructuredOutputs | None,
+        Meta(description="Of this, `response_format`, `guided_*`, `regex` and `ebnf`, one may be given."),
     ] = None
     guided_json: Document | None = None
     guided_regex: Pattern | None = None
     guided_choice: Options | None = None
     guided_grammar: Pattern | None = None
+    regex: Annotated[Pattern | None, Meta(description="SGLang's name of `guided_regex`.")] = None
+    ebnf: Annotated[Pattern | None, Meta(description="SGLang's name of `guided_grammar`.")] = None
     metadata: Annotated[Metadata | None, Meta(description="Checked; changes nothing.")] = None
     safety_identifier: Ignored = None
     prompt_cache_retention: Ignored = None

@@ -94,5 +94,7 @@ async def serve_detokenize(exchange: Exchange) -> web.StreamResponse:
     """Returns the text of token ids, special tokens included."""
     body = await exchange.read_request(lambda values: read_body(DetokenizeRequest, values))
     model = exchange.find_model(body.model_name())
+    if len(body.tokens) > model.context_tokens_max:
+        raise invalid_value("tokens", f"a list of at most {model.context_tokens_max} ids, the model's context")
     text = model.text.decode(checked_ids(body.tokens, "tokens", model), skip_special_tokens=False)
     return exchange.json_response({"prompt": text})

@@ -28,7 +28,9 @@ from services.frontend.api.run import RequestContext, run_all
 from services.frontend.pipeline.prepare import Prepared, check_request
 from services.frontend.pipeline.request import Request
 from services.frontend.settings import ResponsesSettings
-from services.frontend.stores.responses import ResponseStore
+from services.frontend.stores.database import Database, StoreClock
+from services.frontend.stores.responses import MIGRATIONS, ResponseStore
+from services.frontend.stores.sqlite import SqliteDatabase
 
 _log = event_logger(__name__)
 PATH = "/v1/responses"
@@ -45,21 +47,31 @@ class PreparedResponse:
 
 
 class Responses:
-    """The API. A running part: it owns the store and deletes what is too old. `directory`: of the store, by default."""
+    """The API. A running part: it owns the store and deletes what is too old. `directory`: of the store, by default.
 
-    def __init__(self, settings: ResponsesSettings, directory: Path, clock: Clock) -> None:
+    `shared`: the database that frontends on several machines share, instead of a file.
+    """
+
+    def __init__(
+        self, settings: ResponsesSettings, directory: Path, clock: Clock, *, shared: Database | None = None
+    ) -> None:
         path = Path(settings.path).expanduser() if settings.path else directory / "responses.sqlite"
-        self._store = ResponseStore(path, settings, clock) if settings.is_on else None
+        self._database = shared or SqliteDatabase(
+            path, MIGRATIONS, busy_timeout_s=settings.busy_timeout_s, calls_max=settings.calls_max
+        )
+        store = ResponseStore(self._database, settings, StoreClock(clock, self._database))
+        self._store = store if settings.is_on else None
         self._settings = settings
+        self._is_optional = not settings.path and shared is None
 
     async def start(self) -> None:
         """Opens the store. If its path is the default and it cannot be opened, nothing is stored."""
         if self._store is None:
             return
         try:
-            await self._store.open()
+            await self._database.open()
         except UnavailableError as error:
-            if self._settings.path:
+            if not self._is_optional:
                 raise
             _log.warning("response_store_off", why=error.message)
             self._store = None
@@ -75,7 +87,7 @@ class Responses:
 
     async def aclose(self) -> None:
         if self._store is not None:
-            await self._store.aclose()
+            await self._database.aclose()
 
     def add_routes(self, app: web.Application, boundary: Boundary) -> None:
         app.router.add_post(PATH, boundary.handler(self._create))

@@ -1,0 +1,204 @@
+"""Compares a real mesh with a simulated one that is timed by a profile of it.
+
+python -m bench.profile_check --engine vllm --dir /tmp/check
+
+Three parts, each of a few minutes, which can also run one by one (`--part`): `profile` profiles the engine through a mesh, `real` puts a
+load on the same kind of mesh, `simulated` puts the same load on a mesh of simulated engines with the profile's times. Prints TTFT and ITL
+percentiles of both meshes, and their ratio. The target is a difference of at most 15 %.
+"""
+
+import argparse
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+import aiohttp
+import msgspec
+import orjson
+
+from bench.table import render
+from kvmesh.cli.profile.command import simulated_flags, summary_of
+from kvmesh.core.engine_profile import EngineProfile, read_engine_profile, to_text
+
+Latencies = tuple[list[float], list[float]]
+WARM_UP = 20
+START_TIMEOUT_S = 180.0
+PERCENTILES = (0.5, 0.9, 0.95)
+WORDS = (
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau upsilon".split()
+)
+
+
+@contextmanager
+def mesh(folder: Path, *flags: str) -> Iterator[str]:
+    """A mesh of processes; yields its URL. Ended at the end."""
+    log, state = folder / "up.txt", folder / "mesh.json"
+    command = [
+        sys.executable,
+        "-m",
+        "kvmesh.cli",
+        "up",
+        "--port",
+        "0",
+        "--run-dir",
+        str(folder),
+        "--greeting",
+        "",
+        "--no-planner",
+        *flags,
+    ]
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, env={**os.environ, "KVMESH_STATE": str(state)})
+    try:
+        until_s = time.monotonic() + START_TIMEOUT_S
+        while not state.exists() or not orjson.loads(state.read_bytes()).get("url"):
+            if process.poll() is not None or time.monotonic() > until_s:
+                raise RuntimeError(f"the mesh did not start:\n{log.read_text()[-2000:]}")
+            time.sleep(0.2)
+        yield str(orjson.loads(state.read_bytes())["url"])
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+
+
+def profile(folder: Path, options: argparse.Namespace) -> EngineProfile:
+    """Runs `kvmesh profile` on the mesh in the folder."""
+    path = folder / "profile.json"
+    command = [sys.executable, "-m", "kvmesh.cli", "profile", "--out", str(path), *options.profile_flags.split()]
+    subprocess.run(command, check=True, env={**os.environ, "KVMESH_STATE": str(folder / "mesh.json")}, timeout=300)
+    return read_engine_profile(path.read_bytes(), field="profile")
+
+
+async def put_load(url: str, options: argparse.Namespace, *, requests: int, seed: int) -> Latencies:
+    """Poisson arrivals of prompts of random words. Returns sorted TTFT and mean times per later token."""
+    generator, ttft_s, itl_s = Random(seed), list[float](), list[float]()
+    async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
+        for _ in range(requests):
+            words = " ".join(generator.choices(WORDS, k=round(generator.uniform(0.3, 1.7) * options.prompt_words)))
+            tokens = max(4, round(generator.uniform(0.3, 1.7) * options.output_tokens))
+            group.create_task(_ask(session, url, words, tokens, ttft_s, itl_s))
+            await asyncio.sleep(generator.expovariate(options.rate))
+    return sorted(ttft_s), sorted(itl_s)
+
+
+async def _ask(
+    session: aiohttp.ClientSession, url: str, words: str, tokens: int, ttft_s: list[float], itl_s: list[float]
+) -> None:
+    body = {
+        "model": "check",
+        "prompt": words,
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "temperature": 0,
+    }
+    began_s = time.perf_counter()
+    async with session.post(f"{url}/v1/completions", json=body) as response:
+        response.raise_for_status()
+        arrivals = [
+            time.perf_counter()
+            async for line in response.content
+            if line.startswith(b"data: {") and orjson.loads(line[6:]).get("choices")
+        ]
+    ttft_s.append(arrivals[0] - began_s)
+    itl_s.append((arrivals[-1] - arrivals[0]) / (tokens - 1))
+
+
+def compare(real: tuple[Sequence[float], Sequence[float]], simulated: tuple[Sequence[float], Sequence[float]]) -> str:
+    """A table of percentiles."""
+    rows = []
+    for name, ours, theirs in zip(("TTFT", "ITL"), real, simulated, strict=True):
+        for share in PERCENTILES:
+            one, other = (values[min(len(values) - 1, int(share * len(values)))] for values in (ours, theirs))
+            rows.append(
+                (f"{name} p{round(100 * share)}", f"{1000 * one:.1f}", f"{1000 * other:.1f}", f"{other / one:.2f}")
+            )
+    return render(("", "real ms", "simulated ms", "simulated / real"), rows)
+
+
+PARTS = ("profile", "real", "simulated")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    options.dir.mkdir(parents=True, exist_ok=True)
+    runs = {"profile": run_profile, "real": run_real, "simulated": run_simulated}
+    for part in options.part:
+        runs[part](options)
+    found = [options.dir / f"{part}.json" for part in PARTS]
+    if all(path.exists() for path in found):
+        profile_path, *measured = found
+        print(summary_of(read_engine_profile(profile_path.read_bytes(), field="profile")))
+        real, simulated = (msgspec.json.decode(path.read_bytes(), type=Latencies) for path in measured)
+        print(compare(real, simulated))
+    return 0
+
+
+def run_profile(options: argparse.Namespace) -> None:
+    with _real_mesh(options, "profile") as (_, folder):
+        (options.dir / "profile.json").write_text(to_text(profile(folder, options)))
+
+
+def run_real(options: argparse.Namespace) -> None:
+    with _real_mesh(options, "real") as (url, _):
+        _measure(url, options, "real")
+
+
+def run_simulated(options: argparse.Namespace) -> None:
+    found = read_engine_profile((options.dir / "profile.json").read_bytes(), field="profile")
+    times = simulated_flags(found)
+    print(times, file=sys.stderr)
+    with tempfile.TemporaryDirectory(prefix="kvmesh-check-") as name:
+        flags = ("--engine", "simulated", *_shared(options), f"--engine-args=--simulated-time-factor 1 {times}")
+        with mesh(Path(name), *flags) as url:
+            _measure(url, options, "simulated")
+
+
+def _measure(url: str, options: argparse.Namespace, name: str) -> None:
+    # Warms up what compiles on first use. Its prompts are others, so that no cache knows those that are measured.
+    asyncio.run(put_load(url, options, requests=WARM_UP, seed=1))
+    measured = asyncio.run(put_load(url, options, requests=options.requests, seed=7))
+    (options.dir / f"{name}.json").write_bytes(msgspec.json.encode(measured))
+
+
+@contextmanager
+def _real_mesh(options: argparse.Namespace, name: str) -> Iterator[tuple[str, Path]]:
+    with tempfile.TemporaryDirectory(prefix=f"kvmesh-{name}-") as folder:
+        flags = ("--engine", options.engine, *_shared(options), f"--engine-args={options.engine_args}")
+        with mesh(Path(folder), *flags) as url:
+            yield url, Path(folder)
+
+
+def _shared(options: argparse.Namespace) -> Sequence[str]:
+    return ("--model", options.model, "--served-name", "check", "--prefill", str(options.prefill))
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.profile_check", description=__doc__)
+    parser.add_argument("--part", nargs="+", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--dir", type=Path, required=True, help="folder for the profile and the latencies")
+    parser.add_argument("--engine", default="vllm")
+    parser.add_argument("--model", default=str(Path(__file__).parent.parent / "models" / "demo"))
+    parser.add_argument("--engine-args", default="")
+    parser.add_argument("--prefill", type=int, default=0, help="prefill workers; 0: one worker does both")
+    parser.add_argument(
+        "--profile-flags",
+        default="--through frontend --prompt-tokens 32,64,128,256 --decode-batches 1,2,4 --contexts 64,256 --decode-tokens 96 --repeats 4",
+    )
+    parser.add_argument("--requests", type=int, default=150)
+    parser.add_argument("--rate", type=float, default=3.0, help="requests per second")
+    parser.add_argument("--prompt-words", type=int, default=150)
+    parser.add_argument("--output-tokens", type=int, default=24)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,27 @@
+# What a planner needs of Consul.
+#
+# `kvmesh consul-bootstrap` makes the policy kvmesh-planner of this file; tests/integration/test_consul_policies.py shows that it suffices and that
+# nothing else may be written with it.
+
+# Register, send heartbeats, set drain marks; a certificate of Consul Connect. It includes reading the intentions of the service.
+service "kvmesh-planner" {
+  policy = "write"
+}
+
+# Find the other services. Consul lists instances only together with their nodes.
+service_prefix "kvmesh-" {
+  policy = "read"
+}
+
+node_prefix "" {
+  policy = "read"
+}
+
+# The election of the planner that acts.
+key "kvmesh/planner/leader" {
+  policy = "write"
+}
+
+session_prefix "" {
+  policy = "write"
+}

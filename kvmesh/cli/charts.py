@@ -1,0 +1,76 @@
+"""Line charts as SVG. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 220, 56, 30, 24
+COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#8250df", "#9a6700")
+POINTS_MAX = 600
+"""More points than pixels would only make the file larger."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """Points in order of x. `is_step`: the value holds until the next point."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    is_step: bool = False
+
+
+def chart(title: str, x_name: str, y_name: str, lines: Sequence[Line]) -> str:
+    """All lines in one chart, both axes from the smallest x and 0."""
+    shown = [line for line in lines if line.points]
+    if not shown:
+        return ""
+    x_low = min(line.points[0][0] for line in shown)
+    x_high = max(line.points[-1][0] for line in shown)
+    y_high = max(max(y for _, y in line.points) for line in shown) or 1.0
+    x_span = (x_high - x_low) or 1.0
+
+    def place(x: float, y: float) -> str:
+        left = LEFT + (x - x_low) / x_span * (WIDTH - LEFT - 10)
+        return f"{left:.1f},{HEIGHT - BOTTOM - y / y_high * (HEIGHT - BOTTOM - TOP):.1f}"
+
+    parts = [f'<text x="{LEFT}" y="14" class="title">{escape(title)}</text>']
+    for i in range(5):
+        value = y_high * i / 4
+        y = HEIGHT - BOTTOM - i / 4 * (HEIGHT - BOTTOM - TOP)
+        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - 10}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" class="y">{value:.3g}</text>')
+    for i in range(5):
+        x = x_low + x_span * i / 4
+        left = LEFT + i / 4 * (WIDTH - LEFT - 10)
+        parts.append(f'<text x="{left:.1f}" y="{HEIGHT - 14}" class="x">{x:.4g}</text>')
+    parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 2}" class="x">{escape(x_name)}; {escape(y_name)}</text>')
+    for number, line in enumerate(shown):
+        colour = COLOURS[number % len(COLOURS)]
+        points = " ".join(place(x, y) for x, y in _drawn(line))
+        parts.append(
+            f'<polyline points="{points}" fill="none" stroke="{colour}"><title>{escape(line.name)}</title></polyline>'
+        )
+        legend = f'<text x="{WIDTH - 14}" y="{TOP + 12 + 14 * number}" class="legend" fill="{colour}">{escape(line.name)}</text>'
+        parts.append(legend)
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
+
+
+def _drawn(line: Line) -> list[tuple[float, float]]:
+    points = list(line.points)
+    if len(points) > POINTS_MAX:
+        stride = len(points) / POINTS_MAX
+        points = [points[int(i * stride)] for i in range(POINTS_MAX - 1)] + [points[-1]]
+    if not line.is_step:
+        return points
+    drawn = points[:1]
+    for x, y in points[1:]:
+        drawn += [(x, drawn[-1][1]), (x, y)]
+    return drawn
+
+
+def distribution(values: Sequence[float]) -> list[tuple[float, float]]:
+    """(percentile, value) of sorted values, up to the 99.9th."""
+    if not values:
+        return []
+    shares = [i / 200 for i in range(199)] + [0.995, 0.999]
+    return [(100 * share, values[min(len(values) - 1, int(len(values) * share))]) for share in shares]

@@ -1,0 +1,1 @@
+"""`kvmesh profile`: measures how fast an engine is."""

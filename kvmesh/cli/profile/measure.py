@@ -1,0 +1,135 @@
+"""Measures one worker, and the handoff from a prefill worker to it."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from random import Random
+from statistics import median
+from typing import Protocol
+
+from kvmesh.core import Generation, KvHandle, KvReader, Leg, LegFinish, LegTask, Role, SamplingParams, WorkerDescription
+from kvmesh.core.engine_profile import DecodePoint, HandoffPoint, PrefillPoint
+from kvmesh.errors import UnavailableError
+from kvmesh.rpc.plain_legs import PlainLegClient
+
+FIRST_ID = 100
+"""Smaller token ids are often special ones."""
+HANDOFF_TOKENS = 2
+STEPS_MIN = 4
+
+
+def step_time(arrivals: Sequence[Sequence[tuple[float, int]]]) -> float | None:
+    """The mean time per token while all streams run, each given as (arrival, tokens). None: they never ran together.
+
+    Not a median of gaps: where this process is late it reads several messages at once, and most gaps are then far shorter than a step.
+    """
+    began_s = max(times_s[0][0] for times_s in arrivals)
+    ended_s = min(times_s[-1][0] for times_s in arrivals)
+    found = []
+    for times_s in arrivals:
+        shared = [(at_s, count) for at_s, count in times_s if began_s <= at_s <= ended_s]
+        if len(shared) >= STEPS_MIN:
+            found.append((shared[-1][0] - shared[0][0]) / sum(count for _, count in shared[1:]))
+    return median(found) if found else None
+
+
+class Legs(Protocol):
+    """Runs legs: see PlainLegClient."""
+
+    def run(self, address: str, role: Role, leg: Leg, *, timeout_s: float) -> AsyncGenerator[int | LegFinish, None]: ...
+
+
+@dataclass(kw_only=True)
+class EngineMeter:
+    """Sends prompts of random tokens, which no cache knows, and takes times at this end of the call.
+
+    `client` runs all legs but those of handoffs, which `workers` runs.
+    """
+
+    client: Legs
+    workers: PlainLegClient
+    decode_address: str
+    decode: WorkerDescription
+    prefill_address: str = ""
+    timeout_s: float = 120.0
+    random: Random = field(default_factory=Random)
+    _legs: int = 0
+
+    async def prefill_point(self, uncached_tokens: int, batch: int, *, cached_tokens: int = 0) -> PrefillPoint:
+        """`batch` prompts at once. With `cached_tokens` each continues a prompt that the worker has computed before."""
+        heads = [self._tokens(cached_tokens) for _ in range(batch)]
+        if cached_tokens:
+            await asyncio.gather(*(self._generate(head, 1) for head in heads))
+        prompts = [[*head, *self._tokens(uncached_tokens)] for head in heads]
+        began_s = time.perf_counter()
+        finishes = await asyncio.gather(*(self._generate(prompt, 1) for prompt in prompts))
+        time_s = time.perf_counter() - began_s
+        found = [finish.usage.cached_tokens or 0 for _, finish in finishes]
+        return PrefillPoint(
+            prompt_tokens=cached_tokens + uncached_tokens,
+            uncached_tokens=cached_tokens + uncached_tokens - round(sum(found) / batch),
+            batch=batch,
+            time_s=time_s,
+        )
+
+    async def decode_point(self, batch: int, context_tokens: int, tokens: int) -> DecodePoint:
+        """The mean step while all requests of the batch decode."""
+        prompts = [self._tokens(context_tokens) for _ in range(batch)]
+        arrivals = [times_s for times_s, _ in await asyncio.gather(*(self._generate(each, tokens) for each in prompts))]
+        step_s = step_time(arrivals)
+        if step_s is None:
+            raise UnavailableError(
+                f"{batch} requests of {tokens} tokens never decoded together; more decode tokens are needed",
+                reason="no_steps",
+            )
+        return DecodePoint(batch=batch, context_tokens=context_tokens + tokens // 2, step_s=step_s)
+
+    async def handoff_point(self, prompt_tokens: int) -> HandoffPoint:
+        """From the submission of the decode leg until its first token, KV transfer included."""
+        prompt, leg_id = self._tokens(prompt_tokens), self._leg_id()
+        reader = KvReader(worker_id=self.decode.worker.worker_id, leg_id=leg_id)
+        leg = Leg(
+            leg_id=self._leg_id(),
+            task=LegTask.PREFILL,
+            generation=self._generation(prompt, HANDOFF_TOKENS),
+            reader=reader,
+        )
+        handle = await self.workers.prefill(self.prefill_address, leg, timeout_s=self.timeout_s)
+        began_s = time.perf_counter()
+        times_s, _ = await self._generate(prompt, HANDOFF_TOKENS, handle=handle, leg_id=leg_id, client=self.workers)
+        return HandoffPoint(prompt_tokens=prompt_tokens, time_s=times_s[0][0] - began_s)
+
+    async def _generate(
+        self,
+        prompt: Sequence[int],
+        tokens: int,
+        *,
+        handle: KvHandle | None = None,
+        leg_id: str = "",
+        client: Legs | None = None,
+    ) -> tuple[list[tuple[float, int]], LegFinish]:
+        """The arrivals as (time, tokens), and the finish."""
+        generation = self._generation(prompt, tokens)
+        leg = Leg(leg_id=leg_id or self._leg_id(), task=LegTask.GENERATE, generation=generation, handle=handle)
+        arrivals: list[tuple[float, int]] = []
+        run = (client or self.client).run(self.decode_address, Role.DECODE, leg, timeout_s=self.timeout_s)
+        async with aclosing(run) as outputs:
+            async for output in outputs:
+                if isinstance(output, LegFinish):
+                    return arrivals, output
+                arrivals.append((time.perf_counter(), output))
+        raise AssertionError("the client yields a finish or raises")
+
+    def _generation(self, prompt: Sequence[int], tokens: int) -> Generation:
+        sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+        return Generation(model=self.decode.model.name, token_ids=prompt, sampling=sampling)
+
+    def _tokens(self, count: int) -> list[int]:
+        highest = self.decode.model.vocabulary_size - 1
+        return [self.random.randint(min(FIRST_ID, highest), highest) for _ in range(count)]
+
+    def _leg_id(self) -> str:
+        self._legs += 1
+        return f"profile-{self.random.getrandbits(48):x}-{self._legs}"

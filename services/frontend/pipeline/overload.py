@@ -1,0 +1,56 @@
+"""Limits each tenant to its share of the requests in flight while the event loop is overloaded. Pure.
+
+The event loop serves all streams alike. A tenant with forty of them gets forty times the CPU time of a tenant with one, and when there is
+less CPU time than all need, the tokens of both arrive late. So while timers of the loop run late, a limit on the requests in flight falls,
+and a tenant with more than an equal part of it starts no further request. While timers run in time, the limit grows, until nobody waits.
+A tenant that is alone is never limited, since nobody would gain.
+
+Invariants:
+1. Without a limit every request may start.
+2. A request of a tenant without requests in flight may always start.
+"""
+
+from collections.abc import Mapping
+
+FALL, RISE = 0.9, 1.02
+"""Factors for each measurement, of which there are 20 a second: the limit halves in 0.35 s and doubles in 1.75 s."""
+LIMIT_MIN = 16.0
+"""The loop may be late for want of CPU time, whatever is in flight. So the limit does not fall to what would leave workers idle."""
+PERIOD = 20
+"""Measurements after which a tenant without requests is forgotten, at the latest after twice as many."""
+
+
+class OverloadLimit:
+    """`lag_s_max`: delay of a timer that means overload; 0: there is never a limit. `in_flight`: the number of requests by tenant."""
+
+    def __init__(self, lag_s_max: float, in_flight: Mapping[str, int]) -> None:
+        self._lag_s_max = lag_s_max
+        self._in_flight = in_flight
+        self.limit: float | None = None
+        """Requests in flight of all tenants together. None: no limit."""
+        self._active: set[str] = set()
+        self._seen: set[str] = set()
+        self._measurements = 0
+
+    def on_lag(self, lag_s: float, *, has_waiting: bool) -> None:
+        """Applies one measurement of the event loop. `has_waiting`: whether requests wait for their start."""
+        self._measurements += 1
+        if self._measurements % PERIOD == 0:
+            self._active = {*self._seen, *self._in_flight}
+            self._seen = set()
+        if not self._lag_s_max:
+            return
+        in_flight = sum(self._in_flight.values())
+        if lag_s > self._lag_s_max:
+            self.limit = max(LIMIT_MIN, FALL * min(self.limit or in_flight, in_flight))
+        elif self.limit is not None:
+            self.limit *= RISE
+            if not has_waiting and self.limit > 2 * in_flight:
+                self.limit = None
+
+    def allows(self, tenant: str) -> bool:
+        """Returns whether a request of the tenant may start."""
+        self._active.add(tenant)
+        self._seen.add(tenant)
+        own = self._in_flight.get(tenant, 0)
+        return self.limit is None or not own or len(self._active) == 1 or own < self.limit / len(self._active)

@@ -1,0 +1,1 @@
+"""The page /ui, which shows the mesh."""

@@ -1,0 +1,133 @@
+"""Reads the mesh for all viewers of /ui together: one reading per interval, and none without a viewer."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import orjson
+
+from kvmesh.clock import Clock
+from kvmesh.errors import MeshError, OverloadedError, UnavailableError
+from kvmesh.rpc.mesh.rows import WorkerRow, by_name, worker_rows
+from kvmesh.rpc.mesh.view import MeshView
+from kvmesh.telemetry import Instruments
+from services.frontend.settings import UiSettings
+from services.frontend.ui.encode import mesh_json
+
+_log = logging.getLogger(__name__)
+
+
+class Reads(Protocol):
+    """Reads a mesh; see `MeshReader`."""
+
+    async def read(self) -> MeshView:
+        """Raises MeshError if the registry cannot be read."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One reading as a server-sent event. Numbers count up."""
+
+    number: int
+    event: bytes
+
+
+class MeshObserver:
+    """A running part. Invariants:
+
+    1. The mesh is read at most once per `interval_s`, whatever the number of viewers, and not at all without one.
+    2. A viewer gets the newest reading. It skips those that came while it was slow, so nothing is buffered for it.
+    """
+
+    def __init__(
+        self, reader: Reads, settings: UiSettings, clock: Clock, *, frontend_id: str, instruments: Instruments
+    ) -> None:
+        self._reader = reader
+        self._settings = settings
+        self._clock = clock
+        self._frontend_id = frontend_id
+        self._viewers = 0
+        self._wanted = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._frame: Frame | None = None
+        self._readings = 0
+        self._earlier: dict[str, WorkerRow] = {}
+        self._is_closed = False
+        instruments.gauge_function("ui_viewers", "Viewers of /ui.", lambda: self._viewers)
+
+    async def start(self) -> None:
+        """Does nothing."""
+
+    async def run(self) -> None:
+        """Reads while somebody looks, until cancelled."""
+        while not self._is_closed:
+            await self._wanted.wait()
+            self._publish(await self._read())
+            await self._clock.sleep(self._settings.interval_s)
+
+    async def aclose(self) -> None:
+        """Ends the streams of all viewers."""
+        self._is_closed = True
+        self._wake()
+
+    @contextmanager
+    def viewing(self) -> Iterator[None]:
+        """Counts a viewer. Raises OverloadedError if there are too many."""
+        if self._viewers >= self._settings.viewers_max:
+            raise OverloadedError(
+                f"{self._viewers} viewers look at the mesh already", reason="viewers_full", retry_after_s=10.0
+            )
+        self._viewers += 1
+        self._wanted.set()
+        try:
+            yield
+        finally:
+            self._viewers -= 1
+            if not self._viewers:
+                self._wanted.clear()
+                # What the next viewer gets must be new.
+                self._frame = None
+                self._earlier = {}
+
+    async def next(self, after: int) -> Frame:
+        """Waits for a reading with a larger number. Raises UnavailableError when the frontend stops."""
+        while not self._is_closed:
+            if self._frame is not None and self._frame.number > after:
+                return self._frame
+            await self._changed.wait()
+        raise UnavailableError("the frontend stops", reason="draining")
+
+    async def _read(self) -> dict[str, Any]:
+        try:
+            view = await self._reader.read()
+        except MeshError as error:
+            return {"error": error.message}
+        except Exception:  # noqa: BLE001 (a defect of the page must not end the frontend; logged)
+            _log.exception("mesh_not_read")
+            return {"error": "the mesh cannot be read; the frontend's log says why"}
+        rows = worker_rows(view, self._earlier)
+        self._earlier = dict(by_name(rows))
+        return mesh_json(view, rows, workers_max=self._settings.workers_max)
+
+    def _publish(self, mesh: dict[str, Any]) -> None:
+        if not self._viewers:
+            return
+        self._readings += 1
+        body = {
+            "number": self._readings,
+            "at": self._clock.wall(),
+            "interval_s": self._settings.interval_s,
+            "frontend": self._frontend_id,
+            **mesh,
+        }
+        self._frame = Frame(number=self._readings, event=b"event: mesh\ndata: " + orjson.dumps(body) + b"\n\n")
+        self._wake()
+
+    def _wake(self) -> None:
+        """Wakes those that wait now; a wait that starts later needs the new event."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

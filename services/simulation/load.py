@@ -1,0 +1,118 @@
+"""Requests and their times, drawn from a seed: mixed lengths, shared prefixes, some cancelled in each phase."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from kvmesh.core import SamplingParams
+from services.frontend.pipeline.request import Request
+from services.simulation.frontend import MODEL
+from services.simulation.ledger import Phase
+
+CANCEL_PHASES = (Phase.ASKING, Phase.PREFILLING, Phase.SUBMITTED, Phase.DECODING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel:
+    """The client leaves `after_s` after the request has entered a phase, if it ever does."""
+
+    phase: Phase
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """One request of the load."""
+
+    at_s: float
+    request: Request
+    cancel: Cancel | None = None
+    is_whole: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadShape:
+    """Poisson arrivals; a prompt is the beginning of one of `families` long texts and a tail of its own.
+
+    `hurried_fraction` of the requests give less time than most answers take. `has_whole`: every second one is not streamed.
+    """
+
+    rate_per_s: float = 40.0
+    families: int = 12
+    prefix_tokens_max: int = 400
+    tail_tokens_max: int = 160
+    output_tokens_max: int = 80
+    cancelled_fraction: float = 0.15
+    hurried_fraction: float = 0.0
+    has_whole: bool = False
+
+
+LOADS = {
+    "calm": LoadShape(),
+    "hurried": LoadShape(hurried_fraction=0.5, cancelled_fraction=0.3),
+    "dense": LoadShape(rate_per_s=120.0, cancelled_fraction=0.3),
+    "halves": LoadShape(has_whole=True, cancelled_fraction=0.1),
+    "long": LoadShape(has_whole=True, cancelled_fraction=0.0, rate_per_s=25.0, output_tokens_max=400),
+    "single": LoadShape(rate_per_s=80.0, output_tokens_max=1, hurried_fraction=0.1),
+}
+HURRIES_S = (0.001, 0.01, 0.03, 0.1, 0.2)
+
+
+def plan_load(generator: Random, count: int, shape: LoadShape) -> Sequence[Planned]:
+    """`count` requests in the order of their times."""
+    families = [generator.randbytes(shape.prefix_tokens_max) for _ in range(shape.families)]
+    planned: list[Planned] = []
+    at_s = 0.0
+    for number in range(count):
+        at_s += generator.expovariate(shape.rate_per_s)
+        is_cancelled = generator.random() < shape.cancelled_fraction
+        planned.append(
+            Planned(
+                at_s=at_s,
+                request=_request(generator, f"r{number}", families, shape),
+                cancel=_cancel(generator) if is_cancelled else None,
+                is_whole=shape.has_whole and number % 2 == 1,
+            )
+        )
+    return planned
+
+
+def _cancel(generator: Random) -> Cancel:
+    # A few milliseconds are a step, a crossing or a transfer: what is cancelled is at work on the phase, or just past it.
+    return Cancel(phase=generator.choice(CANCEL_PHASES), after_s=generator.choice((0.0, generator.expovariate(100.0))))
+
+
+def _stops(generator: Random) -> Sequence[str]:
+    """Short enough to occur by chance in answers of random bytes."""
+    letters = [chr(generator.randint(33, 126)) for _ in range(3)]
+    return letters[0], "".join(letters[1:])
+
+
+def _bias(generator: Random) -> Sequence[tuple[int, float]]:
+    return tuple((generator.randint(32, 255), generator.uniform(1.0, 9.0)) for _ in range(4))
+
+
+def _request(generator: Random, request_id: str, families: Sequence[bytes], shape: LoadShape) -> Request:
+    prefix = generator.choice(families)[: generator.randint(0, shape.prefix_tokens_max)]
+    token_ids = list(prefix + generator.randbytes(generator.randint(1, shape.tail_tokens_max)))
+    is_text = generator.random() < 0.2
+    has_seed = generator.random() < 0.3
+    return Request(
+        request_id=request_id,
+        model=MODEL,
+        prompt="".join(chr(32 + token % 90) for token in token_ids) if is_text else token_ids,
+        sampling=SamplingParams(
+            max_tokens=(max_tokens := generator.randint(1, shape.output_tokens_max)),
+            temperature=1.0 if has_seed else 0.0,
+            seed=generator.getrandbits(40) if has_seed else None,
+            ignore_eos=generator.random() < 0.5,
+            logprobs=2 if generator.random() < 0.1 else None,
+            min_tokens=generator.randint(0, max_tokens) if generator.random() < 0.2 else None,
+            stop=_stops(generator) if generator.random() < 0.15 else (),
+            logit_bias=_bias(generator) if generator.random() < 0.1 else (),
+        ),
+        choices=2 if generator.random() < 0.05 else 1,
+        cache_salt="tenant" if generator.random() < 0.1 else "",
+        priority=generator.choice((0, 0, 0, 1, -1)),
+        timeout_s=generator.choice(HURRIES_S) if generator.random() < shape.hurried_fraction else None,
+    )

@@ -1,0 +1,145 @@
+"""A simulation as one HTML page that needs nothing else: no script, no font and no style from elsewhere. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from kvmesh.cli.charts import Line, chart, distribution
+from kvmesh.core.planning import Decision, Targets
+from kvmesh.core.whatif import SimulationOutcome
+from services.whatif.result import Result
+
+STYLE = (
+    "body{font:14px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:1340px;padding:0 1rem;color:#1f2328}"
+    "table{border-collapse:collapse}td,th{padding:.2rem .8rem .2rem 0;text-align:left;border-bottom:1px solid #d0d7de}"
+    "svg{width:640px;max-width:100%}.grid{stroke:#d8dee4}polyline{stroke-width:1.4}text{font-size:11px;fill:#57606a}"
+    ".title{font-size:13px;fill:#1f2328}.y,.legend{text-anchor:end}.x{text-anchor:middle}"
+    "@media(prefers-color-scheme:dark){body{background:#0d1117;color:#e6edf3}.title{fill:#e6edf3}.grid{stroke:#30363d}}"
+)
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+INTERVALS = 120
+DECISIONS_MAX = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One simulated way to have pools."""
+
+    name: str
+    outcome: SimulationOutcome
+    result: Result
+    decisions: Sequence[Decision] = ()
+
+
+def report(title: str, targets: Targets, runs: Sequence[Run]) -> str:
+    """The page. Times and lengths only: a simulation knows no text."""
+    charts = [
+        chart("Load", "seconds", "requests/s", [Line(name="arrivals", points=_rate(runs[0].result), is_step=True)]),
+        chart("Within targets", "seconds", "% of the requests that arrive", [
+            Line(name=run.name, points=_within(run.result), is_step=True) for run in runs
+        ]),
+        chart("Workers", "seconds", "wanted workers", [line for run in runs for line in _workers(run)]),
+        chart("Time to first token", "percentile", "seconds", [
+            Line(name=run.name, points=distribution(run.result.ttft_s)) for run in runs
+        ]),
+        chart("Inter-token latency", "percentile", "milliseconds", [
+            Line(name=run.name, points=distribution([1000 * value for value in run.result.itl_s])) for run in runs
+        ]),
+    ]  # fmt: skip
+    body = [f"<h1>{escape(title)}</h1>", f"<p>{_targets(targets)}</p>", _table(COLUMNS, [_row(run) for run in runs])]
+    body += charts
+    for run in runs:
+        if run.decisions:
+            body += [f"<h2>Decisions: {escape(run.name)}</h2>", _table(DECISION_COLUMNS, _decisions(run.decisions))]
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><title>{escape(title)}</title>'
+        f"<style>{STYLE}</style></head><body>{''.join(body)}</body></html>\n"
+    )
+
+
+COLUMNS = (
+    "pools",
+    "requests",
+    "within targets",
+    "goodput/s",
+    "TTFT p50",
+    "p95",
+    "p99",
+    "ITL p50",
+    "p95",
+    "p99",
+    "hits",
+    "worker-hours",
+    "cost",
+)
+DECISION_COLUMNS = ("second", "action", "pools", "reason", "detail")
+
+
+def _targets(targets: Targets) -> str:
+    ttft = f"TTFT {targets.ttft_s:g} s" if targets.ttft_s is not None else "any TTFT"
+    itl = f"ITL {1000 * targets.itl_s:g} ms" if targets.itl_s is not None else "any ITL"
+    return f"Targets: {targets.percentile:.2%} of the requests within {ttft} and {itl}."
+
+
+def _row(run: Run) -> Sequence[str]:
+    outcome = run.outcome
+    return (
+        run.name,
+        str(outcome.requests),
+        f"{outcome.attainment:.1%}",
+        f"{outcome.goodput_per_s:.2f}",
+        *(f"{value:.3f} s" for value in (outcome.ttft_p50_s, outcome.ttft_p95_s, outcome.ttft_p99_s)),
+        *(f"{1000 * value:.1f} ms" for value in (outcome.itl_p50_s, outcome.itl_p95_s, outcome.itl_p99_s)),
+        f"{outcome.hit_rate:.1%}",
+        f"{outcome.worker_hours:.2f}",
+        f"{outcome.cost:.2f}",
+    )
+
+
+def _decisions(decisions: Sequence[Decision]) -> list[Sequence[str]]:
+    rows: list[Sequence[str]] = []
+    for each in decisions[:DECISIONS_MAX]:
+        shape = each.shape
+        deflect = f", deflect {shape.deflect_tokens}" if shape.deflect_tokens else ""
+        pools = f"{shape.prefill_workers} + {shape.decode_workers}{deflect}"
+        rows.append((f"{each.decided_at_s:.0f}", each.action.value, pools, each.reason, each.detail))
+    return rows
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in columns)
+    lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
+    return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def _intervals(result: Result) -> tuple[float, list[list[bool]]]:
+    """Requests by time of arrival."""
+    span_s = max(1e-9, result.within[-1][0])
+    width_s = span_s / INTERVALS
+    found: list[list[bool]] = [[] for _ in range(INTERVALS)]
+    for at_s, is_good in result.within:
+        found[min(INTERVALS - 1, int(at_s / width_s))].append(is_good)
+    return width_s, found
+
+
+def _rate(result: Result) -> list[tuple[float, float]]:
+    width_s, found = _intervals(result)
+    return [(i * width_s, len(each) / width_s) for i, each in enumerate(found)]
+
+
+def _within(result: Result) -> list[tuple[float, float]]:
+    width_s, found = _intervals(result)
+    return [(i * width_s, 100 * sum(each) / len(each)) for i, each in enumerate(found) if each]
+
+
+def _workers(run: Run) -> list[Line]:
+    shapes = [*run.result.shapes, (run.result.within[-1][0], run.result.shapes[-1][1])]
+    return [
+        Line(
+            name=f"{run.name}: {role}",
+            points=[(at_s, getattr(shape, f"{role}_workers")) for at_s, shape in shapes],
+            is_step=True,
+        )
+        for role in ("prefill", "decode")
+    ]

@@ -1,0 +1,1 @@
+"""The stack of compose/, in real containers."""

@@ -1,0 +1,105 @@
+"""Chats that stream all the time. Each answer must be complete and the same as the first answer to its prompt.
+
+Requests alternate between the frontends. As by a load balancer, one that a frontend refuses, or whose connection ends before the answer begins,
+is sent to the next; one whose answer has begun is never repeated.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+from openai import APIConnectionError, APIStatusError, AsyncOpenAI, AsyncStream
+from openai.types.chat import ChatCompletionChunk
+
+TOKENS = 120
+NOT_TAKEN = 503
+"""Nothing has begun. The openai client, too, repeats it by itself."""
+ROUNDS, PAUSE_S = 3, 0.5
+"""All frontends are tried three times, as often as the openai client tries one by default, with its first pause in between."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Load:
+    """What has happened so far."""
+
+    clients: Sequence[AsyncOpenAI]
+    """One for each frontend."""
+    tokens: int
+    begun: int = 0
+    expected: dict[str, str] = field(default_factory=dict)
+    answered: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    async def ask(self, prompt: str) -> str:
+        """The text of a streamed answer."""
+        stream = await self.taken(prompt)
+        chunks = [chunk async for chunk in stream]
+        assert chunks[-1].choices[0].finish_reason == "length", chunks[-1]
+        return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+    async def taken(self, prompt: str) -> AsyncStream[ChatCompletionChunk]:
+        """The stream of the first frontend that takes the request. The last one's error if none does."""
+        self.begun += 1
+        last = ROUNDS * len(self.clients) - 1
+        for attempt in range(last + 1):
+            if attempt and attempt % len(self.clients) == 0:
+                await asyncio.sleep(PAUSE_S)
+            client = self.clients[(self.begun + attempt) % len(self.clients)]
+            try:
+                return await client.chat.completions.create(
+                    model="demo",
+                    messages=[{"role": "user", "content": prompt}],
+                    max_tokens=self.tokens,
+                    temperature=0,
+                    stream=True,
+                    extra_body={"ignore_eos": True},
+                )
+            except APIConnectionError:
+                if attempt == last:
+                    raise
+            except APIStatusError as error:
+                if error.status_code != NOT_TAKEN or attempt == last:
+                    raise
+        raise AssertionError
+
+    async def keep_asking(self, prompt: str, stop: asyncio.Event) -> None:
+        """Until `stop`. The answer that is in flight then is waited for, too."""
+        while not stop.is_set():
+            try:
+                answer = await self.ask(prompt)
+            except Exception as error:
+                self.failures.append(f"{type(error).__name__}: {error}")
+            else:
+                self.answered += 1
+                if answer != self.expected[prompt]:
+                    self.failures.append(f"another answer: {answer!r} instead of {self.expected[prompt]!r}")
+
+    async def wait_answers(self, count: int) -> None:
+        """Until so many more answers have come."""
+        goal = self.answered + count
+        while self.answered < goal and not self.failures:
+            await asyncio.sleep(0.1)
+
+
+@asynccontextmanager
+async def running_load(urls: Sequence[str], streams: int, *, tokens: int = TOKENS) -> AsyncIterator[Load]:
+    """So many streams at a time until the block ends."""
+    async with AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(
+                AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120)
+            )
+            for url in urls
+        ]
+        load = Load(clients=clients, tokens=tokens)
+        prompts = [f"Stream number {number}. " + "Please tell me more about it. " * 12 for number in range(streams)]
+        answers = await asyncio.gather(*map(load.ask, prompts))
+        load.expected.update(zip(prompts, answers, strict=True))
+        stop, group = asyncio.Event(), await stack.enter_async_context(asyncio.TaskGroup())
+        for prompt in prompts:
+            group.create_task(load.keep_asking(prompt, stop))
+        try:
+            yield load
+        finally:
+            stop.set()

@@ -1,0 +1,113 @@
+"""Containers of the stack are killed, stopped, scaled and updated under load: no request fails."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.compose.load import Load, running_load
+from tests.compose.stack import Stack, wait_for
+from tests.parts import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+DASHBOARDS = sorted((ROOT / "compose" / "grafana" / "dashboards").glob("*.json"))
+STREAMS = 6
+UP = ("up", "--detach", "--no-deps", "--no-recreate", "--wait")
+
+
+async def during(load: Load, action: Callable[..., object], *arguments: object) -> None:
+    """Runs the action, and waits until requests that began after it have been answered."""
+    await asyncio.to_thread(action, *arguments)
+    await load.wait_answers(2 * STREAMS)
+
+
+async def test_killed_containers_fail_no_request(stack: Stack) -> None:
+    """A decode worker, the only prefill worker and a router die. Meanwhile the alert for the dead worker fires, and each query of the
+    dashboards has data. `docker compose up` brings them back.
+    """
+    async with running_load(stack.frontends, STREAMS) as load:
+        await load.wait_answers(STREAMS)
+        lost = [stack.containers(service)[0] for service in ("decode", "prefill", "router")]
+        for container in lost:
+            # Docker restarts a container whose process dies, but not one that was killed by name: it is gone, as a machine would be.
+            await during(load, stack.docker.run, "kill", container)
+        await asyncio.to_thread(wait_for, lambda: is_firing(stack, lost[0]), "the alert for the dead worker fires")
+        await asyncio.to_thread(stack.docker.run, "rm", *lost)
+        await during(load, stack.compose, *UP, "decode", "prefill", "router")
+        await asyncio.to_thread(wait_for, lambda: not panels_without_data(stack), "every panel has data")
+    assert load.failures == [], stack.logs()
+
+
+async def test_scaled_and_updated_containers_fail_no_request(stack: Stack) -> None:
+    """Decode workers are scaled up and down; decode workers, routers and frontends are replaced as docs/deploy/compose.md says."""
+    async with running_load(stack.frontends, STREAMS) as load:
+        for count in (3, 2):
+            await during(load, stack.compose, *UP, "--scale", f"decode={count}", "decode")
+            assert len(stack.containers("decode")) == count
+        for service in ("decode", "router", "frontend"):
+            before = set(stack.containers(service))
+            await during(load, update, stack, service)
+            after = set(stack.containers(service))
+            assert len(after) == len(before) and not before & after
+    assert load.failures == [], stack.logs()
+
+
+async def test_stopping_every_decode_worker_fails_no_running_request(stack: Stack) -> None:
+    """`docker compose stop decode`: what runs is finished, and the workers leave with 0. After `start` the mesh answers again."""
+    async with running_load(stack.frontends, 0, tokens=500) as load:
+        streams = [await load.taken(f"Stream number {number}.") for number in range(STREAMS)]
+        for stream in streams:
+            await anext(stream)
+        workers = stack.containers("decode")
+        stopping = asyncio.create_task(asyncio.to_thread(stack.compose, "stop", "decode"))
+        for stream in streams:
+            chunks = [chunk async for chunk in stream]
+            assert chunks[-1].choices[0].finish_reason == "length", chunks[-1]
+        await stopping
+        assert [exit_code(stack, each) for each in workers] == [0] * len(workers)
+        await asyncio.to_thread(stack.compose, *UP, "decode")
+        await asyncio.to_thread(wait_for, lambda: stack.query("kvmesh_router_decode_workers == 2"), "they are back")
+        assert await load.ask("Hello")
+
+
+def is_firing(stack: Stack, container: str) -> bool:
+    """Whether the alert for a service that is down fires for this container's."""
+    host = stack.host_name(container)
+    firing = stack.query('ALERTS{alertname="KvmeshServiceDown", alertstate="firing"}')
+    return any(host in each["metric"]["instance"] for each in firing)
+
+
+def exit_code(stack: Stack, container: str) -> int:
+    """Of a container that has ended."""
+    return int(stack.docker.run("inspect", "--format", "{{.State.ExitCode}}", container))
+
+
+def update(stack: Stack, service: str) -> None:
+    """Replaces the containers of a service, as docs/deploy/compose.md says."""
+    files = [word for path in stack.files for word in ("-f", str(path))]
+    finished = subprocess.run(
+        [sys.executable, ROOT / "compose" / "update.py", service, "-p", stack.name, *files],
+        env={**os.environ, **stack.docker.environment, **stack.environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+
+
+def panels_without_data(stack: Stack) -> list[str]:
+    """Queries of the dashboards that the stack's Prometheus has no data for."""
+    empty = []
+    for path in DASHBOARDS:
+        for panel in json.loads(Path(path).read_text())["panels"]:
+            for target in panel["targets"]:
+                result = stack.query(target["expr"].replace("$__rate_interval", "30s"))
+                if not any(each["value"][1] != "NaN" for each in result):
+                    empty.append(f"{path.stem}: {panel['title']}: {target['expr']}")
+    print(*empty, sep="\n")
+    return empty

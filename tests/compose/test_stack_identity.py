@@ -1,0 +1,154 @@
+"""Identities of the stack come from Consul Connect: what a stranger, a thief, a denied intention and a new root do to the running stack."""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import pytest
+from openai import APIError, OpenAI
+
+from tests.compose.load import running_load
+from tests.compose.stack import Stack, wait_for
+from tests.connect_identities import ACCEPTED, REFUSED, is_plain_http, member_files, s_client, shown
+from tests.connect_mesh import ConsulAdmin
+from tests.parts import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+GRPC, METRICS, HTTP = 7000, 9100, 8000
+SERVICES = ("frontend", "router", "prefill", "decode", "planner")
+SERVERS = ("router", "prefill", "decode", "planner")
+STREAMS, TOKENS = 32, 300
+DENIED_S_MAX = 5.0
+
+
+@pytest.fixture(scope="module")
+def consul(stack: Stack) -> ConsulAdmin:
+    return ConsulAdmin(url=stack.url("CONSUL"), management_token=stack.management_token())
+
+
+def test_strangers_are_refused_on_every_port(stack: Stack, consul: ConsulAdmin, tmp_path: Path) -> None:
+    """`openssl s_client` without a certificate gets no answer on any port of any service, and with an operator's it gets one from gRPC. Metrics,
+    health and the public API are plain HTTP.
+    """
+    own = member_files(consul, "operator", tmp_path)
+    for service in SERVICES:
+        [container, *_] = stack.containers(service)
+        host, plain, closed = stack.address(container), set(), set()
+        ports = listening(stack, container)
+        for port in ports:
+            assert s_client(host, port) == REFUSED, (service, port)
+            if is_plain_http(host, port):
+                plain.add(port)
+            elif s_client(host, port, *own) == ACCEPTED:
+                closed.add(port)
+        assert plain == ({METRICS, HTTP} if service == "frontend" else {METRICS}), service
+        assert closed == (set() if service == "frontend" else {GRPC}), service
+        # Beside them only a frontend's public gRPC, which has keys instead of certificates.
+        assert len(ports) == len(plain | closed) + (service == "frontend"), (service, ports)
+
+
+def listening(stack: Stack, container: str, network: str = "default") -> set[int]:
+    """The TCP ports on which a container listens at its address on a network of the stack."""
+    address = bytes(reversed([int(each) for each in stack.address(container, network).split(".")])).hex().upper()
+    lines = stack.docker.run("exec", container, "cat", "/proc/net/tcp").splitlines()[1:]
+    sockets = [words[1].split(":") for words in map(str.split, lines) if words[3] == "0A"]
+    return {int(port, 16) for host, port in sockets if host in (address, "00000000")}
+
+
+def run_attack(stack: Stack, module: str, *arguments: str) -> dict[str, object]:
+    """What a container on the stack's network without credentials prints."""
+    start = ["run", "--rm", "--network", f"{stack.name}_default", "--volume", f"{ROOT}/tests:/app/tests:ro"]
+    image = ["--entrypoint", "python", "kvmesh/planner:test", "-m", f"tests.compose.{module}"]
+    outcome: dict[str, object] = json.loads(stack.docker.run(*start, *image, *arguments))
+    return outcome
+
+
+def token_of(stack: Stack, service: str) -> str:
+    return stack.docker.run("exec", stack.containers(service)[0], "cat", "/credentials/own/registry-token").strip()
+
+
+def worker_of(stack: Stack, consul: ConsulAdmin, service: str) -> tuple[str, str]:
+    """Id and address of a worker."""
+    host = stack.address(stack.containers(service)[0])
+    listed = consul.call("GET", f"/v1/catalog/service/kvmesh-{service}")
+    [found] = [each for each in listed if each["ServiceAddress"] == host]
+    return str(found["ServiceID"]), f"{host}:{GRPC}"
+
+
+def test_a_rogue_container_can_neither_register_nor_drain_nor_read_kv(stack: Stack, consul: ConsulAdmin) -> None:
+    """Not even with a decode worker's token of Consul: registrations are sealed, calls need a certificate of
+    the mesh, and KV has a network of its own."""
+    worker_id, address = worker_of(stack, consul, "decode")
+    [container, *_] = stack.containers("decode")
+    [port] = listening(stack, container, "kv")
+    kv = f"{stack.address(container, 'kv')}:{port}"
+    outcome = run_attack(stack, "rogue", token_of(stack, "decode"), address, worker_id, kv)
+    assert outcome.pop("register with a stolen token") == 200
+    assert outcome == {
+        "register": 403,
+        "write a key": 403,
+        "remove a worker": 403,
+        "mark a worker": 403,
+        "drain in plain text": "UNAVAILABLE",
+        "drain without a certificate": "UNAVAILABLE",
+        "drain with a forged certificate": "UNAVAILABLE",
+        "connect to its KV port": False,
+        "connections": 0,
+    }
+    assert [each["value"][1] for each in stack.query("max(kvmesh_router_decode_workers)")] == ["2"]
+
+
+def test_a_thief_can_neither_forge_nor_replay_a_handle(stack: Stack, consul: ConsulAdmin) -> None:
+    """With a frontend's stolen token it may submit prompts of its own. It reads no KV but that of its own prompt, once, and drains nobody."""
+    workers = ["@".join(worker_of(stack, consul, service)) for service in ("prefill", "decode")]
+    assert run_attack(stack, "thief", token_of(stack, "frontend"), *workers) == {
+        "forged": "kv_seal",
+        "for another request": "kv_seal",
+        "its own": "",
+        "replayed": "kv_seal",
+        "drain": "PERMISSION_DENIED",
+    }
+
+
+def test_a_denied_intention_stops_calls(stack: Stack, consul: ConsulAdmin) -> None:
+    """Within 5 s the running answer ends and new requests are refused; allowing heals."""
+    with OpenAI(base_url=stack.url("KVMESH", "/v1"), api_key="none", max_retries=0) as client:
+
+        def ask(tokens: int) -> None:
+            body = {"ignore_eos": True}
+            for _ in client.completions.create(
+                model="demo", prompt="word " * 8, max_tokens=tokens, stream=True, extra_body=body
+            ):
+                if not denied_at:
+                    consul.set_intention("kvmesh-frontend", "kvmesh-decode", "deny")
+                    denied_at.append(time.monotonic())
+
+        def heals() -> bool:
+            try:
+                ask(3)
+            except APIError:
+                return False
+            return True
+
+        denied_at: list[float] = []
+        with pytest.raises(APIError):
+            ask(1900)
+        assert time.monotonic() - denied_at[0] < DENIED_S_MAX
+        with pytest.raises(APIError):
+            ask(3)
+        consul.set_intention("kvmesh-frontend", "kvmesh-decode", "allow")
+        wait_for(lambda: all(heals() for _ in range(STREAMS)), "requests are answered again")
+
+
+async def test_rotation_drops_no_stream(stack: Stack, consul: ConsulAdmin) -> None:
+    """A new root, then new certificates of it, under 32 streams."""
+    addresses = [f"{stack.address(stack.containers(service)[0])}:{GRPC}" for service in SERVERS]
+    before = {address: shown(address) for address in addresses}
+    async with running_load(stack.frontends, STREAMS, tokens=TOKENS) as load:
+        await asyncio.to_thread(consul.rotate_root)
+        for address in addresses:
+            # The key that signed it is another: the root, not only the certificate.
+            await asyncio.to_thread(wait_for, lambda address=address: shown(address)[1] != before[address][1], address)
+        await load.wait_answers(STREAMS)
+    assert load.failures == [], stack.logs()

@@ -1,0 +1,317 @@
+"""What every connector promises: idempotent, bounded in time, failures as MeshError, older leaders refused, and the truth about its pools."""
+
+import asyncio
+import json
+import os
+import stat
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from kvmesh.core import Role
+from kvmesh.core.planning import PoolState, PoolTarget
+from kvmesh.errors import (
+    DeadlineError,
+    InvalidRequestError,
+    MeshError,
+    NotFoundError,
+    UnavailableError,
+    UnsupportedError,
+)
+from kvmesh.rpc.channels import ChannelPool
+from kvmesh.rpc.settings import RpcSettings
+from kvmesh.simulation.registry import MemoryAgent
+from services.planner.connectors.base import Connector
+from services.planner.connectors.compose import ComposeOrchestrator, ComposeSettings
+from services.planner.connectors.kubernetes import KubernetesOrchestrator, KubernetesSettings, kind_and_name
+from services.planner.connectors.mesh_actions import MeshActions
+from services.planner.connectors.pools import read_pools
+from services.planner.connectors.sized import SizedConnector
+from tests.patience import PATIENCE_S
+
+POOLS = ("m/prefill=prefill:4", "m/decode=decode")
+
+
+@dataclass(kw_only=True)
+class World:
+    """What is behind a connector. `hangs` and `fails`: how it answers from now on."""
+
+    connector: Connector
+    calls: Callable[[], int]
+    """Changes that were made."""
+    hang: Callable[[], None]
+    fail: Callable[[], None]
+    start_workers: Callable[[], None]
+    """All wanted workers run."""
+
+
+def actions() -> MeshActions:
+    return MeshActions(MemoryAgent().registry(), ChannelPool(RpcSettings()))
+
+
+# --- Docker compose: a program in its place that keeps containers in a file.
+
+DOCKER = """#!{python}
+import json, pathlib, sys, time
+state = pathlib.Path(__file__).with_name("state.json")
+known = json.loads(state.read_text())
+words = sys.argv[1:]
+if known["mode"] == "hang":
+    time.sleep(600)
+if known["mode"] == "fail":
+    sys.exit("no configuration file provided: not found")
+assert words[:5] == ["compose", "--project-name", "p", "--file", "mesh.yml"], words
+verb = words[5]
+if verb == "ps":
+    name = words[-1]
+    for number in range(known["sizes"].get(name, 0)):
+        its = "running" if number < known["running"].get(name, 0) else "created"
+        print(json.dumps({{"Name": f"p-{{name}}-{{number}}", "Service": name, "State": its, "Health": ""}}))
+else:
+    assert verb == "up" and "--no-recreate" in words and "--no-deps" in words and "--detach" in words, words
+    for at, word in enumerate(words):
+        if word == "--scale":
+            name, size = words[at + 1].split("=")
+            assert name in words[at + 2:], words
+            known["sizes"][name] = int(size)
+    known["ups"] += 1
+    state.write_text(json.dumps(known))
+"""
+
+
+@asynccontextmanager
+async def compose(folder: Path) -> AsyncIterator[World]:
+    program, state = folder / "docker", folder / "state.json"
+    program.write_text(DOCKER.format(python=sys.executable))
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    state.write_text(json.dumps({"mode": "", "ups": 0, "sizes": {"prefill": 1, "decode": 1}, "running": {}}))
+
+    def change(**values: object) -> None:
+        state.write_text(json.dumps({**json.loads(state.read_text()), **values}))
+
+    settings = ComposeSettings(
+        command=(str(program), "compose"), project="p", files=("mesh.yml",), accepted_s=PATIENCE_S
+    )
+    connector = SizedConnector(ComposeOrchestrator(settings), read_pools(POOLS, field="pools"), actions())
+    try:
+        yield World(
+            connector=connector,
+            calls=lambda: int(json.loads(state.read_text())["ups"]),
+            hang=lambda: change(mode="hang"),
+            fail=lambda: change(mode="fail"),
+            start_workers=lambda: change(running=json.loads(state.read_text())["sizes"]),
+        )
+    finally:
+        await connector.aclose()
+
+
+# --- Kubernetes: a server that speaks the scale subresource (autoscaling/v1 Scale).
+
+
+@dataclass
+class ApiServer:
+    """Deployments `prefill` and `decode` in the namespace `inference`."""
+
+    wanted: dict[str, int] = field(default_factory=lambda: {"prefill": 1, "decode": 1})
+    running: dict[str, int] = field(default_factory=dict)
+    mode: str = ""
+    changes: int = 0
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def routes(self) -> web.Application:
+        app = web.Application()
+        path = "/apis/apps/v1/namespaces/inference/deployments/{name}/scale"
+        app.router.add_get(path, self.read)
+        app.router.add_patch(path, self.patch)
+        return app
+
+    async def read(self, request: web.Request) -> web.Response:
+        return await self.answer(request.match_info["name"])
+
+    async def patch(self, request: web.Request) -> web.Response:
+        name, body = request.match_info["name"], json.loads(await request.text())
+        kinds = (
+            "application/json-patch+json",
+            "application/merge-patch+json",
+            "application/strategic-merge-patch+json",
+        )
+        assert request.content_type in kinds
+        assert request.headers["Authorization"] == "Bearer secret"
+        if not self.mode and name in self.wanted and self.wanted[name] != body["spec"]["replicas"]:
+            self.changes += 1
+            self.wanted[name] = body["spec"]["replicas"]
+        return await self.answer(name)
+
+    async def answer(self, name: str) -> web.Response:
+        if self.mode == "hang":
+            await self.ended.wait()
+        if self.mode == "fail":
+            return web.json_response({"kind": "Status", "code": 500, "reason": "InternalError"}, status=500)
+        if name not in self.wanted:
+            return web.json_response({"kind": "Status", "code": 404, "reason": "NotFound"}, status=404)
+        return web.json_response(
+            {
+                "kind": "Scale",
+                "apiVersion": "autoscaling/v1",
+                "metadata": {"name": name, "namespace": "inference", "resourceVersion": str(self.changes)},
+                "spec": {"replicas": self.wanted[name]},
+                "status": {"replicas": self.running.get(name, 0), "selector": f"app={name}"},
+            }
+        )
+
+
+@asynccontextmanager
+async def kubernetes(folder: Path) -> AsyncIterator[World]:
+    pytest.importorskip(
+        "kubernetes", reason="the package kubernetes is not installed (pip install 'kvmesh[kubernetes]')"
+    )
+    server = ApiServer()
+    runner = web.AppRunner(server.routes())
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    config = folder / "config"
+    cluster = {"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}
+    user = {"name": "u", "user": {"token": "secret"}}
+    context = {"name": "x", "context": {"cluster": "c", "user": "u"}}
+    config.write_text(
+        json.dumps(
+            {"clusters": [cluster], "users": [user], "contexts": [context], "current-context": "x", "kind": "Config"}
+        )
+    )
+    settings = KubernetesSettings(namespace="inference", config_file=str(config))
+    connector = SizedConnector(KubernetesOrchestrator(settings), read_pools(POOLS, field="pools"), actions())
+    try:
+        yield World(
+            connector=connector,
+            calls=lambda: server.changes,
+            hang=lambda: setattr(server, "mode", "hang"),
+            fail=lambda: setattr(server, "mode", "fail"),
+            start_workers=lambda: server.running.update(server.wanted),
+        )
+    finally:
+        server.ended.set()
+        await connector.aclose()
+        await runner.cleanup()
+
+
+WORLDS: dict[str, Any] = {"compose": compose, "kubernetes": kubernetes}
+
+
+@pytest.fixture(params=sorted(WORLDS))
+async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    async with WORLDS[request.param](tmp_path) as found:
+        yield found
+
+
+def target(workers: int, role: Role = Role.DECODE, model: str = "m") -> PoolTarget:
+    return PoolTarget(model=model, role=role, workers=workers)
+
+
+async def scale(world: World, workers: int, *, role: Role = Role.DECODE, token: int = 1) -> PoolState:
+    return await world.connector.scale(target(workers, role), fencing_token=token, timeout_s=PATIENCE_S)
+
+
+async def decode_pool(world: World) -> PoolState:
+    pools = await world.connector.pools(timeout_s=PATIENCE_S)
+    assert {(pool.model, pool.role) for pool in pools} == {("m", Role.PREFILL), ("m", Role.DECODE)}
+    return next(pool for pool in pools if pool.role is Role.DECODE)
+
+
+async def test_the_same_size_twice_is_one_change(world: World) -> None:
+    """Idempotence: the planner repeats a call whose result it does not know."""
+    assert (await scale(world, 3)).workers_wanted == 3
+    assert (await scale(world, 3)).workers_wanted == 3
+    assert world.calls() == 1
+    await scale(world, 1)
+    assert (world.calls(), (await decode_pool(world)).workers_wanted) == (2, 1)
+
+
+async def test_what_became_ready_is_reported(world: World) -> None:
+    """A call returns when the size is accepted; `pools` shows workers once they run."""
+    state = await scale(world, 3)
+    assert state.workers_running < 3
+    world.start_workers()
+    pool = await decode_pool(world)
+    assert (pool.workers_wanted, pool.workers_running) == (3, 3)
+
+
+async def test_a_pool_has_at_most_its_limit(world: World) -> None:
+    """The answer says what will be; nothing more is started."""
+    assert (await scale(world, 9, role=Role.PREFILL)).workers_wanted == 4
+    pools = await world.connector.pools(timeout_s=PATIENCE_S)
+    assert [(pool.workers_wanted, pool.workers_max) for pool in pools if pool.role is Role.PREFILL] == [(4, 4)]
+
+
+async def test_a_leader_of_the_past_changes_nothing(world: World) -> None:
+    """A token older than the newest one is refused."""
+    await scale(world, 2, token=7)
+    with pytest.raises(UnsupportedError, match="fencing"):
+        await scale(world, 5, token=6)
+    assert (await decode_pool(world)).workers_wanted == 2
+
+
+async def test_a_pool_that_is_not_managed_is_named(world: World) -> None:
+    """Another model is an error, not a new pool."""
+    with pytest.raises(NotFoundError, match="other"):
+        await world.connector.scale(target(2, model="other"), fencing_token=1, timeout_s=PATIENCE_S)
+    with pytest.raises(UnsupportedError):
+        await world.connector.flip("w", Role.PREFILL, fencing_token=1, timeout_s=PATIENCE_S)
+    assert world.calls() == 0
+
+
+async def test_a_slow_orchestrator_ends_a_call_in_time(world: World) -> None:
+    """Every call ends with a DeadlineError; a later one works again as soon as the orchestrator does."""
+    world.hang()
+    calls: list[Awaitable[object]] = [
+        world.connector.pools(timeout_s=0.3),
+        world.connector.scale(target(3), fencing_token=1, timeout_s=0.3),
+    ]
+    for call in calls:
+        with pytest.raises(DeadlineError):
+            await call
+    assert world.calls() == 0
+
+
+async def test_a_failing_orchestrator_is_a_mesh_error(world: World) -> None:
+    """The reason is in the message; nothing was changed."""
+    world.fail()
+    for call in (world.connector.pools(timeout_s=PATIENCE_S), scale(world, 3)):
+        with pytest.raises(UnavailableError) as caught:
+            await call
+        assert "not found" in caught.value.message or "500" in caught.value.message
+    assert world.calls() == 0
+
+
+@pytest.mark.parametrize(
+    "entries", [(), ("m/prefill",), ("m/router=x",), ("m/decode=a:b",), ("m/decode=-a",), ("m/decode=a", "m/decode=b")]
+)
+def test_malformed_pools_are_refused(entries: tuple[str, ...]) -> None:
+    """The error names the setting; a unit cannot pass for a flag of the command."""
+    with pytest.raises(InvalidRequestError) as caught:
+        read_pools(entries, field="pools")
+    assert caught.value.field == "pools"
+
+
+def test_workloads_of_kubernetes() -> None:
+    """A name alone is a Deployment; kinds without a scale subresource are refused."""
+    assert kind_and_name("a") == ("deployment", "a")
+    assert kind_and_name("StatefulSet/a") == ("statefulset", "a")
+    for unit in ("pod/a", "deployment/"):
+        with pytest.raises(MeshError):
+            kind_and_name(unit)
+
+
+async def test_without_the_command_of_compose(tmp_path: Path) -> None:
+    """A machine without docker is an error that says so."""
+    orchestrator = ComposeOrchestrator(ComposeSettings(command=(str(tmp_path / "none"), "compose")))
+    with pytest.raises(UnavailableError, match="cannot be started"):
+        await orchestrator.sizes("decode")
+    assert os.listdir(tmp_path) == []

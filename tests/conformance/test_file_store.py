@@ -1,0 +1,174 @@
+"""Uploaded files, on each database: what one process stores, every other one reads."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from kvmesh.errors import InvalidRequestError, NotFoundError, OverloadedError
+from services.frontend.settings import BatchSettings
+from services.frontend.stores.batches import BatchStore
+from services.frontend.stores.database import Row
+from services.frontend.stores.files import FileStore
+from tests.conformance.manual_clock import ManualClock
+from tests.conformance.store_cases import StoreCase, cluster, stores
+
+__all__ = ["cluster", "stores"]
+
+SETTINGS = BatchSettings(files_max=4, files_bytes_max=8 << 20, tenant_share_max=0.5, file_ttl_s=100.0)
+PART = 1 << 20
+
+
+class Bench:
+    """Two processes over the same data."""
+
+    def __init__(self, one: FileStore, two: FileStore, batches: BatchStore, clock: ManualClock) -> None:
+        self.one, self.two, self.batches, self.clock = one, two, batches, clock
+
+    async def upload(self, name: str, data: bytes, owner: str = "me") -> Row:
+        file = self.one.new(name)
+        try:
+            file.write(data)
+            return await self.one.keep_and_add(file, owner=owner, name="in.jsonl", purpose="batch")
+        finally:
+            file.discard()
+
+
+@pytest.fixture
+async def bench(stores: StoreCase) -> Bench:
+    clock = ManualClock()
+    first, second = await stores.batches(), await stores.batches()
+    one, two = (
+        FileStore(contents=stores.contents(each, clock), database=each, settings=SETTINGS, clock=clock)
+        for each in (first, second)
+    )
+    for store in (one, two):
+        await store.start()
+    return Bench(one, two, BatchStore(second, SETTINGS, clock, instance_id="two"), clock)
+
+
+async def content(store: FileStore, file_id: str) -> bytes:
+    return b"".join([part async for part in store.read(file_id)])
+
+
+def files_in(directory: Path) -> list[str]:
+    return [path.name for path in directory.rglob("*") if path.is_file() and "files" in path.parent.name]
+
+
+@pytest.mark.parametrize("size", [0, 1, PART - 1, PART, PART + 1, 3 * PART])
+async def test_every_byte_arrives(bench: Bench, size: int) -> None:
+    """In parts and as a local file, whatever the size."""
+    data = bytes(number % 251 for number in range(1000)) * (size // 1000 + 1)
+    row = await bench.upload("file-a", data[:size])
+    assert row["size_bytes"] == size
+    assert await content(bench.two, "file-a") == data[:size]
+    async with bench.two.local("file-a") as path:
+        assert path.read_bytes() == data[:size]
+
+
+async def test_a_file_that_does_not_exist_is_no_empty_file(bench: Bench) -> None:
+    with pytest.raises(FileNotFoundError):
+        await content(bench.two, "file-none")
+
+
+async def test_a_deleted_file_is_gone_for_all(bench: Bench, stores: StoreCase) -> None:
+    """Row and bytes; only its owner may delete it."""
+    await bench.upload("file-a", b"x" * (PART + 5))
+    with pytest.raises(NotFoundError):
+        await bench.two.delete(owner="other", file_id="file-a")
+    with pytest.raises(NotFoundError):
+        await bench.two.get(owner="other", file_id="file-a")
+    await bench.two.delete(owner="me", file_id="file-a")
+    with pytest.raises(NotFoundError):
+        await bench.one.get(owner="me", file_id="file-a")
+    with pytest.raises(FileNotFoundError):
+        await content(bench.one, "file-a")
+    assert files_in(stores.directory) == []
+
+
+async def test_a_file_that_a_batch_reads_stays(bench: Bench) -> None:
+    """Neither its owner nor its age deletes it."""
+    await bench.upload("file-a", b"x")
+    await bench.batches.create(
+        owner="me", batch_id="b", endpoint="/v1/chat/completions", input_file_id="file-a", completion_window="24h",
+        window_s=1000.0, metadata=None, output_ttl_s=None,
+    )  # fmt: skip
+    with pytest.raises(InvalidRequestError):
+        await bench.one.delete(owner="me", file_id="file-a")
+    await bench.clock.advance(101.0)
+    assert await bench.one.sweep() == 0
+    assert await content(bench.two, "file-a") == b"x"
+
+
+async def test_limits_hold_for_all_processes_together(bench: Bench) -> None:
+    """One tenant may have half; a refused file leaves no bytes."""
+    for number in range(2):
+        await bench.upload(f"file-{number}", b"x")
+    with pytest.raises(OverloadedError):
+        await bench.upload("file-2", b"x")
+    with pytest.raises(FileNotFoundError):
+        await content(bench.one, "file-2")
+    with pytest.raises(OverloadedError):
+        await bench.upload("file-3", b"x" * (4 * PART + 1), owner="other")
+    await bench.upload("file-4", b"x" * PART, owner="other")
+    added = await asyncio.gather(
+        *(
+            store.add(owner=f"o{number}", file_id=f"file-{store is bench.one}-{number}", name="n", purpose="batch",
+                      size_bytes=1, ttl_s=None)
+            for store in (bench.one, bench.two)
+            for number in range(3)
+        ),
+        return_exceptions=True,
+    )  # fmt: skip
+    assert [type(each) for each in added].count(OverloadedError) == 5
+
+
+async def test_uploads_at_once_leave_no_bytes_of_refused_ones(bench: Bench) -> None:
+    """Also of those that another upload overtook after their first check."""
+    names = [f"file-{number}" for number in range(6)]
+    ended = await asyncio.gather(*(bench.upload(name, name.encode() * 9) for name in names), return_exceptions=True)
+    assert [type(each) for each in ended].count(OverloadedError) == 6 - len([e for e in ended if isinstance(e, dict)])
+    for name, each in zip(names, ended, strict=True):
+        if isinstance(each, dict):
+            assert await content(bench.two, name) == name.encode() * 9
+        else:
+            with pytest.raises(FileNotFoundError):
+                await content(bench.two, name)
+
+
+async def test_expired_files_go(bench: Bench) -> None:
+    """Rows, bytes, and nothing else; any process may sweep."""
+    await bench.upload("file-a", b"x")
+    await bench.clock.advance(50.0)
+    await bench.upload("file-b", b"y")
+    await bench.clock.advance(51.0)
+    with pytest.raises(NotFoundError):
+        await bench.one.get(owner="me", file_id="file-a")
+    assert await bench.two.sweep() == 1
+    with pytest.raises(FileNotFoundError):
+        await content(bench.one, "file-a")
+    assert await content(bench.one, "file-b") == b"y"
+
+
+async def test_bytes_without_a_row_go_after_a_day(bench: Bench) -> None:
+    """A process that dies between bytes and row leaves them. Bytes of a file in progress stay."""
+    await bench.clock.advance(time.time() - bench.clock.wall())  # The age of files on the disk is in real time.
+    file = bench.one.new("file-lost")
+    file.write(b"x")
+    await bench.one.keep(file)
+    await bench.clock.advance(86_000.0)
+    await bench.two.sweep()
+    assert await content(bench.two, "file-lost") == b"x"
+    await bench.clock.advance(500.0)
+    await bench.two.sweep()
+    with pytest.raises(FileNotFoundError):
+        await content(bench.one, "file-lost")
+
+
+async def test_lists_are_of_one_owner_and_one_purpose(bench: Bench) -> None:
+    await bench.upload("file-a", b"x")
+    await bench.upload("file-b", b"x", owner="other")
+    for purpose, names in ((None, ["file-a"]), ("batch", ["file-a"]), ("batch_output", [])):
+        rows, has_more = await bench.two.page("me", limit=5, after=None, purpose=purpose, newest_first=True)
+        assert ([row["id"] for row in rows], has_more) == (names, False)

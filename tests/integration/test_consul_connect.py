@@ -1,0 +1,179 @@
+"""Identities from a real Consul Connect: a mesh of real processes with ACLs that deny by default, and one token per role."""
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import grpc
+import pytest
+
+from kvmesh.identity.names import ConnectNames
+from kvmesh.identity.roles import MeshRole
+from tests.connect_identities import (
+    ACCEPTED,
+    REFUSED,
+    address_of,
+    forged,
+    is_plain_http,
+    issued,
+    leaf_of,
+    member_files,
+    outcome,
+    s_client,
+    shown,
+    shown_uri,
+)
+from tests.connect_mesh import ConnectMesh, connect_mesh, wait_for
+from tests.patience import PATIENCE_S
+from tests.security.anonymous import listening
+from tests.security.test_methods import Fixed, serving
+
+pytestmark = pytest.mark.timeout(300)
+SERVERS = ("router", "prefill", "decode")
+STREAMS, TOKENS = 32, 1000
+DENIED_S_MAX = 5.0
+DESCRIBE = "/kvmesh.worker.v1.WorkerService/Describe"
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectMesh]:
+    with connect_mesh(tmp_path_factory.mktemp("connect")) as running:
+        yield running
+
+
+def test_the_mesh_answers(mesh: ConnectMesh) -> None:
+    """With certificates, intentions and tokens of Consul alone; a long prompt goes through the prefill worker."""
+    status, body = mesh.ask(words=300)
+    assert status == 200, body
+
+
+def test_strangers_are_refused_on_every_port(mesh: ConnectMesh) -> None:
+    """`openssl s_client` without a certificate gets no answer from any gRPC port of the mesh, and with a member's it gets one. Metrics and
+    health stay plain, and so does the public API.
+    """
+    plain, closed = set(), set()
+    pids = [process.pid for process in mesh.processes.values()]
+    own = member_files(mesh.consul, "operator", mesh.folder)
+    for _, host, port in listening(pids):
+        if is_plain_http(host, port):
+            plain.add(port)
+        elif s_client(host, port, *own) == ACCEPTED:
+            closed.add(port)
+            assert s_client(host, port) == REFUSED, port
+    instances = mesh.instances()
+    assert closed == {instances[name]["Port"] for name in ("router", "prefill", "decode")}
+    metrics = {int(each["Meta"]["metrics_port"]) for each in instances.values()}
+    assert plain == {*metrics, int(mesh.url.rpartition(":")[2])}
+
+
+async def test_other_identities_are_refused(mesh: ConnectMesh) -> None:
+    """A certificate of another trust domain ends the connection. A member, or another service of the same Consul, may not call what its
+    role may not.
+    """
+    decode = address_of(mesh.instances()["decode"])
+    generate, drain = "/kvmesh.decode.v1.DecodeService/Generate", "/kvmesh.worker.v1.WorkerService/Drain"
+    operator = issued(mesh.consul, MeshRole.OPERATOR)
+    assert await outcome(operator, decode, DESCRIBE) is grpc.StatusCode.OK
+    # As with Consul from 1.11 on, whose certificates have no common name.
+    uri = operator.names.server_uri(MeshRole.DECODE)
+    relayed = replace(operator, names=ConnectNames(prefix=uri.partition("/svc/")[0], domain=""))
+    assert await outcome(relayed, decode, DESCRIBE) is grpc.StatusCode.OK
+    foreign = forged(operator, operator.names.server_uri(MeshRole.OPERATOR))
+    assert await outcome(foreign, decode, DESCRIBE) is grpc.StatusCode.UNAVAILABLE
+    for method in (generate, drain):
+        assert await outcome(issued(mesh.consul, MeshRole.ROUTER), decode, method) is grpc.StatusCode.PERMISSION_DENIED
+    web = leaf_of(mesh.consul, "web")
+    assert await outcome(web, decode, DESCRIBE) is grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_a_server_with_another_role_is_no_decode_worker(mesh: ConnectMesh) -> None:
+    """The attacker has a router's certificate and listens where a decode worker was: clients that expect a decode worker refuse it."""
+    decode, router = issued(mesh.consul, MeshRole.DECODE), issued(mesh.consul, MeshRole.ROUTER)
+    for certificates, expected in ((decode, grpc.StatusCode.OK), (router, grpc.StatusCode.UNAVAILABLE)):
+        async with serving(Fixed(certificates)) as address:
+            assert await outcome(issued(mesh.consul, MeshRole.FRONTEND), address, DESCRIBE) is expected
+
+
+def test_an_operator_has_an_identity_of_consul(mesh: ConnectMesh) -> None:
+    """Commands reach routers and workers with it, and each change is in the audit log. A frontend's token is no operator's."""
+    worker = mesh.instances()["prefill"]["ID"]
+    for words in (("status",), ("drain", worker), ("drain", worker, "--undo")):
+        done = mesh.command("operator", *words)
+        assert done.returncode == 0 and worker in done.stdout, done
+    assert mesh.count("prefill", "operator_call") == 2
+    assert mesh.command("frontend", "drain", worker).returncode == 1
+
+
+def test_a_denied_intention_stops_calls(mesh: ConnectMesh) -> None:
+    """Within 5 s new requests fail, and the one that runs ends, with an answer; allowing heals. Other callers stay allowed."""
+    with ThreadPoolExecutor() as threads:
+        running = threads.submit(mesh.ask, max_tokens=TOKENS)
+        wait_for(lambda: mesh.in_flight() == 1, mesh.logs)
+        mesh.consul.set_intention("kvmesh-frontend", "kvmesh-decode", "deny")
+        denied_s = time.monotonic()
+        status, body = running.result(PATIENCE_S)
+        assert status >= 500 or "error" in body, (status, body)
+        assert time.monotonic() - denied_s < DENIED_S_MAX
+    status, body = mesh.ask()
+    assert status == 503, (status, body)
+    mesh.consul.set_intention("kvmesh-frontend", "kvmesh-decode", "allow")
+    settle(mesh)
+
+
+def test_a_worker_changes_its_role_and_its_identity(mesh: ConnectMesh) -> None:
+    """The prefill worker, whose policy allows both roles, becomes a decode worker and returns: each time it shows the certificate of its
+    role, and requests are answered. The decode worker's policy allows one role, so it stays what it is.
+    """
+    workers = {name: mesh.instances()[name] for name in ("prefill", "decode")}
+    refused = mesh.command("operator", "role", workers["decode"]["ID"], "prefill")
+    assert refused.returncode == 1 and "403" in refused.stderr, refused
+    address = address_of(workers["prefill"])
+    for role in ("decode", "prefill"):
+        done = mesh.command("operator", "role", workers["prefill"]["ID"], role)
+        assert done.returncode == 0, done
+        wait_for(lambda role=role: shown_uri(address).endswith(f"/svc/kvmesh-{role}"), mesh.logs)
+        wait_for(lambda: mesh.ask(words=300)[0] == 200, mesh.logs)
+    assert shown_uri(address_of(workers["decode"])).endswith("/svc/kvmesh-decode")
+
+
+def settle(mesh: ConnectMesh) -> None:
+    """Waits until the router's circuit breakers trust the workers again: requests at the same time are all answered."""
+    with ThreadPoolExecutor(STREAMS) as threads:
+        wait_for(lambda: {each[0] for each in threads.map(lambda _: mesh.ask(), range(STREAMS))} == {200}, mesh.logs)
+
+
+def test_rotation_drops_no_stream(mesh: ConnectMesh) -> None:
+    """A new root, then new certificates of the same root, while 32 answers are streamed: each ends with all its tokens, and the servers
+    show certificates of the new root.
+    """
+    settle(mesh)
+    before = {name: shown(address_of(mesh.instances()[name])) for name in SERVERS}
+    with ThreadPoolExecutor(STREAMS) as threads:
+        answers = [threads.submit(mesh.ask, max_tokens=TOKENS, timeout_s=4 * PATIENCE_S) for _ in range(STREAMS)]
+        wait_for(lambda: mesh.in_flight() == STREAMS, mesh.logs)
+        mesh.consul.rotate_root()
+        wait_for(
+            lambda: all(shown(address_of(mesh.instances()[name]))[1] != before[name][1] for name in SERVERS), mesh.logs
+        )
+        assert mesh.in_flight() == STREAMS, "the answers are too short for this test"
+        assert mesh.ask()[0] == 200  # New connections, if any, work in the middle of the change.
+        for answer in answers:
+            status, body = answer.result(4 * PATIENCE_S)
+            assert status == 200, body
+            assert json.loads(body)["usage"]["completion_tokens"] == TOKENS
+
+
+def test_the_mesh_goes_on_without_the_agent(mesh: ConnectMesh) -> None:
+    """The agent is killed: certificates and intentions stay, requests go on. It returns: it has new certificates, which are followed."""
+    before = {name: shown(address_of(mesh.instances()[name])) for name in SERVERS}
+
+    def meanwhile() -> None:
+        wait_for(lambda: all(mesh.count(name, "certificates_not_renewed") for name in before), mesh.logs)
+        assert mesh.ask()[0] == 200
+
+    mesh.restart_agent(meanwhile)
+    wait_for(lambda: all(shown(address_of(mesh.instances()[name])) != before[name] for name in SERVERS), mesh.logs)
+    status, body = mesh.ask()
+    assert status == 200, (body, mesh.logs())

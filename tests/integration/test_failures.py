@@ -1,0 +1,74 @@
+"""Slices of the commands of `tests/chaos` that take long: cancels in every phase, prefill workers that die in a transfer, and churn."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.cancels import BEHIND, WAYS, Times, run
+from tests.chaos.processes import ROOT
+from tests.parts import require_part
+
+
+async def output_of(*words: str) -> str:
+    """What a command prints. AssertionError if it fails."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", *words),
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0, output.decode()[-8000:]
+    return output.decode()
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("engine", ["simulated", "rendezvous"])
+async def test_cancels_free_both_sides(engine: str, tmp_path: Path) -> None:
+    """Whoever cancels, and wherever the request is: blocks, leases and queue places are free again, and no block is lost."""
+    require_part("nixl")
+    times = await run(engine, 1, tmp_path)
+    check(times)
+    assert sum(times.ways.values()) > len(WAYS) * len(BEHIND) // 2, times.ways
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(400)
+async def test_cancels_on_vllm_free_both_sides(tmp_path: Path) -> None:
+    """The same with real KV."""
+    require_part("vllm")
+    require_part("nixl")
+    check(await run("vllm", 1, tmp_path))
+
+
+@pytest.mark.sglang
+@pytest.mark.timeout(400)
+async def test_cancels_on_sglang_free_both_sides(tmp_path: Path) -> None:
+    """The same in SGLang's queues: bootstrap, waiting and in flight; preallocation, transfer and waiting."""
+    require_part("sglang")
+    check(await run("sglang", 1, tmp_path))
+
+
+def check(times: Times) -> None:
+    assert not times.problems, times.problems
+    assert {side for _, side in times.seconds} >= {"prefill", "decode"}
+
+
+@pytest.mark.timeout(240)
+async def test_prefill_workers_that_die_in_a_transfer() -> None:
+    """The decode worker computes the prompt itself: the right answer, and no block, lease or leg is left."""
+    require_part("nixl")
+    assert "4 kills in transfer, 0 problems" in await output_of("tests.chaos.prefill_kills", "--kills", "4")
+
+
+@pytest.mark.timeout(240)
+async def test_churn_leaves_nothing() -> None:
+    """Workers are killed, drained, stopped and moved between pools, and clients leave: right answers, and nothing left at the end."""
+    require_part("nixl")
+    output = await output_of("tests.chaos.soak", "--minutes", "0.4", "--in-flight", "6", "--pause-s", "1.5")
+    assert "PROBLEM" not in output

@@ -1,0 +1,144 @@
+"""Hedged prompts on real processes: a prefill worker that stands still does not delay the answer, and keeps nothing of it."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import aiohttp
+import pytest
+
+from kvmesh.discovery.base import DECODE, PREFILL, ROUTER
+from kvmesh.rpc.router.client import GrpcRouterClient
+from tests.integration.mesh import (
+    RunningMesh,
+    argv_simulated,
+    grpc_address,
+    metrics_text,
+    process_state,
+    running_mesh,
+    wait_until,
+    worker_metric,
+)
+from tests.parts import require_part
+from tests.patience import PATIENCE_S
+
+FLAGS = (
+    *("--prefill", "2", "--decode", "1", "--no-planner", "--no-gateway"),
+    # A long prompt takes a second. Neither missing heartbeats nor the end of a lease may help: only a hedge and a cancel.
+    "--engine-args=--simulated-profile-per-prefill-token-s 0.0006 --worker-heartbeat-s 100 --kv-lease-s 300",
+    "--frontend-args=--pipeline-hedge-share-max 0.5",
+    "--router-args=--prefill-congested-s 1000",
+)
+SHORT_TOKENS, LONG_TOKENS = 150, 1800
+SAMPLES = 24
+"""More prompts than the frontend must have seen before it hedges one."""
+HEDGED_S = 15.0
+HELD = ("kv_blocks_used", "kv_blocks_held", "kv_blocks_unaccounted", "leases_handles", "legs_requests")
+
+
+@dataclass(slots=True)
+class Hedged:
+    """A mesh whose prefill workers can be stopped."""
+
+    mesh: RunningMesh
+    session: aiohttp.ClientSession
+    random: Random = field(default_factory=lambda: Random(3))
+
+    def prompt(self, tokens: int) -> list[int]:
+        return [self.random.randrange(300, 2000) for _ in range(tokens)]
+
+    async def ask(self, prompt: list[int], **options: Any) -> list[int]:
+        """The answer's tokens."""
+        body = {"model": "demo", "prompt": prompt, "max_tokens": 8, "ignore_eos": True, "return_token_ids": True}
+        url = f"{self.mesh.url}/v1/completions"
+        async with self.session.post(url, json={**body, **options}) as response:
+            answer: Any = await response.json()
+            assert response.status == 200, answer
+            return list(answer["choices"][0]["token_ids"])
+
+    async def metrics(self, service: str) -> Mapping[int, str]:
+        """The metrics of a service's processes that go on, by process id."""
+        registry = self.mesh.target.registry()
+        try:
+            found = {
+                int(each.instance_id.rpartition("-")[2]): each for each in (await registry.instances(service)).instances
+            }
+        finally:
+            await registry.aclose()
+        running = {pid: each for pid, each in found.items() if process_state(pid) != "T"}
+        return {pid: await metrics_text(each.host, int(each.meta["metrics_port"])) for pid, each in running.items()}
+
+    async def computing(self) -> int:
+        """The prefill worker that computes a prompt; 0: none does."""
+        texts = await self.metrics(PREFILL)
+        return next((pid for pid, text in texts.items() if worker_metric(text, "kvmesh_worker_running_requests")), 0)
+
+    async def hedges_won(self) -> float:
+        text = await metrics_text("127.0.0.1", (await grpc_address(self.mesh))[1])
+        return worker_metric(text, "kvmesh_frontend_hedges_won_requests_total")
+
+    async def is_free(self) -> bool:
+        """Whether no process that goes on holds anything of a request."""
+        texts = [*(await self.metrics(PREFILL)).values(), *(await self.metrics(DECODE)).values()]
+        return not any(worker_metric(text, f"kvmesh_worker_{name}") for text in texts for name in HELD)
+
+    async def reservations(self) -> int:
+        registry, channels = self.mesh.target.registry(), self.mesh.target.channels()
+        try:
+            (router,) = (await registry.instances(ROUTER)).instances
+            workers = await GrpcRouterClient(channels, router.address).list_workers(timeout_s=PATIENCE_S)
+            return sum(each.requests_in_flight for each in workers)
+        finally:
+            await channels.aclose()
+            await registry.aclose()
+
+    async def stop_computing(self, asking: "asyncio.Task[list[int]]") -> int:
+        """Stops the prefill worker that computes the request's prompt. 0: the prompt was computed before it was seen."""
+        while not asking.done():
+            if pid := await self.computing():
+                os.kill(pid, signal.SIGSTOP)
+                return pid
+        return 0
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.proves("migration", engine="simulated")
+async def test_the_prompt_of_a_stopped_prefill_worker_is_hedged(tmp_path: Path) -> None:
+    """The answer comes while the worker stands still. When it goes on, the cancel frees its blocks long before the lease ends."""
+    require_part("nixl")
+    timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
+    async with (
+        running_mesh(tmp_path, *argv_simulated(*FLAGS)) as mesh,
+        aiohttp.ClientSession(timeout=timeout) as session,
+    ):
+        hedged = Hedged(mesh, session)
+        for _ in range(SAMPLES):
+            await hedged.ask(hedged.prompt(SHORT_TOKENS))
+        stopped = 0
+        while not stopped:
+            prompt = hedged.prompt(LONG_TOKENS)
+            expected = await hedged.ask(prompt, cache_salt="expected")
+            await wait_until(hedged.is_free, PATIENCE_S, mesh.logs())
+            won = await hedged.hedges_won()
+            asking = asyncio.create_task(hedged.ask(prompt))
+            stopped = await hedged.stop_computing(asking)
+            try:
+                if stopped and not (await asyncio.wait([asking], timeout=HEDGED_S))[0]:
+                    # Prompts are slow on a busy machine, and one that was expected to be slow is not hedged soon.
+                    os.kill(stopped, signal.SIGCONT)
+                    stopped = 0
+                assert await asking == expected
+                if stopped:
+                    assert process_state(stopped) == "T"
+                    assert await hedged.hedges_won() == won + 1
+                    await wait_until(hedged.is_free, PATIENCE_S, mesh.logs())
+            finally:
+                if stopped:
+                    os.kill(stopped, signal.SIGCONT)
+        await wait_until(hedged.is_free, PATIENCE_S, mesh.logs())
+        assert not await hedged.reservations()

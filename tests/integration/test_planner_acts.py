@@ -1,0 +1,111 @@
+"""A planner that acts, on a mesh of processes with a real Consul and a real Prometheus: pools follow the load, and no request fails.
+
+`KVMESH_PLANNER_CYCLES=10` runs ten cycles instead of one. Sizes follow the use of KV, which does not depend on how fast the machine is.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from kvmesh.core import Role
+from kvmesh.core.plan import PlanReport
+from kvmesh.core.planning import DecisionAction, DecisionOutcome
+from kvmesh.discovery.base import PLANNER as PLANNER_SERVICE
+from kvmesh.rpc.planner_client import GrpcPlannerClient
+from tests.integration.mesh import RunningMesh, argv_simulated, chat, running_mesh, wait_until
+from tests.patience import PATIENCE_S
+from tests.servers import Server
+
+CYCLES = int(os.environ.get("KVMESH_PLANNER_CYCLES", "1"))
+CONFIG = Path(__file__).parents[2] / "compose" / "prometheus" / "prometheus.yml"
+# 160 blocks of 16 tokens: eight requests of about 250 tokens use most of them.
+ENGINE = "--simulated-time-factor 1 --simulated-kv-blocks 160 --simulated-profile-base-s 0.02"
+PLANNER = (
+    "--interval-s 0.5 --window-s 10 --decide-sizing thresholds --decide-start-s 2 --decide-calm-s 3"
+    " --decide-thresholds-kv-high 0.5 --decide-thresholds-kv-low 0.25 --decide-thresholds-backlog-high 1000000 --decide-workers-max 3"
+)
+IN_FLIGHT = 8
+
+
+async def ask_on(mesh: RunningMesh, number: int, expected: dict[int, object], tokens: int, stop: asyncio.Event) -> int:
+    """Asks the same question until `stop`, and lets the last answer end. Every answer is the first one."""
+    asked = 0
+    while not stop.is_set():
+        answer = await chat(mesh.url, f"question {number} " * 10, max_tokens=tokens, temperature=0, ignore_eos=True)
+        text = answer["choices"][0]["message"]["content"]  # type: ignore[index]
+        assert expected.setdefault(number, text) == text
+        asked += 1
+    return asked
+
+
+def decode_ready(plan: PlanReport) -> int:
+    return sum(pool.workers_ready for pool in plan.pools if pool.role is Role.DECODE)
+
+
+@asynccontextmanager
+async def planner_of(mesh: RunningMesh) -> AsyncIterator[tuple[str, GrpcPlannerClient]]:
+    registry, channels = mesh.target.registry(), mesh.target.channels()
+    try:
+        (planner,) = (await registry.instances(PLANNER_SERVICE)).instances
+        yield planner.instance_id, GrpcPlannerClient(channels, planner.address)
+    finally:
+        await channels.aclose()
+        await registry.aclose()
+
+
+async def test_pools_follow_the_load(
+    start_consul: Callable[..., Server], start_prometheus: Callable[[Path], Server], tmp_path: Path
+) -> None:
+    """Under load decode workers start, without it they drain and stop; answers stay the same, and one leader makes all changes."""
+    consul = await asyncio.to_thread(start_consul)
+    text = CONFIG.read_text().replace('"127.0.0.1:8500"', f'"{consul.address}"')
+    text = text.replace("scrape_interval: 5s", "scrape_interval: 1s").replace(
+        "scrape_timeout: 3s", "scrape_timeout: 1s"
+    )
+    config = tmp_path / "prometheus.yml"
+    config.write_text(text)
+    prometheus = await asyncio.to_thread(start_prometheus, config)
+    argv = argv_simulated(
+        "--consul",
+        consul.address,
+        "--plan",
+        f"--engine-args={ENGINE}",
+        f"--planner-args={PLANNER} --prometheus {prometheus.url}",
+    )
+    async with running_mesh(tmp_path, *argv) as mesh, planner_of(mesh) as (planner_id, client):
+        expected: dict[int, object] = {}
+
+        def has_ready(wanted: Callable[[int], bool]) -> Callable[[], object]:
+            async def is_reached() -> bool:
+                return wanted(decode_ready(await client.get_plan(timeout_s=PATIENCE_S)))
+
+            return is_reached
+
+        for cycle in range(CYCLES):
+            stop = asyncio.Event()
+            busy = [asyncio.create_task(ask_on(mesh, number, expected, 200, stop)) for number in range(IN_FLIGHT)]
+            # One request after the other goes on while workers drain.
+            calm_stop = asyncio.Event()
+            calm = asyncio.create_task(ask_on(mesh, IN_FLIGHT, expected, 20, calm_stop))
+            await wait_until(
+                has_ready(lambda ready: ready >= 2), 3 * PATIENCE_S, f"cycle {cycle}: a second worker serves"
+            )
+            assert not any(task.done() for task in (*busy, calm)), "a request failed while a worker started"
+            stop.set()
+            assert sum(await asyncio.gather(*busy)) >= IN_FLIGHT
+            await wait_until(has_ready(lambda ready: ready == 1), 3 * PATIENCE_S, f"cycle {cycle}: one worker is left")
+            assert not calm.done(), "a request failed while a worker drained"
+            calm_stop.set()
+            assert await calm > 0
+        plan = await client.get_plan(timeout_s=PATIENCE_S)
+        assert plan.source == "prometheus"
+        assert (plan.is_leader, plan.leader_id) == (True, planner_id)
+        changes = [each for each in plan.decisions if each.action.changes_pools]
+        accepted = [each for each in changes if each.outcome is DecisionOutcome.ACCEPTED]
+        # A plan has the newest 32 decisions only.
+        assert len(accepted) >= 2
+        assert {each.action for each in accepted} == {DecisionAction.SCALE}
+        assert len({each.fencing_token for each in accepted}) == 1
+        assert {each.reason for each in accepted} == {"above_threshold", "below_threshold"}

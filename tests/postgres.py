@@ -1,0 +1,156 @@
+"""A private PostgreSQL cluster in a temporary directory, on loopback, for as long as a test needs it."""
+
+import asyncio
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg
+
+from tests.parts import require_part
+from tests.servers import HOST, free_ports
+
+PASSWORD = "not-in-any-log"
+USER = "kvmesh"
+START_S_MAX = 60.0
+# Durable as in production: tests kill the server and then look for what was committed.
+CONFIGURATION = """
+listen_addresses = '127.0.0.1'
+unix_socket_directories = ''
+max_connections = 40
+shared_buffers = 16MB
+dynamic_shared_memory_type = mmap
+"""
+
+
+@dataclass(slots=True)
+class Cluster:
+    """A server that tests may stop, kill and start again. All databases have the same user."""
+
+    directory: Path
+    binary: Path
+    port: int
+    process: subprocess.Popen[bytes] | None = None
+    databases: list[str] = field(default_factory=list)
+
+    def url(self, database: str = "postgres") -> str:
+        return f"postgresql://{USER}@{HOST}:{self.port}/{database}"
+
+    def new_database(self) -> str:
+        """Creates an empty database and returns its URL."""
+        name = f"mesh{len(self.databases)}"
+        self.run(f"CREATE DATABASE {name}")
+        self.databases.append(name)
+        return self.url(name)
+
+    def run(self, statement: str, url: str = "") -> list[tuple[object, ...]]:
+        """Runs one statement outside a transaction and returns its rows."""
+        with psycopg.connect(url or self.url(), password=PASSWORD, autocommit=True) as connection:
+            cursor = connection.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
+
+    def start(self) -> None:
+        self.spawn()
+        self.wait_up()
+
+    async def start_again(self, *, file_bytes_max: int = 0) -> None:
+        """`start` for coroutines. The kernel ends the server with the thread that spawned it, so this is the loop's own.
+
+        `file_bytes_max`: size at which files of the server grow no more, as on a full disk. 0: no limit.
+        """
+        self.spawn(file_bytes_max)
+        await asyncio.to_thread(self.wait_up)
+
+    def spawn(self, file_bytes_max: int = 0) -> None:
+        limit = ["prlimit", f"--fsize={file_bytes_max}"] if file_bytes_max else []
+        command = [*limit, *as_user(), str(self.binary), "-D", str(self.directory / "data"), "-p", str(self.port)]
+        with (self.directory / "log").open("ab") as log:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/")
+
+    def wait_up(self) -> None:
+        end = time.monotonic() + START_S_MAX
+        while time.monotonic() < end:
+            with suppress(psycopg.OperationalError):
+                self.run("SELECT 1")
+                return
+            if self.process is None or self.process.poll() is not None:
+                break
+            time.sleep(0.05)
+        raise RuntimeError(f"PostgreSQL did not start:\n{(self.directory / 'log').read_text()[-3000:]}")
+
+    def kill(self) -> None:
+        """Kills the server and all of its processes without notice, as a machine that loses power does."""
+        assert self.process is not None
+        master = self.process.pid
+        for pid in [*children_of(master), master]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        self.process = None
+
+    def signal_all(self, number: int) -> None:
+        """Sends a signal, such as SIGSTOP, to the server and its processes."""
+        assert self.process is not None
+        for pid in [self.process.pid, *children_of(self.process.pid)]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def stop(self) -> None:
+        """Stops the server in order; connections are closed."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGINT)
+            self.process.wait(timeout=START_S_MAX)
+            self.process = None
+
+
+def children_of(pid: int) -> list[int]:
+    with suppress(FileNotFoundError):
+        return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+def as_user() -> list[str]:
+    """The words before a command of PostgreSQL, which refuses to run as root. The server dies with the tests' process."""
+    words = ["setpriv", "--pdeathsig", "INT"]
+    if os.geteuid() == 0:
+        user = pwd.getpwnam("nobody")
+        words += ["--reuid", str(user.pw_uid), "--regid", str(user.pw_gid), "--clear-groups"]
+    return words
+
+
+@contextmanager
+def postgres_cluster() -> Iterator[Cluster]:
+    """A running cluster whose user needs a password."""
+    binary = require_part("postgres")
+    # Not in pytest's directory, which only its user may enter.
+    directory = Path(tempfile.mkdtemp(prefix="kvmesh-postgres-"))
+    cluster = Cluster(directory=directory, binary=binary, port=free_ports(1)[0])
+    try:
+        (directory / "password").write_text(PASSWORD)
+        if os.geteuid() == 0:
+            user = pwd.getpwnam("nobody")
+            for path in (directory, directory / "password"):
+                os.chown(path, user.pw_uid, user.pw_gid)
+        made = subprocess.run(
+            [*as_user(), str(binary.with_name("initdb")), "-D", str(directory / "data"), "-U", USER, "-E", "UTF8",
+             "--locale", "C", "-A", "scram-sha-256", "--pwfile", str(directory / "password"), "--no-sync"],
+            capture_output=True, text=True, cwd="/", check=False,
+        )  # fmt: skip
+        assert made.returncode == 0, made.stderr
+        with (directory / "data" / "postgresql.conf").open("a") as configuration:
+            configuration.write(CONFIGURATION)
+        cluster.start()
+        yield cluster
+    finally:
+        if cluster.process is not None:
+            cluster.signal_all(signal.SIGCONT)
+            cluster.kill()
+        shutil.rmtree(directory, ignore_errors=True)

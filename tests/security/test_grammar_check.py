@@ -1,0 +1,114 @@
+"""Compiling a constraint is bounded: in a process of its own that is killed at the limits and with the request."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from kvmesh.engines.vllm.grammar_check import GrammarChecker, GrammarSettings
+from kvmesh.errors import InvalidRequestError, UnavailableError
+from tests.patience import PATIENCE_S
+
+xgrammar = pytest.importorskip("xgrammar")
+FIELD = "generation.sampling.constraint"
+
+
+def ranged(count: int) -> str:
+    """Takes xgrammar about a CPU-second for 400 fields."""
+    fields = {f"f{i}": {"type": "integer", "minimum": -(10**12) + i, "maximum": 10**15 + i * 7} for i in range(count)}
+    return json.dumps({"type": "object", "properties": fields, "required": list(fields)})
+
+
+def tokenizer() -> str:
+    vocabulary = [*map(chr, range(32, 127)), "</s>"]
+    return str(xgrammar.TokenizerInfo(vocabulary, stop_token_ids=[len(vocabulary) - 1]).serialize_json())
+
+
+@pytest.fixture
+async def checker() -> AsyncIterator[GrammarChecker]:
+    checker = GrammarChecker(GrammarSettings(cpu_s_max=1, wait_s_max=PATIENCE_S), tokenizer)
+    yield checker
+    await checker.aclose()
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+async def until(condition: object) -> None:
+    assert callable(condition)
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_what_takes_longer_is_refused_and_the_loop_goes_on(checker: GrammarChecker) -> None:
+    """The same process then compiles the next constraint; one that xgrammar does not accept is left to vLLM."""
+    await checker.check("regex", "[a-c]{3}", FIELD)
+    process = checker._process
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    counting = asyncio.create_task(count_turns())
+    with pytest.raises(InvalidRequestError, match="more than 1 s of CPU time") as refusal:
+        await checker.check("json", ranged(4000), FIELD)
+    counting.cancel()
+    assert (refusal.value.reason, refusal.value.field) == ("constraint_too_complex", FIELD)
+    assert turns > 100
+    for kind, text in (("json", '{"type": "integer"}'), ("regex", "["), ("grammar", 'root ::= "yes"'), ("json", "{")):
+        await checker.check(kind, text, FIELD)
+    assert checker._process is process and process is not None and not children_of(process.pid)
+
+
+async def test_what_needs_more_memory_is_refused() -> None:
+    checker = GrammarChecker(GrammarSettings(cpu_s_max=60, wait_s_max=PATIENCE_S, memory_bytes_max=64 << 20), tokenizer)
+    try:
+        with pytest.raises(InvalidRequestError) as refusal:
+            await checker.check("json", ranged(4000), FIELD)
+        assert refusal.value.reason == "constraint_too_complex"
+        await checker.check("regex", "[a-c]{3}", FIELD)
+    finally:
+        await checker.aclose()
+
+
+async def test_a_cancelled_request_stops_its_compilation() -> None:
+    """Else it would hold the next one for a minute."""
+    checker = GrammarChecker(GrammarSettings(cpu_s_max=3600, wait_s_max=3600), tokenizer)
+    try:
+        await checker.check("regex", "[a-c]{3}", FIELD)
+        process = checker._process
+        assert process is not None
+        checking = asyncio.create_task(checker.check("json", ranged(20_000), FIELD))
+        await until(lambda: children_of(process.pid))
+        checking.cancel()
+        await asyncio.wait({checking})
+        await until(lambda: not children_of(process.pid))
+        await checker.check("regex", "[a-c]{4}", FIELD)
+        assert checker._process is process
+    finally:
+        await checker.aclose()
+
+
+async def test_a_process_that_dies_fails_one_request(checker: GrammarChecker) -> None:
+    await checker.check("regex", "[a-c]{3}", FIELD)
+    process = checker._process
+    assert process is not None
+    checking = asyncio.create_task(checker.check("json", ranged(20_000), FIELD))
+    await until(lambda: children_of(process.pid))
+    (child,) = children_of(process.pid)
+    os.kill(process.pid, signal.SIGKILL)
+    with pytest.raises(UnavailableError):
+        await checking
+    # Its child dies with it.
+    await until(lambda: not Path(f"/proc/{child}").exists() or "(zombie)" in Path(f"/proc/{child}/status").read_text())
+    await checker.check("regex", "[a-c]{3}", FIELD)
+    assert checker._process is not process

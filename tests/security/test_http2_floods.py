@@ -1,0 +1,87 @@
+"""Floods of the public gRPC port below the level of calls: streams that are reset at once, heads without end, pings, settings."""
+
+import asyncio
+import struct
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from bench.hostile.attacks import TOKENIZE
+from bench.hostile.connection import PREFACE, Frame, header_block, http2_frame
+from services.frontend.models import ServedModel
+from tests.security.rig import Rig, frontend
+
+STREAMS = 5000
+CPU_S_MAX = 2.0
+"""Of client and server, which are one process here. 5 000 resets take 0.15 s."""
+
+
+@pytest.fixture
+async def rig(model: ServedModel, keys: Path) -> AsyncIterator[Rig]:
+    async with frontend(model, keys=keys) as running:
+        yield running
+
+
+def resets(address: str) -> bytes:
+    """Streams that end as soon as they have begun (CVE-2023-44487)."""
+    block = header_block(TOKENIZE, address)
+    cancel = struct.pack(">I", 8)
+    return b"".join(
+        http2_frame(Frame.HEADERS, 4, stream, block) + http2_frame(Frame.RESET, 0, stream, cancel)
+        for stream in range(1, 2 * STREAMS, 2)
+    )
+
+
+def endless_head(address: str) -> bytes:
+    """A head that goes on in CONTINUATION frames (CVE-2024-27316)."""
+    first = http2_frame(Frame.HEADERS, 0, 1, header_block(TOKENIZE, address))
+    more = http2_frame(Frame.CONTINUATION, 0, 1, b"\0\1a\x7f\x80\x40" + b"b" * 8191)
+    return first + more * 500
+
+
+def large_head(address: str) -> bytes:
+    """One head of 64 fields of 8 kB."""
+    fields = b"".join(b"\0\4x-%02d\x7f\x80\x40" % number + b"b" * 8319 for number in range(64))
+    return http2_frame(Frame.HEADERS, 0, 1, header_block(TOKENIZE, address)) + b"".join(
+        http2_frame(Frame.CONTINUATION, 4 if end >= len(fields) else 0, 1, fields[end - 16_000 : end])
+        for end in range(16_000, len(fields) + 16_000, 16_000)
+    )
+
+
+def pings(_: str) -> bytes:
+    return http2_frame(Frame.PING, 0, 0, b"12345678") * 20_000
+
+
+def settings(_: str) -> bytes:
+    return http2_frame(Frame.SETTINGS, 0, 0, struct.pack(">HI", 4, 65_535)) * 20_000
+
+
+@pytest.mark.parametrize("attack", [resets, endless_head, large_head, pings, settings])
+async def test_a_flood_costs_little_and_others_are_served(rig: Rig, attack: object) -> None:
+    """No key is needed for any of this, so it must cost next to nothing."""
+    assert callable(attack)
+    host, _, port = rig.rpc_address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    used_s = time.process_time()
+    try:
+        writer.write(PREFACE + http2_frame(Frame.SETTINGS, 0, 0, b"") + attack(rig.rpc_address))
+        answered = asyncio.create_task(read_all(reader))
+        async with grpc.aio.insecure_channel(rig.rpc_address) as channel:
+            call = channel.unary_unary(TOKENIZE)(b"", metadata=(("authorization", "Bearer good"),), timeout=30)
+            # The empty message names no model; the key was accepted.
+            assert await call.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
+    finally:
+        writer.transport.abort()
+    await answered
+    assert time.process_time() - used_s < CPU_S_MAX
+
+
+async def read_all(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.read()
+    except ConnectionError:
+        return b"reset"

@@ -1,0 +1,36 @@
+"""A refused request leaves nothing that waits for a collection of garbage: collections of older objects are rare."""
+
+import gc
+import weakref
+
+import aiohttp
+import pytest
+
+from kvmesh.errors import InvalidRequestError
+from services.frontend.models import ServedModel
+from tests.security.rig import CHAT, frontend
+
+
+async def test_a_refused_request_is_freed_at_once(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exception and the frame that handled it used to refer to each other, so the bodies of refused requests added up."""
+    made: list[weakref.ref[BaseException]] = []
+
+    class Watched(InvalidRequestError):
+        def __init__(self) -> None:
+            super().__init__("refused", reason="invalid_json")
+            made.append(weakref.ref(self))
+
+    def refuse(body: bytes) -> None:
+        raise Watched
+
+    monkeypatch.setattr("services.frontend.api.http.exchange.parse_object", refuse)
+    async with frontend(model) as rig, aiohttp.ClientSession() as session:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                async with session.post(rig.url + CHAT, json={}) as response:
+                    assert response.status == 400
+            assert len(made) == 3 and not any(each() for each in made[:-1])
+        finally:
+            gc.enable()

@@ -1,0 +1,92 @@
+"""Real SGLang engines: what listens where, and what an expensive grammar costs others."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from ipaddress import ip_address
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.chaos.rendezvous import Rendezvous, rendezvous
+from tests.integration.mesh import command_line, descendants
+from tests.parts import require_part
+from tests.security.anonymous import listening
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.sglang, pytest.mark.timeout(300)]
+ALLOWED, TOO_MANY = 230, 3000
+"""Integers with a range in a schema that is just allowed, and in the one that silenced a worker."""
+
+
+def schema(count: int) -> dict[str, Any]:
+    fields = {f"f{i}": {"type": "integer", "minimum": -(10**12) + i, "maximum": 10**15 + i * 7} for i in range(count)}
+    return {"type": "object", "properties": fields, "required": list(fields)}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rendezvous]:
+    """A prefill and a decode worker, with the flags that `kvmesh up` gives them by itself."""
+    require_part("sglang")
+    async with rendezvous(tmp_path_factory.mktemp("sglang"), "--prefill", "1", "--decode", "1", workers=2) as running:
+        yield running
+
+
+async def test_everything_listens_on_loopback(mesh: Rendezvous) -> None:
+    """ZeroMQ sockets between the engines, PyTorch's store, the bootstrap server and UCX, too.
+
+    Nobody on the network reaches a channel of SGLang, none of which has authentication.
+    """
+    await mesh.ask(mesh.prompts([300])[0])
+    pids = (mesh.mesh.process.pid, *descendants(mesh.mesh.process.pid))
+    found = list(listening(pids))
+    assert [(pid, host, port) for pid, host, port in found if not ip_address(host).is_loopback] == []
+    engines = {pid for pid in pids if any(b"SGLang engine" in word for word in command_line(pid))}
+    assert len(engines) == 2
+    assert engines <= {pid for pid, _, _ in found}
+
+
+async def ask_for(mesh: Rendezvous, count: int) -> int:
+    """Asks for JSON of so many integers. Returns the status."""
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema(count)}}
+    messages = [{"role": "user", "content": "Numbers"}]
+    body = {"model": "demo", "messages": messages, "max_tokens": 4, "response_format": form}
+    async with mesh.session.post(f"{mesh.mesh.url}/v1/chat/completions", json=body) as response:
+        answer = await response.json()
+        if response.status == 400:
+            assert answer["error"]["code"] == "constraint_too_complex", answer
+        return response.status
+
+
+async def gaps_of_stream(mesh: Rendezvous, started: asyncio.Event) -> list[float]:
+    """Times between the parts of an answer of another client."""
+    body = {
+        "model": "demo", "prompt": list(mesh.prompts([20])[0]), "max_tokens": 200, "ignore_eos": True, "stream": True,
+    }  # fmt: skip
+    gaps: list[float] = []
+    last_s = 0.0
+    async with mesh.session.post(f"{mesh.mesh.url}/v1/completions", json=body) as response:
+        async for line in response.content:
+            if line.startswith(b"data: {"):
+                assert "error" not in json.loads(line[6:])
+                now_s = time.monotonic()
+                if last_s:
+                    gaps.append(now_s - last_s)
+                last_s = now_s
+                started.set()
+    return gaps
+
+
+async def test_an_expensive_grammar_does_not_silence_a_worker(mesh: Rendezvous) -> None:
+    """The schema of 3 000 ranged integers is refused before the engine, and the largest that is allowed is compiled beside the steps."""
+    assert await ask_for(mesh, TOO_MANY) == 400
+    started = asyncio.Event()
+    stream = asyncio.create_task(gaps_of_stream(mesh, started))
+    await started.wait()
+    statuses = await asyncio.gather(*(ask_for(mesh, ALLOWED - number) for number in range(4)))
+    gaps = await stream
+    assert statuses == [200] * 4
+    assert len(gaps) > 20
+    # A worker that is silent for as long is lost, and its requests are placed again.
+    assert max(gaps) < 5.0

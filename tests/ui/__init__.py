@@ -1,0 +1,1 @@
+"""Tests of /ui in a real browser, and of `kvmesh top`."""

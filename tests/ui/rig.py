@@ -1,0 +1,55 @@
+"""A frontend's HTTP server with /ui on loopback, on a mesh at the lowest seam."""
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from kvmesh.clock import SystemClock
+from kvmesh.discovery.base import Registry
+from kvmesh.rpc.channels import ChannelPool
+from kvmesh.telemetry import Telemetry
+from services.frontend.access.access import Access
+from services.frontend.access.settings import AccessSettings
+from services.frontend.api.http.server import HttpServer
+from services.frontend.metrics import FrontendMetrics
+from services.frontend.pipeline.pipeline import Pipeline
+from services.frontend.settings import HttpSettings, PipelineSettings, UiSettings
+from services.frontend.ui.observer import MeshObserver, Reads
+from services.frontend.ui.routes import UiRoutes
+from tests.batch_process import answering
+from tests.frontend_apps import running_part
+from tests.frontend_mesh import StaticModels, served_model, write_model
+
+
+@asynccontextmanager
+async def running_page(
+    directory: Path,
+    reader: Reads,
+    *,
+    registry: Registry,
+    channels: ChannelPool,
+    access: Access | None = None,
+    ui: UiSettings | None = None,
+    http: HttpSettings | None = None,
+) -> AsyncIterator[str]:
+    """Yields the address. Chat answers `answer N` for the last number N of the prompt."""
+    clock = SystemClock()
+    access = access or Access(AccessSettings(), clock)
+    ui, http = ui or UiSettings(interval_s=0.2), replace(http or HttpSettings(), port=0)
+    model = served_model(write_model(directory / "model"))
+    mesh = answering(model, step_s=0.01)
+    telemetry = Telemetry.create("frontend")
+    pipeline = Pipeline(
+        models=StaticModels([model]), links=mesh, router=mesh, clock=clock, generator=random.Random(1),
+        metrics=FrontendMetrics(telemetry.instruments, lambda: pipeline.in_flight),
+        settings=PipelineSettings(), access=access,
+    )  # fmt: skip
+    observer = MeshObserver(reader, ui, clock, frontend_id="frontend-1", instruments=telemetry.instruments)
+    routes = UiRoutes(observer, access=access, registry=registry, channels=channels, ui=ui, http=http)
+    server = HttpServer(pipeline, http, telemetry.registry, more_routes=[routes.add_routes])
+    async with AsyncExitStack() as stack:
+        for part in (access, server, observer):
+            await stack.enter_async_context(running_part(part))
+        yield f"http://127.0.0.1:{server.port}"

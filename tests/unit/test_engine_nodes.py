@@ -1,0 +1,202 @@
+"""The connections between the machines of one engine, and their settings. No engine is needed."""
+
+import queue
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvmesh.engines.node_watch import INTERVAL_S, NodeWatch, greet, introduce, watch
+from kvmesh.engines.nodes import watch_address
+from kvmesh.engines.sglang.host import environment
+from kvmesh.engines.sglang.host.environment import core_groups
+from kvmesh.engines.sglang.settings import SglangSettings
+from kvmesh.engines.vllm.arguments import base_arguments, check_names, node_arguments
+from kvmesh.engines.vllm.settings import VllmSettings
+from kvmesh.errors import InvalidRequestError, UnavailableError
+from kvmesh.identity.secret import MeshSecret
+from tests.patience import PATIENCE_S
+from tests.servers import adjacent_free_ports
+
+VALID: dict[str, Any] = {"model": "any", "nodes": 2, "tensor_parallel_size": 2, "nodes_address": "host:6000"}
+VLLM: dict[str, Any] = {**VALID, "has_kv_transfer": False}
+SECRET, OTHER = MeshSecret(b"s" * 32), MeshSecret(b"o" * 32)
+
+
+def meet(leader: MeshSecret, follower: MeshSecret, rank: int) -> tuple[list[Any], tuple[socket.socket, socket.socket]]:
+    """What `greet` and `introduce` gave or raised, and the two ends."""
+    ends = socket.socketpair()
+    results: list[Any] = [None, None]
+
+    def run(index: int, call: Any) -> None:
+        try:
+            results[index] = call()
+        except (OSError, ValueError) as error:
+            results[index] = error
+            ends[index].close()
+
+    threads = [
+        threading.Thread(target=run, args=(0, lambda: greet(leader, ends[0]))),
+        threading.Thread(target=run, args=(1, lambda: introduce(follower, ends[1], rank))),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    return results, ends
+
+
+def test_the_leader_learns_which_machine_it_is() -> None:
+    results, ends = meet(SECRET, SECRET, 3)
+    assert results == [3, None]
+    for end in ends:
+        end.close()
+
+
+def test_a_machine_without_the_secret_is_refused_on_both_sides() -> None:
+    results, ends = meet(SECRET, OTHER, 3)
+    assert isinstance(results[0], ValueError) and isinstance(results[1], OSError)
+    for end in ends:
+        end.close()
+
+
+def test_the_end_of_the_other_side_ends_this_one() -> None:
+    mine, theirs = socket.socketpair()
+    reasons: queue.Queue[str] = queue.Queue()
+    watch(mine, "machine 1", reasons.put)
+    assert theirs.recv(1) == b"."
+    theirs.close()
+    assert reasons.get(timeout=PATIENCE_S).startswith("machine 1 ")
+
+
+def test_a_silent_machine_ends_this_one() -> None:
+    mine, theirs = socket.socketpair()
+    reasons: queue.Queue[str] = queue.Queue()
+    watch(mine, "machine 1", reasons.put, silence_s=2 * INTERVAL_S)
+    assert reasons.get(timeout=PATIENCE_S) == "machine 1 is silent"
+    theirs.close()
+    mine.close()
+
+
+def test_machines_that_watch_each_other_stay() -> None:
+    mine, theirs = socket.socketpair()
+    reasons: queue.Queue[str] = queue.Queue()
+    watch(mine, "machine 1", reasons.put, silence_s=2 * INTERVAL_S)
+    watch(theirs, "the leader", reasons.put, silence_s=2 * INTERVAL_S)
+    with pytest.raises(queue.Empty):
+        reasons.get(timeout=3 * INTERVAL_S)
+    mine.close()
+    theirs.close()
+
+
+def test_ranks_are_divided_among_machines() -> None:
+    settings = SglangSettings(model="any", nodes=2, node_rank=1, tensor_parallel_size=4, nodes_address="[fd00::1]:6000")
+    assert settings.ranks_here == range(2, 4) and watch_address(settings.nodes_address) == ("fd00::1", 6001)
+
+
+def test_sglang_listens_at_the_workers_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ranks and transfers, unless the operator's variable says otherwise."""
+    monkeypatch.setattr(environment.os, "environ", {})
+    environment.set_defaults(SglangSettings(model="any", bootstrap_host="10.0.0.4"))
+    assert environment.os.environ["SGLANG_HOST_IP"] == "10.0.0.4"
+    environment.set_defaults(SglangSettings(model="any", bootstrap_host="10.0.0.5"))
+    assert environment.os.environ["SGLANG_HOST_IP"] == "10.0.0.4"
+
+
+def test_vllm_gets_the_machines() -> None:
+    settings = VllmSettings(**VLLM, node_rank=1)
+    assert base_arguments(settings) | node_arguments(settings) == base_arguments(settings)
+    assert node_arguments(settings) == {
+        "nnodes": 2,
+        "node_rank": 1,
+        "master_addr": "host",
+        "master_port": 6000,
+        "distributed_executor_backend": "mp",
+    }
+
+
+def watch_of(rank: int, port: int, end: Callable[[str], None]) -> NodeWatch:
+    return NodeWatch(
+        nodes=2,
+        node_rank=rank,
+        nodes_address=f"127.0.0.1:{port}",
+        secret_file="",
+        start_timeout_s=PATIENCE_S,
+        end=end,
+    )
+
+
+def test_the_orderly_end_of_the_leader_ends_the_others_only() -> None:
+    port = adjacent_free_ports()
+    ends: queue.Queue[tuple[int, str]] = queue.Queue()
+    leader, follower = (watch_of(rank, port, lambda reason, rank=rank: ends.put((rank, reason))) for rank in (0, 1))  # type: ignore[misc]
+    leader.join()
+    follower.join()
+    leader.close()
+    assert ends.get(timeout=PATIENCE_S)[0] == 1
+    follower.close()
+    assert 0 not in {ends.get_nowait()[0] for _ in range(ends.qsize())}
+
+
+def test_a_leader_that_does_not_come() -> None:
+    with pytest.raises(UnavailableError, match="cannot be reached"):
+        NodeWatch(
+            nodes=2,
+            node_rank=1,
+            nodes_address=f"127.0.0.1:{adjacent_free_ports()}",
+            secret_file="",
+            start_timeout_s=0,
+            end=print,
+        ).join()
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"node_rank": 2}, "node_rank"),
+        ({"tensor_parallel_size": 3}, "tensor_parallel_size"),
+        ({"data_parallel_size": 2}, "data_parallel_size"),
+        ({"nodes_address": ""}, "nodes_address"),
+        ({"nodes_address": "host"}, "nodes_address"),
+        ({"nodes_address": "host:65535"}, "nodes_address"),
+        ({"role": "prefill"}, "bootstrap_port"),
+        ({"can_switch_role": True}, "bootstrap_port"),
+    ],
+)
+def test_settings_of_several_machines_are_checked(changes: dict[str, Any], field: str) -> None:
+    SglangSettings(**VALID)
+    with pytest.raises(InvalidRequestError) as raised:
+        SglangSettings(**{**VALID, **changes})
+    assert raised.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"node_rank": 2}, "node_rank"),
+        ({"tensor_parallel_size": 3}, "tensor_parallel_size"),
+        ({"nodes_address": "host:65535"}, "nodes_address"),
+        ({"has_kv_transfer": True}, "has_kv_transfer"),
+    ],
+)
+def test_vllm_checks_them_too(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        VllmSettings(**{**VLLM, **changes})
+    assert raised.value.field == field
+
+
+def test_vllm_refuses_what_kvmesh_sets() -> None:
+    with pytest.raises(InvalidRequestError, match="--vllm-nodes") as raised:
+        check_names(VllmSettings(model="any", engine_arguments={"nnodes": 2}))
+    assert raised.value.field == "engine_arguments"
+    check_names(VllmSettings(model="any", engine_arguments={"enable_expert_parallel": True}))
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "groups"),
+    [([0, 1], 2, "0|1"), ([0, 1, 4, 5], 2, "0,1|4,5"), ([3], 2, "3|3"), ([0, 1, 2], 2, "0|1")],
+)
+def test_cores_are_divided_among_ranks(cores: list[int], ranks: int, groups: str) -> None:
+    assert core_groups(cores, ranks) == groups

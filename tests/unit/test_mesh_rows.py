@@ -1,0 +1,95 @@
+"""Workers and pools as rows: what the registry, the router and the planner say of each, joined; requests of several routers."""
+
+from kvmesh.core import LoadRecord, RequestList, RequestState, RequestView, Role, WorkerRef, WorkerView
+from kvmesh.core.plan import PlanReport, PoolReport
+from kvmesh.discovery.base import DECODE, PREFILL, Health, Instance
+from kvmesh.rpc.mesh.rows import pool_rows, worker_rows
+from kvmesh.rpc.mesh.view import MeshView, merge_requests
+
+
+def instance(
+    name: str, *, health: Health = Health.PASSING, is_draining: bool = False, service: str = DECODE
+) -> Instance:
+    meta = {"model": "demo", "engine": "simulated"}
+    return Instance(
+        service=service, instance_id=name, host="h", port=1, meta=meta, tags=(), health=health, is_draining=is_draining,
+        notes="a reason",
+    )  # fmt: skip
+
+
+def seen(name: str, **options: object) -> WorkerView:
+    worker = WorkerRef(worker_id=name, address="h:1", epoch=1)
+    load = LoadRecord(running_requests=2, kv_blocks_used=10, kv_blocks_total=100)
+    return WorkerView(worker=worker, role=Role.DECODE, model="demo", trust="exact", **{"load": load, **options})  # type: ignore[arg-type]
+
+
+def test_the_state_is_the_first_reason_why_a_worker_gets_nothing() -> None:
+    """The registry's before the router's; a worker that only one of them knows is listed, too."""
+    instances = [
+        instance("d1"),
+        instance("d2", health=Health.CRITICAL),
+        instance("d3", is_draining=True),
+        instance("d4"),
+        instance("d5"),
+        instance("new"),
+    ]
+    views = [
+        seen("d1"),
+        seen("d2", excluded_by="silent"),
+        seen("d3", excluded_by="draining"),
+        seen("d4", excluded_by="breaker_open"),
+        seen("d5", paused_frontend_ids=("f",)),
+        seen("gone"),
+    ]
+    rows = {row.name: row for row in worker_rows(MeshView(instances={DECODE: instances}, workers=views))}
+    assert {name: row.state for name, row in rows.items()} == {
+        "d1": "ok", "d2": "critical", "d3": "draining", "d4": "breaker_open", "d5": "paths lost", "gone": "ok", "new": "joining",
+    }  # fmt: skip
+    assert (rows["d3"].note, rows["d1"].note) == ("a reason", "")
+    assert (rows["new"].engine, rows["new"].load, rows["new"].kv_usage) == ("simulated", None, None)
+
+
+def test_pools_add_up_and_stand_beside_the_plan() -> None:
+    """Workers that get nothing are not ready. A planned pool without workers has a row, one without a plan says so."""
+    view = MeshView(
+        instances={
+            PREFILL: [instance("p1", service=PREFILL)],
+            DECODE: [instance("d1"), instance("d2", is_draining=True)],
+        },
+        workers=[seen("d1"), seen("d2")],
+    )
+    pools = [
+        PoolReport(model="demo", role=Role.DECODE, workers_planned=3),
+        PoolReport(model="other", role=Role.DECODE, workers_planned=1),
+    ]
+    plan = PlanReport(mode="act", source="scrape", pools=[*pools, PoolReport(model="none", role=Role.DECODE)])
+    rows = pool_rows(worker_rows(view), plan)
+    assert [(row.model, row.role, row.workers_ready, row.workers, row.workers_planned) for row in rows] == [
+        ("demo", "decode", 1, 2, 3),
+        ("demo", "prefill", 0, 1, None),
+        ("other", "decode", 0, 0, 1),
+    ]
+    assert (rows[0].running_requests, rows[0].kv_blocks_used, rows[0].kv_blocks_total) == (4, 20, 200)
+
+
+def test_of_a_request_that_several_routers_placed_the_newest_placement_counts() -> None:
+    """A router whose frontend has left knows no end; another attempt is newer whatever the clocks say."""
+
+    def request(name: str, state: RequestState, at: float, attempt: int = 0) -> RequestView:
+        return RequestView(request_id=name, model="demo", state=state, decided_at_s=at, attempt=attempt)
+
+    first = [
+        request("a", RequestState.FAILED, 9.0),
+        request("b", RequestState.UNKNOWN, 8.0),
+        request("c", RequestState.DECODING, 1.0),
+    ]
+    second = [request("a", RequestState.DECODING, 2.0, attempt=1), request("b", RequestState.FINISHED, 3.0)]
+    merged = merge_requests(
+        [
+            RequestList(requests=first, requests_in_flight=2, requests_queued=1),
+            RequestList(requests=second, requests_in_flight=1),
+        ],
+        2,
+    )
+    assert [(each.request_id, each.state.value) for each in merged.requests] == [("b", "finished"), ("a", "decoding")]
+    assert (merged.requests_in_flight, merged.requests_queued) == (3, 1)

@@ -1,0 +1,85 @@
+"""While the event loop is overloaded, a tenant with many requests in flight leaves room for the others."""
+
+import asyncio
+
+import pytest
+
+from kvmesh.errors import OverloadedError
+from services.frontend.pipeline import tenant_turns
+from services.frontend.pipeline.overload import LIMIT_MIN, PERIOD, OverloadLimit
+from services.frontend.pipeline.tenant_turns import RequestStarts
+
+LAG_S_MAX, LATE_S = 0.02, 0.1
+
+
+def overloaded(in_flight: dict[str, int]) -> OverloadLimit:
+    """Returns a limit at its smallest."""
+    limit = OverloadLimit(LAG_S_MAX, in_flight)
+    for _ in range(100):
+        limit.on_lag(LATE_S, has_waiting=True)
+    return limit
+
+
+def test_there_is_no_limit_while_the_loop_is_in_time() -> None:
+    limit = OverloadLimit(LAG_S_MAX, {"flood": 1000, "other": 1})
+    for _ in range(100):
+        limit.on_lag(LAG_S_MAX, has_waiting=False)
+    assert limit.limit is None and limit.allows("flood")
+
+
+def test_the_tenant_with_more_than_its_share_waits_and_the_other_does_not() -> None:
+    in_flight = {"flood": 40, "other": 1}
+    limit = overloaded(in_flight)
+    assert limit.limit == LIMIT_MIN
+    assert not limit.allows("flood") and limit.allows("other") and limit.allows("third")
+    in_flight["flood"] = 2
+    assert limit.allows("flood")
+
+
+def test_a_lone_tenant_is_not_limited() -> None:
+    """Its requests would wait for nobody's benefit."""
+    assert overloaded({"flood": 40}).allows("flood")
+
+
+def test_a_tenant_between_two_requests_counts() -> None:
+    """Otherwise the flood would take all between two requests of a tenant that sends them one after the other."""
+    in_flight = {"flood": 40, "other": 1}
+    limit = overloaded(in_flight)
+    limit.allows("other")
+    del in_flight["other"]
+    for _ in range(PERIOD):
+        assert not limit.allows("flood")
+        limit.on_lag(LATE_S, has_waiting=True)
+    for _ in range(2 * PERIOD):
+        limit.allows("flood")
+        limit.on_lag(LATE_S, has_waiting=True)
+    assert limit.allows("flood")
+
+
+def test_the_limit_ends_when_the_overload_has_ended() -> None:
+    in_flight = {"flood": 40, "other": 1}
+    limit = overloaded(in_flight)
+    for _ in range(200):
+        limit.on_lag(0.0, has_waiting=False)
+    assert limit.limit is None and limit.allows("flood")
+
+
+async def test_what_waits_starts_when_its_tenant_is_below_its_share_again() -> None:
+    """Requests of a tenant that may not start do not delay those of others."""
+    blocked = {"flood"}
+    starts = RequestStarts(allows=lambda tenant: tenant not in blocked)
+    flood = [asyncio.create_task(starts.wait("flood")) for _ in range(10)]
+    await asyncio.sleep(0)
+    await starts.wait("other")
+    assert starts.has_waiting and not any(task.done() for task in flood)
+    blocked.clear()
+    starts.wake()
+    await asyncio.wait(flood)
+    assert not starts.has_waiting
+
+
+async def test_a_request_that_waits_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tenant_turns, "WAIT_S_MAX", 0.01)
+    with pytest.raises(OverloadedError) as refusal:
+        await RequestStarts(allows=lambda tenant: False).wait("flood")
+    assert refusal.value.reason == "frontend_overloaded" and refusal.value.retry_after_s

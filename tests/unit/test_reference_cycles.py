@@ -1,0 +1,92 @@
+"""What happens for each request, load record or lost worker leaves no reference cycles: services collect garbage rarely."""
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from kvmesh.clock import SystemClock, awake_timeout
+from kvmesh.core import Role, WorkerRef
+from kvmesh.errors import UnavailableError
+from kvmesh.lifecycle.process import collect_young_objects
+from kvmesh.rpc.channels import ChannelPool
+from kvmesh.rpc.leg_link import GrpcLegLink, GrpcLegLinks
+from kvmesh.rpc.settings import RpcSettings
+from services.router.serving.silence_timeout import silence_timeout
+from tests.servers import free_ports
+
+ROUNDS = 100
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+async def enter_awake_timeout() -> None:
+    async with awake_timeout(60.0):
+        await asyncio.sleep(0)
+
+
+async def enter_silence_timeout() -> None:
+    async with silence_timeout(60.0, reading_s=1.0):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("enter", [enter_awake_timeout, enter_silence_timeout], ids=lambda enter: enter.__name__)
+async def test_a_timeout_leaves_no_cycle(enter: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Every request enters the first one, every load record of a worker the second one."""
+    with without_collections():
+        for _ in range(ROUNDS):
+            await enter()
+        assert gc.collect() < ROUNDS
+
+
+@pytest.mark.parametrize("enter", [awake_timeout, lambda limit_s: silence_timeout(limit_s, reading_s=limit_s)])
+async def test_a_timeout_ends_what_takes_too_long(enter: Callable[[float], Any]) -> None:
+    """And cancels nothing afterwards."""
+    with pytest.raises(TimeoutError):
+        async with enter(0.01):
+            await asyncio.Event().wait()
+    await asyncio.sleep(0)
+
+
+class _Cycle:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+async def test_cycles_of_libraries_do_not_pile_up() -> None:
+    """A process collects young objects after a while, however few there are."""
+    with without_collections():
+        freed = weakref.ref(_Cycle())
+        assert freed() is not None
+        collecting = asyncio.create_task(collect_young_objects(0.0))
+        while freed() is not None:
+            await asyncio.sleep(0)
+        collecting.cancel()
+
+
+async def test_a_link_that_cannot_be_opened_is_freed() -> None:
+    """Frontends try to reach a lost worker again and again."""
+    (port,) = free_ports(1)
+    channels = ChannelPool(RpcSettings())
+    links = GrpcLegLinks(channels, frontend_id="f", clock=SystemClock())
+    with without_collections():
+        for epoch in range(1, 6):
+            worker = WorkerRef(worker_id="gone", address=f"127.0.0.1:{port}", epoch=epoch)
+            with pytest.raises(UnavailableError):
+                await links.link(worker, Role.DECODE, timeout_s=30.0)
+        await links.aclose()
+        left = [each for each in gc.get_objects() if isinstance(each, GrpcLegLink)]
+        assert not left, gc.get_referrers(left[0])
+    await channels.aclose()

@@ -1,0 +1,24 @@
+"""PyTorch's store of SGLang's ranks listens where the ranks connect to, and nowhere else."""
+
+import socket
+
+import pytest
+
+from kvmesh.engines.sglang.host.store import listen
+
+
+def test_it_listens_on_the_address_of_the_ranks() -> None:
+    listener = listen("127.0.0.1", 0)
+    assert listener is not None
+    with listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+
+
+def test_an_address_of_another_machine_is_left_to_pytorch() -> None:
+    """The name of a Kubernetes service, for example, is that of no interface here."""
+    assert listen("203.0.113.9", 0) is None
+
+
+def test_a_port_in_use_is_an_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
+        listen("127.0.0.1", taken.getsockname()[1])
