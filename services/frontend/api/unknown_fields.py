@@ -4,7 +4,7 @@ They are ignored with a warning. A setting refuses the former.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, TypeVar
@@ -24,8 +24,8 @@ _SIMILARITY_MIN = 0.84
 # Declared by the messages API, and without effect there too: prompts are cached without it.
 _WITHOUT_EFFECT = frozenset({"cache_control"})
 
-_UNUSED_HINTS = ("prediction",)
-"""Declared, checked, and without effect. The client gets a warning, because it expects a faster answer."""
+UNUSED_HINTS = ("prediction",)
+"""Fields that are declared and checked, and have no effect. The client gets a warning, because it expects a faster answer."""
 
 Read = TypeVar("Read")
 
@@ -47,11 +47,6 @@ def read_tolerantly(read: Callable[[dict[str, Any]], Read], values: dict[str, An
             if len(ignored) == IGNORED_MAX or not _remove(values, error.field):
                 raise
             ignored.append(error.field)
-
-
-def unused_hints(values: Mapping[str, Any]) -> list[str]:
-    """The hints in a body that was read."""
-    return [name for name in _UNUSED_HINTS if values.get(name) is not None]
 
 
 def _check_ignorable(error: InvalidRequestError) -> None:

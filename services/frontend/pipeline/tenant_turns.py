@@ -16,29 +16,27 @@ class TenantTurns:
     """Requests that wait, by tenant in the order of their turns."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self.waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        """Changed by this class only."""
 
     def add(self, tenant: str) -> asyncio.Future[None]:
         """Returns a future that `next` resolves. Cancelling it gives up the turn."""
         turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, deque()).append(turn)
+        self.waiting.setdefault(tenant, deque()).append(turn)
         return turn
 
     def next(self, allows: Callable[[str], bool] = lambda tenant: True) -> bool:
         """Gives a turn to the next request of a tenant that `allows` accepts. Returns False if none waits."""
-        while (tenant := next(filter(allows, self._waiting), None)) is not None:
-            turns = self._waiting.pop(tenant)
+        while (tenant := next(filter(allows, self.waiting), None)) is not None:
+            turns = self.waiting.pop(tenant)
             turn = turns.popleft()
             if turns:
                 # Behind the other tenants.
-                self._waiting[tenant] = turns
+                self.waiting[tenant] = turns
             if not turn.done():
                 turn.set_result(None)
                 return True
         return False
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
 
 
 class RequestStarts:
@@ -60,7 +58,7 @@ class RequestStarts:
 
     async def wait(self, tenant: str) -> None:
         """Returns when a request of the tenant may start. OverloadedError if it must wait for longer than WAIT_S_MAX."""
-        if not self._turns and self._started < self._starts_max and self._allows(tenant):
+        if not self._turns.waiting and self._started < self._starts_max and self._allows(tenant):
             self._started += 1
             self._schedule()
             return
@@ -75,11 +73,11 @@ class RequestStarts:
 
     @property
     def has_waiting(self) -> bool:
-        return bool(self._turns)
+        return bool(self._turns.waiting)
 
     def wake(self) -> None:
         """Starts requests that are now allowed."""
-        if self._turns:
+        if self._turns.waiting:
             self._schedule()
 
     def _schedule(self) -> None:

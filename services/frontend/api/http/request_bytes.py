@@ -32,24 +32,15 @@ async def send_continue(request: web.Request) -> None:
         writer.output_size = 0
 
 
-def check_json_head(request: web.Request) -> None:
-    """Refuses a body that is not declared as JSON. A page of another origin cannot declare it without the server's consent (CORS)."""
-    if hdrs.CONTENT_TYPE in request.headers:
-        kind = request.content_type
-        if kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json")):
-            return
-    raise InvalidRequestError("the header `Content-Type: application/json` is required", reason=MEDIA_TYPE)
-
-
 async def read_bytes(
-    request: web.Request,
-    settings: HttpSettings,
-    caller: Caller,
-    limits: JsonLimits,
-    decompressing: asyncio.Semaphore,
+    request: web.Request, settings: HttpSettings, caller: Caller, decompressing: asyncio.Semaphore
 ) -> bytes:
-    """Returns the body. InvalidRequestError if it is too large, late or unreadable; PermissionDeniedError if it must not be compressed."""
-    encoding = _encoding(request, caller)
+    """Returns the body of a JSON request.
+
+    InvalidRequestError if it is not declared as JSON, too large, late or unreadable; PermissionDeniedError if it must not be compressed.
+    """
+    encoding = _check_head(request, caller)
+    limits = JsonLimits(containers_max=settings.body_containers_max, values_max=settings.body_values_max)
     limit = settings.body_bytes_max
     if (request.content_length or 0) > limit:
         raise body_too_large(limit)
@@ -74,7 +65,14 @@ def body_too_large(limit: int) -> InvalidRequestError:
     return InvalidRequestError(f"the body is larger than {limit} bytes", reason=BODY_TOO_LARGE)
 
 
-def _encoding(request: web.Request, caller: Caller) -> str:
+def _check_head(request: web.Request, caller: Caller) -> str:
+    """Returns how the body is compressed; empty if it is not. Refuses a body that is not declared as JSON.
+
+    A page of another origin cannot declare JSON without the server's consent (CORS).
+    """
+    kind = request.content_type if hdrs.CONTENT_TYPE in request.headers else ""
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise InvalidRequestError("the header `Content-Type: application/json` is required", reason=MEDIA_TYPE)
     encoding = request.headers.get(hdrs.CONTENT_ENCODING, "").strip().lower()
     if encoding in ("", "identity"):
         return ""
