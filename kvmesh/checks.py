@@ -50,20 +50,15 @@ def check_sampling(params: SamplingParams, *, prefix: str = "sampling.") -> None
             check_range(value, prefix + name, low=limits.low, high=limits.high, above=limits.above)
     if params.max_tokens is not None:
         check_range(params.min_tokens, f"{prefix}min_tokens", low=0, high=params.max_tokens)
-    check_stops(params.stop, f"{prefix}stop")
+    check_length(len(params.stop), f"{prefix}stop", high=STOP_STRINGS_MAX)
+    for stop in params.stop:
+        check_length(len(stop), f"{prefix}stop", low=1, high=STOP_CHARACTERS_MAX, unit="characters")
     check_length(len(params.stop_token_ids), f"{prefix}stop_token_ids", high=STOP_TOKENS_MAX)
     check_length(len(params.logit_bias), f"{prefix}logit_bias", high=LOGIT_BIAS_MAX)
     for _, bias in params.logit_bias:
         check_range(bias, f"{prefix}logit_bias", low=-100, high=100)
     if params.constraint is not None:
         check_constraint(params.constraint, f"{prefix}constraint")
-
-
-def check_stops(stops: Sequence[str], field: str) -> None:
-    """At most 16 strings of 1 to 256 characters."""
-    check_length(len(stops), field, high=STOP_STRINGS_MAX)
-    for stop in stops:
-        check_length(len(stop), field, low=1, high=STOP_CHARACTERS_MAX, unit="characters")
 
 
 def check_generation(generation: Generation, *, vocabulary_size: int, context_tokens_max: int) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from kvmesh.checks import CACHE_SALT_BYTES_MAX, PRIORITY_MAX, check_length, check_range, check_sampling
 from kvmesh.core import Ask, Generation, SamplingParams
@@ -13,7 +14,6 @@ from services.frontend.access.caller import Caller
 from services.frontend.models import ServedModel
 from services.frontend.pipeline.request import Conversation, Request, text_of
 from services.frontend.settings import PipelineSettings
-from services.frontend.text.templates import cut_after_final_message
 
 STRUCTURED_OUTPUT = "structured_output"
 # Sampling fields, the worker feature that each needs (kvmesh.core.FEATURES), and the words for its absence.
@@ -98,18 +98,18 @@ async def tokens_of(request: Request, model: ServedModel, settings: PipelineSett
     if isinstance(prompt, str | Conversation):
         if isinstance(prompt, str):
             text = prompt
-        elif _characters(prompt) <= settings.inline_characters_max:
-            text = _rendered(prompt, model, field)
+            tokenise = partial(model.text.tokenise, text, adds_special_tokens=request.adds_special_tokens)
         else:
-            text = await asyncio.to_thread(_rendered, prompt, model, field)
+            text = await _rendered(prompt, model, field, settings)
+            tokenise = partial(model.text.tokenise_prompt, text, salt=request.cache_salt)
         if not text:
             raise InvalidRequestError(f"{field} must not be empty", field=field)
         if len(text) > _PROMPT_CHARACTERS_PER_TOKEN * model.context_tokens_max:
             raise _too_long(f"the prompt has {len(text)} characters", field, model)
         if len(text) <= settings.inline_characters_max // (1 if model.text.is_fast else SLOW_TOKENISER_FACTOR):
-            token_ids = _tokenised(text, request, model)
+            token_ids = tokenise()
         else:
-            token_ids = await asyncio.to_thread(_tokenised, text, request, model)
+            token_ids = await asyncio.to_thread(tokenise)
     else:
         token_ids = array("I", checked_ids(prompt, field, model))
     kept = request.prompt_tokens_kept
@@ -119,11 +119,12 @@ async def tokens_of(request: Request, model: ServedModel, settings: PipelineSett
     return token_ids[-(room if kept < 0 else kept) :]
 
 
-def _tokenised(text: str, request: Request, model: ServedModel) -> "array[int]":
-    """Rendered conversations contain their special tokens. For other texts the request decides whether they are added."""
-    if isinstance(request.prompt, Conversation):
-        return model.text.tokenise_prompt(text, salt=request.cache_salt)
-    return model.text.tokenise(text, adds_special_tokens=request.adds_special_tokens)
+async def _rendered(conversation: Conversation, model: ServedModel, field: str, settings: PipelineSettings) -> str:
+    """Renders a conversation. A message takes as long as 128 characters of text, a tool as long as 1024."""
+    contents = sum(len(text_of(message.get("content"))) + 128 for message in conversation.messages)
+    if contents + 1024 * len(conversation.tools) <= settings.inline_characters_max:
+        return model.text.render(conversation, field=field)
+    return await asyncio.to_thread(model.text.render, conversation, field=field)
 
 
 async def hashes_of(token_ids: Sequence[int], request: Request, model: ServedModel) -> list[int]:
@@ -142,24 +143,6 @@ async def hashes_of(token_ids: Sequence[int], request: Request, model: ServedMod
         hashes += block_hashes(token_ids[begin : begin + step], size, seed=hashes[-1] if hashes else seed)
         await asyncio.sleep(0)
     return hashes
-
-
-def _characters(conversation: Conversation) -> int:
-    """Estimates the cost of rendering in characters: a message takes as long as 128 characters, a tool as long as 1024."""
-    contents = sum(len(text_of(message.get("content"))) + 128 for message in conversation.messages)
-    return contents + 1024 * len(conversation.tools)
-
-
-def _rendered(conversation: Conversation, model: ServedModel, field: str) -> str:
-    text = model.text.render(conversation, field=field)
-    if not conversation.continues_final_message:
-        return text
-    cut = cut_after_final_message(text, conversation)
-    if cut is None:
-        raise InvalidRequestError(
-            "the chat template does not show the last message's text, so it cannot be continued", field=field
-        )
-    return cut
 
 
 def checked_ids(token_ids: Sequence[int], field: str, model: ServedModel) -> Sequence[int]:

@@ -54,7 +54,7 @@ class ChatTemplate:
 
     def _probed(self, template: jinja2.Template, messages: Sequence[Message]) -> str | None:
         try:
-            return self._joined(template, self._variables(Conversation(messages=()), messages), PROBE_STEPS_MAX)
+            return self._rendered(template, Conversation(messages=()), messages, PROBE_STEPS_MAX)
         except Exception:  # noqa: BLE001 (foreign code; whether it fails is the result of the probe)
             return None
 
@@ -75,7 +75,7 @@ class ChatTemplate:
         content = self._tool_content_style if conversation.tools else self._content_style
         messages = self._call_style.apply(content.apply(conversation.messages))
         try:
-            return self._joined(template, self._variables(conversation, messages))
+            return self._rendered(template, conversation, messages)
         except jinja2.TemplateError as error:
             text = f"the chat template refused the conversation: {error}"
         except Exception as error:  # noqa: BLE001 (foreign code raises anything on unusual input; logged)
@@ -83,21 +83,27 @@ class ChatTemplate:
             text = "the chat template cannot render this conversation"
         raise InvalidRequestError(text[:500], field=field, reason="chat_template_refused")
 
-    def _variables(self, conversation: Conversation, messages: Sequence[Message]) -> dict[str, Any]:
-        return {
-            **self._special_tokens,
-            **conversation.arguments,
-            "messages": messages,
-            "tools": list(conversation.tools) or None,
-            "documents": list(conversation.documents) or None,
-            "add_generation_prompt": conversation.adds_generation_prompt,
-        }
-
-    def _joined(self, template: jinja2.Template, variables: Mapping[str, Any], steps_max: int | None = None) -> str:
+    def _rendered(
+        self,
+        template: jinja2.Template,
+        conversation: Conversation,
+        messages: Sequence[Message],
+        steps_max: int | None = None,
+    ) -> str:
+        """Renders the conversation with `messages` in place of its own."""
         self._environment.begin(steps_max)
         pieces: list[str] = []
         left = self._limits.characters_max
-        context = template.new_context(dict(variables))
+        context = template.new_context(
+            {
+                **self._special_tokens,
+                **conversation.arguments,
+                "messages": messages,
+                "tools": list(conversation.tools) or None,
+                "documents": list(conversation.documents) or None,
+                "add_generation_prompt": conversation.adds_generation_prompt,
+            }
+        )
         try:
             for piece in template.root_render_func(context):
                 pieces.append(piece)

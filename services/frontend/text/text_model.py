@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from kvmesh.clock import Clock
 from kvmesh.core import SamplingParams
 from kvmesh.core.sampling import MODEL_DEFAULTS
-from kvmesh.errors import UnsupportedError
+from kvmesh.errors import InvalidRequestError, UnsupportedError
 from kvmesh.model_files import TEMPLATE_DIRECTORY
 from services.frontend.parser_process.process import ParserProcess
 from services.frontend.parsers.select import AUTO, Selection, select
@@ -22,7 +22,7 @@ from services.frontend.text.detokenise import Detokeniser, Detokenisers
 from services.frontend.text.fast_tokenise import FastTokenizer, load_fast, reference_ids
 from services.frontend.text.sandbox import TemplateLimits
 from services.frontend.text.segment_token_cache import SegmentTokenCache, find_cuts
-from services.frontend.text.templates import ChatTemplate
+from services.frontend.text.templates import ChatTemplate, cut_after_final_message
 from services.frontend.text.token_names import TokenNames
 
 
@@ -63,10 +63,21 @@ class TextModel:
             self._detokenisers.detokeniser(skip_special_tokens=True, kept=self.marks(parses_tools=parses_tools))
 
     def render(self, conversation: Conversation, *, field: str = "messages") -> str:
-        """Renders a conversation as prompt text. Raises UnsupportedError without a chat template."""
+        """Renders a conversation as prompt text, which ends inside the last message if the answer continues it.
+
+        Raises UnsupportedError without a chat template, and InvalidRequestError if the template refuses the conversation.
+        """
         if self._template is None:
             raise UnsupportedError("the model has no chat template; use completions", reason="no_chat_template")
-        return self._template.render(conversation, field=field)
+        text = self._template.render(conversation, field=field)
+        if not conversation.continues_final_message:
+            return text
+        cut = cut_after_final_message(text, conversation)
+        if cut is None:
+            raise InvalidRequestError(
+                "the chat template does not show the last message's text, so it cannot be continued", field=field
+            )
+        return cut
 
     def _make_segment_cache(self, template_source: str, characters_max: int) -> SegmentTokenCache | None:
         if not characters_max:
@@ -76,13 +87,16 @@ class TextModel:
         return SegmentTokenCache(encode, cuts, characters_max=characters_max) if cuts else None
 
     def tokenise_prompt(self, text: str, *, salt: str = "") -> "array[int]":
-        """Returns the token ids of a rendered conversation. Faster than `tokenise` for segments known with this salt."""
+        """Returns the token ids of a rendered conversation, which contains its special tokens.
+
+        Faster than `tokenise` for segments known with this salt.
+        """
         if self._segment_cache is None:
             return self.tokenise(text, adds_special_tokens=False)
         return self._segment_cache.encode(text, salt=salt)
 
     def tokenise(self, text: str, *, adds_special_tokens: bool) -> "array[int]":
-        """Returns token ids as 32-bit words, their form on the wire. Rendered templates contain their special tokens."""
+        """Returns token ids as 32-bit words, their form on the wire."""
         if self._fast is not None:
             return self._fast.encode(text, adds_special_tokens=adds_special_tokens)
         return reference_ids(self._tokenizer, text, adds_special_tokens=adds_special_tokens)
