@@ -37,10 +37,10 @@ from kvmesh.core import (
 from kvmesh.errors import LostError, MeshError, UnavailableError, UnsupportedError
 from kvmesh.rpc.clients import LegSink, Placed
 from kvmesh.telemetry import Instruments
-from services.frontend.access.caller import ANYBODY
+from services.frontend.access.caller import ANYBODY, model_not_found
 from services.frontend.api.run import ApiRequest
 from services.frontend.metrics import FrontendMetrics
-from services.frontend.models import Models, ServedModel, find_model, with_adapters
+from services.frontend.models import Models, ServedModel, with_adapters
 from services.frontend.pipeline.losses import LostWorkers
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.prepare import Prepared, prepare
@@ -425,7 +425,9 @@ class StaticModels:
 
     def find(self, name: str) -> ServedModel:
         """See Models."""
-        return find_model(self._models, name)
+        if name not in self._models:
+            raise model_not_found(name)
+        return self._models[name]
 
     def served(self) -> Sequence[ServedModel]:
         """See Models."""

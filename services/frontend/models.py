@@ -63,14 +63,6 @@ def with_adapters(models: Mapping[str, ServedModel]) -> dict[str, ServedModel]:
     return adapters | dict(models)
 
 
-def find_model(models: Mapping[str, ServedModel], name: str) -> ServedModel:
-    """Finds a model by its name or by an adapter's. Raises NotFoundError."""
-    model = models.get(name)
-    if model is not None:
-        return model
-    raise model_not_found(name)
-
-
 class DiscoveredModels:
     """Models of the workers in the registry. `run` follows them until cancelled.
 
@@ -105,11 +97,13 @@ class DiscoveredModels:
 
     def find(self, name: str) -> ServedModel:
         """See Models."""
-        if name not in self._served and (problem := self._problem(name)):
+        if (model := self._served.get(name)) is not None:
+            return model
+        if problem := self._problem(name):
             raise UnavailableError(
                 f"the model takes no requests now: {problem}", field="model", reason="no_worker", retry_after_s=1.0
             )
-        return find_model(self._served, name)
+        raise model_not_found(name)
 
     def _problem(self, name: str) -> str:
         """Returns why a known model takes no requests; empty if it does not exist."""

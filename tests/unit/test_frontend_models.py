@@ -25,7 +25,7 @@ from kvmesh.rpc.settings import RpcSettings
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 from services.frontend.access.caller import Caller
 from services.frontend.model_cards import CARD_PREFIX, read_card
-from services.frontend.models import DiscoveredModels, find_model
+from services.frontend.models import DiscoveredModels
 from services.frontend.parsers.select import ParserNames
 from services.frontend.pipeline.request import Conversation
 from services.frontend.settings import ModelSettings
@@ -279,10 +279,14 @@ async def test_cards_of_workers_that_are_gone_are_forgotten(tmp_path: Path) -> N
                 await asyncio.sleep(0.01)
 
 
-def test_a_model_that_a_key_may_not_use_reads_as_an_absent_one() -> None:
+async def test_a_model_that_a_key_may_not_use_reads_as_an_absent_one(tmp_path: Path) -> None:
     """Another wording would disclose that it exists. Both say where the names are."""
-    with pytest.raises(NotFoundError) as absent:
-        find_model({}, "secret")
+    write_model(tmp_path)
+    async with following() as mesh:
+        await mesh.add_worker("d0", tmp_path)
+        await until(mesh.models.served)
+        with pytest.raises(NotFoundError) as absent:
+            mesh.models.find("secret")
     with pytest.raises(NotFoundError) as forbidden:
         Caller(models=frozenset({"tiny"})).check_model("secret")
     assert absent.value.message == forbidden.value.message

@@ -1,14 +1,12 @@
 """Spans of a request's later placements: each is the parent of its legs and links to the placement before it."""
 
-from types import TracebackType
-
 from kvmesh.errors import MeshError
 from kvmesh.telemetry import Span, Tracing, current_span, traceparent_of
 from services.frontend.pipeline.prepare import Prepared
 
 
 class LegSpans:
-    """The first placement's legs are children of the request's span. Leaving the context ends the open span."""
+    """The first placement's legs are children of the request's span. `close` ends the open span."""
 
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
@@ -30,17 +28,9 @@ class LegSpans:
             "kvmesh.emitted_tokens": emitted_tokens,
         }
         span = self._tracing.start_span("placed_again", attributes=attributes, links=(before,))
-        self._end()
+        self.close()
         self._span = span
 
-    def _end(self) -> None:
+    def close(self) -> None:
         if self._span is not None:
             self._span.end()
-
-    def __enter__(self) -> "LegSpans":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end()

@@ -7,7 +7,7 @@ prompts up to `inline_characters_max`. So the same code runs in a whole-mesh sim
 import asyncio
 from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from random import Random
 
@@ -207,7 +207,7 @@ class Pipeline:
             deadline_s=deadline_s,
         )
         traced = prepared
-        with LegSpans(self._tracing) as spans:
+        with closing(LegSpans(self._tracing)) as spans:
             while True:
                 attempt = Attempt(
                     traced,

@@ -19,13 +19,15 @@ class RetryBudget:
         self._tokens = float(settings.burst)
         self._filled_s = now_s
 
-    def add_request(self, now_s: float) -> None:
-        """A new request arrived."""
-        self._fill(now_s, self._settings.ratio)
+    def fill(self, now_s: float, *, requests: int = 0) -> None:
+        """Adds what the time since the last call and `requests` new requests give."""
+        tokens = requests * self._settings.ratio + max(0.0, now_s - self._filled_s) * self._settings.per_s
+        self._filled_s = now_s
+        self._tokens = min(float(self._settings.burst), self._tokens + tokens)
 
     def take_nowait(self, now_s: float) -> bool:
         """Takes a token for a request that is to be placed again. False: none is left."""
-        self._fill(now_s, 0.0)
+        self.fill(now_s)
         if self._tokens < 1.0:
             return False
         self._tokens -= 1.0
@@ -40,11 +42,6 @@ class RetryBudget:
     def tokens(self) -> float:
         """Requests that may be placed again now."""
         return self._tokens
-
-    def _fill(self, now_s: float, tokens: float) -> None:
-        tokens += max(0.0, now_s - self._filled_s) * self._settings.per_s
-        self._filled_s = now_s
-        self._tokens = min(float(self._settings.burst), self._tokens + tokens)
 
 
 class RetryBudgets:
