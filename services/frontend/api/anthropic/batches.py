@@ -59,7 +59,7 @@ class MessageBatchRoutes:
         app.router.add_get(PATH + "/{id}/results", handler(self._results))
 
     async def _create(self, exchange: Exchange) -> web.StreamResponse:
-        body = read_body(MessageBatchRequest, await exchange.read_object())
+        body = await exchange.read_request(lambda values: read_body(MessageBatchRequest, values), is_strict=True)
         if len(body.requests) > self._settings.lines_max:
             raise invalid_value("requests", f"a list of at most {self._settings.lines_max} requests")
         if len({each.custom_id for each in body.requests}) < len(body.requests):

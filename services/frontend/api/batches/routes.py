@@ -61,7 +61,7 @@ class BatchRoutes:
         app.router.add_post(PATH + "/{id}/cancel", boundary.handler(self._cancel))
 
     async def _create(self, exchange: Exchange) -> web.StreamResponse:
-        body = read_body(BatchRequest, await exchange.read_object())
+        body = await exchange.read_request(lambda values: read_body(BatchRequest, values), is_strict=True)
         if body.endpoint not in ENDPOINTS:
             message = f"endpoint can be {', '.join(ENDPOINTS)}, not {body.endpoint[:64]!r}"
             raise UnsupportedError(message, field="endpoint")

@@ -1,7 +1,6 @@
 """One HTTP request while it is served: its body, the headers of its response, and its outcome."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -41,17 +40,22 @@ class Exchange(RequestContext):
         """The tenant that owns what this request stores; empty if no keys are required."""
         return self.caller.tenant
 
-    async def read_object(self) -> dict[str, Any]:
-        """Reads the body as a JSON object. Raises InvalidRequestError if it is too large, late, unreadable or something else."""
-        async with self._json_object() as values:
-            return values
+    async def read_request(
+        self, read: Callable[[dict[str, Any]], ParsedBody], *, is_strict: bool = False
+    ) -> ParsedBody:
+        """Reads the body, a JSON object, with `read`. Raises InvalidRequestError if it is too large, late, unreadable or something else.
 
-    async def read_request(self, read: Callable[[dict[str, Any]], ParsedBody]) -> ParsedBody:
-        """Reads the body with `read`, with the name of the only served model if it has none.
-
-        Ignores unknown fields with a warning, unless the settings refuse them, and unused hints. Raises what `read_object` does.
+        Unless `is_strict`, an absent `model` becomes the only one that is served, and unused hints are ignored with a warning; so are
+        unknown fields, unless the settings refuse them.
         """
-        async with self._json_object() as values:
+        data = await read_bytes(self.request, self.settings, self.caller, self.large_bodies.decompressing)
+        self.body_bytes = len(data)
+        tenant = self.caller.tenant
+        await self.pipeline.starts.wait(tenant)
+        async with self.large_bodies.turn(tenant, len(data)):
+            values = parse_object(data)
+            if is_strict:
+                return read(values)
             if values.get("model") is None and self.settings.model_is_optional:
                 served = self.pipeline.models.served()
                 if len(served) == 1:
@@ -61,16 +65,6 @@ class Exchange(RequestContext):
         if ignored := [*ignored, *(name for name in UNUSED_HINTS if values.get(name) is not None)]:
             self.warn(f"ignored: {' '.join(ignored)}")
         return body
-
-    @asynccontextmanager
-    async def _json_object(self) -> AsyncIterator[dict[str, Any]]:
-        """Waits for the body and for the request's start, then parses. The block must not await: a large body has its turn there."""
-        body = await read_bytes(self.request, self.settings, self.caller, self.large_bodies.decompressing)
-        self.body_bytes = len(body)
-        tenant = self.caller.tenant
-        await self.pipeline.starts.wait(tenant)
-        async with self.large_bodies.turn(tenant, len(body)):
-            yield parse_object(body)
 
     def warn(self, *warnings: str) -> None:
         """Adds warnings to the header of the response."""
