@@ -120,7 +120,7 @@ async def tokens_of(request: Request, model: ServedModel, settings: PipelineSett
 
 
 async def _rendered(conversation: Conversation, model: ServedModel, field: str, settings: PipelineSettings) -> str:
-    """Renders a conversation. A message takes as long as 128 characters of text, a tool as long as 1024."""
+    """Renders a conversation, a long one in a thread. A message counts as 128 more characters, a tool as 1024."""
     contents = sum(len(text_of(message.get("content"))) + 128 for message in conversation.messages)
     if contents + 1024 * len(conversation.tools) <= settings.inline_characters_max:
         return model.text.render(conversation, field=field)
