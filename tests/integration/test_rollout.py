@@ -1,6 +1,7 @@
 """`kvmesh rollout` on meshes of real processes, under load."""
 
 import asyncio
+import shlex
 from pathlib import Path
 
 from kvmesh.discovery.base import DECODE, PREFILL
@@ -38,3 +39,34 @@ async def test_a_rollout_stops_at_the_first_worker_that_stays_away(tmp_path: Pat
         assert status == 1 and "the rollout stops: no worker replaced" in output, output
         assert len(await workers(mesh, DECODE)) == 1
         assert len(await answers(mesh)) > 0
+
+
+async def test_a_rollout_to_a_broken_release_is_rolled_back(tmp_path: Path) -> None:
+    """The new release's decode worker cannot start. The former one comes back, and no request fails meanwhile."""
+    release, broken, failed = tmp_path / "release", tmp_path / "broken", tmp_path / "failed"
+    release.mkdir()
+    # Python imports it before anything else: what an operator has installed, as far as workers can tell.
+    (release / "sitecustomize.py").write_text(
+        "import pathlib, sys\n"
+        f"if 'services.decode' in sys.orig_argv and pathlib.Path({str(broken)!r}).exists():\n"
+        f"    pathlib.Path({str(failed)!r}).touch()\n"
+        "    sys.exit('this release is broken')\n"
+    )
+    argv = argv_simulated("--prefill", "2", "--decode", "2", "--restarts-max", "10", SLOW)
+    async with running_mesh(tmp_path, *argv, env={"PYTHONPATH": str(release)}) as mesh:
+        expected = await answers(mesh)
+        before = {*await workers(mesh, PREFILL), *await workers(mesh, DECODE)}
+        running = asyncio.create_task(repeat(mesh, expected))
+        broken.touch()
+        # At 14 s the next of the supervisor's growing delays ends within 2 s.
+        flags = ("--observe-s", "0.5", "--ready-timeout-s", "14", "--rollback-command", f"rm {shlex.quote(str(broken))}")
+        status, output = await command(mesh, "rollout", *flags)
+        running.cancel()
+        await asyncio.wait([running])
+        assert running.cancelled(), running.exception()
+        assert status == 1 and "the rollout was rolled back" in output, f"{output}\n{mesh.logs()}"
+        assert failed.exists() and not broken.exists()
+        after = {*await workers(mesh, PREFILL), *await workers(mesh, DECODE)}
+        assert len(after) == 4
+        assert len(after & before) == 1, "only the decode worker whose turn had not come is the same process"
+        assert await answers(mesh) == expected
