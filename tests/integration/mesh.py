@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -225,18 +225,21 @@ async def metrics_text(host: str, port: int) -> str:
         return await response.text()
 
 
-async def wait_until(condition: object, timeout_s: float, what: str) -> None:
-    """Polls an async or plain condition until it is true."""
-    assert callable(condition)
-    async with asyncio.timeout(timeout_s):
-        while True:
-            value = condition()
-            if asyncio.iscoroutine(value):
-                value = await value
-            if value:
-                return
-            await asyncio.sleep(0.02)
-    raise AssertionError(what)
+async def wait_until(condition: Callable[[], object], timeout_s: float, what: str | Callable[[], str]) -> None:
+    """Polls an async or plain condition until it is true. AssertionError with `what` if it stays false."""
+    try:
+        async with asyncio.timeout(timeout_s) as timeout:
+            while True:
+                value = condition()
+                if asyncio.iscoroutine(value):
+                    value = await value
+                if value:
+                    return
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        if not timeout.expired():
+            raise
+    raise AssertionError(f"after {timeout_s:g} s not yet: {what if isinstance(what, str) else what()}")
 
 
 def argv_simulated(*more: str) -> Sequence[str]:

@@ -141,10 +141,13 @@ async def test_a_killed_router_fails_no_request(tmp_path: Path) -> None:
         assert len(alive) == 1
         assert sum(placed) < REQUESTS / 2 < sum(await metric(alive, "kvmesh_router_placed_requests_total"))
 
+        left: dict[str, list[float]] = {}
+
         async def nothing_is_left() -> bool:
-            left = await metric(alive, "kvmesh_router_reservations")
             workers = await passing(registry, DECODE)
-            return left == [0] and sum(await metric(workers, "kvmesh_decode_legs_requests")) == 0
+            left["reservations"] = await metric(alive, "kvmesh_router_reservations")
+            left["legs"] = await metric(workers, "kvmesh_decode_legs_requests")
+            return not any(sum(each) for each in left.values())
 
         # The grace of reservations that the dead router made and that nobody adopted is 10 s.
-        await wait_until(nothing_is_left, PATIENCE_S, "no reservation and no leg is left")
+        await wait_until(nothing_is_left, PATIENCE_S, lambda: f"none left: {left}\n{mesh.logs()}")

@@ -140,8 +140,8 @@ class PeerStreams:
             if reading.done():
                 reading.result()
         finally:
+            # No await: gRPC may cancel a call that a failed write is ending already, and would skip what follows.
             reading.cancel()
-            await asyncio.wait([reading])
             self._close(stream)
 
     def _on_view(self, view: View) -> None:

@@ -85,10 +85,12 @@ class RunningRequest:
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if not self._task.done():
-            self._task.cancel()
-            await asyncio.wait({self._task})
-        account_rpc(self._context, error, path=self._path)
+        try:
+            if not self._task.done():
+                self._task.cancel()
+                await asyncio.wait({self._task})
+        finally:
+            account_rpc(self._context, error, path=self._path)
 
     async def updates(self) -> AsyncIterator[AnswerUpdate]:
         """Yields updates until the request ends, and then records its totals. Raises its failure, if any.
