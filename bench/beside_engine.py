@@ -68,7 +68,7 @@ def servers(options: argparse.Namespace) -> list[AbstractAsyncContextManager[Ser
     return [running_mesh(kind), running_server(options.engine, options.model, kv_bytes)]
 
 
-async def measure_streams(served: Served, streams: int, seconds: float, seed: int) -> dict[str, Any]:
+async def measure_streams(served: Served, streams: int, seconds: float, *, seed: int) -> dict[str, Any]:
     """A few uncounted requests, then `seconds` of load."""
     words = one_token_words(served.model_dir)
     prompts = make_prompts(PromptShape(tokens=PROMPT_TOKENS), seed=seed, words=words)
@@ -90,7 +90,7 @@ async def measure_all(options: argparse.Namespace, points: list[dict[str, Any]])
             async with server as served:
                 for streams in options.streams:
                     seed = 1000 * number + streams
-                    summary = await measure_streams(served, streams, options.seconds, seed)
+                    summary = await measure_streams(served, streams, options.seconds, seed=seed)
                     points.append({"system": served.system, "streams": streams, **summary})
                     options.json.write_text(json.dumps(points, indent=1) + "\n")
                     rate, errors = summary["tokens_per_s"], summary["errors"]
@@ -101,7 +101,7 @@ async def measure_all(options: argparse.Namespace, points: list[dict[str, Any]])
 
 
 def figures_of(
-    points: Sequence[Mapping[str, Any]], system: str, streams: int, read: Callable[[Mapping[str, Any]], float]
+    points: Sequence[Mapping[str, Any]], system: str, streams: int, *, read: Callable[[Mapping[str, Any]], float]
 ) -> list[float]:
     return [read(point) for point in points if point["system"] == system and point["streams"] == streams]
 
@@ -117,7 +117,7 @@ def table(points: Sequence[Mapping[str, Any]]) -> str:
     for streams in sorted({point["streams"] for point in points}):
         row = [str(streams)]
         for read in FIGURES.values():
-            ours, theirs = (figures_of(points, system, streams, read) for system in (OURS, THEIRS))
+            ours, theirs = (figures_of(points, system, streams, read=read) for system in (OURS, THEIRS))
             row.append(compared(ours, theirs))
         here = [point for point in points if point["streams"] == streams]
         row += [str(sum(point["errors"] for point in here)), f"{max(point['others_cores'] for point in here):.1f}"]

@@ -146,7 +146,7 @@ class Answer:
 class Trials:
     """Runs one request at a time. A trial returns None if the request had passed the phase before the cancel."""
 
-    def __init__(self, prefill: Side, decode: Side, prefill_link: LegLink, decode_link: LegLink, seed: int) -> None:
+    def __init__(self, *, prefill: Side, decode: Side, prefill_link: LegLink, decode_link: LegLink, seed: int) -> None:
         self._prefill, self._decode = prefill, decode
         self._prefill_link, self._decode_link = prefill_link, decode_link
         self._random = Random(seed)
@@ -298,7 +298,7 @@ async def measure_cancels(engine: str, cancels: int, seed: int) -> list[CancelTi
 async def running_trials(engine: str, seed: int) -> AsyncIterator[Trials]:
     """Starts a prefill and a decode worker and watches their load."""
     argv, start_s = ENGINES[engine], START_S[engine]
-    channels = ChannelPool(RpcSettings())
+    channels = ChannelPool(settings=RpcSettings())
     async with (
         one_worker("prefill", argv, start_s) as (prefill_ref, _),
         one_worker("decode", argv, start_s) as (decode_ref, _),
@@ -309,7 +309,7 @@ async def running_trials(engine: str, seed: int) -> AsyncIterator[Trials]:
         try:
             prefill_link = await links.link(prefill_ref, Role.PREFILL, timeout_s=10.0)
             decode_link = await links.link(decode_ref, Role.DECODE, timeout_s=10.0)
-            yield Trials(prefill, decode, prefill_link, decode_link, seed)
+            yield Trials(prefill=prefill, decode=decode, prefill_link=prefill_link, decode_link=decode_link, seed=seed)
         finally:
             for watch in watches:
                 watch.cancel()

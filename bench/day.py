@@ -131,7 +131,7 @@ async def replay(served: Served, trace: Sequence[TraceRequest], options: argpars
     try:
         began_s = time.perf_counter()
         await open_loop(
-            day, _watched(arrive(arrivals), day, served, day_s / options.speed), in_flight_max=options.in_flight
+            day, _watched(arrive(arrivals), day, served, seconds=day_s / options.speed), in_flight_max=options.in_flight
         )
         day.took_s = time.perf_counter() - began_s
         day.hours[day.now].rss_mib = resident(served)
@@ -141,7 +141,7 @@ async def replay(served: Served, trace: Sequence[TraceRequest], options: argpars
 
 
 async def _watched(
-    arrivals: AsyncIterator[tuple[LoadRequest, float]], day: Day, served: Served, seconds: float
+    arrivals: AsyncIterator[tuple[LoadRequest, float]], day: Day, served: Served, *, seconds: float
 ) -> AsyncIterator[tuple[LoadRequest, float]]:
     """Runs the load; changes the hour by trace time, and records memory at the end of each."""
     begin_s: float | None = None

@@ -63,7 +63,7 @@ async def running_dynamo(folder: Path, kind: DynamoKind) -> AsyncIterator[Served
         processes: dict[str, asyncio.subprocess.Process] = {}
         try:
             for name, argv in _commands(kind, port).items():
-                processes[name] = await _start(folder, name, argv, Path(run_dir))
+                processes[name] = await _start(folder, name, argv, run_dir=Path(run_dir))
             await _wait_ready(url, processes, Path(run_dir))
             yield Served(
                 system="dynamo",
@@ -114,7 +114,7 @@ def _environment(folder: Path, run_dir: Path) -> Mapping[str, str]:
     }
 
 
-async def _start(folder: Path, name: str, argv: Sequence[str], run_dir: Path) -> asyncio.subprocess.Process:
+async def _start(folder: Path, name: str, argv: Sequence[str], *, run_dir: Path) -> asyncio.subprocess.Process:
     with (run_dir / f"{name}.log").open("wb") as log:
         return await asyncio.create_subprocess_exec(
             str(folder / "bin" / "python"),

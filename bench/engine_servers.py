@@ -57,7 +57,7 @@ def sglang_command(model: Path, port: int, kv_tokens: int, *more: str) -> Sequen
 
 
 def sglang_pair_commands(
-    model: Path, ports: tuple[int, int], bootstrap_port: int, kv_tokens: int
+    model: Path, ports: tuple[int, int], *, bootstrap_port: int, kv_tokens: int
 ) -> list[Sequence[str]]:
     """A prefill and a decode server. Each has the port that torch's ranks use set, or the two might choose the same one."""
     shared = ("--disaggregation-transfer-backend", "nixl", "--disaggregation-bootstrap-port", str(bootstrap_port))
@@ -100,7 +100,9 @@ async def running_server(engine: str, model: Path, kv_bytes_per_token: int) -> A
 async def running_pair(model: Path, kv_bytes_per_token: int) -> AsyncIterator[Served]:
     """SGLang's own prefill and decode server, ready. The load generator sends each request to both, as a router would."""
     prefill, decode, bootstrap = free_port(), free_port(), free_port()
-    commands = sglang_pair_commands(model, (prefill, decode), bootstrap, kv_tokens_of(kv_bytes_per_token))
+    commands = sglang_pair_commands(
+        model, (prefill, decode), bootstrap_port=bootstrap, kv_tokens=kv_tokens_of(kv_bytes_per_token)
+    )
     async with _running("sglang", commands) as started:
         served = Served(
             system=OWN,

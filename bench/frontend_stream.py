@@ -150,7 +150,9 @@ uvloop.run(main())
 """
 
 
-async def main(streams: int, tokens: int, step_s: float, requests: int, logprobs: int, path: str) -> dict[str, float]:
+async def main(
+    *, streams: int, tokens: int, step_s: float, requests: int, logprobs: int, path: str
+) -> dict[str, float]:
     """Runs one measurement and returns the line to print."""
     with tempfile.TemporaryDirectory() as directory:
         model: ServedModel = served_model(write_model(Path(directory)), context_tokens_max=1_000_000)
@@ -208,7 +210,16 @@ def arguments_of() -> argparse.Namespace:
 def run(asked: argparse.Namespace, logprobs: int) -> dict[str, float]:
     repeats = max(1, int(60_000 / (asked.streams * asked.tokens)))
     path = "/v1/completions" if asked.completions else "/v1/chat/completions"
-    line = uvloop.run(main(asked.streams, asked.tokens, asked.step_ms / 1000, repeats, logprobs, path))
+    line = uvloop.run(
+        main(
+            streams=asked.streams,
+            tokens=asked.tokens,
+            step_s=asked.step_ms / 1000,
+            requests=repeats,
+            logprobs=logprobs,
+            path=path,
+        )
+    )
     print(json.dumps(line), flush=True)
     return line
 

@@ -163,10 +163,10 @@ class HttpTarget:
                 connection.transport.abort()
             return result
         self._idle.append(connection)
-        return self._read(connection, intended_at_s, request, result)
+        return self._read(connection, intended_at_s, request, result=result)
 
     def _read(
-        self, connection: _Connection, intended_at_s: float, request: LoadRequest, result: LoadResult
+        self, connection: _Connection, intended_at_s: float, request: LoadRequest, *, result: LoadResult
     ) -> LoadResult:
         if b" 200 " not in connection.head[:16] or b"[DONE]" not in connection.tail:
             result.error = (connection.head if connection.chunks == 0 else connection.tail)[-300:].decode(

@@ -81,7 +81,7 @@ async def measure_link(concurrency: int, seconds: float) -> dict[str, Any]:
         "--simulated-running-requests-max",
         "512",
     )
-    channels = ChannelPool(RpcSettings())
+    channels = ChannelPool(settings=RpcSettings())
     async with one_worker("decode", argv) as (worker, pid):
         links = GrpcLegLinks(channels, frontend_id="bench", clock=SystemClock())
         load = _Load(await links.link(worker, Role.DECODE, timeout_s=5.0))

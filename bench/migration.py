@@ -51,7 +51,7 @@ COLUMNS = (
 )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Costs:
     """Seconds, over all rounds of a mesh."""
 
@@ -69,7 +69,7 @@ class Costs:
         return (name, *counts, *(f"{each:.0f}" for each in times))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Migrations:
     """Rounds on one mesh."""
 
@@ -120,7 +120,7 @@ class Migrations:
                         if b'"error"' in line:
                             self.costs.failures.append(line.decode()[:200])
         except aiohttp.ClientError as error:
-            self.costs.failures.append(type(error).__name__)
+            self.costs.failures.append(type(served=error).__name__)
 
     async def _continued(self) -> float:
         async with self.session.get(f"{self.served.url}/metrics") as response:
@@ -149,7 +149,7 @@ def _gap_at(at_s: float, times: Sequence[float]) -> float:
 async def measure(kind: MeshKind, until_s: float) -> Costs:
     """Makes rounds until the next one would end after `until_s`, of the monotonic clock; at least one."""
     async with running_mesh(kind) as served, aiohttp.ClientSession() as session:
-        migrations = Migrations(served, session, Random(1))
+        migrations = Migrations(served=served, session=session, random=Random(1))
         await migrations.wait_whole()
         await migrations.fresh()  # Connects the workers.
         migrations.costs.fresh_s.clear()

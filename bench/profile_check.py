@@ -84,13 +84,13 @@ async def put_load(url: str, options: argparse.Namespace, *, requests: int, seed
         for _ in range(requests):
             words = " ".join(generator.choices(WORDS, k=round(generator.uniform(0.3, 1.7) * options.prompt_words)))
             tokens = max(4, round(generator.uniform(0.3, 1.7) * options.output_tokens))
-            group.create_task(_ask(session, url, words, tokens, ttft_s, itl_s))
+            group.create_task(_ask(session, url=url, words=words, tokens=tokens, ttft_s=ttft_s, itl_s=itl_s))
             await asyncio.sleep(generator.expovariate(options.rate))
     return sorted(ttft_s), sorted(itl_s)
 
 
 async def _ask(
-    session: aiohttp.ClientSession, url: str, words: str, tokens: int, ttft_s: list[float], itl_s: list[float]
+    session: aiohttp.ClientSession, *, url: str, words: str, tokens: int, ttft_s: list[float], itl_s: list[float]
 ) -> None:
     body = {
         "model": "check",

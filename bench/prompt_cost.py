@@ -75,7 +75,7 @@ def steps(asked: Conversation, model: TextModel, reference: TextModel) -> list[l
     ]
 
 
-async def loop_delays(model: TextModel, words: Sequence[str], tokens: int, seconds: float) -> list[str]:
+async def loop_delays(model: TextModel, words: Sequence[str], tokens: int, *, seconds: float) -> list[str]:
     """Prepares prompts one after the other. Returns how late a task is that wakes every millisecond."""
     served = ServedModel(
         name="demo", text=model, context_tokens_max=10**6, vocabulary_size=10**6, block_size_tokens=BLOCK_TOKENS,
@@ -100,7 +100,7 @@ async def loop_delays(model: TextModel, words: Sequence[str], tokens: int, secon
         )  # fmt: skip
         token_ids = await tokens_of(request, served, PipelineSettings())
         hashes = await hashes_of(token_ids, request, served)
-        prepare(request, served, token_ids, hashes, caller=ANYBODY, attempt_timeout_s=1.0)
+        prepare(request, served, token_ids, hashes=hashes, caller=ANYBODY, attempt_timeout_s=1.0)
         prompts += 1
     await ticking
     found = percentiles(late_s)
@@ -125,7 +125,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, kind in (("fastokens", True), ("reference library", False)):
         unremembering = load_text_model(options.model, clock, is_fast=kind)
         lines += [
-            [name, *run(loop_delays(unremembering, words, tokens, options.seconds))] for tokens in (512, options.tokens)
+            [name, *run(loop_delays(unremembering, words, tokens, seconds=options.seconds))]
+            for tokens in (512, options.tokens)
         ]
     print(render(("tokenizer", "tokens", "prompts", "loop late by ms p50", "p99", "most"), lines))
     return 0

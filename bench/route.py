@@ -86,7 +86,7 @@ async def _process(service: str, registry: str, *argv: str) -> AsyncIterator[int
         await process.wait()
 
 
-async def measure_route(routers: int, rate: float, seconds: float, report_delay_s: float) -> dict[str, Any]:
+async def measure_route(routers: int, *, rate: float, seconds: float, report_delay_s: float) -> dict[str, Any]:
     """Measures the cost of a request on both sides of Route."""
     async with AsyncExitStack() as stack:
         agent = EmbeddedAgent(AgentSettings())
@@ -94,7 +94,7 @@ async def measure_route(routers: int, rate: float, seconds: float, report_delay_
         stack.push_async_callback(agent.aclose)
         registry = ConsulRegistry(DiscoverySettings(address=agent.address))
         stack.push_async_callback(registry.aclose)
-        channels = ChannelPool(RpcSettings())
+        channels = ChannelPool(settings=RpcSettings())
         stack.push_async_callback(channels.aclose)
         worker = ("--engine", "simulated", "--model", str(DEMO_MODEL), "--simulated-kv-transport", "none")
         await stack.enter_async_context(_process("decode", agent.address, *worker))
@@ -147,7 +147,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--report-delay-s", type=float, default=RouterLinkSettings().report_delay_s)
     given = parser.parse_args(argv)
-    print(json.dumps(run(measure_route(given.routers, given.rate, given.seconds, given.report_delay_s)), indent=1))
+    print(
+        json.dumps(
+            run(
+                measure_route(
+                    given.routers, rate=given.rate, seconds=given.seconds, report_delay_s=given.report_delay_s
+                )
+            ),
+            indent=1,
+        )
+    )
 
 
 if __name__ == "__main__":

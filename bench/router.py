@@ -38,7 +38,7 @@ PROMPTS = 32
 IN_FLIGHT_PER_WORKER = 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
     """One row: seconds per decision, and for the reports of one request."""
 
@@ -111,8 +111,8 @@ def measure(
     core: RouterCore,
     prompts: Sequence[Sequence[int]],
     workers: int,
-    for_s: float,
     *,
+    for_s: float,
     now: float = 0.0,
     is_fresh: bool = False,
 ) -> Rate:
@@ -162,7 +162,15 @@ def measure(
     columns = [sorted(column) for column in zip(*rounds[in_flight // batch :], strict=True)]
     middle = [statistics.median(column) / batch for column in columns]
     calm_cpu = columns[0][len(columns[0]) // 10] / batch
-    return Rate(workers, len(prompts[0]), calm_cpu, middle[0], middle[1], middle[2], match_cpu)
+    return Rate(
+        workers=workers,
+        blocks=len(prompts[0]),
+        calm_cpu_s=calm_cpu,
+        decide_cpu_s=middle[0],
+        decide_wall_s=middle[1],
+        report_cpu_s=middle[2],
+        match_cpu_s=match_cpu,
+    )
 
 
 def numbers(text: str) -> list[int]:
@@ -195,7 +203,9 @@ def main() -> None:
         from bench import router_beside
 
         collect_rarely()
-        router_beside.main(options.workers, options.blocks, options.depths, options.seconds, options.dynamo)
+        router_beside.main(
+            options.workers, options.blocks, options.depths, for_s=options.seconds, directory=options.dynamo
+        )
         return
     if options.grpc:
         from bench import router_grpc
@@ -206,10 +216,10 @@ def main() -> None:
             options.workers,
             options.blocks,
             options.depths,
-            options.rate,
-            options.seconds,
-            arrivals,
-            options.frontends,
+            rate=options.rate,
+            for_s=options.seconds,
+            arrivals=arrivals,
+            frontends=options.frontends,
         )
         return
     collect_rarely()
@@ -221,7 +231,7 @@ def main() -> None:
         for blocks in options.blocks:
             core = fleet(workers, 0 if options.together else workers // 2, options.policy)
             prompts = fill(core, blocks, options.depths)
-            rate = measure(core, prompts, workers, options.seconds, is_fresh=options.fresh)
+            rate = measure(core, prompts, workers, for_s=options.seconds, is_fresh=options.fresh)
             print(
                 f"{workers:7} {blocks:6} | {1 / rate.calm_cpu_s:31,.0f} {1 / rate.decide_cpu_s:7,.0f} |"
                 f" {1e6 * rate.decide_cpu_s:6.1f} {1e6 * rate.decide_wall_s:8.1f}"

@@ -33,7 +33,7 @@ def dynamo(directory: Path, script: str, given: dict[str, Any]) -> dict[str, flo
     return figures
 
 
-def row(workers: int, blocks: int, depths: int, for_s: float, directory: Path) -> list[str]:
+def row(*, workers: int, blocks: int, depths: int, for_s: float, directory: Path) -> list[str]:
     generator = random.Random(SEED)
     prompts = [[generator.getrandbits(63) for _ in range(blocks)] for _ in range(PROMPTS)]
     choices = [[generator.randint(1, blocks) for _ in range(depths)] for _ in prompts]
@@ -43,7 +43,7 @@ def row(workers: int, blocks: int, depths: int, for_s: float, directory: Path) -
         directory, "dynamo_radix.py", {"prompts": prompts, "held": [list(enumerate(each)) for each in held]}
     )
     core = fleet(workers, workers // 2, "kv")
-    decision_us = 1e6 * measure(core, fill(core, blocks, depths), workers, for_s).calm_cpu_s
+    decision_us = 1e6 * measure(core, fill(core, blocks, depths), workers, for_s=for_s).calm_cpu_s
     index, asked = fleet_with_shared_prefixes(workers, blocks, PROMPTS)
     lookup_us = 1e6 / rate(lambda i: tokens_by_bit(look_up_anew(index, asked[i % PROMPTS]), BLOCK, workers // 8 + 1))
     return [
@@ -54,11 +54,11 @@ def row(workers: int, blocks: int, depths: int, for_s: float, directory: Path) -
     ]
 
 
-def main(workers: Sequence[int], blocks: Sequence[int], depths: int, for_s: float, directory: Path) -> None:
+def main(workers: Sequence[int], blocks: Sequence[int], depths: int, *, for_s: float, directory: Path) -> None:
     lines = []
     for number in workers:
         for length in blocks:
-            lines.append(row(number, length, depths, for_s, directory))
+            lines.append(row(workers=number, blocks=length, depths=depths, for_s=for_s, directory=directory))
             print(" ".join(lines[-1]), file=sys.stderr, flush=True)
     print("a decision and a lookup, kvmesh and Dynamo in the same run; CPU time of all threads\n")
     print(render(COLUMNS, lines))

@@ -77,7 +77,7 @@ class Case:
     is_bare: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Load:
     """Sends placement requests on links and records the results."""
 
@@ -152,7 +152,7 @@ async def router_process(*arguments: str) -> AsyncIterator[tuple[str, int]]:
 @asynccontextmanager
 async def frontends(address: str, count: int) -> AsyncIterator[Sequence[GrpcRouterLink]]:
     """Opens one link per frontend, each with its own connection."""
-    pools = [ChannelPool(RpcSettings()) for _ in range(count)]
+    pools = [ChannelPool(settings=RpcSettings()) for _ in range(count)]
     links = [
         GrpcRouterLink(
             OneRouter(address),  # type: ignore[arg-type]  # no more of a registry is used
@@ -181,7 +181,7 @@ async def measure(case: Case, rate: float, for_s: float) -> list[str]:
         router_process(*arguments, *(["--bare"] if case.is_bare else [])) as (address, pid),
         frontends(address, case.frontends) as links,
     ):
-        load = Load(links, make_prompts(case.blocks))
+        load = Load(links=links, prompts=make_prompts(case.blocks))
         for link in links:
             await link.place(load.next_ask(), timeout_s=CONNECT_TIMEOUT_S)
         collect_rarely()  # As a frontend does.
@@ -226,6 +226,7 @@ def main(
     workers: Sequence[int],
     blocks: Sequence[int],
     depths: int,
+    *,
     rate: float,
     for_s: float,
     arrivals: Sequence[Arrivals],

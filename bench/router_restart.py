@@ -123,7 +123,7 @@ async def restart(ports: list[int], blocks: int) -> tuple[float, float, int]:
         )
         await registry.heartbeat(f"worker-{number}", health=Health.PASSING)
     core = RouterCore(CoreSettings(), router_id="router", generator=Random(SEED))
-    channels = ChannelPool(RpcSettings())
+    channels = ChannelPool(settings=RpcSettings())
     membership = FleetMembership(
         registry,
         GrpcWorkerClient(channels),

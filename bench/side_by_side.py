@@ -64,14 +64,14 @@ class SideBySide:
         """Measures all rounds, then memory once."""
         options = self._options
         for number in range(options.rounds):
-            for each in stands(options.parts, options.shapes, self._model_dir, options.dynamo_tokenizer):
+            for each in stands(options.parts, options.shapes, self._model_dir, tokenizer=options.dynamo_tokenizer):
                 for server in self._servers(each):
                     _tell(f"round {number + 1} of {options.rounds}: {each.name}")
                     await self._measure_scenarios(server, each, seed=1000 * (number + 1))
                     self.record.write()
         if MEMORY in options.parts:
             for shape in options.shapes:
-                each = stand(FLAT_OUT, shape, self._model_dir, options.dynamo_tokenizer)
+                each = stand(FLAT_OUT, shape, self._model_dir, tokenizer=options.dynamo_tokenizer)
                 for server in self._servers(each):
                     await self._measure_memory(server, each)
                     self.record.write()
@@ -96,7 +96,7 @@ class SideBySide:
         async with server as served:
             requests = self._options.memory_requests
             _tell(f"{served.system}, {each.name}: memory over {requests} requests")
-            self.record.memory.append(await measure_memory(served, each.name, requests, seed=1))
+            self.record.memory.append(await measure_memory(served, each.name, requests=requests, seed=1))
 
 
 async def _main(options: argparse.Namespace) -> int:

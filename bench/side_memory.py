@@ -51,7 +51,7 @@ class MemoryResult:
         return [sum(sizes) for sizes in zip(*(self.pss_mib[name] for name in names), strict=True)]
 
 
-async def measure_memory(served: Served, kind: str, requests: int, seed: int) -> MemoryResult:
+async def measure_memory(served: Served, kind: str, *, requests: int, seed: int) -> MemoryResult:
     """Sends all requests, 32 in flight."""
     words = one_token_words(served.model_dir)
     prompts = make_prompts(PromptShape(tokens=PROMPT_TOKENS), seed=seed, words=words)

@@ -59,7 +59,7 @@ class Stand:
     scenarios: Sequence[tuple[str, Scenario]]
 
 
-def stands(parts: Sequence[str], shapes: Sequence[str], model_dir: Path, tokenizer: str) -> Iterator[Stand]:
+def stands(parts: Sequence[str], shapes: Sequence[str], model_dir: Path, *, tokenizer: str) -> Iterator[Stand]:
     """Returns the stands for the chosen shapes and parts; parts with the same engines share one."""
     for shape in shapes:
         for engines in (FLAT_OUT, PACED):
@@ -71,11 +71,11 @@ def stands(parts: Sequence[str], shapes: Sequence[str], model_dir: Path, tokeniz
                 for scenario in rows
             ]
             if scenarios:
-                yield stand(engines, shape, model_dir, tokenizer, scenarios)
+                yield stand(engines, shape, model_dir, tokenizer=tokenizer, scenarios=scenarios)
 
 
 def stand(
-    engines: MeshKind, shape: str, model_dir: Path, tokenizer: str, scenarios: Sequence[tuple[str, Scenario]] = ()
+    engines: MeshKind, shape: str, model_dir: Path, *, tokenizer: str, scenarios: Sequence[tuple[str, Scenario]] = ()
 ) -> Stand:
     """Returns a stand with the same shape for both systems."""
     name, is_split = f"{engines.name}, {shape}", shape == "split"

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
-import grpc.aio
 
 from kvmesh.identity.authority import Authority
 from kvmesh.identity.certificates import Certificates, CertificateSource
@@ -65,7 +64,7 @@ async def frame_us(count: int, server_side: CertificateSource | None, client_sid
         mesh=server_side,
     )
     await server.start()
-    pool = ChannelPool(RpcSettings(), mesh=client_side)
+    pool = ChannelPool(settings=RpcSettings(), mesh=client_side)
     call: Any = pool.channel(server.address).stream_stream(METHOD)()
     await call.write(b"go")
     await call.read()

@@ -65,8 +65,8 @@ def check_generation(generation: Generation, *, vocabulary_size: int, context_to
     """Checks a generation for a model: token ids, prompt length, sampling."""
     check_sampling(generation.sampling, prefix="generation.sampling.")
     check_range(generation.priority, "generation.priority", low=-PRIORITY_MAX, high=PRIORITY_MAX)
-    check_text(generation.cache_salt, "generation.cache_salt", CACHE_SALT_BYTES_MAX)
-    check_text(generation.adapter, "generation.adapter", ADAPTER_BYTES_MAX)
+    check_text(generation.cache_salt, field="generation.cache_salt", bytes_max=CACHE_SALT_BYTES_MAX)
+    check_text(generation.adapter, field="generation.adapter", bytes_max=ADAPTER_BYTES_MAX)
     check_length(len(generation.media), "generation.media", high=MEDIA_MAX)
     check_tokens(generation.token_ids, "generation.token_ids", vocabulary_size)
     # An id beyond the vocabulary would be an index out of range inside the engine, which kills it.

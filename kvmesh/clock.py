@@ -75,7 +75,7 @@ class _AwakeTimer:
 
     def _on_time(self, due_s: float) -> None:
         now_s = self._loop.time()
-        if self._left_s <= 0 or not stood_still(due_s, now_s):
+        if self._left_s <= 0 or not stood_still(due_s=due_s, now_s=now_s):
             self._timeout.reschedule(now_s)
             return
         more_s = min(self._left_s, max(now_s - due_s, WAKING_S))

@@ -91,7 +91,7 @@ def member_files(consul: ConsulAdmin, role: str, folder: Path) -> tuple[Path, Pa
 
 async def outcome(certificates: Certificates, address: str, method: str) -> grpc.StatusCode:
     """Of one call to a decode worker."""
-    pool = ChannelPool(RpcSettings(), mesh=Fixed(certificates))
+    pool = ChannelPool(settings=RpcSettings(), mesh=Fixed(certificates))
     try:
         channel = pool.channel(address, MeshRole.DECODE)
         return await channel.unary_unary(method)(b"", timeout=PATIENCE_S).code()

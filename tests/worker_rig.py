@@ -93,7 +93,7 @@ async def serving(
         settings, service_names=(), add_services=add_services, interceptors=server_interceptors(telemetry)
     )
     await server.start()
-    pool = ChannelPool(settings)
+    pool = ChannelPool(settings=settings)
     try:
         yield server.address, pool, server.aclose
     finally:

@@ -49,7 +49,8 @@ async def measure(served: Served, arguments: argparse.Namespace) -> int:
             print(f"{'':10} {'requests':>8} {'p50 ms':>9} {'p90 ms':>9} {'p99 ms':>9}")
             for number in range(arguments.rounds):
                 quiet.append(await ask(quiet_seconds))
-                attacking = loop.run_in_executor(pool, attack_process, target, seconds, arguments.only, arguments.cores)
+                attack = partial(attack_process, target, seconds, arguments.only, cores=arguments.cores)
+                attacking = loop.run_in_executor(pool, attack)
                 attacked.append(await ask(seconds))
                 reports.append(await attacking)
                 print(quiet[-1].lines(f"quiet {number + 1}"), attacked[-1].lines(f"attacked {number + 1}"), sep="\n")
@@ -65,11 +66,11 @@ async def measure(served: Served, arguments: argparse.Namespace) -> int:
             neutral_cores = await wasting
     print(neutral.lines("neutral"))
     print(f"attackers' cores: {cores:.2f} of {arguments.cores:g}; neutral {neutral_cores:.2f}")
-    return _print_totals(together(quiet), together(attacked), neutral, reports, arguments.limit)
+    return _print_totals(together(quiet), together(attacked), neutral, reports=reports, limit=arguments.limit)
 
 
 def _print_totals(
-    quiet: Experience, attacked: Experience, neutral: Experience, reports: Sequence[AttackReport], limit: float
+    quiet: Experience, attacked: Experience, neutral: Experience, *, reports: Sequence[AttackReport], limit: float
 ) -> int:
     ended = sum((each.ended for each in reports), Counter[str]())
     for what, count in sorted(ended.items()):

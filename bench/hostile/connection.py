@@ -78,8 +78,8 @@ async def grpc_call(address: str, path: str, message: bytes) -> str:
     async with asyncio.timeout(TIMEOUT_S), connected(address) as (reader, writer):
         writer.write(
             PREFACE
-            + http2_frame(Frame.SETTINGS, 0, 0, b"")
-            + http2_frame(Frame.HEADERS, _END_HEADERS, 1, header_block(path, address))
+            + http2_frame(kind=Frame.SETTINGS, flags=0, stream=0, payload=b"")
+            + http2_frame(kind=Frame.HEADERS, flags=_END_HEADERS, stream=1, payload=header_block(path, address))
         )
         windows = {0: _FIRST_WINDOW_BYTES, 1: _FIRST_WINDOW_BYTES}
         sent = 0
@@ -87,14 +87,16 @@ async def grpc_call(address: str, path: str, message: bytes) -> str:
             while True:
                 while sent < len(data) and (room := min(*windows.values(), _FRAME_BYTES_MAX, len(data) - sent)) > 0:
                     flags = _END_STREAM if sent + room == len(data) else 0
-                    writer.write(http2_frame(Frame.DATA, flags, 1, data[sent : sent + room]))
+                    writer.write(http2_frame(kind=Frame.DATA, flags=flags, stream=1, payload=data[sent : sent + room]))
                     sent += room
                     windows = {stream: window - room for stream, window in windows.items()}
                 kind, flags, stream, payload = await _read_frame(reader)
                 if kind == Frame.WINDOW_UPDATE and stream in windows:
                     windows[stream] += struct.unpack(">I", payload)[0]
                 elif kind in (Frame.SETTINGS, Frame.PING) and not flags & _ACK:
-                    writer.write(http2_frame(kind, _ACK, 0, payload if kind == Frame.PING else b""))
+                    writer.write(
+                        http2_frame(kind=kind, flags=_ACK, stream=0, payload=payload if kind == Frame.PING else b"")
+                    )
                 elif kind == Frame.HEADERS and flags & _END_STREAM:
                     return "status"
                 elif kind in (Frame.RESET, Frame.GOAWAY):
@@ -117,7 +119,7 @@ def _string(text: str) -> bytes:
     return bytes([len(text)]) + text.encode()
 
 
-def http2_frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+def http2_frame(*, kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 

@@ -50,7 +50,7 @@ def prepare_process() -> None:
     os.setsid()
 
 
-def attack_process(target: Target, seconds: float, only: str, cores: float) -> AttackReport:
+def attack_process(target: Target, seconds: float, only: str, *, cores: float) -> AttackReport:
     """Runs the attacks whose names contain `only`."""
     chosen = {name: each for name, each in attacks(target).items() if only in name}
     return asyncio.run(_attack(chosen, seconds, CpuBudget(cores)))

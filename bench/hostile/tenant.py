@@ -66,7 +66,7 @@ class Experience:
         return percentiles(self.times_s)["p99"]
 
 
-async def behave(served: Served, key: str, seconds: float, explain: Explain, period_s: float) -> Experience:
+async def behave(served: Served, key: str, seconds: float, *, explain: Explain, period_s: float) -> Experience:
     """Asks every `period_s`, whether or not the earlier answers have come."""
     experience = Experience()
     timeout, connector = aiohttp.ClientTimeout(total=TIMEOUT_S), aiohttp.TCPConnector(limit=0)
@@ -79,7 +79,7 @@ async def behave(served: Served, key: str, seconds: float, explain: Explain, per
             number = 0
             while time.monotonic() < ends_s:
                 number += 1
-                tasks.create_task(_ask(session, served, number, experience, explain))
+                tasks.create_task(_ask(session, served, number, experience=experience, explain=explain))
                 await asyncio.sleep(period_s)
         elapsed_s = time.monotonic() - began_s
         experience.busy_cores = (busy_core_s() - busy_s) / elapsed_s
@@ -112,7 +112,7 @@ async def _lag(session: aiohttp.ClientSession, served: Served) -> Lag:
 
 
 async def _ask(
-    session: aiohttp.ClientSession, served: Served, number: int, experience: Experience, explain: Explain
+    session: aiohttp.ClientSession, served: Served, number: int, *, experience: Experience, explain: Explain
 ) -> None:
     messages = [{"role": "user", "content": f"Question {number}: what is the sum of {number} and 7?"}]
     body = {"model": served.model, "messages": messages, "max_tokens": 16}

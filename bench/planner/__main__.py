@@ -163,7 +163,7 @@ def run_policy(case: Case, name: str) -> Result:
     else:
         mean = demand_of_requests(case.trace, case.trace[-1].at_s, case.hit_rate)
         shape = Sizer(speed=SPEED, targets=case.targets).size(mean).shape
-    return _run(case, name, shape, policy)
+    return _run(case, name, shape, policy=policy)
 
 
 def find_oracle(case: Case) -> Result:
@@ -178,7 +178,7 @@ def find_oracle(case: Case) -> Result:
             decode=cheapest(decode, share=for_decode, requests=requests, start_s=START_S),
             start_s=START_S,
         )
-        result = _run(case, f"oracle {share:g}", plan.first, plan)
+        result = _run(case, f"oracle {share:g}", plan.first, policy=plan)
         if result.attainment >= ATTAINMENT:
             break
     return result
@@ -194,21 +194,21 @@ def find_constant(case: Case) -> Result:
         decode_workers=cheapest_constant(decode, share=1 - DECODE_MISSES * (1 - ATTAINMENT), requests=requests),
     )
     while True:
-        result = _run(case, f"constant {shape.prefill_workers} + {shape.decode_workers}", shape, Static())
+        result = _run(case, f"constant {shape.prefill_workers} + {shape.decode_workers}", shape, policy=Static())
         if result.attainment >= ATTAINMENT or shape.prefill_workers >= WORKERS_MAX:
             return result
         shape = replace(shape, prefill_workers=shape.prefill_workers + 1)
 
 
-def _run(case: Case, name: str, shape: Shape, policy: PoolPolicy) -> Result:
+def _run(case: Case, name: str, shape: Shape, *, policy: PoolPolicy) -> Result:
     began = process_time()
     settings = SimulationSettings(shape=shape, targets=case.targets, times=FleetTimes(start_s=START_S))
     result = Simulation(settings, policy).run(case.trace)
-    print(_short(case.name, name, result, process_time() - began), file=sys.stderr, flush=True)
+    print(_short(load=case.name, policy=name, result=result, cpu_s=process_time() - began), file=sys.stderr, flush=True)
     return result
 
 
-def _short(load: str, policy: str, result: Result, cpu_s: float) -> str:
+def _short(*, load: str, policy: str, result: Result, cpu_s: float) -> str:
     return (
         f"{load} {policy}: {result.attainment:.4f} of {result.requests} within targets, "
         f"{result.worker_hours_total:.2f} worker-hours, hit rate {result.hit_rate:.2f} ({cpu_s:.0f} s CPU)"

@@ -60,12 +60,12 @@ def plan_pool(pool: Pool, *, reward_s: float, start_s: float) -> Sequence[int]:
     choices = np.zeros((steps, len(workers), len(backlogs)), dtype=np.int16)
     starts_s = start_s * np.maximum(0.0, workers[None, :] - workers[:, None])
     for step in reversed(range(steps)):
-        value = _value_of_step(pool, step, workers, backlogs, after, reward_s)
+        value = _value_of_step(pool, step, workers, backlogs=backlogs, after=after, reward_s=reward_s)
         # (workers before, workers now, backlog)
         total = value[None, :, :] - starts_s[:, :, None]
         choices[step] = total.argmax(axis=1)
         after = total.max(axis=1)
-    return _follow(pool, choices, workers, backlogs)
+    return _follow(pool, choices, workers, backlogs=backlogs)
 
 
 def _backlogs(pool: Pool, start_s: float) -> Values:
@@ -77,7 +77,9 @@ def _backlogs(pool: Pool, start_s: float) -> Values:
     return np.concatenate([[0.0], first * ratio ** np.arange(count)])
 
 
-def _value_of_step(pool: Pool, step: int, workers: Values, backlogs: Values, after: Values, reward_s: float) -> Values:
+def _value_of_step(
+    pool: Pool, step: int, workers: Values, *, backlogs: Values, after: Values, reward_s: float
+) -> Values:
     """By workers and by the backlog at the start of the step."""
     backlog = np.broadcast_to(backlogs, after.shape).copy()
     value = np.zeros_like(after)
@@ -90,7 +92,7 @@ def _value_of_step(pool: Pool, step: int, workers: Values, backlogs: Values, aft
     return value
 
 
-def _follow(pool: Pool, choices: NDArray[np.int16], workers: Values, backlogs: Values) -> Sequence[int]:
+def _follow(pool: Pool, choices: NDArray[np.int16], workers: Values, *, backlogs: Values) -> Sequence[int]:
     """The first workers are free to choose: they are there before the load is."""
     plan: list[int] = []
     row, backlog = len(workers) - 1, 0.0

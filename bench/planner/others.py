@@ -89,9 +89,11 @@ class TrueLoad:
         hit_rate: float,
     ) -> None:
         self._start_s = start_s
-        self._sizes = self._needed(trace, Sizer(speed=speed, targets=targets), 1.0, hit_rate)
+        self._sizes = self._needed(trace, Sizer(speed=speed, targets=targets), factor=1.0, hit_rate=hit_rate)
 
-    def _needed(self, trace: Sequence[TraceRequest], sizer: Sizer, factor: float, hit_rate: float) -> Sequence[Shape]:
+    def _needed(
+        self, trace: Sequence[TraceRequest], sizer: Sizer, *, factor: float, hit_rate: float
+    ) -> Sequence[Shape]:
         """The shape for each step."""
         steps = int(trace[-1].at_s / self.STEP_S) + 1
         found: list[list[TraceRequest]] = [[] for _ in range(steps)]
@@ -152,7 +154,7 @@ class Present(TrueLoad):
         hit_rate: float,
     ) -> None:
         super().__init__(trace, targets, speed, start_s=start_s, hit_rate=hit_rate)
-        self._surges = self._needed(trace, Sizer(speed=speed, targets=targets), surge, hit_rate)
+        self._surges = self._needed(trace, Sizer(speed=speed, targets=targets), factor=surge, hit_rate=hit_rate)
         self._until_s = 0.0
 
     def tick(self, observation: ModelObservation, fleet: ChangingFleet, now_s: float) -> None:

@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         routers=options.routers,
                     )
                     oracle_hits = max(oracle_hits, result.hit_rate) if policy in ORACLES else oracle_hits
-                    line = _line(name, workers, load, policy, result, (oracle_hits, pooled))
+                    line = _line(name, workers, load, policy=policy, result=result, best=(oracle_hits, pooled))
                     lines.append(line)
                     figures.append(_figures(line, result))
                     print(f"{' '.join(line)} ({process_time() - began:.0f} s CPU)", file=sys.stderr, flush=True)
@@ -149,7 +149,7 @@ def _trace(folder: Path | None, name: str) -> list[TraceRequest]:
 
 
 def _line(
-    name: str, workers: int, load: float, policy: str, result: ReplayResult, best: tuple[float, float]
+    name: str, workers: int, load: float, *, policy: str, result: ReplayResult, best: tuple[float, float]
 ) -> list[str]:
     ttft_s = result.ttft_s
     return [

@@ -43,7 +43,7 @@ class RoutersPlacer:
         for one, other in combinations(peers, 2):
             ends = ((one, one.open_session()), (other, other.open_session()))
             for (speaker, says), (hearer, hears) in (ends, ends[::-1]):
-                self._join(speaker, says, hearer, hears)
+                self._join(speaker, says, hearer, hears=hears)
 
     def place(self, job: Job) -> Spot | None:
         return self._of(job).place(job)
@@ -68,7 +68,9 @@ class RoutersPlacer:
     def _of(self, job: Job) -> RouterPlacer:
         return self._placers[job.ask_id % len(self._placers)]
 
-    def _join(self, speaker: PeerReservations, says: PeerSession, hearer: PeerReservations, hears: PeerSession) -> None:
+    def _join(
+        self, speaker: PeerReservations, says: PeerSession, hearer: PeerReservations, *, hears: PeerSession
+    ) -> None:
         """Connects two routers: an empty snapshot, then the changes every `sync_interval_s`."""
         replay, interval_s = self._replay, self._replay.shape.sync_interval_s
         next_s = replay.now_s

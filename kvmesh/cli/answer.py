@@ -56,7 +56,7 @@ async def stream_answer(
 ) -> str:
     """Prints an answer while it streams, and returns it. With `since_s` prints the time to first token on stderr."""
     parts: list[str] = []
-    async for chunk in answer_pieces(url, model, messages, **options):
+    async for chunk in answer_pieces(url, model=model, messages=messages, **options):
         for choice in chunk["choices"]:
             text = choice["delta"].get("content") or ""
             if text and since_s is not None and not any(parts):

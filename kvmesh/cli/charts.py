@@ -19,7 +19,7 @@ class Line:
     is_step: bool = False
 
 
-def chart(title: str, x_name: str, y_name: str, lines: Sequence[Line]) -> str:
+def chart(*, title: str, x_name: str, y_name: str, lines: Sequence[Line]) -> str:
     """All lines in one chart, both axes from the smallest x and 0."""
     shown = [line for line in lines if line.points]
     if not shown:

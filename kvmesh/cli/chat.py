@@ -44,7 +44,7 @@ def _chat(settings: ChatSettings, url: str) -> int:
     """Reads lines in the main thread, so that Ctrl-C interrupts them. An event loop runs only during an answer."""
     model, api_key = settings.model, settings.api_key
     if not model:
-        models = asyncio.run(_models(url, api_key))
+        models = asyncio.run(_models(url, api_key=api_key))
         if not models:
             print("kvmesh: the mesh serves no model yet", file=sys.stderr)
             return 1

@@ -45,12 +45,12 @@ class MeshTarget:
 
     def channels(self) -> ChannelPool:
         """New channels to the services with certificates in files. InvalidRequestError when one cannot be read."""
-        return ChannelPool(RpcSettings(), mesh=source_of(self._mesh.tls_directory))
+        return ChannelPool(settings=RpcSettings(), mesh=source_of(self._mesh.tls_directory))
 
     @asynccontextmanager
     async def identity(self) -> AsyncIterator[ServiceIdentity]:
         """The operator's identity, followed until the block ends. UnavailableError when Consul issues no certificate."""
-        identity = open_identity(self._mesh, self._discovery, MeshRole.OPERATOR, SystemClock())
+        identity = open_identity(self._mesh, self._discovery, MeshRole.OPERATOR, clock=SystemClock())
         async with AsyncExitStack() as stack:
             for part in identity.parts:
                 stack.push_async_callback(part.aclose)
@@ -157,7 +157,7 @@ async def connect(target: MeshTarget) -> AsyncIterator[MeshConnection]:
     """Connects to a mesh. Nothing is asked yet."""
     async with target.identity() as identity:
         registry = target.noted_registry(identity)
-        channels = ChannelPool(RpcSettings(), mesh=identity.source, role_of=identity.book.role_of)
+        channels = ChannelPool(settings=RpcSettings(), mesh=identity.source, role_of=identity.book.role_of)
         try:
             yield MeshConnection(registry=registry, channels=channels)
         finally:

@@ -76,8 +76,8 @@ async def _run(options: argparse.Namespace) -> None:
     try:
         made = 0
         for name, text in rules.items():
-            await acl.set_policy(f"kvmesh-{name}", text)
-            made += await _write_token(acl, consul, folder / name, f"kvmesh-{name}")
+            await acl.set_policy(f"kvmesh-{name}", rules=text)
+            made += await _write_token(acl, consul, folder / name, policy=f"kvmesh-{name}")
         await acl.set_agent_token(read_private(str(folder / "agent" / TOKEN_FILE), field="folder").decode())
         allowed = await acl.allow(NEEDED_INTENTIONS)
     finally:
@@ -122,7 +122,7 @@ async def _management_token(consul: DiscoverySettings, folder: Path, given: Path
             await asyncio.sleep(RETRY_S)  # It starts, or elects a leader.
 
 
-async def _write_token(acl: ConsulAcl, consul: DiscoverySettings, folder: Path, policy: str) -> bool:
+async def _write_token(acl: ConsulAcl, consul: DiscoverySettings, folder: Path, *, policy: str) -> bool:
     """Writes a new token, unless the folder has one that Consul knows. Returns whether it is new."""
     file = _own_folder(folder) / TOKEN_FILE
     if file.exists():

@@ -73,7 +73,9 @@ def place_workers(
     apart, together = _place_separately(len(order), groups), _place_together(len(order), groups)
     blocks = together if apart is None or _largest_load(together) < _largest_load(apart) else apart
     if _largest_load(blocks) > workers_per_device:
-        raise InvalidRequestError(_refusal(len(order), groups, _largest_load(blocks), workers_per_device), field="gpus")
+        raise InvalidRequestError(
+            _refusal(len(order), groups, most=_largest_load(blocks), allowed=workers_per_device), field="gpus"
+        )
     return _placements(order, groups, blocks)
 
 
@@ -141,7 +143,7 @@ def _sum_of_squares(blocks: Blocks) -> int:
     return sum(load * load for load in _loads(blocks).values())
 
 
-def _refusal(devices: int, groups: Sequence[WorkerGroup], most: int, allowed: int) -> str:
+def _refusal(devices: int, groups: Sequence[WorkerGroup], *, most: int, allowed: int) -> str:
     needed = sum(group.workers * group.devices for group in groups)
     terms = " + ".join(group.text for group in sorted(groups, key=lambda group: group.role, reverse=True))
     visible = f"{devices} {'is' if devices == 1 else 'are'} visible"

@@ -135,7 +135,7 @@ class Doctor:
             why = ""
             await self._check_mesh()
         for check in MESH_CHECKS[len(self.findings) - 5 :]:
-            self._report(skipped(check, why or "a check above failed"))
+            self._report(skipped(check, why=why or "a check above failed"))
         return exit_status(self.findings)
 
     def _report(self, finding: Finding) -> None:
@@ -148,7 +148,7 @@ class Doctor:
         self._driver = driver
         self._report(build_finding(self._build, driver))
         self._report(driver_finding(self._build, driver, driver_needs(driver)))
-        self._report(devices_finding(self._build, driver, visible_devices(driver.devices, wanted), wanted))
+        self._report(devices_finding(self._build, driver, visible_devices(driver.devices, wanted), wanted=wanted))
         self._report(compiler_finding(self._build, compiler_needs()))
 
     async def _check_nixl(self) -> Finding:
@@ -172,12 +172,12 @@ class Doctor:
             async with self._running_mesh() as mesh:
                 self._report(Finding(check="mesh", status=Status.OK, found=f"answers as {mesh.model} at {mesh.url}"))
                 prompts, answers = await self._check_transfers(mesh)
-                speed = await self._measure_tokens_per_s(mesh.url, mesh.model, first=1000)
+                speed = await self._measure_tokens_per_s(mesh.url, model=mesh.model, first=1000)
             if self._build:
-                await self._compare_with_vllm(prompts, answers, speed, mesh.model)
+                await self._compare_with_vllm(prompts, answers, speed, model=mesh.model)
             else:
                 for check in MESH_CHECKS[3:]:
-                    self._report(skipped(check, "there is no vLLM to compare with"))
+                    self._report(skipped(check, why="there is no vLLM to compare with"))
         except (MeshError, OSError, TimeoutError, aiohttp.ClientError) as error:
             check = MESH_CHECKS[len(self.findings) - 5]
             self._report(Finding(check=check, status=Status.FAILED, found=_text(error, self._settings.timeout_s)))
@@ -185,8 +185,8 @@ class Doctor:
     async def _check_transfers(self, mesh: OwnMesh) -> tuple[list[list[int]], list[list[int]]]:
         """Checks 7 and 8. Returns the prompts and the mesh's answers."""
         await wait_prefill(mesh.target)
-        texts = [probe.sentences(number, words) for number, words in enumerate(PROMPT_WORDS)]
-        prompts = await probe.tokenise(mesh.url, mesh.model, texts)
+        texts = [probe.sentences(number, words=words) for number, words in enumerate(PROMPT_WORDS)]
+        prompts = await probe.tokenise(mesh.url, model=mesh.model, texts=texts)
         before = await transferred_tokens(mesh.target)
         answers = await probe.greedy(url=mesh.url, model=mesh.model, prompts=prompts, tokens=ANSWER_TOKENS)
         moved = await transferred_tokens(mesh.target) - before
@@ -196,23 +196,27 @@ class Doctor:
                 transport_finding(self._build, transports_in(log), is_one_device=len(self._driver.devices) == 1)
             )
         else:
-            self._report(skipped("UCX transport", "simulated engines"))
+            self._report(skipped("UCX transport", why="simulated engines"))
         self._report(moved_finding(moved, sum(len(prompt) for prompt in prompts)))
         return prompts, answers
 
     async def _compare_with_vllm(
-        self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], speed: float, model: str
+        self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], speed: float, *, model: str
     ) -> None:
         """Checks 9 and 10, after the mesh has ended, so that the engine has the device to itself."""
         self._report(exactness_finding(self._build, answers, await self._run_vllm_alone(prompts)))
         async with self._running_serve(model) as url:
-            self._report(throughput_finding(speed, await self._measure_tokens_per_s(url, model, first=1000)))
+            self._report(
+                throughput_finding(
+                    mesh_tokens_s=speed, serve_tokens_s=await self._measure_tokens_per_s(url, model=model, first=1000)
+                )
+            )
 
     async def _measure_tokens_per_s(self, url: str, model: str, *, first: int) -> float:
         settings = self._settings
         return await probe.tokens_per_s(
             url,
-            model,
+            model=model,
             requests=settings.requests,
             concurrency=settings.concurrency,
             prompt_words=120,

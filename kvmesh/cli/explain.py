@@ -146,7 +146,7 @@ async def _explain(settings: ExplainSettings, target: MeshTarget, request_id: st
     async with connect(target) as connection:
         view = await connection.registry.instances(ROUTER)
         explanation, router_id = await find_explanation(
-            view.instances, connection.channels, request_id, settings.timeout_s
+            view.instances, connection.channels, request_id, timeout_s=settings.timeout_s
         )
         return render(explanation, router_id, settings.candidates_max)
 

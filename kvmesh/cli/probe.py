@@ -71,7 +71,7 @@ async def tokens_per_s(
 
         async def ask(number: int) -> int:
             body = {"model": model, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-            prompt = sentences(number, prompt_words)
+            prompt = sentences(number, words=prompt_words)
             answer = await call(client, f"{url}/v1/completions", {**body, "prompt": prompt})
             return int(answer["usage"]["completion_tokens"])
 

@@ -47,7 +47,7 @@ class Progress:
         }
         async with asyncio.TaskGroup() as group:
             waits = {
-                service: group.create_task(self._wait_service(registry, service, count, started_at_s))
+                service: group.create_task(self._wait_service(registry, service, count, started_at_s=started_at_s))
                 for service, count in wanted.items()
                 if count
             }
@@ -56,7 +56,7 @@ class Progress:
         await _wait_healthy(http_url(frontend))
         return frontend
 
-    async def _wait_service(self, registry: Registry, service: str, count: int, started_at_s: float) -> View:
+    async def _wait_service(self, registry: Registry, service: str, count: int, *, started_at_s: float) -> View:
         shown = 0
         async for view in registry.watch(service):
             ready = sum(instance.takes_requests for instance in view.instances)

@@ -89,7 +89,7 @@ def claim_place(name: str, run_dir: str, *, is_joined: bool = False) -> Iterator
     An empty `run_dir` is `run/NAME`. Number 2 and up is appended to what is taken. UnavailableError when a folder cannot be made.
     """
     try:
-        place = _claim(name, run_dir, is_joined)
+        place = _claim(name, run_dir=run_dir, is_joined=is_joined)
     except OSError as error:
         raise _not_created(error) from error
     try:

@@ -60,7 +60,9 @@ class MeshSource:
 
     async def explain(self, request_id: str) -> str:
         routers = (await self._connection.registry.instances(ROUTER)).instances
-        found, router_id = await find_explanation(routers, self._connection.channels, request_id, self._timeout_s)
+        found, router_id = await find_explanation(
+            routers, self._connection.channels, request_id, timeout_s=self._timeout_s
+        )
         return render(found, router_id, CANDIDATES_MAX)
 
 

@@ -159,7 +159,7 @@ class Mesh:
         for line in self._places.lines:
             self._progress.say(line)
         shape = mesh_shape(
-            self._settings, target.address, self._places, target.credentials, scaler_address=scaler_address
+            self._settings, target.address, self._places, credentials=target.credentials, scaler_address=scaler_address
         )
         plan = plan_mesh(shape)
         if self._settings.join:
@@ -248,22 +248,24 @@ class Mesh:
             importing = asyncio.create_task(self._forks.open())
         try:
             if importing is None:
-                await self._start_group(plan.workers, workers, keeper, self._start)
+                await self._start_group(plan.workers, workers, keeper, start=self._start)
             for specs in (plan.routers, plan.frontends, plan.planners):
                 group: list[Slot] = []
                 keeper.groups.append(group)
-                await self._start_group(specs, group, keeper, self._start)
+                await self._start_group(specs, group, keeper, start=self._start)
             if importing is not None:
                 await importing
                 for turn in plan.worker_turns:
                     if workers and not await keeper.wait_registered(workers):
                         return
-                    await self._start_group(turn, workers, keeper, self._forks.start)
+                    await self._start_group(turn, workers, keeper, start=self._forks.start)
         finally:
             if importing is not None:
                 await _cancelled(importing)
 
-    async def _start_group(self, specs: Sequence[ChildSpec], group: list[Slot], keeper: Keeper, start: Start) -> None:
+    async def _start_group(
+        self, specs: Sequence[ChildSpec], group: list[Slot], keeper: Keeper, *, start: Start
+    ) -> None:
         for spec in specs:
             spec.log_path.unlink(missing_ok=True)
             await keeper.start(spec, group, start)
@@ -318,7 +320,7 @@ class Mesh:
         settings = self._settings
         try:
             model = await _first_model(url)
-            print(curl_line(url, model, has_key=bool(settings.api_key)), flush=True)
+            print(curl_line(url, model=model, has_key=bool(settings.api_key)), flush=True)
             if not settings.greeting:
                 return True
             print(f"\n> {settings.greeting}", flush=True)
@@ -430,7 +432,7 @@ def main(argv: Sequence[str]) -> int:
             raise InvalidRequestError(problem)
         if settings.join:
             settings = joined(settings)
-        chosen = choose_address(settings.address, registry_host(settings.consul) or LOOPBACK)
+        chosen = choose_address(settings.address, registry=registry_host(settings.consul) or LOOPBACK)
         if not is_loopback(chosen.host):
             settings = replace(settings, address=chosen.host)
             if not settings.insecure_listen:
@@ -443,8 +445,8 @@ def main(argv: Sequence[str]) -> int:
         places = worker_places(settings)
         places = replace(places, lines=[*lines, *places.lines])
         name = settings.name or default_name(settings.port)
-        with claim_place(name, settings.run_dir, is_joined=bool(settings.join)) as place:
-            return _run(replace(settings, run_dir=str(place.run_dir)), place, places, started_at_s)
+        with claim_place(name, run_dir=settings.run_dir, is_joined=bool(settings.join)) as place:
+            return _run(replace(settings, run_dir=str(place.run_dir)), place, places, started_at_s=started_at_s)
     except MeshError as error:
         print(f"kvmesh: {error.message}", file=sys.stderr)
         return 2
@@ -462,7 +464,7 @@ def joined(settings: UpSettings) -> UpSettings:
     return replace(settings, consul=mesh.registry, credentials=settings.credentials or mesh.credentials)
 
 
-def _run(settings: UpSettings, place: MeshPlace, places: WorkerPlaces, started_at_s: float) -> int:
+def _run(settings: UpSettings, place: MeshPlace, places: WorkerPlaces, *, started_at_s: float) -> int:
     """Runs the mesh in its place."""
     if place.note:
         places = replace(places, lines=[place.note, *places.lines])

@@ -156,8 +156,8 @@ def mesh_shape(
     settings: UpSettings,
     registry_address: str,
     places: WorkerPlaces,
-    credentials: Credentials | None = None,
     *,
+    credentials: Credentials | None = None,
     scaler_address: str = "",
 ) -> MeshShape:
     """What is asked for, made plain."""

@@ -82,14 +82,14 @@ def driver_finding(build: str, driver: Driver, needs: Sequence[Need]) -> Finding
         return Finding(
             check=name, status=Status.FAILED, found=driver.problem, advice="install or repair the NVIDIA driver"
         )
-    return skipped(name, driver.problem)
+    return skipped(name, why=driver.problem)
 
 
-def devices_finding(build: str, driver: Driver, visible: Sequence[NvidiaDevice], wanted: str | None) -> Finding:
+def devices_finding(build: str, driver: Driver, visible: Sequence[NvidiaDevice], *, wanted: str | None) -> Finding:
     """Check 3: the devices that engines may use."""
     name = "devices"
     if not driver.devices:
-        return skipped(name, "the driver lists none")
+        return skipped(name, why="the driver lists none")
     if not visible:
         return Finding(
             check=name,
@@ -111,7 +111,7 @@ def compiler_finding(build: str, needs: Sequence[Need]) -> Finding:
     """Check 4: the requirements of Triton."""
     name = "compiler"
     if build != "gpu":
-        return skipped(name, "only kernels on a GPU are compiled when an engine starts")
+        return skipped(name, why="only kernels on a GPU are compiled when an engine starts")
     if needs:
         return Finding(
             check=name,

@@ -56,21 +56,27 @@ class AsyncClient:
 
     async def chat(self, model: str, messages: Messages, **arguments: Unpack[ChatArguments]) -> Answer:
         """A whole answer to a conversation."""
-        return await self._whole(self._calling.chat(self._stub, model, messages, arguments, is_stream=False))
+        return await self._whole(self._calling.chat(self._stub, model, messages, arguments=arguments, is_stream=False))
 
     def chat_stream(self, model: str, messages: Messages, **arguments: Unpack[ChatArguments]) -> AsyncStream[Piece]:
         """The same, in pieces as they arrive."""
-        return AsyncStream(self._calling, self._calling.chat(self._stub, model, messages, arguments, is_stream=True))
+        return AsyncStream(
+            self._calling, self._calling.chat(self._stub, model, messages, arguments=arguments, is_stream=True)
+        )
 
     async def generate(self, model: str, prompt: str | Sequence[int], **arguments: Unpack[GenerateArguments]) -> Answer:
         """A whole continuation of a text or of token ids."""
-        return await self._whole(self._calling.generate(self._stub, model, prompt, arguments, is_stream=False))
+        return await self._whole(
+            self._calling.generate(self._stub, model, prompt, arguments=arguments, is_stream=False)
+        )
 
     def generate_stream(
         self, model: str, prompt: str | Sequence[int], **arguments: Unpack[GenerateArguments]
     ) -> AsyncStream[Piece]:
         """The same, in pieces as they arrive."""
-        return AsyncStream(self._calling, self._calling.generate(self._stub, model, prompt, arguments, is_stream=True))
+        return AsyncStream(
+            self._calling, self._calling.generate(self._stub, model, prompt, arguments=arguments, is_stream=True)
+        )
 
     async def embed(
         self,
@@ -100,8 +106,10 @@ class AsyncClient:
         """The models that are served now."""
         return from_models_response(await self._one(self._stub.ListModels, models_message(), timeout_s))
 
-    def _stream(self, method: Any, message: Any, read: Callable[[Any], T], timeout_s: float | None) -> AsyncStream[T]:
-        return AsyncStream(self._calling, self._calling.question(method, message, read, timeout_s))
+    def _stream(
+        self, method: Any, message: Any, read: Callable[[Any], T], *, timeout_s: float | None
+    ) -> AsyncStream[T]:
+        return AsyncStream(self._calling, self._calling.question(method, message, read, timeout_s=timeout_s))
 
     async def _whole(self, question: StreamingCall[Piece]) -> Answer:
         async with AsyncStream(self._calling, question) as stream:

@@ -73,4 +73,4 @@ class AsyncBatches:
     def results(self, batch_id: str, *, timeout_s: float | None = None) -> AsyncStream[BatchAnswer]:
         """The answers of a batch that has ended, one per request."""
         message = batch_results_message(batch_id)
-        return self._stream(self._stub.ListBatchResults, message, from_batch_result, timeout_s)
+        return self._stream(self._stub.ListBatchResults, message, from_batch_result, timeout_s=timeout_s)

@@ -71,21 +71,21 @@ class Calling:
     generator: Random
 
     def chat(
-        self, stub: Any, model: str, messages: Messages, arguments: ChatArguments, *, is_stream: bool
+        self, stub: Any, model: str, messages: Messages, *, arguments: ChatArguments, is_stream: bool
     ) -> StreamingCall[Piece]:
         options, timeout_s, others = _split(arguments, is_stream)
         message = chat_message(model, messages, options, **others)
-        return self.question(stub.Chat, message, from_chat_response, timeout_s)
+        return self.question(stub.Chat, message, from_chat_response, timeout_s=timeout_s)
 
     def generate(
-        self, stub: Any, model: str, prompt: str | Sequence[int], arguments: GenerateArguments, *, is_stream: bool
+        self, stub: Any, model: str, prompt: str | Sequence[int], *, arguments: GenerateArguments, is_stream: bool
     ) -> StreamingCall[Piece]:
         options, timeout_s, others = _split(arguments, is_stream)
         message = generate_message(model, prompt, options, **others)
-        return self.question(stub.Generate, message, from_generate_response, timeout_s)
+        return self.question(stub.Generate, message, from_generate_response, timeout_s=timeout_s)
 
     def question(
-        self, method: Any, message: Any, read: Callable[[Any], T], timeout_s: float | None
+        self, method: Any, message: Any, read: Callable[[Any], T], *, timeout_s: float | None
     ) -> StreamingCall[T]:
         return StreamingCall(method=method, message=message, read=read, deadline_s=self.deadline_s(timeout_s))
 
@@ -99,7 +99,7 @@ class Calling:
 
     def wait_s(self, failure: MeshError, attempt: int, deadline_s: float) -> float | None:
         """See RetryPolicy."""
-        return self.settings.retry.wait_s(failure, attempt, deadline_s - time.monotonic(), self.generator)
+        return self.settings.retry.wait_s(failure, attempt, deadline_s - time.monotonic(), generator=self.generator)
 
     def next_wait_s(self, error: grpc.RpcError, attempt: int, deadline_s: float, *, is_repeatable: bool) -> float:
         """Seconds until the next try of a unary call. Raises the call's error if there is none.

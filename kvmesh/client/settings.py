@@ -23,7 +23,7 @@ class RetryPolicy:
         30.0, "Longest pause. A server that asks for more is not waited for: its answer is raised.", min=0
     )
 
-    def wait_s(self, error: MeshError, attempt: int, left_s: float, generator: Random) -> float | None:
+    def wait_s(self, error: MeshError, attempt: int, left_s: float, *, generator: Random) -> float | None:
         """Seconds until the next try; None: raise the error. `attempt` counts from 0, `left_s` is the call's own time.
 
         At least the server's Retry-After, plus a random part of the growing pause, so that clients refused together do not retry together.

@@ -56,21 +56,25 @@ class Client:
 
     def chat(self, model: str, messages: Messages, **arguments: Unpack[ChatArguments]) -> Answer:
         """A whole answer to a conversation."""
-        return self._whole(self._calling.chat(self._stub, model, messages, arguments, is_stream=False))
+        return self._whole(self._calling.chat(self._stub, model, messages, arguments=arguments, is_stream=False))
 
     def chat_stream(self, model: str, messages: Messages, **arguments: Unpack[ChatArguments]) -> Stream[Piece]:
         """The same, in pieces as they arrive."""
-        return Stream(self._calling, self._calling.chat(self._stub, model, messages, arguments, is_stream=True))
+        return Stream(
+            self._calling, self._calling.chat(self._stub, model, messages, arguments=arguments, is_stream=True)
+        )
 
     def generate(self, model: str, prompt: str | Sequence[int], **arguments: Unpack[GenerateArguments]) -> Answer:
         """A whole continuation of a text or of token ids."""
-        return self._whole(self._calling.generate(self._stub, model, prompt, arguments, is_stream=False))
+        return self._whole(self._calling.generate(self._stub, model, prompt, arguments=arguments, is_stream=False))
 
     def generate_stream(
         self, model: str, prompt: str | Sequence[int], **arguments: Unpack[GenerateArguments]
     ) -> Stream[Piece]:
         """The same, in pieces as they arrive."""
-        return Stream(self._calling, self._calling.generate(self._stub, model, prompt, arguments, is_stream=True))
+        return Stream(
+            self._calling, self._calling.generate(self._stub, model, prompt, arguments=arguments, is_stream=True)
+        )
 
     def embed(
         self,
@@ -96,8 +100,8 @@ class Client:
         """The models that are served now."""
         return from_models_response(self._one(self._stub.ListModels, models_message(), timeout_s))
 
-    def _stream(self, method: Any, message: Any, read: Callable[[Any], T], timeout_s: float | None) -> Stream[T]:
-        return Stream(self._calling, self._calling.question(method, message, read, timeout_s))
+    def _stream(self, method: Any, message: Any, read: Callable[[Any], T], *, timeout_s: float | None) -> Stream[T]:
+        return Stream(self._calling, self._calling.question(method, message, read, timeout_s=timeout_s))
 
     def _whole(self, question: StreamingCall[Piece]) -> Answer:
         with Stream(self._calling, question) as stream:

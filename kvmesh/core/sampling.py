@@ -53,21 +53,21 @@ class SamplingParams:
     each engine calls it.
     """
 
-    temperature: float | None = _number(0, 2, has_model_default=True)
-    top_p: float | None = _number(0, 1, above=True, has_model_default=True)
-    top_k: int | None = _number(0, 2**31 - 1, has_model_default=True)
-    min_p: float | None = _number(0, 1, has_model_default=True)
-    presence_penalty: float | None = _number(-2, 2)
-    frequency_penalty: float | None = _number(-2, 2)
-    repetition_penalty: float | None = _number(0, 10, above=True, has_model_default=True)
-    seed: int | None = _number(-(2**63), 2**63 - 1)
-    max_tokens: int | None = _number(1, 2**31 - 1)
-    min_tokens: int | None = _number(0, 2**31 - 1)
+    temperature: float | None = _number(low=0, high=2, has_model_default=True)
+    top_p: float | None = _number(low=0, high=1, above=True, has_model_default=True)
+    top_k: int | None = _number(low=0, high=2**31 - 1, has_model_default=True)
+    min_p: float | None = _number(low=0, high=1, has_model_default=True)
+    presence_penalty: float | None = _number(low=-2, high=2)
+    frequency_penalty: float | None = _number(low=-2, high=2)
+    repetition_penalty: float | None = _number(low=0, high=10, above=True, has_model_default=True)
+    seed: int | None = _number(low=-(2**63), high=2**63 - 1)
+    max_tokens: int | None = _number(low=1, high=2**31 - 1)
+    min_tokens: int | None = _number(low=0, high=2**31 - 1)
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
-    logprobs: int | None = _number(0, LOGPROBS_MAX)
-    prompt_logprobs: int | None = _number(0, LOGPROBS_MAX)
+    logprobs: int | None = _number(low=0, high=LOGPROBS_MAX)
+    prompt_logprobs: int | None = _number(low=0, high=LOGPROBS_MAX)
     logit_bias: Sequence[tuple[int, float]] = ()
     constraint: Constraint | None = None
     skip_special_tokens: bool = True

@@ -22,7 +22,7 @@ async def bootstrap(settings: DiscoverySettings) -> str:
     """The first management token. PermissionDeniedError: there is one already."""
     connection = ConsulConnection(settings)
     try:
-        return str((await _json(connection, "PUT", "/v1/acl/bootstrap"))["SecretID"])
+        return str((await _json(connection, method="PUT", path="/v1/acl/bootstrap"))["SecretID"])
     finally:
         await connection.aclose()
 
@@ -51,11 +51,13 @@ class ConsulAcl:
         found = {each["Name"]: each["ID"] for each in await self._get("/v1/acl/policies")}
         path = f"/v1/acl/policy/{found[name]}" if name in found else "/v1/acl/policy"
         body = {"Name": name, "Description": DESCRIPTION, "Rules": rules}
-        await _json(self._connection, "PUT", path, {**body, "ID": found[name]} if name in found else body)
+        await _json(
+            self._connection, method="PUT", path=path, body={**body, "ID": found[name]} if name in found else body
+        )
 
     async def new_token(self, policy: str) -> str:
         body = {"Description": DESCRIPTION, "Policies": [{"Name": policy}]}
-        return str((await _json(self._connection, "PUT", "/v1/acl/token", body))["SecretID"])
+        return str((await _json(self._connection, method="PUT", path="/v1/acl/token", body=body))["SecretID"])
 
     async def set_agent_token(self, token: str) -> None:
         """Of the agent at this address. It forgets the token when it restarts, unless it has `enable_token_persistence`."""
@@ -68,18 +70,23 @@ class ConsulAcl:
         missing = [pair for pair in pairs if pair not in existing]
         for source, destination in missing:
             body = {"SourceName": source, "DestinationName": destination, "SourceType": "consul", "Action": "allow"}
-            await _json(self._connection, "POST", "/v1/connect/intentions", {**body, "Description": DESCRIPTION})
+            await _json(
+                self._connection,
+                method="POST",
+                path="/v1/connect/intentions",
+                body={**body, "Description": DESCRIPTION},
+            )
         return len(missing)
 
     async def aclose(self) -> None:
         await self._connection.aclose()
 
     async def _get(self, path: str) -> list[Any]:
-        found = await _json(self._connection, "GET", path)
+        found = await _json(self._connection, method="GET", path=path)
         return found if isinstance(found, list) else []
 
 
-async def _json(connection: ConsulConnection, method: str, path: str, body: bytes | Mapping[str, Any] = b"") -> Any:
+async def _json(connection: ConsulConnection, *, method: str, path: str, body: bytes | Mapping[str, Any] = b"") -> Any:
     answer = (await connection.call(method, path, body=body)).body
     try:
         return json.loads(answer)

@@ -48,20 +48,20 @@ class ConsulConnection:
         """One call within `call_timeout_s`. `path` must be URL-quoted."""
         try:
             async with asyncio.timeout(self._settings.call_timeout_s), self._slots:
-                return await self._send(method, path, params or {}, body)
+                return await self._send(method=method, path=path, params=params or {}, body=body)
         except TimeoutError:
-            raise self._unavailable("did not answer in time", "registry_timeout") from None
+            raise self._unavailable("did not answer in time", reason="registry_timeout") from None
 
     async def wait(self, path: str, *, params: Mapping[str, str], timeout_s: float) -> ConsulResponse:
         """A blocking query. It does not count towards `calls_max`."""
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._send("GET", path, params, b"")
+                return await self._send(method="GET", path=path, params=params, body=b"")
         except TimeoutError:
-            raise self._unavailable("did not answer in time", "registry_timeout") from None
+            raise self._unavailable("did not answer in time", reason="registry_timeout") from None
 
     async def _send(
-        self, method: str, path: str, params: Mapping[str, str], body: bytes | Mapping[str, Any]
+        self, *, method: str, path: str, params: Mapping[str, str], body: bytes | Mapping[str, Any]
     ) -> ConsulResponse:
         url = URL(f"{self._origin}{path}?{urlencode(params, quote_via=quote)}", encoded=True)
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -75,9 +75,11 @@ class ConsulConnection:
             ) as response:
                 content = await self._read(response)
         except aiohttp.ClientSSLError as error:
-            raise self._unavailable(f"failed the TLS handshake ({error})", "registry_certificate") from error
+            raise self._unavailable(f"failed the TLS handshake ({error})", reason="registry_certificate") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise self._unavailable(f"cannot be reached ({connection_cause(error)})", "registry_unreachable") from error
+            raise self._unavailable(
+                f"cannot be reached ({connection_cause(error)})", reason="registry_unreachable"
+            ) from error
         if response.status != 200:
             raise wire.failure(response.status, content.decode(errors="replace"))
         index = response.headers.get(_INDEX_HEADER, "")
@@ -90,7 +92,7 @@ class ConsulConnection:
             content += chunk
             if len(content) > limit:
                 # Leaving the response unread closes its connection.
-                raise self._unavailable(f"answered more than {limit} bytes", "registry_answer_too_large")
+                raise self._unavailable(f"answered more than {limit} bytes", reason="registry_answer_too_large")
         return bytes(content)
 
     def _opened(self) -> aiohttp.ClientSession:

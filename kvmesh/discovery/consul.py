@@ -61,12 +61,12 @@ class ConsulRegistry:
         if registration.uses_tls and not self._settings.checks_tls:
             registration = replace(registration, is_checked=False)
         body = wire.registration_body(registration, check_timeout_s=self._settings.check_timeout_s)
-        await self._call("PUT", "/v1/agent/service/register", body=body)
+        await self._call("PUT", path="/v1/agent/service/register", body=body)
 
     async def deregister(self, instance_id: str) -> None:
         limits.check_instance_id(instance_id)
         try:
-            await self._call("PUT", f"/v1/agent/service/deregister/{_quoted(instance_id)}")
+            await self._call("PUT", path=f"/v1/agent/service/deregister/{_quoted(instance_id)}")
         except NotFoundError:
             _log.debug("instance_already_absent", extra={"instance_id": instance_id})
 
@@ -74,17 +74,17 @@ class ConsulRegistry:
         """See `Registry.heartbeat`. A note is cut at 1 024 characters."""
         limits.check_instance_id(instance_id)
         body = {"Status": health.value, "Output": note[: limits.NOTE_LENGTH_MAX]}
-        await self._call("PUT", f"/v1/agent/check/update/{_quoted(wire.ttl_check_id(instance_id))}", body=body)
+        await self._call("PUT", path=f"/v1/agent/check/update/{_quoted(wire.ttl_check_id(instance_id))}", body=body)
 
     async def set_draining(self, instance_id: str, is_draining: bool, *, reason: str = "") -> None:
         """See `Registry.set_draining`. A mark that is already set keeps its reason."""
         limits.check_instance_id(instance_id)
         params = {"enable": "true" if is_draining else "false", "reason": reason[: limits.NOTE_LENGTH_MAX]}
-        await self._call("PUT", f"/v1/agent/service/maintenance/{_quoted(instance_id)}", params=params)
+        await self._call("PUT", path=f"/v1/agent/service/maintenance/{_quoted(instance_id)}", params=params)
 
     async def instances(self, service: str) -> View:
         limits.check_service(service)
-        response = await self._call("GET", f"/v1/health/service/{_quoted(service)}")
+        response = await self._call("GET", path=f"/v1/health/service/{_quoted(service)}")
         return View(service=service, index=max(1, response.index), instances=wire.instances(service, response.body))
 
     async def watch(self, service: str) -> AsyncGenerator[View, None]:
@@ -138,7 +138,7 @@ class ConsulRegistry:
     async def _query(self, service: str, index: int) -> ConsulResponse:
         path = f"/v1/health/service/{_quoted(service)}"
         if index == 0:
-            return await self._call("GET", path)
+            return await self._call("GET", path=path)
         # A random part, at most a tenth, is subtracted, so that watches that start together spread out.
         wait_s = self._settings.watch_wait_s * (1.0 - 0.1 * self._random())
         return await self._counted(
@@ -152,7 +152,7 @@ class ConsulRegistry:
     async def get(self, key: str) -> Entry | None:
         limits.check_key(key)
         try:
-            response = await self._call("GET", f"/v1/kv/{_quoted(key)}")
+            response = await self._call("GET", path=f"/v1/kv/{_quoted(key)}")
         except NotFoundError:
             return None
         return next(iter(wire.entries(response.body)), None)
@@ -160,7 +160,7 @@ class ConsulRegistry:
     async def list_keys(self, prefix: str) -> Sequence[Entry]:
         limits.check_key(prefix, field="prefix")
         try:
-            response = await self._call("GET", f"/v1/kv/{_quoted(prefix)}", params={"recurse": "true"})
+            response = await self._call("GET", path=f"/v1/kv/{_quoted(prefix)}", params={"recurse": "true"})
         except NotFoundError:
             return ()
         return wire.entries(response.body)
@@ -170,7 +170,7 @@ class ConsulRegistry:
 
     async def delete(self, key: str) -> None:
         limits.check_key(key)
-        await self._call("DELETE", f"/v1/kv/{_quoted(key)}")
+        await self._call("DELETE", path=f"/v1/kv/{_quoted(key)}")
 
     async def create_session(self, *, name: str, ttl_s: float, lock_delay_s: float = 0.0) -> str:
         """See `Registry.create_session`. Consul expires a session between one and two TTLs after its last renewal."""
@@ -182,14 +182,14 @@ class ConsulRegistry:
             "LockDelay": wire.duration_text(lock_delay_s),
             "Behavior": "release",
         }
-        return wire.session_id((await self._call("PUT", "/v1/session/create", body=body)).body)
+        return wire.session_id((await self._call("PUT", path="/v1/session/create", body=body)).body)
 
     async def renew_session(self, session_id: str) -> None:
-        await self._call("PUT", f"/v1/session/renew/{_quoted(session_id)}")
+        await self._call("PUT", path=f"/v1/session/renew/{_quoted(session_id)}")
 
     async def destroy_session(self, session_id: str) -> None:
         try:
-            await self._call("PUT", f"/v1/session/destroy/{_quoted(session_id)}")
+            await self._call("PUT", path=f"/v1/session/destroy/{_quoted(session_id)}")
         except NotFoundError:
             _log.debug("session_already_absent")
 
@@ -214,7 +214,7 @@ class ConsulRegistry:
     async def _write(self, key: str, value: bytes, params: dict[str, str]) -> bool:
         limits.check_key(key)
         limits.check_value(value)
-        return wire.truth((await self._call("PUT", f"/v1/kv/{_quoted(key)}", params=params, body=value)).body)
+        return wire.truth((await self._call("PUT", path=f"/v1/kv/{_quoted(key)}", params=params, body=value)).body)
 
     async def _call(
         self, method: str, path: str, *, params: Mapping[str, str] | None = None, body: bytes | Mapping[str, Any] = b""

@@ -42,8 +42,8 @@ class ServiceIdentity:
         if isinstance(self.source, ConnectIdentity):
             instruments.gauge_function(
                 "certificate_left_seconds",
-                "Time until the certificate of Consul expires; negative afterwards.",
-                self.source.seconds_left,
+                help="Time until the certificate of Consul expires; negative afterwards.",
+                function=self.source.seconds_left,
             )
 
     def registry(self, discovery: DiscoverySettings, mesh: MeshSettings) -> Registry:
@@ -51,7 +51,7 @@ class ServiceIdentity:
         return cast(Registry, NotedRegistry(open_registry(discovery, mesh), self.book))
 
 
-def open_identity(mesh: MeshSettings, discovery: DiscoverySettings, role: MeshRole, clock: Clock) -> ServiceIdentity:
+def open_identity(mesh: MeshSettings, discovery: DiscoverySettings, role: MeshRole, *, clock: Clock) -> ServiceIdentity:
     """The identity of a service. InvalidRequestError when the settings contradict each other or a file cannot be used."""
     if mesh.identity is IdentitySource.FILES:
         return ServiceIdentity(source=source_of(mesh.tls_directory))

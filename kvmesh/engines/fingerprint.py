@@ -29,7 +29,7 @@ def model_fingerprint(
     models that are streamed from an object store, name and revision identify the model. Without a revision the fingerprint is
     unique, so the engine exchanges KV with no other: nothing shows that both have the same weights.
     """
-    files = model_files(model, revision, cache_folder)
+    files = model_files(model, revision=revision, cache_folder=cache_folder)
     if any(path.suffix in WEIGHT_SUFFIXES for path in files) or (files and not needs_weights):
         return files_fingerprint(files, hashes)
     if revision:
@@ -45,7 +45,9 @@ def model_files(model: str, revision: str, cache_folder: str | None = None) -> l
     """
     if Path(model).is_file():
         return [Path(model)]
-    folder = Path(model) if Path(model).is_dir() else snapshot_folder(model, revision, cache_folder)
+    folder = (
+        Path(model) if Path(model).is_dir() else snapshot_folder(model, revision=revision, cache_folder=cache_folder)
+    )
     if folder is None:
         return []
     found = [path for path in folder.iterdir() if path.is_file()]

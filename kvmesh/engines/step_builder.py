@@ -7,7 +7,7 @@ from kvmesh.core import TokenLogprob
 from kvmesh.engines.base import EngineFinish, StepOutput
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class StepBuilder:
     """Collects the entries of one StepOutput."""
 

@@ -67,7 +67,7 @@ def block_hashes(
         digest = xxh3_64_intdigest
         return [parent := digest(body, parent) for (body,) in bodies]
     extras = _media_extras(media, block_size_tokens)
-    return [parent := chain_hash(parent, body, extras.get(i, b"")) for i, (body,) in enumerate(bodies)]
+    return [parent := chain_hash(parent, body, extra=extras.get(i, b"")) for i, (body,) in enumerate(bodies)]
 
 
 def _media_extras(media: Sequence[Media], block_size_tokens: int) -> dict[int, bytes]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class LeaseTable:
     """Handles by id with their expiry.
 

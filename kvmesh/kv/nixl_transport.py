@@ -231,9 +231,9 @@ class NixlTransport:
         if any(remote + size > known.size or local + size > local_size for remote, local, size in pieces):
             raise KvLostError("the handle points outside the peer's memory", reason="kv_payload")
         runs = [(known.base + remote, local_base + local, size) for remote, local, size in pieces]
-        return self._start_transfer(peer, known, runs, polls)
+        return self._start_transfer(peer, known, runs, polls=polls)
 
-    def _start_transfer(self, peer: bytes, known: _Peer, runs: list[Piece], polls: int) -> Any:
+    def _start_transfer(self, peer: bytes, known: _Peer, runs: list[Piece], *, polls: int) -> Any:
         """`_post` with addresses instead of offsets."""
         agent = self._agent
         try:

@@ -43,21 +43,21 @@ def find_cause(failure: Failure, *, source_host: str, own_host: str) -> Cause | 
     if failure.reason in NOT_OF_THE_PATH:
         return None
     reason = REASONS.get(failure.reason, "failed")
-    if reason not in ("incompatible", "failed") and _are_apart(source_host, own_host):
+    if reason not in ("incompatible", "failed") and _are_apart(source_host, own_host=own_host):
         if isinstance(failure.peer, str) and _is_local(failure.peer):
             return Cause(
-                "loopback_address",
-                f"the prefill worker at {source_host} offers its KV at {failure.peer}, which only its own host reaches:"
+                reason="loopback_address",
+                detail=f"the prefill worker at {source_host} offers its KV at {failure.peer}, which only its own host reaches:"
                 " set --vllm-side-channel-host there",
             )
         if not _offers(failure.peer, source_host):
             return Cause(
-                reason,
-                f"{failure.message}; the prefill worker at {source_host} does not offer its KV at that address:"
+                reason=reason,
+                detail=f"{failure.message}; the prefill worker at {source_host} does not offer its KV at that address:"
                 " check UCX_NET_DEVICES there",
             )
     where = f" (prefill worker at {source_host})" if source_host else ""
-    return Cause(reason, failure.message + where)
+    return Cause(reason=reason, detail=failure.message + where)
 
 
 def find_own_fault(source: str | bytes, own_host: str) -> Cause | None:
@@ -69,15 +69,15 @@ def find_own_fault(source: str | bytes, own_host: str) -> Cause | None:
         return None
     if isinstance(source, str) and _is_local(bare(source.rpartition(":")[0])):
         return Cause(
-            "loopback_address",
-            f"this worker offers its KV at {source}, which only its own host reaches: do not set --vllm-side-channel-host,"
+            reason="loopback_address",
+            detail=f"this worker offers its KV at {source}, which only its own host reaches: do not set --vllm-side-channel-host,"
             " or set it to this host's address",
         )
     if not _offers(source, own_host):
         return Cause(
-            "unreachable",
-            f"UCX does not offer this worker's KV at {own_host}: UCX_NET_DEVICES must name the interface that has this address, or one on a"
-            " network of all workers",
+            reason="unreachable",
+            detail=f"UCX does not offer this worker's KV at {own_host}: UCX_NET_DEVICES must name the interface that has"
+            " this address, or one on a network of all workers",
         )
     return None
 

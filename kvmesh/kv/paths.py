@@ -139,9 +139,9 @@ class KvPaths:
 
     def _learn(self, path: _PathState, size: int, elapsed_s: float) -> None:
         if size <= SMALL_BYTES:
-            path.setup_s = _average(path.setup_s, elapsed_s)
+            path.setup_s = _average(path.setup_s, value=elapsed_s)
         else:
-            path.bytes_per_s = _average(path.bytes_per_s, size / elapsed_s)
+            path.bytes_per_s = _average(path.bytes_per_s, value=size / elapsed_s)
 
     def failed(self, pull: Pull, failure: Failure, *, now_s: float, wall_s: float) -> None:
         """Ends a pull that failed. Its path fails from now on, unless the path is not the cause."""

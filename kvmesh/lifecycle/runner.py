@@ -40,7 +40,7 @@ async def run_parts(
 
     Raises the failure as PartFailedError, several as an ExceptionGroup of them.
     """
-    runner = _Runner(settings or LifecycleSettings(), stop, hurry or asyncio.Event())
+    runner = _Runner(settings=settings or LifecycleSettings(), stop=stop, hurry=hurry or asyncio.Event())
     async with asyncio.TaskGroup() as tasks:
         try:
             if await runner.start_all(parts, tasks):
@@ -59,7 +59,7 @@ async def run_parts(
         raise ExceptionGroup("several parts failed", runner.failures)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Runner:
     settings: LifecycleSettings
     stop: asyncio.Event

@@ -30,13 +30,13 @@ def place_service(settings: S) -> S:
     UnavailableError when the range has no free port.
     """
     given: Any = settings
-    chosen = choose_address(given.address, registry_host(given.discovery.address))
+    chosen = choose_address(given.address, registry=registry_host(given.discovery.address))
     _log.info("address_chosen", extra={"data": {"address": chosen.host, "why": chosen.why}})
     ports = given.ports
     rpc = replace(given.rpc, host=bare(given.rpc.host) or chosen.host)
     if not rpc.advertise_host and is_unspecified(rpc.host) and given.address:
         rpc = replace(rpc, advertise_host=chosen.host)
-    check_advertised(rpc.advertised_host, registry_host(given.discovery.address))
+    check_advertised(rpc.advertised_host, registry=registry_host(given.discovery.address))
     if not given.insecure_listen:
         check_protected(rpc.host, has_tls=given.mesh.has_tls)
     telemetry = replace(given.telemetry, metrics_host=bare(given.telemetry.metrics_host) or chosen.host)

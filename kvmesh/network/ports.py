@@ -47,13 +47,13 @@ class PortRange:
         for port in range(self.first, self._middle):
             if _claim(host, port):
                 return port
-        raise self._full(f"{self.first}-{self._middle - 1}", host)
+        raise self._full(f"{self.first}-{self._middle - 1}", host=host)
 
     def check_ucx(self, host: str) -> None:
         """UnavailableError when UCX would find no port."""
         free = sum(_is_free(host, port) for port in range(self._middle, self.last + 1))
         if free < UCX_PORTS:
-            raise self._full(self.ucx, host)
+            raise self._full(self.ucx, host=host)
 
     def _full(self, half: str, host: str) -> UnavailableError:
         message = f"no port of {half} is free on {host}: services of this host share --port-range {self.first}-{self.last}; widen it"

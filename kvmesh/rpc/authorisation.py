@@ -56,7 +56,7 @@ class AuthorisationInterceptor(grpc.aio.ServerInterceptor):
 
             async def run(role: MeshRole, request: Any, context: Any) -> Any:
                 if is_audited(role, method):
-                    return await _audited(inner, request, context, method)
+                    return await _audited(inner, request, context, method=method)
                 return await inner(request, context)
 
             return behave
@@ -70,7 +70,7 @@ def caller_role(context: Any, mesh: CertificateSource) -> MeshRole | None:
     return mesh.current().names.role_of(uris[0].decode(errors="replace")) if len(uris) == 1 else None
 
 
-async def _audited(inner: Any, request: Any, context: Any, method: str) -> Any:
+async def _audited(inner: Any, request: Any, context: Any, *, method: str) -> Any:
     """Runs an operator's call. The audit log gets the caller, its address, the method and the outcome; never arguments."""
     outcome = "failed"
     try:

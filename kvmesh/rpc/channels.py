@@ -41,6 +41,7 @@ class ChannelPool:
 
     def __init__(
         self,
+        *,
         settings: RpcSettings,
         interceptors: Sequence[ChannelInterceptor] = (),
         clock: Clock | None = None,

@@ -301,7 +301,7 @@ class GrpcLegLink:
             limit_s = (SILENT_HEARTBEATS if is_suspect else SUSPECT_HEARTBEATS) * self._heartbeat_s
             left_s = self._heard_at_s + limit_s - self._clock.now()
             if left_s > 0:
-                await self._sleep(min(left_s, SUSPECT_HEARTBEATS * self._heartbeat_s), limit_s)
+                await self._sleep(sleep_s=min(left_s, SUSPECT_HEARTBEATS * self._heartbeat_s), limit_s=limit_s)
             elif is_suspect:
                 break
             else:
@@ -397,9 +397,9 @@ class GrpcLegLinks:
             self._wanted_s[key] = self._clock.now()
             if not waits_for_lost:
                 raise _unreachable(worker)
-        return await self._join(key, worker, role, timeout_s)
+        return await self._join(key, worker, role, timeout_s=timeout_s)
 
-    async def _join(self, key: _LinkKey, worker: WorkerRef, role: Role, timeout_s: float) -> GrpcLegLink:
+    async def _join(self, key: _LinkKey, worker: WorkerRef, role: Role, *, timeout_s: float) -> GrpcLegLink:
         opening = self._opening.get(key)
         if opening is None:
             opening = asyncio.create_task(self._open(worker, role, timeout_s), name=f"leg-link-open-{worker.worker_id}")
@@ -435,7 +435,7 @@ class GrpcLegLinks:
             await self._clock.sleep(pause_s)
             pause_s = REOPEN_PAUSE_S
             try:
-                await self._join(key, worker, key[1], REOPEN_TIMEOUT_S)
+                await self._join(key, worker, key[1], timeout_s=REOPEN_TIMEOUT_S)
             except MeshError as error:
                 if error.reason == WORKER_CHANGED:
                     return

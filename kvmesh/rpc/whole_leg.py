@@ -10,7 +10,7 @@ from kvmesh.errors import DeadlineError, LostError
 from kvmesh.rpc.clients import LegLink
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class WholeLeg:
     """The output of a leg. `finish` is set at the end and is not an error."""
 

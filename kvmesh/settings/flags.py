@@ -28,19 +28,19 @@ class Flags:
         while rest:
             flag, has_value, value = rest.pop(0).partition("=")
             if flag in self._by_flag:
-                self._known(self._by_flag[flag], flag, value if has_value else None, rest)
+                self._known(self._by_flag[flag], flag=flag, value=value if has_value else None, rest=rest)
             elif flag in self._negated:
                 self._no(self._negated[flag], flag, is_bare=not has_value)
             elif flag == CONFIG_FLAG:
-                self.config = self._value(flag, value if has_value else None, rest) or ""
+                self.config = self._value(flag, value=value if has_value else None, rest=rest) or ""
             else:
                 self._unknown(flag, bool(has_value), rest)
 
-    def _known(self, spec: Spec, flag: str, value: str | None, rest: list[str]) -> None:
+    def _known(self, spec: Spec, *, flag: str, value: str | None, rest: list[str]) -> None:
         if spec.type is bool and value is None:
             self.found[spec.path] = (flag, lambda spec: True)
             return
-        text = self._value(flag, value, rest)
+        text = self._value(flag, value=value, rest=rest)
         if text is None:
             return
         if spec.type is tuple:

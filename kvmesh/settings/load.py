@@ -65,11 +65,11 @@ def load(
     flags = Flags(known)
     flags.read(argv)
     problems += flags.problems
-    variables = _read_variables(known, environ, foreign_variables, problems)
+    variables = _read_variables(known, environ, foreign_variables, problems=problems)
     in_file = _read_file(known, flags.config or environ.get(CONFIG_VARIABLE, ""), problems)
     values: dict[tuple[str, ...], Any] = {spec.path: spec.default for spec in everything if spec.is_hidden}
     for spec in known:
-        _choose(spec, (flags.found, variables, in_file), values, problems)
+        _choose(spec, (flags.found, variables, in_file), values, problems=problems)
     if problems:
         raise SettingsError(problems)
     settings = _build(cls, values=values, at=(), problems=problems)
@@ -100,7 +100,7 @@ def load_or_exit(cls: type[S], *, program: str, description: str = "", **sources
 Found = dict[tuple[str, ...], tuple[str, Callable[[Spec], Any]]]
 
 
-def _choose(spec: Spec, sources: Sequence[Found], values: dict[tuple[str, ...], Any], problems: list[str]) -> None:
+def _choose(spec: Spec, sources: Sequence[Found], values: dict[tuple[str, ...], Any], *, problems: list[str]) -> None:
     # Parses all sources: a wrong value in the file is reported even if a flag overrides it.
     is_found = False
     for found in sources:
@@ -124,7 +124,7 @@ def _choose(spec: Spec, sources: Sequence[Found], values: dict[tuple[str, ...], 
 
 
 def _read_variables(
-    known: Sequence[Spec], environ: Mapping[str, str], foreign: Collection[str], problems: list[str]
+    known: Sequence[Spec], environ: Mapping[str, str], foreign: Collection[str], *, problems: list[str]
 ) -> Found:
     by_variable = {spec.variable: spec for spec in known}
     unknown = sorted(

@@ -127,7 +127,7 @@ class MemoryRegistry:
     async def heartbeat(self, instance_id: str, *, health: Health = Health.PASSING, note: str = "") -> None:
         limits.check_instance_id(instance_id)
         check_id, output = wire.ttl_check_id(instance_id), note[: limits.NOTE_LENGTH_MAX]
-        await self._change(lambda state, now: state.catalog.heartbeat(check_id, health, output, now))
+        await self._change(lambda state, now: state.catalog.heartbeat(check_id, health, output, now=now))
 
     async def set_draining(self, instance_id: str, is_draining: bool, *, reason: str = "") -> None:
         """See `Registry.set_draining`. A second call does not change the reason."""

@@ -36,7 +36,7 @@ class TelemetryServerInterceptor(grpc.aio.ServerInterceptor):
             return None
         method = _method_name(handler_call_details.method)
         parent = _traceparent_in(handler_call_details.invocation_metadata)
-        return wrap_handler(handler, lambda inner: self._observed(inner, method, parent))
+        return wrap_handler(handler, lambda inner: self._observed(inner, method, parent=parent))
 
     def _observed(self, inner: Behaviour, method: str, parent: str) -> Behaviour:
         telemetry = self._telemetry

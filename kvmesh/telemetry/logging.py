@@ -46,21 +46,21 @@ class EventLogger:
         self._logger = logger
 
     def debug(self, event: str, **data: Any) -> None:
-        self._emit(logging.DEBUG, event, None, data)
+        self._emit(logging.DEBUG, event, None, data=data)
 
     def info(self, event: str, **data: Any) -> None:
         """For rare events, and one line per request."""
-        self._emit(logging.INFO, event, None, data)
+        self._emit(logging.INFO, event, None, data=data)
 
     def warning(self, event: str, *, exc_info: BaseException | None = None, **data: Any) -> None:
         """For problems that the mesh handles."""
-        self._emit(logging.WARNING, event, exc_info, data)
+        self._emit(logging.WARNING, event, exc_info, data=data)
 
     def error(self, event: str, *, exc_info: BaseException | None = None, **data: Any) -> None:
         """For problems that an operator should act on."""
-        self._emit(logging.ERROR, event, exc_info, data)
+        self._emit(logging.ERROR, event, exc_info, data=data)
 
-    def _emit(self, level: int, event: str, error: BaseException | None, data: dict[str, Any]) -> None:
+    def _emit(self, level: int, event: str, error: BaseException | None, *, data: dict[str, Any]) -> None:
         if self._logger.isEnabledFor(level):
             self._logger.log(level, event, exc_info=error, extra={"data": data}, stacklevel=3)
 

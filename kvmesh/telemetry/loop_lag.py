@@ -22,12 +22,12 @@ class LoopLag:
         self._on_lag = on_lag
         self._lag = instruments.histogram(
             "event_loop_lag_seconds",
-            f"Delay of a timer of the event loop, measured every {1000 * PERIOD_S:g} ms.",
+            help=f"Delay of a timer of the event loop, measured every {1000 * PERIOD_S:g} ms.",
             buckets=BUCKETS_S,
         )
         self._work = instruments.histogram(
             "event_loop_lag_cpu_seconds",
-            "CPU time that the event loop's thread used during that delay: long work of its own.",
+            help="CPU time that the event loop's thread used during that delay: long work of its own.",
             buckets=BUCKETS_S,
         )
 

@@ -36,7 +36,7 @@ class Instruments:
 
     def gauge_function(self, name: str, help: str, function: Callable[[], float]) -> Gauge:  # noqa: A002
         """Each scrape calls `function`, which must be quick and must not raise."""
-        gauge = self.gauge(name, help)
+        gauge = self.gauge(name, help=help)
         gauge.set_function(function)
         return gauge
 
@@ -63,7 +63,9 @@ class Instruments:
         *,
         buckets: Sequence[float] = DURATION_BUCKETS_S,
     ) -> Spreads:
-        return Spreads(self.registry, self._prefix + _checked(name), help, labels, buckets=buckets)
+        return Spreads(
+            registry=self.registry, name=self._prefix + _checked(name), help=help, labels=labels, buckets=buckets
+        )
 
 
 class ClosedSet:

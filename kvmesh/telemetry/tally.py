@@ -47,7 +47,7 @@ class Spread:
 class _Labelled(Collector, Generic[T]):
     """Values by their label values."""
 
-    def __init__(self, registry: CollectorRegistry, name: str, help: str, labels: Sequence[str]) -> None:  # noqa: A002
+    def __init__(self, *, registry: CollectorRegistry, name: str, help: str, labels: Sequence[str]) -> None:  # noqa: A002
         self._name, self._help, self._labels = name, help, tuple(labels)
         self._values: dict[tuple[str, ...], T] = {}
         if not labels:
@@ -92,16 +92,16 @@ class Spreads(_Labelled[Spread]):
 
     def __init__(
         self,
+        *,
         registry: CollectorRegistry,
         name: str,
         help: str,  # noqa: A002
         labels: Sequence[str],
-        *,
         buckets: Sequence[float],
     ) -> None:
         self._bounds = tuple(buckets)
         self._bound_texts = [*map(floatToGoString, buckets), "+Inf"]
-        super().__init__(registry, name, help, labels)
+        super().__init__(registry=registry, name=name, help=help, labels=labels)
 
     def _make(self) -> Spread:
         return Spread(self._bounds)

@@ -17,9 +17,13 @@ class RpcMetrics:
     """Calls by method, code and reason. `method` is package.Service/Method; `reason` is `none` after success."""
 
     def __init__(self, instruments: Instruments, *, side: str) -> None:
-        self._started = instruments.counter(f"rpc_{side}_started_calls", "Calls begun.", ["method"])
-        self._finished = instruments.counter(f"rpc_{side}_finished_calls", "Calls ended.", ["method", "code", "reason"])
-        self._duration = instruments.histogram(f"rpc_{side}_duration_seconds", "From begin to end.", ["method"])
+        self._started = instruments.counter(f"rpc_{side}_started_calls", help="Calls begun.", labels=["method"])
+        self._finished = instruments.counter(
+            f"rpc_{side}_finished_calls", help="Calls ended.", labels=["method", "code", "reason"]
+        )
+        self._duration = instruments.histogram(
+            f"rpc_{side}_duration_seconds", help="From begin to end.", labels=["method"]
+        )
         self._methods = ClosedSet(_METHODS_MAX, is_word=False)
         self._reasons = ClosedSet(_REASONS_MAX)
 
@@ -56,7 +60,7 @@ class Telemetry:
             registry = CollectorRegistry()
             ProcessCollector(registry=registry)
         instruments = Instruments(registry, service)
-        instruments.gauge_function("event_loop_tasks", "Unfinished asyncio tasks of the process.", _tasks)
+        instruments.gauge_function("event_loop_tasks", help="Unfinished asyncio tasks of the process.", function=_tasks)
         return cls(
             instruments=instruments,
             tracing=tracing or Tracing(settings or TelemetrySettings(), service=service),

@@ -131,7 +131,7 @@ class ForkLoop:
         connection.link.close()
         self._connections.discard(connection)
         for pid in connection.children:
-            kill_group(pid, signal.SIGKILL)
+            kill_group(pid, number=signal.SIGKILL)
 
     def _reap(self) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -34,7 +34,7 @@ class ForkedChild:
     def send_signal(self, number: int = signal.SIGTERM) -> None:
         """Sends a signal to the whole group, unless the child has ended."""
         if not self.exit.done():
-            kill_group(self.pid, number)
+            kill_group(self.pid, number=number)
 
 
 @dataclass(slots=True, kw_only=True)

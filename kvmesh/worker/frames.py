@@ -162,7 +162,7 @@ class FrameOutlet:
         for slot, prompt in share.prompt_logprobs.items():
             frame.prompt_logprobs.add(slot=slot, logprobs=to_logprobs(prompt))
         for slot in share.slots:
-            entries = logprobs.get(key_of(self.link.number, slot))
+            entries = logprobs.get(key_of(self.link.number, slot=slot))
             if entries is not None:
                 frame.logprobs.add(slot=slot, logprobs=to_logprobs(entries))
 

@@ -145,7 +145,7 @@ async def serve_worker(settings: HostSettings, role: Role) -> None:
     if follower is not None:
         await _compute_for_leader(settings, telemetry, follower)
         return
-    identity = open_identity(settings.mesh, settings.discovery, MeshRole(role.value), clock)
+    identity = open_identity(settings.mesh, settings.discovery, MeshRole(role.value), clock=clock)
     registry = identity.registry(settings.discovery, settings.mesh)
     identity.add_metrics(telemetry.instruments)
     mesh = identity.source
@@ -167,7 +167,7 @@ async def serve_worker(settings: HostSettings, role: Role) -> None:
         clock=clock,
         prepare_identity=lambda role: identity.prepare(MeshRole(role.value)),
     )
-    channels = ChannelPool(settings.rpc, mesh=mesh, role_of=identity.book.role_of)
+    channels = ChannelPool(settings=settings.rpc, mesh=mesh, role_of=identity.book.role_of)
     checks = KvChecks(
         worker,
         registry,

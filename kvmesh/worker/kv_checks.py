@@ -102,7 +102,7 @@ class KvChecks:
 
     async def _find_failure(self, source: WorkerRef, leg_id: str) -> tuple[str, str] | None:
         """Reason and detail. None: KV was pulled."""
-        self._worker.engine.kv_paths.set_host(source.worker_id, _host(source))
+        self._worker.engine.kv_paths.set_host(source.worker_id, host=_host(source))
         name = f"{self._worker.identity.worker_id}/{self._worker.identity.epoch}/{source.worker_id}"
         generation = short_prompt(self._worker.description, name, tokens=1)
         reader = KvReader(worker_id=self._worker.identity.worker_id, leg_id=leg_id)
@@ -183,7 +183,7 @@ class KvChecks:
         paths = self._worker.engine.kv_paths
         paths.own_host = self._host
         for worker_id, source in found.items():
-            paths.set_host(worker_id, _host(source))
+            paths.set_host(worker_id, host=_host(source))
             known = before.get(worker_id)
             if known is None or known.epoch != source.epoch:
                 self._new[worker_id] = self._clock.now() + self._random.uniform(0, JITTER_S)

@@ -64,7 +64,7 @@ _Places = dict[tuple[int, KvTier], Cached]
 """By (rank, tier)."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class KvLog:
     """Cached blocks by (rank, tier) and the newest batches.
 
@@ -229,7 +229,7 @@ class KvEventFeed:
         queue: asyncio.Queue[KvBatch | None] = asyncio.Queue()
         number = self._next_watcher
         self._next_watcher += 1
-        first = self._log.since(epoch, sequence)
+        first = self._log.since(epoch=epoch, sequence=sequence)
         self._watchers[number] = queue
         try:
             for batch in first:

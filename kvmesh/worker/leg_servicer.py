@@ -49,7 +49,7 @@ class LegServicer:
         settings = self._worker.settings
         outlet = FrameOutlet(
             self._worker,
-            required_text(first.hello.frontend_id, "hello.frontend_id", ID_CHARACTERS_MAX),
+            required_text(first.hello.frontend_id, field="hello.frontend_id", characters_max=ID_CHARACTERS_MAX),
             steps_max=settings.link_buffer_frames,
             legs_max=settings.submissions_max,
         )
@@ -104,7 +104,7 @@ class LegServicer:
         for slot in request.cancels:
             outlet.link.cancel_nowait(slot)
         for handle_id in request.releases:
-            self._worker.release_nowait(required_text(handle_id, "releases", ID_CHARACTERS_MAX))
+            self._worker.release_nowait(required_text(handle_id, field="releases", characters_max=ID_CHARACTERS_MAX))
 
     def _submit(self, message: pb.Submission, outlet: FrameOutlet) -> None:
         """Hands a submission to the worker; a refusal is the slot's finish.
@@ -115,7 +115,7 @@ class LegServicer:
             raise InvalidRequestError(f"slot {message.slot} is in use", field="slot", reason="slot_in_use")
         try:
             leg = from_leg(message.leg)
-            timeout_s = positive_duration(message, "timeout", "timeout")
+            timeout_s = positive_duration(message, "timeout", field="timeout")
             self._admit(leg)
             outlet.link.submit_nowait(message.slot, leg, timeout_s)
         except MeshError as error:
@@ -161,7 +161,7 @@ class LegServicer:
         if request.leg_id:
             if request.handle_id:
                 raise InvalidRequestError("set handle_id or leg_id, not both", field="leg_id")
-            leg_id = required_text(request.leg_id, "leg_id", ID_CHARACTERS_MAX)
+            leg_id = required_text(request.leg_id, field="leg_id", characters_max=ID_CHARACTERS_MAX)
             return pb.ReleaseKvResponse(was_held=self._worker.release_leg_nowait(leg_id))
-        handle_id = required_text(request.handle_id, "handle_id", ID_CHARACTERS_MAX)
+        handle_id = required_text(request.handle_id, field="handle_id", characters_max=ID_CHARACTERS_MAX)
         return pb.ReleaseKvResponse(was_held=self._worker.release_nowait(handle_id))

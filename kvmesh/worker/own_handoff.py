@@ -99,8 +99,11 @@ async def side_channel_fault(source: str | bytes) -> Cause | None:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
     except TimeoutError:
-        return Cause("timed_out", f"this worker's side channel at {source} does not answer in {CONNECT_TIMEOUT_S:g} s")
+        return Cause(
+            reason="timed_out",
+            detail=f"this worker's side channel at {source} does not answer in {CONNECT_TIMEOUT_S:g} s",
+        )
     except OSError as error:
-        return Cause("unreachable", f"this worker's side channel at {source}: {error.strerror or error}")
+        return Cause(reason="unreachable", detail=f"this worker's side channel at {source}: {error.strerror or error}")
     writer.close()
     return None

@@ -108,8 +108,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self, request: pb.LoadAdapterRequest, context: ServicerContext[Any, Any]
     ) -> pb.LoadAdapterResponse:
         """Makes an adapter usable."""
-        name = required_text(request.name, "name", 256)
-        await self._worker.engine.load_adapter(name, required_text(request.source, "source", 4096))
+        name = required_text(request.name, field="name", characters_max=256)
+        await self._worker.engine.load_adapter(name, required_text(request.source, field="source", characters_max=4096))
         await self._membership.publish()
         return pb.LoadAdapterResponse(adapters=self._worker.description.model.adapters)
 
@@ -117,7 +117,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self, request: pb.UnloadAdapterRequest, context: ServicerContext[Any, Any]
     ) -> pb.UnloadAdapterResponse:
         """Forgets an adapter."""
-        await self._worker.engine.unload_adapter(required_text(request.name, "name", 256))
+        await self._worker.engine.unload_adapter(required_text(request.name, field="name", characters_max=256))
         await self._membership.publish()
         return pb.UnloadAdapterResponse(adapters=self._worker.description.model.adapters)
 
@@ -177,8 +177,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         """Pulls a short prompt's KV from a prefill worker."""
         if self._checks is None or not self._checks.can_check:
             raise UnsupportedError("this worker pulls no KV", reason="no_kv_pulls")
-        required_text(request.source.worker_id, "source.worker_id", 128)
-        required_text(request.source.address, "source.address", 256)
+        required_text(request.source.worker_id, field="source.worker_id", characters_max=128)
+        required_text(request.source.address, field="source.address", characters_max=256)
         source = from_worker_ref(request.source)
         return KV_PATH_CHECK_CODEC.encode(await self._checks.check(source))
 
@@ -194,6 +194,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self, request: pb.FetchModelFilesRequest, context: ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.FetchModelFilesResponse]:
         """Sends the files that a frontend needs."""
-        async with aclosing(self._files.parts(required_text(request.digest, "digest", 64))) as parts:  # type: ignore[type-var]
+        async with aclosing(
+            self._files.parts(required_text(request.digest, field="digest", characters_max=64))
+        ) as parts:  # type: ignore[type-var]
             async for part in parts:
                 yield pb.FetchModelFilesResponse(path=part.name, data=part.data, is_last=part.is_last)

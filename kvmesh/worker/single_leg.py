@@ -59,7 +59,7 @@ class _StepQueue:
         if (prompt := share.prompt_logprobs.get(SLOT)) is not None:
             self.steps.put_nowait(LegStep(prompt_logprobs=prompt))
         if share.slots:
-            entries = logprobs.get(key_of(self.link_number, SLOT))
+            entries = logprobs.get(key_of(self.link_number, slot=SLOT))
             self.steps.put_nowait(LegStep(token_ids=share.token_ids, logprobs=entries))
         for finish in share.finishes:
             self.handle_id = finish.handle.handle_id if finish.handle is not None else ""

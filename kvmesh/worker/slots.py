@@ -24,7 +24,7 @@ def key_of(link: int, slot: int) -> int:
     return link << SLOT_BITS | slot
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class LegRecord:
     """One leg in the engine. `failure` replaces the engine's finish (deadline, drain). `scope`: whom its handle is sealed for."""
 
@@ -35,7 +35,7 @@ class LegRecord:
     scope: SealScope | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class LinkStep:
     """One step's share of one link; `prompt_logprobs` by slot."""
 
@@ -46,7 +46,7 @@ class LinkStep:
     prompt_logprobs: dict[int, Sequence[TokenLogprob]] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class LegTable:
     """All legs in the engine.
 

@@ -24,7 +24,7 @@ CLEAR_PAUSE_S = 0.05
 class WarmUp:
     """The warm-up as a part of the process, between the worker and its registration. It never fails the start."""
 
-    def __init__(self, worker: Worker, checks: KvChecks, own_handoff: OwnHandoff, clock: Clock) -> None:
+    def __init__(self, *, worker: Worker, checks: KvChecks, own_handoff: OwnHandoff, clock: Clock) -> None:
         self._worker = worker
         self._checks = checks
         self._own_handoff = own_handoff

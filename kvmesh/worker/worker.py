@@ -87,15 +87,15 @@ class CallerLink:
     def submit_nowait(self, slot: int, leg: Leg, timeout_s: float | None = None) -> None:
         """Accepts a leg on a free slot or raises; see `Engine.submit_nowait`, plus OverloadedError and UnavailableError of the
         worker. `timeout_s` None: the worker's own limit."""
-        self._worker.submit_nowait(self.number, slot, leg, timeout_s)
+        self._worker.submit_nowait(link=self.number, slot=slot, leg=leg, timeout_s=timeout_s)
 
     def cancel_nowait(self, slot: int) -> None:
         """Stops a leg; its finish follows. Unknown slots are ignored."""
-        self._worker.cancel_nowait(key_of(self.number, slot))
+        self._worker.cancel_nowait(key_of(self.number, slot=slot))
 
     def has_leg(self, slot: int) -> bool:
         """True until the finish of the slot's leg was delivered."""
-        return self._worker.has_leg(key_of(self.number, slot))
+        return self._worker.has_leg(key_of(self.number, slot=slot))
 
     def close_nowait(self) -> None:
         """Cancels all legs and drops later steps. Idempotent."""
@@ -194,13 +194,13 @@ class Worker:
         self._next_link += 1
         return link
 
-    def submit_nowait(self, link: int, slot: int, leg: Leg, timeout_s: float | None) -> None:
+    def submit_nowait(self, *, link: int, slot: int, leg: Leg, timeout_s: float | None) -> None:
         """Checks a leg and submits it to the engine. A refused leg leaves no state."""
         self._check_open()
         self._check_link(link)
-        self._check_leg(link, slot, leg)
+        self._check_leg(link, slot=slot, leg=leg)
         life_s = self._life_s(timeout_s)
-        key = key_of(link, slot)
+        key = key_of(link, slot=slot)
         scope = self._check_seal(leg)
         self.engine.submit_nowait(
             EngineRequest(
@@ -263,7 +263,7 @@ class Worker:
             raise NotFoundError(f"this worker serves {model.name}", reason="model_not_found", field="generation.model")
         if not 0 <= slot < SLOTS_MAX:
             raise InvalidRequestError("slot must be below 2^31", field="slot")
-        if self._legs.get(key_of(link, slot)) is not None:
+        if self._legs.get(key_of(link, slot=slot)) is not None:
             raise InvalidRequestError(f"slot {slot} is in use", field="slot", reason="slot_in_use")
         if self._legs.has_leg_id(leg.leg_id):
             raise InvalidRequestError("a leg of this id is running", field="leg_id", reason="leg_id_in_use")

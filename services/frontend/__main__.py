@@ -70,12 +70,12 @@ class Frontend:
         self.settings = settings
         self.instance_id = instance_id(settings)
         self.telemetry = Telemetry.create("frontend", settings=settings.telemetry)
-        self.identity = open_identity(settings.mesh, settings.discovery, MeshRole.FRONTEND, clock)
+        self.identity = open_identity(settings.mesh, settings.discovery, MeshRole.FRONTEND, clock=clock)
         self.identity.add_metrics(self.telemetry.instruments)
         self.registry: Registry = self.identity.registry(settings.discovery, settings.mesh)
         self.channels = ChannelPool(
-            settings.rpc,
-            channel_interceptors(self.telemetry),
+            settings=settings.rpc,
+            interceptors=channel_interceptors(self.telemetry),
             mesh=self.identity.source,
             role_of=self.identity.book.role_of,
         )

@@ -91,33 +91,42 @@ class FrontendMetrics:
     """Labels are served models and status codes only."""
 
     def __init__(self, instruments: Instruments, in_flight: Callable[[], float] = lambda: 0.0) -> None:
-        self.requests = instruments.tally("requests", "Requests that ended, by HTTP status.", ["model", "code"])
-        self.ttft = instruments.spreads("ttft_seconds", "Time to the first token.", ["model"])
-        self.prompt_lengths = instruments.spreads(
-            "prompt_length_tokens", "Length of the prompts of started requests.", ["model"], buckets=LENGTH_BUCKETS
+        self.requests = instruments.tally(
+            "requests", help="Requests that ended, by HTTP status.", labels=["model", "code"]
         )
-        self.prompt_tokens = instruments.tally("prompt_tokens", "Prompt tokens of started requests.", ["model"])
-        self.output_tokens = instruments.tally("output_tokens", "Tokens received from workers.", ["model"])
+        self.ttft = instruments.spreads("ttft_seconds", help="Time to the first token.", labels=["model"])
+        self.prompt_lengths = instruments.spreads(
+            "prompt_length_tokens",
+            help="Length of the prompts of started requests.",
+            labels=["model"],
+            buckets=LENGTH_BUCKETS,
+        )
+        self.prompt_tokens = instruments.tally(
+            "prompt_tokens", help="Prompt tokens of started requests.", labels=["model"]
+        )
+        self.output_tokens = instruments.tally("output_tokens", help="Tokens received from workers.", labels=["model"])
         self.continued = instruments.tally(
-            "continued_requests", "Times that an answer was continued on another worker.", ["model"]
+            "continued_requests", help="Times that an answer was continued on another worker.", labels=["model"]
         )
         self.hedged = instruments.tally(
-            "hedged_requests", "Prompts that were sent to a second prefill worker.", ["model"]
+            "hedged_requests", help="Prompts that were sent to a second prefill worker.", labels=["model"]
         )
         self.hedges_won = instruments.tally(
-            "hedges_won_requests", "Prompts that the second prefill worker computed first.", ["model"]
+            "hedges_won_requests", help="Prompts that the second prefill worker computed first.", labels=["model"]
         )
         self.retried = instruments.tally(
-            "retried_requests", "Times that a request without a token was placed again.", ["model"]
+            "retried_requests", help="Times that a request without a token was placed again.", labels=["model"]
         )
         self.restarted = instruments.tally(
             "restarted_requests",
-            "Times that an answer of which the client had nothing was begun anew, since it could not be continued.",
-            ["model"],
+            help="Times that an answer of which the client had nothing was begun anew, since it could not be continued.",
+            labels=["model"],
         )
-        self.inflight: Gauge = instruments.gauge_function("inflight_requests", "Requests in flight.", in_flight)
+        self.inflight: Gauge = instruments.gauge_function(
+            "inflight_requests", help="Requests in flight.", function=in_flight
+        )
         self.local_placements = instruments.counter(
-            "local_placements", "Requests that the frontend placed itself because no router answered."
+            "local_placements", help="Requests that the frontend placed itself because no router answered."
         )
         self.gaps = GapHistogram()
         instruments.registry.register(self.gaps)

@@ -26,12 +26,12 @@ async def supervise(settings: FrontendSettings, argv: Sequence[str], clock: Cloc
     stop, hurry = asyncio.Event(), asyncio.Event()
     with stop_on_signals(stop, hurry), reserved_port(http.host, http.port) as holder:
         port = holder.getsockname()[1]
-        commands = [process_command(settings, argv, number, port) for number in range(settings.processes)]
+        commands = [process_command(settings, argv, number=number, port=port) for number in range(settings.processes)]
         supervisor = Supervisor(commands, clock=clock, stop_timeout_s=stop_timeout_s(settings))
         await supervisor.run(stop=stop, hurry=hurry)
 
 
-def process_command(settings: FrontendSettings, argv: Sequence[str], number: int, port: int) -> list[str]:
+def process_command(settings: FrontendSettings, argv: Sequence[str], *, number: int, port: int) -> list[str]:
     """Returns the command line of one process: the common flags, then its own. The last of equal flags counts."""
     own = ["--processes", "1", "--http-port", str(port), "--http-shares-port"]
     if settings.instance_id:

@@ -123,7 +123,7 @@ class HostedRouterLink:
         """Returns the ask's number and its answer. None: it is queued."""
         self._asks = self._current_ask = ask_id = self._asks + 1
         self._send_reports()
-        self._handler.ask(self._frontend_id, ask_id, ask, self._responses)
+        self._handler.ask(self._frontend_id, ask_id, ask, responses=self._responses)
         self._current_ask = 0
         outcome, self._answer = self._answer, None
         return ask_id, outcome

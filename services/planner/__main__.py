@@ -95,12 +95,14 @@ async def serve(settings: PlannerSettings) -> None:
     planner_id = settings.planner_id or f"planner-{socket.gethostname()}-{os.getpid()}"
     clock = SystemClock()
     telemetry = Telemetry.create("planner", settings=settings.telemetry)
-    identity = open_identity(settings.mesh, settings.discovery, MeshRole.PLANNER, clock)
+    identity = open_identity(settings.mesh, settings.discovery, MeshRole.PLANNER, clock=clock)
     registry = identity.registry(settings.discovery, settings.mesh)
     identity.add_metrics(telemetry.instruments)
     mesh = identity.source
     session = ClientSession()
-    channels = ChannelPool(settings.rpc, channel_interceptors(telemetry), mesh=mesh, role_of=identity.book.role_of)
+    channels = ChannelPool(
+        settings=settings.rpc, interceptors=channel_interceptors(telemetry), mesh=mesh, role_of=identity.book.role_of
+    )
     election = LeaderElection(registry, LEADER_KEY, member_id=planner_id, clock=clock)
     connector = make_connector(settings, registry, channels)
     planner = Planner(

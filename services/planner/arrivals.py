@@ -28,7 +28,7 @@ CHANGES = 3
 SQUARES_MIN = 5
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Arrivals:
     """Counts of one model, oldest first, each as (seconds, requests)."""
 
@@ -42,7 +42,7 @@ class Arrivals:
     def add(self, span_s: float, requests: float) -> None:
         if span_s <= 0:
             return
-        self.surge = self._surge(span_s, requests)
+        self.surge = self._surge(span_s=span_s, requests=requests)
         self.counts.append((span_s, requests))
         self.kept_s += span_s
         while self.kept_s - self.counts[0][0] >= HISTORY_S:
@@ -60,7 +60,7 @@ class Arrivals:
         old_s, old = sum(each[0] for each in present), sum(each[1] for each in present)
         if old_s < span_s or requests / span_s <= old / old_s:
             return 0.0
-        sigmas = _difference(span_s, requests, old_s, old) / math.sqrt(self._dispersion(1))
+        sigmas = _difference(new_s=span_s, new=requests, old_s=old_s, old=old) / math.sqrt(self._dispersion(1))
         return requests / span_s if sigmas > SURGE_SIGMAS else 0.0
 
     def _limited(self, steady: int) -> int:
@@ -93,7 +93,7 @@ class Arrivals:
             old_s = sum(each[0] for each in before)
             if old_s < new_s:
                 break
-            sigmas = _difference(new_s, new, old_s, sum(each[1] for each in before))
+            sigmas = _difference(new_s=new_s, new=new, old_s=old_s, old=sum(each[1] for each in before))
             if sigmas > most and (sigmas := sigmas / math.sqrt(self._dispersion(newest))) > most:
                 best, most = newest, sigmas
         return best
@@ -120,7 +120,7 @@ def _trimmed_mean(share: float) -> float:
     return 1 - 2 * z * normal.pdf(z) / share
 
 
-def _difference(new_s: float, new: float, old_s: float, old: float) -> float:
+def _difference(*, new_s: float, new: float, old_s: float, old: float) -> float:
     """Standard deviations between two rates of Poisson arrivals, by Anscombe's square roots (1948), which suit small counts too."""
     expected = (old + 0.375) * new_s / old_s
     return 2 * abs(math.sqrt(new + 0.375) - math.sqrt(expected)) / math.sqrt(1 + new_s / old_s)

@@ -8,20 +8,22 @@ class PlannerMetrics:
     """Counts observations, their problems, and decisions. Labels are served models and closed sets."""
 
     def __init__(self, instruments: Instruments) -> None:
-        self._observations = instruments.counter("observations", "Observations made.")
-        self._problems = instruments.gauge("problems", "Problems of the newest observation.")
+        self._observations = instruments.counter("observations", help="Observations made.")
+        self._problems = instruments.gauge("problems", help="Problems of the newest observation.")
         self._decisions = instruments.counter(
-            "decisions", "Decisions that differ from the one before.", ("action", "outcome")
+            "decisions", help="Decisions that differ from the one before.", labels=("action", "outcome")
         )
         self._planned = instruments.gauge(
-            "planned_workers", "Workers that the newest decision wants.", ("model", "role")
+            "planned_workers", help="Workers that the newest decision wants.", labels=("model", "role")
         )
-        self._rate = instruments.gauge("predicted_rate", "Predicted requests per second.", ("model",))
+        self._rate = instruments.gauge("predicted_rate", help="Predicted requests per second.", labels=("model",))
         self._error = instruments.gauge(
-            "predictor_error_ratio", "Mean error of the predictor in back-tests, over the mean rate.", ("model",)
+            "predictor_error_ratio",
+            help="Mean error of the predictor in back-tests, over the mean rate.",
+            labels=("model",),
         )
         self._correction = instruments.gauge(
-            "correction_ratio", "Observed over predicted latency, within its bounds.", ("model", "latency")
+            "correction_ratio", help="Observed over predicted latency, within its bounds.", labels=("model", "latency")
         )
 
     def record_observation(self, problems: int) -> None:

@@ -64,6 +64,7 @@ def observe_model(
     model: str,
     window: Window | None,
     pools: Iterable[PoolReport],
+    *,
     latency: LatencyReport | None,
     limits: ObservationLimits,
 ) -> ModelObservation:
@@ -73,7 +74,7 @@ def observe_model(
         prefill_workers=mine[Role.PREFILL].workers_ready if Role.PREFILL in mine else 0,
         decode_workers=mine[Role.DECODE].workers_ready if Role.DECODE in mine else 0,
     )
-    state, problems = _judge(model, window, ready, limits)
+    state, problems = _judge(model, window, ready, limits=limits)
     if state is not ObservationState.COMPLETE or window is None:
         return ModelObservation(model=model, state=state, problems=problems, ready=ready)
     decode = mine.get(Role.DECODE)
@@ -93,7 +94,7 @@ def observe_model(
 
 
 def _judge(
-    model: str, window: Window | None, ready: Shape, limits: ObservationLimits
+    model: str, window: Window | None, ready: Shape, *, limits: ObservationLimits
 ) -> tuple[ObservationState, Sequence[str]]:
     if window is None:
         return ObservationState.MISSING, ["no metrics were observed"]
@@ -135,7 +136,9 @@ def _demand(model: str, window: Window, latency: LatencyReport | None) -> Demand
     if latency is None or not latency.requests_per_s or not latency.prompt_tokens_mean:
         return None
     mean = latency.prompt_tokens_mean
-    lengths = lengths_of_buckets(window.buckets(PROMPT_LENGTH, model), mean) or log_normal(mean, LENGTH_CV)
+    lengths = lengths_of_buckets(window.buckets(PROMPT_LENGTH, model=model), mean) or log_normal(
+        mean=mean, cv=LENGTH_CV
+    )
     return Demand(
         requests_per_s=latency.requests_per_s,
         prompt_lengths=lengths,

@@ -91,11 +91,11 @@ class Window:
     def recent_rate(self, model: str) -> float:
         """Requests that start per second at present; the window's mean where that is not known."""
         known = self.recent_rates.get(model)
-        return known if known is not None else _quotient(self.started(model), self.window_s) or 0.0
+        return known if known is not None else _quotient(self.started(model), by=self.window_s) or 0.0
 
     def rate(self, key: Key) -> float | None:
         """Increase per second. None: not observed."""
-        return _quotient(self.increases.get(key), self.window_s)
+        return _quotient(self.increases.get(key), by=self.window_s)
 
     def requests(self, model: str) -> float | None:
         """Requests that ended. None: not observed."""
@@ -238,7 +238,7 @@ def pools(window: Window | None, instances: Iterable[Instance]) -> list[PoolRepo
         role, model = instance.meta.get("role", ""), instance.meta.get("model", "")
         if model and role in (Role.PREFILL, Role.DECODE):
             members.setdefault((model, Role(role)), []).append(instance)
-    return [_pool(window, model, role, members[model, role]) for model, role in sorted(members)]
+    return [_pool(window, model, role, members=members[model, role]) for model, role in sorted(members)]
 
 
 def latencies(window: Window) -> list[LatencyReport]:
@@ -247,7 +247,7 @@ def latencies(window: Window) -> list[LatencyReport]:
     return [_latency(window, model) for model in sorted({key[1] for key in window.increases if key[0] in counted})]
 
 
-def _pool(window: Window | None, model: str, role: Role, members: Sequence[Instance]) -> PoolReport:
+def _pool(window: Window | None, model: str, role: Role, *, members: Sequence[Instance]) -> PoolReport:
     gauges = window.gauges if window is not None else {}
     total = gauges.get((BLOCKS_TOTAL, model, role), 0.0)
     return PoolReport(
@@ -270,23 +270,23 @@ def _latency(window: Window, model: str) -> LatencyReport:
     failed = sum(
         count for key, count in window.increases.items() if key[:2] == (REQUESTS, model) and _is_failure(key[2])
     )
-    cached = _sum_of_roles(window, WORKER_CACHED_TOKENS, model)
-    computed = _sum_of_roles(window, WORKER_PROMPT_TOKENS, model)
+    cached = _sum_of_roles(window, WORKER_CACHED_TOKENS, model=model)
+    computed = _sum_of_roles(window, WORKER_PROMPT_TOKENS, model=model)
     return LatencyReport(
         model=model,
-        requests_per_s=_quotient(started, window.window_s),
-        ttft_mean_s=_mean(window, TTFT, model),
-        ttft_p99_s=quantile(0.99, window.buckets(TTFT, model)),
-        itl_mean_s=_mean(window, ITL, model),
-        itl_p99_s=quantile(0.99, window.buckets(ITL, model)),
-        prompt_tokens_mean=_quotient(window.increases.get((PROMPT_TOKENS, model)), started),
-        output_tokens_mean=_quotient(window.increases.get((OUTPUT_TOKENS, model)), ended),
-        hit_rate=None if cached is None else _quotient(cached, cached + (computed or 0.0)),
+        requests_per_s=_quotient(started, by=window.window_s),
+        ttft_mean_s=_mean(window, TTFT, model=model),
+        ttft_p99_s=quantile(0.99, window.buckets(TTFT, model=model)),
+        itl_mean_s=_mean(window, ITL, model=model),
+        itl_p99_s=quantile(0.99, window.buckets(ITL, model=model)),
+        prompt_tokens_mean=_quotient(window.increases.get((PROMPT_TOKENS, model)), by=started),
+        output_tokens_mean=_quotient(window.increases.get((OUTPUT_TOKENS, model)), by=ended),
+        hit_rate=None if cached is None else _quotient(cached, by=cached + (computed or 0.0)),
         queue_wait_mean_s=_quotient(
-            window.increases.get((f"{QUEUE_WAIT}_sum",)), window.increases.get((f"{QUEUE_WAIT}_count",))
+            window.increases.get((f"{QUEUE_WAIT}_sum",)), by=window.increases.get((f"{QUEUE_WAIT}_count",))
         ),
         queued_requests=window.gauges.get((QUEUED,)),
-        failed_rate=_quotient(failed, ended),
+        failed_rate=_quotient(failed, by=ended),
     )
 
 
@@ -302,7 +302,7 @@ def _sum_of_roles(window: Window, name: str, model: str) -> float | None:
 
 def _mean(window: Window, histogram: str, model: str) -> float | None:
     return _quotient(
-        window.increases.get((f"{histogram}_sum", model)), window.increases.get((f"{histogram}_count", model))
+        window.increases.get((f"{histogram}_sum", model)), by=window.increases.get((f"{histogram}_count", model))
     )
 
 

@@ -193,7 +193,9 @@ class Planner:
         )
         by_model = {each.model: each for each in seen}
         names = sorted({pool.model for pool in found} | set(by_model))
-        return {model: observe_model(model, window, found, by_model.get(model), limits) for model in names}
+        return {
+            model: observe_model(model, window, found, latency=by_model.get(model), limits=limits) for model in names
+        }
 
     async def _decide(self, models: Mapping[str, ModelObservation]) -> list[str]:
         """Decides for each model that has workers. Returns the problems."""
@@ -204,12 +206,12 @@ class Planner:
                 targets = self.targets_of(model)
                 if targets is not None:
                     targets = within_budget(limited(targets, states), self._settings.budget_max, self._costs(models))
-                await self._decide_model(observation, targets, self._known_speeds.get(model), wanted.get(model))
+                await self._decide_model(observation, targets, self._known_speeds.get(model), wanted=wanted.get(model))
         await self._actuator.repeat_deflections({model: planner.deflection for model, planner in self._models.items()})
         return problems
 
     async def _decide_model(
-        self, observation: ModelObservation, targets: Targets | None, speed: Speed | None, wanted: Shape | None
+        self, observation: ModelObservation, targets: Targets | None, speed: Speed | None, *, wanted: Shape | None
     ) -> None:
         model, now_s = observation.model, self._clock.now()
         planner = self._planner_of(model)

@@ -48,12 +48,15 @@ class Router:
         metrics = RouterMetrics(self.telemetry.instruments, self.core)
         metrics.add_peer_gauges(reservations)
         dispatcher = QueueDispatcher(self.core, metrics, clock)
-        identity = open_identity(settings.mesh, settings.discovery, MeshRole.ROUTER, clock)
+        identity = open_identity(settings.mesh, settings.discovery, MeshRole.ROUTER, clock=clock)
         self._registry = identity.registry(settings.discovery, settings.mesh)
         identity.add_metrics(self.telemetry.instruments)
         mesh = identity.source
         channels = ChannelPool(
-            settings.rpc, channel_interceptors(self.telemetry), mesh=mesh, role_of=identity.book.role_of
+            settings=settings.rpc,
+            interceptors=channel_interceptors(self.telemetry),
+            mesh=mesh,
+            role_of=identity.book.role_of,
         )
         self._peers = PeerStreams(
             reservations,
@@ -147,7 +150,7 @@ class Router:
             self.core,
             self._membership,
             self._peers,
-            self._presence,
+            presence=self._presence,
             set_serving=self._set_serving,
             clock=self._clock,
             settings=self.settings.joining,

@@ -95,10 +95,10 @@ class RouterCore:
             record.refuse(error, self.placer)
             raise error from None
         record.decision, record.considered = decision, self.placer.considered
-        record.placement = self._reserve(frontend_id, ask_id, ask, decision, now=now)
+        record.placement = self._reserve(frontend_id, ask_id, ask, decision=decision, now=now)
         if (accounts := self.queue.accounts_of(ask)) is not None:
             account = accounts.of(ask.tenant)
-            accounts.serve(account, self._charge(frontend_id, ask_id, ask, account))
+            accounts.serve(account, self._charge(frontend_id, ask_id, ask, account=account))
         return record.placement
 
     def drain_queue(self, *, now: float, wall: float) -> list[QueueOutcome]:
@@ -110,7 +110,7 @@ class RouterCore:
         self.health.advance(now)
         if self.queue.requests:
             self._now = now
-        return self.admission.drain(lambda queued: self._place_queued(queued, now, wall), now)
+        return self.admission.drain(lambda queued: self._place_queued(queued, now, wall=wall), now)
 
     def withdraw(self, frontend_id: str, ask_id: int, *, now: float, has_caller: bool = True) -> bool:
         """Removes an ask from the queue; False when it is not queued. Without a caller there is no outcome."""
@@ -138,7 +138,7 @@ class RouterCore:
         reservation.due_at = self._now
         self.health.on_report(reservation, report, self._now)
         if reservation.forecast is not None and report.elapsed_s > 0 and self.settings.cost.learning:
-            learn(reservation, report, self.placer.handoffs, self.placer.slow_pairs, now=self._now)
+            learn(reservation, report, self.placer.handoffs, slow_pairs=self.placer.slow_pairs, now=self._now)
         if reservation.charge is not None:
             ended, complete = report.kind in SETTLING, report.kind is FINISHED
             self.charges.correct(reservation.charge, report.output_tokens, has_ended=ended, is_complete=complete)
@@ -150,7 +150,7 @@ class RouterCore:
 
     def on_stream_started(self, frontend_id: str, host: str = "") -> None:
         """The frontend opened a stream from this host. Empty: unknown."""
-        self.health.paths.add_frontend(frontend_id, host)
+        self.health.paths.add_frontend(frontend_id, host=host)
 
     def on_stream_ended(self, frontend_id: str, *, now: float) -> None:
         """The frontend's last stream ended. It may come back within the grace."""
@@ -162,7 +162,7 @@ class RouterCore:
         self.book.add(reservation)
         if self.queue.requests:
             self.queue.charge_peer(
-                reservation.model, reservation.priority, reservation.tenant, reservation.charged_tokens
+                reservation.model, reservation.priority, reservation.tenant, tokens=reservation.charged_tokens
             )
         if reservation.session_id:
             self.placer.sessions.bind(reservation.session_id, reservation.prefill, reservation.decode, now=now)
@@ -297,15 +297,15 @@ class RouterCore:
             record.refuse(problem, self.placer)
             raise self.health.refusal(problem, frontend_id=queued.frontend_id, model=ask.model, now=now) from None
         record.considered = self.placer.considered
-        placement = self._reserve(queued.frontend_id, queued.ask_id, ask, decision, now=now)
+        placement = self._reserve(queued.frontend_id, queued.ask_id, ask, decision=decision, now=now)
         record.decision, record.placement = decision, replace(placement, queued_s=queued_s)
         record.decided_at_s = wall
         self.history.add(record)
         assert queued.tenant_queue is not None
         account = queued.tenant_queue.account
-        return record.placement, self._charge(queued.frontend_id, queued.ask_id, ask, account)
+        return record.placement, self._charge(queued.frontend_id, queued.ask_id, ask, account=account)
 
-    def _charge(self, frontend_id: str, ask_id: int, ask: Ask, account: Account) -> float:
+    def _charge(self, frontend_id: str, ask_id: int, ask: Ask, *, account: Account) -> float:
         """Returns the tokens to charge for a placed request now. Its reports correct them."""
         reservation = self.book.get_own(frontend_id, ask_id)
         assert reservation is not None, "the caller has just made it"
@@ -313,7 +313,7 @@ class RouterCore:
         return reservation.charged_tokens
 
     def _reserve(
-        self, frontend_id: str, ask_id: int, ask: Ask, decision: PlacementDecision, *, now: float
+        self, frontend_id: str, ask_id: int, ask: Ask, *, decision: PlacementDecision, now: float
     ) -> Placement:
         self._placements += 1
         lifetime_s = self.settings.reservation_s_max

@@ -185,7 +185,7 @@ def _removed_candidates(record: DecisionRecord) -> Iterator[Candidate]:
         pins = (record.ask.pinned_prefill_worker_id, record.ask.pinned_decode_worker_id)
         for (role, side), pinned in zip(sides, pins, strict=True):
             for target in side.targets:
-                if reason := _removed_by_request(record, role, target, pinned):
+                if reason := _removed_by_request(record, role, target, pinned=pinned):
                     yield _removed_candidate(target, role, reason)
     if pool is not None:
         yield from _failing_pairs(pool)
@@ -201,7 +201,7 @@ def _failing_pairs(pool: Pool) -> Iterator[Candidate]:
                 yield Candidate(prefill=prefill.ref, decode=decode.ref, removed_by=KV_PATH_FAILING)
 
 
-def _removed_by_request(record: DecisionRecord, role: Role, target: Target, pinned: str) -> str:
+def _removed_by_request(record: DecisionRecord, role: Role, target: Target, *, pinned: str) -> str:
     """Why a candidate of its kind's pool was not taken into account for this request. Empty: it was."""
     worker_id = target.worker.worker_id
     if worker_id in record.ask.excluded_worker_ids:

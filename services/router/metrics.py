@@ -28,36 +28,42 @@ class RouterMetrics:
     def __init__(self, instruments: Instruments, core: RouterCore) -> None:
         self._core = core
         self._instruments = instruments
-        self._placed = instruments.tally("placed_requests", "Placements by reason.", ("reason",))
-        self._refused = instruments.counter("refused_requests", "Refusals by reason.", ("reason",))
-        self._reports = instruments.tally("reports", "Reports by kind.", ("kind",))
-        self._expired = instruments.counter("expired_reservations", "Reservations that ended without a final report.")
-        self._prompt = instruments.tally("prompt_tokens", "Prompt tokens of placed requests.").of()
+        self._placed = instruments.tally("placed_requests", help="Placements by reason.", labels=("reason",))
+        self._refused = instruments.counter("refused_requests", help="Refusals by reason.", labels=("reason",))
+        self._reports = instruments.tally("reports", help="Reports by kind.", labels=("kind",))
+        self._expired = instruments.counter(
+            "expired_reservations", help="Reservations that ended without a final report."
+        )
+        self._prompt = instruments.tally("prompt_tokens", help="Prompt tokens of placed requests.").of()
         self._cached = instruments.tally(
-            "cached_prompt_tokens", "Prompt tokens expected to be cached where they were placed."
+            "cached_prompt_tokens", help="Prompt tokens expected to be cached where they were placed."
         ).of()
         self.decision_seconds = instruments.spreads(
-            "decision_seconds", "Time of one decision.", buckets=DECISION_BUCKETS_S
+            "decision_seconds", help="Time of one decision.", buckets=DECISION_BUCKETS_S
         ).of()
         # A lookup by label values takes longer than the count itself.
         self._placed_by = {reason: self._placed.of(reason) for reason in (*_REASONS, core.policy_name)}
         self._reports_by = {kind: self._reports.of(kind.value) for kind in ReportKind}
-        self._waits = instruments.histogram("queue_wait_seconds", "Time in the queue, by outcome.", ("outcome",))
+        self._waits = instruments.histogram(
+            "queue_wait_seconds", help="Time in the queue, by outcome.", labels=("outcome",)
+        )
         self._served = instruments.counter(
-            "queue_served_prompt_tokens", "Prompt tokens of placed requests that were queued.", ("priority",)
+            "queue_served_prompt_tokens",
+            help="Prompt tokens of placed requests that were queued.",
+            labels=("priority",),
         )
         # The only label that is not from a closed set; WorkerLabels bounds it.
         self._errors = instruments.spreads(
             "prediction_error_ratio",
-            "(observed - expected) / expected, of the time to prefill or to the first token, by worker.",
-            ("phase", "worker"),
+            help="(observed - expected) / expected, of the time to prefill or to the first token, by worker.",
+            labels=("phase", "worker"),
             buckets=RATIO_BUCKETS,
         )
         self._errors_by_worker: dict[str, dict[str, Spread]] = {"prefill": {}, "ttft": {}}
         """By phase, for workers with a label of their own."""
         self._labels = WorkerLabels(core.settings.health.labelled_workers_max)
         self._health_events = instruments.counter(
-            "health_events", "Changes of the health of workers, by kind.", ("kind",)
+            "health_events", help="Changes of the health of workers, by kind.", labels=("kind",)
         )
         self._add_queue_gauges()
         self._add_worker_gauges()
@@ -66,9 +72,9 @@ class RouterMetrics:
         core, gauge = self._core, self._instruments.gauge_function
         gauge("reservations", "Placed requests that are not finished.", lambda: len(core.book))
         gauge("queue_kinds", "Kinds of queued requests.", lambda: len(core.queue.subqueues))
-        requests = self._instruments.gauge("queue_requests", "Queued requests.", ("priority",))
+        requests = self._instruments.gauge("queue_requests", help="Queued requests.", labels=("priority",))
         tokens = self._instruments.gauge(
-            "queue_tokens", "Prompt tokens of queued requests that no worker has cached.", ("priority",)
+            "queue_tokens", help="Prompt tokens of queued requests that no worker has cached.", labels=("priority",)
         )
         for name in PRIORITY_CLASSES:
             requests.labels(name).set_function(partial(self._sum_of_queued, name, 0))
@@ -169,7 +175,7 @@ class RouterMetrics:
         self._cached.value += placement.cached_tokens
 
     def _observe_error(self, *, phase: str, target: Target, expected_s: float | None, observed_s: float) -> None:
-        ratio = error_ratio(expected_s, observed_s)
+        ratio = error_ratio(expected_s=expected_s, observed_s=observed_s)
         if ratio is None:
             return
         worker_id, spreads = target.worker.worker_id, self._errors_by_worker[phase]

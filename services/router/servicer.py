@@ -153,7 +153,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             stream.responses.end()
 
     async def Explain(self, request: pb.ExplainRequest, context: ServicerContext[Any, Any]) -> pb.ExplainResponse:
-        request_id = required_text(request.request_id, "request_id", 128)
+        request_id = required_text(request.request_id, field="request_id", characters_max=128)
         self.handler.reports.apply_all()
         record = self._core.history.get(request_id)
         if record is None:
@@ -186,7 +186,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     async def SetDeflection(
         self, request: pb.SetDeflectionRequest, context: ServicerContext[Any, Any]
     ) -> pb.SetDeflectionResponse:
-        model = required_text(request.model, "model", 256)
+        model = required_text(request.model, field="model", characters_max=256)
         self._fence.check(request.fencing_token)
         deflect_tokens = self._core.placer.deflect_tokens
         if model not in deflect_tokens and len(deflect_tokens) >= DEFLECTED_MODELS_MAX:
@@ -219,8 +219,8 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     def _on_hello(self, message: pb.RouteRequest, host: str) -> str:
         if not message.HasField("hello") or message.reports or message.asks:
             raise InvalidRequestError("the first message must have a hello and nothing else", field="hello")
-        frontend_id = required_text(message.hello.frontend_id, "hello.frontend_id", 128)
-        self.handler.add_stream(frontend_id, host)
+        frontend_id = required_text(message.hello.frontend_id, field="hello.frontend_id", characters_max=128)
+        self.handler.add_stream(frontend_id, host=host)
         return frontend_id
 
     def _on_message(self, frontend_id: str, message: pb.RouteRequest, responses: ResponseQueue) -> None:
@@ -245,7 +245,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
                 responses=responses,
             )
         else:
-            self.handler.ask(frontend_id, message.ask_id, ask, responses)
+            self.handler.ask(frontend_id, message.ask_id, ask, responses=responses)
 
     def _views(self, worker: RegisteredWorker) -> list[WorkerView]:
         """One view per rank; none of a worker that has not described itself."""

@@ -36,7 +36,7 @@ class Campaign:
         )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Totals:
     """Sums over the runs."""
 
@@ -89,7 +89,9 @@ def run_seeds(campaign: Campaign, seeds: Sequence[int], *, jobs: int) -> Generat
     try:
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_quiet) as pool:
             try:
-                yield from _in_parallel(partial(_submit, pool, campaign), seeds, AHEAD_PER_JOB * jobs, interrupts)
+                yield from _in_parallel(
+                    partial(_submit, pool, campaign), seeds, AHEAD_PER_JOB * jobs, interrupts=interrupts
+                )
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
                 for process in active_children():
@@ -109,7 +111,7 @@ def _submit(pool: ProcessPoolExecutor, campaign: Campaign, seed: int) -> Future[
 
 
 def _in_parallel(
-    submit: Callable[[int], Future[Outcome]], seeds: Sequence[int], ahead: int, interrupts: Sequence[int]
+    submit: Callable[[int], Future[Outcome]], seeds: Sequence[int], ahead: int, *, interrupts: Sequence[int]
 ) -> Iterator[Outcome]:
     rest = iter(seeds)
     running: set[Future[Outcome]] = set()

@@ -61,7 +61,7 @@ def _run(campaign: Campaign, options: argparse.Namespace) -> int:
     totals, failed, is_interrupted = Totals(), list[Outcome](), False
     try:
         with closing(run_seeds(campaign, seeds, jobs=options.jobs)) as outcomes:
-            _play_all(outcomes, totals, failed, options)
+            _play_all(outcomes, totals, failed, options=options)
     except KeyboardInterrupt:
         is_interrupted = True
     print("\n".join(totals.lines()))
@@ -77,7 +77,9 @@ def _run(campaign: Campaign, options: argparse.Namespace) -> int:
     return 0
 
 
-def _play_all(outcomes: Iterable[Outcome], totals: Totals, failed: list[Outcome], options: argparse.Namespace) -> None:
+def _play_all(
+    outcomes: Iterable[Outcome], totals: Totals, failed: list[Outcome], *, options: argparse.Namespace
+) -> None:
     """Counts outcomes and collects those that failed, until the first one or the time is over. Says on stderr how far it is."""
     began_s = said_s = time.monotonic()
     for outcome in outcomes:
@@ -140,19 +142,23 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     for name in SHAPE:
         parser.add_argument(
             f"--{name}",
-            type=_count(0, COUNT_MAX),
+            type=_count(low=0, high=COUNT_MAX),
             metavar="N",
             help=f"number of {NAMES[name]} ({getattr(mesh, name)} if another flag of the mesh is given; else drawn from the seed)",
         )
     parser.add_argument("--rendezvous", action="store_true", help="prefill and decode start at once, as with SGLang")
     parser.add_argument("--tight", action="store_true", help="few KV blocks and small batches")
-    parser.add_argument("--seeds", type=_count(1, SEEDS_MAX), default=100, metavar="N", help="how many seeds (100)")
-    parser.add_argument("--from-seed", type=_count(0, 1 << 40), default=0, metavar="N", help="the first one (0)")
     parser.add_argument(
-        "--requests", type=_count(1, 10_000), default=50, metavar="N", help="requests of each seed (50)"
+        "--seeds", type=_count(low=1, high=SEEDS_MAX), default=100, metavar="N", help="how many seeds (100)"
     )
     parser.add_argument(
-        "--faults", type=_count(0, 1000), default=6, metavar="N", help="mean number of faults of each seed (6)"
+        "--from-seed", type=_count(low=0, high=1 << 40), default=0, metavar="N", help="the first one (0)"
+    )
+    parser.add_argument(
+        "--requests", type=_count(low=1, high=10_000), default=50, metavar="N", help="requests of each seed (50)"
+    )
+    parser.add_argument(
+        "--faults", type=_count(low=0, high=1000), default=6, metavar="N", help="mean number of faults of each seed (6)"
     )
     parser.add_argument(
         "--no-survivor",
@@ -163,18 +169,22 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         "--keep-going", action="store_true", help="play all seeds, also after one has failed; name each that fails"
     )
     parser.add_argument(
-        "--jobs", type=_count(1, 256), default=os.cpu_count() or 1, metavar="N", help="processes (one for each core)"
+        "--jobs",
+        type=_count(low=1, high=256),
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="processes (one for each core)",
     )
     parser.add_argument(
         "--time-s",
-        type=_count(0, 86_400),
+        type=_count(low=0, high=86_400),
         default=0,
         metavar="S",
         help="begin no seed after so many seconds; 0: no limit",
     )
     parser.add_argument(
         "--shrink",
-        type=_count(0, 10_000),
+        type=_count(low=0, high=10_000),
         default=RUNS_MAX,
         metavar="N",
         help=f"most runs to shrink a failure ({RUNS_MAX}); 0: none",

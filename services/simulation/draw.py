@@ -59,7 +59,7 @@ def _draw_requests(generator: Random, count: int, topology: Topology) -> list[Re
     at_s = 0.0
     for number in range(count):
         at_s += generator.expovariate(BURST_PER_S if number in burst else rate_per_s)
-        plans.append(_draw_request(generator, f"r{number}", round(at_s, 6), topology))
+        plans.append(_draw_request(generator, f"r{number}", round(at_s, 6), topology=topology))
     return plans
 
 
@@ -71,7 +71,7 @@ def _burst(generator: Random, count: int) -> range:
     return range(begin, begin + count // 3)
 
 
-def _draw_request(generator: Random, request_id: str, at_s: float, topology: Topology) -> RequestPlan:
+def _draw_request(generator: Random, request_id: str, at_s: float, *, topology: Topology) -> RequestPlan:
     has_seed = generator.random() < 0.3
     max_tokens = generator.randint(1, topology.output_tokens_max)
     phase, after_s = _draw_cancel(generator)

@@ -64,7 +64,7 @@ class _PrefillSink:
         self.inner.on_finish(finish)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _WatchedLink:
     """Notes in the trace what goes out to a worker."""
 
@@ -104,7 +104,7 @@ class _WatchedLink:
         self.inner.release_nowait(handle_id)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _WatchedLinks:
     inner: LegLinks
     world: World
@@ -113,10 +113,12 @@ class _WatchedLinks:
 
     async def link(self, worker: WorkerRef, role: Role, *, timeout_s: float, waits_for_lost: bool = True) -> LegLink:
         link = await self.inner.link(worker, role, timeout_s=timeout_s, waits_for_lost=waits_for_lost)
-        return _WatchedLink(link, role, self.world, self.on_phase, self.on_continued)
+        return _WatchedLink(
+            inner=link, role=role, world=self.world, on_phase=self.on_phase, on_continued=self.on_continued
+        )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _WatchedRouter:
     """Tells of asks, placements and reports."""
 
@@ -199,8 +201,8 @@ class SimulatedFrontend:
         )
         self.pipeline = Pipeline(
             models=self.models,
-            links=_WatchedLinks(self.links, world, on_phase, on_continued),
-            router=_WatchedRouter(placing, world, on_phase, on_placed),
+            links=_WatchedLinks(inner=self.links, world=world, on_phase=on_phase, on_continued=on_continued),
+            router=_WatchedRouter(inner=placing, world=world, on_phase=on_phase, on_placed=on_placed),
             clock=clock,
             generator=generator,
             metrics=self.metrics,

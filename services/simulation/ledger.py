@@ -81,7 +81,7 @@ class Ledger:
         self.restarts += 1
 
     def on_text(
-        self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
+        self, choice: int, text: str, token_ids: Sequence[int], *, logprobs: Sequence[TokenLogprob] | None
     ) -> None:
         """See AnswerSink."""
         record = self.choices[choice]
@@ -149,7 +149,7 @@ def check_ledger(ledger: Ledger, token_range: TokenRange, *, eos_after_tokens: i
             (count, text), reason = stopped, FinishReason.STOP
             del expected[count:]
         output_tokens += len(expected)
-        problems += _check_choice(ledger, record, expected, text, reason, eos_token_id)
+        problems += _check_choice(ledger, record, expected, text=text, reason=reason, eos_token_id=eos_token_id)
         if record.parser is not None and ledger.outcome == "answered":
             problems += call_problems(record.parts, text, is_complete=has_eos)
     if ledger.answer is not None:
@@ -189,7 +189,7 @@ def _values(entry: TokenLogprob) -> tuple[float, list[tuple[int, float]]]:
 
 
 def _check_choice(
-    ledger: Ledger, record: ChoiceRecord, expected: list[int], text: str, reason: FinishReason, eos_token_id: int
+    ledger: Ledger, record: ChoiceRecord, expected: list[int], *, text: str, reason: FinishReason, eos_token_id: int
 ) -> list[str]:
     problems: list[str] = []
     got = len(record.token_ids)
@@ -197,7 +197,11 @@ def _check_choice(
         problems.append(f"wrong tokens: {record.token_ids} is no beginning of {expected}")
     asked = ledger.request.sampling.logprobs
     # The last id is that of the token that ends answers.
-    wanted = [made_up_logprob(i, asked, eos_token_id + 1) for i in record.token_ids] if asked is not None else []
+    wanted = (
+        [made_up_logprob(i, alternatives=asked, vocabulary_size=eos_token_id + 1) for i in record.token_ids]
+        if asked is not None
+        else []
+    )
     if list(map(_values, record.logprobs)) != list(map(_values, wanted)):
         problems.append(f"{len(record.logprobs)} log-probabilities, or wrong ones, for {got} tokens")
     if ledger.outcome != "answered":

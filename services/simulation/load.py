@@ -69,7 +69,7 @@ def plan_load(generator: Random, count: int, shape: LoadShape) -> Sequence[Plann
         planned.append(
             Planned(
                 at_s=at_s,
-                request=_request(generator, f"r{number}", families, shape),
+                request=_request(generator, f"r{number}", families, shape=shape),
                 cancel=_cancel(generator) if is_cancelled else None,
                 is_whole=shape.has_whole and number % 2 == 1,
             )
@@ -92,7 +92,7 @@ def _bias(generator: Random) -> Sequence[tuple[int, float]]:
     return tuple((generator.randint(32, 255), generator.uniform(1.0, 9.0)) for _ in range(4))
 
 
-def _request(generator: Random, request_id: str, families: Sequence[bytes], shape: LoadShape) -> Request:
+def _request(generator: Random, request_id: str, families: Sequence[bytes], *, shape: LoadShape) -> Request:
     prefix = generator.choice(families)[: generator.randint(0, shape.prefix_tokens_max)]
     token_ids = list(prefix + generator.randbytes(generator.randint(1, shape.tail_tokens_max)))
     is_text = generator.random() < 0.2

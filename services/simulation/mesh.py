@@ -195,7 +195,9 @@ class SimulatedMesh:
         group = int(worker_id.rpartition("-")[2]) % self.shape.kv_groups
         revision = f"group-{group}" if self.shape.kv_groups > 1 else self.shape.engine.revision
         settings = replace(self.shape.engine, role=role.value, adapters=self.shape.adapters, revision=revision)
-        worker = SimulatedWorker(self.world, worker_id, self._epochs, settings, self.shape.worker)
+        worker = SimulatedWorker(
+            world=self.world, worker_id=worker_id, epoch=self._epochs, engine=settings, worker=self.shape.worker
+        )
         self.workers[worker_id] = worker
         await self.world.run_in(worker_id, worker.start())
         return worker

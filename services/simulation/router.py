@@ -90,7 +90,7 @@ class SimulatedRouter:
             self.core,
             self._membership,
             self._peers,
-            self._presence,
+            presence=self._presence,
             set_serving=self._set_serving,
             clock=self._world.clock,
             settings=self._settings.joining,

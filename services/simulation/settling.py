@@ -61,7 +61,7 @@ def _unused(mesh: SimulatedMesh) -> list[str]:
         problems += [
             f"{name} does not use {worker_id}: {known[worker_id].excluded_by or 'its breaker is not closed'}"
             for worker_id in mesh.workers
-            if worker_id in known and name in streams and not _is_used(mesh, name, worker_id)
+            if worker_id in known and name in streams and not _is_used(mesh, name, worker_id=worker_id)
         ]
     return problems
 
@@ -80,7 +80,7 @@ async def _probe(mesh: SimulatedMesh, number: int) -> None:
             worker_id
             for name in mesh.routers
             for worker_id in mesh.workers
-            if worker_id in mesh.routers[name].core.fleet.workers and not _is_used(mesh, name, worker_id)
+            if worker_id in mesh.routers[name].core.fleet.workers and not _is_used(mesh, name, worker_id=worker_id)
         }
     )
     requests = []

@@ -41,6 +41,7 @@ class _TracedEngine(FaultyEngine):
 
     def __init__(
         self,
+        *,
         world: World,
         worker_id: str,
         settings: SimulatedSettings,
@@ -77,7 +78,7 @@ class SimulatedWorker:
     """One process: engine, worker, server, presence. It is used once; a worker that comes back is a new one."""
 
     def __init__(
-        self, world: World, worker_id: str, epoch: int, engine: SimulatedSettings, worker: WorkerSettings
+        self, *, world: World, worker_id: str, epoch: int, engine: SimulatedSettings, worker: WorkerSettings
     ) -> None:
         self._world = world
         self.worker_id = worker_id
@@ -91,7 +92,9 @@ class SimulatedWorker:
         clock = world.clock_of(worker_id)
         self._transport = MemoryTransport(world.kv_network)
         self._wire = MemoryWire(world.rendezvous_network, worker_id)
-        self.engine = _TracedEngine(world, f"{worker_id}/{epoch}", engine, self._transport, self._wire)
+        self.engine = _TracedEngine(
+            world=world, worker_id=f"{worker_id}/{epoch}", settings=engine, transport=self._transport, wire=self._wire
+        )
         self.worker = Worker(
             self.engine, identity=WorkerIdentity(worker_id=worker_id, epoch=epoch), settings=worker, clock=clock
         )

@@ -181,7 +181,7 @@ class ReplayEngine:
         """Makes full blocks of a prompt available to requests admitted later, even in the same step, as vLLM does."""
         first, full = job.named, min(job.computed // self.shape.block_tokens, len(job.names))
         if full > first:
-            self.pool.name(job.blocks, first, job.names[first:full], job.names[first - 1] if first else None)
+            self.pool.name(job.blocks, first, job.names[first:full], parent=job.names[first - 1] if first else None)
             job.named = full
 
     def _admit(self) -> bool:

@@ -28,8 +28,8 @@ def make_load(
             requests.append(
                 TraceRequest(
                     at_s=at_s,
-                    prompt_tokens=draw_length(generator, prompt_tokens, prompt_cv),
-                    output_tokens=draw_length(generator, output_tokens, output_cv),
+                    prompt_tokens=draw_length(generator, mean=prompt_tokens, cv=prompt_cv),
+                    output_tokens=draw_length(generator, mean=output_tokens, cv=output_cv),
                 )
             )
     return requests

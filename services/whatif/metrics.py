@@ -59,9 +59,9 @@ class SimulatedMetrics:
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._lengths = _Histogram(PROMPT_LENGTH, model, LENGTH_BOUNDS)
-        self._ttft = _Histogram(TTFT, model, DURATION_BOUNDS_S)
-        self._itl = _Histogram(ITL, model, DURATION_BOUNDS_S)
+        self._lengths = _Histogram(name=PROMPT_LENGTH, model=model, bounds=LENGTH_BOUNDS)
+        self._ttft = _Histogram(name=TTFT, model=model, bounds=DURATION_BOUNDS_S)
+        self._itl = _Histogram(name=ITL, model=model, bounds=DURATION_BOUNDS_S)
         self._prompt_tokens = self._output_tokens = self._cached_tokens = 0.0
         self._requests = 0
 

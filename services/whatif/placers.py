@@ -183,7 +183,7 @@ class RouterPlacer:
         self._engines[engine.name] = engine
         epoch = self._epochs[engine.name] = self._epochs.get(engine.name, 0) + 1
         worker = self._register(engine, role, is_draining=False)
-        self.core.fleet.describe(worker, _description(engine.name, role, shape, epoch))
+        self.core.fleet.describe(worker, _description(engine.name, role, shape, epoch=epoch))
         assert worker.feed is not None
         worker.feed.apply(KvBatch(epoch=epoch, sequence=0, is_snapshot=True))
         self.core.fleet.connected(worker)
@@ -217,7 +217,7 @@ class RouterPlacer:
         )
 
 
-def _description(name: str, role: Role, shape: EngineShape, epoch: int) -> WorkerDescription:
+def _description(name: str, role: Role, shape: EngineShape, *, epoch: int) -> WorkerDescription:
     speed = shape.speed
     return WorkerDescription(
         worker=WorkerRef(worker_id=name, address=f"{name}:1", epoch=epoch),

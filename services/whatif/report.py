@@ -34,15 +34,15 @@ class Run:
 def report(title: str, targets: Targets, runs: Sequence[Run]) -> str:
     """The page. Times and lengths only: a simulation knows no text."""
     charts = [
-        chart("Load", "seconds", "requests/s", [Line(name="arrivals", points=_rate(runs[0].result), is_step=True)]),
-        chart("Within targets", "seconds", "% of the requests that arrive", [
+        chart(title="Load", x_name="seconds", y_name="requests/s", lines=[Line(name="arrivals", points=_rate(runs[0].result), is_step=True)]),
+        chart(title="Within targets", x_name="seconds", y_name="% of the requests that arrive", lines=[
             Line(name=run.name, points=_within(run.result), is_step=True) for run in runs
         ]),
-        chart("Workers", "seconds", "wanted workers", [line for run in runs for line in _workers(run)]),
-        chart("Time to first token", "percentile", "seconds", [
+        chart(title="Workers", x_name="seconds", y_name="wanted workers", lines=[line for run in runs for line in _workers(run)]),
+        chart(title="Time to first token", x_name="percentile", y_name="seconds", lines=[
             Line(name=run.name, points=distribution(run.result.ttft_s)) for run in runs
         ]),
-        chart("Inter-token latency", "percentile", "milliseconds", [
+        chart(title="Inter-token latency", x_name="percentile", y_name="milliseconds", lines=[
             Line(name=run.name, points=distribution([1000 * value for value in run.result.itl_s])) for run in runs
         ]),
     ]  # fmt: skip

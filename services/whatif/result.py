@@ -45,6 +45,7 @@ def make_result(
     jobs: Sequence[Job],
     targets: Targets,
     worker_s: Mapping[Role, float],
+    *,
     fleet: ChangingFleet,
     shapes: Sequence[tuple[float, Shape]],
 ) -> Result:

@@ -48,7 +48,7 @@ def run_request(
         else Static()
     )
     result = Simulation(settings, policy).run(trace)
-    return outcome_of(result, shape, expected_of(sizer, demand, shape, result.hit_rate)), result
+    return outcome_of(result, shape, expected_of(sizer, demand, shape, hit_rate=result.hit_rate)), result
 
 
 def trace_of(request: SimulationRequest) -> Sequence[TraceRequest]:
@@ -99,7 +99,7 @@ def demand_of_trace(trace: Sequence[TraceRequest]) -> Demand:
     )
 
 
-def expected_of(sizer: Sizer, demand: Demand, shape: Shape, hit_rate: float) -> Alternative:
+def expected_of(sizer: Sizer, demand: Demand, shape: Shape, *, hit_rate: float) -> Alternative:
     """What the formulas expect at the mean load, with the hit rate that was found."""
     forecast = sizer.forecast(replace(demand, hit_rate=hit_rate), shape)
     return Alternative(

@@ -113,7 +113,7 @@ class Simulation:
         worker_s: dict[Role, float] = {}
         self._mesh.at(trace[-1].at_s, lambda: worker_s.update({r: self.fleet.worker_s(r) for r in ROLES}))
         self._mesh.play(trace)
-        return make_result(self._mesh.jobs, self._settings.targets, worker_s, self.fleet, self.shapes)
+        return make_result(self._mesh.jobs, self._settings.targets, worker_s, fleet=self.fleet, shapes=self.shapes)
 
     def _tick(self) -> None:
         now_s = self._mesh.now_s
@@ -134,7 +134,7 @@ class Simulation:
             PoolReport(model=MODEL, role=Role.DECODE, workers_ready=ready.decode_workers),
         ]
         found: list[LatencyReport] = latencies(window)
-        return observe_model(MODEL, window, pools, found[0] if found else None, ObservationLimits())
+        return observe_model(MODEL, window, pools, latency=found[0] if found else None, limits=ObservationLimits())
 
     def _queued_tokens(self) -> float:
         return float(self._mesh.router.core.queue.prompt_tokens)

@@ -38,7 +38,7 @@ class ProcessMesh:
         self.children: dict[str, Child] = {}
         self.registry = registry
         self.url = ""
-        self._channels = ChannelPool(RpcSettings())
+        self._channels = ChannelPool(settings=RpcSettings())
 
     async def start(self, name: str) -> None:
         """Starts a process, also one that died. Not waited for."""

@@ -173,7 +173,12 @@ async def mesh(request: pytest.FixtureRequest) -> AsyncIterator[Mesh]:
         )
         await server.start()
         await server.set_serving(True)
-        made = Mesh(worker, ChannelPool(settings, channel_interceptors(client_side)), server.address, server.aclose)
+        made = Mesh(
+            worker,
+            ChannelPool(settings=settings, interceptors=channel_interceptors(client_side)),
+            server.address,
+            server.aclose,
+        )
         close = server.aclose
     else:
         network = MemoryNetwork(message_bytes_max=MESSAGE_BYTES_MAX)

@@ -52,7 +52,7 @@ class World:
 
 
 def actions() -> MeshActions:
-    return MeshActions(MemoryAgent().registry(), ChannelPool(RpcSettings()))
+    return MeshActions(MemoryAgent().registry(), ChannelPool(settings=RpcSettings()))
 
 
 # --- Docker compose: a program in its place that keeps containers in a file.

@@ -13,7 +13,7 @@ from tests.unit.router_fleets import ask
 
 async def explained(mesh: Mesh, request_id: str):
     routers = (await mesh.registry.instances(ROUTER)).instances
-    return await find_explanation(routers, mesh.channels, request_id, 1.0)
+    return await find_explanation(routers, mesh.channels, request_id, timeout_s=1.0)
 
 
 async def test_whichever_router_placed_it_tells():

@@ -135,7 +135,7 @@ def test_a_port_in_use_is_refused() -> None:
 def test_each_process_has_its_own_names_and_ports() -> None:
     """Names and metrics ports that are given are told apart; the rest is as it was given."""
     settings = FrontendSettings(instance_id="f", http=HttpSettings(port=0))
-    argv = process_command(settings, ["--instance-id", "f", "--processes", "3"], 2, 8123)
+    argv = process_command(settings, ["--instance-id", "f", "--processes", "3"], number=2, port=8123)
     assert argv[1:6] == ["-m", "services.frontend", "--instance-id", "f", "--processes"]
     assert argv[-7:] == ["--processes", "1", "--http-port", "8123", "--http-shares-port", "--instance-id", "f-2"]
 

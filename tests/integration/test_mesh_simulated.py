@@ -141,7 +141,7 @@ async def test_a_single_token_moves_no_kv(mesh: RunningMesh) -> None:
 
 async def test_reflection_lists_the_services(mesh: RunningMesh) -> None:
     """What grpcurl would show, on every server: the public API to anybody, the others to an operator."""
-    own, public = mesh.target.channels(), ChannelPool(RpcSettings())
+    own, public = mesh.target.channels(), ChannelPool(settings=RpcSettings())
     wanted = {
         FRONTEND: "kvmesh.inference.v1.InferenceService",
         ROUTER: "kvmesh.router.v1.RouterService",

@@ -55,7 +55,7 @@ async def test_a_router_that_starts_anew_holds_what_the_workers_hold():
     generator = Random(5)
     async with AsyncExitStack() as stack:
         registry = MemoryAgent().registry()
-        channels = ChannelPool(RpcSettings())
+        channels = ChannelPool(settings=RpcSettings())
         stack.push_async_callback(channels.aclose)
         workers = [ToldWorker(f"w{number}", "decode") for number in range(WORKERS)]
         held: list[set[int]] = [set() for _ in workers]

@@ -149,7 +149,7 @@ async def running_mesh() -> AsyncIterator[Mesh]:
         stack.push_async_callback(agent.aclose)
         registry = ConsulRegistry(DiscoverySettings(address=agent.address))
         stack.push_async_callback(registry.aclose)
-        channels = ChannelPool(RpcSettings())
+        channels = ChannelPool(settings=RpcSettings())
         stack.push_async_callback(channels.aclose)
         yield Mesh(registry, channels, stack)
 

@@ -145,7 +145,7 @@ def test_mutated_lines_are_read_or_refused() -> None:
             data = data[:at] + bytes(generator.randrange(256) for _ in range(3)) + data[at + 1 :]
         problem: LineProblem | None = None
         try:
-            line_read = read_line(number, data, endpoint, 1 << 20)
+            line_read = read_line(number, data, endpoint, line_bytes_max=1 << 20)
         except LineProblem as found:
             problem = found
         if problem is None:

@@ -102,10 +102,10 @@ def test_each_text_is_one_event_in_one_write(
     chunks, event = make(includes_usage=includes_usage)
     socket, expected, waiting = Socket(), [], ""
     stream = EventStream(socket, b"HEAD", chunks, choices=1, is_chunked=is_chunked, buffer_bytes_max=1000)
-    stream.on_text(0, "begin", (7,), None)
+    stream.on_text(0, "begin", (7,), logprobs=None)
     for text, is_full in texts:
         socket.unsent = 1001 if is_full else 0
-        stream.on_text(0, text, (7,), None)
+        stream.on_text(0, text, (7,), logprobs=None)
         waiting += text
         if not is_full:
             body = b"data: " + orjson.dumps(event(waiting)) + b"\n\n"
@@ -115,7 +115,7 @@ def test_each_text_is_one_event_in_one_write(
     stream.on_end(0, Ending(reason=FinishReason.LENGTH))
     written = len(socket.writes)
     stream.finish(Usage())
-    stream.on_text(0, "late", (7,), None)
+    stream.on_text(0, "late", (7,), logprobs=None)
     assert len(socket.writes) == written + 1
     assert socket.writes[-1].endswith(b"data: [DONE]\n\n" + (b"\r\n0\r\n\r\n" if is_chunked else b""))
 

@@ -31,33 +31,36 @@ def resets(address: str) -> bytes:
     block = header_block(TOKENIZE, address)
     cancel = struct.pack(">I", 8)
     return b"".join(
-        http2_frame(Frame.HEADERS, 4, stream, block) + http2_frame(Frame.RESET, 0, stream, cancel)
+        http2_frame(kind=Frame.HEADERS, flags=4, stream=stream, payload=block)
+        + http2_frame(kind=Frame.RESET, flags=0, stream=stream, payload=cancel)
         for stream in range(1, 2 * STREAMS, 2)
     )
 
 
 def endless_head(address: str) -> bytes:
     """A head that goes on in CONTINUATION frames (CVE-2024-27316)."""
-    first = http2_frame(Frame.HEADERS, 0, 1, header_block(TOKENIZE, address))
-    more = http2_frame(Frame.CONTINUATION, 0, 1, b"\0\1a\x7f\x80\x40" + b"b" * 8191)
+    first = http2_frame(kind=Frame.HEADERS, flags=0, stream=1, payload=header_block(TOKENIZE, address))
+    more = http2_frame(kind=Frame.CONTINUATION, flags=0, stream=1, payload=b"\0\1a\x7f\x80\x40" + b"b" * 8191)
     return first + more * 500
 
 
 def large_head(address: str) -> bytes:
     """One head of 64 fields of 8 kB."""
     fields = b"".join(b"\0\4x-%02d\x7f\x80\x40" % number + b"b" * 8319 for number in range(64))
-    return http2_frame(Frame.HEADERS, 0, 1, header_block(TOKENIZE, address)) + b"".join(
-        http2_frame(Frame.CONTINUATION, 4 if end >= len(fields) else 0, 1, fields[end - 16_000 : end])
+    return http2_frame(kind=Frame.HEADERS, flags=0, stream=1, payload=header_block(TOKENIZE, address)) + b"".join(
+        http2_frame(
+            kind=Frame.CONTINUATION, flags=4 if end >= len(fields) else 0, stream=1, payload=fields[end - 16_000 : end]
+        )
         for end in range(16_000, len(fields) + 16_000, 16_000)
     )
 
 
 def pings(_: str) -> bytes:
-    return http2_frame(Frame.PING, 0, 0, b"12345678") * 20_000
+    return http2_frame(kind=Frame.PING, flags=0, stream=0, payload=b"12345678") * 20_000
 
 
 def settings(_: str) -> bytes:
-    return http2_frame(Frame.SETTINGS, 0, 0, struct.pack(">HI", 4, 65_535)) * 20_000
+    return http2_frame(kind=Frame.SETTINGS, flags=0, stream=0, payload=struct.pack(">HI", 4, 65_535)) * 20_000
 
 
 @pytest.mark.parametrize("attack", [resets, endless_head, large_head, pings, settings])
@@ -68,7 +71,9 @@ async def test_a_flood_costs_little_and_others_are_served(rig: Rig, attack: obje
     reader, writer = await asyncio.open_connection(host, int(port))
     used_s = time.process_time()
     try:
-        writer.write(PREFACE + http2_frame(Frame.SETTINGS, 0, 0, b"") + attack(rig.rpc_address))
+        writer.write(
+            PREFACE + http2_frame(kind=Frame.SETTINGS, flags=0, stream=0, payload=b"") + attack(rig.rpc_address)
+        )
         answered = asyncio.create_task(read_all(reader))
         async with grpc.aio.insecure_channel(rig.rpc_address) as channel:
             call = channel.unary_unary(TOKENIZE)(b"", metadata=(("authorization", "Bearer good"),), timeout=30)

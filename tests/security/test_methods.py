@@ -85,7 +85,7 @@ async def serving(source: CertificateSource) -> AsyncIterator[str]:
 
 async def call(address: str, method: str, certificates: Certificates | None) -> grpc.StatusCode:
     """The outcome of one call."""
-    pool = ChannelPool(RpcSettings(), mesh=None if certificates is None else Fixed(certificates))
+    pool = ChannelPool(settings=RpcSettings(), mesh=None if certificates is None else Fixed(certificates))
     try:
         return await pool.channel(address).unary_unary(method)(b"", timeout=PATIENCE_S).code()
     finally:
@@ -109,7 +109,7 @@ async def test_each_method_is_for_its_roles_only() -> None:
     authority = Authority.make()
     async with serving(Fixed(authority.issue(MeshRole.DECODE))) as address:
         for role in MeshRole:
-            pool = ChannelPool(RpcSettings(), mesh=Fixed(authority.issue(role)))
+            pool = ChannelPool(settings=RpcSettings(), mesh=Fixed(authority.issue(role)))
             for method, roles in PERMISSIONS.items():
                 if method.startswith(OWN) and not method.endswith("Attach"):
                     code = await pool.channel(address).unary_unary(method)(b"", timeout=PATIENCE_S).code()
@@ -182,7 +182,7 @@ async def test_rotation_ends_no_stream(tmp_path: Path) -> None:
     write(tmp_path / "server", old.issue(MeshRole.DECODE), both)
     server, client = DirectorySource(str(tmp_path / "server")), Fixed(trusting(old.issue(MeshRole.FRONTEND), both))
     async with serving(server) as address:
-        pool = ChannelPool(RpcSettings(), mesh=client)
+        pool = ChannelPool(settings=RpcSettings(), mesh=client)
         stream = pool.channel(address).stream_stream("/kvmesh.decode.v1.DecodeService/Attach")()
         await echo(stream, b"1")
         # A half-written folder changes nothing.

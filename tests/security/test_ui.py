@@ -69,7 +69,7 @@ async def page(
         access = Access(AccessSettings(keys_file=str(directory / "keys.json"), reload_interval_s=0.1), clock)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(running_part(agent))
-        channels = ChannelPool(RpcSettings())
+        channels = ChannelPool(settings=RpcSettings())
         stack.push_async_callback(channels.aclose)
         url = await stack.enter_async_context(
             running_page(

@@ -231,7 +231,9 @@ def test_the_warm_up_leaves_nothing(worker_id: str) -> None:
             worker = mesh.workers[worker_id]
             await worker.worker.engine.reset_cache()
             steps = worker.engine.load().step
-            await WarmUp(worker.worker, worker.checks, worker.own_handoff, mesh.world.clock).start()
+            await WarmUp(
+                worker=worker.worker, checks=worker.checks, own_handoff=worker.own_handoff, clock=mesh.world.clock
+            ).start()
             assert worker.engine.load().step > steps
             await until(lambda engine=worker.engine: not engine.load().kv_blocks_used, 5.0)
             assert not worker.worker.statistics().leases
@@ -252,7 +254,9 @@ def test_a_prefill_worker_is_checked_before_it_registers(caplog: pytest.LogCaptu
 
         async def warm_up() -> list[tuple[str, str | None]]:
             caplog.clear()
-            await WarmUp(prefill.worker, prefill.checks, prefill.own_handoff, mesh.world.clock).start()
+            await WarmUp(
+                worker=prefill.worker, checks=prefill.checks, own_handoff=prefill.own_handoff, clock=mesh.world.clock
+            ).start()
             found = [(each.message, each.__dict__["data"]) for each in caplog.records if "data" in each.__dict__]
             return [
                 (message, data.get("reason")) for message, data in found if data.get("decode_worker_id") == "decode-0"

@@ -211,7 +211,7 @@ async def serve(directory: Path) -> None:
         for i, worker in enumerate(router.fleet.workers.values()):
             if worker.worker_id != HOSTILE:
                 await fleet.register(worker.worker_id, worker.role, 20_000 + i)
-        channels = ChannelPool(RpcSettings())
+        channels = ChannelPool(settings=RpcSettings())
         stack.push_async_callback(channels.aclose)
         ui = UiSettings(interval_s=0.2)
         reader = MeshReader(fleet.registry, channels, timeout_s=2.0, requests_max=ui.requests_max)

@@ -247,7 +247,7 @@ def test_a_comparison_takes_medians_and_says_whose_is_whose() -> None:
 def test_every_part_is_measured_on_both_shapes_of_both_systems(tmp_path: Path) -> None:
     """Alike: no prefill worker here, one process there; the same model with room for the longest prompt."""
     model = roomy_model(DEMO_MODEL, tmp_path)
-    found = list(stands(PARTS, SHAPES, model, "fastokens"))
+    found = list(stands(PARTS, SHAPES, model, tokenizer="fastokens"))
     assert [each.name for each in found] == [
         "factor 0, split", "paced 6 ms, split", "factor 0, single", "paced 6 ms, single",
     ]  # fmt: skip
@@ -259,7 +259,7 @@ def test_every_part_is_measured_on_both_shapes_of_both_systems(tmp_path: Path) -
     shapes = {(part, scenario.name.partition(") ")[2]) for each in found for part, scenario in each.scenarios}
     assert {("stream", "128+128 x32"), ("stream", "128+128 x128"), ("prompt", "2000+16 x32")} <= shapes
     assert {("prompt", "8000+1 x32"), ("first", "512+64 x1")} <= shapes
-    assert [each.name for each in stands(["first"], ["single"], model, "default")] == ["factor 0, single"]
+    assert [each.name for each in stands(["first"], ["single"], model, tokenizer="default")] == ["factor 0, single"]
 
 
 def test_the_tables_say_what_was_aimed_at_and_missed() -> None:

@@ -64,10 +64,10 @@ def test_the_driver_must_run_torchs_cuda() -> None:
 
 def test_devices_and_compiler() -> None:
     """Hidden devices fail the CUDA build; a mixture is a warning."""
-    assert devices_finding("gpu", HERE, [], "9").status is Status.FAILED
-    assert devices_finding("gpu", HERE, [H100, L4], None).status is Status.WARNING
-    assert devices_finding("gpu", HERE, [H100], None).status is Status.OK
-    assert devices_finding("cpu", ABSENT, [], None).status is Status.SKIPPED
+    assert devices_finding("gpu", HERE, [], wanted="9").status is Status.FAILED
+    assert devices_finding("gpu", HERE, [H100, L4], wanted=None).status is Status.WARNING
+    assert devices_finding("gpu", HERE, [H100], wanted=None).status is Status.OK
+    assert devices_finding("cpu", ABSENT, [], wanted=None).status is Status.SKIPPED
     assert compiler_finding("cpu", [Need(problem="no gcc")]).status is Status.SKIPPED
     assert compiler_finding("gpu", [Need(problem="no gcc")]).status is Status.FAILED
     assert compiler_finding("gpu", []).status is Status.OK

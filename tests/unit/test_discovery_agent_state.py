@@ -34,10 +34,10 @@ def test_heartbeat_overdue_turns_critical_at_its_time() -> None:
     state = AgentState(AgentSettings())
     state.catalog.register(service("a"), 0.0)
     assert status(state, "a") is Health.CRITICAL
-    state.catalog.heartbeat("a:ttl", Health.PASSING, "", 1.0)
+    state.catalog.heartbeat("a:ttl", Health.PASSING, "", now=1.0)
     assert state.next_deadline() == 7.0
     state.advance(6.9)
-    state.catalog.heartbeat("a:ttl", Health.PASSING, "", 6.9)
+    state.catalog.heartbeat("a:ttl", Health.PASSING, "", now=6.9)
     state.advance(12.8)
     assert status(state, "a") is Health.PASSING
     state.advance(12.9)
@@ -50,7 +50,7 @@ def test_critical_instance_is_forgotten_at_its_time() -> None:
     state = AgentState(AgentSettings())
     state.catalog.register(service("a"), 0.0)
     state.advance(59.9)
-    state.catalog.heartbeat("a:ttl", Health.PASSING, "", 59.9)
+    state.catalog.heartbeat("a:ttl", Health.PASSING, "", now=59.9)
     state.advance(65.9)
     assert status(state, "a") is Health.CRITICAL
     assert state.next_deadline() == pytest.approx(125.9)
@@ -60,7 +60,7 @@ def test_critical_instance_is_forgotten_at_its_time() -> None:
     assert "a" not in state.catalog.services
     assert state.next_deadline() is None
     with pytest.raises(NotFoundError):
-        state.catalog.heartbeat("a:ttl", Health.PASSING, "", 126.0)
+        state.catalog.heartbeat("a:ttl", Health.PASSING, "", now=126.0)
 
 
 def test_maintenance_is_never_forgotten_nor_doubled() -> None:
@@ -82,7 +82,7 @@ def test_second_registration_keeps_state() -> None:
     """Checks that stay keep their status and their overdue time is counted anew; checks that go are gone."""
     state = AgentState(AgentSettings())
     state.catalog.register(service("a"), 0.0)
-    state.catalog.heartbeat("a:ttl", Health.PASSING, "fine", 0.0)
+    state.catalog.heartbeat("a:ttl", Health.PASSING, "fine", now=0.0)
     state.catalog.set_maintenance("a", True, "why")
     created = state.catalog.services["a"].create_index
     state.catalog.register(service("a", ttl_s=10.0), 5.0)
@@ -95,7 +95,7 @@ def test_second_registration_keeps_state() -> None:
     assert status(state, "a") is Health.CRITICAL
     state.catalog.register(replace(service("a"), checks=()), 16.0)
     with pytest.raises(NotFoundError):
-        state.catalog.heartbeat("a:ttl", Health.PASSING, "", 16.0)
+        state.catalog.heartbeat("a:ttl", Health.PASSING, "", now=16.0)
 
 
 def test_check_of_another_service_is_not_taken_over() -> None:
@@ -113,13 +113,13 @@ def test_index_of_a_name_moves_with_its_instances_only() -> None:
     state.catalog.register(service("a", "one"), 0.0)
     state.catalog.register(service("b", "two"), 0.0)
     one = state.catalog.name_index("one")
-    state.catalog.heartbeat("b:ttl", Health.PASSING, "", 0.0)
+    state.catalog.heartbeat("b:ttl", Health.PASSING, "", now=0.0)
     state.catalog.set_maintenance("b", True, "")
     assert state.catalog.name_index("one") == one
-    state.catalog.heartbeat("a:ttl", Health.PASSING, "", 0.0)
+    state.catalog.heartbeat("a:ttl", Health.PASSING, "", now=0.0)
     changed = state.catalog.name_index("one")
     assert changed > one
-    state.catalog.heartbeat("a:ttl", Health.PASSING, "another output", 1.0)
+    state.catalog.heartbeat("a:ttl", Health.PASSING, "another output", now=1.0)
     assert state.catalog.name_index("one") == changed
 
 

@@ -21,5 +21,5 @@ def test_an_impossible_token_is_valid_json() -> None:
     entry = TokenLogprob(logprob=-inf, alternatives=((1, -0.5), (2, -inf)))
     [item] = json.loads(chat_logprobs(text, [2], [entry]))["content"]
     assert item["logprob"] == item["top_logprobs"][1]["logprob"] == -9999.0
-    shown = completion_logprobs(text, [2], [entry], [0])
+    shown = completion_logprobs(text, [2], [entry], offsets=[0])
     assert json.loads(json.dumps(shown, allow_nan=False))["token_logprobs"] == [-9999.0]

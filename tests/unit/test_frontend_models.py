@@ -79,7 +79,7 @@ async def following(*, parsers: ParserNames | None = None, **settings: Any) -> A
     await server.start()
     await server.set_serving(True)
     registry = ConsulRegistry(DiscoverySettings(address=agent.address))
-    channels = ChannelPool(RpcSettings())
+    channels = ChannelPool(settings=RpcSettings())
     models = DiscoveredModels(
         registry=registry,
         source=GrpcWorkerClient(channels),

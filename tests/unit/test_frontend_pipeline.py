@@ -394,7 +394,7 @@ def test_a_request_under_which_two_engines_died_ends(
     assert isinstance(answer, InternalError)
     assert answer.reason == WORKER_LOST_TWICE
     assert len(mesh.asks) == 2
-    assert RetryPolicy().wait_s(answer, 0, 100.0, random.Random(1)) is None
+    assert RetryPolicy().wait_s(answer, 0, 100.0, generator=random.Random(1)) is None
     assert error_headers(answer) == {"x-should-retry": "false"}
 
 

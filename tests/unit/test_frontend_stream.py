@@ -61,7 +61,7 @@ async def test_choices_share_a_write(model: ServedModel) -> None:
     stream, socket = stream_of(model, 3)
     for step in range(4):
         for choice in range(3):
-            stream.on_text(choice, f"t{step}", [7], None)
+            stream.on_text(choice, f"t{step}", [7], logprobs=None)
         await asyncio.sleep(0)
     assert len(socket.writes) == 4
     assert socket.writes[0].startswith(HEAD)
@@ -72,9 +72,9 @@ async def test_choices_share_a_write(model: ServedModel) -> None:
 async def test_one_choice_is_written_at_once(model: ServedModel) -> None:
     """Nothing waits for the loop's next turn; only the text differs from chunk to chunk."""
     stream, socket = stream_of(model, 1)
-    stream.on_text(0, "a", [7], None)
-    stream.on_text(0, 'b"\n\u00e9', [8], None)
-    stream.on_text(0, "c", [9], None)
+    stream.on_text(0, "a", [7], logprobs=None)
+    stream.on_text(0, 'b"\n\u00e9', [8], logprobs=None)
+    stream.on_text(0, "c", [9], logprobs=None)
     assert len(socket.writes) == 3
     assert deltas(b"".join(socket.writes)) == [(0, "a"), (0, 'b"\n\u00e9'), (0, "c")]
     assert socket.writes[2] == socket.writes[1].replace(json.dumps('b"\n\u00e9', ensure_ascii=False).encode(), b'"c"')
@@ -84,12 +84,12 @@ async def test_an_answer_that_comes_at_once_is_one_write(model: ServedModel) -> 
     """The only text waits for the end that comes with it, and nothing of it is lost; one with more to come does not wait."""
     ending = Ending(reason=FinishReason.LENGTH, output_tokens=2)
     whole, socket = stream_of(model, 1, tokens_max=2)
-    whole.on_text(0, "ab", [7, 8], None)
+    whole.on_text(0, "ab", [7, 8], logprobs=None)
     assert not socket.writes and not whole.has_begun
     whole.on_end(0, ending)
     whole.finish(Usage())
     apart, other = stream_of(model, 1, tokens_max=3)
-    apart.on_text(0, "ab", [7, 8], None)
+    apart.on_text(0, "ab", [7, 8], logprobs=None)
     assert len(other.writes) == 1
     apart.on_end(0, ending)
     apart.finish(Usage())
@@ -99,13 +99,13 @@ async def test_an_answer_that_comes_at_once_is_one_write(model: ServedModel) -> 
 async def test_a_stream_that_lags_gets_merged_chunks(model: ServedModel) -> None:
     """While too much is unsent nothing is written; then all of it is one chunk, and nothing is lost."""
     stream, socket = stream_of(model, 1)
-    stream.on_text(0, "a", [7], None)
+    stream.on_text(0, "a", [7], logprobs=None)
     socket.unsent = BUFFER_BYTES_MAX + 1
     for _ in range(50):
-        stream.on_text(0, "x", [8], None)
+        stream.on_text(0, "x", [8], logprobs=None)
     assert len(socket.writes) == 1
     socket.unsent = 0
-    stream.on_text(0, "b", [9], None)
+    stream.on_text(0, "b", [9], logprobs=None)
     assert len(socket.writes) == 2
     assert deltas(socket.writes[1]) == [(0, "x" * 50 + "b")]
 
@@ -114,7 +114,7 @@ async def test_a_stream_that_lags_gets_merged_chunks(model: ServedModel) -> None
 async def test_a_stream_that_is_over_is_not_kept_alive(model: ServedModel, end: str) -> None:
     """What came after its last chunk would be read as the beginning of the next response on the connection."""
     stream, socket = stream_of(model, 1)
-    stream.on_text(0, "Hello", [7], None)
+    stream.on_text(0, "Hello", [7], logprobs=None)
     if end == "well":
         stream.on_end(0, Ending(reason=FinishReason.STOP))
         stream.finish(Usage())
@@ -152,7 +152,7 @@ def test_events_keep_their_pace_and_lose_nothing(model: ServedModel, choices: in
             for step in range(25):  # 4 ms each
                 for choice in range(choices):
                     entry = TokenLogprob(logprob=-float(step), alternatives=((7, -0.5),))
-                    stream.on_text(choice, f"{step},", [300], [entry])
+                    stream.on_text(choice, f"{step},", [300], logprobs=[entry])
                 if step < 23:  # The last ones come while an event waits.
                     await asyncio.sleep(0.004)
                 writes += [(loop.time(), data) for data in socket.writes]

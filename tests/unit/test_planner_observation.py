@@ -50,7 +50,7 @@ WINDOW = Window(
 
 def observe(window: Window | None):
     found = latencies(window) if window is not None else []
-    return observe_model("m", window, POOLS, found[0] if found else None, ObservationLimits())
+    return observe_model("m", window, POOLS, latency=found[0] if found else None, limits=ObservationLimits())
 
 
 def test_a_whole_observation_gives_the_load():

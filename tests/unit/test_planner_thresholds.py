@@ -31,7 +31,7 @@ def test_a_pool_grows_by_one_per_start():
     policy, shape = thresholds(), Shape(prefill_workers=2, decode_workers=2)
     sizes = []
     for second in range(120):
-        shape = policy.choose(seen(17_000.0, 0.9), shape, LIMITS, float(second))
+        shape = policy.choose(seen(17_000.0, 0.9), shape, LIMITS, now_s=float(second))
         sizes.append((shape.prefill_workers, shape.decode_workers))
     assert [sizes[at] for at in (0, 29, 30, 60, 90, 119)] == [(3, 3), (3, 3), (4, 4), (5, 4), (6, 4), (6, 4)]
 
@@ -40,10 +40,17 @@ def test_a_pool_shrinks_after_a_calm_time_if_the_smaller_one_stays_below():
     """3 workers with 40 % of their KV in use would be 2 with 60 %: above the low threshold, they stay."""
     policy, shape = thresholds(), Shape(prefill_workers=1, decode_workers=3)
     for second in range(300):
-        assert policy.choose(seen(0.0, 0.4), shape, LIMITS, float(second)) == shape
-    assert [policy.choose(seen(0.0, 0.3), shape, LIMITS, 300.0 + at).decode_workers for at in (0, 59, 60)] == [3, 3, 2]
+        assert policy.choose(seen(0.0, 0.4), shape, LIMITS, now_s=float(second)) == shape
+    assert [policy.choose(seen(0.0, 0.3), shape, LIMITS, now_s=300.0 + at).decode_workers for at in (0, 59, 60)] == [
+        3,
+        3,
+        2,
+    ]
     # A peak starts the calm time anew, and the smallest pool stays.
-    assert policy.choose(seen(0.0, 0.1), Shape(prefill_workers=1, decode_workers=2), LIMITS, 900.0).decode_workers == 2
+    assert (
+        policy.choose(seen(0.0, 0.1), Shape(prefill_workers=1, decode_workers=2), LIMITS, now_s=900.0).decode_workers
+        == 2
+    )
 
 
 def test_constant_load_with_noise_reverses_nothing():
@@ -51,7 +58,9 @@ def test_constant_load_with_noise_reverses_nothing():
     policy, shape = thresholds(), Shape(prefill_workers=2, decode_workers=2)
     for second in range(3600):
         assert (
-            policy.choose(seen(3000.0 + 2000 * (second % 2), 0.6 + 0.1 * (second % 2)), shape, LIMITS, float(second))
+            policy.choose(
+                seen(3000.0 + 2000 * (second % 2), 0.6 + 0.1 * (second % 2)), shape, LIMITS, now_s=float(second)
+            )
             == shape
         )
 

@@ -79,7 +79,7 @@ async def test_cycles_of_libraries_do_not_pile_up() -> None:
 async def test_a_link_that_cannot_be_opened_is_freed() -> None:
     """Frontends try to reach a lost worker again and again."""
     (port,) = free_ports(1)
-    channels = ChannelPool(RpcSettings())
+    channels = ChannelPool(settings=RpcSettings())
     links = GrpcLegLinks(channels, frontend_id="f", clock=SystemClock())
     with without_collections():
         for epoch in range(1, 6):

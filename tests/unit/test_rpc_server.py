@@ -54,7 +54,7 @@ def make_server(settings: RpcSettings) -> RpcServer:
 async def test_health_follows_the_process() -> None:
     """Not serving until said so, watchers hear every change, and closing says so last."""
     settings = RpcSettings(grace_s=1)
-    server, pool = make_server(settings), ChannelPool(settings)
+    server, pool = make_server(settings), ChannelPool(settings=settings)
     assert server.port == 0
     await server.start()
     watch = health_pb2_grpc.HealthStub(pool.channel(server.address)).Watch(health_pb2.HealthCheckRequest(service=NAME))
@@ -73,7 +73,7 @@ async def test_health_follows_the_process() -> None:
 async def test_calls_in_flight_get_their_grace() -> None:
     """A call that ends within the grace ends well though the server is stopping."""
     settings = RpcSettings(grace_s=5)
-    server, pool = make_server(settings), ChannelPool(settings)
+    server, pool = make_server(settings), ChannelPool(settings=settings)
     await server.start()
     call = worker_pb2_grpc.WorkerServiceStub(pool.channel(server.address)).Drain(worker_pb2.DrainRequest())
     await asyncio.sleep(0.05)
@@ -86,7 +86,7 @@ async def test_calls_in_flight_get_their_grace() -> None:
 async def test_reflection_lists_and_describes(version: str) -> None:
     """Both versions of reflection name all services and give their descriptors, as grpcurl asks for them."""
     settings = RpcSettings(grace_s=0)
-    server, pool = make_server(settings), ChannelPool(settings)
+    server, pool = make_server(settings), ChannelPool(settings=settings)
     await server.start()
     ask = pool.channel(server.address).stream_stream(
         f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
@@ -108,7 +108,7 @@ async def test_reflection_lists_and_describes(version: str) -> None:
 async def test_channelz_shows_the_server() -> None:
     """gRPC's own statistics are served."""
     settings = RpcSettings(grace_s=0)
-    server, pool = make_server(settings), ChannelPool(settings)
+    server, pool = make_server(settings), ChannelPool(settings=settings)
     await server.start()
     answer = await channelz_pb2_grpc.ChannelzStub(pool.channel(server.address)).GetServers(
         channelz_pb2.GetServersRequest()
@@ -154,7 +154,7 @@ async def test_a_killed_process_is_noticed_at_once() -> None:
     )
     assert process.stdout is not None
     port = int(await process.stdout.readline())
-    pool = ChannelPool(RpcSettings())
+    pool = ChannelPool(settings=RpcSettings())
     call = worker_pb2_grpc.WorkerServiceStub(pool.channel(f"127.0.0.1:{port}")).WatchKv(worker_pb2.WatchKvRequest())
     await call.read()
     process.kill()
@@ -168,7 +168,7 @@ async def test_a_killed_process_is_noticed_at_once() -> None:
 
 async def test_the_pool_is_bounded_and_keeps_its_channels() -> None:
     """One channel per address; beyond the bound a refusal, and dropping makes room."""
-    pool = ChannelPool(RpcSettings(channels_max=2))
+    pool = ChannelPool(settings=RpcSettings(channels_max=2))
     first = pool.channel("127.0.0.1:1")
     assert pool.channel("127.0.0.1:1") is first
     pool.channel("127.0.0.1:2")
@@ -201,7 +201,7 @@ class StandingClock:
 async def test_channels_to_peers_that_are_gone_are_closed() -> None:
     """50 workers come and go on ports of their own: the pool neither grows nor refuses the next one; a channel that is connected is kept."""
     clock = StandingClock()
-    pool = ChannelPool(RpcSettings(channels_max=4), clock=clock)
+    pool = ChannelPool(settings=RpcSettings(channels_max=4), clock=clock)
     kept = make_server(RpcSettings(grace_s=0))
     await kept.start()
     connected = pool.channel(kept.address)
@@ -224,7 +224,7 @@ async def test_channels_to_peers_that_are_gone_are_closed() -> None:
 async def test_a_channel_that_was_asked_for_lately_is_kept() -> None:
     """Its call may be connecting, though the channel is not connected yet."""
     clock = StandingClock()
-    pool = ChannelPool(RpcSettings(), clock=clock)
+    pool = ChannelPool(settings=RpcSettings(), clock=clock)
     first = pool.channel("127.0.0.1:1")
     pool.channel("127.0.0.1:2")
     clock.now_s += UNUSED_S - 1
@@ -241,7 +241,10 @@ async def test_a_worker_that_starts_late_is_reached_soon() -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     settings = RpcSettings(port=port, grace_s=0)
-    server, pool = make_server(settings), ChannelPool(settings, channel_interceptors(Telemetry.create("frontend")))
+    server, pool = (
+        make_server(settings),
+        ChannelPool(settings=settings, interceptors=channel_interceptors(Telemetry.create("frontend"))),
+    )
     stub = worker_pb2_grpc.WorkerServiceStub(pool.channel(f"127.0.0.1:{port}"))
     waiting = stub.Wake(worker_pb2.WakeRequest(), wait_for_ready=True, timeout=PATIENCE_S)
     await asyncio.sleep(0.5)
@@ -255,7 +258,10 @@ async def test_a_worker_that_starts_late_is_reached_soon() -> None:
 async def test_a_busy_peer_is_waited_for() -> None:
     """A server that takes half a second to say its first word, for its processors are taken, is there all the same."""
     settings = RpcSettings(grace_s=0)
-    server, pool = make_server(settings), ChannelPool(settings, channel_interceptors(Telemetry.create("frontend")))
+    server, pool = (
+        make_server(settings),
+        ChannelPool(settings=settings, interceptors=channel_interceptors(Telemetry.create("frontend"))),
+    )
     async with aclosing(server), aclosing(pool):
         await server.start()
         async with aclosing(TcpProxy(server.port)) as proxy:

@@ -73,7 +73,15 @@ READY = Ready(
     compatibility_factors={"engine": "sglang"},
     bootstrap_port=0,
 )
-LOAD = HostLoad(1, 0.01, 1, 2, 30, 17, 0)
+LOAD = HostLoad(
+    step=1,
+    step_s=0.01,
+    running_requests=1,
+    waiting_requests=2,
+    waiting_prompt_tokens=30,
+    kv_tokens_used=17,
+    preempted_requests_total=0,
+)
 PROMPT = list(range(2, 22))
 
 
@@ -280,7 +288,9 @@ class TestRequests:
         async with start(_ready(is_embedding=True), is_embedding=True) as rig:
             sent = await submitted(rig, request(task=LegTask.EMBED))
             assert sent.is_embedding and sent.sampling["max_new_tokens"] == 0
-            rig.host.send(HostStep(LOAD, finished=[Finished(sent.number, "length", embedding=[0.6, 0.8])]))
+            rig.host.send(
+                HostStep(load=LOAD, finished=[Finished(number=sent.number, kind="length", embedding=[0.6, 0.8])])
+            )
             (finish,) = (await rig.next()).finishes
             assert (finish.reason, finish.embedding) == (FinishReason.STOP, [0.6, 0.8])
 
@@ -290,9 +300,11 @@ class TestRequests:
             sent = await submitted(rig, request(cache_salt=INTERNAL_SALT))
             assert sent.meeting is not None and sent.meeting.host == "2.2.2.2"
             rig.host.send(
-                HostStep(LOAD, numbers=[sent.number], counts=[1], token_ids=[5], begun=[Begun(sent.number, 0, 0.0)])
+                HostStep(
+                    load=LOAD, numbers=[sent.number], counts=[1], token_ids=[5], begun=[Begun(sent.number, 0, 0.0)]
+                )
             )
-            rig.host.send(HostStep(LOAD, finished=[Finished(sent.number, "length")]))
+            rig.host.send(HostStep(load=LOAD, finished=[Finished(number=sent.number, kind="length")]))
             await rig.next()
             await rig.next()
             load = rig.engine.load()
@@ -315,12 +327,12 @@ class TestResults:
             number = (await submitted(rig, request(logprobs=1))).number
             rig.host.send(
                 HostStep(
-                    LOAD,
+                    load=LOAD,
                     numbers=[number],
                     counts=[2],
                     token_ids=[5, 6],
                     begun=[Begun(number, 16, 0.25)],
-                    finished=[Finished(number, "stop", matched=6)],
+                    finished=[Finished(number=number, kind="stop", matched=6)],
                     logprobs={number: [(-1.0, [(5, -1.0), (9, -2.0)]), (-3.0, [(6, -3.0), (9, -4.0)])]},
                 )
             )
@@ -345,7 +357,15 @@ class TestResults:
             await asyncio.sleep(0)
         rig = Rig(engine, host)
         number = (await submitted(rig, leg)).number
-        host.send(HostStep(LOAD, numbers=[number], counts=[1], token_ids=[5], finished=[Finished(number, "length")]))
+        host.send(
+            HostStep(
+                load=LOAD,
+                numbers=[number],
+                counts=[1],
+                token_ids=[5],
+                finished=[Finished(number=number, kind="length")],
+            )
+        )
         output = await rig.next()
         starting.cancel()
         await asyncio.wait([starting])
@@ -366,7 +386,9 @@ class TestResults:
         room = Rendezvous(host="h", port=1, room=3) if mode == "decode" else None
         async with start(has_kv_transfer=mode == "decode") as rig:
             number = (await submitted(rig, request(rendezvous=room))).number
-            rig.host.send(HostStep(LOAD, finished=[Finished(number, "abort", message="why", status=status)]))
+            rig.host.send(
+                HostStep(load=LOAD, finished=[Finished(number=number, kind="abort", message="why", status=status)])
+            )
             (finish,) = (await rig.next()).finishes
         assert finish.reason is FinishReason.ERROR
         assert type(finish.error) is error and "why" in str(finish.error)
@@ -378,23 +400,29 @@ class TestResults:
             rig.engine.cancel_nowait(7)
             rig.engine.cancel_nowait(99)
             assert (await rig.host.wait_for(Cancel)).number == number
-            rig.host.send(HostStep(LOAD, finished=[Finished(number, "abort")]))
+            rig.host.send(HostStep(load=LOAD, finished=[Finished(number=number, kind="abort")]))
             assert (await rig.next()).finishes[0].reason is FinishReason.CANCELLED
             rig.host.send(
-                HostStep(LOAD, numbers=[number], counts=[1], token_ids=[5], finished=[Finished(number, "stop")])
+                HostStep(
+                    load=LOAD,
+                    numbers=[number],
+                    counts=[1],
+                    token_ids=[5],
+                    finished=[Finished(number=number, kind="stop")],
+                )
             )
             again = replace(request(), leg_id="again")
             rig.engine.submit_nowait(again)
             while (sent := await rig.host.wait_for(Submit)).number == number:
                 await asyncio.sleep(0)
-            rig.host.send(HostStep(LOAD, numbers=[sent.number], counts=[1], token_ids=[6]))
+            rig.host.send(HostStep(load=LOAD, numbers=[sent.number], counts=[1], token_ids=[6]))
             assert (await rig.next()).token_ids == [6]
 
     async def test_kv_events(self, start: Start_) -> None:
         """Changes arrive as the mesh's events."""
         async with start() as rig:
             events = rig.engine.kv_events()
-            rig.host.send(HostStep(LOAD, kv_changes=[("stored", [11, 12], 3, "device")]))
+            rig.host.send(HostStep(load=LOAD, kv_changes=[("stored", [11, 12], 3, "device")]))
             assert list(await anext(events)) == [KvStored(block_hashes=[11, 12], parent_hash=3)]
 
     async def test_a_slow_reader_of_events_gets_a_snapshot(
@@ -403,7 +431,7 @@ class TestResults:
         """Asked for once; events until it arrives are in it."""
         monkeypatch.setattr("kvmesh.engines.sglang.engine.KV_EVENT_BUFFER_BLOCKS", 1)
         async with start() as rig:
-            rig.host.send(HostStep(LOAD, kv_changes=[("stored", [1, 2], None, "device")]))
+            rig.host.send(HostStep(load=LOAD, kv_changes=[("stored", [1, 2], None, "device")]))
             assert (await rig.host.wait_for(Call)).operation == "snapshot"
             rig.host.send(Snapshot([("cleared", [], None, ""), ("stored", [1, 2, 3], None, "device")]))
             batch = await anext(rig.engine.kv_events())
@@ -532,7 +560,7 @@ class TestRoleChange:
                 rig.engine.submit_nowait(request(8, rendezvous=room))
             assert refused.value.reason == "role_changed"
             assert not any(isinstance(each, Call) for each in rig.host.received), "the leg runs"
-            rig.host.send(HostStep(LOAD, finished=[Finished(sent.number, "stop")]))
+            rig.host.send(HostStep(load=LOAD, finished=[Finished(number=sent.number, kind="stop")]))
             assert (await rig.next()).finishes[0].reason is FinishReason.STOP
             await self.answer(rig, 1, is_done=False)
             await self.answer(rig, 2)
@@ -550,7 +578,7 @@ class TestRoleChange:
             sent = await submitted(rig, request(rendezvous=Rendezvous(host="h", port=1, room=2)))
             changing = asyncio.create_task(rig.engine.set_role(Role.PREFILL))
             assert (await rig.host.wait_for(Cancel)).number == sent.number
-            rig.host.send(HostStep(LOAD, finished=[Finished(sent.number, "abort")]))
+            rig.host.send(HostStep(load=LOAD, finished=[Finished(number=sent.number, kind="abort")]))
             finish = (await rig.next()).finishes[0]
             assert isinstance(finish.error, LostError) and finish.error.reason == "role_changed"
             await self.answer(rig, 1)

@@ -81,9 +81,9 @@ class PoolMachine(RuleBasedStateMachine):
         if chain in self.held and end > first:
             parent = chain.names[first - 1] if first else None
             if end == first + 1:
-                self.pool.name_one(chain.blocks, first, chain.names[first], parent)
+                self.pool.name_one(chain.blocks, place=first, name=chain.names[first], parent=parent)
             else:
-                self.pool.name(chain.blocks, first, chain.names[first:end], parent)
+                self.pool.name(chain.blocks, first, chain.names[first:end], parent=parent)
             chain.named = end
 
     @rule(chain=chains, name=st.integers(0, 3))
@@ -164,7 +164,7 @@ def test_a_chain_is_evicted_from_its_end(evicted: int) -> None:
     """Eviction keeps prefixes usable: the last blocks of an idle chain go first."""
     pool = BlockPool(6)
     blocks = pool.allocate(6)
-    pool.name(blocks, 0, [10, 11, 12, 13, 14, 15], None)
+    pool.name(blocks, 0, [10, 11, 12, 13, 14, 15], parent=None)
     pool.drop(blocks)
     pool.allocate(evicted)
     assert pool.cached_names() == set(range(10, 16 - evicted))
@@ -176,7 +176,7 @@ def test_a_prompt_shares_exactly_its_beginning(case: tuple[int, int, int]) -> No
     length, shared, more = case
     pool = BlockPool(32)
     blocks = pool.allocate(length)
-    pool.name(blocks, 0, list(range(100, 100 + length)), None)
+    pool.name(blocks, 0, list(range(100, 100 + length)), parent=None)
     prompt = [*range(100, 100 + shared), *range(500, 500 + more)]
     assert pool.match(prompt) == blocks[:shared]
 
@@ -185,9 +185,9 @@ def test_what_was_computed_twice_is_held_once() -> None:
     """Who computed what another had named meanwhile gives its own blocks back, and the chain goes on behind the other's."""
     pool = BlockPool(8)
     first, second = pool.allocate(3), pool.allocate(4)
-    pool.name(first, 0, [10, 11, 12], None)
-    pool.name(second, 0, [10, 11], None)
-    pool.name(second, 2, [12, 13], 11)
+    pool.name(first, 0, [10, 11, 12], parent=None)
+    pool.name(second, 0, [10, 11], parent=None)
+    pool.name(second, 2, [12, 13], parent=11)
     assert second == [*first, 6] and pool.available == 8 - 4
     pool.drop(first)
     pool.drop(second)
@@ -233,15 +233,15 @@ def test_after_many_answers_a_prompt_is_still_in_one_stretch() -> None:
     for _ in range(16):
         legs = [pool.allocate(8) for _ in range(32)]
         for blocks in legs:
-            pool.name(blocks, 0, [next(names) for _ in blocks], None)
+            pool.name(blocks, 0, [next(names) for _ in blocks], parent=None)
         for place in range(8, 16):
             for blocks in legs:
                 blocks.append(pool.allocate_one())
-                pool.name_one(blocks, place, next(names), None)
+                pool.name_one(blocks, place=place, name=next(names), parent=None)
         for blocks in legs:
             pool.drop(blocks)
     for _ in range(80):
         blocks = pool.allocate(125)
         assert len(stretches(set(blocks))) <= 2
-        pool.name(blocks, 0, [next(names) for _ in blocks], None)
+        pool.name(blocks, 0, [next(names) for _ in blocks], parent=None)
         pool.drop(blocks)

@@ -352,7 +352,7 @@ def test_a_restored_leg_has_its_saved_kv_in_blocks_of_others() -> None:
     )  # fmt: skip
     leg.blocks, leg.named_blocks = pool.allocate(3), 2
     memory.write(leg.blocks, [*leg.names, 0], np.array([11, 22, 33], np.uint64))
-    pool.name(leg.blocks, 0, leg.names[:2], None)
+    pool.name(leg.blocks, 0, leg.names[:2], parent=None)
     queues.retract(leg, 99)
     assert (pool.available, queues.retracted) == (8, 1)
     pool.evict_idle()

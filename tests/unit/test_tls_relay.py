@@ -24,7 +24,7 @@ def entries(folder: Path) -> list[Path]:
 
 
 async def outcome(client: Certificates, address: str, role: MeshRole = MeshRole.DECODE) -> grpc.StatusCode:
-    pool = ChannelPool(RpcSettings(), mesh=Fixed(client))
+    pool = ChannelPool(settings=RpcSettings(), mesh=Fixed(client))
     try:
         return await pool.channel(address, role).unary_unary(DESCRIBE)(b"", timeout=PATIENCE_S).code()
     finally:
@@ -61,7 +61,7 @@ async def test_streams_pass_and_outlast_a_rotation() -> None:
         Fixed(old.member(MeshRole.FRONTEND, trusted=both)),
     )
     async with serving(server) as address:
-        pool = ChannelPool(RpcSettings(), mesh=client)
+        pool = ChannelPool(settings=RpcSettings(), mesh=client)
         stream = pool.channel(address).stream_stream(ATTACH)()
         await echo(stream, bytes(range(256)) * (16 << 10))
         server.certificates, client.certificates = new.member(MeshRole.DECODE), new.member(MeshRole.FRONTEND)
@@ -76,7 +76,7 @@ async def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     authority = UriAuthority()
     async with serving(Fixed(authority.member(MeshRole.DECODE))) as address:
-        pool = ChannelPool(RpcSettings(), mesh=Fixed(authority.member(MeshRole.FRONTEND)))
+        pool = ChannelPool(settings=RpcSettings(), mesh=Fixed(authority.member(MeshRole.FRONTEND)))
         assert await pool.channel(address).unary_unary(DESCRIBE)(b"", timeout=PATIENCE_S).code() is OK
         [folder] = entries(tmp_path)
         assert folder.stat().st_mode & 0o077 == 0

@@ -27,18 +27,22 @@ def test_a_report_stands_alone(tmp_path: Path, capsys):
 
 def test_names_are_no_markup():
     """A model's name may have any sign."""
-    svg = chart("<b>", "x", "y", [Line(name="a & <b>", points=[(0.0, 1.0), (1.0, 2.0)])])
+    svg = chart(title="<b>", x_name="x", y_name="y", lines=[Line(name="a & <b>", points=[(0.0, 1.0), (1.0, 2.0)])])
     assert "<b>" not in svg
     ET.fromstring(svg)
 
 
 def test_steps_hold_their_value_and_long_lines_are_thinned():
     """A size holds until the next one; a line never has more points than the chart has pixels."""
-    svg = chart("t", "x", "y", [Line(name="a", points=[(0.0, 0.0), (1.0, 1.0)], is_step=True)])
+    svg = chart(
+        title="t", x_name="x", y_name="y", lines=[Line(name="a", points=[(0.0, 0.0), (1.0, 1.0)], is_step=True)]
+    )
     assert len(re.search(r'points="([^"]*)"', svg)[1].split()) == 3  # type: ignore[index]
     many = [(float(i), 1.0) for i in range(10_000)]
-    points = re.search(r'points="([^"]*)"', chart("t", "x", "y", [Line(name="a", points=many)]))
+    points = re.search(
+        r'points="([^"]*)"', chart(title="t", x_name="x", y_name="y", lines=[Line(name="a", points=many)])
+    )
     assert points is not None
     assert len(points[1].split()) == 600
     assert distribution([1.0, 2.0])[0] == (0.0, 1.0)
-    assert chart("t", "x", "y", [Line(name="a", points=[])]) == ""
+    assert chart(title="t", x_name="x", y_name="y", lines=[Line(name="a", points=[])]) == ""

@@ -176,7 +176,7 @@ async def test_no_heartbeat_while_the_engine_process_is_silent(monkeypatch: pyte
     """The frontend then places requests elsewhere. What waits is still written."""
     monkeypatch.setattr(SimulatedEngine, "is_responsive", False)
     outlet, stream = make_outlet(3), Stream()
-    asyncio.get_running_loop().call_later(0.1, outlet.on_step, 7, LinkStep([0], [5]), {})
+    asyncio.get_running_loop().call_later(0.1, outlet.on_step, 7, LinkStep(slots=[0], token_ids=[5]), {})
     asyncio.get_running_loop().call_later(0.15, outlet.end_nowait)
     await outlet.write_frames(stream.write, heartbeat_s=0.01, interval_s=0.0)
     assert [frame.step for frame in stream.frames] == [7]

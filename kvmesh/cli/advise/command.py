@@ -25,24 +25,24 @@ def main(argv: Sequence[str]) -> int:
         return 2
     choice = choose_engine(needs)
     layout = plan_layout(needs, speed)
-    print("\n".join(lines(needs, size, speed, choice, layout)))
+    print("\n".join(lines(needs, size, speed, choice=choice, layout=layout)))
     return 1 if layout.limits or not choice.engine else 0
 
 
-def lines(needs: Needs, size: ModelSize, speed: WorkerSpeed, choice: EngineChoice, layout: Layout) -> Iterator[str]:
+def lines(needs: Needs, size: ModelSize, speed: WorkerSpeed, *, choice: EngineChoice, layout: Layout) -> Iterator[str]:
     """The advice: what, how, why, and what would change it."""
     yield f"engine   {TITLES[choice.engine] if choice.engine else 'none has all the features'}"
     yield f"layout   {_layout_text(layout, speed)}"
     if choice.engine:
-        yield f"command  {up_command(needs, choice.engine, speed, layout)}"
-    yield f"expected {_expected(needs, size, speed, layout)}"
+        yield f"command  {up_command(needs, choice.engine, speed, layout=layout)}"
+    yield f"expected {_expected(needs, size, speed, layout=layout)}"
     yield from _section("cannot be met:", layout.limits)
     yield from _section("why:", [*choice.reasons, *layout.reasons])
     yield from _section("not chosen:", [f"{TITLES[engine]}: {reason}" for engine, reason in choice.removed])
     yield from _section("what would change this:", [*choice.changes, *layout.changes])
 
 
-def up_command(needs: Needs, engine: str, speed: WorkerSpeed, layout: Layout) -> str:
+def up_command(needs: Needs, engine: str, speed: WorkerSpeed, *, layout: Layout) -> str:
     """The command for one machine."""
     words = ["kvmesh", "up", "--engine", engine, "--model", needs.model]
     words += ["--prefill", str(layout.prefill), "--decode", str(layout.decode)]
@@ -58,7 +58,7 @@ def _layout_text(layout: Layout, speed: WorkerSpeed) -> str:
     return f"split: {layout.prefill} prefill and {layout.decode} decode {each}"
 
 
-def _expected(needs: Needs, size: ModelSize, speed: WorkerSpeed, layout: Layout) -> str:
+def _expected(needs: Needs, size: ModelSize, speed: WorkerSpeed, *, layout: Layout) -> str:
     source = "the profile" if speed.is_measured else f"data sheets of {DEVICES[needs.device].title}"
     kv = ", KV per token estimated" if size.is_estimated and not speed.is_measured else ""
     return (

@@ -71,28 +71,40 @@ QUESTIONS = (
         name="parameters-billions",
         text="parameters of the model in billions; 0: from its directory or name",
         default=0.0,
-        convert=number(0, 10_000),
+        convert=number(low=0, high=10_000),
     ),
     FlagQuestion(
-        name="weight-bytes", text="bytes of a weight: 2, or 1 for 8 bits", default=2.0, convert=number(0.25, 4)
+        name="weight-bytes", text="bytes of a weight: 2, or 1 for 8 bits", default=2.0, convert=number(low=0.25, high=4)
     ),
     FlagQuestion(name="device", text="device", default="h100", convert=str, choices=tuple(DEVICES)),
-    FlagQuestion(name="devices", text="number of devices", default=1, convert=number(1, 4096, int)),
+    FlagQuestion(name="devices", text="number of devices", default=1, convert=number(low=1, high=4096, kind=int)),
     FlagQuestion(
-        name="prompt-tokens", text="tokens of an average prompt", default=1024, convert=number(1, 10_000_000, int)
+        name="prompt-tokens",
+        text="tokens of an average prompt",
+        default=1024,
+        convert=number(low=1, high=10_000_000, kind=int),
     ),
     FlagQuestion(
-        name="output-tokens", text="tokens of an average answer", default=256, convert=number(1, 1_000_000, int)
+        name="output-tokens",
+        text="tokens of an average answer",
+        default=256,
+        convert=number(low=1, high=1_000_000, kind=int),
     ),
-    FlagQuestion(name="requests-per-s", text="requests per second", default=1.0, convert=number(0.001, 1_000_000)),
+    FlagQuestion(
+        name="requests-per-s", text="requests per second", default=1.0, convert=number(low=0.001, high=1_000_000)
+    ),
     FlagQuestion(
         name="shared-ratio",
         text="part of an average prompt that an earlier prompt began with, 0 to 1",
         default=0.3,
-        convert=number(0, 1),
+        convert=number(low=0, high=1),
     ),
-    FlagQuestion(name="ttft-s", text="target: seconds to the first token", default=1.0, convert=number(0.001, 3600)),
-    FlagQuestion(name="itl-s", text="target: seconds between two tokens", default=0.05, convert=number(0.0001, 60)),
+    FlagQuestion(
+        name="ttft-s", text="target: seconds to the first token", default=1.0, convert=number(low=0.001, high=3600)
+    ),
+    FlagQuestion(
+        name="itl-s", text="target: seconds between two tokens", default=0.05, convert=number(low=0.0001, high=60)
+    ),
     FlagQuestion(name="features", text="features that requests need, separated by commas", default=(), convert=names),
     FlagQuestion(
         name="team-engine",

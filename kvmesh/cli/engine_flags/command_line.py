@@ -31,7 +31,7 @@ def read_command_line(engine: str, words: Sequence[str]) -> list[GivenFlag]:
     rest = _without_program(engine, words)
     given = []
     if rest and not _is_flag(rest[0]):
-        found = find_subject(engine, MODEL_FLAGS[engine])
+        found = find_subject(engine, name=MODEL_FLAGS[engine])
         assert found is not None
         given.append(GivenFlag(text=rest[0], subject=found[0], values=(rest[0],)))
         del rest[0]
@@ -54,7 +54,7 @@ def _take(engine: str, rest: list[str]) -> GivenFlag:
     """Removes one flag and its values from the front of `rest`."""
     word = rest.pop(0)
     name, has_value, value = word.partition("=")
-    found = find_subject(engine, _plain_name(engine, name))
+    found = find_subject(engine, name=_plain_name(engine, name=name))
     values = [value] if has_value else []
     if not has_value:
         count = _values_max(found)

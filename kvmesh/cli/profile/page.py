@@ -26,9 +26,14 @@ def page(profile: EngineProfile, summary: str) -> str:
     machine = ", ".join(f"{name} {value}" for name, value in profile.machine.items())
     handoff = _medians(profile.handoff, lambda point: point.prompt_tokens, lambda point: point.time_s)
     charts = [
-        chart("Prefill", "uncached prompt tokens", "milliseconds", _prefill_lines(profile)),
-        chart("Decode step", "requests that decode", "milliseconds", _decode_lines(profile)),
-        chart("Handoff", "prompt tokens", "milliseconds", [Line(name="until the first token", points=handoff)]),
+        chart(title="Prefill", x_name="uncached prompt tokens", y_name="milliseconds", lines=_prefill_lines(profile)),
+        chart(title="Decode step", x_name="requests that decode", y_name="milliseconds", lines=_decode_lines(profile)),
+        chart(
+            title="Handoff",
+            x_name="prompt tokens",
+            y_name="milliseconds",
+            lines=[Line(name="until the first token", points=handoff)],
+        ),
     ]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -45,8 +50,8 @@ def _prefill_lines(profile: EngineProfile) -> list[Line]:
     for batch in sorted({point.batch for point in whole}):
         mine = [point for point in whole if point.batch == batch]
         lines += _lines(
-            f"{batch} at once", mine, lambda point: point.uncached_tokens, lambda point: point.time_s,
-            lambda point: prefill_s(profile, point),
+            f"{batch} at once", mine, lambda point: point.uncached_tokens, measured_s=lambda point: point.time_s,
+            fitted_s=lambda point: prefill_s(profile, point),
         )  # fmt: skip
     return lines
 
@@ -56,8 +61,8 @@ def _decode_lines(profile: EngineProfile) -> list[Line]:
     for context in sorted({point.context_tokens for point in profile.decode}):
         mine = [point for point in profile.decode if point.context_tokens == context]
         lines += _lines(
-            f"context {context}", mine, lambda point: point.batch, lambda point: point.step_s,
-            lambda point: decode_s(profile.fit, point),
+            f"context {context}", mine, lambda point: point.batch, measured_s=lambda point: point.step_s,
+            fitted_s=lambda point: decode_s(profile.fit, point),
         )  # fmt: skip
     return lines
 
@@ -66,6 +71,7 @@ def _lines(
     name: str,
     points: Sequence[Point],
     x: Callable[[Point], float],
+    *,
     measured_s: Callable[[Point], float],
     fitted_s: Callable[[Point], float],
 ) -> list[Line]:

@@ -71,7 +71,7 @@ async def sweep(meter: EngineMeter, plan: SweepPlan, say: Say) -> EngineProfile:
         for tokens in plan.prompt_tokens:
             say(f"handoff of {tokens} tokens")
             handoff += await _repeat(plan, partial(meter.handoff_point, tokens))
-    return fitted(meter.decode, prefill, decode, handoff)
+    return fitted(meter.decode, prefill, decode, handoff=handoff)
 
 
 async def _repeat(plan: SweepPlan, measure: Callable[[], Awaitable[Point]]) -> list[Point]:
@@ -83,6 +83,7 @@ def fitted(
     worker: WorkerDescription,
     prefill: Sequence[PrefillPoint],
     decode: Sequence[DecodePoint],
+    *,
     handoff: Sequence[HandoffPoint],
 ) -> EngineProfile:
     """The profile with its fit and residuals."""

@@ -49,7 +49,7 @@ class BlockingQueries:
         """
         if "filter" in request.query:
             raise InvalidRequestError("filter expressions are not supported by the embedded agent", field="filter")
-        index = requests.number(request.query.get("index", "0"), "index")
+        index = requests.number(request.query.get("index", "0"), field="index")
         wait_s = requests.wait_s(request.query.get("wait"))
         if index > 0 and index_of() == index:
             await self._wait(index, index_of, wait_s)

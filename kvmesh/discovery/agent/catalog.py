@@ -52,7 +52,7 @@ class Catalog:
         service = Service(definition=definition, create_index=old.create_index if old else index, modify_index=index)
         for check_definition in definition.checks:
             known = old.checks.get(check_definition.check_id) if old else None
-            service.checks[check_definition.check_id] = _check(check_definition, known, index, now)
+            service.checks[check_definition.check_id] = _check(check_definition, known, index, now=now)
         if old is not None:
             service.checks |= {i: check for i, check in old.checks.items() if i.startswith(SERVICE_MAINTENANCE)}
         self.services[service_id] = service
@@ -69,7 +69,7 @@ class Catalog:
         self.index = index
         return True
 
-    def heartbeat(self, check_id: str, status: Health, output: str, now: float) -> None:
+    def heartbeat(self, check_id: str, status: Health, output: str, *, now: float) -> None:
         """Renews a TTL check. NotFoundError when there is none of this id."""
         check, service = self._found(check_id)
         ttl_s = check.definition.ttl_s if check is not None else None
@@ -78,7 +78,7 @@ class Catalog:
         check.expires_at = now + ttl_s
         self._set(service, check=check, status=status, output=output, now=now)
 
-    def record(self, check_id: str, status: Health, output: str, now: float) -> None:
+    def record(self, check_id: str, status: Health, output: str, *, now: float) -> None:
         """Records the result of a gRPC check. Ignored when the check no longer exists."""
         check, service = self._found(check_id)
         if check is not None and service is not None:
@@ -151,7 +151,7 @@ class Catalog:
         self._name_index[name] = self.index = index
 
 
-def _check(definition: CheckDefinition, known: Check | None, index: int, now: float) -> Check:
+def _check(definition: CheckDefinition, known: Check | None, index: int, *, now: float) -> Check:
     status = known.status if known is not None else definition.first_status
     check = Check(
         definition=definition,

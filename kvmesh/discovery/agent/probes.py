@@ -84,7 +84,7 @@ class Probes:
                 await self._clock.sleep(definition.interval_s)
 
     def _record(self, check_id: str, status: Health, output: str) -> None:
-        self._live.change(lambda state, now: state.catalog.record(check_id, status, output, now))
+        self._live.change(lambda state, now: state.catalog.record(check_id, status, output, now=now))
 
     def _channel(self, definition: CheckDefinition) -> grpc.aio.Channel:
         # Each run connects anew, instead of after gRPC's growing pauses of up to two minutes, and does not share the pauses of other

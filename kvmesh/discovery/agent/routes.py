@@ -63,7 +63,7 @@ class AgentRoutes:
 
     async def update_check(self, request: web.Request) -> web.Response:
         (status, output), check_id = requests.heartbeat(await request.read()), request.match_info["id"]
-        self._live.change(lambda state, now: state.catalog.heartbeat(check_id, status, output, now))
+        self._live.change(lambda state, now: state.catalog.heartbeat(check_id, status, output, now=now))
         return web.Response()
 
     async def agent_services(self, request: web.Request) -> web.Response:
@@ -132,7 +132,7 @@ class AgentRoutes:
         limits.check_value(value)
         if sum(word in query for word in ("cas", "acquire", "release")) > 1:
             raise InvalidRequestError("only one of cas, acquire and release can be given", field="cas")
-        expected_index = requests.number(query["cas"], "cas") if "cas" in query else None
+        expected_index = requests.number(query["cas"], field="cas") if "cas" in query else None
 
         def write(state: AgentState, now: float) -> bool:
             if "acquire" in query:

@@ -31,6 +31,7 @@ class ConnectCertificates:
 
     def __init__(
         self,
+        *,
         connection: ConsulConnection,
         settings: DiscoverySettings,
         role: MeshRole,
@@ -60,7 +61,7 @@ class ConnectCertificates:
         """Both documents once. MeshError if they cannot be read or used."""
         self._roots = await self._roots_query.next()
         self._leaf = await self._leaf_query.next()
-        self._use(read_issued(self._leaf, self._roots, self.role))
+        self._use(read_issued(leaf=self._leaf, roots=self._roots, role=self.role))
 
     async def follow(self) -> None:
         """Until it is cancelled."""
@@ -83,7 +84,7 @@ class ConnectCertificates:
         else:
             self._roots = answer
         try:
-            self._use(read_issued(self._leaf, self._roots, self.role))
+            self._use(read_issued(leaf=self._leaf, roots=self._roots, role=self.role))
         except MeshError as error:
             self._on_failure(error)
             return

@@ -55,7 +55,7 @@ def _issued(leaf: dict[str, Any], roots: dict[str, Any], role: MeshRole) -> Issu
     names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     [uri] = names.get_values_for_type(x509.UniformResourceIdentifier)
     common_names = own.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    peers = connect_names(uri, str(common_names[0].value) if common_names else "", role)
+    peers = connect_names(uri, common_name=str(common_names[0].value) if common_names else "", role=role)
     return Issued(
         certificates=Certificates(
             certificate=chain, key=key, authority="\n".join([*authorities, ""]).encode(), names=peers

@@ -106,8 +106,23 @@ class ConnectIdentity:
         await self._connection.aclose()
 
     def _parts_of(self, role: MeshRole) -> tuple[ConnectCertificates, ConnectIntentions | None]:
-        arguments = (self._connection, self._settings, role, self._clock, self._generator)
-        return ConnectCertificates(*arguments), ConnectIntentions(*arguments) if role in SERVING else None
+        certificates = ConnectCertificates(
+            connection=self._connection,
+            settings=self._settings,
+            role=role,
+            clock=self._clock,
+            generator=self._generator,
+        )
+        if role not in SERVING:
+            return certificates, None
+        intentions = ConnectIntentions(
+            connection=self._connection,
+            settings=self._settings,
+            destination=role,
+            clock=self._clock,
+            generator=self._generator,
+        )
+        return certificates, intentions
 
     @staticmethod
     async def _fetch(certificates: ConnectCertificates, intentions: ConnectIntentions | None) -> None:

@@ -32,6 +32,7 @@ class ConnectIntentions:
 
     def __init__(
         self,
+        *,
         connection: ConsulConnection,
         settings: DiscoverySettings,
         destination: MeshRole,

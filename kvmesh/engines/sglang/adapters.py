@@ -8,7 +8,7 @@ from kvmesh.engines.fingerprint import adapter_fingerprint
 from kvmesh.errors import InvalidRequestError, NotFoundError, UnsupportedError
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class SglangAdapters:
     """Loaded adapters: the ids by which SGLang knows them, by name. An id contains a hash of the adapter's content.
 
@@ -37,7 +37,7 @@ class SglangAdapters:
         """The id for an adapter's files. Reads them: call it on a thread. Errors as `Engine.load_adapter`."""
         if not self.is_enabled:
             raise UnsupportedError("the engine was started without --sglang-enable-lora", field="adapter")
-        check_adapter(name, source, loaded=self._ids, adapters_max=self.adapters_max)
+        check_adapter(name, source=source, loaded=self._ids, adapters_max=self.adapters_max)
         return f"{name}\0{adapter_fingerprint(source, self.hashes)}"
 
     def is_loaded(self, name: str, adapter_id: str) -> bool:

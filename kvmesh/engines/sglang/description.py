@@ -36,7 +36,11 @@ def capabilities(
     """With `settings.role` the present role."""
     features = list(PREFILL_FEATURES)
     features += ["lora"] if settings.enable_lora else []
-    features += _embedding_features() if is_embedding else _generate_features(settings, has_tokenizer, honors_seeds)
+    features += (
+        _embedding_features()
+        if is_embedding
+        else _generate_features(settings, has_tokenizer, honors_seeds=honors_seeds)
+    )
     return Capabilities(
         engine="sglang",
         engine_version=version,

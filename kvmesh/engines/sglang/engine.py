@@ -63,7 +63,7 @@ class SglangEngine:
         self.settings = settings
         self._launch = launch or launcher(find_python(settings.python))
         self._random = random or Random()
-        self._adapters = SglangAdapters(settings.adapters_max, settings.enable_lora)
+        self._adapters = SglangAdapters(adapters_max=settings.adapters_max, is_enabled=settings.enable_lora)
         self._retired: dict[str, str] = {}
         self._legs: dict[int, SglangLeg] = {}
         self._numbers: dict[int, int] = {}
@@ -219,7 +219,7 @@ class SglangEngine:
 
     async def load_adapter(self, name: str, source: str) -> None:
         adapter_id = await asyncio.to_thread(self._adapters.new_id, name, source)
-        if self._adapters.is_loaded(name, adapter_id):
+        if self._adapters.is_loaded(name, adapter_id=adapter_id):
             return
         if self._retired.pop(adapter_id, None) is None:
             answer = await self._call("load_adapter", name, adapter_id, source)

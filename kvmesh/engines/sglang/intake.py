@@ -133,7 +133,7 @@ class SglangIntake:
         """A warm-up has no counterpart: SGLang then transfers nothing."""
         where = request.rendezvous
         if where is not None:
-            return Meeting(where.host, where.port, where.room)
+            return Meeting(host=where.host, port=where.port, room=where.room)
         if self.mode == "null" or not request.is_internal:
             return None
-        return Meeting(NO_TRANSFER_HOST, 0, self.random.getrandbits(ROOM_BITS))
+        return Meeting(host=NO_TRANSFER_HOST, port=0, room=self.random.getrandbits(ROOM_BITS))

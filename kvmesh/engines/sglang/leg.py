@@ -92,7 +92,7 @@ class SglangLeg:
 def cancelled(leg: SglangLeg) -> EngineFinish:
     """The end of a leg whose engine closes."""
     leg.is_cancelled = True
-    return leg.finish(Finished(leg.number, "abort"))
+    return leg.finish(Finished(number=leg.number, kind="abort"))
 
 
 def token_logprobs(entries: Sequence[Logprob], alternatives: int | None) -> list[TokenLogprob]:

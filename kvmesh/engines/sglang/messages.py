@@ -28,7 +28,7 @@ class Meeting(msgspec.Struct, array_like=True, frozen=True):
     room: int
 
 
-class Submit(msgspec.Struct, tag="submit", array_like=True, frozen=True):
+class Submit(msgspec.Struct, tag="submit", array_like=True, frozen=True, kw_only=True):
     """A leg. `token_ids` are little-endian 32-bit words, `sampling` the arguments of SGLang's SamplingParams.
 
     `logprobs` and `prompt_logprobs` are numbers of alternatives; None: not asked.
@@ -62,7 +62,7 @@ class Call(msgspec.Struct, tag="call", array_like=True, frozen=True):
     arguments: Sequence[str] = ()
 
 
-class Ready(msgspec.Struct, tag="ready", array_like=True, frozen=True):
+class Ready(msgspec.Struct, tag="ready", array_like=True, frozen=True, kw_only=True):
     """The engine runs."""
 
     version: str
@@ -101,7 +101,7 @@ class Begun(msgspec.Struct, array_like=True, frozen=True):
     queue_s: float
 
 
-class Finished(msgspec.Struct, array_like=True, frozen=True):
+class Finished(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """The end of a leg. `kind` is SGLang's: stop, length or abort. `status` is the HTTP status of a failure; 0: none."""
 
     number: int
@@ -112,7 +112,7 @@ class Finished(msgspec.Struct, array_like=True, frozen=True):
     embedding: Sequence[float] | None = None
 
 
-class HostLoad(msgspec.Struct, array_like=True, frozen=True):
+class HostLoad(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Names as in LoadRecord."""
 
     step: int
@@ -137,7 +137,7 @@ KvChange = tuple[str, Sequence[int], int | None, str]
 """Kind (`stored`, `removed`, `cleared`), mesh block hashes, mesh hash of the parent, tier."""
 
 
-class HostStep(msgspec.Struct, tag="step", array_like=True, frozen=True):
+class HostStep(msgspec.Struct, tag="step", array_like=True, frozen=True, kw_only=True):
     """What changed since the last message: leg `numbers[i]` got the next `counts[i]` ids of `token_ids`."""
 
     load: HostLoad

@@ -52,7 +52,11 @@ def on_host(settings: SglangSettings, host: EngineHost) -> SglangSettings:
 def make_rank(settings: SglangSettings, host: EngineHost, rank: int) -> Engine:
     from kvmesh.engines.sglang.engine import SglangEngine
 
-    port = rank_port(settings.bootstrap_port, rank, host) if "prefill" in settings.modes else settings.bootstrap_port
+    port = (
+        rank_port(settings.bootstrap_port, rank=rank, host=host)
+        if "prefill" in settings.modes
+        else settings.bootstrap_port
+    )
     return SglangEngine(replace(settings, bootstrap_port=port, device_ids=rank_devices(settings, rank)))
 
 

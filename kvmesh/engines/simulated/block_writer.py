@@ -29,12 +29,12 @@ def compute_prompt(leg: SimulatedLeg, *, take: int, memory: KvMemory, pool: Bloc
     guards = leg.names[first:full]
     if full < last:
         tail = leg.tokens[full * block_size_tokens : end].tobytes()
-        guards.append(chain_hash(leg.names[full - 1] if full else leg.seed_hash, tail, _PARTIAL))
+        guards.append(chain_hash(leg.names[full - 1] if full else leg.seed_hash, tail, extra=_PARTIAL))
     memory.write(leg.blocks[first:last], guards, parts)
     if full > leg.named_blocks:
         names = leg.names[leg.named_blocks : full]
         parent = leg.names[leg.named_blocks - 1] if leg.named_blocks else None
-        pool.name(leg.blocks, leg.named_blocks, names, parent)
+        pool.name(leg.blocks, leg.named_blocks, names, parent=parent)
         leg.named_blocks = full
     leg.computed = end
     if first:
@@ -63,5 +63,5 @@ def seal_blocks(
         leg.names.append(name)
         leg.named_blocks += 1
         leg.named_sum += part
-        memory.write_one(leg.blocks[index], name, part & WORD_MASK)
-        pool.name_one(leg.blocks, index, name, parent)
+        memory.write_one(leg.blocks[index], guard=name, part=part & WORD_MASK)
+        pool.name_one(leg.blocks, place=index, name=name, parent=parent)

@@ -32,7 +32,7 @@ class BlockCounts:
     leased: int
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class _BlockRun:
     """Blocks in the same state, in their holders' order. `names` are a chain that follows the name `parent`; None: no names.
 
@@ -135,7 +135,7 @@ class BlockPool:
         self._make_room(count + self._spare)
         taken = self._free.take(count)
         if taken:
-            self._runs[taken[0]] = _BlockRun(taken)
+            self._runs[taken[0]] = _BlockRun(blocks=taken)
         return taken.copy()
 
     def allocate_one(self) -> int:
@@ -143,7 +143,7 @@ class BlockPool:
         if self._free.count <= self._spare:
             self._make_room(1 + self._spare)
         block = self._free.take_one()
-        self._runs[block] = _BlockRun([block])
+        self._runs[block] = _BlockRun(blocks=[block])
         return block
 
     def _make_room(self, count: int) -> None:
@@ -209,7 +209,7 @@ class BlockPool:
 
     def _split(self, run: _BlockRun, count: int) -> _BlockRun:
         """Splits a run. Returns its first `count` blocks as a new run; the rest keeps its place in the order of eviction."""
-        front = _BlockRun(run.blocks[:count], run.references, run.leases, parent=run.parent)
+        front = _BlockRun(blocks=run.blocks[:count], references=run.references, leases=run.leases, parent=run.parent)
         run.blocks = run.blocks[count:]
         self._runs[front.blocks[0]], self._runs[run.blocks[0]] = front, run
         if run.names is not None:
@@ -220,7 +220,7 @@ class BlockPool:
 
     # Names
 
-    def name(self, blocks: list[int], first: int, names: Sequence[int], parent: int | None) -> None:
+    def name(self, blocks: list[int], first: int, names: Sequence[int], *, parent: int | None) -> None:
         """Names a holder's complete blocks, `blocks[first:]`, so that others can reuse them.
 
         The names are a chain that follows `parent`. If another block has a name already, the holder drops its own block and takes that
@@ -235,11 +235,11 @@ class BlockPool:
         if names:
             self._name(blocks[first : first + len(names)], names, parent)
 
-    def name_one(self, blocks: list[int], place: int, name: int, parent: int | None) -> None:
+    def name_one(self, blocks: list[int], *, place: int, name: int, parent: int | None) -> None:
         """`name` for one block, faster if the block is a run of its own, as the blocks of answers are."""
         run = self._runs.get(blocks[place])
         if run is None or len(run.blocks) > 1 or name in self._named:
-            self.name(blocks, place, [name], parent)
+            self.name(blocks, place, [name], parent=parent)
             return
         run.names, run.parent = [name], parent
         self._named[name] = run

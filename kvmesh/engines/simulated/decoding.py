@@ -116,7 +116,7 @@ class Decoding:
         for leg in self._watched:
             token_id = token_ids[leg.slot]
             add_logprob(leg, token_id=token_id, step=step, card=self._card)
-            if is_stop(leg, token_id, self.generated(leg)):
+            if is_stop(leg, token_id, generated=self.generated(leg)):
                 ends[leg] = token_id
         return ends
 

@@ -22,7 +22,7 @@ class FreeBlocks:
         self.count -= count
         start = self._find(count)
         if start >= 0:
-            return self._cut(start, start + count)
+            return self._cut(start=start, end=start + count)
         taken: list[int] = []
         stretch = count
         while (missing := count - len(taken)) > 0:
@@ -32,7 +32,7 @@ class FreeBlocks:
                 stretch = (stretch + 1) // 2
                 continue
             end = self._is_free.find(0, start + stretch, start + missing)
-            taken += self._cut(start, end if end >= 0 else min(start + missing, len(self._is_free)))
+            taken += self._cut(start=start, end=end if end >= 0 else min(start + missing, len(self._is_free)))
         taken.sort()
         return taken
 

@@ -22,11 +22,11 @@ def make(settings: SimulatedSettings, host: EngineHost) -> Engine:
         pull_timeout_s=host.kv.pull_timeout_s,
     )
     paths = KvPaths(pull_timeout_s=settings.pull_timeout_s)
-    engines = [make_rank(settings, host, paths, rank) for rank in range(settings.data_parallel_size)]
+    engines = [make_rank(settings, host, paths, rank=rank) for rank in range(settings.data_parallel_size)]
     return engines[0] if len(engines) == 1 else RankedEngine(engines, paths)
 
 
-def make_rank(settings: SimulatedSettings, host: EngineHost, paths: KvPaths, rank: int) -> Engine:
+def make_rank(settings: SimulatedSettings, host: EngineHost, paths: KvPaths, *, rank: int) -> Engine:
     from kvmesh.engines.simulated.engine import SimulatedEngine
 
     settings = replace(settings, data_parallel_rank=rank)
@@ -41,7 +41,7 @@ def make_rank(settings: SimulatedSettings, host: EngineHost, paths: KvPaths, ran
         return SimulatedEngine(settings, host.clock, transport, paths=paths)
     from kvmesh.engines.simulated.rendezvous.http_wire import HttpWire
 
-    wire = HttpWire(host.address, rank_port(settings.bootstrap_port, rank, host))
+    wire = HttpWire(host.address, rank_port(settings.bootstrap_port, rank=rank, host=host))
     # Every request needs the transport, so there is nothing to serve before it has started.
     settings = replace(settings, kv_transport_delay_s=0.0)
     return SimulatedEngine(settings, host.clock, transport, wire=wire, paths=paths)

@@ -76,8 +76,10 @@ class Scheduler:
             has_transport or settings.kv_transport == "fake"
         )
         """True: the engine serves only one leg of each request, together with its counterpart."""
-        self.memory = KvMemory(settings.kv_blocks, settings.kv_bytes_per_block, first_stamp)
-        self.pool = BlockPool(settings.kv_blocks, settings.kv_blocks // BLOCKS_PER_SPARE)
+        self.memory = KvMemory(
+            blocks=settings.kv_blocks, bytes_per_block=settings.kv_bytes_per_block, first_stamp=first_stamp
+        )
+        self.pool = BlockPool(total=settings.kv_blocks, spare=settings.kv_blocks // BLOCKS_PER_SPARE)
         self.leases = Leases(self.pool)
         self.releases: list[tuple[bytes, str]] = []
         """Handles that will not be pulled, with their source's metadata. The engine takes them and notifies the source."""
@@ -268,10 +270,10 @@ class Scheduler:
     def _compute_prompts(self, step: Step, now_s: float) -> None:
         budget = self.settings.prefill_tokens_max(step.decode_requests)
         for leg in list(self._prefilling):
-            budget -= self._prefill(leg, budget, step, now_s)
+            budget -= self._prefill(leg, budget, step, now_s=now_s)
         # A leg that was preempted in this step would take back the blocks that it just dropped.
         while budget > 0 and not self._has_preempted and (admitted := self._admit(step, now_s)) is not None:
-            budget -= self._prefill(admitted, budget, step, now_s)
+            budget -= self._prefill(admitted, budget, step, now_s=now_s)
 
     def take_finishes(self) -> Step:
         """A step with the finishes of ended legs only."""
@@ -355,7 +357,7 @@ class Scheduler:
         leg.phase = Phase.PREFILL
         self._prefilling.append(leg)
 
-    def _prefill(self, leg: SimulatedLeg, budget: int, step: Step, now_s: float) -> int:
+    def _prefill(self, leg: SimulatedLeg, budget: int, step: Step, *, now_s: float) -> int:
         """Computes as much of a prompt as the budget allows. Returns the tokens used, at least 1 for a first token."""
         if leg.phase is not Phase.PREFILL or budget <= 0:
             return 0
@@ -374,7 +376,11 @@ class Scheduler:
 
     def _end_prompt(self, leg: SimulatedLeg, step: Step, now_s: float) -> None:
         if leg.request.task is LegTask.EMBED:
-            self._end(leg, FinishReason.STOP, embedding=embed(leg.tokens, EMBEDDING_DIMENSIONS, leg.request.dimensions))
+            self._end(
+                leg,
+                FinishReason.STOP,
+                embedding=embed(leg.tokens, EMBEDDING_DIMENSIONS, dimensions=leg.request.dimensions),
+            )
             return
         if leg.is_fake and leg.request.task is LegTask.PREFILL:
             self._end(leg, FinishReason.HANDED_OFF)
@@ -404,10 +410,10 @@ class Scheduler:
         is_eos = leg.eos_at == generated
         if is_eos:
             token_id = self.card.eos_token_ids[0]
-        step.add_token(leg.key, token_id)
+        step.add_token(leg.key, token_id=token_id)
         self._internal_tokens += leg.request.is_internal
         add_logprob(leg, token_id=token_id, step=step, card=self.card)
-        is_stopped = is_eos or is_stop(leg, token_id, generated)
+        is_stopped = is_eos or is_stop(leg, token_id, generated=generated)
         if not is_stopped and generated < leg.tokens_max:
             self._decoding.add(leg, total)
             return
@@ -505,7 +511,7 @@ class Scheduler:
         leg, first = order.leg, order.first
         full = tokens // self.settings.block_size_tokens
         if full > first:
-            self.pool.name(leg.blocks, first, leg.names[first:full], leg.names[first - 1] if first else None)
+            self.pool.name(leg.blocks, first, leg.names[first:full], parent=leg.names[first - 1] if first else None)
         leg.named_blocks = full
         leg.transferred_tokens = tokens - leg.computed
         leg.cached_tokens = order.payload.cached_tokens

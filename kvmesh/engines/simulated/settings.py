@@ -36,7 +36,10 @@ class StepProfile:
         """Prompt tokens that fit into a step of `step_s` that also decodes for these requests; at least PREFILL_TOKENS_MIN."""
         if not self.per_prefill_token_s:
             return sys.maxsize
-        return max(PREFILL_TOKENS_MIN, int((step_s - self.step_s(0, decode_requests)) / self.per_prefill_token_s))
+        return max(
+            PREFILL_TOKENS_MIN,
+            int((step_s - self.step_s(prefill_tokens=0, decode_requests=decode_requests)) / self.per_prefill_token_s),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +176,7 @@ class SimulatedSettings:
             prefill_base_s=factor * (profile.base_s + profile.per_prompt_s + self.processing_s),
             prefill_s_per_token=factor * profile.per_prefill_token_s,
             prefill_s_per_token_pair=factor * profile.per_token_pair_s,
-            decode_step_base_s=factor * self.step_s(0, 0),
+            decode_step_base_s=factor * self.step_s(prefill_tokens=0, decode_requests=0),
             decode_s_per_request=factor * profile.per_decode_request_s,
             decode_s_per_kv_token=0.0,
             kv_bytes_per_token=max(1, self.kv_bytes_per_block // self.block_size_tokens),

@@ -35,7 +35,7 @@ class PullOrder:
         return runs_of(self.payload.blocks[first:], np.array(mine, np.int64))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Step:
     """One step."""
 

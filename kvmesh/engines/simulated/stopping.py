@@ -40,7 +40,8 @@ def score_prompt(leg: SimulatedLeg, step: Step, card: ModelCard) -> None:
         return
     leg.has_scored_prompt = True
     step.prompt_logprobs[leg.key] = [
-        made_up_logprob(token_id, asked, card.vocabulary_size) for token_id in generation.token_ids[1:]
+        made_up_logprob(token_id, alternatives=asked, vocabulary_size=card.vocabulary_size)
+        for token_id in generation.token_ids[1:]
     ]
 
 
@@ -48,5 +49,5 @@ def add_logprob(leg: SimulatedLeg, *, token_id: int, step: Step, card: ModelCard
     """Adds the token's log-probability if the leg asked for it."""
     asked = leg.request.generation.sampling.logprobs
     if asked is not None:
-        logprob = made_up_logprob(token_id, asked, card.vocabulary_size)
+        logprob = made_up_logprob(token_id, alternatives=asked, vocabulary_size=card.vocabulary_size)
         step.logprobs.setdefault(leg.key, []).append(logprob)

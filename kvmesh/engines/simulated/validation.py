@@ -81,7 +81,7 @@ def make_leg(
     tokens.extend(generation.emitted_token_ids)
     done = len(generation.emitted_token_ids)
     room = card.context_tokens_max - len(tokens)
-    seed = seed_hash(generation.adapter, generation.cache_salt)
+    seed = seed_hash(adapter=generation.adapter, cache_salt=generation.cache_salt)
     script = writer.script(generation) if sampling.constraint is not None and request.task is LegTask.GENERATE else None
     if script is not None and done > len(script):
         raise InvalidRequestError("more tokens were emitted than the answer has", field="generation.emitted_token_ids")

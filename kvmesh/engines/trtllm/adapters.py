@@ -21,7 +21,7 @@ class LoadedAdapter:
     request: "LoRARequest"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class TrtllmAdapters:
     """Loaded adapters by name. Each gets a new number, so cached blocks of an unloaded one are never used again."""
 
@@ -44,14 +44,14 @@ class TrtllmAdapters:
 
     def identity(self, name: str, source: str) -> str:
         """Reads the adapter's files: call it on a thread."""
-        self._check(name, source)
+        self._check(name, source=source)
         return f"{name}\0{adapter_fingerprint(source, self.hashes)}"
 
     def prepare(self, name: str, source: str, identity: str) -> LoadedAdapter | None:
         """An adapter to try; None when it is loaded already. InvalidRequestError if other content is loaded under its name."""
         from tensorrt_llm.executor.request import LoRARequest
 
-        self._check(name, source)
+        self._check(name, source=source)
         known = self._loaded.get(name)
         if known is not None and known.identity != identity:
             raise InvalidRequestError(f"adapter {name} is loaded with other content: unload it first", field="source")
@@ -70,4 +70,4 @@ class TrtllmAdapters:
     def _check(self, name: str, source: str) -> None:
         if not self.is_enabled:
             raise UnsupportedError("the engine was started without enable_lora", field="adapter")
-        check_adapter(name, source, loaded=self._loaded, adapters_max=self.adapters_max)
+        check_adapter(name, source=source, loaded=self._loaded, adapters_max=self.adapters_max)

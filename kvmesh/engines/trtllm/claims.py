@@ -11,7 +11,7 @@ PREFIXES_MAX = 16384
 """First blocks that are remembered, some 400 bytes each. A forgotten one is not announced to the router."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class SeedClaim:
     """Legs with one seed. `is_ambiguous`: they ran while legs with another seed did, so the order of their events is unknown.
 
@@ -39,7 +39,7 @@ class SeedClaims:
         self._claims.move_to_end(prefix)
         claim = next((each for each in claims if each.seed == seed), None)
         if claim is None:
-            claim = SeedClaim(seed)
+            claim = SeedClaim(seed=seed)
             claims.append(claim)
         others = [each for each in claims if each is not claim and not each.hashes]
         if not claim.hashes and any(each.running for each in others):

@@ -38,7 +38,7 @@ def value_at(values: Mapping[str, Any], path: str) -> object:
 
 def read_json(settings: TrtllmSettings, name: str) -> dict[str, Any]:
     """A file of the model, from its directory or the hub's local cache; empty if there is none."""
-    known = model_files(settings.model, settings.revision)
+    known = model_files(settings.model, revision=settings.revision)
     folder = known[0].parent if known else Path(settings.model)
     path = folder / name
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
@@ -88,7 +88,7 @@ def handle_form(settings: TrtllmSettings, version: str) -> TrtllmHandleForm:
         "engine_version": version,
         "backend": settings.transfer_backend,
         "runtime": settings.transceiver_runtime,
-        "model": model_fingerprint(settings.model, settings.revision, FileHashes()),
+        "model": model_fingerprint(settings.model, revision=settings.revision, hashes=FileHashes()),
         "dtype": settings.dtype,
         **{name: value_at(settings.engine_arguments, name) for name in KV_ARGUMENTS},
         "block_size_tokens": settings.block_size_tokens,

@@ -52,7 +52,7 @@ class TrtllmEngine:
     def __init__(self, settings: TrtllmSettings, *, now: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
         self._now = now
-        self._adapters = TrtllmAdapters(settings.adapters_max, settings.enable_lora)
+        self._adapters = TrtllmAdapters(adapters_max=settings.adapters_max, is_enabled=settings.enable_lora)
         self._claims = SeedClaims(settings.block_size_tokens)
         self._translator = TrtllmEvents(settings.block_size_tokens, self._claims)
         self._outputs = StepOutputBuffer(OUTPUT_BUFFER_STEPS)
@@ -99,7 +99,9 @@ class TrtllmEngine:
                 field="block_size_tokens",
                 reason="invalid_settings",
             )
-        self._counts = LoadCounts(int(capacity["maxNumBlocks"]), settings.running_requests_max)
+        self._counts = LoadCounts(
+            blocks_total=int(capacity["maxNumBlocks"]), running_requests_max=settings.running_requests_max
+        )
         self._description = EngineDescription(
             model=card,
             capabilities=capabilities(settings, version=tensorrt_llm.__version__),
@@ -130,7 +132,7 @@ class TrtllmEngine:
 
     def _read_feeds(self, llm: "LLM") -> None:
         settings = self._settings
-        feeds = [read_statistics(llm, settings.poll_s, self._counts.on_statistics, self._check_health)]
+        feeds = [read_statistics(llm, settings.poll_s, self._counts.on_statistics, check=self._check_health)]
         if settings.kv_events == "pull":
             feeds.append(pull_events(llm, settings.poll_s, self._take_event))
         if settings.kv_events == "push":
@@ -201,7 +203,7 @@ class TrtllmEngine:
         for rank in range(ranks):
             own = [leg for leg in legs if leg.request.generation.data_parallel_rank == rank]
             record = self._counts.record(own, now)
-            shares = share_of_load(self._counts.record((), now), rank, ranks)
+            shares = share_of_load(self._counts.record((), now), rank, ranks=ranks)
             records.append(
                 replace(
                     shares,

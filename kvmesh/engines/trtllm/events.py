@@ -69,7 +69,7 @@ class TrtllmEvents:
 
     def translate(self, event: Mapping[str, Any]) -> list[KvEvent]:
         rank = int(event.get("attention_dp_rank") or 0)
-        found = self._after_gap(rank, event.get("event_id"))
+        found = self._after_gap(rank, number=event.get("event_id"))
         data, window = event["data"], int(event.get("window_size") or 0)
         self._window = max(self._window, window)
         handle = self._handlers().get(data["type"])

@@ -14,7 +14,7 @@ LOG = logging.getLogger(__name__)
 Take = Callable[[Mapping[str, Any]], None]
 
 
-async def read_statistics(llm: "LLM", poll_s: float, take: Take, check: Callable[[], None]) -> None:
+async def read_statistics(llm: "LLM", poll_s: float, take: Take, *, check: Callable[[], None]) -> None:
     """Passes each entry to `take`. Calls `check` after each fetch."""
     while True:
         async for entry in llm.get_stats_async(timeout=poll_s):

@@ -48,12 +48,12 @@ class TrtllmIntake:
         self._check(request)
         tokens = [*generation.token_ids, *generation.emitted_token_ids]
         identity = adapter.identity if adapter is not None else ""
-        prompt = prompt_hash(seed_hash(identity, generation.cache_salt), tokens)
+        prompt = prompt_hash(seed_hash(adapter=identity, cache_salt=generation.cache_salt), tokens)
         params, is_late = self._params(request, tokens, prompt)
         return TrtllmLeg(
             request=request,
             tokens=tokens,
-            seed=seed_hash(generation.adapter, generation.cache_salt),
+            seed=seed_hash(adapter=generation.adapter, cache_salt=generation.cache_salt),
             prompt=prompt,
             rules=stopping(
                 generation,

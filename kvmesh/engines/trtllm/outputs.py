@@ -33,7 +33,10 @@ def new_logprobs(leg: TrtllmLeg, output: "CompletionOutput", token_ids: Sequence
     entries: list[Any] = list(output.logprobs or ())
     missing = len(output.token_ids) - len(entries)
     found = [*([None] * missing), *entries][leg.output_tokens : leg.output_tokens + len(token_ids)]
-    return [token_logprob(entry, token_id, alternatives) for entry, token_id in zip(found, token_ids, strict=True)]
+    return [
+        token_logprob(entry, token_id, alternatives=alternatives)
+        for entry, token_id in zip(found, token_ids, strict=True)
+    ]
 
 
 def prompt_logprobs(leg: TrtllmLeg, output: "CompletionOutput") -> list[TokenLogprob]:
@@ -41,7 +44,10 @@ def prompt_logprobs(leg: TrtllmLeg, output: "CompletionOutput") -> list[TokenLog
     alternatives = leg.request.generation.sampling.prompt_logprobs or 0
     scored = leg.tokens[1:]
     entries: list[Any] = list(output.prompt_logprobs or ())[: len(scored)]
-    return [token_logprob(entry, token_id, alternatives) for entry, token_id in zip(entries, scored, strict=False)]
+    return [
+        token_logprob(entry, token_id, alternatives=alternatives)
+        for entry, token_id in zip(entries, scored, strict=False)
+    ]
 
 
 def token_logprob(entry: Mapping[int, Any] | float | None, token_id: int, alternatives: int) -> TokenLogprob:

@@ -17,7 +17,7 @@ class HandleLease:
     was_seen: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class LoadCounts:
     """Counts of one engine. All methods run on the event loop.
 

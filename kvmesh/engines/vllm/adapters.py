@@ -12,7 +12,7 @@ CONTENT_MARK = "\0"
 """Separates an adapter's name from the hash of its content. Names never contain it."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class VllmAdapters:
     """Loaded adapters by name. Each gets a new id in vLLM (`lora_int_id`)."""
 
@@ -39,13 +39,13 @@ class VllmAdapters:
         vLLM puts this name into block hashes, so an adapter of the same name with other weights never uses these blocks. Raises the
         errors of `_check`.
         """
-        self._check(name, source)
+        self._check(name, source=source)
         return f"{name}{CONTENT_MARK}{adapter_fingerprint(source, self.hashes)}"
 
     def prepare(self, full_name: str, source: str) -> Any:
         """The LoRARequest that loads an adapter; None when it is loaded already. InvalidRequestError if other content is loaded."""
         name = mesh_name(full_name)
-        self._check(name, source)
+        self._check(name, source=source)
         known = self._loaded.get(name)
         if known is not None and known.lora_name == full_name:
             return None
@@ -59,7 +59,7 @@ class VllmAdapters:
     def _check(self, name: str, source: str) -> None:
         if not self.is_enabled:
             raise UnsupportedError("the engine was started without enable_lora", field="adapter")
-        check_adapter(name, source, loaded=self._loaded, adapters_max=self.adapters_max)
+        check_adapter(name, source=source, loaded=self._loaded, adapters_max=self.adapters_max)
 
     def add(self, request: Any) -> None:
         """Records an adapter that vLLM has loaded."""

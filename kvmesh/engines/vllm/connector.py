@@ -121,13 +121,14 @@ class HoldingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
             pass
         return super()._nixl_handshake(host, port, *arguments, **options)
 
-    def _log_failure(
+    def _log_failure(  # noqa: PLR0917  # vLLM calls it.
         self, failure_type: str, req_id: str | None, msg: str = "", error: BaseException | None = None, **more: Any
     ) -> None:
         """Keeps the failure of a request for its report. Handshakes fail on a thread of their own."""
         super()._log_failure(failure_type, req_id, msg, error, **more)
         if req_id is not None:
-            self._add_failure(req_id, *failure_of(failure_type, error))
+            reason, message = failure_of(failure_type, error)
+            self._add_failure(req_id, reason=reason, message=message)
             if failure_type.startswith("transfer"):
                 self._drop_peer(req_id)
 
@@ -264,7 +265,7 @@ class HoldingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         if int(self._copies[check.copy]) != check.hold["number"]:
             self.xfer_stats.record_kv_expired_req()
             LOG.warning("kv_hold_ended", extra={"data": {"request_id": request_id}})
-            self._add_failure(request_id, "kv_stale", "the blocks were not held any more")
+            self._add_failure(request_id, reason="kv_stale", message="the blocks were not held any more")
             failed.add(request_id)
 
 

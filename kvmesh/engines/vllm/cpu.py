@@ -81,7 +81,7 @@ def separate_adapters() -> None:
 
 def _without_unadapted(operation: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(operation)
-    def adapt(inputs: Any, weights: Any, output: Any, indices: Any, *more: Any, **named: Any) -> None:
+    def adapt(inputs: Any, weights: Any, output: Any, indices: Any, *more: Any, **named: Any) -> None:  # noqa: PLR0917  # vLLM calls it.
         if len(indices) == len(inputs):
             inputs = inputs.masked_fill((indices < 0).unsqueeze(-1), 0)
         operation(inputs, weights, output, indices, *more, **named)
@@ -110,7 +110,7 @@ def score_prompts_with_adapters(runner: Any) -> None:
     runner._get_prompt_logprobs_dict = score_prompts
 
 
-def add_prompt_logits(
+def add_prompt_logits(  # noqa: PLR0917  # vLLM calls it.
     wrapper: Any, hidden_states: Any, logits: Any, rows: Any, lora_a: Any, lora_b: Any, scale: float, **_: Any
 ) -> None:
     """Adds an adapter's contribution to the logits of consecutive `rows` of `hidden_states`, which belong to one prompt."""

@@ -56,8 +56,8 @@ def handle_form(core: VllmCore, settings: VllmSettings) -> VllmHandleForm:
         "connector_version": connector_version(),
         "model": model_fingerprint(
             model.model,
-            settings.revision,
-            FileHashes(),
+            revision=settings.revision,
+            hashes=FileHashes(),
             cache_folder=load.download_dir,
             needs_weights=load.load_format != "dummy",
         ),

@@ -65,7 +65,7 @@ class VllmEngine:
         self._settings = settings
         self._now = now
         self._role = Role(settings.role)
-        self._adapters = VllmAdapters(settings.adapters_max, settings.enable_lora)
+        self._adapters = VllmAdapters(adapters_max=settings.adapters_max, is_enabled=settings.enable_lora)
         self._retired: dict[int, Any] = {}
         self._keys: set[int] = set()
         self._preparing: dict[int, asyncio.Task[None]] = {}

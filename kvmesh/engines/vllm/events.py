@@ -44,7 +44,7 @@ class VllmEvents(EventTranslator):
         return event.group_idx in (None, self._group)
 
     def seed(self, event: Any) -> int:
-        return seed_hash(mesh_name(event.lora_name or ""), salt_of(event))
+        return seed_hash(adapter=mesh_name(event.lora_name or ""), cache_salt=salt_of(event))
 
     def tier(self, event: Any) -> KvTier:
         return tier_of(event)

@@ -71,8 +71,8 @@ class Children:
         status = 1
         try:
             die_with_parent(parent)
-            limit_self(message["cpu_s"], message["bytes"])
-            compile_constraint(self._compiler, message["kind"], message["text"])
+            limit_self(cpu_s=message["cpu_s"], memory_bytes=message["bytes"])
+            compile_constraint(self._compiler, message["kind"], text=message["text"])
             status = DONE
         except MemoryError:
             pass

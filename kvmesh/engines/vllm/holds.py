@@ -64,7 +64,7 @@ class HoldTable:
         """Starts a hold. None: the table is full."""
         if not self._free:
             return None
-        hold = Hold(self._free.pop(), self._next)
+        hold = Hold(index=self._free.pop(), number=self._next)
         self._next += 1
         self._holds[request_id] = hold
         self._words[hold.index] = hold.number

@@ -56,7 +56,7 @@ class VllmIntake:
         tokens = [*generation.token_ids, *generation.emitted_token_ids]
         # The adapter's name in vLLM includes a hash of its content, so KV of other weights under the same name is never read.
         adapter_name = adapter.lora_name if adapter is not None else ""
-        prompt = prompt_hash(seed_hash(adapter_name, generation.cache_salt), tokens)
+        prompt = prompt_hash(seed_hash(adapter=adapter_name, cache_salt=generation.cache_salt), tokens)
         parameters, is_late = self._parameters(request, len(tokens), prompt)
         inner_id = f"{request.leg_id}~{number}"
         core_request = self._core_request(

@@ -280,7 +280,9 @@ class Runner:
         if was_pulling and leg.parameters is not None:
             now = self._now()
             overdue_s = now if is_overdue else now + self._settings.pull_timeout_s
-            self._aborted_pulls[leg.inner_id] = AbortedPull(leg.parameters["remote_engine_id"], now, overdue_s)
+            self._aborted_pulls[leg.inner_id] = AbortedPull(
+                peer=leg.parameters["remote_engine_id"], aborted_s=now, overdue_s=overdue_s
+            )
 
     def _watch_aborted_pulls(self) -> None:
         """Abandons aborted pulls that do not end by themselves. Their blocks are freed when nothing writes to them any more."""

@@ -46,7 +46,7 @@ def from_create_batch(message: pb.CreateBatchRequest) -> BatchCall:
     kind = message.WhichOneof("input")
     if kind is None:
         raise InvalidRequestError("input_file_id or lines must be given", field="input")
-    window_s = positive_duration(message, "completion_window", "completion_window")
+    window_s = positive_duration(message, "completion_window", field="completion_window")
     return BatchCall(
         endpoint=known_enum(message.endpoint, ENDPOINTS, "endpoint"),
         input_file_id=message.input_file_id,
@@ -57,7 +57,7 @@ def from_create_batch(message: pb.CreateBatchRequest) -> BatchCall:
 
 
 def batch_id_of(message: pb.GetBatchRequest | pb.CancelBatchRequest | pb.ListBatchResultsRequest) -> str:
-    return required_text(message.batch_id, "batch_id", ID_CHARACTERS_MAX)
+    return required_text(message.batch_id, field="batch_id", characters_max=ID_CHARACTERS_MAX)
 
 
 def to_batch(body: Mapping[str, Any], *, created_s: float, expires_s: float) -> pb.Batch:

@@ -122,7 +122,7 @@ def from_generate_request(message: pb.GenerateRequest) -> GenerateCall:
     if kind is None or not (message.text or message.token_ids.ids):
         raise InvalidRequestError("text or token_ids must be given", field="prompt")
     return GenerateCall(
-        model=required_text(message.model, "model", MODEL_CHARACTERS_MAX),
+        model=required_text(message.model, field="model", characters_max=MODEL_CHARACTERS_MAX),
         prompt=message.text if kind == "text" else list(message.token_ids.ids),
         options=from_options(message.options),
         echoes=message.echo,
@@ -135,7 +135,7 @@ def from_chat_request(message: pb.ChatRequest, *, prefix: str = "") -> ChatCall:
     check_length(len(message.tools), f"{prefix}tools", high=TOOLS_MAX)
     check_length(len(message.documents), f"{prefix}documents", high=DOCUMENTS_MAX)
     return ChatCall(
-        model=required_text(message.model, f"{prefix}model", MODEL_CHARACTERS_MAX),
+        model=required_text(message.model, field=f"{prefix}model", characters_max=MODEL_CHARACTERS_MAX),
         messages=[_from_message(each, f"{prefix}messages[{i}].") for i, each in enumerate(message.messages)],
         tools=[_from_tool(each, f"{prefix}tools[{i}].") for i, each in enumerate(message.tools)],
         tool_choice=_tool_choice(message, prefix),
@@ -157,7 +157,7 @@ def from_embed_request(message: pb.EmbedRequest) -> EmbedInputs:
     dimensions = optional_field(message, "dimensions")
     check_range(dimensions, "dimensions", low=1, high=2**31 - 1)
     return EmbedInputs(
-        model=required_text(message.model, "model", MODEL_CHARACTERS_MAX),
+        model=required_text(message.model, field="model", characters_max=MODEL_CHARACTERS_MAX),
         inputs=list(message.texts) or [list(each.ids) for each in message.token_ids],
         inputs_name=name,
         dimensions=dimensions,
@@ -187,7 +187,7 @@ def from_options(message: pb.GenerationOptions, *, prefix: str = "options.") -> 
         priority=message.priority,
         request_id=message.request_id,
         session_id=message.session_id,
-        timeout_s=positive_duration(message, "timeout", f"{prefix}timeout"),
+        timeout_s=positive_duration(message, "timeout", field=f"{prefix}timeout"),
         media=tuple(from_media(each, f"{prefix}media[{i}].") for i, each in enumerate(message.media)),
         returns_token_ids=message.return_token_ids,
         prompt_tokens_kept=_kept(message, prefix),
@@ -227,8 +227,8 @@ def _from_message(message: pb.ChatMessage, prefix: str) -> dict[str, Any]:
 
 def _from_call(call: pb.ToolCall, prefix: str) -> dict[str, Any]:
     """Its arguments are an object, as chat templates need them."""
-    arguments = _object(call.arguments or "{}", f"{prefix}arguments")
-    name = required_text(call.name, f"{prefix}name", 256)
+    arguments = _object(call.arguments or "{}", field=f"{prefix}arguments")
+    name = required_text(call.name, field=f"{prefix}name", characters_max=256)
     return {"id": call.id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -254,7 +254,7 @@ def _from_tool(tool: pb.Tool, prefix: str) -> dict[str, Any]:
         raise InvalidRequestError(f"{prefix}parameters and parameters_json are both given", field=f"{prefix}parameters")
     if tool.parameters_json:
         check_length(len(tool.parameters_json), f"{prefix}parameters_json", high=DOCUMENT_BYTES_MAX, unit="bytes")
-        function["parameters"] = _object(tool.parameters_json, f"{prefix}parameters_json")
+        function["parameters"] = _object(tool.parameters_json, field=f"{prefix}parameters_json")
     elif tool.HasField("parameters"):
         function["parameters"] = from_struct(tool.parameters, f"{prefix}parameters")
     return {"type": "function", "function": function}

@@ -68,17 +68,19 @@ def check_version(version: str, field: str) -> None:
 
 def from_infer_request(message: pb.ModelInferRequest) -> InferCall:
     """The value. The names of inputs, parameters and outputs are not checked."""
-    check_version(message.model_version, "model_version")
+    check_version(message.model_version, field="model_version")
     check_length(len(message.id.encode()), "id", high=ID_BYTES_MAX, unit="bytes")
     check_length(len(message.inputs), "inputs", low=1, high=VALUES_MAX)
     check_length(len(message.parameters), "parameters", high=VALUES_MAX)
     check_length(len(message.outputs), "outputs", high=VALUES_MAX)
     return InferCall(
-        model=required_text(message.model_name, "model_name", MODEL_CHARACTERS_MAX),
+        model=required_text(message.model_name, field="model_name", characters_max=MODEL_CHARACTERS_MAX),
         call_id=message.id,
         inputs=_inputs(message),
         parameters={
-            required_text(name, "parameters", NAME_CHARACTERS_MAX): _parameter(value, f"parameters.{name}")
+            required_text(name, field="parameters", characters_max=NAME_CHARACTERS_MAX): _parameter(
+                value, f"parameters.{name}"
+            )
             for name, value in message.parameters.items()
         },
         outputs=[_output(each) for each in message.outputs],
@@ -93,7 +95,7 @@ def _parameter(value: pb.InferParameter, field: str) -> Any:
 
 
 def _output(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> str:
-    name = required_text(output.name, "outputs.name", NAME_CHARACTERS_MAX)
+    name = required_text(output.name, field="outputs.name", characters_max=NAME_CHARACTERS_MAX)
     _refuse_parameters(output.parameters, f"outputs.{name}")
     return name
 
@@ -107,7 +109,7 @@ def _inputs(message: pb.ModelInferRequest) -> dict[str, Any]:
         )
     found: dict[str, Any] = {}
     for i, tensor in enumerate(message.inputs):
-        name = required_text(tensor.name, f"inputs[{i}].name", NAME_CHARACTERS_MAX)
+        name = required_text(tensor.name, field=f"inputs[{i}].name", characters_max=NAME_CHARACTERS_MAX)
         if name in found:
             raise InvalidRequestError(f"inputs.{name} is given twice", field=f"inputs.{name}")
         found[name] = _element(tensor, raws[i] if raws else None, f"inputs.{name}")
@@ -228,7 +230,7 @@ def to_model_config(name: str, inputs: Mapping[str, str], outputs: Mapping[str, 
     return pb.ModelConfigResponse(config=config)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class InferCounts:
     """Requests to one model that have ended. Durations in seconds, `last_began_s` in seconds since 1970."""
 

@@ -56,7 +56,7 @@ def from_leg(message: pb.Leg, *, default_id: str = "") -> Leg:
     if not message.HasField("generation"):
         raise InvalidRequestError("generation is required", field="generation")
     return Leg(
-        leg_id=required_text(message.leg_id or default_id, "leg_id", LEG_ID_CHARACTERS_MAX),
+        leg_id=required_text(message.leg_id or default_id, field="leg_id", characters_max=LEG_ID_CHARACTERS_MAX),
         task=known_enum(message.task, LEG_TASKS, "task"),
         generation=from_generation(message.generation),
         handle=from_handle(message.handle) if message.HasField("handle") else None,

@@ -25,7 +25,7 @@ def enum_table(enum: Any, value_type: Callable[[str], ValueT]) -> dict[Any, Valu
     return {number: value_type(name.removeprefix(prefix).lower()) for name, number in enum.items() if number}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Field:
     """A field that both sides have. A conversion that is None changes nothing."""
 

@@ -63,7 +63,7 @@ def from_targets(message: pb.Targets) -> Targets:
 
 def check_targets(targets: Targets, prefix: str = "targets.") -> None:
     """Raises InvalidRequestError for a value that is out of range."""
-    required_text(targets.model, f"{prefix}model", 256)
+    required_text(targets.model, field=f"{prefix}model", characters_max=256)
     for name in ("ttft_s", "itl_s", "cost_max"):
         value = getattr(targets, name)
         check_range(value, prefix + name.removesuffix("_s"), low=0, high=1e9, above=True)

@@ -109,7 +109,7 @@ def from_ask(message: pb.Ask) -> Ask:
         adapter=message.adapter,
         tenant=message.tenant,
         priority=message.priority,
-        timeout_s=positive_duration(message, "timeout", "ask.timeout"),
+        timeout_s=positive_duration(message, "timeout", field="ask.timeout"),
         session_id=message.session_id,
         choices=message.choices or 1,
         required_features=message.required_features or (),
@@ -145,8 +145,8 @@ def check_ask(ask: Ask) -> None:
         check_length(count, "ask.block_hashes", high=BLOCKS_MAX)
         check_range(size, "ask.block_size_tokens", low=1, high=2**20)
         check_length(count, "ask.block_hashes", high=prompt_tokens // size, unit="entries at this prompt length")
-    required_text(ask.request_id, "ask.request_id", REQUEST_ID_CHARACTERS_MAX)
-    required_text(ask.model, "ask.model", 256)
+    required_text(ask.request_id, field="ask.request_id", characters_max=REQUEST_ID_CHARACTERS_MAX)
+    required_text(ask.model, field="ask.model", characters_max=256)
     if ask.required_features:
         check_length(len(ask.required_features), "ask.required_features", high=FEATURES_MAX)
     if ask.required_labels:
@@ -177,7 +177,7 @@ def fill_placement(message: pb.Placement, ask_id: int, placement: Placement) -> 
 
 
 def from_placement(message: pb.Placement) -> Placement:
-    required_text(message.decode.address, "placement.decode.address", 512)
+    required_text(message.decode.address, field="placement.decode.address", characters_max=512)
     is_pair = message.HasField("prefill")
     return Placement(
         reservation_id=message.reservation_id,

@@ -35,7 +35,7 @@ def from_scale_request(request: pb.ScaleRequest) -> PoolTarget:
     if drain_timeout_s is not None and not 0 <= drain_timeout_s <= 3600:
         raise InvalidRequestError("drain_timeout must be 0 s to 1 h", field="drain_timeout")
     return PoolTarget(
-        model=required_text(request.model, "model", 256),
+        model=required_text(request.model, field="model", characters_max=256),
         role=known_enum(request.role, ROLES, "role"),
         workers=request.workers,
         drain_worker_ids=tuple(request.drain_worker_ids),
@@ -63,7 +63,7 @@ def from_pools(response: pb.ListPoolsResponse) -> Sequence[PoolState]:
     """Raises InvalidRequestError with the field's name."""
     return [
         PoolState(
-            model=required_text(pool.model, "pools.model", 256),
+            model=required_text(pool.model, field="pools.model", characters_max=256),
             role=known_enum(pool.role, ROLES, "pools.role"),
             workers_wanted=pool.workers_wanted,
             workers_running=pool.workers_running,

@@ -65,10 +65,10 @@ def fill_generation(message: prompt_pb2.Generation, generation: Generation) -> N
 def from_generation(message: prompt_pb2.Generation, *, prefix: str = "generation.") -> Generation:
     """The value. The worker checks what depends on the model: vocabulary and context."""
     check_length(len(message.media), f"{prefix}media", high=MEDIA_MAX)
-    check_text(message.traceparent, f"{prefix}traceparent", TRACEPARENT_BYTES_MAX)
+    check_text(message.traceparent, field=f"{prefix}traceparent", bytes_max=TRACEPARENT_BYTES_MAX)
     sampling = from_sampling(message.sampling, prefix=f"{prefix}sampling.")
     return Generation(
-        model=required_text(message.model, f"{prefix}model", 256),
+        model=required_text(message.model, field=f"{prefix}model", characters_max=256),
         token_ids=_prompt_ids(message.token_ids, f"{prefix}token_ids"),
         sampling=sampling if message.HasField("sampling") else SamplingParams(),
         emitted_token_ids=packed_ids(message.emitted_token_ids),
@@ -112,18 +112,20 @@ def fill_handle(message: kv_pb2.KvHandle, handle: KvHandle) -> None:
 
 
 def from_handle(message: kv_pb2.KvHandle, *, prefix: str = "handle.") -> KvHandle:
-    lease_s = positive_duration(message, "lease", f"{prefix}lease", required=True)
+    lease_s = positive_duration(message, "lease", field=f"{prefix}lease", required=True)
     assert lease_s is not None
     check_range(message.tokens, f"{prefix}tokens", low=1, high=2**32 - 1)
     check_length(len(message.payload), f"{prefix}payload", high=PAYLOAD_BYTES_MAX, unit="bytes")
     check_length(len(message.first_token_ids), f"{prefix}first_token_ids", high=FIRST_TOKENS_MAX)
     check_length(len(message.seal), f"{prefix}seal", high=SEAL_BYTES_MAX, unit="bytes")
     return KvHandle(
-        handle_id=required_text(message.handle_id, f"{prefix}handle_id", 128),
-        format=required_text(message.format, f"{prefix}format", 128),
-        compatibility_hash=required_text(message.compatibility_hash, f"{prefix}compatibility_hash", 128),
+        handle_id=required_text(message.handle_id, field=f"{prefix}handle_id", characters_max=128),
+        format=required_text(message.format, field=f"{prefix}format", characters_max=128),
+        compatibility_hash=required_text(
+            message.compatibility_hash, field=f"{prefix}compatibility_hash", characters_max=128
+        ),
         payload=message.payload,
-        worker_id=required_text(message.worker_id, f"{prefix}worker_id", 128),
+        worker_id=required_text(message.worker_id, field=f"{prefix}worker_id", characters_max=128),
         worker_epoch=message.worker_epoch,
         tokens=message.tokens,
         lease_s=lease_s,
@@ -135,13 +137,13 @@ def from_handle(message: kv_pb2.KvHandle, *, prefix: str = "handle.") -> KvHandl
 
 def from_reader(message: kv_pb2.KvReader) -> KvReader:
     return KvReader(
-        worker_id=required_text(message.worker_id, "reader.worker_id", 128),
-        leg_id=required_text(message.leg_id, "reader.leg_id", 128),
+        worker_id=required_text(message.worker_id, field="reader.worker_id", characters_max=128),
+        leg_id=required_text(message.leg_id, field="reader.leg_id", characters_max=128),
     )
 
 
 def from_rendezvous(message: kv_pb2.Rendezvous, *, prefix: str = "rendezvous.") -> Rendezvous:
-    required_text(message.host, f"{prefix}host", 255)
+    required_text(message.host, field=f"{prefix}host", characters_max=255)
     check_range(message.port, f"{prefix}port", low=1, high=65_535)
     check_range(message.room, f"{prefix}room", low=0, high=2**63 - 1)
     return _RENDEZVOUS.decode(message)

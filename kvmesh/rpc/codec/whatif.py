@@ -41,7 +41,7 @@ def from_simulation_request(message: pb.SimulateRequest) -> SimulationRequest:
 
 def check_simulation(request: SimulationRequest) -> None:
     """Raises InvalidRequestError for a value that is out of range."""
-    required_text(request.model, "model", 256)
+    required_text(request.model, field="model", characters_max=256)
     if request.steady is not None:
         _check_steady(request.steady)
     elif request.recorded is not None:

@@ -60,10 +60,10 @@ def from_load(message: load_pb2.LoadRecord) -> LoadRecord:
 
 def from_description(message: pb.DescribeResponse) -> WorkerDescription:
     """The checked value. Handoffs and roles that this version does not know are left out."""
-    required_text(message.worker.worker_id, "worker.worker_id", 128)
-    required_text(message.model.name, "model.name", 256)
-    required_text(message.model.source, "model.source", 4096)
-    required_text(message.capabilities.engine, "capabilities.engine", 64)
+    required_text(message.worker.worker_id, field="worker.worker_id", characters_max=128)
+    required_text(message.model.name, field="model.name", characters_max=256)
+    required_text(message.model.source, field="model.source", characters_max=4096)
+    required_text(message.capabilities.engine, field="capabilities.engine", characters_max=64)
     check_range(message.model.context_tokens_max, "model.context_tokens_max", low=1, high=2**32 - 1)
     check_range(message.model.vocabulary_size, "model.vocabulary_size", low=1, high=2**32 - 1)
     check_range(message.block_size_tokens, "block_size_tokens", low=1, high=2**20)

@@ -15,7 +15,7 @@ PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
 
 
 async def find_explanation(
-    routers: Sequence[Instance], channels: ChannelPool, request_id: str, timeout_s: float
+    routers: Sequence[Instance], channels: ChannelPool, request_id: str, *, timeout_s: float
 ) -> tuple[Explanation, str]:
     """The newest explanation, with its router. NotFoundError when all routers answered and none knows the request."""
     if not routers:

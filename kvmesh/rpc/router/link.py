@@ -36,7 +36,7 @@ TIME_LEFT_MIN_S = 0.001
 """Shortest `timeout_s` sent with an ask that is sent again; a shorter wait does not change it."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class _PendingAsk:
     """An ask without an answer. `stream`: the one it was sent on last; None: it waits for one.
 
@@ -69,7 +69,7 @@ class _PendingAsk:
         return end_s if own_s is None else min(end_s, self.began_s + max(self.timeout_s, own_s) + WAKING_S)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class _InFlight:
     """A placed request. `is_adopted`: another router than the one that placed it adopted it."""
 
@@ -156,7 +156,9 @@ class GrpcRouterLink:
         self._asks += 1
         ask_id = self._asks
         answer = asyncio.get_running_loop().create_future()
-        pending = self._pending[ask_id] = _PendingAsk(ask, answer, timeout_s=timeout_s, began_s=self._clock.now())
+        pending = self._pending[ask_id] = _PendingAsk(
+            ask=ask, answer=answer, timeout_s=timeout_s, began_s=self._clock.now()
+        )
         self._send_ask(ask_id, pending)
         self._set_timer(pending)
         self._limit_wait(pending)
@@ -234,7 +236,7 @@ class GrpcRouterLink:
         for placement in message.placements:
             answered.append(ask_id := placement.ask_id)
             if (pending := self._pending_on(stream, ask_id)) is not None:
-                self._on_placement(stream, ask_id, pending, placement)
+                self._on_placement(stream, ask_id, pending, message=placement)
         stream.on_answered(answered)
 
     def _pending_on(self, stream: RouterStream, ask_id: int) -> _PendingAsk | None:
@@ -242,7 +244,7 @@ class GrpcRouterLink:
         pending = self._pending.get(ask_id)
         return None if pending is None or pending.answer.done() or pending.stream is not stream else pending
 
-    def _on_placement(self, stream: RouterStream, ask_id: int, pending: _PendingAsk, message: pb.Placement) -> None:
+    def _on_placement(self, stream: RouterStream, ask_id: int, pending: _PendingAsk, *, message: pb.Placement) -> None:
         try:
             placement = from_placement(message)
         except InvalidRequestError as error:
@@ -251,7 +253,7 @@ class GrpcRouterLink:
             )
             return
         pending.answer.set_result(placement)
-        self._in_flight[ask_id] = _InFlight(stream, placement.reservation_id)
+        self._in_flight[ask_id] = _InFlight(stream=stream, reservation_id=placement.reservation_id)
 
     def _have_adopted(self, ask_id: int, placed: _InFlight, stream: RouterStream) -> None:
         """Reports a request in flight to a router that did not place it, or did so on an earlier stream."""
@@ -271,7 +273,7 @@ class GrpcRouterLink:
         if not streams:
             return None
         if ask.session_id:
-            return max(streams, key=lambda stream: rank(ask.session_id, stream.router_id))
+            return max(streams, key=lambda stream: rank(ask.session_id, router_id=stream.router_id))
         self._turns += 1
         return streams[self._turns % len(streams)]
 
@@ -321,7 +323,7 @@ class GrpcRouterLink:
         if pending.answer.done():
             return
         now_s = self._clock.now()
-        if stood_still(due_s, now_s):
+        if stood_still(due_s=due_s, now_s=now_s):
             # The answer may lie unread in a socket, or the streams broke meanwhile and open again.
             pending.asleep_s += now_s - due_s
             self._set_timer(pending)

@@ -26,7 +26,7 @@ def usable_routers(routers: Iterable[Instance]) -> Sequence[Instance]:
 
 def preferred_routers(frontend_id: str, routers: Iterable[Instance], count: int) -> Sequence[Instance]:
     """The `count` routers that the frontend prefers, best first."""
-    return sorted(routers, key=lambda each: rank(frontend_id, each.instance_id), reverse=True)[:count]
+    return sorted(routers, key=lambda each: rank(frontend_id, router_id=each.instance_id), reverse=True)[:count]
 
 
 def find_better_router(frontend_id: str, routers: Mapping[str, Instance], used: Sequence[str]) -> Instance | None:
@@ -43,6 +43,6 @@ def worst_router(frontend_id: str, routers: Mapping[str, Instance], used: Iterab
 
     def order(router_id: str) -> tuple[bool, tuple[int, str]]:
         router = routers.get(router_id)
-        return router is not None and router.takes_requests, rank(frontend_id, router_id)
+        return router is not None and router.takes_requests, rank(frontend_id, router_id=router_id)
 
     return min(used, key=order)

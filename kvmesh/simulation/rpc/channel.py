@@ -22,7 +22,7 @@ from kvmesh.simulation.rpc.exchange import MemoryExchange
 def _multi_callable(kind: type[MemoryCall], *, sends_stream: bool = False) -> Any:
     """The method of a channel that stubs call once per RPC method. The result starts calls of that kind."""
 
-    def make(
+    def make(  # noqa: PLR0917  # The signature of grpc.aio.Channel.unary_unary.
         channel: "MemoryChannel",
         method: str,
         request_serializer: Any = None,

@@ -89,13 +89,13 @@ class MemoryNetwork:
 
     def reset(self, address: str, *, client: str | None = None) -> None:
         """Connections to `address` break once, as by a reset: calls end on both sides, messages on the way are lost, new calls work."""
-        for ends in self._all_ends(address, client):
+        for ends in self._all_ends(address, client=client):
             self._break(self._calls.get(ends, {}), _RESET)
 
     def slow(self, address: str, extra_s: float, *, client: str | None = None) -> None:
         """Each crossing takes so much longer from now on; 0 ends that."""
         self._slow[(client, address)] = extra_s
-        for ends in self._all_ends(address, client):
+        for ends in self._all_ends(address, client=client):
             self._links[ends].extra_s = self._extra_s(ends)
 
     def _extra_s(self, ends: _Ends) -> float:
@@ -109,14 +109,14 @@ class MemoryNetwork:
     def partition(self, address: str, *, client: str | None = None) -> None:
         """Cuts `address` off from a client, or from all: nothing arrives, and nothing fails before a deadline or the keepalive."""
         self._cut.add((client, address))
-        for ends in self._all_ends(address, client):
+        for ends in self._all_ends(address, client=client):
             self._links[ends].set_up(False)
             self._watch_silence(ends, tuple(self._calls.get(ends, ())))
 
     def heal(self, address: str, *, client: str | None = None) -> None:
         """Ends a partition: messages of calls that have not ended arrive."""
         self._cut.discard((client, address))
-        for ends in self._all_ends(address, client):
+        for ends in self._all_ends(address, client=client):
             self._links[ends].set_up(not self._is_cut(ends))
 
     def _all_ends(self, address: str, client: str | None) -> list[_Ends]:
@@ -192,7 +192,7 @@ class MemoryPool(ChannelPool):
     """A pool of channels over a network."""
 
     def __init__(self, network: MemoryNetwork, interceptors: Sequence[ChannelInterceptor], client: str) -> None:
-        super().__init__(RpcSettings(), interceptors)
+        super().__init__(settings=RpcSettings(), interceptors=interceptors)
         self._network = network
         self._client = client
 

@@ -52,12 +52,12 @@ class Access:
         self._document = b""
         self.quotas = Quotas(tenants_max=settings.tenants_max)
         self._refused = instruments.counter(
-            "refused_requests", "Requests refused because of their key or quota.", ["reason"]
+            "refused_requests", help="Requests refused because of their key or quota.", labels=["reason"]
         )
         self._used = instruments.tally(
             "usage_tokens",
-            "Tokens of requests that ended, each counted once however often it was placed.",
-            ["model", "kind"],
+            help="Tokens of requests that ended, each counted once however often it was placed.",
+            labels=["model", "kind"],
         )
 
     async def start(self) -> None:

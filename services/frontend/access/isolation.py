@@ -22,12 +22,12 @@ def isolated(request: Request, tenant: str, sharing: Collection[str]) -> Request
     """
     if not tenant:
         return request
-    session_id = request.session_id and _within("session", tenant, request.session_id)
+    session_id = request.session_id and _within("session", space=tenant, name=request.session_id)
     if ALL in sharing:
         return replace(request, session_id=session_id) if session_id else request
     # No tenant can have the name of the shared space, since names have at least one character.
     space = "" if tenant in sharing else tenant
-    return replace(request, cache_salt=_within("prefix", space, request.cache_salt), session_id=session_id)
+    return replace(request, cache_salt=_within("prefix", space=space, name=request.cache_salt), session_id=session_id)
 
 
 def _within(kind: str, space: str, name: str) -> str:

@@ -139,7 +139,7 @@ class Quotas:
             return None
         size = max(1.0, per_minute * self.share)
         if bucket is None:
-            return TokenBucket(size, now_s)
+            return TokenBucket(per_minute=size, now_s=now_s)
         if bucket.per_minute != size:
             bucket.resize(size, now_s)
         return bucket

@@ -166,7 +166,7 @@ class AnswerCollector:
         self.choices[choice] = CollectedChoice(self._reader, choice)
 
     def on_text(
-        self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
+        self, choice: int, text: str, token_ids: Sequence[int], *, logprobs: Sequence[TokenLogprob] | None
     ) -> None:
         collected = self.choices[choice]
         collected.blocks.push(text, len(token_ids))
@@ -204,7 +204,7 @@ class BlockEvents:
     def add_prompt_logprobs(self, choice: int, entries: Sequence[TokenLogprob]) -> None: ...
 
     def encode_text(
-        self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
+        self, choice: int, text: str, token_ids: Sequence[int], *, logprobs: Sequence[TokenLogprob] | None
     ) -> bytes:
         self._blocks.push(text, len(token_ids))
         return self._take()

@@ -160,7 +160,7 @@ def make_reader(prepared: Prepared, *, choices: int, includes_reasoning: bool = 
         make_parser: Callable[[int], ChoiceParser] = parsers.__getitem__
     else:
         functions = _parameter_schemas(conversation.tools)
-        tail = _prompt_tail(text, reasoning, conversation, prompt_ids)
+        tail = _prompt_tail(text, reasoning, conversation, prompt_ids=prompt_ids)
         local_reasoning = None if text.selection.is_remote else reasoning
 
         def make_parser(_: int) -> ChoiceParser:
@@ -181,6 +181,7 @@ def _prompt_tail(
     text: TextModel,
     family: ReasoningFamily | WholeFamily | None,
     conversation: Conversation,
+    *,
     prompt_ids: Sequence[int],
 ) -> str:
     """Returns the end of the prompt; of a message that is continued, the last mark of reasoning in it, wherever that is."""

@@ -53,7 +53,7 @@ class RefusingBody(Body):
         for name, value in group.given(self):
             why, neutral = reasons[name]
             if not any(value == each and type(value) is type(each) for each in neutral):
-                raise FieldError(name, f"is not supported: {why}", UnsupportedError)
+                raise FieldError(name, message=f"is not supported: {why}", kind=UnsupportedError)
 
 
 class ModelBody(RefusingBody, kw_only=True):
@@ -66,7 +66,7 @@ class ModelBody(RefusingBody, kw_only=True):
     def model_name(self) -> str:
         """Returns the name. Raises InvalidRequestError if it is absent."""
         if self.model is None:
-            raise invalid_value("model", "a model's name")
+            raise invalid_value("model", wanted="a model's name")
         return self.model
 
 
@@ -131,17 +131,17 @@ def _client_error(error: msgspec.ValidationError, prefix: str) -> MeshError:
     cause = error.__cause__
     if isinstance(cause, FieldError):
         name = below + cause.field
-        return _named_error(cause.kind, name, f"{name} {cause.message}")
+        return _named_error(cause.kind, name, message=f"{name} {cause.message}")
     if what.startswith(_MISSING):
         name = below + what.removeprefix(_MISSING).removesuffix("`")
-        return _named_error(InvalidRequestError, name, f"{name} is required")
+        return _named_error(InvalidRequestError, name, message=f"{name} is required")
     if what.startswith(_UNKNOWN):
         name = (below + what.removeprefix(_UNKNOWN).removesuffix("`"))[:_NAME_CHARACTERS_MAX]
         return InvalidRequestError(f"unknown field: {name}", field=name, reason="unknown_field")
     if what.startswith(_UNKNOWN_KINDS) and path.endswith("].type"):
-        return _named_error(UnsupportedError, path, f"{path} {what.partition(' value ')[2]} is not supported")
+        return _named_error(UnsupportedError, path, message=f"{path} {what.partition(' value ')[2]} is not supported")
     path = _INDEX.sub("", path)
-    return _named_error(InvalidRequestError, path, f"{path}: {what[0].lower()}{what[1:]}")
+    return _named_error(InvalidRequestError, path, message=f"{path}: {what[0].lower()}{what[1:]}")
 
 
 def _named_error(kind: type[MeshError], name: str, message: str) -> MeshError:

@@ -116,7 +116,7 @@ class RequestContext:
 
 
 async def run_all(
-    context: RequestContext, prepared: Sequence[Prepared], sink: AnswerSink, reader: AnswerReader
+    context: RequestContext, prepared: Sequence[Prepared], sink: AnswerSink, *, reader: AnswerReader
 ) -> None:
     """Runs one request per prompt and records the totals in `context`. The first failure ends all of them."""
     if len(prepared) == 1:
@@ -162,9 +162,9 @@ class _OffsetSink:
         self._sink.on_restart(self._first + choice)
 
     def on_text(
-        self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
+        self, choice: int, text: str, token_ids: Sequence[int], *, logprobs: Sequence[TokenLogprob] | None
     ) -> None:
-        self._sink.on_text(self._first + choice, text, token_ids, logprobs)
+        self._sink.on_text(self._first + choice, text, token_ids, logprobs=logprobs)
 
     def on_prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
         self._sink.on_prompt(self._first + choice, entries)

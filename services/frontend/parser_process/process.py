@@ -91,7 +91,7 @@ class ParserProcess:
                 names = await self._read()
         except (TimeoutError, LostError) as error:
             raise UnavailableError("vLLM's parsers did not start", reason="parser_process_failed") from error
-        _check_names(names, self.tool, self.reasoning)
+        _check_names(names, tool=self.tool, reasoning=self.reasoning)
         self.is_running = True
 
     async def _read(self) -> dict[str, Any]:

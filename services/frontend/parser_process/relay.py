@@ -55,7 +55,7 @@ def _part(each: Sequence[Any]) -> Part:
         case "reasoning":
             return Reasoning(str(values[0]))
         case "begin":
-            return CallBegin(int(values[0]), str(values[1]), str(values[2]))
+            return CallBegin(number=int(values[0]), name=str(values[1]), call_id=str(values[2]))
     return CallArguments(int(values[0]), str(values[1]))
 
 
@@ -129,7 +129,7 @@ class _ChoiceRelay:
             return
         self._sent, self._waiting = piece, _Piece()
         text, is_last = "".join(piece.texts), piece.ending is not None
-        self._relay.process.push_nowait(self.session, text, piece.token_ids, is_last=is_last)
+        self._relay.process.push_nowait(self.session, text=text, ids=piece.token_ids, is_last=is_last)
 
     def on_reply(self, parts: Sequence[Sequence[Any]]) -> None:
         """Passes the text that was sent on to the sink, and its parts to the parser."""
@@ -138,7 +138,7 @@ class _ChoiceRelay:
         self._parser.put(parts, len(piece.token_ids))
         sink = self._relay.sink
         if piece.token_ids or parts:
-            sink.on_text(self._number, "".join(piece.texts), piece.token_ids, piece.logprobs)
+            sink.on_text(self._number, "".join(piece.texts), piece.token_ids, logprobs=piece.logprobs)
         if piece.ending is None:
             self._send()
             return
@@ -191,7 +191,7 @@ class Relay:
         self._choices[choice] = self._open_choice(choice)
 
     def on_text(
-        self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
+        self, choice: int, text: str, token_ids: Sequence[int], *, logprobs: Sequence[TokenLogprob] | None
     ) -> None:
         """See AnswerSink."""
         self._choices[choice].add(text, token_ids, logprobs)

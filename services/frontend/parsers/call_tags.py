@@ -118,7 +118,7 @@ CALL_TAGS: Mapping[str, CallTags] = {
     ),
     "granite": _json_list(("<|tool_call|>", "[", ""), ("<tool_call>", "[", "")),
     "granite_20b_fc": CallTags(calls=(_json_call("<function_call> "),), marks=("<function_call>",)),
-    "hermes": CallTags(calls=(_json_call("<tool_call>\n", "\n</tool_call>"),), marks=("<tool_call>",)),
+    "hermes": CallTags(calls=(_json_call(before="<tool_call>\n", after="\n</tool_call>"),), marks=("<tool_call>",)),
     "jamba": _json_list(("<tool_calls>", "[", "</tool_calls>")),
     "kimi_k2": CallTags(
         calls=(_KIMI,),

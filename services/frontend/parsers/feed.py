@@ -144,7 +144,7 @@ class Feed:
     def begin_call(self, name: str, call_id: str = "") -> None:
         """Begins a call. All text up to the cursor is its syntax."""
         self.drop_blanks()
-        self.parts.append(CallBegin(self.calls, name, call_id))
+        self.parts.append(CallBegin(number=self.calls, name=name, call_id=call_id))
         self.calls += 1
         self.is_broken = self.has_arguments = False
         self.kept = self.at
@@ -294,6 +294,7 @@ class Feed:
         marks: Marks,
         emit: Emit,
         quick: Callable[[], ToPart | None] = lambda: None,
+        *,
         ends: ValueEnds | None = None,
     ) -> TextSteps:
         """Emits text as it comes, up to a mark. Returns the mark without consuming it; empty at the end of the answer.

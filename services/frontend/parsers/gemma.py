@@ -80,8 +80,8 @@ def _stream_mapping(feed: Feed, call: _GemmaCall, depth: int) -> Steps:
         key = yield from _key(feed, call)
         feed.add_arguments(f"{separator}{quoted(key)}: ")
         separator = ", "
-        types = types_of(feed, call.function, key, unknown=ANYTHING) if depth == 0 else ANYTHING
-        yield from _stream_value(feed, call, types, depth)
+        types = types_of(feed, call.function, parameter=key, unknown=ANYTHING) if depth == 0 else ANYTHING
+        yield from _stream_value(feed, call, types, depth=depth)
 
 
 def _key(feed: Feed, call: _GemmaCall) -> TextSteps:
@@ -98,7 +98,7 @@ def _key(feed: Feed, call: _GemmaCall) -> TextSteps:
     return key.strip()
 
 
-def _stream_value(feed: Feed, call: _GemmaCall, types: frozenset[str], depth: int) -> Steps:
+def _stream_value(feed: Feed, call: _GemmaCall, types: frozenset[str], *, depth: int) -> Steps:
     if depth >= DEPTH_MAX:
         raise Malformed
     if (yield from feed.has(call.quote)):
@@ -126,7 +126,7 @@ def _stream_list(feed: Feed, call: _GemmaCall, depth: int) -> Steps:
             yield from feed.skip_blanks()
         feed.add_arguments(separator)
         separator = ", "
-        yield from _stream_value(feed, call, ANYTHING, depth)
+        yield from _stream_value(feed, call, ANYTHING, depth=depth)
 
 
 def _stream_text(feed: Feed, call: _GemmaCall, types: frozenset[str]) -> Steps:
@@ -142,7 +142,7 @@ def _stream_text(feed: Feed, call: _GemmaCall, types: frozenset[str]) -> Steps:
         def emit(piece: str) -> None:
             feed.add_arguments(inner(piece))
 
-        mark = yield from feed.stream_until(ends.marks, emit, lambda: to_part, ends)
+        mark = yield from feed.stream_until(ends.marks, emit, lambda: to_part, ends=ends)
     else:
         held: list[str] = []
         mark = yield from feed.stream_until(ends.marks, held.append, ends=ends)
@@ -159,8 +159,8 @@ def _stream_text(feed: Feed, call: _GemmaCall, types: frozenset[str]) -> Steps:
 FAMILY = ToolFamily(
     name="gemma",
     readers={
-        OPEN: _reader(OPEN, CLOSE, QUOTE),
-        FUNCTION_OPEN: _reader(FUNCTION_OPEN, FUNCTION_CLOSE, FUNCTION_QUOTE),
+        OPEN: _reader(opening=OPEN, closing=CLOSE, quote=QUOTE),
+        FUNCTION_OPEN: _reader(opening=FUNCTION_OPEN, closing=FUNCTION_CLOSE, quote=FUNCTION_QUOTE),
     },
     closing_marks=(CLOSE, QUOTE, FUNCTION_CLOSE, FUNCTION_QUOTE),
     hidden_marks=(OPEN, CLOSE, QUOTE, FUNCTION_OPEN, FUNCTION_CLOSE, FUNCTION_QUOTE),

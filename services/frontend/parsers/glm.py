@@ -42,8 +42,8 @@ def _call_reader(suffix: str) -> Reader:
             yield from feed.expect(_closed(key))
             yield from feed.skip_blanks()
             yield from feed.expect(value)
-            types = types_of(feed, function, name, unknown=ANYTHING)
-            yield from stream_parameter(feed, name, value_ends, types)
+            types = types_of(feed, function, parameter=name, unknown=ANYTHING)
+            yield from stream_parameter(feed, name, value_ends, types=types)
             yield from feed.skip_blanks()
             has_keys = yield from feed.has(key)
             if not has_keys and not (yield from feed.has(closing)) and not (yield from feed.is_at_mark()):

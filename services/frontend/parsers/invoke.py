@@ -93,10 +93,10 @@ class InvokeTags:
             yield from feed.skip_blanks()
             is_string = (yield from read_attribute(feed)) if (yield from feed.has("string=")) else ""
             yield from end_tag(feed)
-            types = types_of(feed, function, name, unknown=_TYPES_BY_ATTRIBUTE.get(is_string, self._unknown))
+            types = types_of(feed, function, parameter=name, unknown=_TYPES_BY_ATTRIBUTE.get(is_string, self._unknown))
             if feed.has_arguments or not _is_wrapper(feed, function, name):
-                yield from stream_parameter(feed, name, self._ends, types)
-            elif (yield from self._read_wrapper(feed, function, name)):
+                yield from stream_parameter(feed, name, self._ends, types=types)
+            elif (yield from self._read_wrapper(feed, function, name=name)):
                 return
         end_parameters(feed)
 
@@ -108,7 +108,7 @@ class InvokeTags:
                 yield from stream_container(feed, feed.hold(pieces))
             document = "".join(pieces)
             feed.begin_call(function)
-            feed.add_arguments(_unwrapped(feed, function, document) or document)
+            feed.add_arguments(_unwrapped(feed, function, document=document) or document)
             if not is_object(document):
                 feed.warn(ARGUMENTS_MALFORMED)
         else:
@@ -131,7 +131,7 @@ class InvokeTags:
         yield from feed.skip_blanks()
         is_only = yield from feed.has(self.invoke_end)
         value = to_json(text, ANYTHING)
-        inner = _unwrapped(feed, function, f"{{{quoted(name)}: {value}}}") if is_only else ""
+        inner = _unwrapped(feed, function, document=f"{{{quoted(name)}: {value}}}") if is_only else ""
         if inner:
             feed.add_arguments(inner)
             return True
@@ -217,12 +217,12 @@ def _family(
 
 
 _DSML = "｜DSML｜"
-MINIMAX_M2 = _family("minimax_m2", "", {"<minimax:tool_call>": "</minimax:tool_call>"})
+MINIMAX_M2 = _family("minimax_m2", prefix="", sections={"<minimax:tool_call>": "</minimax:tool_call>"})
 # V4 has another word for the section.
 DEEPSEEK_V3_2 = _family(
     "deepseek_v3_2",
-    _DSML,
-    {f"<{_DSML}{word}>": f"</{_DSML}{word}>" for word in ("function_calls", "tool_calls")},
+    prefix=_DSML,
+    sections={f"<{_DSML}{word}>": f"</{_DSML}{word}>" for word in ("function_calls", "tool_calls")},
     special=(_DSML,),
     shows_special=True,
     unknown=ANYTHING,
@@ -230,8 +230,8 @@ DEEPSEEK_V3_2 = _family(
 # V4.1 has a blank after the token, and a third word.
 DEEPSEEK_V4_1 = _family(
     "deepseek_v4_1",
-    f"{_DSML} ",
-    {f"<{_DSML} calls>": f"</{_DSML} calls>"},
+    prefix=f"{_DSML} ",
+    sections={f"<{_DSML} calls>": f"</{_DSML} calls>"},
     special=(_DSML,),
     unknown=ANYTHING,
 )

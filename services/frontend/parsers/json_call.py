@@ -38,7 +38,7 @@ HERMES_SHAPE = CallShape()
 BARE_SHAPE = CallShape(is_bare=True)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _JsonCall:
     """The members of a call's object that were read. `held`: arguments that came before the name."""
 
@@ -117,7 +117,7 @@ def stream_arguments(feed: Feed) -> Steps:
     """
     pieces, emit, to_part = recorded_arguments(feed)
     with suppress(Interrupted):
-        yield from _stream_document(feed, (yield from feed.peek()), emit, to_part)
+        yield from _stream_document(feed, (yield from feed.peek()), emit, to_part=to_part)
     if not is_object("".join(pieces)):
         feed.warn(ARGUMENTS_MALFORMED)
 
@@ -147,7 +147,7 @@ def take_object(feed: Feed) -> TextSteps:
     return document
 
 
-def _stream_document(feed: Feed, character: str, emit: Emit, to_part: ToPart | None = None) -> Steps:
+def _stream_document(feed: Feed, character: str, emit: Emit, *, to_part: ToPart | None = None) -> Steps:
     if character == '"':
         yield from stream_string(feed, emit)
     elif character == "n":

@@ -54,17 +54,17 @@ def read_list(feed: Feed, shape: CallShape = HERMES_SHAPE) -> Steps:
 def _family(name: str, opening: str, closing: str) -> ToolFamily:
     return ToolFamily(
         name=name,
-        readers={opening: json_reader(opening, closing)},
+        readers={opening: json_reader(opening=opening, closing=closing)},
         closing_marks=(closing,),
         template_marks=(opening,),
     )
 
 
-JAMBA = _family("jamba", "<tool_calls>", "</tool_calls>")
-NEMOTRON = _family("nemotron", "<TOOLCALL>", "</TOOLCALL>")
+JAMBA = _family("jamba", opening="<tool_calls>", closing="</tool_calls>")
+NEMOTRON = _family("nemotron", opening="<TOOLCALL>", closing="</TOOLCALL>")
 # Hermes, Qwen 2.5, Qwen 3 and ERNIE 4.5.
-HERMES = _family("hermes", "<tool_call>", "</tool_call>")
-LONGCAT = _family("longcat", "<longcat_tool_call>", "</longcat_tool_call>")
+HERMES = _family("hermes", opening="<tool_call>", closing="</tool_call>")
+LONGCAT = _family("longcat", opening="<longcat_tool_call>", closing="</longcat_tool_call>")
 
 # Granite 3.0 to 3.3 ends the list with its bracket; its mark is a token, or plain text in quantised models.
 _GRANITE, _GRANITE_TEXT, _GRANITE_END = "<|tool_call|>", "<tool_call>", "</tool_call>"
@@ -72,7 +72,7 @@ GRANITE = ToolFamily(
     name="granite",
     readers={
         _GRANITE: json_reader(_GRANITE),
-        _GRANITE_TEXT: json_reader(_GRANITE_TEXT, _GRANITE_END, is_closed=False),
+        _GRANITE_TEXT: json_reader(opening=_GRANITE_TEXT, closing=_GRANITE_END, is_closed=False),
     },
     closing_marks=(_GRANITE_END,),
     hidden_marks=(_GRANITE,),
@@ -92,7 +92,7 @@ PHI4 = ToolFamily(
     readers={
         _PHI_WORD: json_reader(_PHI_WORD),
         _PHI_OBJECT: json_reader(_PHI_OBJECT),
-        _PHI: json_reader(_PHI, _PHI_END, is_closed=False),
+        _PHI: json_reader(opening=_PHI, closing=_PHI_END, is_closed=False),
     },
     closing_marks=(_PHI_END,),
     hidden_marks=(_PHI, _PHI_END),
@@ -105,7 +105,7 @@ _COMMAND, _COMMAND_END = "<|START_ACTION|>", "<|END_ACTION|>"
 _COMMAND_SHAPE = CallShape(names=("tool_name", "name"), arguments=("parameters", "arguments"))
 COHERE_COMMAND = ToolFamily(
     name="cohere_command",
-    readers={_COMMAND: json_reader(_COMMAND, _COMMAND_END, _COMMAND_SHAPE)},
+    readers={_COMMAND: json_reader(opening=_COMMAND, closing=_COMMAND_END, shape=_COMMAND_SHAPE)},
     closing_marks=(_COMMAND_END, *COMMAND_ANSWER_MARKS),
     hidden_marks=(_COMMAND, _COMMAND_END, *COMMAND_ANSWER_MARKS),
     template_marks=(_COMMAND,),
@@ -115,7 +115,7 @@ COHERE_COMMAND = ToolFamily(
 _INTERNLM, _INTERNLM_END = "<|action_start|><|plugin|>", "<|action_end|>"
 INTERNLM = ToolFamily(
     name="internlm",
-    readers={_INTERNLM: json_reader(_INTERNLM, _INTERNLM_END)},
+    readers={_INTERNLM: json_reader(opening=_INTERNLM, closing=_INTERNLM_END)},
     closing_marks=(_INTERNLM_END,),
     mark_tokens=("<|action_start|>", "<|plugin|>"),
     hidden_marks=(_INTERNLM, _INTERNLM_END),
@@ -126,7 +126,9 @@ INTERNLM = ToolFamily(
 _GIGACHAT, _GIGACHAT_ROLE, _GIGACHAT_END = "<|function_call|>", "function call<|role_sep|>\n", "<|message_sep|>"
 GIGACHAT3 = ToolFamily(
     name="gigachat3",
-    readers={mark: json_reader(mark, _GIGACHAT_END, is_closed=False) for mark in (_GIGACHAT, _GIGACHAT_ROLE)},
+    readers={
+        mark: json_reader(opening=mark, closing=_GIGACHAT_END, is_closed=False) for mark in (_GIGACHAT, _GIGACHAT_ROLE)
+    },
     closing_marks=(_GIGACHAT_END,),
     mark_tokens=("<|role_sep|>",),
     hidden_marks=(_GIGACHAT, _GIGACHAT_ROLE, _GIGACHAT_END),

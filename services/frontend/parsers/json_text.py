@@ -99,7 +99,7 @@ def stream_container(feed: Feed, emit: Emit, to_part: ToPart | None = None) -> S
 
 
 def string_goes_on(
-    feed: Feed, mark_characters: int, quote: str = '"', after: Collection[str] = _AFTER_STRING
+    feed: Feed, mark_characters: int, quote: str = '"', *, after: Collection[str] = _AFTER_STRING
 ) -> Generator[None, None, int]:
     """Returns the number of characters up to the end of a string, for a mark at the cursor inside the string.
 
@@ -182,7 +182,7 @@ def stream_quoted(
             emit((yield from read_escape(feed)))
         else:
             if feed.at >= text_until:
-                text_until = feed.at + (yield from string_goes_on(feed, len(word), quote, after))
+                text_until = feed.at + (yield from string_goes_on(feed, len(word), quote, after=after))
             _hand_out(feed, feed.at + len(word), emit)
 
 

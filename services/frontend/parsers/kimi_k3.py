@@ -40,8 +40,8 @@ def _read_call(feed: Feed) -> Steps:
         attributes = yield from _attributes(feed)
         key = attributes.get("key", "")
         is_text = attributes.get("type", "string") == "string"
-        types = TEXT if is_text else types_of(feed, function, key, unknown=ANYTHING)
-        yield from stream_parameter(feed, key, _VALUE_ENDS, types)
+        types = TEXT if is_text else types_of(feed, function, parameter=key, unknown=ANYTHING)
+        yield from stream_parameter(feed, key, _VALUE_ENDS, types=types)
     if not (yield from feed.has(CALL_END)) and not (yield from feed.is_at_mark()):
         raise feed.unexpected()
     end_parameters(feed)

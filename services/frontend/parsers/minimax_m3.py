@@ -65,7 +65,7 @@ def _stream_parameter(feed: Feed, name: str, schema: Any) -> Steps:
         yield from feed.has(_closing_tag(name))
         return
     try:
-        value = yield from _read_element(feed, name, schema, 0)
+        value = yield from _read_element(feed, name, schema, depth=0)
     except Malformed as error:
         if error.reason == TRUNCATED:
             feed.at = len(feed.text)
@@ -78,7 +78,7 @@ def _closing_tag(name: str) -> str:
     return f"{TOKEN}</{name}>"
 
 
-def _read_element(feed: Feed, name: str, schema: Any, depth: int) -> Generator[None, None, Any]:
+def _read_element(feed: Feed, name: str, schema: Any, *, depth: int) -> Generator[None, None, Any]:
     """Returns the value of an element, from after its opening tag to after its closing one, which may be missing."""
     if depth >= DEPTH_MAX:
         raise Malformed
@@ -88,7 +88,7 @@ def _read_element(feed: Feed, name: str, schema: Any, depth: int) -> Generator[N
     while not (yield from feed.has(_closing_tag(name))) and not (yield from feed.is_at_mark()):
         child = yield from _opening_tag(feed)
         child_schema = inner.get("items") if "array" in types else (inner.get("properties") or {}).get(child)
-        children.append((child, (yield from _read_element(feed, child, child_schema, depth + 1))))
+        children.append((child, (yield from _read_element(feed, child, child_schema, depth=depth + 1))))
         text += yield from feed.take_until(_VALUE_ENDS.marks)
     if not children:
         return _leaf(text, types)

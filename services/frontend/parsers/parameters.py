@@ -70,7 +70,7 @@ def end_parameters(feed: Feed) -> None:
 
 
 def stream_parameter(
-    feed: Feed, name: str, ends: ValueEnds, types: frozenset[str], *, is_padded: bool = False
+    feed: Feed, name: str, ends: ValueEnds, *, types: frozenset[str], is_padded: bool = False
 ) -> Steps:
     """Delivers a parameter whose value is at the cursor, and consumes the closing mark, which may be missing.
 
@@ -118,7 +118,7 @@ def _stream_text(feed: Feed, ends: ValueEnds, types: frozenset[str], *, is_padde
     def quick() -> ToPart | None:
         return (lambda text: feed.to_arguments(inner(text))) if begun and not held else None
 
-    mark = yield from feed.stream_until(ends.marks, emit, quick, ends)
+    mark = yield from feed.stream_until(ends.marks, emit, quick, ends=ends)
     if not begun and held.removesuffix("\n") == "null" and mark:
         feed.add_arguments("null")
         return

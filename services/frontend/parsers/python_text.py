@@ -45,7 +45,7 @@ def stream_literal(feed: Feed, emit: Emit, depth: int = 0) -> Steps:
         )
         emit('"')
     elif character in ("[", "("):
-        yield from _stream_list(feed, emit, character, depth)
+        yield from _stream_list(feed, emit, character, depth=depth)
     elif character == "{":
         yield from _stream_dictionary(feed, emit, depth)
     elif character and character in "-+.0123456789":
@@ -104,7 +104,7 @@ def _read_escape(feed: Feed) -> TextSteps:
     return _ESCAPES.get(letter, letter if letter in "'\"\\" else "\\" + letter)
 
 
-def _stream_list(feed: Feed, emit: Emit, opening: str, depth: int) -> Steps:
+def _stream_list(feed: Feed, emit: Emit, opening: str, *, depth: int) -> Steps:
     if depth >= DEPTH_MAX:
         raise Malformed
     closing = "]" if opening == "[" else ")"

@@ -118,5 +118,5 @@ def _marked_family(name: str, opening: str, closing: str, *, is_hidden: bool = F
     )
 
 
-OLMO3 = _marked_family("olmo3", "<function_calls>", "</function_calls>")
-LFM2 = _marked_family("lfm2", "<|tool_call_start|>", "<|tool_call_end|>", is_hidden=True)
+OLMO3 = _marked_family("olmo3", opening="<function_calls>", closing="</function_calls>")
+LFM2 = _marked_family("lfm2", opening="<|tool_call_start|>", closing="<|tool_call_end|>", is_hidden=True)

@@ -52,15 +52,15 @@ def _functions_reader(opening: str, closing: str, *, is_padded: bool) -> Reader:
                     break
                 raise feed.unexpected()
             parameter = yield from _name(feed)
-            types = types_of(feed, function, parameter)
-            yield from stream_parameter(feed, parameter, ends, types, is_padded=is_padded)
+            types = types_of(feed, function, parameter=parameter)
+            yield from stream_parameter(feed, parameter, ends, types=types, is_padded=is_padded)
         end_parameters(feed)
 
     return read
 
 
 def _family(name: str, opening: str, closing: str, *template_marks: str, is_padded: bool = True) -> ToolFamily:
-    read_functions = _functions_reader(opening, closing, is_padded=is_padded)
+    read_functions = _functions_reader(opening=opening, closing=closing, is_padded=is_padded)
 
     def read(feed: Feed) -> Steps:
         yield from feed.skip_blanks()

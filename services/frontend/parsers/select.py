@@ -77,11 +77,11 @@ def select(tool_parser: str, reasoning_parser: str, *, template: str, added_toke
     A name that does not fit the model is used, and reported in `problems`. Raises UnsupportedError for an unknown name.
     """
     if tool_parser.startswith(VLLM) or reasoning_parser.startswith(VLLM):
-        return _select_remote(tool_parser, reasoning_parser)
+        return _select_remote(tool_parser=tool_parser, reasoning_parser=reasoning_parser)
     problems: list[str] = []
     clues = _Clues(template, frozenset(added_tokens))
     tools = _find_tools(tool_parser, clues, problems)
-    reasoning = _find_reasoning(reasoning_parser, tools, clues, problems)
+    reasoning = _find_reasoning(reasoning_parser, tools, clues, problems=problems)
     if isinstance(reasoning, WholeFamily) and tools is not None and tools is not reasoning:
         problems.append(f"the reasoning parser {reasoning.name} parses tool calls too; {tools.name} is not used")
         tools = reasoning
@@ -104,11 +104,11 @@ class ParserNames:
 
     def tool_parser(self, model: str) -> str:
         """Returns the setting for a model."""
-        return _of_model(self.tools, model)
+        return _of_model(self.tools, model=model)
 
     def reasoning_parser(self, model: str) -> str:
         """Returns the setting for a model."""
-        return _of_model(self.reasoning, model)
+        return _of_model(self.reasoning, model=model)
 
     def check(self) -> None:
         """Raises UnsupportedError for a family that does not exist."""
@@ -194,7 +194,7 @@ def _find_tools(name: str, clues: _Clues, problems: list[str]) -> ToolFamily | W
 
 
 def _find_reasoning(
-    name: str, tools: ToolFamily | WholeFamily | None, clues: _Clues, problems: list[str]
+    name: str, tools: ToolFamily | WholeFamily | None, clues: _Clues, *, problems: list[str]
 ) -> ReasoningFamily | WholeFamily | None:
     if name == NONE:
         return None

@@ -74,13 +74,16 @@ def _reasoning(name: str, opening: str = _OPEN, closing: str = _CLOSE, **options
 
 
 _REASONING_FAMILIES: Sequence[ReasoningFamily] = (
-    _reasoning("apertus", "<|inner_prefix|>", "<|inner_suffix|>"),
+    _reasoning("apertus", opening="<|inner_prefix|>", closing="<|inner_suffix|>"),
     _reasoning(
-        "cohere_command", "<|START_THINKING|>", "<|END_THINKING|>", hidden_marks=json_lists.COMMAND_ANSWER_MARKS
+        "cohere_command",
+        opening="<|START_THINKING|>",
+        closing="<|END_THINKING|>",
+        hidden_marks=json_lists.COMMAND_ANSWER_MARKS,
     ),
     _reasoning("deepseek_r1", is_open=True, ends_at_tools=False),
     _reasoning("ernie45", is_open=True, answer_marks=("<response>", "</response>")),
-    _reasoning("gemma", "<|channel>", "<channel|>", label="thought\n"),
+    _reasoning("gemma", opening="<|channel>", closing="<channel|>", label="thought\n"),
     _reasoning("glm45"),
     ReasoningFamily(
         name="granite",
@@ -95,20 +98,20 @@ _REASONING_FAMILIES: Sequence[ReasoningFamily] = (
     ReasoningFamily(name="kimi", openings=(_OPEN, "◁think▷"), closings=(_CLOSE, "◁/think▷")),
     _reasoning(
         "kimi_k3",
-        "<|open|>think<|sep|>",
-        "<|close|>think<|sep|>",
+        opening="<|open|>think<|sep|>",
+        closing="<|close|>think<|sep|>",
         hidden_marks=kimi_k3.ANSWER_MARKS,
         mark_tokens=kimi_k3.TOKENS,
         template_marks=("<|open|>think<|sep|>", kimi_k3.OPEN),
     ),
-    _reasoning("longcat", "<longcat_think>", "</longcat_think>"),
+    _reasoning("longcat", opening="<longcat_think>", closing="</longcat_think>"),
     _reasoning("minimax_m2", is_open=True),
-    _reasoning("minimax_m3", "<mm:think>", "</mm:think>"),
+    _reasoning("minimax_m3", opening="<mm:think>", closing="</mm:think>"),
     ReasoningFamily(name="mistral", openings=("[THINK]", _OPEN), closings=("[/THINK]", _CLOSE)),
     _reasoning("nemotron"),
     _reasoning("olmo3", is_open=True),
     _reasoning("qwen3"),
-    _reasoning("seed_oss", "<seed:think>", "</seed:think>", is_open=True),
+    _reasoning("seed_oss", opening="<seed:think>", closing="</seed:think>", is_open=True),
     _reasoning("step3", is_open=True, ends_at_tools=False),
 )
 REASONING_FAMILIES: Mapping[str, ReasoningFamily | WholeFamily] = {

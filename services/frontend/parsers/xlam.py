@@ -48,7 +48,7 @@ def _read_fence(feed: Feed) -> Steps:
 
 FAMILY = ToolFamily(
     name="xlam",
-    readers={OPEN: json_reader(OPEN, CLOSE), _FENCE: _read_fence, "[": _read_bare},
+    readers={OPEN: json_reader(opening=OPEN, closing=CLOSE), _FENCE: _read_fence, "[": _read_bare},
     closing_marks=(CLOSE,),
     template_marks=("Salesforce xLAM",),
 )

@@ -126,7 +126,7 @@ class ChoiceSink:
                     gaps.observe(gap_s, 1)
                 self.last_token_at_s = came_s
                 self.emitted_token_ids.append(token_id)
-                self._sink.on_text(self._number, text, token_ids, logprobs)
+                self._sink.on_text(self._number, text, token_ids, logprobs=logprobs)
                 return
         self._on_tokens(token_ids, logprobs, came_s)
 
@@ -156,7 +156,7 @@ class ChoiceSink:
                 self._emit(text, token_ids, logprobs)
             else:
                 self.has_shown = True
-                self._sink.on_text(self._number, text, token_ids, logprobs)
+                self._sink.on_text(self._number, text, token_ids, logprobs=logprobs)
         else:
             self._hold(token_ids, logprobs)
         is_clear = self._stops is None and not self._held_ids and not self._is_over
@@ -197,7 +197,7 @@ class ChoiceSink:
         self._hold(token_ids, logprobs)
         entries = self._held_logprobs if logprobs is not None or self._held_logprobs else None
         self.has_shown = True
-        self._sink.on_text(self._number, text, self._held_ids, entries)
+        self._sink.on_text(self._number, text, self._held_ids, logprobs=entries)
         self._held_ids, self._held_logprobs = [], []
 
     def _stop(self, stop: str, tokens: int) -> None:

@@ -42,7 +42,7 @@ def _extended_hashes(prepared: Prepared, emitted: Sequence[int]) -> Sequence[int
     generation = prepared.generation
     if not size or len(hashes) != len(generation.token_ids) // size:
         return hashes
-    parent = hashes[-1] if hashes else seed_hash(generation.adapter, generation.cache_salt)
+    parent = hashes[-1] if hashes else seed_hash(adapter=generation.adapter, cache_salt=generation.cache_salt)
     rest = [*generation.token_ids[len(hashes) * size :], *emitted]
     return [*hashes, *block_hashes(rest, size, seed=parent)]
 

@@ -130,7 +130,7 @@ class Embedder:
         )
         while True:
             placed = await placements.place()
-            legs = _legs(request, model, inputs, placements.number)
+            legs = _legs(request, model, inputs, placement_number=placements.number)
             try:
                 return await self._run_placed(placed, legs, deadline_s)
             except RETRIABLE as error:
@@ -193,7 +193,7 @@ class Embedder:
 
 
 def _legs(
-    request: EmbedRequest, model: ServedModel, inputs: Sequence[Sequence[int]], placement_number: int
+    request: EmbedRequest, model: ServedModel, inputs: Sequence[Sequence[int]], *, placement_number: int
 ) -> list[Leg]:
     asked = request.asked
     suffix = f"-{placement_number}" if placement_number else ""

@@ -138,7 +138,7 @@ class Pipeline:
         token_ids = await tokens_of(request, model, self.settings)
         hashes = await hashes_of(token_ids, request, model)
         left_s = began_s + self._limit_s(request) - self.clock.now()
-        return prepare(request, model, token_ids, hashes, caller=caller, attempt_timeout_s=max(1e-3, left_s))
+        return prepare(request, model, token_ids, hashes=hashes, caller=caller, attempt_timeout_s=max(1e-3, left_s))
 
     async def tokenise(self, request: Request, model: ServedModel, *, caller: Caller) -> "array[int]":
         """Returns the token ids of a request's prompt, for a client that only wants to know them. Charges a part of what a run costs."""
@@ -225,7 +225,7 @@ class Pipeline:
                 try:
                     await attempt.run(run.begin_attempt(attempt))
                 except MeshError as error:
-                    if not self._goes_on(run, placements, attempt, error):
+                    if not self._goes_on(run, placements, attempt, error=error):
                         break
                     emitted = run.emitted_tokens
                     spans.begin_next(error, number=placements.number + 1, emitted_tokens=emitted)
@@ -240,7 +240,7 @@ class Pipeline:
         return RequestResult(usage=run.usage(), ttft_s=run.ttft_s)
 
     @staticmethod
-    def _goes_on(run: RequestRun, placements: RequestPlacements, attempt: Attempt, error: MeshError) -> bool:
+    def _goes_on(run: RequestRun, placements: RequestPlacements, attempt: Attempt, *, error: MeshError) -> bool:
         """Returns whether another placement follows; False if the answer is complete. Raises the error that ends the request."""
         is_refusal = isinstance(error, UnsupportedError) and run.emitted_tokens > 0
         if not is_refusal and not isinstance(error, RETRIABLE) and not is_stall(error):

@@ -105,7 +105,7 @@ async def tokens_of(request: Request, model: ServedModel, settings: PipelineSett
         if not text:
             raise InvalidRequestError(f"{field} must not be empty", field=field)
         if len(text) > _PROMPT_CHARACTERS_PER_TOKEN * model.context_tokens_max:
-            raise _too_long(f"the prompt has {len(text)} characters", field, model)
+            raise _too_long(f"the prompt has {len(text)} characters", field=field, model=model)
         if len(text) <= settings.inline_characters_max // (1 if model.text.is_fast else SLOW_TOKENISER_FACTOR):
             token_ids = tokenise()
         else:
@@ -133,7 +133,7 @@ async def hashes_of(token_ids: Sequence[int], request: Request, model: ServedMod
     if not size or len(token_ids) > model.context_tokens_max:
         # The model has no blocks, or `prepare` is about to refuse the prompt.
         return []
-    seed = seed_hash(request.adapter or model.adapter, request.cache_salt)
+    seed = seed_hash(adapter=request.adapter or model.adapter, cache_salt=request.cache_salt)
     if len(token_ids) <= _HASHED_AT_ONCE_TOKENS:
         return block_hashes(token_ids, size, seed=seed)
     hashes: list[int] = []
@@ -156,8 +156,8 @@ def prepare(
     request: Request,
     model: ServedModel,
     token_ids: Sequence[int],
-    hashes: list[int],
     *,
+    hashes: list[int],
     caller: Caller,
     attempt_timeout_s: float,
 ) -> Prepared:
@@ -212,13 +212,15 @@ def _sampling_for(request: Request, model: ServedModel, prompt_tokens: int) -> S
         raise InvalidRequestError(f"{field} must not be empty", field=field)
     room = model.context_tokens_max - prompt_tokens
     if room < 1:
-        raise _too_long(f"the prompt has {prompt_tokens} tokens", field, model)
+        raise _too_long(f"the prompt has {prompt_tokens} tokens", field=field, model=model)
     wanted = request.sampling.max_tokens
     if wanted is not None and wanted > room and request.shortens_answer:
         wanted = None
     if wanted is not None and wanted > room:
         raise _too_long(
-            f"the prompt has {prompt_tokens} tokens and {wanted} are asked for", request.named("max_tokens"), model
+            f"the prompt has {prompt_tokens} tokens and {wanted} are asked for",
+            field=request.named("max_tokens"),
+            model=model,
         )
     sampling = model.text.with_defaults(request.sampling)
     if wanted is not None and not sampling.stop:

@@ -131,7 +131,7 @@ class AnswerSink(Protocol):
         ...
 
     def on_text(
-        self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
+        self, choice: int, text: str, token_ids: Sequence[int], *, logprobs: Sequence[TokenLogprob] | None
     ) -> None:
         """Receives new text (whole characters, possibly none) and the tokens that it comes from.
 

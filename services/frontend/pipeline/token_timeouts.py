@@ -47,7 +47,7 @@ class TokenTimeouts:
         now_s = self._clock.now()
         left_s = min(self._deadline_s, silent_s) - now_s
         # Not twice in a row, or a process that is always late would never end its requests.
-        self._is_waking = left_s <= 0 and not self._is_waking and stood_still(self._due_s, now_s)
+        self._is_waking = left_s <= 0 and not self._is_waking and stood_still(due_s=self._due_s, now_s=now_s)
         if self._is_waking:
             # This process was suspended, not the worker: its tokens or its end may be unread in the socket.
             left_s = WAKING_S

@@ -120,7 +120,7 @@ class BatchStore:
         return await read_page(
             connection,
             "batches",
-            owner,
+            owner=owner,
             limit=limit,
             after=after,
             newest_first=newest_first,
@@ -215,7 +215,7 @@ class BatchStore:
         await _update(connection, claim.batch_id, lease_until_s=until_s, defects=defects)
         if defects >= self._settings.attempts_max:
             problem = [{"code": "internal", "line": None, "message": "internal error", "param": None}]
-            await _fail(connection, claim.batch_id, problem, now_s)
+            await _fail(connection, claim.batch_id, problem, now_s=now_s)
 
     @writes
     async def begin(self, connection: Connection, claim: Claim, *, total: int, model: str | None) -> None:
@@ -235,7 +235,7 @@ class BatchStore:
     async def fail(self, connection: Connection, claim: Claim, problems: Sequence[Mapping[str, Any]]) -> None:
         """Ends the batch as failed, since its input is not valid."""
         await _fence(connection, claim)
-        await _fail(connection, claim.batch_id, problems, self._clock.wall())
+        await _fail(connection, claim.batch_id, problems, now_s=self._clock.wall())
 
     @reads
     async def done_lines(self, connection: Connection, claim: Claim) -> set[int]:
@@ -294,7 +294,7 @@ class BatchStore:
 
     @writes
     async def end(
-        self, connection: Connection, claim: Claim, status: str, output: OutputFile | None, errors: OutputFile | None
+        self, connection: Connection, claim: Claim, status: str, *, output: OutputFile | None, errors: OutputFile | None
     ) -> None:
         """Ends the batch: adds the rows of its files, which are on the disk, and deletes its results."""
         await _fence(connection, claim)
@@ -360,7 +360,7 @@ async def _fence(connection: Connection, claim: Claim, *, is_locked: bool = True
         raise LeaseLostError(claim.batch_id)
 
 
-async def _fail(connection: Connection, batch_id: str, problems: Sequence[Mapping[str, Any]], now_s: float) -> None:
+async def _fail(connection: Connection, batch_id: str, problems: Sequence[Mapping[str, Any]], *, now_s: float) -> None:
     await connection.change("DELETE FROM results WHERE batch_id = ?", batch_id)
     errors = orjson.dumps(list(problems)).decode()
     await _update(connection, batch_id, status=FAILED, failed_s=now_s, ended_s=now_s, errors=errors, lease_until_s=0)

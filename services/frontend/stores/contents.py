@@ -90,10 +90,10 @@ class DirectoryContents:
             await asyncio.to_thread(self.path(file_id).unlink, missing_ok=True)
 
     async def sweep(self, gone: set[str], left: set[str], now_s: float) -> int:
-        return await asyncio.to_thread(sweep_directory, self._directory, gone, left, now_s)
+        return await asyncio.to_thread(sweep_directory, self._directory, gone, left, now_s=now_s)
 
 
-def sweep_directory(directory: Path, gone: set[str], left: set[str], now_s: float) -> int:
+def sweep_directory(directory: Path, gone: set[str], left: set[str], *, now_s: float) -> int:
     """Deletes the files in `gone`, and files that are not in `left` and older than a day. Returns their number."""
     count = 0
     for path in directory.iterdir():

@@ -96,7 +96,7 @@ class DatabaseContents:
         """Deletes bytes in the database, and files that a killed process left in this machine's directory."""
         await self.remove(sorted(gone))
         await self._remove_stale(now_s)
-        await asyncio.to_thread(sweep_directory, self._directory, set(), set(), now_s)
+        await asyncio.to_thread(sweep_directory, self._directory, set(), set(), now_s=now_s)
         return len(gone)
 
     @writes

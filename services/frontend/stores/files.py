@@ -84,31 +84,31 @@ class FileStore:
     ) -> Row:
         """Adds the row of a file whose bytes are stored. Raises OverloadedError if the store is full."""
         await connection.lock("files")
-        await self._check_shares(connection, owner, file_id, size_bytes)
+        await self._check_shares(connection, owner=owner, file_id=file_id, size_bytes=size_bytes)
         now_s = self._clock.wall()
         expires_s = now_s + (self._settings.file_ttl_s if ttl_s is None else ttl_s)
         await insert_file(connection, (file_id, owner, name, purpose, size_bytes, now_s, expires_s))
         row = await connection.row("SELECT * FROM files WHERE id = ?", file_id)
         if row is None:
-            raise _not_found(file_id, "file_id")
+            raise _not_found(file_id, field="file_id")
         return row
 
     @reads
     async def check_room(self, connection: Connection, *, owner: str, file_id: str, size_bytes: int) -> None:
         """Raises OverloadedError if there is no room for a file, before its bytes are moved."""
-        await self._check_shares(connection, owner, file_id, size_bytes)
+        await self._check_shares(connection, owner=owner, file_id=file_id, size_bytes=size_bytes)
 
-    async def _check_shares(self, connection: Connection, owner: str, file_id: str, size_bytes: int) -> None:
+    async def _check_shares(self, connection: Connection, *, owner: str, file_id: str, size_bytes: int) -> None:
         """Raises OverloadedError if another file exceeds the limits, of all files or of those of its owner."""
         settings = self._settings
         count_max, bytes_max = settings.files_max, settings.files_bytes_max
         # A row with this id is an earlier attempt to add it.
         used = await connection.row(f"{_USED} WHERE id <> ?", file_id)
-        _check_room(used, size_bytes, count_max, bytes_max)
+        _check_room(used, size_bytes, files_max=count_max, bytes_max=bytes_max)
         if owner:
             used = await connection.row(f"{_USED} WHERE id <> ? AND owner = ?", file_id, owner)
             share = settings.tenant_share_max
-            _check_room(used, size_bytes, count_max * share, bytes_max * share)
+            _check_room(used, size_bytes, files_max=count_max * share, bytes_max=bytes_max * share)
 
     @reads
     async def get(self, connection: Connection, *, owner: str, file_id: str, field: str = "file_id") -> Row:
@@ -117,7 +117,7 @@ class FileStore:
             "SELECT * FROM files WHERE id = ? AND owner = ? AND expires_s > ?", file_id, owner, self._clock.wall()
         )
         if row is None:
-            raise _not_found(file_id, field)
+            raise _not_found(file_id, field=field)
         return row
 
     @reads
@@ -135,7 +135,7 @@ class FileStore:
         return await read_page(
             connection,
             "files",
-            owner,
+            owner=owner,
             limit=limit,
             after=after,
             newest_first=newest_first,
@@ -161,7 +161,7 @@ class FileStore:
                 "a batch that has not ended reads this file", field="file_id", reason="file_in_use"
             )
         if not await connection.change("DELETE FROM files WHERE id = ? AND owner = ?", file_id, owner):
-            raise _not_found(file_id, "file_id")
+            raise _not_found(file_id, field="file_id")
 
     async def sweep(self) -> int:
         """Deletes expired files and old bytes without a row. Returns the number of files."""
@@ -185,7 +185,7 @@ class FileStore:
 _USED = "SELECT count(*) AS count, CAST(coalesce(sum(size_bytes), 0) AS BIGINT) AS size_bytes FROM files"
 
 
-def _check_room(used: Row | None, size_bytes: int, files_max: float, bytes_max: float) -> None:
+def _check_room(used: Row | None, size_bytes: int, *, files_max: float, bytes_max: float) -> None:
     if used is not None and (used["count"] >= files_max or used["size_bytes"] + size_bytes > bytes_max):
         raise OverloadedError("no room for another file; delete some", reason="files_full", retry_after_s=60.0)
 

@@ -71,7 +71,7 @@ class ResponseStore:
 
     @writes
     async def put(
-        self, connection: Connection, owner: str, body: Mapping[str, Any], items: Sequence[Mapping[str, Any]]
+        self, connection: Connection, owner: str, body: Mapping[str, Any], *, items: Sequence[Mapping[str, Any]]
     ) -> None:
         """Stores a response. All processes find it when this returns."""
         now_s = self._clock.wall()
@@ -94,7 +94,7 @@ class ResponseStore:
             self._oldest_s(),
         )
         if row is None:
-            raise _not_found(response_id, "response_id")
+            raise _not_found(response_id, field="response_id")
         return StoredResponse(body=orjson.loads(row["body"]), items=orjson.loads(row["items"]))
 
     @writes
@@ -102,7 +102,7 @@ class ResponseStore:
         """Deletes a response. Responses that continue it can no longer be continued. Raises NotFoundError."""
         await connection.lock(_LOCK)
         if not await connection.change("DELETE FROM responses WHERE id = ? AND owner = ?", response_id, owner):
-            raise _not_found(response_id, "response_id")
+            raise _not_found(response_id, field="response_id")
 
     @writes
     async def conversation(self, connection: Connection, *, owner: str, response_id: str) -> list[Mapping[str, Any]]:
@@ -122,7 +122,7 @@ class ResponseStore:
                 self._oldest_s(),
             )
             if row is None:
-                raise _not_found(response_id, "previous_response_id")
+                raise _not_found(response_id, field="previous_response_id")
             items += [*orjson.loads(row["items"]), *orjson.loads(row["body"])["output"]]
         return items
 
@@ -162,7 +162,7 @@ class ResponseStore:
 def _check_chain(chain: Sequence[Row], response_id: str, settings: ResponsesSettings) -> None:
     field = "previous_response_id"
     if not chain:
-        raise _not_found(response_id, field)
+        raise _not_found(response_id, field=field)
     oldest = chain[0]
     if oldest["depth"] > settings.chain_max or oldest["total_bytes"] > settings.chain_bytes_max:
         raise InvalidRequestError(

@@ -175,14 +175,14 @@ class LimitedEnvironment(_Sandbox):
         method = getattr(__obj, "__wrapped__", __obj)
         owner = getattr(method, "__self__", None)
         if isinstance(owner, str | bytes | int):
-            args = __self._bounded(owner, method.__name__, args, kwargs)
+            args = __self._bounded(owner, method.__name__, args, kwargs=kwargs)
         result = super().call(__context, __obj, *args, **kwargs)
         if isinstance(result, range):
             # The loop over it may contain no counted step.
             __self._step(len(result))
         return result
 
-    def _bounded(self, owner: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    def _bounded(self, owner: Any, name: str, args: tuple[Any, ...], *, kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """Checks the size of a method's result before the call. Returns the arguments, with an iterator read."""
         self._step(len(owner) >> 6 if isinstance(owner, Sized) else 0)
         if name == "join" and args:
@@ -194,7 +194,9 @@ class LimitedEnvironment(_Sandbox):
             self._check(bound(owner, [*args, *kwargs.values()], self._limits.characters_max))
         return args
 
-    def call_binop(self, context: jinja2.runtime.Context, operator_: str, left: Any, right: Any) -> Any:
+    def call_binop(  # noqa: PLR0917  # Jinja calls it.
+        self, context: jinja2.runtime.Context, operator_: str, left: Any, right: Any
+    ) -> Any:
         """See the base class."""
         size = self._size(operator_, left, right)
         self._check(size)

@@ -54,7 +54,7 @@ class SegmentTokenCache:
         token_ids = array("I")
         *stable, last = segments(text, self._cut)
         for segment in stable:
-            token_ids += self._segment(salt, segment)
+            token_ids += self._segment(salt, segment=segment)
         # The next turn extends the last segment, so the same segment will not come again.
         token_ids += self._encode(last)
         return token_ids
@@ -130,7 +130,7 @@ def find_safe_cuts(added: Iterable[AddedToken]) -> list[str]:
         if token.special
         and not (token.normalized or token.lstrip or token.single_word)
         and len(token.content) > 1
-        and not any(_overlaps(other, token.content) for other in contents)
+        and not any(_overlaps(other, token=token.content) for other in contents)
     ]
 
 

@@ -28,7 +28,7 @@ class StopFinder:
             end, start, self.matched = min(found)
             self._held = ""
             return text[: end if self._includes_stop else start]
-        cut = len(text) - max((_overlap(text, stop) for stop in self._stops), default=0)
+        cut = len(text) - max((_overlap(text, stop=stop) for stop in self._stops), default=0)
         self._held = text[cut:]
         return text[:cut]
 

@@ -116,7 +116,7 @@ class ChatTemplate:
         return "".join(pieces)
 
 
-def _to_json(
+def _to_json(  # noqa: PLR0917  # The signature of transformers' filter, which templates call.
     value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     # Jinja's own filter escapes HTML characters; models were trained on prompts without such escapes.

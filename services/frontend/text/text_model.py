@@ -168,7 +168,12 @@ def load_text_model(
         else None,
         defaults=_generation_defaults(generation),
         eos_token_ids=eos if isinstance(eos, list) else [eos] if isinstance(eos, int) else [],
-        selection=select(tool_parser, reasoning_parser, template=tool_source or source, added_tokens=added_tokens),
+        selection=select(
+            tool_parser=tool_parser,
+            reasoning_parser=reasoning_parser,
+            template=tool_source or source,
+            added_tokens=added_tokens,
+        ),
         fast=fast,
         template_source=source + tool_source,
         cached_characters_max=cached_characters_max,

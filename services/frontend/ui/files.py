@@ -31,5 +31,7 @@ def static_files() -> Mapping[str, StaticFile]:
         ending = path.name.rpartition(".")[2]
         if ending in CONTENT_TYPES:
             body = path.read_bytes()
-            found[path.name] = StaticFile(body, CONTENT_TYPES[ending], sha256(body).hexdigest()[:32])
+            found[path.name] = StaticFile(
+                body=body, content_type=CONTENT_TYPES[ending], etag=sha256(body).hexdigest()[:32]
+            )
     return found

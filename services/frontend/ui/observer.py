@@ -57,7 +57,7 @@ class MeshObserver:
         self._readings = 0
         self._earlier: dict[str, WorkerRow] = {}
         self._is_closed = False
-        instruments.gauge_function("ui_viewers", "Viewers of /ui.", lambda: self._viewers)
+        instruments.gauge_function("ui_viewers", help="Viewers of /ui.", function=lambda: self._viewers)
 
     async def start(self) -> None:
         """Does nothing."""

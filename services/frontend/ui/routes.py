@@ -103,7 +103,9 @@ class UiRoutes:
         self._explaining += 1
         try:
             routers = (await self._registry.instances(ROUTER)).instances
-            found, router_id = await find_explanation(routers, self._channels, request_id, self._ui.call_timeout_s)
+            found, router_id = await find_explanation(
+                routers, self._channels, request_id, timeout_s=self._ui.call_timeout_s
+            )
         finally:
             self._explaining -= 1
         body = explanation_json(found, router_id, candidates_max=self._ui.candidates_max)

@@ -35,10 +35,10 @@ class KubernetesOrchestrator:
 
     async def resize(self, unit: str, workers: int) -> None:
         """A merge patch of the wanted size: repeating it changes nothing."""
-        await self._call("patch", unit, body={"spec": {"replicas": workers}})
+        await self._call("patch", unit=unit, body={"spec": {"replicas": workers}})
 
     async def sizes(self, unit: str) -> tuple[int, int]:
-        scale = await self._call("read", unit)
+        scale = await self._call("read", unit=unit)
         return int(scale.spec.replicas or 0), int(scale.status.replicas or 0)
 
     async def aclose(self) -> None:

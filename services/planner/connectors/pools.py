@@ -27,7 +27,7 @@ def read_pools(entries: Sequence[str], *, field: str) -> Sequence[ManagedPool]:
     """Reads entries `MODEL/ROLE=UNIT` or `MODEL/ROLE=UNIT:MAX`. Raises InvalidRequestError for a malformed or repeated one."""
     pools: list[ManagedPool] = []
     for entry in entries:
-        pool = _read(entry, field)
+        pool = _read(entry, field=field)
         if any((each.model, each.role) == (pool.model, pool.role) or each.unit == pool.unit for each in pools):
             raise InvalidRequestError(f"{entry!r}: this pool or unit occurs twice", field=field)
         pools.append(pool)

@@ -44,12 +44,15 @@ class Correction:
         if not forecast.is_stable:
             return
         weight = 1 - math.exp(-passed_s / SMOOTHING_S)
+        observed_s, predicted_s = _waits(observation.ttft_mean_s, forecast)
         self.value = Corrections(
-            wait=self._blend(self.value.wait, *_waits(observation.ttft_mean_s, forecast), weight),
-            itl=self._blend(self.value.itl, observation.itl_mean_s, forecast.step_s, weight),
+            wait=self._blend(known=self.value.wait, observed_s=observed_s, predicted_s=predicted_s, weight=weight),
+            itl=self._blend(
+                known=self.value.itl, observed_s=observation.itl_mean_s, predicted_s=forecast.step_s, weight=weight
+            ),
         )
 
-    def _blend(self, known: float, observed_s: float | None, predicted_s: float, weight: float) -> float:
+    def _blend(self, *, known: float, observed_s: float | None, predicted_s: float, weight: float) -> float:
         if not observed_s or predicted_s <= 0:
             return known
         ratio = min(self._max, max(1 / self._max, observed_s / predicted_s))

@@ -36,11 +36,11 @@ class Excursions:
 
         `newest`: what arrived since the call before, per second. Its mean is the level; the present rate alone begins anew with each rise.
         """
-        level = self._level(newest, now_s)
+        level = self._level(newest, now_s=now_s)
         if self._total_s < self._start_s:
             # A level of a few seconds is chance, and so is what exceeds it.
             return rate
-        self._follow(rate, level, now_s)
+        self._follow(rate, level=level, now_s=now_s)
         while self._ended and self._ended[0][0] < now_s - REMEMBERED_STARTS * self._start_s:
             self._ended.popleft()
         brief = [length_s for _, length_s in self._ended if length_s < self._start_s]

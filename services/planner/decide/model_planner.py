@@ -105,10 +105,10 @@ class ModelPlanner:
         self._adopt(observation, wanted, now_s)
         assert self._wanted is not None
         inputs = DecisionInputs(state=observation.state, ready=observation.ready, wanted=self._wanted)
-        if (held := self._held(observation, targets, speed, now_s)) is not None:
+        if (held := self._held(observation, targets, speed, now_s=now_s)) is not None:
             return held, inputs
         if self._thresholds is not None:
-            return self._choose_by_thresholds(self._thresholds, observation, targets, now_s), inputs
+            return self._choose_by_thresholds(self._thresholds, observation, targets, now_s=now_s), inputs
         assert targets is not None
         assert speed is not None
         recent = self._smoothed(observation.recent_rate, targets, now_s)
@@ -124,10 +124,10 @@ class ModelPlanner:
         if self._excursions.are_usual:
             # The replay of the arrivals has the bursts already, which headroom would cover again.
             prediction = replace(prediction, upper=prediction.value)
-        now = self._with_backlog(self._demand.at_rate(recent), observation, speed, targets)
+        now = self._with_backlog(self._demand.at_rate(recent), observation, speed, targets=targets)
         bursts = self._update_bursts(observation, now_s)
         plain = Sizer(speed=speed, targets=targets, workers_max=self._settings.workers_max, bursts=bursts)
-        catch_up = self._catch_up_rate(plain, self._demand.at_rate(settled), observation, now_s)
+        catch_up = self._catch_up_rate(plain, self._demand.at_rate(settled), observation, now_s=now_s)
         self._correction.update(observation, plain, now_s=now_s, is_steady=now.requests_per_s <= recent)
         sizer = replace(plain, corrections=self._correction.value)
         coming = coming_demand(self._demand, prediction, settled)
@@ -147,8 +147,8 @@ class ModelPlanner:
         sizing = sizer.size(most)
         lasting = sizer.size(coming).shape if catch_up else sizing.shape
         sized = larger(self._stabiliser.settle(lasting, self._wanted, now_s), sizing.shape)
-        surge = self._deflect_surge(sizer, situation, observation.surge_rate, now_s)
-        return surge or self._choose(sizer, situation, sizing, sized, now_s), inputs
+        surge = self._deflect_surge(sizer, situation, rate=observation.surge_rate, now_s=now_s)
+        return surge or self._choose(sizer, situation, sizing, sized=sized, now_s=now_s), inputs
 
     def _update_bursts(self, observation: ModelObservation, now_s: float) -> Bursts | None:
         """Adds what arrived since the last tick. The replays change once per `interval_s`, since they take more time than the formulas."""
@@ -212,7 +212,7 @@ class ModelPlanner:
             self._stabiliser.restart()
 
     def _held(
-        self, observation: ModelObservation, targets: Targets | None, speed: Speed | None, now_s: float
+        self, observation: ModelObservation, targets: Targets | None, speed: Speed | None, *, now_s: float
     ) -> Choice | None:
         if observation.state is not ObservationState.COMPLETE:
             detail = "; ".join(observation.problems)
@@ -227,7 +227,7 @@ class ModelPlanner:
             return Choice(action=DecisionAction.HOLD, reason="manual_change", detail=detail)
         return None
 
-    def _with_backlog(self, demand: Demand, observation: ModelObservation, speed: Speed, targets: Targets) -> Demand:
+    def _with_backlog(self, demand: Demand, observation: ModelObservation, speed: Speed, *, targets: Targets) -> Demand:
         """Adds the backlog that the pool cannot compute within half of the TTFT target."""
         workers = max(1, observation.ready.prefill_workers or observation.ready.decode_workers)
         harmless = workers * (targets.ttft_s or BACKLOG_S) / 2 / speed.prefill_s_per_token
@@ -235,11 +235,11 @@ class ModelPlanner:
         return demand.at_rate(demand.requests_per_s + excess / BACKLOG_S / max(1.0, demand.prompt_tokens))
 
     def _choose_by_thresholds(
-        self, thresholds: Thresholds, observation: ModelObservation, targets: Targets | None, now_s: float
+        self, thresholds: Thresholds, observation: ModelObservation, targets: Targets | None, *, now_s: float
     ) -> Choice:
         assert self._wanted is not None
         wanted = self._wanted
-        shape = thresholds.choose(observation, wanted, targets, now_s)
+        shape = thresholds.choose(observation, wanted, targets, now_s=now_s)
         detail = f"{observation.backlog_tokens:.0f} prompt tokens wait, {observation.kv_usage or 0.0:.0%} of the KV blocks are in use"
         if sizes(shape) == sizes(wanted):
             return Choice(action=DecisionAction.KEEP, reason="within_thresholds", detail=detail)
@@ -255,7 +255,7 @@ class ModelPlanner:
             ],
         )
 
-    def _catch_up_rate(self, sizer: Sizer, demand: Demand, observation: ModelObservation, now_s: float) -> float:
+    def _catch_up_rate(self, sizer: Sizer, demand: Demand, observation: ModelObservation, *, now_s: float) -> float:
         """What new workers must serve beyond the load, so that a backlog does not outlive them."""
         assert self._wanted is not None
         settings = self._settings
@@ -273,13 +273,13 @@ class ModelPlanner:
             catch_up_s=CATCH_UP_S,
         )
 
-    def _choose(self, sizer: Sizer, situation: Situation, sizing: Sizing, sized: Shape, now_s: float) -> Choice:
+    def _choose(self, sizer: Sizer, situation: Situation, sizing: Sizing, *, sized: Shape, now_s: float) -> Choice:
         """`sized`: the pools to have. Those for the load alone are kept for `calm_s`, those for a backlog only as long as there is one."""
         evaluator = Evaluator(sizer, self._settings, situation)
         keep = evaluator.keep()
         rate = situation.coming.requests_per_s
         if keep.goodput_per_s >= rate * (1 - TOLERANCE) and not self._is_short(sizing, situation):
-            return self._save(sizer, evaluator, keep, sized, situation, now_s)
+            return self._save(sizer, evaluator, keep, sized=sized, situation=situation, now_s=now_s)
         self._short_s = now_s
         others = [*self._deflections(evaluator, now_s), *self._flips(evaluator, now_s)]
         if sizes(sized) != sizes(situation.wanted):
@@ -307,7 +307,7 @@ class ModelPlanner:
         )
         return Choice(action=best.action, reason=_shortage(sizer, situation), detail=detail, alternatives=ordered)
 
-    def _deflect_surge(self, sizer: Sizer, situation: Situation, rate: float, now_s: float) -> Choice | None:
+    def _deflect_surge(self, sizer: Sizer, situation: Situation, *, rate: float, now_s: float) -> Choice | None:
         """The best deflection if the newest requests were the present load.
 
         None: there is no surge, the pools serve it, or a bound is set already.
@@ -342,6 +342,7 @@ class ModelPlanner:
         sizer: Sizer,
         evaluator: Evaluator,
         keep: Alternative,
+        *,
         sized: Shape,
         situation: Situation,
         now_s: float,

@@ -31,13 +31,13 @@ class Stabiliser:
         return Shape(
             prefill_workers=self._settle(
                 needed.prefill_workers,
-                wanted.prefill_workers,
-                max(shape.prefill_workers for _, shape in self._needed) if is_calm else wanted.prefill_workers,
+                wanted=wanted.prefill_workers,
+                largest=max(shape.prefill_workers for _, shape in self._needed) if is_calm else wanted.prefill_workers,
             ),
             decode_workers=self._settle(
                 needed.decode_workers,
-                wanted.decode_workers,
-                max(shape.decode_workers for _, shape in self._needed) if is_calm else wanted.decode_workers,
+                wanted=wanted.decode_workers,
+                largest=max(shape.decode_workers for _, shape in self._needed) if is_calm else wanted.decode_workers,
             ),
             deflect_tokens=wanted.deflect_tokens,
         )

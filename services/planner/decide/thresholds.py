@@ -48,7 +48,7 @@ class Thresholds:
         self._start_s, self._calm_s, self._workers_max = start_s, calm_s, workers_max
         self._prefill, self._decode = _Pool(), _Pool()
 
-    def choose(self, observation: ModelObservation, wanted: Shape, targets: Targets | None, now_s: float) -> Shape:
+    def choose(self, observation: ModelObservation, wanted: Shape, targets: Targets | None, *, now_s: float) -> Shape:
         """Returns the sizes to have; those that are wanted already if nothing changes."""
         limits = targets or Targets(model=observation.model)
         settings, ready = self._settings, observation.ready
@@ -58,9 +58,9 @@ class Thresholds:
                 self._prefill,
                 wanted.prefill_workers,
                 observation.backlog_tokens / max(1, ready.prefill_workers),
-                (settings.backlog_low, settings.backlog_high),
-                limits.prefill,
-                now_s,
+                bounds=(settings.backlog_low, settings.backlog_high),
+                limits=limits.prefill,
+                now_s=now_s,
             )
             if wanted.prefill_workers
             else 0,
@@ -68,14 +68,14 @@ class Thresholds:
                 self._decode,
                 wanted.decode_workers,
                 observation.kv_usage or 0.0,
-                (settings.kv_low, settings.kv_high),
-                limits.decode,
-                now_s,
+                bounds=(settings.kv_low, settings.kv_high),
+                limits=limits.decode,
+                now_s=now_s,
             ),
         )
 
     def _size(
-        self, pool: _Pool, size: int, value: float, bounds: tuple[float, float], limits: PoolLimits, now_s: float
+        self, pool: _Pool, size: int, value: float, *, bounds: tuple[float, float], limits: PoolLimits, now_s: float
     ) -> int:
         low, high = bounds
         most = self._workers_max if limits.workers_max is None else limits.workers_max

@@ -42,7 +42,7 @@ class SeasonalNaive:
         return [season[i % self.period] for i in range(steps)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LocalTrend:
     """A Kalman filter of a level and a trend, the local linear trend model.
 

@@ -159,9 +159,9 @@ class Forecast:
             return math.inf
         # Steps per second of each worker's requests, and the step time as a function of the batch: batch = started * step_s(batch).
         started = self.demand.requests_per_s * max(1.0, self.demand.output_tokens) / workers
-        per_request_s = (self.speed.decode_s(1, self.context_tokens) - self.speed.decode_step_base_s) / (
-            1 - prefill_share
-        )
+        per_request_s = (
+            self.speed.decode_s(batch=1, context_tokens=self.context_tokens) - self.speed.decode_step_base_s
+        ) / (1 - prefill_share)
         if started * per_request_s >= 1:
             return math.inf
         batch = started * self.speed.decode_step_base_s / (1 - prefill_share) / (1 - started * per_request_s)
@@ -170,7 +170,7 @@ class Forecast:
     @cached_property
     def step_s(self) -> float:
         """Mean time of a decode step, including the prompts that decode workers compute."""
-        return self.speed.decode_s(self.batch, self.context_tokens) / (
+        return self.speed.decode_s(batch=self.batch, context_tokens=self.context_tokens) / (
             1 - self._deflect_load / self.shape.decode_workers
         )
 
@@ -191,7 +191,9 @@ class Forecast:
     @cached_property
     def _times(self) -> PromptTimes:
         deflect_tokens = float(self.shape.deflect_tokens) if self.shape.prefill_workers else math.inf
-        return prompt_times(self.speed, tuple(self.demand.prompt_lengths), self.demand.hit_rate, deflect_tokens)
+        return prompt_times(
+            self.speed, tuple(self.demand.prompt_lengths), hit_rate=self.demand.hit_rate, deflect_tokens=deflect_tokens
+        )
 
     @cached_property
     def _prefill_times(self) -> PoolTimes:
@@ -208,7 +210,9 @@ class Forecast:
     @cached_property
     def prompts_per_step(self) -> float:
         """Prompts of mean length that fit into a step; at least 1."""
-        return max(1.0, self.speed.step_tokens_max / uncached_tokens(self.demand.prompt_tokens, self.demand.hit_rate))
+        return max(
+            1.0, self.speed.step_tokens_max / uncached_tokens(self.demand.prompt_tokens, hit_rate=self.demand.hit_rate)
+        )
 
     @cached_property
     def _prefill_wait_s(self) -> float:
@@ -224,7 +228,7 @@ class Forecast:
             service_cv2=times.cv2,
             arrival_cv2=self.demand.burstiness,
         )
-        return wait_s * batching_factor(self.prefill_load / workers, self.prompts_per_step)
+        return wait_s * batching_factor(utilisation=self.prefill_load / workers, prompts_per_step=self.prompts_per_step)
 
     @cached_property
     def _burst_waits(self) -> Waits | None:
@@ -253,7 +257,7 @@ class Forecast:
         times = self._times.deflected
         workers = self.shape.decode_workers
         # While prompts are computed the batch goes on, so that the wait is stretched as the steps are.
-        stretch = self.step_s / self.speed.decode_s(self.batch, self.context_tokens)
+        stretch = self.step_s / self.speed.decode_s(batch=self.batch, context_tokens=self.context_tokens)
         return stretch * mean_wait_s(
             servers=workers,
             rate=self._deflected_rate,
@@ -276,7 +280,7 @@ class Forecast:
     def _batch_within(self, step_s: float) -> float:
         """Largest batch whose steps take at most `step_s`; below 0 if even an empty one takes longer."""
         share = 1 - self._deflect_load / self.shape.decode_workers
-        per_request_s = self.speed.decode_s(1, self.context_tokens) - self.speed.decode_step_base_s
+        per_request_s = self.speed.decode_s(batch=1, context_tokens=self.context_tokens) - self.speed.decode_step_base_s
         room_s = step_s * share - self.speed.decode_step_base_s
         if per_request_s <= 0:
             return math.inf if room_s >= 0 else -1.0

@@ -43,16 +43,16 @@ def uncached_tokens(tokens: float, hit_rate: float) -> float:
 
 @lru_cache(maxsize=512)
 def prompt_times(
-    speed: Speed, lengths: tuple[tuple[float, float], ...], hit_rate: float, deflect_tokens: float
+    speed: Speed, lengths: tuple[tuple[float, float], ...], *, hit_rate: float, deflect_tokens: float
 ) -> PromptTimes:
     """`lengths`: (tokens, share). Prompts of up to `deflect_tokens` uncached tokens are deflected; infinite: all."""
     prefill: list[tuple[float, float]] = []
     deflected: list[tuple[float, float]] = []
     own: list[tuple[float, bool, float]] = []
     for tokens, part in lengths:
-        uncached = uncached_tokens(tokens, hit_rate)
+        uncached = uncached_tokens(tokens, hit_rate=hit_rate)
         if uncached <= deflect_tokens:
-            time_s = speed.compute_s(uncached, tokens)
+            time_s = speed.compute_s(uncached_tokens=uncached, prompt_tokens=tokens)
             deflected.append((time_s, part))
             own.append((part, True, time_s))
         else:

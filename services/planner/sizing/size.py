@@ -117,12 +117,14 @@ class Sizer:
     def _candidates(self, demand: Demand) -> Iterator[Shape]:
         """For each number of prefill workers the fewest decode workers that meet the targets, as long as that may be cheaper."""
         low, high = self._bounds()
-        fewest = self._fewest_decode(demand, high.prefill_workers, low.decode_workers, high.decode_workers)
+        fewest = self._fewest_decode(
+            demand, prefill=high.prefill_workers, low=low.decode_workers, high=high.decode_workers
+        )
         if fewest is None:
             return
         first = self._fewest_prefill(demand, self._stable_prefill(demand, low.prefill_workers), high)
         for prefill in range(first, high.prefill_workers + 1):
-            decode = self._fewest_decode(demand, prefill, fewest, high.decode_workers)
+            decode = self._fewest_decode(demand, prefill=prefill, low=fewest, high=high.decode_workers)
             if decode is None:
                 continue
             shape = Shape(prefill_workers=prefill, decode_workers=decode)
@@ -133,18 +135,22 @@ class Sizer:
 
     def _fewest_prefill(self, demand: Demand, low: int, high: Shape) -> int:
         """With the largest decode pool, which meets the targets with the largest prefill pool."""
-        return _first(lambda prefill: self._meets(demand, prefill, high.decode_workers), low, high.prefill_workers)
+        return _first(
+            lambda prefill: self._meets(demand, prefill=prefill, decode=high.decode_workers),
+            low=low,
+            high=high.prefill_workers,
+        )
 
-    def _fewest_decode(self, demand: Demand, prefill: int, low: int, high: int) -> int | None:
+    def _fewest_decode(self, demand: Demand, *, prefill: int, low: int, high: int) -> int | None:
         """More decode workers never make a latency longer. Often the lowest number is the answer."""
         low = max(1, low)
         if high < 1:
             return None
-        if self._meets(demand, prefill, low):
+        if self._meets(demand, prefill=prefill, decode=low):
             return low
-        if not self._meets(demand, prefill, high):
+        if not self._meets(demand, prefill=prefill, decode=high):
             return None
-        return _first(lambda decode: self._meets(demand, prefill, decode), low + 1, high)
+        return _first(lambda decode: self._meets(demand, prefill=prefill, decode=decode), low=low + 1, high=high)
 
     def _meets(self, demand: Demand, prefill: int, decode: int) -> bool:
         return self.forecast(demand, Shape(prefill_workers=prefill, decode_workers=decode)).meets

@@ -34,7 +34,9 @@ class Speed:
     def prefill_s(self, uncached_tokens: float, prompt_tokens: float) -> float:
         """Time to compute the uncached end of a prompt, alone on a worker. Long prompts take several steps."""
         steps = max(1.0, uncached_tokens / self.step_tokens_max)
-        return steps * self.prefill_base_s + self.compute_s(uncached_tokens, prompt_tokens)
+        return steps * self.prefill_base_s + self.compute_s(
+            uncached_tokens=uncached_tokens, prompt_tokens=prompt_tokens
+        )
 
     def compute_s(self, uncached_tokens: float, prompt_tokens: float) -> float:
         """The part of `prefill_s` that grows with the tokens."""

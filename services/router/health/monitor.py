@@ -127,7 +127,7 @@ class HealthMonitor:
         if self._not_closed or self.paths:
             for target in (reservation.prefill, reservation.decode):
                 if target is not None:
-                    self._apply(target.worker, Breaker.on_placed, reservation, now)
+                    self._apply(target.worker, Breaker.on_placed, reservation, now=now)
         if ask.block_hashes:
             self._check_overlap(reservation.computing_prompt, ask, now=now, holders_of=holders_of)
 
@@ -135,24 +135,24 @@ class HealthMonitor:
         """Counts a report as success or failure of the workers that it is about."""
         prefill, decode, kind = reservation.prefill, reservation.decode, report.kind
         if report.is_answered_by_prefill:
-            self._apply(decode.worker, Breaker.on_no_verdict, reservation, now)
+            self._apply(decode.worker, Breaker.on_no_verdict, reservation, now=now)
         elif kind is PREFILLED:
             if prefill is not None:
-                self._apply(prefill.worker, Breaker.on_success, reservation, now)
+                self._apply(prefill.worker, Breaker.on_success, reservation, now=now)
         elif kind is FIRST_TOKEN:
             if self._not_closed or self.paths:
-                self._apply(decode.worker, Breaker.on_first_result, reservation, now)
+                self._apply(decode.worker, Breaker.on_first_result, reservation, now=now)
         elif kind is FINISHED:
-            self._apply(decode.worker, Breaker.on_success, reservation, now)
+            self._apply(decode.worker, Breaker.on_success, reservation, now=now)
         elif kind.settles:
             is_fault = kind is ReportKind.FAILED and is_worker_fault(report.error)
             for target in (prefill, decode):
                 if target is None:
                     continue
                 if is_fault and target.worker.worker_id == report.failed_worker_id:
-                    self._on_failure(target, reservation, report.error, now)
+                    self._on_failure(target, reservation, report.error, now=now)
                 else:
-                    self._apply(target.worker, Breaker.on_no_verdict, reservation, now)
+                    self._apply(target.worker, Breaker.on_no_verdict, reservation, now=now)
 
     def on_load_record(self, worker: RegisteredWorker, record: LoadRecord, now: float) -> None:
         """Checks whether the worker makes steps while it has work."""
@@ -282,6 +282,7 @@ class HealthMonitor:
         worker: RegisteredWorker,
         change: Callable[[Breaker, str, float], None],
         reservation: Reservation,
+        *,
         now: float,
     ) -> None:
         health = self._health.get(worker.worker_id)
@@ -307,21 +308,21 @@ class HealthMonitor:
         if before is not BreakerState.CLOSED or health.breaker.state is not BreakerState.CLOSED:
             self._on_breaker_change(worker, health, before)
 
-    def _on_failure(self, target: Target, reservation: Reservation, error: MeshError | None, now: float) -> None:
+    def _on_failure(self, target: Target, reservation: Reservation, error: MeshError | None, *, now: float) -> None:
         """Counts a failure for the worker; if its link failed and other frontends use it too, for the path from this frontend."""
         worker, frontend_id = target.worker, reservation.frontend_id
         health = self._health.get(worker.worker_id)
         if health is None or target.column < 0:
             return  # The process that failed has been replaced, or its worker has left.
         if not is_link_fault(error):
-            self._apply(worker, Breaker.on_failure, reservation, now)
+            self._apply(worker, Breaker.on_failure, reservation, now=now)
         elif self.paths.is_sole(frontend_id):
-            self._apply(worker, _on_link_failure, reservation, now)
+            self._apply(worker, _on_link_failure, reservation, now=now)
         else:
             is_paused = self.paths.on_failure(
                 frontend_id=frontend_id, worker_id=worker.worker_id, reservation_id=reservation.reservation_id, now=now
             )
-            self._apply(worker, Breaker.on_no_verdict, reservation, now)
+            self._apply(worker, Breaker.on_no_verdict, reservation, now=now)
             if is_paused:
                 self._add_event(worker, "path_opened", frontend_id=frontend_id)
                 if self.paths.agree(worker.worker_id, answered_at=health.answered_at):

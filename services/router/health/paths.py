@@ -72,7 +72,7 @@ class PathBreakers:
 
     def remove_worker(self, worker_id: str) -> None:
         for frontend_id in list(self._paths):
-            self._remove(frontend_id, worker_id)
+            self._remove(frontend_id, worker_id=worker_id)
 
     def is_sole(self, frontend_id: str) -> bool:
         """True if no other frontend is connected, so that a failing path cannot be told from a failing worker."""
@@ -157,7 +157,7 @@ class PathBreakers:
         for frontend_id, paths in list(self._paths.items()):
             for worker_id, path in list(paths.items()):
                 if path.breaker.state is BreakerState.CLOSED and now - path.failed_at >= FORGET_S:
-                    self._remove(frontend_id, worker_id)
+                    self._remove(frontend_id, worker_id=worker_id)
 
     def _remove(self, frontend_id: str, worker_id: str) -> None:
         paths = self._paths.get(frontend_id, {})

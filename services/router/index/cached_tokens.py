@@ -79,9 +79,9 @@ class CachedTokens:
         return tokens
 
     def _combine(self, prefixes: Prefixes, slower: Sequence[Prefixes], *, block_size_tokens: int, width: int) -> Floats:
-        tokens = tokens_by_bit(prefixes, block_size_tokens, width)
+        tokens = tokens_by_bit(prefixes, block_size_tokens, width=width)
         for found, (_, credit) in zip(slower, self._slower, strict=False):
-            tokens += credit * np.maximum(tokens_by_bit(found, block_size_tokens, width) - tokens, 0)
+            tokens += credit * np.maximum(tokens_by_bit(found, block_size_tokens, width=width) - tokens, 0)
         return tokens
 
 

@@ -105,12 +105,12 @@ class HolderIndex:
         mask = 1 << bit
         if self._cut_mask & mask:
             self._heal_cuts(bit, block_hashes)
-        if not self._store_new_run(bit, mask, block_hashes):
-            self._store_one_by_one(bit, mask, block_hashes)
+        if not self._store_new_run(bit, mask=mask, block_hashes=block_hashes):
+            self._store_one_by_one(bit, mask=mask, block_hashes=block_hashes)
         if parent_hash is not None:
-            self._link(parent_hash, block_hashes[0])
+            self._link(parent=parent_hash, child=block_hashes[0])
             if not self.holders.get(parent_hash, 0) & mask:
-                self._add_cut(bit, parent_hash)
+                self._add_cut(bit, block=parent_hash)
 
     def remove(self, bit: int, block_hashes: Sequence[int]) -> int:
         """Removes blocks from a holder. Returns how many it did not hold."""
@@ -119,7 +119,7 @@ class HolderIndex:
     def _remove(self, bit: int, block_hashes: Sequence[int]) -> list[int]:
         """Removes blocks from a holder. Returns those that it did not hold."""
         mask = 1 << bit
-        if self._remove_run(bit, mask, block_hashes):
+        if self._remove_run(bit, mask=mask, block_hashes=block_hashes):
             return []
         holders, children = self.holders, self._children
         parents: list[int] = []
@@ -139,9 +139,9 @@ class HolderIndex:
         for block in parents:
             child = children[block]
             if isinstance(child, set):
-                self._after_removal(bit, mask, block)
+                self._after_removal(bit, mask=mask, block=block)
             elif (who := holders.get(child, 0)) & mask:
-                self._add_cut(bit, block)
+                self._add_cut(bit, block=block)
             elif not who and block not in holders:
                 del children[block]
         return unknown
@@ -245,7 +245,7 @@ class HolderIndex:
                 if not left:
                     del children[block]
             elif child is not None:
-                self._after_removal(bit, mask, block)
+                self._after_removal(bit, mask=mask, block=block)
         return True
 
     def _store_one_by_one(self, bit: int, mask: int, block_hashes: Sequence[int]) -> None:
@@ -260,7 +260,7 @@ class HolderIndex:
                 holders[block] = mask
                 added += 1
                 if previous is not None:
-                    self._link(previous, block)
+                    self._link(parent=previous, child=block)
             elif not old & mask:
                 if old != shared_old:
                     shared_old, shared_new = old, old | mask
@@ -287,8 +287,8 @@ class HolderIndex:
 
     def _after_removal(self, bit: int, mask: int, block: int) -> None:
         """A block with several children was removed from a holder: a cut, if the holder kept a child."""
-        if self._holds_child(mask, block):
-            self._add_cut(bit, block)
+        if self._holds_child(mask, block=block):
+            self._add_cut(bit, block=block)
         elif block not in self.holders:
             self._forget_childless(block)
 
@@ -322,7 +322,7 @@ class HolderIndex:
     def _prune_cuts(self, bit: int) -> None:
         """Removes cuts whose children the holder has lost since."""
         cuts = self._cuts[bit]
-        for block in [block for block in cuts if not self._holds_child(1 << bit, block)]:
+        for block in [block for block in cuts if not self._holds_child(1 << bit, block=block)]:
             cuts.discard(block)
             if block not in self.holders:
                 self._forget_childless(block)

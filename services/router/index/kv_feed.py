@@ -144,7 +144,7 @@ class KvFeed:
 
     def _end_snapshot(self, batch: KvBatch) -> None:
         for rank, bit in enumerate(self._incoming):
-            self._index.replace_holder(self.bits[rank], bit)
+            self._index.replace_holder(old=self.bits[rank], new=bit)
             self.bits[rank] = bit
         self._incoming = []
         self._epoch, self._sequence = batch.epoch, batch.sequence
@@ -187,7 +187,7 @@ class KvFeed:
 
     def _replace_holder(self, bits: list[int], rank: int) -> None:
         old, bits[rank] = bits[rank], self._index.add_holder()
-        self._index.replace_holder(old, bits[rank])
+        self._index.replace_holder(old=old, new=bits[rank])
 
     def _replace_holders(self) -> None:
         """Removes all blocks and predictions of a process that was replaced."""

@@ -50,7 +50,7 @@ class KvIndex:
 
     def replace_holder(self, old: int, new: int) -> None:
         """Drops `old`; its predictions become those of `new`."""
-        self.predicted.rename(old, new)
+        self.predicted.rename(old=old, new=new)
         self.drop_holder(old)
         self.device.holders_version += 1
 

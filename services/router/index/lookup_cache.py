@@ -22,7 +22,7 @@ SENTINELS_MAX = 64
 _UNBOUNDED = 1 << 62
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class _CachedLookup:
     """The result of a lookup. `sentinels` returns the sentinel blocks of a prompt, `holders` are their holders."""
 
@@ -62,7 +62,7 @@ class LookupCache:
             if 2 * len(prefixes[0]) < SENTINELS_MAX:
                 if len(self._lookups) >= ENTRIES_MAX:
                     self._lookups.clear()
-                self._lookups[block_hashes[0]] = _CachedLookup(prefixes)
+                self._lookups[block_hashes[0]] = _CachedLookup(prefixes=prefixes)
             return
         count, deepest = len(block_hashes), prefixes[0][-1]
         places = {0, *(depth - 1 for depth in prefixes[0]), *prefixes[0]} - {count}

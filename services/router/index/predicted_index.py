@@ -34,7 +34,7 @@ class Lifetime:
     placements_max: int
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class _Stretch:
     """A node of the tree: blocks `start` to `end` of some prompts. `blocks[0]` is their block `offset`."""
 
@@ -63,7 +63,7 @@ class _Stretch:
         return high
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class _Prediction:
     """One placement of the prompt that ends with the block `last`, on the holder `bit`."""
 
@@ -147,7 +147,7 @@ class PredictedIndex:
         stretch = self._stretch_for(block_hashes)
         self._add_count(stretch, bit)
         ends_at = now + lifetime.ttl_s
-        placed = records[last] = _Prediction(bit, last=last, stretch=stretch, lifetime=lifetime, ends_at=ends_at)
+        placed = records[last] = _Prediction(bit=bit, last=last, stretch=stretch, lifetime=lifetime, ends_at=ends_at)
         queue = self._queues.get(lifetime)
         if queue is None:
             queue = self._queues[lifetime] = OrderedDict()
@@ -222,7 +222,7 @@ class PredictedIndex:
             if stretch is None:
                 # To copy a long prompt takes as long as the rest of a decision, so the prompt is shared unless most of it would be unused.
                 blocks, offset = (block_hashes, 0) if 2 * depth <= count else (tuple(block_hashes[depth:]), depth)
-                new = _Stretch(blocks, offset=offset, start=depth, end=count, parent=parent)
+                new = _Stretch(blocks=blocks, offset=offset, start=depth, end=count, parent=parent)
                 siblings[block_hashes[depth]] = new
                 self._blocks += count - depth
                 return new
@@ -237,7 +237,7 @@ class PredictedIndex:
         """Splits a stretch at `depth`. Returns the new upper one; the lower one keeps the placements that end in it."""
         parent, first = lower.parent, lower.blocks[lower.start - lower.offset]
         upper = _Stretch(
-            lower.blocks,
+            blocks=lower.blocks,
             offset=lower.offset,
             start=lower.start,
             end=depth,

@@ -52,19 +52,19 @@ class PlacementDecision:
             yield from self._pairs_of(group, bad_pairs, *self.legs)
 
     def _pairs_of(
-        self, group: Group, bad_pairs: BadPairs | None, prefill_leg: ScoredLeg, decode_leg: ScoredLeg
+        self, group: Group, bad_pairs: BadPairs | None, prefill_leg: ScoredLeg, *, decode_leg: ScoredLeg
     ) -> Iterator[Candidate]:
         for i in prefill_leg.costs[group.prefills].argsort(kind="stable")[:PAIRS_PER_SIDE].tolist():
             for j in decode_leg.costs[group.decodes].argsort(kind="stable")[:PAIRS_PER_SIDE].tolist():
                 prefill, decode = i + group.prefills.start, j + group.decodes.start
-                factor = 1.0 if bad_pairs is None else bad_pairs.factor(i, j)
+                factor = 1.0 if bad_pairs is None else bad_pairs.factor(prefill=i, decode=j)
                 if factor == INFINITE:
                     continue
                 terms = [*_terms(prefill_leg, prefill, decode_leg), *_terms(decode_leg, decode, prefill_leg)]
                 cost = prefill_leg.costs.item(prefill) + decode_leg.costs.item(decode)
                 if self.handoff_times is not None:
                     uncached = self.forecast.prompt_tokens - decode_leg.cached_tokens.item(decode)
-                    time = self.handoff_times[group.distance(i, j)]
+                    time = self.handoff_times[group.distance(prefill=i, decode=j)]
                     transfer_s = time.seconds(uncached, bytes_per_token=group.kv_bytes_per_token)
                     terms.append(("transfer", transfer_s))
                     if factor != 1.0:

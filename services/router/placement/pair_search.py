@@ -136,24 +136,26 @@ def _find_pair_of_group(
     if decode is None:
         return None
     moved_tokens = prompt_tokens - cached_tokens.item(decode)
-    costs = prefill_costs + (_transfer_s(group, decode, moved_tokens, handoff_times) + decode_costs.item(decode))
+    costs = prefill_costs + (
+        _transfer_s(group, decode, moved_tokens, handoff_times=handoff_times) + decode_costs.item(decode)
+    )
     cached_tokens = prefill_leg.cached_tokens[group.prefills]
     prefill = selector.choose(costs, cached_tokens, prefill_leg.targets, first_target=group.prefills.start)
     assert prefill is not None  # The cost of `decode` was finite with one of them.
-    distance = group.distance(prefill, decode)
+    distance = group.distance(prefill=prefill, decode=decode)
     transfer_s = handoff_times[distance].seconds(moved_tokens, bytes_per_token=bytes_per_token)
     return Pair(
         group=group,
         prefill=prefill + group.prefills.start,
         decode=decode + group.decodes.start,
         cost=costs.item(prefill),
-        transfer_s=transfer_s if bad is None else transfer_s * bad.factor(prefill, decode),
+        transfer_s=transfer_s if bad is None else transfer_s * bad.factor(prefill=prefill, decode=decode),
         transfer_bytes=moved_tokens * bytes_per_token,
         distance=distance,
     )
 
 
-def _transfer_s(group: Group, decode: int, moved_tokens: float, handoff_times: HandoffTimes) -> Floats | float:
+def _transfer_s(group: Group, decode: int, moved_tokens: float, *, handoff_times: HandoffTimes) -> Floats | float:
     """The time of the handoff from each prefill candidate to one decode candidate; infinite where KV does not pass."""
     bad = group.bad_pairs
     if bad is not None and (column := bad.column_of.get(decode)) is not None:

@@ -214,7 +214,7 @@ class Placer:
                 distance=pair.distance,
                 transfer_bytes=pair.transfer_bytes if counts_transfer else 0.0,
             ),
-            reasons=self._reasons(query, cached, prefill, decode),
+            reasons=self._reasons(query, cached, prefill, decode=decode),
             legs=legs,
             pool=query.pool,
             handoff_times=self.handoffs.times if counts_transfer else None,
@@ -257,7 +257,7 @@ class Placer:
             forecast=Forecast(
                 prompt_tokens=ask.prompt_tokens, queue_s=queue_s, wait_s=wait_s, distance=None, transfer_bytes=0.0
             ),
-            reasons=(reason, *self._reasons(query, cached, None, target)),
+            reasons=(reason, *self._reasons(query, cached, None, decode=target)),
             legs=(leg,),
             pool=query.pool,
             handoff_times=None,
@@ -360,7 +360,7 @@ class Placer:
                 preference[position] -= self.policy.preference
         return preference
 
-    def _reasons(self, query: _Query, cached: int, prefill: Target | None, decode: Target) -> tuple[str, ...]:
+    def _reasons(self, query: _Query, cached: int, prefill: Target | None, *, decode: Target) -> tuple[str, ...]:
         ask = query.ask
         if ask.pinned_decode_worker_id or ask.pinned_prefill_worker_id:
             return ("pinned",)
@@ -405,7 +405,7 @@ class Placer:
         return filtered
 
     def _allowed(self, side: PoolSide, ask: Ask, field: str) -> Sequence[Target]:
-        excluded, (pinned, rank) = ask.excluded_worker_ids, self._pinned(getattr(ask, field), field)
+        excluded, (pinned, rank) = ask.excluded_worker_ids, self._pinned(getattr(ask, field), field=field)
         return [
             target
             for target in side.targets

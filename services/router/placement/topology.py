@@ -98,7 +98,7 @@ def sort_key(target: Target) -> tuple[str, str, str, str, int]:
 def make_groups(prefills: Sequence[Target], decodes: Sequence[Target]) -> list[Group]:
     decode_slices = dict(_slices(decodes))
     return [
-        _make_group(key[1], prefills, decodes, prefill_slice, decode_slices[key])
+        _make_group(key[1], prefills, decodes, prefills=prefill_slice, decodes=decode_slices[key])
         for key, prefill_slice in _slices(prefills)
         if key is not None and key in decode_slices
     ]
@@ -114,7 +114,7 @@ def _slices(targets: Sequence[Target]) -> list[tuple[tuple[str, Handoff] | None,
 
 
 def _make_group(
-    handoff: Handoff, all_prefills: Sequence[Target], all_decodes: Sequence[Target], prefills: slice, decodes: slice
+    handoff: Handoff, all_prefills: Sequence[Target], all_decodes: Sequence[Target], *, prefills: slice, decodes: slice
 ) -> Group:
     rest = Distance.FAR
     near: list[tuple[Distance, NearPairs]] = []

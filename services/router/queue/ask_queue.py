@@ -81,7 +81,7 @@ class AskQueue:
         """The accounts of the ask's model and priority. None: no such ask waits, so nobody is charged."""
         return self._accounts.get(ask.model, {}).get(ask.priority)
 
-    def charge_peer(self, model: str, priority: int, tenant: str, tokens: float) -> None:
+    def charge_peer(self, model: str, priority: int, tenant: str, *, tokens: float) -> None:
         """Charges what another router served while asks of the tenant wait here, too."""
         accounts = self._accounts.get(model, {}).get(priority)
         if accounts is not None:
@@ -112,7 +112,7 @@ class AskQueue:
                 reason="deadline_too_near",
                 retry_after_s=self.retry_after_s(wait_s - timeout_s),
             )
-        displaced = self._make_room(queued, now, wait_s)
+        displaced = self._make_room(queued, now, wait_s=wait_s)
         self._insert(queued, now)
         return wait_s, displaced
 
@@ -245,7 +245,7 @@ class AskQueue:
         last = max((each.last for each in tenant_queues), key=lambda each: each.order)
         if lowest == queued.ask.priority:
             newcomer = self._loads.of(lowest, self._account_of(queued.ask))
-            if not self._loads.is_lighter(newcomer, queued.tokens, heaviest, last.tokens):
+            if not self._loads.is_lighter(newcomer, queued.tokens, heaviest, last_tokens=last.tokens):
                 return None
         return last
 

@@ -73,7 +73,7 @@ class Loads:
         loads = list(self._by_priority[priority].values())[:TENANTS_COMPARED_MAX]
         return max(loads, key=lambda each: each.share(self._limits))
 
-    def is_lighter(self, newcomer: Load, tokens: int, heaviest: Load, last_tokens: int) -> bool:
+    def is_lighter(self, newcomer: Load, tokens: int, heaviest: Load, *, last_tokens: int) -> bool:
         """Whether a tenant with one more request stays lighter than the heaviest one without its last request."""
         grown = newcomer.share(self._limits, requests=1, tokens=tokens)
         return grown < heaviest.share(self._limits, requests=-1, tokens=-last_tokens)

@@ -11,7 +11,7 @@ from services.router.queue.drain_rate import DrainRate
 from services.router.queue.fair_queue import FairQueue, TenantQueue
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SubqueueKey:
     """What asks have in common that the same workers could serve: room for one is room for all."""
 

@@ -20,7 +20,7 @@ from services.router.workers.reservations import Reservation
 from services.router.workers.worker import Target
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class PeerSession:
     """One stream with a peer. `origin` names the peer's process, once it has introduced itself."""
 
@@ -89,7 +89,7 @@ class PeerReservations:
 
     def open_session(self) -> PeerSession:
         """A stream with a peer is open; its first messages are a snapshot of this router's reservations."""
-        session = PeerSession(PeerUpdates(self._book, self._is_ours, self._settings))
+        session = PeerSession(updates=PeerUpdates(self._book, self._is_ours, self._settings))
         self._sessions[session] = None
         return session
 

@@ -35,7 +35,7 @@ class RouteHandler:
     def add_stream(self, frontend_id: str, host: str = "") -> None:
         """A frontend opened a stream. `host` is the address that it comes from."""
         self._streams[frontend_id] = self._streams.get(frontend_id, 0) + 1
-        self._core.on_stream_started(frontend_id, host)
+        self._core.on_stream_started(frontend_id, host=host)
         log.info("frontend_joined", extra={"data": {"frontend": frontend_id}})
 
     def remove_stream(self, frontend_id: str) -> None:
@@ -51,7 +51,7 @@ class RouteHandler:
         self.reports.apply_all()
         self._dispatcher.on_stream_ended(responses)
 
-    def ask(self, frontend_id: str, ask_id: int, ask: Ask, responses: ResponseQueue) -> None:
+    def ask(self, frontend_id: str, ask_id: int, ask: Ask, *, responses: ResponseQueue) -> None:
         """Places, queues or refuses a request; the answer is put into `responses`."""
         try:
             placement = self._place(frontend_id, ask_id, ask)
@@ -65,16 +65,18 @@ class RouteHandler:
         if isinstance(placement, Queued):
             self._dispatcher.on_queued(frontend_id, ask_id, responses, may_have_room=placement.may_have_room)
         else:
-            self._respond(frontend_id, ask_id, placement, responses)
+            self._respond(frontend_id, ask_id, placement, responses=responses)
 
     def refuse(
         self, *, frontend_id: str, ask_id: int, request_id: str, error: MeshError, responses: ResponseQueue
     ) -> None:
         self._metrics.count_refusal(error)
         error.request_id = error.request_id or request_id
-        self._respond(frontend_id, ask_id, error, responses)
+        self._respond(frontend_id, ask_id, error, responses=responses)
 
-    def _respond(self, frontend_id: str, ask_id: int, outcome: Placement | MeshError, responses: ResponseQueue) -> None:
+    def _respond(
+        self, frontend_id: str, ask_id: int, outcome: Placement | MeshError, *, responses: ResponseQueue
+    ) -> None:
         if self._dispatcher.has_queued and self._core.queue.get(frontend_id, ask_id) is None:
             self._dispatcher.on_not_queued(frontend_id, ask_id)
         responses.put_nowait(AskResponse(ask_id, outcome))

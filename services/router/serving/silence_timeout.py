@@ -39,7 +39,7 @@ async def silence_timeout(silence_s: float, *, reading_s: float) -> AsyncIterato
     the process stood still in it, too.
     """
     async with asyncio.timeout(None) as timeout:
-        timer = _SilenceTimer(timeout, silence_s, reading_s)
+        timer = _SilenceTimer(timeout=timeout, silence_s=silence_s, reading_s=reading_s)
         try:
             yield
         finally:

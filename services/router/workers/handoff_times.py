@@ -35,7 +35,7 @@ class HandoffTime(NamedTuple):
 HandoffTimes = Sequence[HandoffTime]
 """By distance. A farther distance takes at least as long as a nearer one."""
 
-NO_HANDOFF_TIMES: HandoffTimes = (HandoffTime(0.0, 0.0),) * len(Distance)
+NO_HANDOFF_TIMES: HandoffTimes = (HandoffTime(handoff_s=0.0, s_per_byte=0.0),) * len(Distance)
 """For policies that do not count the transfer."""
 
 
@@ -72,5 +72,5 @@ class HandoffEstimator:
         times = []
         for model in self._models:
             handoff_s, s_per_byte = max(handoff_s, model.values[0]), max(s_per_byte, model.values[1])
-            times.append(HandoffTime(handoff_s, s_per_byte))
+            times.append(HandoffTime(handoff_s=handoff_s, s_per_byte=s_per_byte))
         return times

@@ -13,7 +13,7 @@ HANDOFFS_MIN = 20
 
 
 def learn(
-    reservation: Reservation, report: Report, handoffs: HandoffEstimator, slow_pairs: SlowPairs, *, now: float
+    reservation: Reservation, report: Report, handoffs: HandoffEstimator, *, slow_pairs: SlowPairs, now: float
 ) -> None:
     """Corrects the coefficients of the target that computed the prompt, and of the handoff. Only the first report of a kind counts.
 
@@ -36,12 +36,12 @@ def learn(
             forecast.handoff_s = report.elapsed_s - forecast.prefilled_after_s - step_s
     elif report.kind is FINISHED:
         if not (report.was_recomputed or report.is_answered_by_prefill):
-            _learn_handoff(reservation, forecast, handoffs, slow_pairs, now)
+            _learn_handoff(reservation, forecast, handoffs, slow_pairs=slow_pairs, now=now)
         reservation.forecast = None
 
 
 def _learn_handoff(
-    reservation: Reservation, forecast: Forecast, handoffs: HandoffEstimator, slow_pairs: SlowPairs, now: float
+    reservation: Reservation, forecast: Forecast, handoffs: HandoffEstimator, *, slow_pairs: SlowPairs, now: float
 ) -> None:
     prefill, distance, observed_s = reservation.prefill, forecast.distance, forecast.handoff_s
     if prefill is None or distance is None or observed_s is None:

@@ -59,7 +59,7 @@ class SlowPairs:
         if pair is None:
             if not is_slow or len(self._pairs) >= PAIRS_MAX:
                 return
-            pair = self._pairs[key] = _SlowPair(0.0, now)
+            pair = self._pairs[key] = _SlowPair(log_factor=0.0, updated_at=now)
         observed = log(min(FACTOR_MAX, observed_s / expected_s)) if is_slow else 0.0
         before = pair.decayed(now)
         pair.log_factor, pair.updated_at = before + GAIN * (observed - before), now

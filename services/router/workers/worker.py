@@ -20,7 +20,7 @@ CONNECTING = "unreachable"
 """Why a worker gets no requests before its streams are open, and after one of them breaks."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class RegisteredWorker:
     """A registered worker.
 

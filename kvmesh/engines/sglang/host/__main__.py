@@ -60,7 +60,7 @@ def watch_of(settings: SglangSettings) -> NodeWatch:
 
 def failed(error: BaseException) -> Failed:
     message = error.message if isinstance(error, MeshError) else " ".join(str(error).split())
-    return Failed(type(error).__name__, message[:MESSAGE_CHARACTERS_MAX] or type(error).__name__)
+    return Failed(kind=type(error).__name__, message=message[:MESSAGE_CHARACTERS_MAX] or type(error).__name__)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,9 @@ def server_arguments(settings: SglangSettings, *, is_cpu: bool, bootstrap_port: 
     values = base_arguments(settings, bootstrap_port) | (cpu_arguments(settings) if is_cpu else gpu_arguments(settings))
     if settings.kv_cache_bytes or is_cpu:
         kv_bytes = settings.kv_cache_bytes or CPU_KV_CACHE_BYTES
-        values["max_total_tokens"] = whole_blocks(kv_bytes // kv_bytes_per_token(settings), settings.block_size_tokens)
+        values["max_total_tokens"] = whole_blocks(
+            kv_bytes // kv_bytes_per_token(settings), block_size_tokens=settings.block_size_tokens
+        )
     return ServerArgs(**{**values, **settings.engine_arguments})
 
 

@@ -60,7 +60,7 @@ def _leave_out_nccl() -> None:
     pynccl.NCCLLibrary = missing
 
 
-def assign_req_to_token_pool_cpu(
+def assign_req_to_token_pool_cpu(  # noqa: PLR0917  # SGLang calls it.
     rows: Any, table: Any, starts: Any, ends: Any, locations: Any, pool_length: int
 ) -> None:
     """Writes each request's new KV locations into its row of the table, as the kernel of this name does."""

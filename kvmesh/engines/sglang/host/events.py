@@ -24,7 +24,7 @@ class SglangEvents(EventTranslator):
         return True
 
     def seed(self, event: Any) -> int:
-        return seed_hash(event.lora_name or "", event.cache_salt or "")
+        return seed_hash(adapter=event.lora_name or "", cache_salt=event.cache_salt or "")
 
     def tier(self, event: Any) -> KvTier:
         return TIERS.get(event.medium, KvTier.DEVICE)

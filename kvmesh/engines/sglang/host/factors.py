@@ -26,7 +26,7 @@ def compatibility_factors(scheduler: Any, settings: SglangSettings) -> dict[str,
     return {
         "engine": "sglang",
         "engine_version": __version__,
-        "model": model_fingerprint(settings.model, settings.revision, FileHashes()),
+        "model": model_fingerprint(settings.model, revision=settings.revision, hashes=FileHashes()),
         "configuration": hashlib.sha256(json.dumps(configuration, sort_keys=True, default=str).encode()).hexdigest(),
         "dtype": str(model.dtype),
         "cache_dtype": str(pool.store_dtype),

@@ -55,14 +55,14 @@ class Outputs:
         number = leg_number(request.rid)
         sent, tokens = request.send_token_offset, request.output_ids_through_stop
         if sent == 0 and (len(tokens) or request.finished()):
-            self._begun.append(Begun(number, request.cached_tokens, queue_s(request)))
+            self._begun.append(Begun(number=number, cached_tokens=request.cached_tokens, queue_s=queue_s(request)))
         if len(tokens) > sent:
             self._numbers.append(number)
             self._counts.append(len(tokens) - sent)
             self._token_ids.extend(tokens[sent:])
             request.send_token_offset = len(tokens)
             if request.return_logprob:
-                self._add_logprobs(number, request, sent, len(tokens))
+                self._add_logprobs(number, request, sent=sent, end=len(tokens))
         if request.finished():
             self.preempted_total += request.retraction_count
             self._finished.append(finished(number, request.finished_reason.to_json()))
@@ -73,17 +73,17 @@ class Outputs:
 
     def refuse(self, number: int, message: str) -> None:
         """The end of a request that SGLang does not accept."""
-        self._finished.append(Finished(number, "abort", message=message, status=400))
+        self._finished.append(Finished(number=number, kind="abort", message=message, status=400))
 
     def add_embedding(self, request: Any) -> None:
         if request.finished() and not request.finished_output:
             request.finished_output = True
             number, reason = leg_number(request.rid), request.finished_reason.to_json()
             vector = None if reason["type"] == "abort" else to_list(request.embedding)
-            self._begun.append(Begun(number, request.cached_tokens, queue_s(request)))
+            self._begun.append(Begun(number=number, cached_tokens=request.cached_tokens, queue_s=queue_s(request)))
             self._finished.append(finished(number, reason, vector))
 
-    def _add_logprobs(self, number: int, request: Any, sent: int, end: int) -> None:
+    def _add_logprobs(self, number: int, request: Any, *, sent: int, end: int) -> None:
         values = request.logprob
         self._logprobs[number] = logprobs(
             values.output_token_logprobs_val[sent:end],
@@ -114,8 +114,8 @@ def logprobs(chosen: Sequence[Any], top_values: Sequence[Any], top_ids: Sequence
 def finished(number: int, reason: dict[str, Any], embedding: list[float] | None = None) -> Finished:
     matched = reason.get("matched")
     return Finished(
-        number,
-        str(reason["type"]),
+        number=number,
+        kind=str(reason["type"]),
         matched=matched if isinstance(matched, int) else None,
         message=str(reason.get("message") or ""),
         status=int(reason.get("status_code") or 0),

@@ -27,7 +27,7 @@ def start_other_ranks(settings: SglangSettings, distributed_port: int) -> Iterat
     yield
 
 
-def run_rank(fields: dict[str, object], number: int, distributed_port: int, parent: int) -> None:
+def run_rank(fields: dict[str, object], number: int, distributed_port: int, parent: int) -> None:  # noqa: PLR0917  # A process gets a tuple.
     """The main function of a rank's process."""
     die_with_parent(parent)
     from kvmesh.engines.sglang.host.rank import Rank

@@ -193,7 +193,7 @@ def streamer_class(outputs: Outputs) -> type[Any]:
     """SGLang's output streamer with another destination. SGLang's builds thirty lists for its detokeniser in each step."""
 
     class Streamer(SchedulerOutputStreamer):  # type: ignore[misc]
-        def _stream_output_generation(
+        def _stream_output_generation(  # noqa: PLR0917  # SGLang calls it.
             self, reqs: Any, return_logprob: bool, skip_req: Any = None, is_idle_batch: bool = False
         ) -> None:
             for req in reqs:

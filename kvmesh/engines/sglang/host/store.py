@@ -17,7 +17,9 @@ def restrict_store() -> None:
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
     create_anywhere = rendezvous._create_c10d_store
 
-    def create(hostname: str, port: int, rank: int, world_size: int, timeout: timedelta, use_libuv: bool = True) -> Any:
+    def create(  # noqa: PLR0917  # torch.distributed calls it.
+        hostname: str, port: int, rank: int, world_size: int, timeout: timedelta, use_libuv: bool = True
+    ) -> Any:
         listener = listen(hostname, port) if rank == 0 else None
         if listener is None:
             return create_anywhere(hostname, port, rank, world_size, timeout, use_libuv)

@@ -175,7 +175,7 @@ class _SchemaMaker:
         elif "format" in schema:
             raise refused(f"the format {str(schema['format'])[:64]!r}")
         else:
-            text = make_words(self._random, low, high)
+            text = make_words(self._random, low=low, high=high)
         if not low <= len(text) <= (len(text) if high is None else high):
             raise refused("bounds of a string together with its form")
         return text

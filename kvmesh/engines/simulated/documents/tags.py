@@ -56,7 +56,7 @@ def _arguments(form: Format, random: Random) -> str:
         return json.dumps(made, ensure_ascii=False)
     if style not in _STYLES or not isinstance(made, dict):
         raise refused(f"a structural tag with {str(style)[:64]!r}")
-    return "".join(_parameter(_STYLES[style], key, value) for key, value in made.items())
+    return "".join(_parameter(_STYLES[style], key=key, value=value) for key, value in made.items())
 
 
 def _parameter(style: str, key: str, value: Any) -> str:
@@ -69,7 +69,7 @@ _FORMATS: Mapping[str, Callable[[Format, Random], str]] = {
     "const_string": lambda form, random: str(form["value"]),
     "json_schema": _arguments,
     "regex": lambda form, random: make_match(form["pattern"], random),
-    "any_text": lambda form, random: make_words(random, 0, None),
+    "any_text": lambda form, random: make_words(random, low=0, high=None),
     "sequence": lambda form, random: "".join(_make(each, random) for each in form["elements"]),
     "or": lambda form, random: _make(random.choice(form["elements"]), random),
     "tag": _tag,

@@ -143,7 +143,7 @@ class DecodeQueues:
             return False
         full = tokens // self._size
         if full > first:
-            self._pool.name(leg.blocks, first, leg.names[first:full], leg.names[first - 1] if first else None)
+            self._pool.name(leg.blocks, first, leg.names[first:full], parent=leg.names[first - 1] if first else None)
         leg.named_blocks, leg.cached_tokens = full, order.payload.cached_tokens
         leg.transferred_tokens = tokens - leg.computed
         del self._receiving[leg]
@@ -174,7 +174,7 @@ class DecodeQueues:
         assert leg.saved_rows is not None
         self._memory.write_rows(leg.blocks[: len(leg.saved_rows)], leg.saved_rows)
         if leg.named_blocks and not leg.is_fake:
-            self._pool.name(leg.blocks, 0, leg.names[: leg.named_blocks], None)
+            self._pool.name(leg.blocks, 0, leg.names[: leg.named_blocks], parent=None)
         leg.saved_rows = None
         self._resume(leg, leg.saved_total)
 

@@ -61,9 +61,9 @@ class MessageBatchRoutes:
     async def _create(self, exchange: Exchange) -> web.StreamResponse:
         body = await exchange.read_request(lambda values: read_body(MessageBatchRequest, values), is_strict=True)
         if len(body.requests) > self._settings.lines_max:
-            raise invalid_value("requests", f"a list of at most {self._settings.lines_max} requests")
+            raise invalid_value("requests", wanted=f"a list of at most {self._settings.lines_max} requests")
         if len({each.custom_id for each in body.requests}) < len(body.requests):
-            raise invalid_value("requests", "a list of requests with different custom_id")
+            raise invalid_value("requests", wanted="a list of requests with different custom_id")
         call = BatchCall(
             endpoint=MESSAGES_PATH,
             lines=[(each.custom_id, orjson.dumps(each.params).decode()) for each in body.requests],
@@ -79,7 +79,7 @@ class MessageBatchRoutes:
         refuse_unknown_parameters(query, ("limit", "after_id", "before_id"))
         limit, before_id = read_limit(query, limit_max=_PAGE_MAX), query.get("before_id")
         if before_id is not None and "after_id" in query:
-            raise invalid_value("before_id", "absent when there is after_id")
+            raise invalid_value("before_id", wanted="absent when there is after_id")
         rows, has_more = await self._service.store.page(
             exchange.owner,
             limit=limit,

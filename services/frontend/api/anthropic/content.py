@@ -72,7 +72,9 @@ class ToolUseBlock(Body, kw_only=True, tag_field="type", tag="tool_use"):
 
     def __post_init__(self) -> None:
         if self.caller is not None and self.caller.get("type") != "direct":
-            raise FieldError("caller.type", "must be direct: tools are called by the model only", UnsupportedError)
+            raise FieldError(
+                "caller.type", message="must be direct: tools are called by the model only", kind=UnsupportedError
+            )
 
 
 class UserMessage(Body, kw_only=True, tag_field="role", tag="user"):
@@ -151,7 +153,7 @@ def _assistant_message(message: AssistantMessage) -> JsonObject:
     if thoughts := [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]:
         result["reasoning_content"] = "\n".join(thoughts)
     if uses := [block for block in blocks if isinstance(block, ToolUseBlock)]:
-        result["tool_calls"] = [template_call(block.id, block.name, block.input) for block in uses]
+        result["tool_calls"] = [template_call(block.id, name=block.name, arguments=block.input) for block in uses]
     return result
 
 

@@ -53,7 +53,7 @@ class MessageToolChoice(Body, kw_only=True):
 
     def __post_init__(self) -> None:
         if (self.name is not None) != (self.type == "tool"):
-            raise FieldError("name", "must be given with the type tool, and only then")
+            raise FieldError("name", message="must be given with the type tool, and only then")
 
 
 class Thinking(RefusingBody, kw_only=True):
@@ -66,7 +66,7 @@ class Thinking(RefusingBody, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.budget_tokens is not None) != (self.type == "enabled"):
-            raise FieldError("budget_tokens", "must be given with the type enabled, and only then")
+            raise FieldError("budget_tokens", message="must be given with the type enabled, and only then")
 
 
 class OutputFormat(Body, kw_only=True):
@@ -134,7 +134,7 @@ def read_message(values: Mapping[str, Any], request_id: str, *, counts_only: boo
         given = {"max_tokens": body.max_tokens, "stop": tuple(body.stop_sequences or ())}
     budget = None if body.thinking is None else body.thinking.budget_tokens
     if budget is not None and budget >= given.get("max_tokens", budget + 1):
-        raise invalid_value("thinking.budget_tokens", "less than max_tokens")
+        raise invalid_value("thinking.budget_tokens", wanted="less than max_tokens")
     if body.output_config is not None and body.output_config.format is not None:
         given["constraint"] = json_schema(body.output_config.format.schema, "output_config.format.schema")
     tools, tool_choice = _chosen_tools(body)
@@ -175,7 +175,7 @@ _MODES = {"auto": ToolMode.AUTO, "any": ToolMode.REQUIRED, "tool": ToolMode.NAME
 def _chosen_tools(body: CountRequest) -> tuple[list[JsonObject], ToolChoice]:
     given, selection = body.tools or (), body.tool_choice
     return choose_tools(
-        [template_tool(each.name, each.description, each.input_schema) for each in given],
+        [template_tool(each.name, description=each.description, parameters=each.input_schema) for each in given],
         mode=None if selection is None else _MODES[selection.type],
         strict=[each.name for each in given if each.strict],
         name=None if selection is None else selection.name,

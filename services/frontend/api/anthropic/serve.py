@@ -40,7 +40,7 @@ async def _read(exchange: Exchange, *, counts_only: bool) -> ApiRequest:
     # No version has changed the bodies so far, so any date is accepted.
     version = exchange.request.headers.get(VERSION_HEADER)
     if version is not None and not _VERSION.match(version):
-        raise invalid_value(VERSION_HEADER, "a date such as 2023-06-01")
+        raise invalid_value(VERSION_HEADER, wanted="a date such as 2023-06-01")
     request, has_budget = await exchange.read_request(
         lambda values: read_message(values, exchange.request_id, counts_only=counts_only)
     )
@@ -62,19 +62,19 @@ async def _serve_message(exchange: Exchange) -> web.StreamResponse:
             request_id=exchange.request_id, model=request.model, reader=reader, prompt_tokens=prompt_tokens
         )
         async with event_stream(exchange, [prepared], events, choices=1) as stream:
-            await run_all(exchange, [prepared], stream, reader)
+            await run_all(exchange, [prepared], stream, reader=reader)
         return streamed_response(exchange.request)
-    body = await whole_message(exchange, request.model, prepared, reader)
+    body = await whole_message(exchange, request.model, prepared, reader=reader)
     exchange.warn(*reader.warnings)
     return exchange.json_response(body)
 
 
 async def whole_message(
-    context: RequestContext, model: str, prepared: Prepared, reader: AnswerReader
+    context: RequestContext, model: str, prepared: Prepared, *, reader: AnswerReader
 ) -> dict[str, Any]:
     """Runs the request and returns the JSON body of its answer."""
     collected = AnswerCollector(reader)
-    await run_all(context, [prepared], collected, reader)
+    await run_all(context, [prepared], collected, reader=reader)
     answer = collected.choices[0]
     content = [block_body(block) for block in answer.blocks.all]
     return message_body(

@@ -68,7 +68,7 @@ class FileRoutes:
         refuse_unknown_parameters(query, ("limit", "after", "order", "purpose"))
         purpose = query.get("purpose")
         if purpose not in (None, INPUT_PURPOSE, OUTPUT_PURPOSE):
-            raise invalid_value("purpose", f"{INPUT_PURPOSE} or {OUTPUT_PURPOSE}")
+            raise invalid_value("purpose", wanted=f"{INPUT_PURPOSE} or {OUTPUT_PURPOSE}")
         rows, has_more = await self._files.page(
             exchange.owner,
             limit=read_limit(query, default=LIST_MAX, limit_max=LIST_MAX),

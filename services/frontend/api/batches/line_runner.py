@@ -77,7 +77,7 @@ class LineRunner:
             try:
                 # The batch may have been created long ago, with a key that has been revoked since.
                 context.caller = pipeline.access.caller_of(owner)
-                return self._result(line, context, 200, await self._answer(endpoint, context, line.body))
+                return self._result(line, context, 200, body=await self._answer(endpoint, context, line.body))
             except (OverloadedError, UnavailableError) as error:
                 if pipeline.is_draining:
                     raise DrainingError from error
@@ -85,12 +85,12 @@ class LineRunner:
             except MeshError as error:
                 lost += isinstance(error, _LOST)
                 if not isinstance(error, _LOST) or lost >= settings.attempts_max:
-                    return self._result(line, context, http_status(error)[0], to_error_body(error))
+                    return self._result(line, context, http_status(error)[0], body=to_error_body(error))
             except Exception as error:  # noqa: BLE001 (the boundary that keeps a defect from ending the batch; logged)
                 request_id = context.request_id
                 _log.error("batch_line_defect", exc_info=error, extra={"data": {"request_id": request_id}})
                 failure = InternalError(f"internal error {request_id}", request_id=request_id)
-                return self._result(line, context, 500, to_error_body(failure))
+                return self._result(line, context, 500, body=to_error_body(failure))
             await asyncio.sleep(pause_s * (0.5 + self._random.random()))
 
     async def _answer(self, endpoint: str, context: RequestContext, body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -111,16 +111,16 @@ class LineRunner:
             request, _ = read_message(body, context.request_id)
             prepared_message = await context.prepare(replace(request.requests[0], priority=priority))
             reader = make_reader(prepared_message, choices=1)
-            return await whole_message(context, request.model, prepared_message, reader)
+            return await whole_message(context, request.model, prepared_message, reader=reader)
         if endpoint == CHAT:
             request = read_chat(body, context.request_id)
         else:
             request = read_completion(body, context.request_id, self._pipeline.settings)
         prepared = [await context.prepare(replace(each, priority=priority)) for each in request.requests]
         reader = make_reader(prepared[0], choices=request.choices, includes_reasoning=request.includes_reasoning)
-        return await whole_body(context, request, prepared, reader)
+        return await whole_body(context, request, prepared, reader=reader)
 
-    def _result(self, line: Line, context: RequestContext, status: int, body: Mapping[str, Any]) -> Result:
+    def _result(self, line: Line, context: RequestContext, status: int, *, body: Mapping[str, Any]) -> Result:
         self._pipeline.metrics.requests.of(context.model_name or UNKNOWN_MODEL, str(status)).value += 1
         response = {"status_code": status, "request_id": context.request_id, "body": body}
         record = _record(line, context.request_id, response=response, error=None)

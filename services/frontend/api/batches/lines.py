@@ -65,7 +65,7 @@ def validate_file(path: Path, endpoint: str, *, lines_max: int, line_bytes_max: 
         for number, data in numbered_lines(file, line_bytes_max):
             total += 1
             try:
-                line = read_line(number, data, endpoint, line_bytes_max)
+                line = read_line(number, data, endpoint, line_bytes_max=line_bytes_max)
                 if line.custom_id in seen:
                     raise LineProblem("duplicate_custom_id", "custom_id must differ from line to line", "custom_id")
                 seen.add(line.custom_id)
@@ -74,11 +74,11 @@ def validate_file(path: Path, endpoint: str, *, lines_max: int, line_bytes_max: 
                 code, message, field = problem.args
                 problems.append({"code": code, "line": number, "message": message, "param": field})
             if total > lines_max:
-                problems.append(_file_problem("too_many_lines", f"a batch has at most {lines_max} requests"))
+                problems.append(_file_problem("too_many_lines", message=f"a batch has at most {lines_max} requests"))
             if len(problems) >= PROBLEMS_MAX or total > lines_max:
                 break
     if not total:
-        problems.append(_file_problem("empty_file", "the file has no request"))
+        problems.append(_file_problem("empty_file", message="the file has no request"))
     return Validation(total=total, model=models.pop() if len(models) == 1 else None, problems=problems)
 
 
@@ -99,7 +99,7 @@ def numbered_lines(file: BinaryIO, line_bytes_max: int) -> Iterator[tuple[int, b
             yield number, data
 
 
-def read_line(number: int, data: bytes, endpoint: str, line_bytes_max: int) -> Line:
+def read_line(number: int, data: bytes, endpoint: str, *, line_bytes_max: int) -> Line:
     """Parses and checks a line. Raises LineProblem."""
     if len(data.rstrip(b"\r\n")) > line_bytes_max:
         raise LineProblem("line_too_long", f"a line has at most {line_bytes_max} bytes", None)
@@ -144,7 +144,7 @@ class LineReader:
             for number, data in self._lines:
                 if number in skipped:
                     continue
-                found.append(read_line(number, data, self._endpoint, self._line_bytes_max))
+                found.append(read_line(number, data, self._endpoint, line_bytes_max=self._line_bytes_max))
                 size_bytes += len(data)
                 if len(found) >= count or size_bytes >= self._chunk_bytes:
                     break

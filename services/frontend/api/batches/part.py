@@ -79,7 +79,7 @@ class BatchesPart:
         )
         self._is_on = settings.is_on
         instruments.gauge_function(
-            "running_batches", "Batches that this frontend works on.", lambda: float(self.running)
+            "running_batches", help="Batches that this frontend works on.", function=lambda: float(self.running)
         )
 
     @property

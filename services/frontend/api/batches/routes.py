@@ -85,7 +85,7 @@ class BatchRoutes:
         window_s = float(int(match[1]) * _UNIT_S[match[2]]) if match else 0.0
         if not 0 < window_s <= self._settings.window_s_max:
             raise invalid_value(
-                "completion_window", f"a time such as 24h, at most {self._settings.window_s_max:g} seconds"
+                "completion_window", wanted=f"a time such as 24h, at most {self._settings.window_s_max:g} seconds"
             )
         return window_s
 

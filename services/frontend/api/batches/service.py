@@ -61,7 +61,7 @@ class BatchService:
     ) -> Row:
         """Creates a batch of an uploaded file. The runner validates it."""
         if not is_file_id(input_file_id):
-            raise invalid_value("input_file_id", "the id of a file")
+            raise invalid_value("input_file_id", wanted="the id of a file")
         file = await self._files.get(owner=owner, file_id=input_file_id, field="input_file_id")
         if file["purpose"] != INPUT_PURPOSE:
             message = f"the file's purpose is {file['purpose']}, not {INPUT_PURPOSE}"

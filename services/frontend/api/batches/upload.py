@@ -58,7 +58,13 @@ async def read_upload(
     try:
         async with asyncio.timeout(settings.upload_timeout_s):
             await send_continue(request)
-            await _read_parts(FormReader(request.headers, request.content), form, file, settings, idle_timeout_s)
+            await _read_parts(
+                FormReader(request.headers, request.content),
+                form,
+                file,
+                settings=settings,
+                idle_timeout_s=idle_timeout_s,
+            )
     except TimeoutError:
         raise InvalidRequestError("the upload did not arrive in time", reason="body_timeout") from None
     except (web.RequestPayloadError, HttpProcessingError, ValueError, AssertionError, LookupError) as error:
@@ -68,7 +74,7 @@ async def read_upload(
 
 
 async def _read_parts(
-    reader: MultipartReader, form: Form, file: NewFile, settings: BatchSettings, idle_timeout_s: float
+    reader: MultipartReader, form: Form, file: NewFile, *, settings: BatchSettings, idle_timeout_s: float
 ) -> None:
     for _ in range(_PARTS_MAX):
         async with asyncio.timeout(idle_timeout_s):
@@ -81,7 +87,7 @@ async def _read_parts(
             if form.has_file:
                 raise InvalidRequestError("one file at a time", field="file", reason="invalid_value")
             form.has_file, form.name = True, (part.filename or "upload.jsonl")[:_NAME_CHARACTERS_MAX]
-            await _write(part, file, settings, idle_timeout_s)
+            await _write(part, file, settings, idle_timeout_s=idle_timeout_s)
         elif part.name in _FIELDS:
             async with asyncio.timeout(idle_timeout_s):
                 data = await part.read_chunk(_FIELD_BYTES_MAX)
@@ -92,7 +98,7 @@ async def _read_parts(
     raise InvalidRequestError(f"a form has at most {_PARTS_MAX} fields", reason="invalid_body")
 
 
-async def _write(part: BodyPartReader, file: NewFile, settings: BatchSettings, idle_timeout_s: float) -> None:
+async def _write(part: BodyPartReader, file: NewFile, settings: BatchSettings, *, idle_timeout_s: float) -> None:
     data = bytearray()
     size_bytes = 0
     while True:
@@ -113,23 +119,23 @@ async def _write(part: BodyPartReader, file: NewFile, settings: BatchSettings, i
 
 def _checked(form: Form, settings: BatchSettings) -> float | None:
     if not form.purpose:
-        raise invalid_value("purpose", INPUT_PURPOSE)
+        raise invalid_value("purpose", wanted=INPUT_PURPOSE)
     if form.purpose != INPUT_PURPOSE:
         raise UnsupportedError(f"purpose can only be batch, not {form.purpose[:32]!r}", field="purpose")
     if not form.has_file:
-        raise invalid_value("file", "a file")
+        raise invalid_value("file", wanted="a file")
     if not form.anchor and not form.ttl_text:
         return None
     if form.anchor != "created_at":
-        raise invalid_value("expires_after.anchor", "created_at")
+        raise invalid_value("expires_after.anchor", wanted="created_at")
     text = form.ttl_text
     if not (text.isascii() and text.isdigit() and len(text) < 12):
-        raise invalid_value("expires_after.seconds", "an integer")
+        raise invalid_value("expires_after.seconds", wanted="an integer")
     return check_ttl(int(text), settings, "expires_after.seconds")
 
 
 def check_ttl(ttl_s: int, settings: BatchSettings, field: str) -> float:
     """Returns the lifetime of a file if it is between OpenAI's minimum and the setting's maximum."""
     if not 3600 <= ttl_s <= settings.file_ttl_s:
-        raise invalid_value(field, f"an integer from 3600 to {settings.file_ttl_s:g}")
+        raise invalid_value(field, wanted=f"an integer from 3600 to {settings.file_ttl_s:g}")
     return float(ttl_s)

@@ -16,14 +16,14 @@ _FIELDS = {each.name: f"options.sampling.{each.name}" for each in fields(Samplin
 
 def generate_request(call: GenerateCall, request_id: str, left_s: float | None) -> Request:
     """Converts a prompt. `left_s`: seconds until the call's deadline."""
-    request = _request(call.model, call.options, request_id, left_s, prompt=call.prompt, prompt_field="prompt")
+    request = _request(call.model, call.options, request_id, left_s=left_s, prompt=call.prompt, prompt_field="prompt")
     return replace(request, adds_special_tokens=call.adds_special_tokens)
 
 
 def chat_request(call: ChatCall, request_id: str, left_s: float | None) -> Request:
     """Converts a conversation."""
     conversation = conversation_of(call)
-    return _request(call.model, call.options, request_id, left_s, prompt=conversation, prompt_field="messages")
+    return _request(call.model, call.options, request_id, left_s=left_s, prompt=conversation, prompt_field="messages")
 
 
 def embed_request(call: EmbedInputs, request_id: str, left_s: float | None) -> EmbedRequest:
@@ -34,7 +34,7 @@ def embed_request(call: EmbedInputs, request_id: str, left_s: float | None) -> E
         prompt="",
         priority=call.priority,
         prompt_tokens_kept=call.prompt_tokens_kept,
-        timeout_s=timeout_s(None, left_s),
+        timeout_s=timeout_s(own_s=None, left_s=left_s),
         traceparent=current_traceparent(),
     )
     return EmbedRequest(asked=asked, inputs=call.inputs, dimensions=call.dimensions, inputs_name=call.inputs_name)
@@ -64,7 +64,7 @@ def _tool_choice(call: ChatCall, prefix: str) -> ToolChoice:
 
 
 def _request(
-    model: str, options: Options, request_id: str, left_s: float | None, *, prompt: Prompt, prompt_field: str
+    model: str, options: Options, request_id: str, *, left_s: float | None, prompt: Prompt, prompt_field: str
 ) -> Request:
     if options.media:
         raise UnsupportedError("no worker accepts media", field="options.media", reason="media_unsupported")
@@ -80,7 +80,7 @@ def _request(
         session_id=options.session_id,
         prompt_tokens_kept=options.prompt_tokens_kept,
         includes_stop=options.includes_stop,
-        timeout_s=timeout_s(options.timeout_s, left_s),
+        timeout_s=timeout_s(own_s=options.timeout_s, left_s=left_s),
         traceparent=current_traceparent(),
         fields=_FIELDS | {"prompt": prompt_field},
     )

@@ -24,7 +24,7 @@ class PullSink:
         self._wakeup = asyncio.Event()
 
     def on_text(
-        self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
+        self, choice: int, text: str, token_ids: Sequence[int], *, logprobs: Sequence[TokenLogprob] | None
     ) -> None:
         self._of(choice).add(text, token_ids, logprobs)
         if not self.is_whole:

@@ -90,7 +90,7 @@ class InferenceServicer(BatchServicer):
         async with RunningRequest(api_context, chat, is_stream=call.options.is_stream) as running:
             reader = make_reader(running.prepared, choices=chat.choices, includes_reasoning=call.includes_reasoning)
             async for update in running.updates():
-                response = _chat_response(request_id, update, call.options, reader)
+                response = _chat_response(request_id, update, call.options, reader=reader)
                 if response is not None:
                     yield response
             yield to_chat_usage(request_id, reader.add_reasoning_tokens(api_context.usage))
@@ -105,7 +105,9 @@ class InferenceServicer(BatchServicer):
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: ServicerContext[Any, Any]) -> pb.TokenizeResponse:
         context_of_call = self._context()
-        model = context_of_call.find_model(required_text(request.model, "model", MODEL_CHARACTERS_MAX))
+        model = context_of_call.find_model(
+            required_text(request.model, field="model", characters_max=MODEL_CHARACTERS_MAX)
+        )
         kind = request.WhichOneof("input")
         if kind == "text":
             prompt: Prompt = request.text
@@ -154,11 +156,11 @@ class InferenceServicer(BatchServicer):
         return pb.ListModelsResponse(models=models)
 
     def _model(self, name: str) -> ServedModel:
-        return self._context().find_model(required_text(name, "model", MODEL_CHARACTERS_MAX))
+        return self._context().find_model(required_text(name, field="model", characters_max=MODEL_CHARACTERS_MAX))
 
 
 def _chat_response(
-    request_id: str, update: AnswerUpdate, options: Options, reader: AnswerReader
+    request_id: str, update: AnswerUpdate, options: Options, *, reader: AnswerReader
 ) -> pb.ChatResponse | None:
     """Returns None if all the text may still become a tool call."""
     finish = update.ending.reason if update.ending is not None else None

@@ -159,7 +159,7 @@ class Connection(HalfClosingHandler):
         transport = self.transport
         if transport is None or transport.is_closing():
             return
-        if transport.get_write_buffer_size() < size or stood_still(due_s, self._loop.time()):
+        if transport.get_write_buffer_size() < size or stood_still(due_s=due_s, now_s=self._loop.time()):
             self._watch_client()
         else:
             transport.abort()
@@ -179,7 +179,7 @@ class Connection(HalfClosingHandler):
         if self._force_close or self._close or self.transport is None or self._request_count != self._heads:
             return
         is_idle = self._waiter is not None and not self._waiter.done() and not self._messages
-        if not is_idle or stood_still(due_s, self._loop.time()):
+        if not is_idle or stood_still(due_s=due_s, now_s=self._loop.time()):
             # A request before it is being served, or this process was paused and the rest of the head waits in the socket.
             self._await_head()
             return

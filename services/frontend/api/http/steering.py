@@ -30,7 +30,7 @@ def steer(request: Request, exchange: Exchange) -> Request:
     if trace := headers.get(TRACE, ""):
         found["traceparent"] = trace
     if session := headers.get(SESSION, ""):
-        found["session_id"] = _limited(SESSION, session, SESSION_BYTES_MAX)
+        found["session_id"] = _limited(SESSION, value=session, bytes_max=SESSION_BYTES_MAX)
     if timeout := headers.get(TIMEOUT, ""):
         found["timeout_s"] = _seconds(timeout)
     names: dict[str, str] = {}
@@ -39,7 +39,11 @@ def steer(request: Request, exchange: Exchange) -> Request:
             if not exchange.settings.allows_pins:
                 raise PermissionDeniedError(f"{header} is not allowed here", field=header, reason="pins_not_allowed")
             is_labels = header in (LABELS, PREFERRED_LABELS)
-            found[field] = _labels(header, value) if is_labels else _limited(header, value, WORKER_CHARACTERS_MAX)
+            found[field] = (
+                _labels(header, value=value)
+                if is_labels
+                else _limited(header, value=value, bytes_max=WORKER_CHARACTERS_MAX)
+            )
             names[field] = header
     if names:
         found["fields"] = {**request.fields, **names}
@@ -63,7 +67,7 @@ def _seconds(value: str) -> float:
 
 
 def _labels(header: str, value: str) -> dict[str, str]:
-    pairs = [part.strip().partition("=") for part in _limited(header, value, 1024).split(",")]
+    pairs = [part.strip().partition("=") for part in _limited(header, value=value, bytes_max=1024).split(",")]
     if len(pairs) > LABELS_MAX or not all(name and found and text for name, found, text in pairs):
         raise InvalidRequestError(f"{header} must be at most {LABELS_MAX} of name=value, by commas", field=header)
     return {name: text for name, _, text in pairs}

@@ -46,7 +46,7 @@ class EventEncoder(Protocol):
         ...
 
     def encode_text(
-        self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
+        self, choice: int, text: str, token_ids: Sequence[int], *, logprobs: Sequence[TokenLogprob] | None
     ) -> bytes:
         """Encodes new text; empty if it must wait for more text."""
         ...
@@ -157,7 +157,7 @@ class EventStream:
         return self._has_begun
 
     def on_text(
-        self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
+        self, choice: int, text: str, token_ids: Sequence[int], *, logprobs: Sequence[TokenLogprob] | None
     ) -> None:
         # The hot path: a plain chunk on a socket that keeps up.
         line, transport = self._line, self._transport
@@ -167,7 +167,7 @@ class EventStream:
             or transport.get_write_buffer_size() > self._buffer_bytes_max
             or transport.is_closing()
         ):
-            self._on_text(choice, text, token_ids, logprobs)
+            self._on_text(choice, text, token_ids, logprobs=logprobs)
             return
         self._is_quiet = False
         before, after, around = line
@@ -176,7 +176,7 @@ class EventStream:
         transport.write((_SIZES[size] if size < len(_SIZES) else b"%x\r\n" % size) + before + body + after)
 
     def _on_text(
-        self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
+        self, choice: int, text: str, token_ids: Sequence[int], *, logprobs: Sequence[TokenLogprob] | None
     ) -> None:
         if self._is_closed or self._transport.is_closing():
             # Some loops raise when a closed transport is written to; the cancellation of the handler follows.
@@ -196,7 +196,7 @@ class EventStream:
             backlog.add(text, token_ids, logprobs)
             text, token_ids, logprobs = backlog.text, backlog.token_ids, backlog.logprobs
             self._backlogs[choice] = None
-        data = self._begin_choice(choice) + self._encode(choice, text, token_ids, logprobs)
+        data = self._begin_choice(choice) + self._encode(choice, text, token_ids, logprobs=logprobs)
         if len(token_ids) == self._tokens_max and not self._is_shared:
             # All of the answer at once: its end follows at once, and one write costs half as much as two.
             self._pending.append(data)
@@ -233,15 +233,15 @@ class EventStream:
             if backlog is not None:
                 self._backlogs[choice] = None
                 data += self._begin_choice(choice) + self._encode(
-                    choice, backlog.text, backlog.token_ids, backlog.logprobs
+                    choice, backlog.text, backlog.token_ids, logprobs=backlog.logprobs
                 )
         return data
 
     def _encode(
-        self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
+        self, choice: int, text: str, token_ids: Sequence[int], *, logprobs: Sequence[TokenLogprob] | None
     ) -> bytes:
         if self._plain is None:
-            return self._encoder.encode_text(choice, text, token_ids, logprobs)
+            return self._encoder.encode_text(choice, text, token_ids, logprobs=logprobs)
         before, after = self._plain[choice]
         return b"%b%b%b" % (before, orjson.dumps(text), after)
 
@@ -264,7 +264,7 @@ class EventStream:
         backlog, self._backlogs[choice] = self._backlogs[choice], None
         self._line = None
         if backlog is not None:
-            data += self._encode(choice, backlog.text, backlog.token_ids, backlog.logprobs)
+            data += self._encode(choice, backlog.text, backlog.token_ids, logprobs=backlog.logprobs)
         self._open_choices -= 1
         data += self._encoder.end_choice(choice, ending)
         if self._open_choices:

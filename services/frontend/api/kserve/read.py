@@ -97,13 +97,13 @@ def read_inference(call: InferCall, request_id: str, left_s: float | None, *, ch
     is_stream = bool(body.stream)
     excludes = is_stream if body.exclude_input_in_output is None else body.exclude_input_in_output
     if is_stream and not excludes:
-        raise invalid_value(_PREFIX + EXCLUDE, "true when stream is true")
+        raise invalid_value(_PREFIX + EXCLUDE, wanted="true when stream is true")
     outputs = _outputs(call.outputs, body)
     choices = body.n or 1
     if choices > choices_max:
-        raise invalid_value(f"{_PREFIX}n", f"an integer from 1 to {choices_max}")
-    request = _request(call, body, request_id, outputs)
-    timeout = timeout_s(body.timeout / 1e6 if body.timeout else None, left_s)
+        raise invalid_value(f"{_PREFIX}n", wanted=f"an integer from 1 to {choices_max}")
+    request = _request(call, body, request_id, outputs=outputs)
+    timeout = timeout_s(own_s=body.timeout / 1e6 if body.timeout else None, left_s=left_s)
     return Inference(
         request=replace(request, prompt=text, timeout_s=timeout, choices=choices),
         is_stream=is_stream,
@@ -151,7 +151,7 @@ def _outputs(asked: Sequence[str], body: KserveParameters) -> frozenset[str]:
     return frozenset(asked or {"text_output"}) | flagged
 
 
-def _request(call: InferCall, body: KserveParameters, request_id: str, outputs: frozenset[str]) -> Request:
+def _request(call: InferCall, body: KserveParameters, request_id: str, *, outputs: frozenset[str]) -> Request:
     try:
         constraint, constraint_name = body.constraint()
     except InvalidRequestError as error:
@@ -189,5 +189,5 @@ def _session(value: int | str | None) -> str:
     # Requests of one Triton sequence go to the worker that has their prefix.
     session = "" if value is None else str(value)
     if len(session) > 128:
-        raise invalid_value(f"{_PREFIX}sequence_id", "a whole number or a short text")
+        raise invalid_value(f"{_PREFIX}sequence_id", wanted="a whole number or a short text")
     return session

@@ -58,7 +58,7 @@ class KserveServicer(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
         try:
-            self._model(request.name, request.version)
+            self._model(request.name, model_version=request.version)
         except (NotFoundError, UnavailableError):
             return pb.ModelReadyResponse(ready=False)
         return pb.ModelReadyResponse(ready=self._is_ready)
@@ -67,16 +67,16 @@ class KserveServicer(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         return pb.ServerMetadataResponse(name="kvmesh", version=_version())
 
     async def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
-        self._model(request.name, request.version)
+        self._model(request.name, model_version=request.version)
         return to_model_metadata(request.name, INPUTS, OUTPUTS)
 
     async def ModelConfig(self, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:
-        self._model(request.name, request.version)
+        self._model(request.name, model_version=request.version)
         return to_model_config(request.name, INPUTS, OUTPUTS)
 
     async def ModelStatistics(self, request: pb.ModelStatisticsRequest, context: Context) -> pb.ModelStatisticsResponse:
         if request.name:
-            names = [self._model(request.name, request.version).name]
+            names = [self._model(request.name, model_version=request.version).name]
         else:
             caller = rpc_caller.get()
             names = [model.name for model in self._pipeline.models.served() if caller.allows(model.name)]
@@ -175,8 +175,8 @@ class KserveServicer(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         return bool(self._pipeline.models.served()) and not self._pipeline.is_draining
 
     def _model(self, name: str, model_version: str) -> ServedModel:
-        check_version(model_version, "version")
-        name = required_text(name, "name", MODEL_CHARACTERS_MAX)
+        check_version(model_version, field="version")
+        name = required_text(name, field="name", characters_max=MODEL_CHARACTERS_MAX)
         # First, so that no error discloses a model that the caller may not use.
         rpc_caller.get().check_model(name)
         return self._pipeline.models.find(name)

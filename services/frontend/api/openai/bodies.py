@@ -41,7 +41,7 @@ def ending_fields(ending: Ending, calls: int = 0) -> dict[str, Any]:
 
 
 def chat_body(
-    request: ApiRequest, prepared: Prepared, collected: AnswerCollector, usage: Usage, *, created_s: int
+    request: ApiRequest, prepared: Prepared, collected: AnswerCollector, *, usage: Usage, created_s: int
 ) -> dict[str, Any]:
     """Returns a `chat.completion`."""
     text, prompt_ids = prepared.model.text, prepared.generation.token_ids
@@ -50,7 +50,7 @@ def chat_body(
         "object": CHAT_OBJECT,
         "created": created_s,
         "model": request.model,
-        "choices": [_chat_choice(request, prepared.model, each, i) for i, each in enumerate(collected.choices)],
+        "choices": [_chat_choice(request, prepared.model, each, i=i) for i, each in enumerate(collected.choices)],
         "usage": usage_body(usage),
     }
     if request.returns_token_ids:
@@ -61,7 +61,7 @@ def chat_body(
     return body
 
 
-def _chat_choice(request: ApiRequest, model: ServedModel, collected: CollectedChoice, i: int) -> dict[str, Any]:
+def _chat_choice(request: ApiRequest, model: ServedModel, collected: CollectedChoice, *, i: int) -> dict[str, Any]:
     blocks = collected.blocks
     content, reasoning = blocks.text_of(BlockKind.TEXT), blocks.text_of(BlockKind.REASONING)
     is_empty = not content and (blocks.calls or reasoning)
@@ -85,13 +85,13 @@ def _chat_choice(request: ApiRequest, model: ServedModel, collected: CollectedCh
 
 
 def completion_body(
-    request: ApiRequest, prepared: Sequence[Prepared], collected: AnswerCollector, usage: Usage, *, created_s: int
+    request: ApiRequest, prepared: Sequence[Prepared], collected: AnswerCollector, *, usage: Usage, created_s: int
 ) -> dict[str, Any]:
     """Returns a `text_completion`."""
     per_prompt = request.requests[0].choices
     echoes = echoed_prompts(request, prepared)
     choices = [
-        _completion_choice(request, prepared[i // per_prompt], each, i, echoes[i // per_prompt])
+        _completion_choice(request, prepared[i // per_prompt], each, i=i, echo=echoes[i // per_prompt])
         for i, each in enumerate(collected.choices)
     ]
     return {
@@ -105,7 +105,7 @@ def completion_body(
 
 
 def _completion_choice(
-    request: ApiRequest, prepared: Prepared, collected: CollectedChoice, i: int, echo: str
+    request: ApiRequest, prepared: Prepared, collected: CollectedChoice, *, i: int, echo: str
 ) -> dict[str, Any]:
     text, prompt_ids = prepared.model.text, prepared.generation.token_ids
     # Of a request that wants only the echo, the answer is dropped.
@@ -115,9 +115,9 @@ def _completion_choice(
         as_ids = request.names_tokens_by_id
         offsets = answer_offsets(request, prepared.model, echo).take(token_ids)
         entries = collected.logprobs[: len(token_ids)]
-        logprobs = completion_logprobs(text, token_ids, entries, offsets, as_ids=as_ids)
+        logprobs = completion_logprobs(text, token_ids, entries, offsets=offsets, as_ids=as_ids)
         if request.echoes:
-            prompt = echoed_logprobs(text, prompt_ids, collected.prompt_logprobs, echo, as_ids=as_ids)
+            prompt = echoed_logprobs(text, prompt_ids, collected.prompt_logprobs, echo=echo, as_ids=as_ids)
             logprobs = {name: values + logprobs[name] for name, values in prompt.items()}
     answer = "" if request.is_prompt_only else collected.blocks.text_of(BlockKind.TEXT)
     ending = Ending(reason=FinishReason.LENGTH) if request.is_prompt_only else collected.ending

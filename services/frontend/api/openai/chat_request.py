@@ -76,9 +76,9 @@ class ChatMessage(Body, kw_only=True):
     def __post_init__(self) -> None:
         if self.role != "assistant":
             if self.tool_calls:
-                raise FieldError("tool_calls", "must be absent unless the role is assistant")
+                raise FieldError("tool_calls", message="must be absent unless the role is assistant")
             if self.content is None:
-                raise FieldError("content", "must be a string or a list of parts")
+                raise FieldError("content", message="must be a string or a list of parts")
 
 
 class ChatFunction(Body, kw_only=True):
@@ -221,7 +221,7 @@ def conversation_of(body: ConversationFields, tools: Sequence[JsonObject], tool_
     continues = bool(body.continue_final_message)
     adds_prompt = not continues if body.add_generation_prompt is None else body.add_generation_prompt
     if continues and adds_prompt:
-        raise invalid_value("continue_final_message", "false when add_generation_prompt is true")
+        raise invalid_value("continue_final_message", wanted="false when add_generation_prompt is true")
     advice = template_advice(effort=body.reasoning_effort, verbosity=body.verbosity)
     return Conversation(
         messages=[_template_message(each, i) for i, each in enumerate(body.messages or ())],
@@ -253,8 +253,10 @@ def _template_message(message: ChatMessage, i: int) -> JsonObject:
         result["tool_calls"] = [
             template_call(
                 call.id or "",
-                call.function.name,
-                parsed_arguments(call.function.arguments, f"messages[{i}].tool_calls[{j}].function.arguments"),
+                name=call.function.name,
+                arguments=parsed_arguments(
+                    call.function.arguments, path=f"messages[{i}].tool_calls[{j}].function.arguments"
+                ),
             )
             for j, call in enumerate(message.tool_calls)
         ]
@@ -276,7 +278,7 @@ def parsed_arguments(text: str | None, path: str) -> JsonObject:
     """Parses a call's arguments; empty without text. Raises InvalidRequestError if the text is not a JSON object."""
     arguments = object_in(text) if text else {}
     if arguments is None:
-        raise invalid_value(path, "a JSON object in a string")
+        raise invalid_value(path, wanted="a JSON object in a string")
     return arguments
 
 
@@ -290,7 +292,10 @@ def template_tool(name: str, description: str | None, parameters: JsonObject | N
 
 
 def template_tools(tools: Sequence[ChatTool]) -> list[JsonObject]:
-    return [template_tool(each.function.name, each.function.description, each.function.parameters) for each in tools]
+    return [
+        template_tool(each.function.name, description=each.function.description, parameters=each.function.parameters)
+        for each in tools
+    ]
 
 
 def choose_tools(
@@ -318,7 +323,7 @@ def choose_tools(
 
 def _check_tool_name(name: str | None, tools: Sequence[JsonObject], field: str) -> None:
     if name not in [tool["function"]["name"] for tool in tools]:
-        raise invalid_value(field, "the name of one of the tools")
+        raise invalid_value(field, wanted="the name of one of the tools")
 
 
 def _chosen_tools(body: ChatRequest) -> tuple[list[JsonObject], ToolChoice]:
@@ -333,7 +338,7 @@ def _chosen_tools(body: ChatRequest) -> tuple[list[JsonObject], ToolChoice]:
     elif selection is not None and selection.type == "allowed_tools":
         allowed = selection.allowed_tools
         if allowed is None:
-            raise invalid_value("tool_choice.allowed_tools", "an object")
+            raise invalid_value("tool_choice.allowed_tools", wanted="an object")
         mode = ToolMode(allowed.mode)
     elif selection is not None:
         mode, name = ToolMode.NAMED, selection.function.name if selection.function is not None else None
@@ -355,6 +360,6 @@ def _allowed_tools(
     for i, name in enumerate(names):
         _check_tool_name(name, tools, f"tool_choice.allowed_tools.tools[{i}].function.name")
     if not names:
-        raise invalid_value("tool_choice.allowed_tools.tools", "a list of at least one tool")
+        raise invalid_value("tool_choice.allowed_tools.tools", wanted="a list of at least one tool")
     tools = [tool for tool in tools if tool["function"]["name"] in names]
     return tools, replace(choice, strict=[name for name in choice.strict if name in names])

@@ -38,7 +38,7 @@ class _Chunks:
 
     keep_alive = KEEP_ALIVE
 
-    def __init__(self, request: ApiRequest, prepared: Sequence[Prepared], kind: str, created_s: int) -> None:
+    def __init__(self, *, request: ApiRequest, prepared: Sequence[Prepared], kind: str, created_s: int) -> None:
         self._request = request
         self._model = prepared[0].model
         self._text = prepared[0].model.text
@@ -82,7 +82,7 @@ class ChatChunks(_Chunks):
     """Encodes `chat.completion.chunk` events."""
 
     def __init__(self, request: ApiRequest, prepared: Prepared, reader: AnswerReader, *, created_s: int) -> None:
-        super().__init__(request, [prepared], CHAT_CHUNK_OBJECT, created_s)
+        super().__init__(request=request, prepared=[prepared], kind=CHAT_CHUNK_OBJECT, created_s=created_s)
         self._head["id"] = f"chatcmpl-{request.requests[0].request_id}"
         self._reader = reader
         self._pending_logprobs: list[list[tuple[int, TokenLogprob]]] = [[] for _ in range(request.choices)]
@@ -108,7 +108,7 @@ class ChatChunks(_Chunks):
         return self._event(_chat_choice(choice, {"role": "assistant", "content": ""}), **more)
 
     def encode_text(
-        self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
+        self, choice: int, text: str, token_ids: Sequence[int], *, logprobs: Sequence[TokenLogprob] | None
     ) -> bytes:
         self._tokens[choice] += len(token_ids)
         pending = self._pending_logprobs[choice]
@@ -193,7 +193,7 @@ class CompletionChunks(_Chunks):
     """Encodes `text_completion` events."""
 
     def __init__(self, request: ApiRequest, prepared: Sequence[Prepared], *, created_s: int) -> None:
-        super().__init__(request, prepared, COMPLETION_OBJECT, created_s)
+        super().__init__(request=request, prepared=prepared, kind=COMPLETION_OBJECT, created_s=created_s)
         self._head["id"] = f"cmpl-{request.requests[0].request_id.partition('.')[0]}"
         self._echoes = echoed_prompts(request, prepared)
         self._prompt_logprobs: dict[int, Sequence[TokenLogprob]] = {}
@@ -219,14 +219,14 @@ class CompletionChunks(_Chunks):
         if self._request.echoes and self._request.has_logprobs:
             entries = self._prompt_logprobs.pop(choice, ())
             as_ids = self._request.names_tokens_by_id
-            more["logprobs"] = echoed_logprobs(self._text, prompt_ids, entries, echo, as_ids=as_ids)
+            more["logprobs"] = echoed_logprobs(self._text, prompt_ids, entries, echo=echo, as_ids=as_ids)
         return self._event(_completion_choice(choice, echo) | self._no_tokens() | more) if echo or more else b""
 
     def _no_tokens(self) -> dict[str, Any]:
         """Returns the fields of an event without tokens; vLLM's clients expect lists in each event."""
         nothing: dict[str, Any] = {}
         if self._request.has_logprobs:
-            nothing["logprobs"] = completion_logprobs(self._text, (), (), ())
+            nothing["logprobs"] = completion_logprobs(self._text, (), (), offsets=())
         if self._request.returns_token_ids:
             nothing["token_ids"] = []
         return nothing
@@ -235,13 +235,13 @@ class CompletionChunks(_Chunks):
         self._prompt_logprobs[choice] = entries
 
     def encode_text(
-        self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
+        self, choice: int, text: str, token_ids: Sequence[int], *, logprobs: Sequence[TokenLogprob] | None
     ) -> bytes:
         self._tokens[choice] += len(token_ids)
         found: dict[str, Any] | None = None
         if logprobs is not None:
             offsets, as_ids = self._offsets[choice].take(token_ids), self._request.names_tokens_by_id
-            found = completion_logprobs(self._text, token_ids, logprobs, offsets, as_ids=as_ids)
+            found = completion_logprobs(self._text, token_ids, logprobs, offsets=offsets, as_ids=as_ids)
         if self._detailed is not None and found is not None:
             before, between, after = self._detailed[choice]
             return b"%b%b%b%b%b" % (before, orjson.dumps(text), between, orjson.dumps(found), after)

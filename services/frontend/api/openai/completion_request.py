@@ -31,11 +31,11 @@ def read_completion(values: Mapping[str, Any], request_id: str, settings: Pipeli
     echoes, is_stream = bool(body.echo), bool(body.stream)
     max_tokens = MAX_TOKENS_DEFAULT if body.max_tokens is None else body.max_tokens
     if max_tokens == 0 and (is_stream or not echoes):
-        raise invalid_value("max_tokens", "at least 1 without echo or with stream")
+        raise invalid_value("max_tokens", wanted="at least 1 without echo or with stream")
     constraint, constraint_name = body.constraint()
     prompts = prompt_list(body.prompt, "prompt")
     if len(prompts) > settings.prompts_max:
-        raise invalid_value("prompt", f"a list of at most {settings.prompts_max} prompts")
+        raise invalid_value("prompt", wanted=f"a list of at most {settings.prompts_max} prompts")
     scored = [count for count in (body.prompt_logprobs, body.logprobs if echoes else None) if count is not None]
     return body.api_request(
         request_id,

@@ -48,10 +48,10 @@ class ResponseFormat(Body, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.type == "json_schema" and self.json_schema is None:
-            raise FieldError("json_schema", "must be an object")
+            raise FieldError("json_schema", message="must be an object")
         for name in _OF_TAG:
             if self.type != "structural_tag" and getattr(self, name) is not None:
-                raise FieldError(name, "must be absent unless the type is structural_tag")
+                raise FieldError(name, message="must be absent unless the type is structural_tag")
 
 
 _OF_TAG = ("format", "structures", "triggers")
@@ -102,7 +102,7 @@ def _structured_outputs(value: StructuredOutputs, name: str) -> Constraint | Non
         if (given := getattr(value, kind)) is not None and (constraint := read(given, f"{name}.{kind}")) is not None
     ]
     if len(found) != 1:
-        raise invalid_value(name, "an object with exactly one of " + ", ".join(_READERS))
+        raise invalid_value(name, wanted="an object with exactly one of " + ", ".join(_READERS))
     return found[0]
 
 
@@ -114,16 +114,16 @@ def json_schema(value: JsonObject | str, name: str) -> Constraint:
 def _document(value: JsonObject | str, name: str, kind: ConstraintKind) -> Constraint:
     document = object_in(value) if isinstance(value, str) else value
     if document is None:
-        raise invalid_value(name, "a JSON object")
+        raise invalid_value(name, wanted="a JSON object")
     data = orjson.dumps(document)
     if len(data) > DOCUMENT_BYTES_MAX:
-        raise invalid_value(name, f"a document of at most {DOCUMENT_BYTES_MAX} bytes")
+        raise invalid_value(name, wanted=f"a document of at most {DOCUMENT_BYTES_MAX} bytes")
     return Constraint(kind=kind, text=data.decode())
 
 
 def _text(*, text: str, name: str, kind: ConstraintKind, bytes_max: int) -> Constraint:
     if not 1 <= len(text.encode()) <= bytes_max:
-        raise invalid_value(name, f"a string of 1 to {bytes_max} bytes")
+        raise invalid_value(name, wanted=f"a string of 1 to {bytes_max} bytes")
     return Constraint(kind=kind, text=text)
 
 

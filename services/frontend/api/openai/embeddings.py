@@ -56,7 +56,7 @@ class EmbeddingRequest(ModelBody, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.truncate_prompt_tokens == 0:
-            raise FieldError("truncate_prompt_tokens", "must be -1 or an integer of at least 1")
+            raise FieldError("truncate_prompt_tokens", message="must be -1 or an integer of at least 1")
 
 
 def read_embeddings(values: Mapping[str, Any], request_id: str) -> tuple[EmbedRequest, str]:

@@ -47,8 +47,8 @@ def completion_logprobs(
     text: TextModel,
     token_ids: Sequence[int],
     entries: Sequence[TokenLogprob],
-    offsets: Sequence[int],
     *,
+    offsets: Sequence[int],
     as_ids: bool = False,
 ) -> dict[str, Any]:
     """Returns `choices[].logprobs` of completions. `offsets`: where each token's text begins.
@@ -101,11 +101,11 @@ def echo_offsets(text: TextModel, prompt_ids: Sequence[int], echo: str) -> list[
 
 
 def echoed_logprobs(
-    text: TextModel, prompt_ids: Sequence[int], prompt: Sequence[TokenLogprob], echo: str, *, as_ids: bool = False
+    text: TextModel, prompt_ids: Sequence[int], prompt: Sequence[TokenLogprob], *, echo: str, as_ids: bool = False
 ) -> dict[str, Any]:
     """Returns the log-probabilities of an echoed prompt. The first token has none, since nothing precedes it."""
     entries = [TokenLogprob(logprob=0.0), *prompt]
-    found = completion_logprobs(text, prompt_ids, entries, echo_offsets(text, prompt_ids, echo), as_ids=as_ids)
+    found = completion_logprobs(text, prompt_ids, entries, offsets=echo_offsets(text, prompt_ids, echo), as_ids=as_ids)
     found["token_logprobs"][0] = found["top_logprobs"][0] = None
     return found
 
@@ -120,11 +120,11 @@ def prompt_logprobs(
 def _candidates(text: TextModel, token_id: int, entry: TokenLogprob) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for rank, (other, logprob) in enumerate(entry.alternatives, start=1):
-        found[str(other)] = _candidate(text, other, logprob, rank)
+        found[str(other)] = _candidate(text, other, logprob, rank=rank)
     if str(token_id) not in found:
-        found = {str(token_id): _candidate(text, token_id, entry.logprob, None)} | found
+        found = {str(token_id): _candidate(text, token_id, entry.logprob, rank=None)} | found
     return found
 
 
-def _candidate(text: TextModel, token_id: int, logprob: float, rank: int | None) -> dict[str, Any]:
+def _candidate(text: TextModel, token_id: int, logprob: float, *, rank: int | None) -> dict[str, Any]:
     return {"logprob": max(LOWEST, logprob), "rank": rank, "decoded_token": text.names.texts[token_id]}

@@ -153,7 +153,7 @@ class SamplingFields(CommonSampling, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.truncate_prompt_tokens == 0:
-            raise FieldError("truncate_prompt_tokens", "must be -1 or an integer of at least 1")
+            raise FieldError("truncate_prompt_tokens", message="must be -1 or an integer of at least 1")
 
     def constraint(self) -> tuple[Constraint | None, str]:
         """Returns what the answer must match, and the name of the field that requires it."""
@@ -192,14 +192,14 @@ class OpenAiRequest(SamplingFields, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.stream and self.stream_options is not None:
-            raise invalid_value("stream_options", "absent unless stream is true")
+            raise invalid_value("stream_options", wanted="absent unless stream is true")
         if self.prompt_logprobs is True:
-            raise invalid_value("prompt_logprobs", "an integer")
+            raise invalid_value("prompt_logprobs", wanted="an integer")
         if self.prompt_logprobs is False:
             self.prompt_logprobs = None
         if self.stream and self.prompt_logprobs is not None:
             # vLLM leaves them out of streams.
-            raise invalid_value("prompt_logprobs", "absent when stream is true")
+            raise invalid_value("prompt_logprobs", wanted="absent when stream is true")
 
     def api_request(
         self,
@@ -274,5 +274,5 @@ def prompt_list(value: str | list[Any], name: str) -> list[str | list[int]]:
     if kinds == {int}:
         return [value]
     if len(kinds) != 1:
-        raise invalid_value(name, "a string, a list of strings, a list of token ids, or a list of such lists")
+        raise invalid_value(name, wanted="a string, a list of strings, a list of token ids, or a list of such lists")
     return value

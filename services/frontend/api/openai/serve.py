@@ -37,7 +37,7 @@ async def _serve(exchange: Exchange, request: ApiRequest) -> web.StreamResponse:
     prepared = [await exchange.prepare(steer(each, exchange)) for each in request.requests]
     reader = make_reader(prepared[0], choices=request.choices, includes_reasoning=request.includes_reasoning)
     if not request.is_stream:
-        body = await whole_body(exchange, request, prepared, reader)
+        body = await whole_body(exchange, request, prepared, reader=reader)
         exchange.warn(*reader.warnings)
         return exchange.json_response(body)
     created_s = int(exchange.pipeline.clock.wall())
@@ -48,19 +48,19 @@ async def _serve(exchange: Exchange, request: ApiRequest) -> web.StreamResponse:
         encoder = CompletionChunks(request, prepared, created_s=created_s)
     is_detailed = request.has_logprobs or request.returns_token_ids
     async with event_stream(exchange, prepared, encoder, choices=request.choices, is_detailed=is_detailed) as stream:
-        await run_all(exchange, prepared, stream, reader)
+        await run_all(exchange, prepared, stream, reader=reader)
     return streamed_response(exchange.request)
 
 
 async def whole_body(
-    context: RequestContext, request: ApiRequest, prepared: Sequence[Prepared], reader: AnswerReader
+    context: RequestContext, request: ApiRequest, prepared: Sequence[Prepared], *, reader: AnswerReader
 ) -> dict[str, Any]:
     """Runs the requests and returns the JSON body of their answer."""
     created_s = int(context.pipeline.clock.wall())
     collected = AnswerCollector(reader)
-    await run_all(context, prepared, collected, reader)
+    await run_all(context, prepared, collected, reader=reader)
     if isinstance(request.requests[0].prompt, Conversation):
-        return chat_body(request, prepared[0], collected, context.usage, created_s=created_s)
+        return chat_body(request, prepared[0], collected, usage=context.usage, created_s=created_s)
     if request.is_prompt_only:
         context.usage = replace(context.usage, output_tokens=0)
-    return completion_body(request, prepared, collected, context.usage, created_s=created_s)
+    return completion_body(request, prepared, collected, usage=context.usage, created_s=created_s)

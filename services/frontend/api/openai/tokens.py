@@ -71,13 +71,13 @@ async def serve_tokenize(exchange: Exchange) -> web.StreamResponse:
 def _prompt(body: TokenizeRequest) -> tuple[Prompt, str]:
     if body.messages is not None:
         if body.prompt is not None:
-            raise invalid_value("prompt", "absent when there are messages")
+            raise invalid_value("prompt", wanted="absent when there are messages")
         if body.add_special_tokens:
             message = "add_special_tokens is not supported: the chat template adds them"
             raise UnsupportedError(message, field="add_special_tokens")
         return conversation_of(body, template_tools(body.tools or ()), ToolChoice()), "messages"
     if body.prompt is None:
-        raise invalid_value("prompt", "a string")
+        raise invalid_value("prompt", wanted="a string")
     for name in _OF_CONVERSATION:
         if getattr(body, name) is not None:
             raise InvalidRequestError(f"{name} needs messages", field=name, reason="invalid_value")
@@ -95,6 +95,6 @@ async def serve_detokenize(exchange: Exchange) -> web.StreamResponse:
     body = await exchange.read_request(lambda values: read_body(DetokenizeRequest, values))
     model = exchange.find_model(body.model_name())
     if len(body.tokens) > model.context_tokens_max:
-        raise invalid_value("tokens", f"a list of at most {model.context_tokens_max} ids, the model's context")
+        raise invalid_value("tokens", wanted=f"a list of at most {model.context_tokens_max} ids, the model's context")
     text = model.text.decode(checked_ids(body.tokens, "tokens", model), skip_special_tokens=False)
     return exchange.json_response({"prompt": text})

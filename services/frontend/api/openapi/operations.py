@@ -65,7 +65,7 @@ _FILE = {"file_id": text(length_min=1)}
 _RESPONSE = {"response_id": text(length_min=1)}
 _BATCH = {"batch_id": text(length_min=1)}
 _MESSAGE_BATCH = {"message_batch_id": text(length_min=1)}
-_PAGE: dict[str, Schema] = {"limit": integer(1, 100), "after": text()}
+_PAGE: dict[str, Schema] = {"limit": integer(low=1, high=100), "after": text()}
 _ORDER = one_of("asc", "desc")
 
 CHAT, RESPONSES, MESSAGES, FILES, OTHERS = (
@@ -111,7 +111,7 @@ OPERATIONS: Sequence[Operation] = (
     _post("/v1/messages/batches", name="createMessageBatch", help="Run requests to /v1/messages later", tag=MESSAGES,
           body="MessageBatchRequest", answer="MessageBatch", errors="MessageError"),
     _get("/v1/messages/batches", name="listMessageBatches", help="All message batches, the newest first", tag=MESSAGES,
-         answer="MessageBatchList", query={"limit": integer(1, 1000), "after_id": text(), "before_id": text()},
+         answer="MessageBatchList", query={"limit": integer(low=1, high=1000), "after_id": text(), "before_id": text()},
          errors="MessageError"),
     _get("/v1/messages/batches/{message_batch_id}", name="getMessageBatch", help="A message batch and its progress", tag=MESSAGES,
          answer="MessageBatch", parameters=_MESSAGE_BATCH, errors="MessageError"),
@@ -127,7 +127,7 @@ OPERATIONS: Sequence[Operation] = (
     Operation(method="post", path="/v1/files", name="createFile", help="Upload a file", tag=FILES, body="Upload",
               body_type="multipart/form-data", answer="File"),
     _get("/v1/files", name="listFiles", help="All files", tag=FILES, answer="FileList",
-         query={"limit": integer(1, 10_000), "after": text(), "order": _ORDER,
+         query={"limit": integer(low=1, high=10_000), "after": text(), "order": _ORDER,
                 "purpose": one_of("batch", "batch_output")}),
     _get("/v1/files/{file_id}", name="getFile", help="A file", tag=FILES, answer="File", parameters=_FILE),
     Operation(method="delete", path="/v1/files/{file_id}", name="deleteFile", help="Delete a file", tag=FILES,

@@ -37,14 +37,14 @@ def _page(document: Mapping[str, Any]) -> Iterator[str]:
         for path, methods in document["paths"].items():
             for method, operation in methods.items():
                 if tag["name"] in operation["tags"]:
-                    yield from _operation(path, method, operation, schemas)
+                    yield from _operation(path=path, method=method, operation=operation, schemas=schemas)
     yield "<h2>Objects</h2>"
     for name, schema in schemas.items():
         yield f'<details id="{escape(name)}"><summary><code>{escape(name)}</code></summary>{_fields(schema)}</details>'
     yield "</body></html>"
 
 
-def _operation(path: str, method: str, operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> Iterator[str]:
+def _operation(*, path: str, method: str, operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f'<details id="{escape(operation["operationId"])}"><summary><span class="method">{escape(method)}</span>'
         f"<code>{escape(path)}</code> {escape(operation['summary'])}</summary>"

@@ -25,7 +25,7 @@ _ANYTHING: Schema = {}
 _NULL: Schema = {"type": "null"}
 _COUNT = integer(0)
 _ITEM_STATUS = one_of("in_progress", "completed", "incomplete")
-_TOKEN_IDS = array(integer(0, 2**31 - 1))
+_TOKEN_IDS = array(integer(low=0, high=2**31 - 1))
 # Fields that choices of chat and completions share.
 _CHOICE: Mapping[str, Schema] = {
     "index": _COUNT, "logprobs": {"type": ["object", "null"]}, "finish_reason": one_of("stop", "length", "tool_calls"),
@@ -110,7 +110,7 @@ RESPONSE_SCHEMAS: Mapping[str, Schema] = {
         "error": _NULL, "incomplete_details": nullable(response_object({"reason": constant("max_output_tokens")})),
         "instructions": nullable(text()), "model": text(), "output": array(_OUTPUT_ITEM, items_min=1),
         "previous_response_id": nullable(text()), "store": boolean(), "usage": reference("ResponseUsage"),
-        "temperature": nullable(number(0, 2)), "top_p": nullable(number(0, 1)), "tools": array(_ANYTHING),
+        "temperature": nullable(number(low=0, high=2)), "top_p": nullable(number(low=0, high=1)), "tools": array(_ANYTHING),
         "tool_choice": _ANYTHING, "parallel_tool_calls": boolean(), "text": mapping(_ANYTHING),
         "reasoning": mapping(_ANYTHING), "max_output_tokens": nullable(integer(1)),
         "metadata": mapping(text(length_max=512), properties_max=16), "truncation": one_of("auto", "disabled"),
@@ -155,7 +155,7 @@ RESPONSE_SCHEMAS: Mapping[str, Schema] = {
             "file": {"type": "string", "format": "binary", "description": "JSON Lines."},
             "purpose": constant("batch"),
             "expires_after[anchor]": constant("created_at"),
-            "expires_after[seconds]": integer(3600, 30 * 86_400),
+            "expires_after[seconds]": integer(low=3600, high=30 * 86_400),
         },
         "required": ["file", "purpose"],
         "additionalProperties": False,
@@ -182,7 +182,7 @@ RESPONSE_SCHEMAS: Mapping[str, Schema] = {
         "object": constant("list"),
         "data": array(response_object({
             "object": constant("embedding"), "index": _COUNT,
-            "embedding": any_of(array(number(-1e30, 1e30)), text("Little-endian 32-bit floats in base64.")),
+            "embedding": any_of(array(number(low=-1e30, high=1e30)), text("Little-endian 32-bit floats in base64.")),
         })),
         "model": text(), "usage": response_object({"prompt_tokens": _COUNT, "total_tokens": _COUNT}),
     }),

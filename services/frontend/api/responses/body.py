@@ -29,7 +29,7 @@ def thought_part(text: str) -> dict[str, Any]:
 
 
 def item_body(
-    request_id: str, block: Block, status: str, logprobs: Sequence[Mapping[str, Any]] | None = None
+    request_id: str, block: Block, status: str, *, logprobs: Sequence[Mapping[str, Any]] | None = None
 ) -> dict[str, Any]:
     """Returns an output item. While it is in progress it has no content."""
     head = {"id": item_id(request_id, block), "status": status}
@@ -77,7 +77,7 @@ def begun_body(parsed: ParsedResponse, request_id: str, created_s: int) -> dict[
 
 
 def ended_body(
-    begun: Mapping[str, Any], output: Sequence[Mapping[str, Any]], ending: Ending, usage: Usage, completed_s: int
+    begun: Mapping[str, Any], output: Sequence[Mapping[str, Any]], ending: Ending, *, usage: Usage, completed_s: int
 ) -> dict[str, Any]:
     """Returns the whole response."""
     status = status_of(ending)

@@ -72,11 +72,11 @@ class ResponseEvents(BlockEvents):
         return self._take()
 
     def encode_text(
-        self, choice: int, text: str, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None
+        self, choice: int, text: str, token_ids: Sequence[int], *, logprobs: Sequence[TokenLogprob] | None
     ) -> bytes:
         if logprobs is not None and self._includes_logprobs:
             self._new_logprobs += map(orjson.loads, chat_entries(self._text, token_ids, logprobs))
-        return super().encode_text(choice, text, token_ids, logprobs)
+        return super().encode_text(choice, text, token_ids, logprobs=logprobs)
 
     def end_choice(self, choice: int, ending: Ending) -> bytes:
         self._item_status = status_of(ending)
@@ -113,14 +113,16 @@ class ResponseEvents(BlockEvents):
         else:
             self._put("response.reasoning_text.done", **place, text=text)
             self._put("response.content_part.done", **place, part=thought_part(text))
-        item = item_body(self._request_id, block, self._item_status, logprobs if self._includes_logprobs else None)
+        item = item_body(
+            self._request_id, block, self._item_status, logprobs=logprobs if self._includes_logprobs else None
+        )
         self._output.append(item)
         self._put("response.output_item.done", output_index=block.number, item=item)
 
     def complete(self, usage: Usage, completed_s: int) -> Mapping[str, Any]:
         """Returns the whole response after its last token. The last event contains it."""
         assert self._ending is not None, "an answer that succeeded has an ending"
-        self._final = ended_body(self._begun, self._output, self._ending, usage, completed_s)
+        self._final = ended_body(self._begun, self._output, self._ending, usage=usage, completed_s=completed_s)
         return self._final
 
     def end(self, usage: Usage) -> bytes:

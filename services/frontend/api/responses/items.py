@@ -164,7 +164,7 @@ def messages_of(items: Sequence[Mapping[str, Any]]) -> list[JsonObject]:
         else:
             _add_to_assistant(messages, item)
     if len(messages) > ITEMS_MAX:
-        raise invalid_value("input", f"at most {ITEMS_MAX} messages together with what it continues")
+        raise invalid_value("input", wanted=f"at most {ITEMS_MAX} messages together with what it continues")
     return messages
 
 
@@ -184,8 +184,8 @@ def _add_to_assistant(messages: list[JsonObject], item: Mapping[str, Any]) -> No
     elif kind == "function_call":
         arguments = object_in(item["arguments"]) if item["arguments"] else {}
         if arguments is None:
-            raise invalid_value("input", "items whose calls have a JSON object in a string as arguments")
-        last.setdefault("tool_calls", []).append(template_call(item["call_id"], item["name"], arguments))
+            raise invalid_value("input", wanted="items whose calls have a JSON object in a string as arguments")
+        last.setdefault("tool_calls", []).append(template_call(item["call_id"], name=item["name"], arguments=arguments))
     elif thought := text_of(item["content"] or item["summary"]):
         last["reasoning_content"] = last.get("reasoning_content", "") + thought
 

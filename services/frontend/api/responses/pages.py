@@ -33,7 +33,7 @@ def read_limit(query: Mapping[str, str], *, default: int = 20, limit_max: int = 
     if text is None:
         return default
     if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= limit_max):
-        raise invalid_value("limit", f"an integer from 1 to {limit_max}")
+        raise invalid_value("limit", wanted=f"an integer from 1 to {limit_max}")
     return int(text)
 
 
@@ -41,7 +41,7 @@ def read_order(query: Mapping[str, str]) -> bool:
     """Returns whether the newest item comes first."""
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
-        raise invalid_value("order", "asc or desc")
+        raise invalid_value("order", wanted="asc or desc")
     return order == "desc"
 
 
@@ -53,7 +53,7 @@ def page_of(items: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dic
     if after is not None:
         places = [i for i, item in enumerate(ordered) if item["id"] == after]
         if not places:
-            raise invalid_value("after", "the id of an item")
+            raise invalid_value("after", wanted="the id of an item")
         ordered = ordered[places[0] + 1 :]
     return list_body(ordered[:limit], has_more=len(ordered) > limit)
 

@@ -79,7 +79,7 @@ class ResponseTextFormat(Body, kw_only=True):
     def __post_init__(self) -> None:
         for name in ("name", "schema"):
             if (getattr(self, name) is not None) != (self.type == "json_schema"):
-                raise FieldError(name, "must be given with the type json_schema, and only then")
+                raise FieldError(name, message="must be given with the type json_schema, and only then")
 
 
 class ResponseText(RefusingBody, kw_only=True):
@@ -200,7 +200,7 @@ class ParsedResponse:
 
 
 def _tool_body(tool: ResponseTool) -> JsonObject:
-    function = template_tool(tool.name, tool.description, tool.parameters)["function"]
+    function = template_tool(tool.name, description=tool.description, parameters=tool.parameters)["function"]
     return {"type": "function", **function, **({"strict": True} if tool.strict else {})}
 
 
@@ -216,7 +216,7 @@ def read_response(values: Mapping[str, Any], *, stores_by_default: bool, has_sto
         if each not in INCLUDES:
             raise UnsupportedError(f"include can hold {', '.join(INCLUDES)}", field=f"include[{i}]")
     if body.previous_response_id is not None and not is_response_id(body.previous_response_id):
-        raise invalid_value("previous_response_id", "the id of a response")
+        raise invalid_value("previous_response_id", wanted="the id of a response")
     if body.store and not has_store:
         raise UnsupportedError("store is not supported: this frontend keeps nothing", field="store")
     stores = has_store and (stores_by_default if body.store is None else body.store)
@@ -295,7 +295,7 @@ def _chosen_tools(body: ResponseRequest) -> tuple[list[JsonObject], ToolChoice]:
         # OpenAI's clients send `auto` also without tools.
         mode = ToolMode(selection)
     return choose_tools(
-        [template_tool(each.name, each.description, each.parameters) for each in given],
+        [template_tool(each.name, description=each.description, parameters=each.parameters) for each in given],
         mode=mode,
         strict=[each.name for each in given if each.strict],
         name=name,

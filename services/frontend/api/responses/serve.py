@@ -112,7 +112,7 @@ class Responses:
         async with event_stream(
             exchange, [prepared], events, choices=1, is_detailed=parsed.includes_logprobs
         ) as stream:
-            await run_all(exchange, [prepared], stream, reader)
+            await run_all(exchange, [prepared], stream, reader=reader)
             # A client that has seen the last event can continue the response.
             final = events.complete(exchange.usage, int(exchange.pipeline.clock.wall()))
             await self._store_answer(exchange, parsed, final)
@@ -160,7 +160,7 @@ class Responses:
         """Runs a request to its end and stores the answer if requested."""
         parsed, prepared, reader = response.parsed, response.prepared, response.reader
         collected = AnswerCollector(reader)
-        await run_all(context, [prepared], collected, reader)
+        await run_all(context, [prepared], collected, reader=reader)
         if isinstance(context, Exchange):
             context.warn(*reader.warnings)
         answer = collected.choices[0]
@@ -171,9 +171,9 @@ class Responses:
         output, last = [], answer.blocks.all[-1]
         for block in answer.blocks.all:
             status = status_of(answer.ending) if block is last else COMPLETED
-            output.append(item_body(context.request_id, block, status, logprobs))
+            output.append(item_body(context.request_id, block, status, logprobs=logprobs))
         completed_s = int(context.pipeline.clock.wall())
-        body = ended_body(response.begun, output, answer.ending, context.usage, completed_s)
+        body = ended_body(response.begun, output, answer.ending, usage=context.usage, completed_s=completed_s)
         await self._store_answer(context, parsed, body)
         return body
 
