@@ -35,7 +35,7 @@ def find_authority(folder: Path) -> Authority:
     """The folder's authority, or a new one. OSError or ValueError when its files cannot be used."""
     key, certificate = folder / AUTHORITY_KEY_FILE, folder / AUTHORITY_FILE
     if key.exists():
-        return Authority.load(key.read_bytes(), certificate.read_bytes())
+        return Authority.load(key=key.read_bytes(), certificate=certificate.read_bytes())
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     made = Authority.make()
     write_private(certificate, made.certificate_pem)

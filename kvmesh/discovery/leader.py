@@ -107,7 +107,7 @@ class LeaderElection:
         mine = LeaderRecord(
             member_id=self._member_id, token=max(self._newest_token, int(1000 * self._clock.wall())) + 1
         )
-        if await self._registry.acquire(self._key, self._session_id, mine.encode()):
+        if await self._registry.acquire(self._key, session_id=self._session_id, value=mine.encode()):
             self._token = self._newest_token = mine.token
             self.leader_id = self._member_id
             self._leads_until_s = asked_s + self._ttl_s

@@ -140,7 +140,7 @@ class RankedEngine:
     async def load_adapter(self, name: str, source: str) -> None:
         """One rank after the other: what the first one refuses, no rank has."""
         for engine in self._engines:
-            await engine.load_adapter(name, source)
+            await engine.load_adapter(name, source=source)
 
     async def unload_adapter(self, name: str) -> None:
         await self._all([engine.unload_adapter(name) for engine in self._engines])

@@ -190,14 +190,14 @@ class MemoryRegistry:
     async def acquire(self, key: str, session_id: str, value: bytes = b"") -> bool:
         """See `Registry.acquire`. Again by the holder: True, with the new value."""
         self._check_write(key, value)
-        return await self._change(lambda state, now: state.acquire(key, session_id, value, now=now))
+        return await self._change(lambda state, now: state.acquire(key, session_id=session_id, value=value, now=now))
 
     async def release(self, key: str, session_id: str) -> bool:
         limits.check_key(key)
 
         def give_back(state: AgentState, now: float) -> bool:
             held = state.keys.get(key)
-            return held is not None and state.keys.release(key, session_id, held.value)
+            return held is not None and state.keys.release(key, session_id=session_id, value=held.value)
 
         return await self._change(give_back)
 

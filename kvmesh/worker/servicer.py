@@ -68,7 +68,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         """A snapshot or what was missed, then every change."""
         epoch = optional_field(request, "resume_epoch")
         sequence = optional_field(request, "resume_sequence")
-        async with aclosing(self._worker.kv_feed.watch(epoch, sequence)) as batches:  # type: ignore[type-var]
+        async with aclosing(self._worker.kv_feed.watch(epoch=epoch, sequence=sequence)) as batches:  # type: ignore[type-var]
             async for batch in batches:
                 yield to_kv_batch(batch)
 
@@ -99,9 +99,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 # The worker is idle. The next leg notifies the signal, so nothing is missed by waiting longer.
                 # Only after a record that was not sent: the loop may have started a leg while a record was being written.
                 # Blocks in use are freed without a notification: by leases, and by pulls that outlive their requests.
-                await signal.wait(0, quiet_s)
+                await signal.wait(at_least_s=0, at_most_s=quiet_s)
             if not self._worker.ended.is_set():
-                await signal.wait(pause_s, LATE_RATIO * pause_s)
+                await signal.wait(at_least_s=pause_s, at_most_s=LATE_RATIO * pause_s)
         raise UnavailableError("the worker stops", reason="worker_stopping", where=self._worker.identity.worker_id)
 
     async def LoadAdapter(
@@ -109,7 +109,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     ) -> pb.LoadAdapterResponse:
         """Makes an adapter usable."""
         name = required_text(request.name, field="name", characters_max=256)
-        await self._worker.engine.load_adapter(name, required_text(request.source, field="source", characters_max=4096))
+        source = required_text(request.source, field="source", characters_max=4096)
+        await self._worker.engine.load_adapter(name, source=source)
         await self._membership.publish()
         return pb.LoadAdapterResponse(adapters=self._worker.description.model.adapters)
 

@@ -176,7 +176,7 @@ class RouterCore:
             return
         computing = reservation.computing_prompt
         if (feed := computing.worker.feed) is not None:
-            feed.on_settled(computing.rank, reservation.last_block_hash)
+            feed.on_settled(computing.rank, last_block_hash=reservation.last_block_hash)
 
     def expire(self, *, now: float) -> Iterable[Reservation]:
         return self.book.expire(now)

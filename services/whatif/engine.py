@@ -121,7 +121,9 @@ class ReplayEngine:
                 break
         self.computed_tokens += spent
         self.steps += 1
-        self.last_step_s = self.shape.speed.step_s(spent, self._decoding_in_step, self._context_tokens)
+        self.last_step_s = self.shape.speed.step_s(
+            prefill_tokens=spent, decode_requests=self._decoding_in_step, kv_tokens=self._context_tokens
+        )
         self._run_began_s = now_s
         self._run_steps = 1
         if self._decoding and not spent and not self._computed_in_step:

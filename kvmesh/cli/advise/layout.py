@@ -35,7 +35,7 @@ def plan_layout(needs: Needs, speed: WorkerSpeed) -> Layout:
     workers = needs.devices // speed.ranks
     prompt_s = _uncached(needs) * speed.prefill_s_per_token
     batch = _batch(needs, speed)
-    step_s = speed.step_s(batch, needs.prompt_tokens + needs.output_tokens / 2)
+    step_s = speed.step_s(batch, tokens=needs.prompt_tokens + needs.output_tokens / 2)
     decode_s = needs.output_tokens * step_s / batch
     is_split, reasons, changes = _split(needs, speed, workers=workers, prompt_s=prompt_s, decode_s=decode_s)
     load = needs.requests_per_s / LOAD_MAX

@@ -136,9 +136,9 @@ class AgentRoutes:
 
         def write(state: AgentState, now: float) -> bool:
             if "acquire" in query:
-                return state.acquire(key, query["acquire"], value, now=now)
+                return state.acquire(key, session_id=query["acquire"], value=value, now=now)
             if "release" in query:
-                return state.keys.release(key, query["release"], value)
+                return state.keys.release(key, session_id=query["release"], value=value)
             return state.keys.put(key, value, expected_index=expected_index)
 
         return json_response(request, self._live.change(write))

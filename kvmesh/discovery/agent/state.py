@@ -30,7 +30,7 @@ class AgentState:
         """Takes a lock. NotFoundError when the session is gone."""
         if self.sessions.get(session_id) is None:
             raise NotFoundError(f'invalid session "{session_id}"')
-        return self.keys.acquire(key, session_id, value, now=now)
+        return self.keys.acquire(key, session_id=session_id, value=value, now=now)
 
     def destroy_session(self, session_id: str, now: float) -> None:
         """Ends a session and releases its locks. Idempotent."""

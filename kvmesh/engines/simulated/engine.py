@@ -385,7 +385,10 @@ class SimulatedEngine:
             return
         factor = self.settings.time_factor
         self._step_s = factor * self.settings.step_s(
-            step.prefill_tokens, step.decode_requests, prompts=step.prompts, token_pairs=step.token_pairs
+            prefill_tokens=step.prefill_tokens,
+            decode_requests=step.decode_requests,
+            prompts=step.prompts,
+            token_pairs=step.token_pairs,
         )
         if factor and self.settings.event_loop == "overlap":
             await self._overlap(step)

@@ -164,7 +164,7 @@ class Pulls:
         released, self._released, self._timer = self._released, {}, None
         for peer, handle_ids in released.items():
             message = RELEASED + " ".join(handle_ids).encode()
-            task = asyncio.create_task(self._transport.notify(peer, message), name="kv-notice")
+            task = asyncio.create_task(self._transport.notify(peer, message=message), name="kv-notice")
             self._notices.add(task)
             task.add_done_callback(self._notices.discard)
 

@@ -162,7 +162,9 @@ class SimulatedSettings:
 
     def step_s(self, prefill_tokens: int, decode_requests: int, *, prompts: int = 0, token_pairs: float = 0.0) -> float:
         """Seconds from the begin of a step to the begin of the next one, before `time_factor`."""
-        computing_s = self.profile.step_s(prefill_tokens, decode_requests, prompts=prompts, token_pairs=token_pairs)
+        computing_s = self.profile.step_s(
+            prefill_tokens=prefill_tokens, decode_requests=decode_requests, prompts=prompts, token_pairs=token_pairs
+        )
         if self.event_loop == "overlap":
             return max(computing_s, self.processing_s)
         return computing_s + self.processing_s

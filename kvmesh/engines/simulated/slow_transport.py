@@ -42,7 +42,7 @@ class SlowTransport:
             await copied
 
     async def notify(self, peer: bytes, message: bytes) -> None:
-        await self._transport.notify(peer, message)
+        await self._transport.notify(peer, message=message)
 
     def expect_messages(self, is_expecting: bool) -> None:
         self._transport.expect_messages(is_expecting)

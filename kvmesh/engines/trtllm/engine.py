@@ -228,7 +228,7 @@ class TrtllmEngine:
         """The engine loads an adapter with the first request that names it, so one token is generated to see whether that works."""
         self._running()
         identity = await asyncio.to_thread(self._adapters.identity, name, source)
-        adapter = self._adapters.prepare(name, source, identity)
+        adapter = self._adapters.prepare(name, source=source, identity=identity)
         if adapter is None:
             return
         try:

@@ -64,7 +64,7 @@ class ModelDirectories:
         for worker in workers[:_WORKERS_TRIED_MAX]:
             try:
                 contents = await self._source.fetch_model_files(
-                    worker.address, card.files_digest, timeout_s=self._settings.fetch_timeout_s
+                    worker.address, digest=card.files_digest, timeout_s=self._settings.fetch_timeout_s
                 )
             except MeshError as error:
                 answers.append(f"worker {worker.instance_id} at {worker.address}: {error.message}")

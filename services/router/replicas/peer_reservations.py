@@ -94,7 +94,7 @@ class PeerReservations:
         return session
 
     def next_message(self, session: PeerSession, *, now: float) -> PeerUpdate:
-        return session.updates.next_message(self._core.router_id, self._core.run_id, now=now)
+        return session.updates.next_message(self._core.router_id, run_id=self._core.run_id, now=now)
 
     def on_message(self, session: PeerSession, news: PeerUpdate, *, now: float) -> None:
         """Applies a message of the peer. Raises LostError when one is missing: the stream must be opened again."""

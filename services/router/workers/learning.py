@@ -31,7 +31,7 @@ def learn(
             reservation.forecast = None
         elif forecast.handoff_s is None and forecast.prefilled_after_s is not None and not forecast.wait_s:
             decode = reservation.decode
-            step_s = decode.coefficients.step_s(decode.requests_active, decode.kv_tokens_active)
+            step_s = decode.coefficients.step_s(decode.requests_active, kv_tokens=decode.kv_tokens_active)
             # The handoff ends one step before the first token at the latest.
             forecast.handoff_s = report.elapsed_s - forecast.prefilled_after_s - step_s
     elif report.kind is FINISHED:

@@ -103,11 +103,11 @@ class MessageBatchRoutes:
 
     async def _delete(self, exchange: Exchange) -> web.StreamResponse:
         row = await self._row(exchange)
-        await self._service.delete(exchange.owner, row["id"])
+        await self._service.delete(exchange.owner, batch_id=row["id"])
         return exchange.json_response({"id": row["id"], "type": "message_batch_deleted"})
 
     async def _cancel(self, exchange: Exchange) -> web.StreamResponse:
-        row = await self._service.cancel(exchange.owner, (await self._row(exchange))["id"])
+        row = await self._service.cancel(exchange.owner, batch_id=(await self._row(exchange))["id"])
         return exchange.json_response(await self._batch_body(exchange, row))
 
     async def _results(self, exchange: Exchange) -> web.StreamResponse:

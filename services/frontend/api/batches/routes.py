@@ -103,5 +103,5 @@ class BatchRoutes:
 
     async def _cancel(self, exchange: Exchange) -> web.StreamResponse:
         row = await self._service.get(exchange.owner, exchange.request.match_info["id"], ENDPOINTS)
-        row = await self._service.cancel(exchange.owner, row["id"])
+        row = await self._service.cancel(exchange.owner, batch_id=row["id"])
         return exchange.json_response(batch_body(row))

@@ -44,7 +44,7 @@ class BatchServicer(inference_pb2_grpc.InferenceServiceServicer):
         return pb.ListBatchesResponse(batches=[_batch(row) for row in rows], has_more=has_more)
 
     async def CancelBatch(self, request: pb.CancelBatchRequest, context: Context) -> pb.CancelBatchResponse:
-        return pb.CancelBatchResponse(batch=_batch(await self._service.cancel(_owner(), batch_id_of(request))))
+        return pb.CancelBatchResponse(batch=_batch(await self._service.cancel(_owner(), batch_id=batch_id_of(request))))
 
     async def ListBatchResults(
         self, request: pb.ListBatchResultsRequest, context: Context
