@@ -12,13 +12,14 @@ from itertools import islice
 from pathlib import Path
 
 from bench.figures import LoadReport
+from bench.generated_trace import generate_trace
 from bench.grpc_target import GrpcTarget
 from bench.http_target import HttpTarget
 from bench.loops import arrive, closed_loop, for_seconds, measure, open_loop, poisson
 from bench.prompts import WORDS, PromptShape, make_prompts, one_token_words, trace_prompt
 from bench.target import LoadRequest, LoadResult, Target
 from kvmesh.lifecycle import run
-from services.whatif.traces import TraceRequest, generate_trace, load_trace
+from services.whatif.traces import TraceRequest, load_trace
 
 GENERATED = "generated"
 GENERATED_RATE_PER_S = 3.0

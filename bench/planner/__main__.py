@@ -20,15 +20,17 @@ from time import process_time
 from typing import Any
 
 from bench.planner.dynamo import DynamoFormulas
+from bench.planner.loads import scaled, shapes
 from bench.planner.optimal import Planned, cheapest, cheapest_constant, decode_pool, least_missed, prefill_pool
 from bench.planner.others import Present, Thresholds, TrueLoad, demand_of_requests
+from bench.planner.reversals import reversals
 from bench.table import render
 from kvmesh.core.planning import Shape, Targets
 from services.planner.decide.settings import DecideSettings
 from services.planner.sizing.size import Sizer
 from services.planner.sizing.speed import Speed
 from services.whatif.fleet import FleetTimes
-from services.whatif.loads import make_load, scaled, shapes
+from services.whatif.loads import make_load
 from services.whatif.placers import MODEL
 from services.whatif.planning import PlannerPolicy
 from services.whatif.result import Result, percentile
@@ -246,7 +248,7 @@ def _figures(load: str, policy: str, result: Result) -> Mapping[str, Any]:
         "policy": policy,
         "attainment": result.attainment,
         "after_learning": after(result, LEARNING_S),
-        "reversals": result.reversals,
+        "reversals": reversals(result),
         "flips": result.flips,
         "starts": result.starts,
         "ttft_p95_s": percentile(result.ttft_s, 0.95),

@@ -17,12 +17,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import process_time
 
+from bench.generated_trace import generate_trace
 from bench.replay.oracle import OraclePlacer
 from bench.replay.routers import make_placer
 from bench.table import render
 from services.whatif.mesh import Replay, ReplayResult, ReplayShape
 from services.whatif.placers import Placer
-from services.whatif.traces import TraceRequest, generate_trace, load_trace
+from services.whatif.traces import TraceRequest, load_trace
 
 TRACES = ("conversation", "synthetic")
 ORACLES = ("greedy", "informed")

@@ -144,10 +144,6 @@ class Registry(Protocol):
         """A key's value, or None."""
         ...
 
-    async def list_keys(self, prefix: str) -> Sequence[Entry]:
-        """All entries under a prefix, by key."""
-        ...
-
     async def put(self, key: str, value: bytes, *, expected_index: int | None = None) -> bool:
         """Sets a value; with `expected_index` only if the key's modify_index equals it (0: absent). Returns whether it was set.
 

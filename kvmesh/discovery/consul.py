@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -34,10 +34,7 @@ of 6 s delays at least one by more than this."""
 
 
 class ConsulRegistry:
-    """`Registry` over HTTP, for any number of tasks of one event loop. `aclose` ends its watches.
-
-    `calls_failed` counts calls without a valid answer of the registry.
-    """
+    """`Registry` over HTTP, for any number of tasks of one event loop. `aclose` ends its watches."""
 
     def __init__(
         self,
@@ -53,7 +50,7 @@ class ConsulRegistry:
         self._closed = asyncio.Event()
         self._calls_began_s: dict[object, float] = {}
         self._trouble_at_s = -math.inf
-        self.calls_failed = self.watches_open = 0
+        self.watches_open = 0
 
     async def register(self, registration: Registration) -> None:
         """See `Registry.register`. InvalidRequestError names the field that exceeds Consul's limits."""
@@ -157,14 +154,6 @@ class ConsulRegistry:
             return None
         return next(iter(wire.entries(response.body)), None)
 
-    async def list_keys(self, prefix: str) -> Sequence[Entry]:
-        limits.check_key(prefix, field="prefix")
-        try:
-            response = await self._call("GET", path=f"/v1/kv/{_quoted(prefix)}", params={"recurse": "true"})
-        except NotFoundError:
-            return ()
-        return wire.entries(response.body)
-
     async def put(self, key: str, value: bytes, *, expected_index: int | None = None) -> bool:
         return await self._write(key, value, {} if expected_index is None else {"cas": str(expected_index)})
 
@@ -237,7 +226,6 @@ class ConsulRegistry:
         try:
             return await call
         except UnavailableError:
-            self.calls_failed += 1
             self._trouble_at_s = self._clock.now()
             raise
 

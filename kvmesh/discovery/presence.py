@@ -45,12 +45,6 @@ class Presence:
         self._attempt_lock = asyncio.Lock()
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self.registrations = self.heartbeats = self.failures = 0
-
-    @property
-    def is_registered(self) -> bool:
-        """True when the registry has accepted the newest registration."""
-        return self._written is not None
 
     async def start(self) -> None:
         """Registers, and starts the task that sends heartbeats. The task retries if the registry is unreachable.
@@ -146,16 +140,13 @@ class Presence:
             self._written = self._written_mark = None
             await self._registry.register(wanted)
             self._written = wanted
-            self.registrations += 1
         if self._written_mark is not (is_draining := self._is_draining):
             # A new registration writes False too: an earlier process with this id may have left a mark.
             await self._registry.set_draining(wanted.instance_id, is_draining, reason=self._drain_reason)
             self._written_mark = is_draining
         await self._registry.heartbeat(wanted.instance_id, health=self._health, note=self._note)
-        self.heartbeats += 1
 
     def _on_failure(self, error: MeshError) -> None:
-        self.failures += 1
         extra = {"instance_id": self.registration.instance_id, "reason": error.reason, "why": error.message}
         _log.warning("heartbeat_failed", extra=extra)
 

@@ -161,10 +161,6 @@ class MemoryRegistry:
         record = await self._change(lambda state, now: state.keys.get(key))
         return None if record is None else _entry(record)
 
-    async def list_keys(self, prefix: str) -> Sequence[Entry]:
-        limits.check_key(prefix, field="prefix")
-        return [_entry(record) for record in await self._change(lambda state, now: state.keys.under(prefix))]
-
     async def put(self, key: str, value: bytes, *, expected_index: int | None = None) -> bool:
         self._check_write(key, value)
         return await self._change(lambda state, now: state.keys.put(key, value, expected_index=expected_index))

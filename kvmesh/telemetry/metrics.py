@@ -53,7 +53,7 @@ class Instruments:
 
     def tally(self, name: str, help: str, labels: Sequence[str] = ()) -> Tally:  # noqa: A002
         """A counter without a lock, for the event loop's thread only."""
-        return Tally(self.registry, self._prefix + _checked(name), help, labels)
+        return Tally(registry=self.registry, name=self._prefix + _checked(name), help=help, labels=labels)
 
     def spreads(
         self,

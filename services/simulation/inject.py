@@ -37,8 +37,6 @@ class Injector:
     def __init__(self, mesh: SimulatedMesh) -> None:
         self._mesh = mesh
         self.breaks: list[Break] = []
-        self.deaths = 0
-        """Workers and engines that died, or were cut off."""
         self._cuts: dict[tuple[str, str], int] = {}
         self._away = 0
         self._kinds: dict[str, Callable[[TimedFault], Awaitable[None]]] = {
@@ -98,7 +96,6 @@ class Injector:
 
     async def _kill_worker(self, worker: SimulatedWorker, away_s: float) -> None:
         began_s, role = self._mesh.now_s, worker.role
-        self.deaths += 1
         await self._mesh.kill(worker.worker_id)
         self._broke(worker.worker_id, began_s, is_end=True)
         await self._wait(away_s)
@@ -134,7 +131,6 @@ class Injector:
         began_s, role = self._mesh.now_s, worker.role
         worker.is_leaving = True
         await self._mesh.world.run_in(worker.worker_id, worker.leave(drain_s))
-        self.deaths += 1  # Requests that were not done in time lose it.
         self._broke(worker.worker_id, began_s, is_end=True)
         await self._mesh.start_worker(worker.worker_id, role)
 
@@ -191,7 +187,6 @@ class Injector:
         processes = (self._running(name), self._mesh.routers.get(name), self._mesh.frontends.get(name))
         if world.is_paused(name) or not any(each is not None and each.is_alive for each in processes):
             return
-        self.deaths += 1
         began_s = self._mesh.now_s
         world.pause(name)
         await self._wait(fault.duration_s)
@@ -231,19 +226,16 @@ class Injector:
 
     async def _partition(self, fault: TimedFault) -> None:
         began_s = self._mesh.now_s
-        self.deaths += 1
         await self._cut_off([(fault.target, EVERYBODY)], fault.duration_s)
         self._broke(fault.target, began_s)
 
     async def _cut(self, fault: TimedFault) -> None:
         began_s = self._mesh.now_s
-        self.deaths += 1
         await self._cut_off([(fault.target, fault.other)], fault.duration_s)
         self._broke(fault.target, began_s)
 
     async def _part_frontend(self, fault: TimedFault) -> None:
         began_s = self._mesh.now_s
-        self.deaths += 1
         servers = [*self._mesh.workers, *self._mesh.routers]
         await self._cut_off([(name, fault.target) for name in servers], fault.duration_s)
         self._broke(fault.target, began_s)
@@ -261,7 +253,6 @@ class Injector:
                 network.heal(self._mesh.address_of(name), client=None if client == EVERYBODY else client)
 
     async def _reset(self, fault: TimedFault) -> None:
-        self.deaths += 1
         self._mesh.world.network.reset(self._mesh.address_of(fault.target))
         self._broke(fault.target, self._mesh.now_s)
 

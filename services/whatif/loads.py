@@ -1,7 +1,7 @@
-"""Loads of known shapes: constant, step, ramp, spike, diurnal. Arrivals are Poisson with a rate that changes in time."""
+"""Drawn loads. Arrivals are Poisson with a rate that changes in time."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from random import Random
 
 from services.whatif.traces import TraceRequest
@@ -41,29 +41,3 @@ def draw_length(generator: Random, mean: float, cv: float) -> int:
         return max(1, round(mean))
     sigma2 = math.log(1 + cv * cv)
     return min(LENGTH_MAX, max(1, round(generator.lognormvariate(math.log(mean) - sigma2 / 2, math.sqrt(sigma2)))))
-
-
-def shapes(duration_s: float, low: float, high: float) -> Mapping[str, Callable[[float], float]]:
-    """Rates from `low` to `high` requests per second over `duration_s`, by name."""
-    third = duration_s / 3
-    return {
-        "constant": lambda at_s: high,
-        "step": lambda at_s: high if third <= at_s < 2 * third else low,
-        "ramp": lambda at_s: low + (high - low) * min(1.0, at_s / (2 * third)),
-        "spike": lambda at_s: high if third <= at_s % (2 * third) < third + duration_s / 20 else low,
-        "diurnal": lambda at_s: low + (high - low) * (1 - math.cos(2 * math.pi * at_s / (duration_s / 2))) / 2,
-    }
-
-
-def scaled(trace: Sequence[TraceRequest], speed: float, duration_s: float = math.inf) -> list[TraceRequest]:
-    """The trace `speed` times as fast, up to `duration_s`."""
-    return [
-        TraceRequest(
-            at_s=request.at_s / speed,
-            prompt_tokens=request.prompt_tokens,
-            output_tokens=request.output_tokens,
-            block_ids=request.block_ids,
-        )
-        for request in trace
-        if request.at_s / speed < duration_s
-    ]

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from kvmesh.core import Role
 from kvmesh.core.planning import Shape, Targets
@@ -31,14 +30,6 @@ class Result:
     @property
     def worker_hours_total(self) -> float:
         return sum(self.worker_hours.values())
-
-    @property
-    def reversals(self) -> int:
-        """How often a pool's wanted size changed direction."""
-        return sum(
-            _reversals([getattr(shape, name) for _, shape in self.shapes])
-            for name in ("prefill_workers", "decode_workers")
-        )
 
 
 def make_result(
@@ -89,8 +80,3 @@ def is_within(job: Job, targets: Targets) -> bool:
 def percentile(values: Sequence[float], share: float) -> float:
     """Of sorted values; 0 without any."""
     return values[min(len(values) - 1, int(len(values) * share))] if values else 0.0
-
-
-def _reversals(sizes: Sequence[int]) -> int:
-    changes = [after - before for before, after in pairwise(sizes) if after != before]
-    return sum(one * other < 0 for one, other in pairwise(changes))

@@ -1,6 +1,7 @@
 """A mesh at a real Consul that denies by default, with a token of compose/consul/services.hcl."""
 
 import json
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,12 @@ def put(consul: Server, path: str, body: dict[str, Any]) -> Any:
         return json.load(response)
 
 
+def keys_under(consul: Server, prefix: str) -> Any:
+    request = urllib.request.Request(f"{consul.url}/v1/kv/{prefix}?recurse", headers={"X-Consul-Token": OPERATOR})
+    with urllib.request.urlopen(request, timeout=10) as response:
+        return json.load(response)
+
+
 async def test_a_mesh_runs_with_the_policy(consul: Server, token: str, tmp_path: Path) -> None:
     """All services register, find each other, answer a request, and leave."""
     flags = argv_simulated("--consul", consul.address)
@@ -58,7 +65,8 @@ async def test_a_mesh_runs_with_the_policy(consul: Server, token: str, tmp_path:
                     assert answer.status == 200, await answer.text()
         for service in SERVICES:
             assert not (await registry.instances(service)).instances
-        assert not await registry.list_keys("kvmesh/workers/")
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            keys_under(consul, "kvmesh/workers/")
     finally:
         await registry.aclose()
 

@@ -359,7 +359,7 @@ NAMES = ("router-4", "router-1", "router-5", "router-3", "router-8", "router-6")
 """Each of the last four is preferred to all before by the link."""
 
 
-async def test_a_router_that_joins_gets_its_streams():
+async def test_a_router_that_joins_gets_its_streams(caplog: pytest.LogCaptureFixture):
     """Real routers come one after the other under load: the link ends at the two it prefers; nothing fails or is placed twice."""
     async with running_mesh() as mesh:
         await mesh.worker("d1", "decode")
@@ -386,7 +386,7 @@ async def test_a_router_that_joins_gets_its_streams():
         wanted = set(sorted(routers, key=lambda name: rank("frontend-1", name))[-2:])
         assert not wanted & set(NAMES[:2])  # Both streams had to move.
         await eventually(lambda: set(link.router_ids) == wanted)
-        assert (done, link.streams_broken, link.reports_dropped) == (600, 0, 0)
+        assert done == 600 and "router_stream_broken" not in caplog.text
         await eventually(lambda: not any(len(router.core.book) for router in routers.values()))
         counted = [r.metrics.get_sample_value("kvmesh_router_prompt_tokens_total") for r in routers.values()]
         assert sum(counted) == 600 * 16

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvmesh.core.planning import Load, PoolLimits, Shape, Targets
-from services.planner.sizing.demand import demand_of
 from services.planner.sizing.size import Sizer
 from services.planner.sizing.speed import Speed
+from tests.demand import demand_of
 
 SPEEDS = st.builds(
     Speed,

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from bench import beside_engine
 from bench.cancel import Side
 from bench.figures import LoadReport, percentiles
+from bench.generated_trace import generate_trace
 from bench.loops import arrive, closed_loop, open_loop, poisson
 from bench.medians import columns, compare, compare_calmest
 from bench.noise import Noise
@@ -30,7 +31,7 @@ from bench.side_tables import tables
 from bench.table import render
 from bench.target import LoadRequest, LoadResult
 from kvmesh.errors import MeshError
-from services.whatif.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest, generate_trace, load_trace
+from services.whatif.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest, load_trace
 from tests.worker_rig import running_worker
 
 MOONCAKE = [

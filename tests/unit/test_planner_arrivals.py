@@ -8,9 +8,9 @@ from kvmesh.core.planning import Load, Shape, Targets
 from services.planner.arrivals import STEADY_S, Arrivals
 from services.planner.decide.backlog import catch_up_rate
 from services.planner.plan import STARTED, RecentStarts
-from services.planner.sizing.demand import demand_of
 from services.planner.sizing.size import Sizer
 from services.planner.sizing.speed import Speed
+from tests.demand import demand_of
 
 
 def poisson(generator: Random, mean: float) -> int:

@@ -13,8 +13,8 @@ from services.planner.decide.model_planner import Choice, ModelPlanner
 from services.planner.decide.settings import DecideSettings
 from services.planner.decide.stabiliser import Stabiliser
 from services.planner.observation import ModelObservation
-from services.planner.sizing.demand import demand_of
 from services.planner.sizing.speed import Speed
+from tests.demand import demand_of
 
 TRANSCRIPT = Path(__file__).parents[1] / "transcripts" / "planner.txt"
 TARGETS = Targets(model="m", ttft_s=2.0, itl_s=0.05)

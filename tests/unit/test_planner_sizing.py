@@ -6,10 +6,11 @@ import pytest
 
 from kvmesh.core import PerformanceProfile
 from kvmesh.core.planning import Load, PoolLimits, Shape, Targets
-from services.planner.sizing.demand import demand_of, lengths_of_buckets, log_normal
+from services.planner.sizing.demand import lengths_of_buckets, log_normal
 from services.planner.sizing.forecast import Corrections, Forecast
 from services.planner.sizing.size import Sizer
 from services.planner.sizing.speed import Speed, profile_of, speed_of
+from tests.demand import demand_of
 
 TARGETS = Targets(model="m", ttft_s=2.0, itl_s=0.05)
 

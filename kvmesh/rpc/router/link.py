@@ -113,7 +113,6 @@ class GrpcRouterLink:
         self._asks = 0
         self._turns = 0
         self._running: asyncio.Task[None] | None = None
-        self.reports_dropped = 0
 
     @property
     def knows_router(self) -> bool:
@@ -128,10 +127,6 @@ class GrpcRouterLink:
     @property
     def messages_sent(self) -> int:
         return self._streams.messages_sent
-
-    @property
-    def streams_broken(self) -> int:
-        return self._streams.broken
 
     async def start(self) -> None:
         """Part of the interface; asks wait for the first router within their own timeout."""
@@ -179,7 +174,6 @@ class GrpcRouterLink:
     def report_nowait(self, ask_id: int, report: Report) -> None:
         placed = self._in_flight.get(ask_id)
         if placed is None:
-            self.reports_dropped += 1
             return
         if placed.is_adopted or not placed.stream.is_up:
             report = replace(report, reservation_id=placed.reservation_id)
@@ -297,11 +291,11 @@ class GrpcRouterLink:
             self._set_timer(pending)
 
     def _send_report(self, stream: RouterStream, ask_id: int, report: Report) -> None:
-        """Sends it on the stream; if that is down, on another one or the next."""
+        """Sends it on the stream; if that is down, on another one or the next. Drops it if the messages that wait are too many."""
         used = stream if stream.is_up else self._first_stream()
         if len(self._unsent if used is None else used) >= self._settings.messages_max:
-            self.reports_dropped += 1
-        elif used is None:
+            return
+        if used is None:
             self._unsent.append((ask_id, report))
         else:
             used.send_report(ask_id, report)

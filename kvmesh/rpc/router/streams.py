@@ -79,8 +79,6 @@ class RouterStreams:
         self._view_changed = asyncio.Event()
         self._router_freed = asyncio.Event()
         self._messages_of_past_streams = 0
-        self.broken = 0
-        """Streams that ended for another reason than a move."""
 
     @property
     def messages_sent(self) -> int:
@@ -197,7 +195,6 @@ class RouterStreams:
         if was_left:
             log.info("router_left", extra={"data": {"router": router.instance_id}})
             return True
-        self.broken += 1
         self._shunned[router.instance_id] = self._clock.now() + self._settings.shun_s
         data = {"router": router.instance_id, "reason": problem.reason, "message": problem.message}
         log.warning("router_stream_broken", extra={"data": data})

@@ -39,8 +39,6 @@ class SegmentTokenCache:
         self._segments: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
         self._characters = 0
         self._lock = Lock()
-        self.characters_known = 0
-        """Characters that were found in the cache so far."""
 
     @property
     def characters(self) -> int:
@@ -65,7 +63,6 @@ class SegmentTokenCache:
             known = self._segments.get(key)
             if known is not None:
                 self._segments.move_to_end(key)
-                self.characters_known += len(segment)
                 return known
         found = self._encode(segment)
         with self._lock:

@@ -39,17 +39,6 @@ class Demand:
         return replace(self, requests_per_s=requests_per_s)
 
 
-def demand_of(load: Load, *, cv: float = LENGTH_CV, burstiness: float = 1.0) -> Demand:
-    """Returns a demand with log-normal prompt lengths."""
-    return Demand(
-        requests_per_s=load.requests_per_s,
-        prompt_lengths=log_normal(mean=load.prompt_tokens, cv=cv),
-        output_tokens=load.output_tokens,
-        hit_rate=load.hit_rate,
-        burstiness=burstiness,
-    )
-
-
 def log_normal(mean: float, cv: float) -> list[tuple[float, float]]:
     """POINTS equally likely values with this mean; their spread is a little below `cv`, as the tail is cut."""
     if cv <= 0:
