@@ -120,7 +120,7 @@ class Migrations:
                         if b'"error"' in line:
                             self.costs.failures.append(line.decode()[:200])
         except aiohttp.ClientError as error:
-            self.costs.failures.append(type(served=error).__name__)
+            self.costs.failures.append(type(error).__name__)
 
     async def _continued(self) -> float:
         async with self.session.get(f"{self.served.url}/metrics") as response:

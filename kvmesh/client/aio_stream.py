@@ -38,7 +38,7 @@ class AsyncStream(Generic[T]):
         await self.aclose()
 
     def cancel(self) -> None:
-        """Stops the request; the iterating task or thread gets CancelledByCallerError."""
+        """Cancels the request. The iterator raises CancelledByCallerError."""
         self._is_cancelled = True
         if self._call is not None:
             self._call.cancel()

@@ -75,7 +75,7 @@ class HandleSeals:
         self._used[tag] = expires_s
 
     def _forget(self, now_s: float) -> None:
-        """Forgets what has expired, and the oldest if there are too many."""
+        """Removes expired tags, and the oldest ones beyond `USED_MAX`."""
         while self._used:
             tag, expires_s = next(iter(self._used.items()))
             if expires_s > now_s and len(self._used) < USED_MAX:

@@ -32,7 +32,7 @@ async def supervise(settings: FrontendSettings, argv: Sequence[str], clock: Cloc
 
 
 def process_command(settings: FrontendSettings, argv: Sequence[str], *, number: int, port: int) -> list[str]:
-    """Returns the command line of one process: the common flags, then its own. The last of equal flags counts."""
+    """Returns the command line of one process: the common flags, then its own. If a flag occurs twice, the last one counts."""
     own = ["--processes", "1", "--http-port", str(port), "--http-shares-port"]
     if settings.instance_id:
         own += ["--instance-id", f"{settings.instance_id}-{number}"]

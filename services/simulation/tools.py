@@ -73,7 +73,7 @@ def call_parser() -> AnswerParser:
 
 
 def joined(parts: Iterable[Part]) -> Sequence[Part]:
-    """The parts with adjacent pieces of a call's arguments, and of content, joined."""
+    """Merges adjacent pieces of content, and adjacent pieces of one call's arguments."""
     found: list[Part] = []
     for part in parts:
         before = found[-1] if found else None

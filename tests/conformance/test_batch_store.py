@@ -67,7 +67,7 @@ CHANGES: dict[str, Callable[[BatchStore, Claim], Awaitable[object]]] = {
     "record": lambda store, claim: store.record(claim, [RESULT]),
     "expire": lambda store, claim: store.expire(claim),
     "finalise": lambda store, claim: store.finalise(claim),
-    "end": lambda store, claim: store.end(claim, COMPLETED, FILE, output=None),
+    "end": lambda store, claim: store.end(claim, COMPLETED, output=FILE, errors=None),
     "read results": lambda store, claim: store.results(claim, after_line=0, is_error=False, count=9),
 }
 
@@ -93,7 +93,7 @@ async def test_without_the_lease_nothing_changes(bench: Bench, change: str) -> N
 async def test_a_batch_that_ended_changes_no_more(bench: Bench, change: str) -> None:
     """Its files are there and its results gone: nobody works on it again, its last owner included."""
     claim = await bench.claimed()
-    await bench.one.end(claim, COMPLETED, None, output=None)
+    await bench.one.end(claim, COMPLETED, output=None, errors=None)
     before = await bench.row()
     with pytest.raises(LeaseLostError):
         await CHANGES[change](bench.one, claim)
@@ -165,7 +165,7 @@ async def test_a_cancelled_batch_ends_cancelled(bench: Bench) -> None:
     assert await bench.one.renew(claim) == "cancelling"
     await bench.one.expire(claim)
     assert await bench.one.finalise(claim) == CANCELLED
-    await bench.one.end(claim, CANCELLED, None, output=None)
+    await bench.one.end(claim, CANCELLED, output=None, errors=None)
     with pytest.raises(InvalidRequestError):
         await bench.one.cancel(owner="me", batch_id="b1")
 
@@ -185,7 +185,7 @@ async def test_batches_are_bounded_and_old_ones_go(bench: Bench) -> None:
     await bench.create("b3")
     with pytest.raises(OverloadedError):
         await bench.create("b4")
-    await bench.one.end(claim, COMPLETED, None, output=None)
+    await bench.one.end(claim, COMPLETED, output=None, errors=None)
     await bench.clock.advance(99.0)
     assert await bench.one.sweep() == 0
     await bench.clock.advance(1.0)

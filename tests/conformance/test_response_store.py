@@ -23,7 +23,7 @@ class Bench:
 
     async def put(self, name: str, previous: str | None = None, owner: str = "me", text: str = "hi") -> None:
         body = {"id": name, "previous_response_id": previous, "output": [f"{text} of {name}"]}
-        await self.one.put(owner, body, [{"item": name}])
+        await self.one.put(owner, body, items=[{"item": name}])
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ async def test_many_at_once_lose_none(bench: Bench) -> None:
 
     async def work(store: ResponseStore, number: int) -> None:
         name = f"{store is bench.one}-{number}"
-        await store.put("me", {"id": name, "previous_response_id": "root", "output": [name]}, [])
+        await store.put("me", {"id": name, "previous_response_id": "root", "output": [name]}, items=[])
         assert await store.conversation(owner="me", response_id=name) == [{"item": "root"}, "hi of root", name]
         if number % 3 == 0:
             await store.delete(owner="me", response_id=name)

@@ -37,7 +37,7 @@ async def test_stored_responses_of_one_tenant_displace_only_its_own(tmp_path: Pa
     try:
         for number in range(60):
             body = {"id": f"r{number}", "previous_response_id": None, "output": ["x" * 1000]}
-            await store.put("lone" if number == 0 else "flood", body, [])
+            await store.put("lone" if number == 0 else "flood", body, items=[])
         assert (await store.get(owner="lone", response_id="r0")).body["id"] == "r0"
         assert (await store.get(owner="flood", response_id="r59")).body["id"] == "r59"
         with pytest.raises(NotFoundError):

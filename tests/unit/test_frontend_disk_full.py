@@ -33,7 +33,7 @@ def small_files() -> Iterator[None]:
 
 async def put(store: ResponseStore, number: int) -> None:
     body = {"id": f"resp_{number}", "previous_response_id": None, "output": ["x" * 20_000]}
-    await store.put("me", body, [])
+    await store.put("me", body, items=[])
 
 
 async def fill(store: ResponseStore) -> int:

@@ -75,7 +75,7 @@ def _values_max(found: tuple[Subject, bool] | None) -> int:
 
 
 def _plain_name(engine: str, name: str) -> str:
-    """The flag's name as in the table. vLLM's server takes `_` for `-`."""
+    """The flag's name as in the table. vLLM's server also accepts `_` instead of `-`."""
     return name.replace("_", "-") if engine == "vllm" else name
 
 

@@ -53,7 +53,7 @@ class LoadCounts:
         self._leases[handle_id] = HandleLease(blocks, expires_at_s, was_seen=self.blocks_used >= blocks)
 
     def release(self, handle_id: str, now: float) -> bool:
-        """Forgets a lease. False: unknown, pulled or expired."""
+        """Removes a lease. Returns False if it is unknown, was pulled or has expired."""
         self._expire(now)
         return self._leases.pop(handle_id, None) is not None
 

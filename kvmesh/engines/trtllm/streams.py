@@ -28,8 +28,8 @@ ABORT_TIMEOUT_S = 5.0
 class Streams:
     """The running legs. All methods run on the event loop. `deliver` gets one StepOutput for each of the loop's iterations with results.
 
-    A leg ends with the engine's last result, at a stop that the adapter finds itself, or with an error. The engine is told to abort in
-    every case but the first.
+    A leg ends with the engine's last result, at a stop that the adapter finds itself, or with an error. In the
+    last two cases the adapter aborts the request in the engine.
     """
 
     def __init__(

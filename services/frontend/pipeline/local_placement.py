@@ -26,7 +26,7 @@ class _Pair:
 
 
 class LocalPlacer:
-    """Counts the requests of this frontend by worker. Invariant: a worker's count is the number of its placements not settled."""
+    """Counts the requests of this frontend by worker. Invariant: a worker's count is the number of its placements that have not ended."""
 
     def __init__(self, *, requests_per_worker_max: int) -> None:
         self._requests_max = requests_per_worker_max

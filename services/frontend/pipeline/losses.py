@@ -1,4 +1,4 @@
-"""Failures of one request, counted by kind: whether it is placed again, or is itself the likely cause. Pure."""
+"""Counts the failures of one request by kind, and decides whether to place it again or to blame the request itself. Pure."""
 
 from collections.abc import Collection
 

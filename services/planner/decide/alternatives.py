@@ -1,4 +1,4 @@
-"""The ways to continue, with the goodput and cost that each is expected to give. Pure."""
+"""The alternatives of a decision, with the expected goodput and cost of each. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -163,7 +163,7 @@ class HolderIndex:
         return self._without_cuts(block_hashes, *found) if self._cut_mask else found
 
     def _search(self, block_hashes: Sequence[int], alive: int) -> Prefixes:
-        """The jump search. `alive`: the holders of the first block, at least one."""
+        """Searches by jumps. `alive`: the holders of the first block; at least one."""
         get = self.holders.get
         depths: list[int] = []
         sets: list[int] = []

@@ -49,11 +49,10 @@ class PlacementDecision:
                 yield Candidate(decode=leg.targets[i].ref, cost=leg.costs.item(i), terms=tuple(_terms(leg, i)))
             return
         for group, bad_pairs in zip(self.pool.groups, self.bad_pairs, strict=True):
-            yield from self._pairs_of(group, bad_pairs, *self.legs)
+            yield from self._pairs_of(group, bad_pairs)
 
-    def _pairs_of(
-        self, group: Group, bad_pairs: BadPairs | None, prefill_leg: ScoredLeg, *, decode_leg: ScoredLeg
-    ) -> Iterator[Candidate]:
+    def _pairs_of(self, group: Group, bad_pairs: BadPairs | None) -> Iterator[Candidate]:
+        prefill_leg, decode_leg = self.legs
         for i in prefill_leg.costs[group.prefills].argsort(kind="stable")[:PAIRS_PER_SIDE].tolist():
             for j in decode_leg.costs[group.decodes].argsort(kind="stable")[:PAIRS_PER_SIDE].tolist():
                 prefill, decode = i + group.prefills.start, j + group.decodes.start

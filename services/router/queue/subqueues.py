@@ -13,7 +13,7 @@ from services.router.queue.fair_queue import FairQueue, TenantQueue
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubqueueKey:
-    """What asks have in common that the same workers could serve: room for one is room for all."""
+    """The attributes that decide which workers can serve an ask. A worker with room for one ask has room for all asks with the same key."""
 
     kind: RequestKind
     pinned: tuple[str, str]

@@ -118,7 +118,7 @@ class PeerStreams:
             await asyncio.wait([running])
 
     def end_streams(self) -> None:
-        """Sends every peer the changes that are left, then ends its stream. No other stream is opened."""
+        """Sends the pending changes to every peer, then ends its stream. Opens no new stream."""
         self._closing.set()
         for stream in self._streams:
             stream.wakeup.set()

@@ -69,7 +69,7 @@ class ResponseQueue:
         self._wake()
 
     def end(self) -> None:
-        """`take` ends after the responses that are left."""
+        """Makes `take` end after the queued responses."""
         self.is_ended = True
         self._wake()
 

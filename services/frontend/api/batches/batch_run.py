@@ -158,7 +158,7 @@ class BatchRun:
         ended = await resources.store.finalise(claim)
         output = await self._write_file("output", is_error=False)
         errors = await self._write_file("error", is_error=True)
-        await resources.store.end(claim, ended, output, output=errors)
+        await resources.store.end(claim, ended, output=output, errors=errors)
         _log.info("batch_ended", batch=claim.batch_id, status=ended)
 
     async def _validate(self, path: Path) -> bool:

@@ -179,7 +179,7 @@ class Responses:
 
     async def _store_answer(self, context: RequestContext, parsed: ParsedResponse, body: Mapping[str, Any]) -> None:
         if parsed.stores and self._store is not None:
-            await self._store.put(context.caller.tenant, body, numbered_items(parsed.items, body["id"]))
+            await self._store.put(context.caller.tenant, body, items=numbered_items(parsed.items, body["id"]))
 
     async def _get(self, exchange: Exchange) -> web.StreamResponse:
         query = exchange.request.query
