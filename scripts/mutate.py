@@ -67,12 +67,14 @@ HEAD = """# Planted defects
 make mutate                                  # all areas
 make mutate ARGS="--only router-index,kv"    # some areas
 make mutate ARGS="--names queue-expire-none" # some defects
-make mutate ARGS="--missing"                 # what has no result yet
+make mutate ARGS="--missing"                 # defects without a result
 make mutate ARGS="--list"                    # the list
 ```
 
 When a bug is fixed, add the bug to the list: the old text is the fix, the new text is the code before it. A unit test checks that every
 old text occurs exactly once in its file, so whoever changes such a line updates the list in the same commit.
+
+The tables show the newest result of each defect. A defect of the list without a row has not been run yet; `--missing` runs those.
 """
 
 
@@ -201,16 +203,13 @@ def read_results(path: Path = TABLE) -> dict[str, str]:
 
 
 def table(defects: Sequence[Defect], results: Mapping[str, str]) -> str:
-    """Renders the page."""
-    shown = {defect.name: results.get(defect.name, NOT_RUN) for defect in defects}
-    ran = [result for result in shown.values() if result != NOT_RUN]
-    caught = sum(1 for result in ran if result != SURVIVED)
-    share = f" ({caught / len(ran):.0%})" if ran else ""
-    lines = [HEAD, f"{len(defects)} defects, {len(ran)} run, {caught} caught{share}, {len(ran) - caught} survived.", ""]
-    for area in dict.fromkeys(defect.area for defect in defects):
+    """Renders the page: the defects that have a result."""
+    ran = [each for each in defects if results.get(each.name, NOT_RUN) != NOT_RUN]
+    lines = [HEAD]
+    for area in dict.fromkeys(defect.area for defect in ran):
         lines += [f"## {area}", "", "| defect | what users would see | caught by |", "|---|---|---|"]
-        for defect in (each for each in defects if each.area == area):
-            result = shown[defect.name]
+        for defect in (each for each in ran if each.area == area):
+            result = results[defect.name]
             cell = f"`{result}`" if "::" in result else result
             lines.append(f"| `{defect.name}` | {defect.harm} | {cell} |")
         lines.append("")

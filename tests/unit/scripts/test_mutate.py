@@ -40,9 +40,8 @@ def test_a_run_of_some_defects_keeps_the_results_of_the_others(tmp_path: Path) -
     two = Defect(name="two", area="a", file="y.py", old="1", new="2", harm="A block too few.")
     page = tmp_path / "mutations.md"
     page.write_text(table([ONE, two], {"one": "tests/unit/test_x.py::test_y", "two": SURVIVED}))
-    assert "2 defects, 2 run, 1 caught (50%), 1 survived." in page.read_text()
     page.write_text(table([ONE, two], {**read_results(page), "one": NOT_RUN}))
-    assert "2 defects, 1 run, 0 caught (0%), 1 survived." in page.read_text()
+    assert read_results(page) == {"two": SURVIVED}
     page.write_text(table([ONE, two], {**read_results(page), "one": "tests/unit/test_x.py::test_y"}))
     assert read_results(page) == {"one": "tests/unit/test_x.py::test_y", "two": SURVIVED}
 
