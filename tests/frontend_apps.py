@@ -133,4 +133,11 @@ async def running_apps(
         for part in parts:
             await stack.enter_async_context(running_part(part))
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        yield RunningApps(f"http://127.0.0.1:{server.port}", mesh, pipeline, batches, registry, session)
+        yield RunningApps(
+            url=f"http://127.0.0.1:{server.port}",
+            mesh=mesh,
+            pipeline=pipeline,
+            batches=batches,
+            registry=registry,
+            session=session,
+        )

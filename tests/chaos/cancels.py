@@ -233,7 +233,7 @@ async def cancels(engine: str, directory: Path, seed: int = 1) -> AsyncIterator[
             watch = asyncio.create_task(side.watch())
             stack.callback(watch.cancel)
         client = await stack.enter_async_context(AsyncClient((await grpc_address(mesh))[0]))
-        running = Cancels(mesh, session, client, sides, Random(seed))
+        running = Cancels(mesh=mesh, session=session, client=client, sides=sides, random=Random(seed))
         await running.learn()
         yield running
 

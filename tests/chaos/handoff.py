@@ -161,7 +161,13 @@ async def handoffs(engine: str, directory: Path, *, with_network: bool, seed: in
     with make_hosts(["frontend", "prefill", "decode"], with_network=with_network) as hosts:
         # Without shared memory, KV takes the network too.
         environ = {"UCX_TLS": "tcp,self"} if with_network else {}
-        mesh = Mesh(directory, engine, model, registry_address(hosts.outside), environ)
+        mesh = Mesh(
+            directory=directory,
+            engine=engine,
+            model=model,
+            registry_address=registry_address(hosts.outside),
+            environ=environ,
+        )
         outside = Host("outside", hosts.outside)
         try:
             await mesh.start_registry(hosts.outside)
@@ -175,7 +181,7 @@ async def handoffs(engine: str, directory: Path, *, with_network: bool, seed: in
                 await mesh.start_service(name, "frontend", host, "--http-port", str(port), "--http-host", host.address)
             await mesh.wait_serving(list(urls.values()))
             prompts = [[rng.randrange(10, 500) for _ in range(rng.randint(*PROMPT_TOKENS))] for _ in range(PROMPTS)]
-            yield Handoffs(mesh, hosts, urls, rng, prompts)
+            yield Handoffs(mesh=mesh, hosts=hosts, urls=urls, rng=rng, prompts=prompts)
         finally:
             hosts.join_all()
             await mesh.aclose()

@@ -125,7 +125,7 @@ def make_hosts(names: Sequence[str], *, with_network: bool, version: int = 4) ->
                 boot_id = Path(directory) / name
                 boot_id.write_text(f"{uuid.uuid4()}\n")
                 alone = ("unshare", "--ipc", "--mount", "sh", "-c", OWN_MACHINE, str(boot_id))
-                hosts[name] = Host(name, address, (*space, *alone), space[-1])
+                hosts[name] = Host(name=name, address=address, prefix=(*space, *alone), space=space[-1])
             yield Hosts(hosts, outside, has_network=True, router=router, version=version)
     finally:
         for host in hosts.values():

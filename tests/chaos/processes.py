@@ -172,7 +172,12 @@ async def process_mesh(
             )
         )
         specs = [*plan.workers, *plan.routers, *plan.frontends]
-        mesh = ProcessMesh(directory, specs, ConsulRegistry(DiscoverySettings(address=agent.address)), list(spares))
+        mesh = ProcessMesh(
+            directory=directory,
+            specs=specs,
+            registry=ConsulRegistry(DiscoverySettings(address=agent.address)),
+            spares=list(spares),
+        )
         stack.push_async_callback(mesh.aclose)
         for spec in specs:
             await mesh.start(spec.name)

@@ -235,7 +235,7 @@ async def rendezvous(
         await registry.aclose()
         try:
             client = GrpcRouterClient(channels, router.address)
-            running = Rendezvous(mesh, session, random.Random(SEED), client, workers)
+            running = Rendezvous(mesh=mesh, session=session, rng=random.Random(SEED), router=client, workers=workers)
             await running.wait_whole()
             yield running
         finally:

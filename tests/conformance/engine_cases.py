@@ -88,7 +88,7 @@ class Fleet:
         )
         started = [start_engine(case, make, stack, options) for options in engines]
         alone, prefill, decode = await asyncio.gather(*started)
-        return cls(case, alone, prefill, decode, make, stack)
+        return cls(case=case, alone=alone, prefill=prefill, decode=decode, _make=make, _stack=stack)
 
     async def another(self, role: Role, **options: Any) -> EngineDriver:
         """An engine of this test's own. A decode engine computes prompts, whatever the case's handoff."""

@@ -174,10 +174,10 @@ async def mesh(request: pytest.FixtureRequest) -> AsyncIterator[Mesh]:
         await server.start()
         await server.set_serving(True)
         made = Mesh(
-            worker,
-            ChannelPool(settings=settings, interceptors=channel_interceptors(client_side)),
-            server.address,
-            server.aclose,
+            worker=worker,
+            pool=ChannelPool(settings=settings, interceptors=channel_interceptors(client_side)),
+            address=server.address,
+            kill=server.aclose,
         )
         close = server.aclose
     else:
@@ -193,7 +193,10 @@ async def mesh(request: pytest.FixtureRequest) -> AsyncIterator[Mesh]:
         async def stop() -> None:
             await memory.stop(0)
 
-        made, close = Mesh(worker, network.pool(channel_interceptors(client_side)), "w1:1", kill), stop
+        made, close = (
+            Mesh(worker=worker, pool=network.pool(channel_interceptors(client_side)), address="w1:1", kill=kill),
+            stop,
+        )
     made.server_side, made.client_side = server_side, client_side  # type: ignore[attr-defined]
     made.server_spans, made.client_spans = server_spans, client_spans  # type: ignore[attr-defined]
     yield made

@@ -45,7 +45,7 @@ async def bench(stores: StoreCase) -> Bench:
     )
     for store in (one, two):
         await store.start()
-    return Bench(one, two, BatchStore(second, SETTINGS, clock, instance_id="two"), clock)
+    return Bench(one=one, two=two, batches=BatchStore(second, SETTINGS, clock, instance_id="two"), clock=clock)
 
 
 async def content(store: FileStore, file_id: str) -> bytes:

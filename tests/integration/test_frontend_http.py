@@ -99,7 +99,7 @@ async def frontend(
     url = f"http://127.0.0.1:{server.port}"
     try:
         async with aiohttp.ClientSession(headers={"Content-Type": "application/json"}) as session:
-            yield Running(url, server.port, mesh, pipeline, registry, session)
+            yield Running(url=url, port=server.port, mesh=mesh, pipeline=pipeline, registry=registry, session=session)
     finally:
         await server.aclose()
 

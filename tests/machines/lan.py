@@ -36,7 +36,7 @@ def make_lan(count: int, directory: Path) -> Iterator[dict[int, Host]]:
             boot_id.write_text(f"{uuid.uuid4()}\n")
             alone = ("unshare", "--ipc", "--mount", "--uts", "sh", "-c", NAMED, f"host-{number}")
             prefix = (*space, *alone, "sh", "-c", OWN_MACHINE, str(boot_id))
-            hosts[number] = Host(f"host-{number}", address, prefix, space[-1])
+            hosts[number] = Host(name=f"host-{number}", address=address, prefix=prefix, space=space[-1])
         yield hosts
     finally:
         for host in hosts.values():

@@ -46,7 +46,9 @@ class Obvious:
             known[0].ends_at, known[0].order = now + known[0].lifetime.ttl_s, self.order
             self.placed.sort(key=lambda each: each.order)
             return
-        self.placed.append(Placed(bit, blocks, now + lifetime.ttl_s, lifetime, self.order))
+        self.placed.append(
+            Placed(bit=bit, blocks=blocks, ends_at=now + lifetime.ttl_s, lifetime=lifetime, order=self.order)
+        )
         while most is not None and len(self.blocks_of(bit)) > most and len(self.of(bit)) > 1:
             self.placed.remove(self.of(bit)[0])
         while len(queue := [each for each in self.placed if each.lifetime is lifetime]) > lifetime.placements_max:

@@ -94,7 +94,7 @@ async def serving(
     )
     async with aclosing(server):
         await server.start()
-        yield Served(server.address, mesh, pipeline, model.text)
+        yield Served(address=server.address, mesh=mesh, pipeline=pipeline, text=model.text)
     assert not mesh.running and not mesh.handles and not pipeline.in_flight
 
 

@@ -97,7 +97,13 @@ async def served(model: ServedModel, tmp_path: Path) -> AsyncIterator[Served]:
     )
     await server.start()
     async with grpc.aio.insecure_channel(server.address) as channel:
-        yield Served(InferenceServiceStub(channel), GRPCInferenceServiceStub(channel), mesh, model, server.address)
+        yield Served(
+            stub=InferenceServiceStub(channel),
+            kserve=GRPCInferenceServiceStub(channel),
+            mesh=mesh,
+            model=model,
+            address=server.address,
+        )
     await server.aclose()
     assert not mesh.running and not mesh.handles and not pipeline.in_flight
 

@@ -66,7 +66,7 @@ async def running(model: ServedModel) -> AsyncIterator[Running]:
     )
     await server.start()
     async with grpc.aio.insecure_channel(server.address) as channel:
-        yield Running(InferenceServiceStub(channel), mesh, pipeline, model)
+        yield Running(stub=InferenceServiceStub(channel), mesh=mesh, pipeline=pipeline, model=model)
     await server.aclose()
     assert not mesh.running
     assert not mesh.handles

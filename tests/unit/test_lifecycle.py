@@ -56,7 +56,7 @@ class Diary(list[str]):
         start: Callable[[], Awaitable[None]] = nothing,
         close: Callable[[], Awaitable[None]] = nothing,
     ) -> "Written":
-        return Written(self, name, start, close)
+        return Written(diary=self, name=name, start=start, close=close)
 
     def at(self, words: str) -> None:
         self.append(f"{words} {asyncio.get_running_loop().time():g}")

@@ -85,10 +85,10 @@ async def make() -> AsyncIterator[Make]:
             alone = EngineDriver(SimulatedEngine(SimulatedSettings(**base), SystemClock()), PATIENCE_S)
             stack.push_async_callback(alone.aclose)
             return Pair(
-                await engine(Role.PREFILL, "p"),
-                await engine(Role.DECODE, "d", **(decode or {})),
-                await alone.start(),
-                kv,
+                prefill=await engine(Role.PREFILL, "p"),
+                decode=await engine(Role.DECODE, "d", **(decode or {})),
+                alone=await alone.start(),
+                kv=kv,
             )
 
         yield start
