@@ -59,7 +59,14 @@ async def test_a_rollout_to_a_broken_release_is_rolled_back(tmp_path: Path) -> N
         running = asyncio.create_task(repeat(mesh, expected))
         broken.touch()
         # At 14 s the next of the supervisor's growing delays ends within 2 s.
-        flags = ("--observe-s", "0.5", "--ready-timeout-s", "14", "--rollback-command", f"rm {shlex.quote(str(broken))}")
+        flags = (
+            "--observe-s",
+            "0.5",
+            "--ready-timeout-s",
+            "14",
+            "--rollback-command",
+            f"rm {shlex.quote(str(broken))}",
+        )
         status, output = await command(mesh, "rollout", *flags)
         running.cancel()
         await asyncio.wait([running])

@@ -100,7 +100,7 @@ async def tokens_of(request: Request, model: ServedModel, settings: PipelineSett
             text = prompt
             tokenise = partial(model.text.tokenise, text, adds_special_tokens=request.adds_special_tokens)
         else:
-            text = await _rendered(prompt, model, field, settings)
+            text = await _rendered(prompt, model, field, settings=settings)
             tokenise = partial(model.text.tokenise_prompt, text, salt=request.cache_salt)
         if not text:
             raise InvalidRequestError(f"{field} must not be empty", field=field)
@@ -119,7 +119,7 @@ async def tokens_of(request: Request, model: ServedModel, settings: PipelineSett
     return token_ids[-(room if kept < 0 else kept) :]
 
 
-async def _rendered(conversation: Conversation, model: ServedModel, field: str, settings: PipelineSettings) -> str:
+async def _rendered(conversation: Conversation, model: ServedModel, field: str, *, settings: PipelineSettings) -> str:
     """Renders a conversation, a long one in a thread. A message counts as 128 more characters, a tool as 1024."""
     contents = sum(len(text_of(message.get("content"))) + 128 for message in conversation.messages)
     if contents + 1024 * len(conversation.tools) <= settings.inline_characters_max:

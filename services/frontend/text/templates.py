@@ -54,7 +54,7 @@ class ChatTemplate:
 
     def _probed(self, template: jinja2.Template, messages: Sequence[Message]) -> str | None:
         try:
-            return self._rendered(template, Conversation(messages=()), messages, PROBE_STEPS_MAX)
+            return self._rendered(template, Conversation(messages=()), messages, steps_max=PROBE_STEPS_MAX)
         except Exception:  # noqa: BLE001 (foreign code; whether it fails is the result of the probe)
             return None
 
@@ -88,6 +88,7 @@ class ChatTemplate:
         template: jinja2.Template,
         conversation: Conversation,
         messages: Sequence[Message],
+        *,
         steps_max: int | None = None,
     ) -> str:
         """Renders the conversation with `messages` in place of its own."""

@@ -48,7 +48,7 @@ class Exchange(RequestContext):
         Unless `is_strict`, an absent `model` becomes the only one that is served, and unused hints are ignored with a warning; so are
         unknown fields, unless the settings refuse them.
         """
-        data = await read_bytes(self.request, self.settings, self.caller, self.large_bodies.decompressing)
+        data = await read_bytes(self.request, self.settings, self.caller, decompressing=self.large_bodies.decompressing)
         self.body_bytes = len(data)
         tenant = self.caller.tenant
         await self.pipeline.starts.wait(tenant)

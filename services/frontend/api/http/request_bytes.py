@@ -33,7 +33,7 @@ async def send_continue(request: web.Request) -> None:
 
 
 async def read_bytes(
-    request: web.Request, settings: HttpSettings, caller: Caller, decompressing: asyncio.Semaphore
+    request: web.Request, settings: HttpSettings, caller: Caller, *, decompressing: asyncio.Semaphore
 ) -> bytes:
     """Returns the body of a JSON request.
 
