@@ -68,10 +68,26 @@ class _ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
         return "tests/compose" if nodeid.startswith("tests/compose/") else nodeid.split("::", 1)[0]
 
 
+LONGEST_FIRST = ("compose", "machines", "integration", "security", "conformance", "simulation", "ui")
+
+
+def _folder_rank(item: pytest.Item) -> int:
+    folder = item.path.relative_to(Path(__file__).parent).parts[0]
+    return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take minutes come first, so that all processes end at about the same time."""
+    items.sort(key=_folder_rank)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
-    """Replaces the scheduler of `--dist loadfile`."""
-    return _ByFile(config, log) if config.getoption("dist") == "loadfile" else None
+    """Replaces the scheduler of `--dist loadfile`, which would start with the files that have the most tests."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    config.option.loadscopereorder = False
+    return _ByFile(config, log)
 
 
 @pytest.hookimpl(trylast=True)

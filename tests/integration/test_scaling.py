@@ -85,4 +85,4 @@ async def test_pools_grow_and_shrink_under_load(tmp_path: Path) -> None:
             running.cancel()
             await asyncio.wait([running])
             await channels.aclose()
-        assert running.cancelled(), running.exception()
+        assert running.cancelled(), f"{running.exception()}\n{mesh.logs()}"
