@@ -12,6 +12,8 @@ ENGINE_DIED = frozenset({"engine_died", "worker_defect", ENGINE_WEDGED})
 """Reasons of a LostError whose worker reports that its engine, or the loop around it, failed. One of its requests may be the cause."""
 WORKER_LOST_TWICE = "worker_lost_twice"
 """Reason of a request that is not placed again because two workers died while they ran it."""
+WORKER_UNREACHABLE = "worker_unreachable"
+"""Reason of an UnavailableError: no connection to the worker, so it has nothing of the request."""
 IDLE_TIMEOUT = "idle_timeout"
 """Reason of a DeadlineError whose worker is connected but sends no token."""
 

@@ -20,6 +20,7 @@ from kvmesh.api.worker.v1 import legs_pb2 as pb
 from kvmesh.clock import Clock, awake_timeout
 from kvmesh.core import FinishReason, Leg, LegFinish, LegTask, Role, TokenLogprob, WorkerRef
 from kvmesh.errors import (
+    WORKER_UNREACHABLE,
     CancelledByCallerError,
     InternalError,
     InvalidRequestError,
@@ -161,7 +162,7 @@ class GrpcLegLink:
     def submit_nowait(self, leg: Leg, sink: LegSink, *, timeout_s: float) -> Callable[[], None]:
         """Queues a leg; see the protocol."""
         if not self.is_up or self.is_retired:
-            raise UnavailableError("the link is down", reason="worker_unreachable", where=self.worker.worker_id)
+            raise UnavailableError("the link is down", reason=WORKER_UNREACHABLE, where=self.worker.worker_id)
         if len(self._sinks) >= self._submissions_max:
             raise OverloadedError(
                 "too many requests on this link", reason="link_full", retry_after_s=1.0, where=self.worker.worker_id
@@ -486,7 +487,7 @@ class GrpcLegLinks:
 
 
 def _unreachable(worker: WorkerRef) -> UnavailableError:
-    return UnavailableError("the worker cannot be reached", reason="worker_unreachable", where=worker.worker_id)
+    return UnavailableError("the worker cannot be reached", reason=WORKER_UNREACHABLE, where=worker.worker_id)
 
 
 def _not_the_clients(error: MeshError, instead: type[MeshError]) -> MeshError:

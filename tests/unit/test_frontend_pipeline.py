@@ -16,6 +16,7 @@ from kvmesh.client.settings import RetryPolicy
 from kvmesh.core import FinishReason, Generation, Handoff, ReportKind, SamplingParams, TokenLogprob
 from kvmesh.errors import (
     WORKER_LOST_TWICE,
+    WORKER_UNREACHABLE,
     DeadlineError,
     InternalError,
     InvalidRequestError,
@@ -362,11 +363,12 @@ def test_attempts_are_bounded(mesh: FakeMesh, model: ServedModel) -> None:
     assert len(mesh.asks) == 2
 
 
-def test_lost_workers_are_bounded(mesh: FakeMesh, model: ServedModel) -> None:
-    """The request may have caused each loss, so there is a limit, larger than that for rejections."""
-    mesh.faults = Faults(prefill=[LostError("x", reason="worker_silent", where=f"p{i}") for i in range(99)])
+@pytest.mark.parametrize(("kind", "reason"), [(LostError, "worker_silent"), (UnavailableError, WORKER_UNREACHABLE)])
+def test_lost_workers_are_bounded(mesh: FakeMesh, model: ServedModel, kind: type[MeshError], reason: str) -> None:
+    """There is a limit, larger than that for rejections: several workers may leave before routers hear of it."""
+    mesh.faults = Faults(prefill=[kind("x", reason=reason, where=f"p{i}") for i in range(99)])
     _, answer = run(mesh, model, a_request(), placement_attempts=2, worker_losses_max=5)
-    assert isinstance(answer, LostError) and answer.reason == "worker_silent"
+    assert isinstance(answer, kind) and answer.reason == reason
     assert len(mesh.asks) == 5
 
 

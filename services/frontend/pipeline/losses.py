@@ -6,6 +6,7 @@ from kvmesh.errors import (
     ENGINE_DIED,
     IDLE_TIMEOUT,
     WORKER_LOST_TWICE,
+    WORKER_UNREACHABLE,
     DeadlineError,
     InternalError,
     LostError,
@@ -58,7 +59,7 @@ class RetryLimits:
         if isinstance(error, DeadlineError):
             self._stalls += 1
             return error if self._stalls >= STALLS_MAX else None
-        if not isinstance(error, LostError):
+        if not isinstance(error, LostError) and error.reason != WORKER_UNREACHABLE:
             self._refusals = 1 if has_progress else self._refusals + 1
             return error if self._refusals >= self._settings.placement_attempts else None
         self._losses += 1

@@ -12,7 +12,7 @@ Invariants:
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from kvmesh.errors import DeadlineError, LostError, MeshError, UnavailableError
+from kvmesh.errors import IDLE_TIMEOUT, WORKER_UNREACHABLE, DeadlineError, LostError, MeshError, UnavailableError
 from services.router.health.breaker import Breaker, BreakerSettings, BreakerState
 
 PATH_OPEN = "path_open"
@@ -29,7 +29,7 @@ PATHS_MAX = 16_384
 LINK_REASONS = frozenset(
     {
         *(each.default_reason for each in (UnavailableError, LostError, DeadlineError)),
-        *("worker_unreachable", "worker_silent", "idle_timeout"),
+        *(WORKER_UNREACHABLE, "worker_silent", IDLE_TIMEOUT),
     }
 )
 """Reasons of failures that a cut between the frontend and the worker causes. A failure that the worker itself reports has another one."""
