@@ -23,6 +23,8 @@ from tests.parts import ROOT, require_part
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 PUBLISHED = ("KVMESH", "PROMETHEUS", "CONSUL", "COLLECTOR")
 FRONTENDS = 2
+SERVICES = ("frontend", "router", "planner", "prefill", "decode")
+"""Those of the mesh that register with Consul."""
 PIP_KEYS = ("index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "default-timeout")
 WAIT_S = 180.0
 

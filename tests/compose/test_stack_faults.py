@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests.compose.load import Load, running_load
-from tests.compose.stack import Stack, wait_for
+from tests.compose.stack import SERVICES, Stack, get_json, wait_for
 from tests.parts import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 DASHBOARDS = sorted((ROOT / "compose" / "grafana" / "dashboards").glob("*.json"))
 STREAMS = 6
+AWAY_S = 10.0
 UP = ("up", "--detach", "--no-deps", "--no-recreate", "--wait")
 
 
@@ -57,6 +58,25 @@ async def test_scaled_and_updated_containers_fail_no_request(stack: Stack) -> No
     assert load.failures == [], stack.logs()
 
 
+async def test_consul_away_fails_no_request(stack: Stack) -> None:
+    """Its agent stands still, its server does, both are killed and start again: the mesh serves with what it knows, and heals."""
+    async with running_load(stack.frontends, STREAMS) as load:
+        await load.wait_answers(STREAMS)
+        for service in ("consul", "consul-server"):
+            (container,) = stack.containers(service)
+            stack.docker.run("kill", "--signal", "STOP", container)
+            try:
+                # Longer than a check may fail before Consul, or who asks it, could take services for gone.
+                await asyncio.sleep(AWAY_S)
+                await during(load, bool)
+            finally:
+                stack.docker.run("kill", "--signal", "CONT", container)
+            await during(load, wait_for, lambda: serving(stack), f"all are well after {service} went on")
+        await during(load, stack.compose, "restart", "--timeout", "0", "consul", "consul-server")
+        await during(load, wait_for, lambda: serving(stack), "all are well after Consul started again")
+    assert load.failures == [], stack.logs()
+
+
 async def test_stopping_every_decode_worker_fails_no_running_request(stack: Stack) -> None:
     """`docker compose stop decode`: what runs is finished, and the workers leave with 0. After `start` the mesh answers again."""
     async with running_load(stack.frontends, 0, tokens=500) as load:
@@ -73,6 +93,16 @@ async def test_stopping_every_decode_worker_fails_no_running_request(stack: Stac
         await asyncio.to_thread(stack.compose, *UP, "decode")
         await asyncio.to_thread(wait_for, lambda: stack.query("kvmesh_router_decode_workers == 2"), "they are back")
         assert await load.ask("Hello")
+
+
+def serving(stack: Stack) -> bool:
+    """Whether Consul says of every container of the mesh that its checks pass, and of nothing else."""
+    token = {"X-Consul-Token": stack.management_token()}
+    checks = get_json(stack.url("CONSUL", "/v1/health/state/any"), token)
+    of_mesh = {each["ServiceID"]: each["Status"] for each in checks if each["ServiceName"].startswith("kvmesh-")}
+    return set(of_mesh.values()) == {"passing"} and len(of_mesh) == sum(
+        len(stack.containers(name)) for name in SERVICES
+    )
 
 
 def is_firing(stack: Stack, container: str) -> bool:

@@ -3,9 +3,8 @@
 import pytest
 from openai import OpenAI
 
-from tests.compose.stack import Stack, get_json, wait_for
+from tests.compose.stack import SERVICES, Stack, get_json, wait_for
 
-SERVICES = ("frontend", "router", "planner", "prefill", "decode")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
