@@ -71,18 +71,19 @@ def expected(prompt: Sequence[int], count: int, token_range: TokenRange) -> list
 class Requests:
     """Sends them, `in_flight` at a time, and judges the answers."""
 
-    def __init__(self, url: str, shape: Shape, account: Account) -> None:
+    def __init__(self, url: str, shape: Shape, account: Account, *, answers: Sequence[Normal] = ()) -> None:
+        self.answers = answers
+        """To each question, in a mesh in which nothing fails."""
         self._url = url
         self._shape = shape
         self._account = account
         self._questions = make_questions(Random(shape.seed), shape.questions, shape.tokens)
-        self._answers: Sequence[Normal] = ()
         self._numbers = iter(range(10**9))
 
     async def learn(self) -> None:
-        """Gets the answers of a mesh in which nothing fails."""
+        """Gets the answers, before anything fails."""
         async with _session() as session:
-            self._answers = await reference(session, self._url, self._questions, self._account.calm_pauses_s)
+            self.answers = await reference(session, self._url, self._questions, self._account.calm_pauses_s)
 
     async def run(self, is_enough: Callable[[], bool] = lambda: True) -> None:
         """Sends `requests` requests, and more until `is_enough`."""
@@ -97,7 +98,7 @@ class Requests:
             i = number % len(self._questions)
             # Every kind streams and does not, whatever the number of kinds.
             is_stream = (number + number // len(self._questions)) % 2 == 0
-            outcome = await self._judged(session, self._questions[i], self._answers[i], is_stream=is_stream)
+            outcome = await self._judged(session, self._questions[i], self.answers[i], is_stream=is_stream)
             (self._account.streams if is_stream else self._account.whole)[outcome.partition(":")[0]] += 1
             if outcome != RIGHT:
                 self._account.problems.append(f"request {number} ({self._questions[i].path}): {outcome}")

@@ -21,6 +21,8 @@ from kvmesh.rpc.router.client import GrpcRouterClient
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
+POLL_S = 0.05
+"""Between two checks of a condition. Most of them open a connection, and the mesh needs the processor."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -180,7 +182,7 @@ async def _wait_prefill(mesh: RunningMesh) -> None:
         for router in (await registry.instances(ROUTER)).instances:
             client = GrpcRouterClient(channels, router.address)
             while await _usable_prefills(client) < wanted:
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(POLL_S)
     finally:
         await channels.aclose()
         await registry.aclose()
@@ -235,7 +237,7 @@ async def wait_until(condition: Callable[[], object], timeout_s: float, what: st
                     value = await value
                 if value:
                     return
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(POLL_S)
     except TimeoutError:
         if not timeout.expired():
             raise

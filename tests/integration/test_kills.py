@@ -12,16 +12,15 @@ import aiohttp
 import pytest
 
 from tests.chaos.kills import Account, Requests, Shape, run_vllm
-from tests.chaos.processes import ROOT, process_mesh
+from tests.chaos.processes import ROOT, ProcessMesh, process_mesh
 from tests.parts import require_part
 
 STOPPED = (
-    (("frontend-0",), 12.0),
     (("router-0",), 12.0),
     (("router-0", "router-1"), 5.0),
     (("frontend-0", "prefill-0"), 12.0),
 )
-"""Who stands still, and for how long: a frontend for longer than a placement may take; all routers for less."""
+"""Which processes are stopped, and for how long: the frontend for longer than a placement may take; all routers for less."""
 
 
 @pytest.mark.timeout(300)
@@ -30,7 +29,7 @@ async def test_a_worker_is_killed_every_second() -> None:
     """Every answer is right, streamed or not, and some were continued on another worker."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "tests.chaos.kills", "--requests", "150", "--in-flight", "16"),
+        *("-m", "tests.chaos.kills", "--requests", "100", "--in-flight", "16"),
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=asyncio.subprocess.PIPE,
@@ -56,14 +55,18 @@ async def test_vllm_workers_are_killed(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 async def test_processes_that_stood_still(tmp_path: Path) -> None:
-    """They are stopped with requests in every phase, and go on: every request is answered right."""
+    """They are stopped with requests in every phase, and go on: every request is answered right.
+
+    In the end the frontend goes on with the routers' answers in its sockets, after longer than a placement may take: no 503.
+    """
     shape = Shape(requests=60, in_flight=60, tokens=100, pause_s=0.0, seed=3)
     random = Random(4)
     async with process_mesh(tmp_path, engine_argv=("--simulated-time-factor", "1")) as mesh:
+        calm = Requests(mesh.url, shape, Account())
+        await calm.learn()
         for names, stopped_s in STOPPED:
             account = Account()
-            requests = Requests(mesh.url, shape, account)
-            await requests.learn()
+            requests = Requests(mesh.url, shape, account, answers=calm.answers)
             asking = asyncio.create_task(requests.run())
             await asyncio.sleep(random.uniform(0.05, 0.5))
             for name in names:
@@ -76,24 +79,22 @@ async def test_processes_that_stood_still(tmp_path: Path) -> None:
             assert (await late)["usage"]["completion_tokens"] == 3
             assert not account.problems, (names, account.problems, mesh.logs())
             assert account.whole + account.streams == {"right": 60}
+        await _stop_with_unread_answers(mesh)
 
 
-@pytest.mark.timeout(300)
-async def test_asks_that_were_unanswered_when_the_frontend_was_stopped(tmp_path: Path) -> None:
-    """It is stopped for longer than a placement may take, with the routers' answers in its sockets when it goes on: no 503."""
+async def _stop_with_unread_answers(mesh: ProcessMesh) -> None:
     routers = ("router-0", "router-1")
-    async with process_mesh(tmp_path) as mesh:
-        for name in routers:
-            mesh.stop(name)
-        asking = [asyncio.create_task(_chat(mesh.url)) for _ in range(4)]
-        await asyncio.sleep(0.5)
-        mesh.stop("frontend-0")
-        for name in routers:
-            mesh.go_on(name)
-        await asyncio.sleep(12.0)
-        mesh.go_on("frontend-0")
-        for each in await asyncio.gather(*asking):
-            assert each["usage"]["completion_tokens"] == 3
+    for name in routers:
+        mesh.stop(name)
+    asking = [asyncio.create_task(_chat(mesh.url)) for _ in range(4)]
+    await asyncio.sleep(0.5)
+    mesh.stop("frontend-0")
+    for name in routers:
+        mesh.go_on(name)
+    await asyncio.sleep(12.0)
+    mesh.go_on("frontend-0")
+    for each in await asyncio.gather(*asking):
+        assert each["usage"]["completion_tokens"] == 3
 
 
 async def _chat(url: str) -> Any:
