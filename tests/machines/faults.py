@@ -87,6 +87,17 @@ async def consul_empty(mesh: Machines) -> AsyncIterator[None]:
             mesh.hosts.join(CONSUL, name)
 
 
+def both(first: Fault, second: Fault) -> Fault:
+    """Two faults at once."""
+
+    @asynccontextmanager
+    async def fault(mesh: Machines) -> AsyncIterator[None]:
+        async with first(mesh), second(mesh):
+            yield
+
+    return fault
+
+
 NO_WAY = {("cut frontend-1, decode", FIRST)}
 """Faults that leave a kind of requests no worker to run on."""
 FAULTS: dict[str, Fault] = {
@@ -102,6 +113,13 @@ FAULTS: dict[str, Fault] = {
     "power loss prefill-1": power_loss("prefill-1"),
     "power loss decode-1": power_loss("decode-1"),
 }
+TOGETHER: dict[str, Fault] = {
+    "cut frontend-1, workers-1": cut((FIRST, "prefill-1"), (FIRST, "decode-1")),
+    "cut router, workers-1": cut((ROUTER, "prefill-1"), (ROUTER, "decode-1")),
+    "cut Consul, slow decode-1": both(cut((CONSUL, "all")), slow),
+    "power loss workers-1": both(power_loss("prefill-1"), power_loss("decode-1")),
+}
+"""Two faults at once. Each is met alone, too, by requests on one of the workers and on the untouched worker of the other role."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +165,7 @@ async def measure(mesh: Machines, name: str, questions: Questions, *, fault_s: f
         await asyncio.sleep(BEFORE_S)
         usual_s = traffic.samples.between(started_s, loop.time()).usual_s
         limit_s = usual_s + LATE_S
-        async with FAULTS[name](mesh):
+        async with {**FAULTS, **TOGETHER}[name](mesh):
             began_s = loop.time()
             await asyncio.sleep(fault_s)
         ended_s = loop.time()

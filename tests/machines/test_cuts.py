@@ -1,6 +1,6 @@
 """A mesh on eight hosts, real Consul among them: paths between hosts are cut and slowed down, and hosts lose their power.
 
-`python -m tests.machines` prints what requests noticed of each fault, and whether the mesh met its goals.
+Some faults come two at once. `python -m tests.machines` prints what requests noticed of each one, and whether the mesh met its goals.
 """
 
 from collections.abc import AsyncIterator
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.machines.faults import FAULTS, measure
+from tests.machines.faults import TOGETHER, measure
 from tests.machines.layouts import simulated_mesh
 from tests.machines.mesh import Machines
 from tests.machines.table import table
@@ -16,6 +16,8 @@ from tests.machines.traffic import HANGS, WRONG, Questions
 
 WAIT_S_MAX = 30.0
 """No statement about speed. The mesh is to notice each fault within 2 s; the table shows how long it took."""
+
+ALONE = ("cut prefill-1, decode-1", "cut frontend-1, decode", "Consul empty")
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
@@ -26,7 +28,7 @@ async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tup
         yield mesh
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", [*ALONE, *TOGETHER])
 async def test_fault(running: tuple[Machines, Questions], fault: str) -> None:
     """No wrong token, no request that hangs, and no error while the request has another way. Afterwards all paths are used again."""
     mesh, questions = running

@@ -1,4 +1,4 @@
-"""The whole mesh on virtual time: 1 000 requests that repeat exactly from a seed, and the faults that it handles today."""
+"""The whole mesh on virtual time: 1 000 requests, runs that repeat exactly from a seed, and the faults that it handles today."""
 
 import os
 import subprocess
@@ -37,8 +37,8 @@ def hash_elsewhere(report: Report) -> str:
 
 
 @pytest.mark.timeout(300)
-def test_a_thousand_requests_repeat_exactly() -> None:
-    """Every request of 1 000 ends once, with its tokens and nothing left behind, and the run repeats message by message."""
+def test_a_thousand_requests() -> None:
+    """Every request of 1 000 ends once, with its tokens and nothing left behind."""
     report = run(7, 1000).check()
     assert report.outcomes == {
         "answered": 1000 - report.outcomes["cancelled"],
@@ -46,13 +46,13 @@ def test_a_thousand_requests_repeat_exactly() -> None:
     }
     assert all(report.cancelled_in[phase.name] >= 10 for phase in CANCEL_PHASES), report.cancelled_in
     assert report.cpu_s < CPU_S_MAX
-    assert hash_elsewhere(report) == report.hash, f"the run does not repeat; {report.command}"
 
 
-def test_another_seed_is_another_run() -> None:
-    """The hash tells runs apart: of the same seed it is the same in one process, of another seed another."""
-    hashes = [run(seed, 60).check().hash for seed in (7, 7, 8)]
-    assert hashes[0] == hashes[1] != hashes[2]
+def test_runs_repeat_exactly() -> None:
+    """The same seed repeats message by message, in one process and in another. Another seed is another run."""
+    first, second, other = (run(seed, 150).check() for seed in (7, 7, 8))
+    assert first.hash == second.hash != other.hash
+    assert hash_elsewhere(first) == first.hash, f"the run does not repeat; {first.command}"
 
 
 def test_killed_decode_worker() -> None:
@@ -163,7 +163,7 @@ def test_killed_router() -> None:
 
 
 @pytest.mark.parametrize("load", ["calm", "halves"])
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_mixed_faults(seed: int, load: str) -> None:
     """Whatever breaks: every request is answered with the tokens it should have; then nothing is left."""
     report = run(seed, 200, faults="mixed", load=load).check()

@@ -48,7 +48,7 @@ def test_one_fault(faults: str) -> None:
     assert longest_s < 20.0
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_mixed_faults(seed: int) -> None:
     """Whatever breaks: every request is answered, unless no KV could be pulled; then nothing is left."""
     report = run(seed, 200, mesh="rendezvous", faults="mixed").check()

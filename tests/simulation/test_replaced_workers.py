@@ -10,7 +10,7 @@ from services.simulation.frontend import MODEL
 from services.simulation.mesh import FORGOTTEN_S, MeshShape, SimulatedMesh
 from tests.virtual_loop import run_virtual
 
-REPLACED = 10
+REPLACED = 6
 """Of each role, twice."""
 REQUESTS = 8
 """While each worker is there, with prompts that share their beginnings with those of the one before."""
@@ -71,7 +71,7 @@ class Story:
 
 
 def test_workers_that_are_gone_leave_nothing_behind() -> None:
-    """Frontend and router hold as many objects after 40 workers came and went as after half of them."""
+    """Frontend and router hold as many objects after 24 workers came and went as after half of them."""
 
     async def main() -> tuple[Counter[str], Counter[str]]:
         story = Story()

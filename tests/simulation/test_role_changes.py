@@ -34,7 +34,7 @@ def _role(mesh: SimulatedMesh, name: str) -> Role:
     return mesh.workers[name].worker.description.role
 
 
-@pytest.mark.parametrize("seed", [3, 11])
+@pytest.mark.parametrize("seed", [11])
 def test_workers_change_roles_under_load(seed: int) -> None:
     """All requests are answered with the right tokens, no handle or block is left, and each worker serves in its new pool."""
 

@@ -24,7 +24,13 @@ from services.simulation.shrink import Shrinker
 from tests.virtual_loop import run_virtual
 
 ROOT = Path(__file__).resolve().parents[2]
-SLICE = range(40)
+EARLY_PROGRESS = """
+import sys
+from services.simulation import command
+command.PROGRESS_S = 0.5
+sys.exit(command.main())
+"""
+SLICE = range(20)
 
 
 @pytest.mark.timeout(280)
@@ -183,7 +189,7 @@ def test_flags_that_mean_something_else_are_noticed(capsys: pytest.CaptureFixtur
 def test_an_interrupt_ends_a_campaign_with_its_totals() -> None:
     """As Ctrl-C does, the signal reaches all processes. None prints its stack."""
     campaign = subprocess.Popen(
-        [sys.executable, "-m", "tests.simulation", "--seeds", "1000", "--requests", "5", "--jobs", "2"],
+        [sys.executable, "-c", EARLY_PROGRESS, "--seeds", "1000", "--requests", "5", "--jobs", "2"],
         cwd=ROOT, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert campaign.stderr is not None
