@@ -32,7 +32,7 @@ from tests.security.test_methods import Fixed, serving
 
 pytestmark = pytest.mark.timeout(300)
 SERVERS = ("router", "prefill", "decode")
-STREAMS, TOKENS = 32, 1000
+STREAMS, TOKENS = 16, 400
 DENIED_S_MAX = 5.0
 DESCRIBE = "/kvmesh.worker.v1.WorkerService/Describe"
 
@@ -145,7 +145,7 @@ def settle(mesh: ConnectMesh) -> None:
 
 
 def test_rotation_drops_no_stream(mesh: ConnectMesh) -> None:
-    """A new root, then new certificates of the same root, while 32 answers are streamed: each ends with all its tokens, and the servers
+    """A new root, then new certificates of the same root, while 16 answers are streamed: each ends with all its tokens, and the servers
     show certificates of the new root.
     """
     settle(mesh)

@@ -37,7 +37,7 @@ from tests.frontend_mesh import FakeMesh, served_model, tokens_of, write_model
 from tests.grpc_messages import filled, mutated, random_bytes
 from tests.patience import PATIENCE_S
 
-MESSAGES = int(os.environ.get("KVMESH_FUZZ_MESSAGES", "20000"))
+MESSAGES = int(os.environ.get("KVMESH_FUZZ_MESSAGES", "10000"))
 SEED = int(os.environ.get("KVMESH_FUZZ_SEED", "1"))
 AT_ONCE = 24
 SEND_FAILED = "Internal error from Core"

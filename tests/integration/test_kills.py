@@ -29,7 +29,7 @@ async def test_a_worker_is_killed_every_second() -> None:
     """Every answer is right, streamed or not, and some were continued on another worker."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "tests.chaos.kills", "--requests", "100", "--in-flight", "16"),
+        *("-m", "tests.chaos.kills", "--requests", "100", "--in-flight", "16", "--tokens", "120"),
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=asyncio.subprocess.PIPE,

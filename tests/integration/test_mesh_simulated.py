@@ -5,7 +5,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -222,13 +223,76 @@ async def test_chat_talks_in_the_terminal(mesh: RunningMesh) -> None:
     assert "Traceback" not in text
 
 
-async def test_the_streams_of_a_killed_decode_worker_continue_on_the_other(tmp_path: Path) -> None:
-    """Each stream gets all of its tokens; the router uses the worker no more; the rest serves on."""
-    async with running_mesh(tmp_path, *argv_simulated("--decode", "2", "--restarts-max", "0", *SLOW_STEPS)) as mesh:
+async def test_no_worker_is_503_with_retry_after(mesh: RunningMesh) -> None:
+    """A mesh whose decode workers drain says when to come back, and answers when one does not drain any more."""
+    url = f"{mesh.url}/v1/chat/completions"
+    body = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+    client = mesh.target.registry()
+    decode = [each.instance_id for each in (await client.instances(DECODE)).instances]
+
+    async def is_refused() -> bool:
+        async with aiohttp.ClientSession() as session, session.post(url, json=body) as response:
+            return response.status == 503 and int(response.headers["retry-after"]) >= 1
+
+    async def is_answered() -> bool:
+        async with aiohttp.ClientSession() as session, session.post(url, json=body) as response:
+            return response.status == 200
+
+    for name in decode:
+        await client.set_draining(name, True, reason="test")
+    await wait_until(is_refused, PATIENCE_S, "503")
+    for name in decode:
+        await client.set_draining(name, False, reason="test")
+    await wait_until(is_answered, PATIENCE_S, "an answer")
+    await client.aclose()
+
+
+async def test_hung_workers_are_given_up(mesh: RunningMesh) -> None:
+    """Stopped processes keep their connections: a prefill moves elsewhere within seconds, a stream ends with a typed error."""
+    url = f"{mesh.url}/v1/chat/completions"
+    await chat(mesh.url, "hello there", max_tokens=3)
+    # Well below the time that a first token may take, with room for a machine that is busy.
+    async with stopped(mesh.pids("prefill")), asyncio.timeout(PATIENCE_S):
+        await chat(mesh.url, "is anybody computing prompts? " * 10, max_tokens=3)
+    body = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1000, "ignore_eos": True}
+    async with aiohttp.ClientSession() as session:
+        responses = [await session.post(url, json={**body, "stream": True}) for _ in range(4)]
+        for response in responses:
+            await response.content.readline()
+        async with stopped(mesh.pids("decode")), asyncio.timeout(PATIENCE_S):
+            ends = [(await response.text()).strip().splitlines()[-1] for response in responses]
+    assert {json.loads(end.removeprefix("data: "))["error"]["code"] for end in ends} == {"worker_silent"}
+
+    async def answers() -> bool:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(url, json={**body, "max_tokens": 2}) as response,
+        ):
+            return response.status == 200
+
+    await wait_until(answers, PATIENCE_S, "the woken workers are used again")
+
+
+@asynccontextmanager
+async def stopped(pids: Sequence[int]) -> AsyncIterator[None]:
+    """SIGSTOP, and SIGCONT at the end."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+async def test_the_streams_of_a_killed_decode_worker_continue_on_the_other(tmp_path: Path, consul: Server) -> None:
+    """Each stream gets all of its tokens; the router uses the worker no more; the rest serves on. A real Consul lists it as critical."""
+    argv = argv_simulated("--decode", "2", "--restarts-max", "0", "--consul", consul.url, *SLOW_STEPS)
+    async with running_mesh(tmp_path, *argv) as mesh:
         body = {
             "model": "demo",
             "messages": [{"role": "user", "content": "hello"}],
-            "max_tokens": 1500,
+            "max_tokens": 600,
             "stream": True,
             "stream_options": {"include_usage": True},
             "ignore_eos": True,
@@ -243,7 +307,7 @@ async def test_the_streams_of_a_killed_decode_worker_continue_on_the_other(tmp_p
         lines = [text.strip().splitlines() for text in texts]
         assert {each[-1] for each in lines} == {"data: [DONE]"}
         usages = [json.loads(each[-3].removeprefix("data: "))["usage"] for each in lines]
-        assert {usage["completion_tokens"] for usage in usages} == {1500}
+        assert {usage["completion_tokens"] for usage in usages} == {600}
         channels = mesh.target.channels()
         router = (await instances(mesh.target, ROUTER))[0]
 
@@ -258,63 +322,10 @@ async def test_the_streams_of_a_killed_decode_worker_continue_on_the_other(tmp_p
         await channels.aclose()
         assert any("decode-" in line and "SIGKILL" in line for line in mesh.output), mesh.output
 
+        async def is_critical() -> bool:
+            return sum(i.health is Health.CRITICAL for i in await instances(mesh.target, DECODE)) == 1
 
-async def test_hung_workers_are_given_up(tmp_path: Path) -> None:
-    """Stopped processes keep their connections: a prefill moves elsewhere within seconds, a stream ends with a typed error."""
-    async with running_mesh(tmp_path, *argv_simulated("--decode", "2", *SLOW_STEPS)) as mesh:
-        await chat(mesh.url, "hello there", max_tokens=3)
-        (prefill,) = mesh.pids("prefill")
-        os.kill(prefill, signal.SIGSTOP)
-        try:
-            # Well below the time that a first token may take, with room for a machine that is busy.
-            async with asyncio.timeout(PATIENCE_S):
-                await chat(mesh.url, "is anybody computing prompts? " * 10, max_tokens=3)
-        finally:
-            os.kill(prefill, signal.SIGCONT)
-        decode = mesh.pids("decode")
-        body = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1000, "ignore_eos": True}
-        async with aiohttp.ClientSession() as session:
-            url = f"{mesh.url}/v1/chat/completions"
-            responses = [await session.post(url, json={**body, "stream": True}) for _ in range(4)]
-            for response in responses:
-                await response.content.readline()
-            for pid in decode:
-                os.kill(pid, signal.SIGSTOP)
-            try:
-                async with asyncio.timeout(PATIENCE_S):
-                    ends = [(await response.text()).strip().splitlines()[-1] for response in responses]
-            finally:
-                for pid in decode:
-                    os.kill(pid, signal.SIGCONT)
-        assert {json.loads(end.removeprefix("data: "))["error"]["code"] for end in ends} == {"worker_silent"}
-
-        async def answers() -> bool:
-            async with (
-                aiohttp.ClientSession() as session,
-                session.post(url, json={**body, "max_tokens": 2}) as response,
-            ):
-                return response.status == 200
-
-        await wait_until(answers, PATIENCE_S, "the woken workers are used again")
-
-
-async def test_no_worker_is_503_with_retry_after(tmp_path: Path) -> None:
-    """A mesh whose workers drain says when to come back."""
-    async with running_mesh(tmp_path, *argv_simulated("--prefill", "0")) as mesh:
-        client = mesh.target.registry()
-        decode = (await client.instances(DECODE)).instances[0]
-        await client.set_draining(decode.instance_id, True, reason="test")
-        body = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
-
-        async def is_refused() -> bool:
-            async with (
-                aiohttp.ClientSession() as session,
-                session.post(f"{mesh.url}/v1/chat/completions", json=body) as response,
-            ):
-                return response.status == 503 and int(response.headers["retry-after"]) >= 1
-
-        await wait_until(is_refused, PATIENCE_S, "503")
-        await client.aclose()
+        await wait_until(is_critical, PATIENCE_S, "critical in Consul")
 
 
 async def test_a_mesh_with_keys(tmp_path: Path) -> None:
@@ -381,30 +392,3 @@ async def chat_in_terminal(url: str, **env: str) -> tuple[int | None, str]:
     )
     out, _ = await asyncio.wait_for(process.communicate(b"hello\n/new\nhello\n\n"), 60)
     return process.returncode, out.decode()
-
-
-async def test_real_consul_shows_a_killed_worker_critical(tmp_path: Path, consul: Server) -> None:
-    """With a real Consul: kill -9 a worker; its check turns critical; requests go on."""
-    address = consul.url
-    async with running_mesh(tmp_path, *argv_simulated("--decode", "2", "--consul", address)) as mesh:
-        await chat(mesh.url, "hello", max_tokens=3)
-        os.kill(mesh.pids("decode")[1], signal.SIGKILL)
-        for _ in range(4):
-            await chat(mesh.url, "hello again", max_tokens=3)
-
-        async def is_critical() -> bool:
-            return sum(i.health is Health.CRITICAL for i in await instances(mesh.target, DECODE)) == 1
-
-        await wait_until(is_critical, PATIENCE_S, "critical in Consul")
-
-
-async def test_a_death_before_ready_says_which_and_why(tmp_path: Path) -> None:
-    """A worker that cannot load its model: up ends with its last words. A path that is not there is told at once."""
-    with pytest.raises(AssertionError) as caught:
-        async with running_mesh(tmp_path, *argv_simulated("--engine-args=--simulated-kv-transport nonsense")):
-            pass
-    assert "prefill-0" in str(caught.value)
-    assert "the mesh cannot start" in str(caught.value)
-    with pytest.raises(AssertionError, match="does not exist"):
-        async with running_mesh(tmp_path, *argv_simulated("--model", str(tmp_path / "absent"))):
-            pass

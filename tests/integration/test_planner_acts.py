@@ -23,7 +23,7 @@ CONFIG = Path(__file__).parents[2] / "compose" / "prometheus" / "prometheus.yml"
 # 160 blocks of 16 tokens: eight requests of about 250 tokens use most of them.
 ENGINE = "--simulated-time-factor 1 --simulated-kv-blocks 160 --simulated-profile-base-s 0.02"
 PLANNER = (
-    "--interval-s 0.5 --window-s 10 --decide-sizing thresholds --decide-start-s 2 --decide-calm-s 3"
+    "--interval-s 0.5 --window-s 5 --decide-sizing thresholds --decide-start-s 2 --decide-calm-s 3"
     " --decide-thresholds-kv-high 0.5 --decide-thresholds-kv-low 0.25 --decide-thresholds-backlog-high 1000000 --decide-workers-max 3"
 )
 IN_FLIGHT = 8

@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -66,13 +65,10 @@ async def check_free(mesh: RunningMesh) -> None:
     await wait_until(is_free, PATIENCE_S, "blocks stay in use")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[1, 2], ids=["1+1", "2+2"])
-async def mesh(
-    request: pytest.FixtureRequest, expected: list[object], tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[RunningMesh]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def mesh(expected: list[object], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningMesh]:
     require_part("nixl")
-    count = str(request.param)
-    argv = argv_simulated("--prefill", count, "--decode", count, *RENDEZVOUS)
+    argv = argv_simulated("--prefill", "2", "--decode", "2", *RENDEZVOUS)
     async with running_mesh(tmp_path_factory.mktemp("rendezvous"), *argv) as running:
         yield running
 
@@ -95,14 +91,11 @@ async def test_single_tokens_and_choices(mesh: RunningMesh) -> None:
     await check_free(mesh)
 
 
-async def test_killed_workers(expected: list[object], tmp_path: Path) -> None:
+async def test_killed_workers(mesh: RunningMesh, expected: list[object]) -> None:
     """Of 2 + 2 a prefill and a decode worker die under load: whole answers are all right, and no block stays held."""
-    require_part("nixl")
-    argv = argv_simulated("--prefill", "2", "--decode", "2", *RENDEZVOUS)
-    async with running_mesh(tmp_path, *argv) as mesh:
-        for service in ("prefill", "decode"):
-            answers = asyncio.gather(*(ask(mesh, prompt) for prompt in PROMPTS * 6))
-            await asyncio.sleep(0.05)
-            os.kill(mesh.pids(service)[0], signal.SIGKILL)
-            assert [content(answer) for answer in await answers] == expected * 6
-        await check_free(mesh)
+    for service in ("prefill", "decode"):
+        answers = asyncio.gather(*(ask(mesh, prompt) for prompt in PROMPTS * 6))
+        await asyncio.sleep(0.05)
+        os.kill(mesh.pids(service)[0], signal.SIGKILL)
+        assert [content(answer) for answer in await answers] == expected * 6
+    await check_free(mesh)

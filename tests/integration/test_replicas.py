@@ -1,4 +1,4 @@
-"""Two routers, four frontends, real processes: one router is killed in the middle of 2 000 requests."""
+"""Two routers, three frontends, real processes: one router is killed in the middle of 1 000 requests."""
 
 import asyncio
 import os
@@ -17,9 +17,9 @@ from kvmesh.discovery.base import DECODE, FRONTEND, ROUTER, Instance, Registry
 from tests.integration.mesh import RunningMesh, argv_simulated, metrics_text, running_mesh, wait_until, worker_metric
 from tests.patience import PATIENCE_S
 
-REQUESTS = 2000
-KILLED_AFTER = 700
-FRONTENDS = 4
+REQUESTS = 1000
+KILLED_AFTER = 300
+FRONTENDS = 3
 AT_A_TIME = 16
 """Requests in flight per frontend."""
 
@@ -99,7 +99,7 @@ async def _close_after(session: aiohttp.ClientSession, clients: list[asyncio.Tas
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_a_killed_router_fails_no_request(tmp_path: Path) -> None:
-    """All 2 000 are answered in full, and what the dead router had placed is settled at the other one."""
+    """All 1 000 are answered in full, and what the dead router had placed is settled at the other one."""
     flags = ("--routers", "2", "--decode", "2", "--restarts-max", "0", "--log-level", "warning")
     argv = argv_simulated(*flags, "--engine-args", ENGINE_ARGS)
     async with AsyncExitStack() as stack:

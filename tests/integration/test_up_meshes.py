@@ -12,6 +12,8 @@ import pytest
 from tests.integration.mesh import ROOT, argv_simulated, descendants, process_state
 from tests.patience import PATIENCE_S
 
+SMALL = ("--prefill", "0", "--no-planner")
+
 
 class Terminal:
     """Runs `kvmesh` commands in a directory of its own, with a temporary directory of its own."""
@@ -66,13 +68,15 @@ async def terminal(tmp_path: Path) -> AsyncIterator[Terminal]:
 
 
 async def test_meshes_have_names(terminal: Terminal) -> None:
-    """The second in one place gets a number and says so; the commands list them and take `--mesh`."""
-    _, first = await terminal.up()
+    """The second in one place gets a number and says so; the commands list them and take `--mesh`. Killed meshes leave no process, and
+    nothing in the temporary directory.
+    """
+    mesh, first = await terminal.up(*SMALL)
     name = terminal.folder.name
     assert any(f"mesh {name}: registry http://127.0.0.1:" in line for line in first)
     status, only = await terminal.run("status")
     assert status == 0 and "decode" in only
-    _, second = await terminal.up()
+    other, second = await terminal.up(*SMALL)
     assert any(f"a mesh named {name} runs already; this one is {name}-2" in line for line in second)
     status, listed = await terminal.run("status")
     assert (
@@ -87,17 +91,26 @@ async def test_meshes_have_names(terminal: Terminal) -> None:
         assert status == 1 and "2 meshes run here; choose one with --mesh NAME" in words
     assert (terminal.folder / "run" / name / "decode-0.log").exists()
     assert (terminal.folder / "run" / f"{name}-2" / "decode-0.log").exists()
+    await check_join(terminal, mesh, name)
+    children = [*descendants(mesh.pid), *descendants(other.pid)]
+    assert len(children) >= 4
+    for process in (mesh, other):
+        process.kill()
+        # The helper that cleans up holds the output.
+        await asyncio.wait_for(process.communicate(), PATIENCE_S)
+    assert not any(terminal.temporary.iterdir())
+    async with asyncio.timeout(PATIENCE_S):
+        while any(process_state(pid) not in ("Z", "X") for pid in children):
+            await asyncio.sleep(0.05)
 
 
-async def test_workers_join_a_mesh(terminal: Terminal) -> None:
+async def check_join(terminal: Terminal, mesh: asyncio.subprocess.Process, name: str) -> None:
     """By the mesh's name: only workers start, they serve in that mesh, and they leave it without ending it."""
-    mesh, _ = await terminal.up("--prefill", "0")
-    name = terminal.folder.name
     joined, lines = await terminal.up("--join", name, "--prefill", "0", "--decode", "2")
     assert not any("router" in line or "gateway" in line for line in lines)
 
     async def decode_workers() -> int:
-        status, shown = await terminal.run("status")
+        status, shown = await terminal.run("status", "--mesh", name)
         assert status == 0, shown
         return sum(line.startswith("decode-") for line in shown.splitlines())
 
@@ -111,20 +124,6 @@ async def test_workers_join_a_mesh(terminal: Terminal) -> None:
     assert joined.returncode == 0 and mesh.returncode is None
     status, words = await terminal.run("up", "--join", "no-such-mesh", *argv_simulated())
     assert status == 2 and name in words
-
-
-async def test_a_killed_up_leaves_nothing(terminal: Terminal) -> None:
-    """No process, and nothing in the temporary directory."""
-    process, _ = await terminal.up()
-    children = descendants(process.pid)
-    assert children
-    process.kill()
-    # The helper that cleans up holds the output.
-    await asyncio.wait_for(process.communicate(), PATIENCE_S)
-    assert not any(terminal.temporary.iterdir())
-    async with asyncio.timeout(PATIENCE_S):
-        while any(process_state(pid) not in ("Z", "X") for pid in children):
-            await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +158,7 @@ async def test_inputs_are_checked_before_anything_starts(terminal: Terminal) -> 
 
 async def test_words_of_simulated_engines_are_said_to_be_made_up(terminal: Terminal) -> None:
     """A newcomer must not take them for a broken model. Nothing is left behind."""
-    status, output = await terminal.run("up", "--port", "0", "--once", *argv_simulated("--greeting", "Hello!"))
+    status, output = await terminal.run("up", "--port", "0", "--once", *argv_simulated("--greeting", "Hello!", *SMALL))
     assert status == 0 and "the simulated engine makes up these words; it computes no model" in output
     assert not any(terminal.temporary.iterdir())
 
@@ -189,7 +188,7 @@ async def test_output_that_nobody_takes_is_silent(
     No log has a traceback.
     """
     writing = open_output()
-    words = ("up", "--port", "0", "--once", "--run-dir", "run", *argv_simulated())
+    words = ("up", "--port", "0", "--once", "--run-dir", "run", *argv_simulated(*SMALL))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "kvmesh.cli", *words),
         cwd=terminal.folder,

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import aiohttp
@@ -67,8 +66,11 @@ async def restarted(mesh: RunningMesh, service: str, number: int = 0) -> int:
 
 
 async def test_each_child_that_is_killed_starts_again(tmp_path: Path) -> None:
-    """Whichever it is; the mesh answers at the same address afterwards, and a worker comes back as a new epoch."""
-    async with running_mesh(tmp_path, *argv_simulated("--no-gateway")) as mesh:
+    """Whichever it is; the mesh answers at the same address afterwards, and a worker comes back as a new epoch.
+
+    All are programs of their own. None outlives the mesh when that is killed, also not those that it started again.
+    """
+    async with running_mesh(tmp_path, *argv_simulated("--no-fork", "--no-gateway")) as mesh:
         for service, registered in (("prefill", PREFILL), ("decode", DECODE), ("planner", PLANNER), ("router", ROUTER)):
             before = await passing(mesh.target, registered)
             pid = await restarted(mesh, service)
@@ -82,6 +84,7 @@ async def test_each_child_that_is_killed_starts_again(tmp_path: Path) -> None:
             await wait_until(lambda: answers(mesh), PATIENCE_S, f"an answer after {service} died")
         await restarted(mesh, "frontend")
         await wait_until(lambda: answers(mesh), PATIENCE_S, "an answer after the frontend died")
+        await check_nothing_outlives(mesh)
 
 
 async def test_a_worker_whose_engine_does_not_answer_a_cancel_starts_again(tmp_path: Path) -> None:
@@ -106,10 +109,23 @@ async def test_a_worker_whose_engine_does_not_answer_a_cancel_starts_again(tmp_p
 
 
 async def test_a_gateway_that_is_killed_answers_at_the_same_address(tmp_path: Path) -> None:
-    """It was a fork of `kvmesh up`, and comes back as a program; its ports were chosen by the first process."""
+    """It was a fork of `kvmesh up`, and comes back as a program; its ports were chosen by the first process.
+
+    Neither it nor a forked worker, also one that was started again, outlives the mesh when that is killed.
+    """
     async with running_mesh(tmp_path, *argv_simulated("--prefill", "0")) as mesh:
         await restarted(mesh, "gateway")
         await wait_until(lambda: answers(mesh), PATIENCE_S, "an answer after the gateway died")
+        await restarted(mesh, "decode")
+        await check_nothing_outlives(mesh)
+
+
+async def check_nothing_outlives(mesh: RunningMesh) -> None:
+    """Kills the mesh without a chance to stop its children."""
+    children = descendants(mesh.process.pid)
+    assert len(children) >= 3
+    mesh.process.kill()
+    await wait_until(lambda: all(process_state(pid) == "Z" for pid in children), PATIENCE_S, "all end")
 
 
 async def test_a_crash_loop_ends_the_mesh_unless_others_serve(tmp_path: Path) -> None:
@@ -171,24 +187,13 @@ async def test_ctrl_c_while_a_restart_is_due(tmp_path: Path) -> None:
         assert sum("decode-0 started again" in line for line in mesh.output) == 2
 
 
-@pytest.mark.parametrize("flags", [(), ("--no-fork", "--no-gateway")], ids=["forks", "programs"])
-async def test_nothing_outlives_a_killed_mesh(tmp_path: Path, flags: Sequence[str]) -> None:
-    """Killed without a chance to stop its children, also those that it started again."""
-    async with running_mesh(tmp_path, *argv_simulated("--prefill", "0", *flags)) as mesh:
-        await restarted(mesh, "decode")
-        children = descendants(mesh.process.pid)
-        assert len(children) >= 3
-        mesh.process.kill()
-        await wait_until(lambda: all(process_state(pid) == "Z" for pid in children), PATIENCE_S, "all end")
-
-
 async def test_a_worker_that_cannot_start_ends_the_mesh_at_once(tmp_path: Path) -> None:
     """With the cause, and without a restart: the next attempt would fail in the same way."""
     with pytest.raises(AssertionError) as caught:
         async with running_mesh(tmp_path, *argv_simulated("--engine-args=--simulated-kv-transport nonsense")):
             pass
     text = str(caught.value)
-    assert "the mesh cannot start: " in text
+    assert "the mesh cannot start: prefill-0 (pid" in text
     assert "kv-transport must be" in text
     assert "starting it again" not in text
 

@@ -57,17 +57,19 @@ async def slow(mesh: Machines) -> AsyncIterator[None]:
         yield
 
 
-def power_loss(name: str) -> Fault:
-    """A host is off for a while, and starts its service again."""
+def power_loss(*names: str) -> Fault:
+    """Hosts are off for a while, and start their services again."""
 
     @asynccontextmanager
     async def fault(mesh: Machines) -> AsyncIterator[None]:
-        await mesh.power_off(name)
+        for name in names:
+            await mesh.power_off(name)
         try:
             yield
         finally:
-            await mesh.power_on(name)
-            if name in mesh.workers:
+            for name in names:
+                await mesh.power_on(name)
+            if set(names) & set(mesh.workers):
                 await mesh.wait_registered()  # It has healed once its service has started.
 
     return fault
@@ -117,7 +119,7 @@ TOGETHER: dict[str, Fault] = {
     "cut frontend-1, workers-1": cut((FIRST, "prefill-1"), (FIRST, "decode-1")),
     "cut router, workers-1": cut((ROUTER, "prefill-1"), (ROUTER, "decode-1")),
     "cut Consul, slow decode-1": both(cut((CONSUL, "all")), slow),
-    "power loss workers-1": both(power_loss("prefill-1"), power_loss("decode-1")),
+    "power loss workers-1": power_loss("prefill-1", "decode-1"),
 }
 """Two faults at once. Each is met alone, too, by requests on one of the workers and on the untouched worker of the other role."""
 

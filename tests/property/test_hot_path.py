@@ -150,7 +150,7 @@ class Heard:
         self.endings.append(ending)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     token_ids=st.lists(st.integers(0, 520), min_size=1, max_size=40),
     stop_ids=st.frozensets(st.integers(0, 520), max_size=20),
@@ -204,7 +204,7 @@ def test_an_answer_does_not_depend_on_how_its_tokens_came(
     assert heard_of(range(1, len(token_ids) + 1)) == heard_of(cuts)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(gaps=st.lists(st.tuples(st.sampled_from([0.0, 0.006, 0.0061, 0.5, 1e9]), st.integers(1, 3)), max_size=30))
 def test_gaps_that_repeat_are_counted_like_all_others(gaps: list[tuple[float, int]]) -> None:
     """Buckets and sum are those of counting each token's gap by itself."""

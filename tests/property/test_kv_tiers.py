@@ -45,7 +45,7 @@ class Obvious:
         return max(common, default=0)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(steps)
 def test_every_index_has_the_same_bit_for_a_holder(history):
     """Stored, removed, placed, dropped, replaced, swept and waited for in any order: depths per holder, tier by tier."""

@@ -113,7 +113,7 @@ class Both:
         return [block for block in reversed(prompt) if block in self.held[bit]][:count]
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(steps, st.sampled_from([20, 60, 10_000]))
 def test_whatever_waits_counts(history, pending_blocks_max):
     """Stored in whole and in parts, evicted from the end and otherwise, dropped and asked for, in any order: counts at every
@@ -137,7 +137,7 @@ def test_whatever_waits_counts(history, pending_blocks_max):
         both.ask(prompt)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(steps)
 def test_what_waits_leaves_nothing_behind(history):
     """When all holders are gone nothing is kept of runs that waited."""
@@ -156,7 +156,7 @@ block = st.integers(1, 30)
 runs = st.lists(block, min_size=1, max_size=20)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("srl"), st.integers(0, 2), runs, st.one_of(st.none(), block)), max_size=40))
 def test_a_worker_that_tells_no_chains_breaks_nothing(history):
     """Runs in any order, with blocks twice and any parent: answers may be wrong, but it takes no harm and forgets all."""

@@ -90,7 +90,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(steps)
 def test_matches_are_those_of_the_obvious_index(history):
     """Whatever is placed, renewed, confirmed, dropped and waited for: depths, counts and bounds are as defined."""

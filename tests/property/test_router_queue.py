@@ -86,7 +86,7 @@ def fair(tenants_max: int = 100) -> FairQueue[Item]:
     return FairQueue(Accounts(weights=WEIGHTS, tenants_max=tenants_max))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(turns)
 def test_turns_are_those_of_the_paper(steps):
     """Whatever is charged, enters or leaves meanwhile."""
@@ -139,7 +139,7 @@ def test_shares_differ_by_a_request_of_each(data):
         queue.serve(queue.queue_of(head.tenant), head, head.tokens)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(tenants, tokens), max_size=60), st.integers(0, 60), tokens)
 def test_a_tenant_that_asks_for_little_waits_for_one_round(adds, before, size):
     """However much the others have waiting: at most one request of each is served first. It had asked for nothing until now."""
@@ -197,7 +197,7 @@ class Rooms:
 kinds = st.integers(0, 4)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(tenants, kinds, tokens), max_size=60), st.integers(0, 60), kinds, tokens)
 def test_one_round_in_all_subqueues_together(adds, before, kind, size):
     """A tenant that had asked for nothing waits for at most one request of each other one, of whatever kinds theirs are."""
@@ -385,7 +385,7 @@ def _deadline(entry: QueuedAsk) -> float:
     return inf if entry.ask.timeout_s is None else entry.arrived_s + entry.ask.timeout_s
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(happenings)
 def test_everybody_is_answered_once_and_in_order(steps):
     """Whatever enters, leaves, expires, is displaced or withdrawn: one answer each, strict classes, sums that add up."""

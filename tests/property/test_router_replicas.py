@@ -131,7 +131,7 @@ class World:
         return [pair for pair in pairs if frozenset(pair) not in connected]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(Steps)
 def test_all_count_the_same_in_the_end(steps: list[tuple[str, int]]) -> None:
     world = World()

@@ -139,9 +139,7 @@ def test_a_router_that_comes_back_knows_everything_before_it_takes_requests() ->
     assert abs(known - there) <= 4
 
 
-@pytest.mark.parametrize(
-    ("shape", "seed"), [("two-routers", 1), ("two-routers", 2), ("four-routers", 1)]
-)
+@pytest.mark.parametrize(("shape", "seed"), [("two-routers", 1), ("two-routers", 2), ("four-routers", 1)])
 def test_routers_die_hang_and_come_back(shape: str, seed: int) -> None:
     """No request notices, also not that streams move where there are more routers; in the end all hold nothing and every index is exact."""
     report = run(seed, 200, mesh=shape, faults="routers").check()
