@@ -32,7 +32,8 @@ from tests.security.test_methods import Fixed, serving
 
 pytestmark = pytest.mark.timeout(300)
 SERVERS = ("router", "prefill", "decode")
-STREAMS, TOKENS = 16, 400
+STREAMS, TOKENS = 16, 800
+"""Answers take 40 s. Consul spreads new certificates over up to 30 s after a new root."""
 DENIED_S_MAX = 5.0
 DESCRIBE = "/kvmesh.worker.v1.WorkerService/Describe"
 
