@@ -187,9 +187,10 @@ async def test_a_killed_database_loses_and_doubles_nothing(
     model: ServedModel, tmp_path: Path, shared: StoresSettings, server: Cluster
 ) -> None:
     """kill -9 in the middle of a batch of two frontends. Meanwhile chats are answered; what needs the store is 503 with Retry-After."""
+    quick = replace(shared, timeout_s=1.0)
     async with (
-        machine(model, tmp_path, "a", shared, 0.02) as (one, client),
-        machine(model, tmp_path, "b", shared, 0.02) as (two, other),
+        machine(model, tmp_path, "a", quick, 0.02) as (one, client),
+        machine(model, tmp_path, "b", quick, 0.02) as (two, other),
     ):
         batch = await start_batch(client, 60)
         await wait_for_lines(client, batch.id, 6)

@@ -193,6 +193,7 @@ async def test_one_command_and_a_worker_that_joins(tmp_path: Path) -> None:
         await typist.start(2, typed[1])
         inspect, status = typed[2].strip().splitlines()
         # `kvmesh up` starts a prefill and a decode worker of its own.
+        await typist.until(1, "curl --fail http://10.0.0.1:8000/health")
         await typist.until(1, inspect, is_well(pairs=2))
         assert "warning" not in await typist.type(1, status)
         await check_answers(typist, 2, "http://10.0.0.1:8000")
@@ -284,6 +285,9 @@ async def test_ten_hosts(tmp_path: Path) -> None:
                 for group, commands in zip(groups, texts, strict=True):
                     for number in numbers(group):
                         await typist.start(number, commands)
+        # The doctor takes seconds of processor time, which the services need while they start.
+        for number in (1, 2):
+            await typist.until(10, f"curl --fail http://10.0.0.{number}:8000/health")
         await typist.until(10, typed["Any host"], is_well(pairs=12))
         for number in (1, 2):
             await check_answers(typist, 10, f"http://10.0.0.{number}:8000", times=2)

@@ -15,7 +15,7 @@ EXCHANGE_FAILED = {"kv_peer_lost", "kv_pull_timeout", "rendezvous_lost", "rendez
 @pytest.mark.timeout(120)
 def test_requests_repeat_exactly() -> None:
     """Each ends once, with its tokens and nothing left behind, cancelled in every phase; the run repeats message by message."""
-    report = run(7, 300, mesh="rendezvous").check()
+    report = run(7, 150, mesh="rendezvous").check()
     assert set(report.outcomes) == {"answered", "cancelled"}
     # Both legs start at once, so no request is only prefilling.
     assert all(report.cancelled_in[phase.name] for phase in CANCEL_PHASES if phase is not Phase.PREFILLING)
