@@ -45,32 +45,30 @@ async def ask(url: str, tokens: int, request_id: str = "") -> dict[str, object]:
         return dict(await response.json())
 
 
-async def test_one_process_is_frontend_and_router(tmp_path: Path) -> None:
+async def check_both_parts(mesh: RunningMesh, gateway: int) -> None:
     """Both are registered and tell their metrics; placements are explained to whoever asks over gRPC."""
-    async with running_mesh(tmp_path, *argv_simulated("--engine-args=--simulated-time-factor 0")) as mesh:
-        assert not mesh.pids("frontend")
-        assert not mesh.pids("router")
-        (gateway,) = mesh.pids("gateway")
-        answers = await asyncio.gather(*(ask(mesh.url, 4, f"request-{number}") for number in range(REQUESTS)))
-        assert [answer["usage"]["completion_tokens"] for answer in answers] == [4] * REQUESTS  # type: ignore[index]
-        registry = mesh.target.registry()
-        channels = mesh.target.channels()
-        try:
-            (frontend,) = (await registry.instances(FRONTEND)).instances
-            (router,) = (await registry.instances(ROUTER)).instances
-            client = GrpcRouterClient(channels, router.address)
-            explained = await client.explain(str(answers[0]["id"]).removeprefix("chatcmpl-"), timeout_s=PATIENCE_S)
-            assert explained.placement is not None
-            assert {worker.worker for worker in await client.list_workers(timeout_s=PATIENCE_S)}
-            text = await metrics_text(router.host, int(router.meta["metrics_port"]))
-            assert worker_metric(text, "kvmesh_router_placed_requests_total") >= REQUESTS
-            text = await metrics_text(frontend.host, int(frontend.meta["metrics_port"]))
-            assert worker_metric(text, "kvmesh_frontend_requests_total") >= REQUESTS
-        finally:
-            await channels.aclose()
-            await registry.aclose()
-        assert await _nothing_is_reserved(mesh)
-        os.kill(gateway, 0)
+    assert not mesh.pids("frontend")
+    assert not mesh.pids("router")
+    answers = await asyncio.gather(*(ask(mesh.url, 4, f"request-{number}") for number in range(REQUESTS)))
+    assert [answer["usage"]["completion_tokens"] for answer in answers] == [4] * REQUESTS  # type: ignore[index]
+    registry = mesh.target.registry()
+    channels = mesh.target.channels()
+    try:
+        (frontend,) = (await registry.instances(FRONTEND)).instances
+        (router,) = (await registry.instances(ROUTER)).instances
+        client = GrpcRouterClient(channels, router.address)
+        explained = await client.explain(str(answers[0]["id"]).removeprefix("chatcmpl-"), timeout_s=PATIENCE_S)
+        assert explained.placement is not None
+        assert {worker.worker for worker in await client.list_workers(timeout_s=PATIENCE_S)}
+        text = await metrics_text(router.host, int(router.meta["metrics_port"]))
+        assert worker_metric(text, "kvmesh_router_placed_requests_total") >= REQUESTS
+        text = await metrics_text(frontend.host, int(frontend.meta["metrics_port"]))
+        assert worker_metric(text, "kvmesh_frontend_requests_total") >= REQUESTS
+    finally:
+        await channels.aclose()
+        await registry.aclose()
+    assert await _nothing_is_reserved(mesh)
+    os.kill(gateway, 0)
 
 
 async def _nothing_is_reserved(mesh: RunningMesh) -> bool:
@@ -92,11 +90,15 @@ async def _nothing_is_reserved(mesh: RunningMesh) -> bool:
 
 
 @pytest.mark.timeout(150)
-async def test_a_stopping_gateway_ends_what_it_has_begun(tmp_path: Path) -> None:
-    """SIGTERM in mid-stream: the stream goes on to its last token, placements for it included, then the process ends well."""
+async def test_one_process_is_frontend_and_router(tmp_path: Path) -> None:
+    """Both are registered, tell their metrics and explain placements.
+
+    SIGTERM in mid-stream: the stream goes on to its last token, placements for it included, then the process ends well.
+    """
     flags = argv_simulated("--engine-args=--simulated-time-factor 1", "--restarts-max", "0")
     async with running_mesh(tmp_path, *flags) as mesh:
         (gateway,) = mesh.pids("gateway")
+        await check_both_parts(mesh, gateway)
         async with (
             aiohttp.ClientSession() as session,
             session.post(f"{mesh.url}/v1/chat/completions", json=body(200, stream=True)) as response,
@@ -116,15 +118,6 @@ async def test_a_stopping_gateway_ends_what_it_has_begun(tmp_path: Path) -> None
 
 async def _has_ended(pid: int) -> bool:
     return process_state(pid) == "Z"
-
-
-async def test_each_can_be_a_process_of_its_own(tmp_path: Path) -> None:
-    """`--no-gateway`, or several of either."""
-    flags = argv_simulated("--prefill", "0", "--no-gateway", "--engine-args=--simulated-time-factor 0")
-    async with running_mesh(tmp_path, *flags) as mesh:
-        assert len(mesh.pids("frontend")) == len(mesh.pids("router")) == 1
-        assert not mesh.pids("gateway")
-        assert await ask(mesh.url, 2)
 
 
 @pytest.mark.parametrize("is_routers", [True, False])

@@ -17,6 +17,8 @@ from tests.machines.traffic import HANGS, WRONG, Questions
 WAIT_S_MAX = 30.0
 """No statement about speed. The mesh is to notice each fault within 2 s; the table shows how long it took."""
 
+FAULT_S = 7.0
+"""Longer than ten heartbeats, without which a worker is given up."""
 ALONE = ("cut prefill-1, decode-1", "cut frontend-1, decode", "Consul empty")
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
@@ -32,7 +34,7 @@ async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tup
 async def test_fault(running: tuple[Machines, Questions], fault: str) -> None:
     """No wrong token, no request that hangs, and no error while the request has another way. Afterwards all paths are used again."""
     mesh, questions = running
-    effect = await measure(mesh, fault, questions)
+    effect = await measure(mesh, fault, questions, fault_s=FAULT_S)
     assert effect.all.count(WRONG) == 0
     assert effect.all.count(HANGS) == 0
     for kind in effect.with_a_way:

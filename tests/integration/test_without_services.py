@@ -1,0 +1,52 @@
+"""A mesh of real processes whose planner stands still, or dies, or whose only router hangs: no client sees it."""
+
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from tests.integration.mesh import RunningMesh, argv_simulated, chat, process_state, running_mesh
+
+TEXT = "a prompt of some length " * 20
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningMesh]:
+    """The planner acts here, so it watches the mesh."""
+    argv = argv_simulated("--no-gateway", "--prefill", "2", "--decode", "2", "--plan", "--restarts-max", "0")
+    async with running_mesh(tmp_path_factory.mktemp("mesh"), *argv) as running:
+        yield running
+
+
+async def answer(mesh: RunningMesh) -> object:
+    return (await chat(mesh.url, TEXT, max_tokens=12, temperature=0))["choices"]
+
+
+async def test_requests_are_answered_while_the_router_hangs(mesh: RunningMesh) -> None:
+    """The frontend gives the router up and places requests itself, with the answers that the router's placements give."""
+    expected = await answer(mesh)
+    assert len(mesh.pids("frontend")) == 1 and not mesh.pids("gateway")
+    (router,) = mesh.pids("router")
+    os.kill(router, signal.SIGSTOP)
+    try:
+        for _ in range(4):
+            assert await answer(mesh) == expected
+        log = (mesh.directory / "frontend-0.log").read_text()
+        assert log.count("placing_without_router") == 1, log
+    finally:
+        os.kill(router, signal.SIGCONT)
+    assert await answer(mesh) == expected
+
+
+async def test_requests_are_answered_while_the_planner_is_away(mesh: RunningMesh) -> None:
+    """The answers are those from before, and are not late."""
+    expected = await answer(mesh)
+    (planner,) = mesh.pids("planner")
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        os.kill(planner, number)
+        for _ in range(8):
+            assert await answer(mesh) == expected
+    assert process_state(planner) == "Z" and mesh.process.returncode is None
