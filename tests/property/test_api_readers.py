@@ -15,7 +15,7 @@ from services.frontend.api.anthropic.read import read_message
 from services.frontend.api.batches.lines import LineProblem, read_line
 from services.frontend.api.responses.read import read_response, to_request
 
-ROUNDS = 4000
+ROUNDS = 1500
 ODD: list[Any] = [
     None, True, False, 0, -1, 1.5, 2**63, -(2**70), 1e308, "", "x", "\ud800", "\x00", "x" * 3000, [], [[]], [None], {}, {"": ""},
     {"type": None}, {"type": "text"}, {"type": []}, [{"type": "message"}], "auto", "required",

@@ -13,7 +13,7 @@ from tests.unit.router_fleets import BLOCK
 KV_PATHS = st.sampled_from(["good", "good", "failing", "slow"])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(fleets(), st.data())
 def test_the_cheapest_pair_between_which_kv_passes_is_taken(case, data):
     """A slow pair costs its factor of the transfer. A decode worker without a path computes the prompt, or gets nothing."""
