@@ -121,7 +121,7 @@ TOGETHER: dict[str, Fault] = {
     "cut Consul, slow decode-1": both(cut((CONSUL, "all")), slow),
     "power loss workers-1": power_loss("prefill-1", "decode-1"),
 }
-"""Two faults at once. Each is met alone, too, by requests on one of the workers and on the untouched worker of the other role."""
+"""Two faults at once. A request that uses one of the faulty workers and a sound one of the other role meets one fault alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
