@@ -66,6 +66,7 @@ async def check_roles(mesh: RunningMesh) -> None:
 async def repeat(mesh: RunningMesh, expected: list[object]) -> None:
     while True:
         assert await answers(mesh) == expected
+        await asyncio.sleep(0.1)  # Workers that start need the processor.
 
 
 async def test_simulated_workers_change_roles_and_drain(tmp_path: Path) -> None:
