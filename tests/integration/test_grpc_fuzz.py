@@ -42,7 +42,7 @@ SEED = int(os.environ.get("KVMESH_FUZZ_SEED", "1"))
 AT_ONCE = 24
 SEND_FAILED = "Internal error from Core"
 DEFECTS = ("INTERNAL", "UNKNOWN", "DATA_LOSS")
-GROWTH_BYTES_MAX = 24 << 20
+GROWTH_BYTES_MAX = (12 if MESSAGES <= 10_000 else 24) << 20
 FEATURES = frozenset({"logprobs", "logit_bias", "structured_output", "prompt_logprobs"})
 SERVICES = (
     pb.DESCRIPTOR.services_by_name["InferenceService"],
