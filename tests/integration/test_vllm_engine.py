@@ -671,24 +671,6 @@ async def test_the_hash_tells_models_apart(pair: tuple[Drive, Drive], make: Make
     assert other.engine.describe().kv_compatibility_hash not in own
 
 
-async def test_nothing_outlives_a_killed_parent(model: Path, tmp_path: Path) -> None:
-    """When the parent of fork server and engine is killed, both end within seconds and free their memory."""
-    code = PARENT.format(model=str(model), folder=str(tmp_path))
-    parent = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", code), stdout=asyncio.subprocess.PIPE, cwd=Path.cwd()
-    )
-    assert parent.stdout is not None
-    async with asyncio.timeout(60):
-        pids = [int(word) for word in (await parent.stdout.readline()).split()]
-    assert len(pids) == 2
-    assert all(is_running(pid) for pid in pids)
-    parent.kill()
-    await parent.wait()
-    async with asyncio.timeout(PATIENCE_S):
-        while any(is_running(pid) for pid in pids):
-            await asyncio.sleep(0.02)
-
-
 def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -696,40 +678,12 @@ def is_running(pid: int) -> bool:
         return False
 
 
-PARENT = """
-import asyncio
-from pathlib import Path
-from kvmesh.engines.vllm.settings import VllmSettings
-from kvmesh.engines.vllm.handles import pack, unpack
-from kvmesh.engines.vllm.registration import VLLM
-from kvmesh.worker.fork_server import ForkServer
-from tests.integration.vllm_process import RemoteEngine
-from tests.parts import require_part
-
-async def main():
-    server = await ForkServer.start(VLLM.preload)
-    engine = RemoteEngine(server, VllmSettings(model={model!r}, kv_cache_bytes=16 << 20), Path({folder!r}))
-    await engine.start()
-    print(server._process.pid, engine.pid, flush=True)
-    await asyncio.sleep(3600)
-
-asyncio.run(main())
-"""
-
-
-async def test_the_preload_leaves_a_process_that_may_fork(tmp_path: Path) -> None:
+async def test_the_preload_leaves_a_process_that_may_fork(server: ForkServer, tmp_path: Path) -> None:
     """One thread, and no gRPC, which each child imports itself."""
-    code = (
-        "import os, sys; from kvmesh.engines.vllm.preload import preload; preload();"
-        "assert 'grpc' not in sys.modules; assert 'vllm.v1.worker.cpu_worker' in sys.modules or not sys.argv;"
-        "print(len(os.listdir('/proc/self/task'))); import grpc.aio; import opentelemetry.exporter.otlp.proto.grpc;"
-        "sys.stdout.flush(); os._exit(0)"
-    )
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+    log = tmp_path / "preloaded.txt"
     async with asyncio.timeout(60):
-        output, _ = await process.communicate()
-    assert process.returncode == 0
-    assert output.split()[-1] == b"1"
+        assert await server.wait(await server.spawn("tests.integration.vllm_preloaded", log=str(log))) == 0
+    assert log.read_text().splitlines()[-1] == "1"
 
 
 @pytest.mark.slow
