@@ -45,16 +45,44 @@ ANSWER_TOKENS = 16
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.vllm, pytest.mark.timeout(300)]
 
 
+IN_TURNS = """
+import runpy, sys
+from kvmesh.cli import up
+from kvmesh.cli.gpu_plan import WorkerPlaces
+up.worker_places = lambda settings: WorkerPlaces(turns={"prefill-0": 0, "decode-0": 1})
+del sys.argv[:3]
+runpy.run_module("kvmesh.cli", run_name="__main__")
+"""
+"""`kvmesh up` with workers placed as those that share a GPU are: the CPU build measures no memory, and needs no turns.
+
+Its arguments are the whole command.
+"""
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningMesh]:
-    """One prefill and one decode worker, as `make up` starts them."""
+async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[RunningMesh, bool]]:
+    """One prefill and one decode worker, and whether the first was ready when the second started."""
     require_part("vllm")
     require_part("nixl")
     # Chunks of a prompt depend on time, and the order of additions on chunks. In bfloat16 that decides close calls. Where a
     # prompt is computed depends on time too, unless the policy looks at no costs.
     argv = ("--policy", "round_robin", "--engine-args=--vllm-dtype float32")
-    async with running_mesh(tmp_path_factory.mktemp("mesh"), *argv, ready_timeout_s=180) as running:
-        yield running
+    directory = tmp_path_factory.mktemp("mesh")
+    watch = asyncio.create_task(is_first_ready(directory / "prefill-0.log", directory / "decode-0.log"))
+    prefix = (sys.executable, "-c", IN_TURNS)
+    async with running_mesh(directory, *argv, ready_timeout_s=180, prefix=prefix) as running:
+        yield running, await watch
+
+
+async def is_first_ready(first: Path, second: Path) -> bool:
+    """Whether the first worker's log says that it serves, as soon as there is a log of the second one."""
+    await wait_until(second.exists, 200, "the second worker starts")
+    return "rpc_server_started" in await asyncio.to_thread(first.read_text)
+
+
+@pytest.fixture(scope="module")
+def mesh(started: tuple[RunningMesh, bool]) -> RunningMesh:
+    return started[0]
 
 
 async def instance(mesh: RunningMesh, service: str) -> Instance:
@@ -238,46 +266,9 @@ async def test_workers_refuse_handles_that_are_not_theirs(mesh: RunningMesh) -> 
     await check_stolen_handles(mesh)
 
 
-IN_TURNS = """
-import asyncio, os, sys, time
-from kvmesh.cli.gpu_plan import WorkerPlaces
-from kvmesh.cli.state import claim_place
-from kvmesh.cli.up import Mesh
-from kvmesh.cli.up_settings import UpSettings
-from kvmesh.settings import load
-settings = load(UpSettings, argv=sys.argv[1:], environ=os.environ, program="kvmesh up", description="")
-places = WorkerPlaces(turns={"prefill-0": 0, "decode-0": 1})
-with claim_place("in-turns", settings.run_dir) as place:
-    mesh = Mesh(settings, place=place, started_at_s=time.monotonic(), forked={}, places=places)
-    sys.exit(asyncio.run(mesh.run()))
-"""
-"""`kvmesh up` with workers placed as those that share a GPU are: the CPU build measures no memory, and needs no turns."""
-
-
-async def test_workers_that_share_a_device_start_one_after_the_other(tmp_path: Path) -> None:
-    """The second worker's process starts when the first one's engine is ready; together they answer."""
-    require_part("vllm")
-    require_part("nixl")
-    first, second = tmp_path / "prefill-0.log", tmp_path / "decode-0.log"
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", IN_TURNS, "--port", "0", "--once", "--run-dir", str(tmp_path)),
-        cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    answer = asyncio.create_task(process.communicate())
-    try:
-        async with asyncio.timeout(200):
-            while not second.exists() and not answer.done():
-                await asyncio.sleep(0.02)
-            assert "rpc_server_started" in first.read_text()
-            text = (await answer)[0].decode()
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await answer
-    assert process.returncode == 0, text
-    assert "demo model" in text, text
+async def test_workers_that_share_a_device_start_one_after_the_other(started: tuple[RunningMesh, bool]) -> None:
+    """The second worker's process started when the first one's engine was ready. The other tests show that they answer together."""
+    assert started[1]
 
 
 @pytest.mark.timeout(400)
