@@ -64,6 +64,11 @@ class Times:
     def add(self, phase: str, side: str, seconds: float) -> None:
         self.seconds.setdefault((phase, side), []).append(seconds)
 
+    @property
+    def sides(self) -> set[str]:
+        """Where cancelled requests were."""
+        return {side for _, side in self.seconds}
+
     def late(self) -> int:
         """Cancels that took longer than promised."""
         return sum(each > PROMISE_S for found in self.seconds.values() for each in found)
@@ -236,6 +241,18 @@ async def cancels(engine: str, directory: Path, seed: int = 1) -> AsyncIterator[
         running = Cancels(mesh=mesh, session=session, client=client, sides=sides, random=Random(seed))
         await running.learn()
         yield running
+
+
+async def run_short(engine: str, directory: Path, seed: int = 1) -> Times:
+    """Each way and each kind of load once, and further combinations until both workers held a cancelled request."""
+    combinations = [(WAYS[(i + j) % len(WAYS)], behind) for j in range(len(WAYS)) for i, behind in enumerate(BEHIND)]
+    async with cancels(engine, directory, seed) as running:
+        for number, (way, behind) in enumerate(combinations):
+            if number >= len(BEHIND) and running.times.sides >= set(running.sides):
+                break
+            await running.trial(way, behind)
+        await running.wait_idle()
+        return running.times
 
 
 async def run(engine: str, rounds: int, directory: Path, seed: int = 1, seconds: float = float("inf")) -> Times:

@@ -193,12 +193,19 @@ def faults(has_network: bool) -> list[tuple[str, float]]:
     return list(product(names, LEASES))
 
 
-async def run(engine: str, answers: int, seed: int, *, with_network: bool, directory: Path, only: str = "") -> Outcomes:
-    """Rounds until so many answers have come and each fault was there once. `only` limits them to one fault's."""
+def some_faults(has_network: bool, offset: int) -> list[tuple[str, float]]:
+    """Every stop and every cut once. The times alternate, from the one at `offset` on."""
+    names = dict.fromkeys(name for name, _ in faults(has_network))
+    return [(name, LEASES[(number + offset) % len(LEASES)]) for number, name in enumerate(names)]
+
+
+async def run(
+    engine: str, answers: int, seed: int, todo: Sequence[tuple[str, float]], *, with_network: bool, directory: Path
+) -> Outcomes:
+    """Rounds until so many answers have come and each fault of `todo` was there once."""
     async with handoffs(engine, directory, with_network=with_network, seed=seed) as running:
         await running.learn()
         assert await running.moved_tokens() > 0, "nothing was handed off"
-        todo = [each for each in faults(with_network) if only in ("", each[0])]
         rounds = 0
         while rounds < len(todo) or running.outcomes.answers < answers:
             await running.run_round(*todo[rounds % len(todo)])
@@ -218,18 +225,12 @@ def main() -> int:
     options = parser.parse_args()
     problem = network_problem()
     print(f"seed {options.seed}; network between hosts: {problem or 'yes'}", flush=True)
+    todo = [each for each in faults(not problem) if options.only in ("", each[0])]
     with tempfile.TemporaryDirectory() as folder:
         directory = options.directory or Path(folder)
         directory.mkdir(parents=True, exist_ok=True)
         outcomes = asyncio.run(
-            run(
-                options.engine,
-                options.answers,
-                options.seed,
-                with_network=not problem,
-                directory=directory,
-                only=options.only,
-            )
+            run(options.engine, options.answers, options.seed, todo, with_network=not problem, directory=directory)
         )
     print(f"{outcomes.answers} answers, {outcomes.counts['wrong']} wrong, {outcomes.counts['hung']} without an end")
     print(dict(outcomes.counts))

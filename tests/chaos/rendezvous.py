@@ -114,8 +114,8 @@ class Rendezvous:
             tokens: list[int] = answer["choices"][0]["token_ids"]
             return tokens
 
-    async def run(self, case: Case, *, waits_for_restart: bool = True) -> Outcome:
-        """One fault. Returns when all requests have ended and all blocks are free."""
+    async def run(self, case: Case, *, workers: int | None = None) -> Outcome:
+        """One fault. Returns when all requests have ended, all workers or so many take requests, and all blocks are free."""
         prompts = self.prompts([BURST_TOKENS + number for number in range(BURST)])
         expected = [await self.ask(prompt, cache_salt="expected") for prompt in prompts]
         outcome = Outcome()
@@ -133,7 +133,7 @@ class Rendezvous:
         waking.cancel()
         if not case.is_kill:
             engine_send(engine, signal.SIGCONT)
-        await self.wait_whole(self.workers if waits_for_restart else self.workers - 1)
+        await self.wait_whole(workers)
         return outcome
 
     def _placed_again_s(self) -> list[float]:

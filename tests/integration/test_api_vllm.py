@@ -16,6 +16,7 @@ from tests.integration import apps_drive
 from tests.integration.mesh import RunningMesh, running_mesh
 from tests.integration.no_compilers import compiled_files, environment_without_compilers
 from tests.integration.test_kserve_triton import drive
+from tests.integration.test_worker_commands import check_roles
 from tests.integration.vllm_model import HIDDEN, add_tokenizer, make_model
 from tests.parts import require_part
 
@@ -35,9 +36,11 @@ TOOLS: Any = [
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningMesh]:
+    """One prefill and two decode workers."""
     require_part("vllm")
     require_part("nixl")
-    argv = ("--greeting", "", "--engine-args=--no-vllm-json-whitespace --vllm-dtype float32")
+    engine = "--engine-args=--no-vllm-json-whitespace --vllm-dtype float32 --vllm-can-switch-role"
+    argv = ("--greeting", "", "--decode", "2", engine)
     workshop = tmp_path_factory.mktemp("workshop")
     env = environment_without_compilers(workshop)
     async with running_mesh(tmp_path_factory.mktemp("mesh"), *argv, ready_timeout_s=180, env=env) as mesh:
@@ -186,6 +189,11 @@ async def test_a_batch(mesh: RunningMesh, endpoint: str, body: dict[str, Any], f
     """Files and batches over engines that compute; embeddings with the pooling model below."""
     body = await apps_drive.run_good_and_bad(mesh, endpoint, {"model": "demo", **body}, field)
     assert body["usage"]["total_tokens"] > 2
+
+
+async def test_a_worker_changes_roles(mesh: RunningMesh) -> None:
+    """Under load, with the tokens of the mesh before the change."""
+    await check_roles(mesh)
 
 
 async def test_embeddings_of_a_pooling_model(tmp_path: Path) -> None:

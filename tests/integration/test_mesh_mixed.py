@@ -1,4 +1,4 @@
-"""One mesh, two engines: a vLLM pair and an SGLang pair serve one model under one name."""
+"""One mesh, two engines: a vLLM pair and SGLang workers serve one model under one name."""
 
 import asyncio
 import os
@@ -26,6 +26,7 @@ from tests.integration.mesh import (
     worker_metric,
 )
 from tests.integration.test_mesh_simulated import instances
+from tests.integration.test_worker_commands import check_roles, command
 from tests.parts import require_part
 from tests.patience import PATIENCE_S
 
@@ -35,7 +36,7 @@ pytestmark = [
     pytest.mark.vllm,
     pytest.mark.timeout(400),
 ]
-REQUESTS, AT_ONCE = 200, 12
+REQUESTS, AT_ONCE = 120, 12
 PROMPTS = [[Random(number).randrange(10, VOCABULARY) for _ in range(40 + 7 * number)] for number in range(20)]
 ROUND_ROBIN = "--router-args=--policy round_robin --health-breaker-pause-min-s 0.2 --health-breaker-pause-max-s 0.2"
 
@@ -92,7 +93,7 @@ class Mixed:
 
     async def wait_whole(self) -> None:
         async def is_whole() -> bool:
-            return await self.usable_engines() == ["sglang", "sglang", "vllm", "vllm"]
+            return await self.usable_engines() == ["sglang"] * 3 + ["vllm"] * 2
 
         await wait_until(is_whole, 200.0, "a worker is missing")
 
@@ -102,7 +103,7 @@ class Mixed:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def mixed(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mixed]:
-    """Both pairs in float32."""
+    """A vLLM pair, and an SGLang prefill worker with two decode workers, in float32."""
     require_part("sglang")
     require_part("vllm")
     require_part("nixl")
@@ -114,14 +115,15 @@ async def mixed(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mixed
                 folder / "vllm", *common, ROUND_ROBIN, "--engine-args=--vllm-dtype float32", ready_timeout_s=200
             )
         )  # fmt: skip
-        argv = ("--engine", "sglang", *common, "--engine-args=--sglang-dtype float32")
+        engine = "--engine-args=--sglang-dtype float32 --sglang-can-switch-role"
+        argv = ("--engine", "sglang", "--decode", "2", *common, engine)
         sglang = await stack.enter_async_context(joined_workers(vllm, folder / "sglang", *argv, ready_timeout_s=200))
         session = await stack.enter_async_context(aiohttp.ClientSession())
         yield Mixed(vllm, {"vllm": vllm, "sglang": sglang}, session)
 
 
 async def test_no_request_crosses(mixed: Mixed) -> None:
-    """Both pairs serve and give the same tokens. A leg that met the other engine would fail, and its request would be placed again."""
+    """Both engines serve and give the same tokens. A leg that met the other engine would fail, and its request would be placed again."""
     await mixed.wait_whole()
     before = await mixed.totals("prompt_tokens_total"), await mixed.totals("transferred_tokens_total")
     answers = await mixed.ask_many(REQUESTS)
@@ -141,6 +143,20 @@ async def test_no_request_crosses(mixed: Mixed) -> None:
     log = (mixed.mesh.directory / "gateway-0.log").read_text()
     assert "request_finished" in log and "request_placed_again" not in log
     assert sum((await mixed.totals("failed_handoffs_total")).values()) == 0
+
+
+async def test_an_sglang_worker_changes_roles(mixed: Mixed) -> None:
+    """While the vLLM pair is drained. Requests in flight end first, or continue on the other decode worker."""
+    await mixed.wait_whole()
+    drained = [each.instance_id for each in await mixed.workers() if each.meta["engine"] == "vllm"]
+    for name in drained:
+        assert (await command(mixed.mesh, "drain", name))[0] == 0
+    before = await mixed.totals("prompt_tokens_total")
+    await check_roles(mixed.mesh)
+    after = await mixed.totals("prompt_tokens_total")
+    assert [after["vllm", service] - before["vllm", service] for service in (PREFILL, DECODE)] == [0, 0]
+    for name in drained:
+        assert (await command(mixed.mesh, "drain", name, "--undo"))[0] == 0
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])

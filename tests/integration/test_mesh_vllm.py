@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import random
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,27 +20,69 @@ from kvmesh.api.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from kvmesh.api.types.v1.sampling_pb2 import SamplingParams
 from kvmesh.discovery.base import DECODE, FRONTEND, PREFILL, Instance
 from kvmesh.engines.vllm.alone import MARK
-from tests.integration.mesh import ROOT, RunningMesh, chat, metrics_text, running_mesh, wait_until, worker_metric
+from tests.integration.mesh import (
+    ROOT,
+    RunningMesh,
+    chat,
+    command_line,
+    descendants,
+    metrics_text,
+    process_state,
+    running_mesh,
+    wait_until,
+    worker_metric,
+)
+from tests.integration.test_up_restarts import PATIENCE_S as RESTART_S
+from tests.integration.test_up_restarts import answers, passing, restarted
+from tests.integration.test_worker_commands import command
 from tests.parts import require_part
 from tests.patience import PATIENCE_S
+from tests.security.handle_attacks import check_stolen_handles
 
 MODEL = ROOT / "models" / "demo"
-PROMPTS = 50
 ANSWER_TOKENS = 16
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.vllm, pytest.mark.timeout(300)]
 
 
+IN_TURNS = """
+import runpy, sys
+from kvmesh.cli import up
+from kvmesh.cli.gpu_plan import WorkerPlaces
+up.worker_places = lambda settings: WorkerPlaces(turns={"prefill-0": 0, "decode-0": 1})
+del sys.argv[:3]
+runpy.run_module("kvmesh.cli", run_name="__main__")
+"""
+"""`kvmesh up` with workers placed as those that share a GPU are: the CPU build measures no memory, and needs no turns.
+
+Its arguments are the whole command.
+"""
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningMesh]:
-    """One prefill and one decode worker, as `make up` starts them."""
+async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[RunningMesh, bool]]:
+    """One prefill and one decode worker, and whether the first was ready when the second started."""
     require_part("vllm")
     require_part("nixl")
     # Chunks of a prompt depend on time, and the order of additions on chunks. In bfloat16 that decides close calls. Where a
     # prompt is computed depends on time too, unless the policy looks at no costs.
-    argv = ("--greeting", "", "--policy", "round_robin", "--engine-args=--vllm-dtype float32")
-    async with running_mesh(tmp_path_factory.mktemp("mesh"), *argv, ready_timeout_s=180) as running:
-        yield running
+    argv = ("--policy", "round_robin", "--engine-args=--vllm-dtype float32")
+    directory = tmp_path_factory.mktemp("mesh")
+    watch = asyncio.create_task(is_first_ready(directory / "prefill-0.log", directory / "decode-0.log"))
+    prefix = (sys.executable, "-c", IN_TURNS)
+    async with running_mesh(directory, *argv, ready_timeout_s=180, prefix=prefix) as running:
+        yield running, await watch
+
+
+async def is_first_ready(first: Path, second: Path) -> bool:
+    """Whether the first worker's log says that it serves, as soon as there is a log of the second one."""
+    await wait_until(second.exists, 200, "the second worker starts")
+    return "rpc_server_started" in await asyncio.to_thread(first.read_text)
+
+
+@pytest.fixture(scope="module")
+def mesh(started: tuple[RunningMesh, bool]) -> RunningMesh:
+    return started[0]
 
 
 async def instance(mesh: RunningMesh, service: str) -> Instance:
@@ -56,11 +100,16 @@ async def worker_total(mesh: RunningMesh, service: str, name: str) -> float:
     return worker_metric(await metrics_text(worker.host, int(worker.meta["metrics_port"])), f"kvmesh_worker_{name}")
 
 
-def make_prompts(vocabulary_size: int, seed: int = 7) -> list[list[int]]:
+def make_prompts(count: int, seed: int) -> list[list[int]]:
     """Token ids without a meaning, 16 to 800 long, no two with a common beginning. Shorter ones are not handed over at all."""
     rng = random.Random(seed)
-    lengths = [16 + round(784 * i / (PROMPTS - 1)) for i in range(PROMPTS)]
+    vocabulary_size = json.loads((MODEL / "config.json").read_text())["vocab_size"]
+    lengths = [16 + round(784 * i / (count - 1)) for i in range(count)]
     return [[rng.randrange(10, vocabulary_size) for _ in range(length)] for length in lengths]
+
+
+ANSWERED, SINGLE = make_prompts(50, 7), make_prompts(8, 8)
+PROMPTS = ANSWERED + SINGLE
 
 
 async def answers_alone(prompts: list[list[int]], *, model: Path = MODEL) -> list[list[int]]:
@@ -80,6 +129,12 @@ async def answers_alone(prompts: list[list[int]], *, model: Path = MODEL) -> lis
     return answers
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def alone() -> list[list[int]]:
+    """What one engine answers to PROMPTS."""
+    return await answers_alone(PROMPTS)
+
+
 async def answer(stub: InferenceServiceStub, prompt: list[int], *, tokens: int = ANSWER_TOKENS) -> list[int]:
     """Greedy token ids through the mesh."""
     request = pb.GenerateRequest(
@@ -96,42 +151,40 @@ async def answer(stub: InferenceServiceStub, prompt: list[int], *, tokens: int =
     return token_ids
 
 
-async def test_tokens_equal_those_of_one_engine_alone(mesh: RunningMesh) -> None:
+async def test_tokens_equal_those_of_one_engine_alone(mesh: RunningMesh, alone: list[list[int]]) -> None:
     """50 prompts of 16 to 800 tokens; the decode engine computes none of what came over NIXL."""
-    vocabulary_size = json.loads((MODEL / "config.json").read_text())["vocab_size"]
-    prompts = make_prompts(vocabulary_size)
     names = ("prompt_tokens_total", "transferred_tokens_total", "cached_tokens_total")
     before = {name: await worker_total(mesh, DECODE, name) for name in names}
     prefilled = await worker_total(mesh, PREFILL, "prompt_tokens_total")
     frontend = await instance(mesh, FRONTEND)
     async with grpc.aio.insecure_channel(frontend.address) as channel:
         stub = InferenceServiceStub(channel)
-        through_mesh = [await answer(stub, prompt) for prompt in prompts]
-    assert through_mesh == await answers_alone(prompts)
+        through_mesh = [await answer(stub, prompt) for prompt in ANSWERED]
+    assert through_mesh == alone[: len(ANSWERED)]
     moved = {name: await worker_total(mesh, DECODE, name) - before[name] for name in names}
-    total = sum(len(prompt) for prompt in prompts)
+    total = sum(len(prompt) for prompt in ANSWERED)
     assert moved["cached_tokens_total"] == 0
-    assert moved["transferred_tokens_total"] >= total - PROMPTS
-    assert moved["prompt_tokens_total"] <= PROMPTS, "the decode engine computed more than each prompt's last token"
+    assert moved["transferred_tokens_total"] >= total - len(ANSWERED)
+    assert moved["prompt_tokens_total"] <= len(ANSWERED), (
+        "the decode engine computed more than each prompt's last token"
+    )
     assert await worker_total(mesh, PREFILL, "prompt_tokens_total") - prefilled == total
 
 
-async def test_a_single_token_is_that_of_one_engine_alone(mesh: RunningMesh) -> None:
+async def test_a_single_token_is_that_of_one_engine_alone(mesh: RunningMesh, alone: list[list[int]]) -> None:
     """The prefill engine answers, log-probabilities and structured output included; the decode engine computes nothing."""
-    vocabulary_size = json.loads((MODEL / "config.json").read_text())["vocab_size"]
-    prompts = make_prompts(vocabulary_size, seed=8)[::7]  # No decode engine holds them.
     names = ("prompt_tokens_total", "transferred_tokens_total", "output_tokens_total")
     before = [await worker_total(mesh, DECODE, name) for name in names]
     frontend = await instance(mesh, FRONTEND)
     async with grpc.aio.insecure_channel(frontend.address) as channel:
         stub = InferenceServiceStub(channel)
-        single = [await answer(stub, prompt, tokens=1) for prompt in prompts]
+        single = [await answer(stub, prompt, tokens=1) for prompt in SINGLE]  # No decode engine holds them.
     yes: Any = await chat(mesh.url, "Is 2 + 3 equal to 5?", max_tokens=1, structured_outputs={"choice": ["1", "0"]})
     assert yes["choices"][0]["message"]["content"] in ("1", "0")
     scored: Any = await chat(mesh.url, "What is 2 + 3?", max_tokens=1, temperature=0, logprobs=True, top_logprobs=3)
     assert [len(entry["top_logprobs"]) for entry in scored["choices"][0]["logprobs"]["content"]] == [3]
     assert [await worker_total(mesh, DECODE, name) for name in names] == before
-    assert single == [tokens[:1] for tokens in await answers_alone(prompts)]
+    assert single == [tokens[:1] for tokens in alone[len(ANSWERED) :]]
     assert await worker_total(mesh, PREFILL, "kv_blocks_used") == 0
 
 
@@ -179,80 +232,78 @@ async def test_many_at_once_all_end(mesh: RunningMesh) -> None:
     assert await worker_total(mesh, DECODE, "legs_requests") == 0
 
 
-async def test_a_crowd_of_seeded_choices_without_prefill_workers(tmp_path: Path) -> None:
-    """A lone decode worker computes 20 seeded prompts in steps while others decode, three choices each: all are answered, the
-    same seeds give the same answers again, and the engine lives."""
-    require_part("vllm")
-    argv = ("--greeting", "", "--prefill", "0", "--decode", "1", "--restarts-max", "0")
-    async with running_mesh(tmp_path, *argv, ready_timeout_s=180) as mesh:
-        pids = mesh.pids("decode")
+async def test_a_crowd_of_seeded_choices_without_prefill_workers(mesh: RunningMesh) -> None:
+    """The prefill worker is drained. The decode worker computes 20 seeded prompts in steps while others decode, three choices each:
+    all are answered, the same seeds give the same answers again, and the engine lives."""
+    pids = mesh.pids("decode")
+    prefill = (await instance(mesh, PREFILL)).instance_id
+    assert await command(mesh, "drain", prefill) == (0, f"{prefill} is drained\n")
+    computed = await worker_total(mesh, PREFILL, "prompt_tokens_total")
 
-        async def ask(seed: int) -> list[str]:
-            text = f"{seed} {'a long story ' * 100}"
-            got: Any = await chat(mesh.url, text, max_tokens=12, temperature=1.0, seed=seed, n=3)
-            return [choice["message"]["content"] for choice in got["choices"]]
+    async def ask(seed: int) -> list[str]:
+        text = f"{seed} {'a long story ' * 100}"
+        got: Any = await chat(mesh.url, text, max_tokens=12, temperature=1.0, seed=seed, n=3)
+        return [choice["message"]["content"] for choice in got["choices"]]
 
-        first, second = [await asyncio.gather(*map(ask, range(20))) for _ in range(2)]
-        assert [len(choices) for choices in first] == [3] * 20
-        assert first == second
-        assert mesh.pids("decode") == pids
+    first, second = [await asyncio.gather(*map(ask, range(20))) for _ in range(2)]
+    assert [len(choices) for choices in first] == [3] * 20
+    assert first == second
+    assert mesh.pids("decode") == pids
+    assert await worker_total(mesh, PREFILL, "prompt_tokens_total") == computed
+    assert (await command(mesh, "drain", prefill, "--undo"))[0] == 0
 
 
-async def test_the_greeting_comes_over_nixl(tmp_path: Path) -> None:
-    """`make up`'s own first answer, told on the terminal, and everything stops cleanly afterwards."""
-    require_part("vllm")
-    require_part("nixl")
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "kvmesh.cli", "up", "--port", "0", "--once", "--run-dir", str(tmp_path)),
-        cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    out, _ = await asyncio.wait_for(process.communicate(), 200)
-    text = out.decode()
-    assert process.returncode == 0, text
+async def test_the_greeting_comes_over_nixl(mesh: RunningMesh) -> None:
+    """`kvmesh up` prints the mesh's own first answer on the terminal."""
+    await wait_until(lambda: any("demo model" in line for line in mesh.output), PATIENCE_S, mesh.logs)
+    text = "\n".join(mesh.output)
     assert "> Hello! Who are you?" in text
     assert "curl -N http://127.0.0.1:" in text
-    assert "demo model" in text, text
 
 
-IN_TURNS = """
-import asyncio, os, sys, time
-from kvmesh.cli.gpu_plan import WorkerPlaces
-from kvmesh.cli.state import claim_place
-from kvmesh.cli.up import Mesh
-from kvmesh.cli.up_settings import UpSettings
-from kvmesh.settings import load
-settings = load(UpSettings, argv=sys.argv[1:], environ=os.environ, program="kvmesh up", description="")
-places = WorkerPlaces(turns={"prefill-0": 0, "decode-0": 1})
-with claim_place("in-turns", settings.run_dir) as place:
-    mesh = Mesh(settings, place=place, started_at_s=time.monotonic(), forked={}, places=places)
-    sys.exit(asyncio.run(mesh.run()))
-"""
-"""`kvmesh up` with workers placed as those that share a GPU are: the CPU build measures no memory, and needs no turns."""
+async def test_workers_refuse_handles_that_are_not_theirs(mesh: RunningMesh) -> None:
+    """As tests/security/test_handles.py, with real KV."""
+    await check_stolen_handles(mesh)
 
 
-async def test_workers_that_share_a_device_start_one_after_the_other(tmp_path: Path) -> None:
-    """The second worker's process starts when the first one's engine is ready; together they answer."""
-    require_part("vllm")
-    require_part("nixl")
-    first, second = tmp_path / "prefill-0.log", tmp_path / "decode-0.log"
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", IN_TURNS, "--port", "0", "--once", "--run-dir", str(tmp_path)),
-        cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
+async def test_workers_that_share_a_device_start_one_after_the_other(started: tuple[RunningMesh, bool]) -> None:
+    """The second worker's process started when the first one's engine was ready. The other tests show that they answer together."""
+    assert started[1]
+
+
+@pytest.mark.timeout(400)
+async def test_workers_start_again_from_the_fork_server(mesh: RunningMesh) -> None:
+    """A killed worker is forked anew; a killed fork server takes its workers along, and all of them come back.
+
+    The last test of this mesh: in the end `kvmesh up` is killed, and no process outlives it.
+    """
+    before = await passing(mesh.target, DECODE)
+    (server,) = fork_servers(mesh)
+    pid = await restarted(mesh, "decode")
+    assert pid in descendants(server)
+
+    async def is_back() -> bool:
+        now = await passing(mesh.target, DECODE)
+        return any(name.endswith(f"-{pid}") and epoch not in before.values() for name, epoch in now.items())
+
+    await wait_until(is_back, RESTART_S, "the decode worker registers again")
+    await wait_until(lambda: answers(mesh), RESTART_S, "an answer after the decode worker died")
+    old = set(mesh.pids("decode") + mesh.pids("prefill"))
+    os.kill(server, signal.SIGKILL)
+    await wait_until(
+        lambda: len(set(mesh.pids("decode") + mesh.pids("prefill")) - old) == 2, RESTART_S, "both start again"
     )
-    answer = asyncio.create_task(process.communicate())
-    try:
-        async with asyncio.timeout(200):
-            while not second.exists() and not answer.done():
-                await asyncio.sleep(0.02)
-            assert "rpc_server_started" in first.read_text()
-            text = (await answer)[0].decode()
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await answer
-    assert process.returncode == 0, text
-    assert "demo model" in text, text
+    assert fork_servers(mesh) != [server]
+    await wait_until(lambda: answers(mesh), RESTART_S, "an answer after the fork server died")
+    children = descendants(mesh.process.pid)
+    mesh.process.kill()
+    await wait_until(lambda: all(process_state(pid) == "Z" for pid in children), RESTART_S, "all end")
+
+
+def fork_servers(mesh: RunningMesh) -> list[int]:
+    """The processes that workers are forked from; a worker has a title of its own."""
+    found = []
+    for pid in descendants(mesh.process.pid):
+        if b"kvmesh.worker.fork_server" in command_line(pid):
+            found.append(pid)
+    return found

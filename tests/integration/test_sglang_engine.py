@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import sys
-from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -21,6 +20,7 @@ from kvmesh.core import Constraint, ConstraintKind, FinishReason, Generation, Le
 from kvmesh.engines.base import INTERNAL_SALT
 from kvmesh.engines.ranked import RankedEngine
 from kvmesh.engines.sglang.engine import SglangEngine
+from kvmesh.engines.sglang.host_process import launcher
 from kvmesh.engines.sglang.settings import SglangSettings
 from kvmesh.errors import InvalidRequestError, KvLostError, LostError, UnavailableError, UnsupportedError
 from kvmesh.kv.blocks import block_hashes
@@ -38,22 +38,29 @@ SCHEMA = '{"type":"object","properties":{"a":{"type":"integer","maximum":9,"mini
 
 
 class Engines:
-    """Starts engines, each a fork of one process."""
+    """Starts engines, each a fork of one process or, if `is_fork` is False, a program with this process's environment."""
 
-    def __init__(self, stack: AsyncExitStack, folder: Path, server: Any) -> None:
-        self._stack, self._server = stack, server
+    def __init__(self, stack: AsyncExitStack, folder: Path, python: Path, server: Any) -> None:
+        self._stack, self._python, self._server = stack, str(python), server
         self.model = str(add_tokenizer(make_model(folder / "llama")))
         self.log = str(folder / "engines.txt")
         self._random = Random(11)
 
-    async def start(self, *, ranks: int = 1, env: dict[str, str] | None = None, **changes: Any) -> EngineDriver:
+    async def start(
+        self, *, ranks: int = 1, env: dict[str, str] | None = None, is_fork: bool = True, **changes: Any
+    ) -> EngineDriver:
         settings = SglangSettings(**{"model": self.model, "dtype": "float32", "kv_cache_bytes": 16 << 20, **changes})
-        launch = forking_launch(self._server, self.log, env)
+        launch = forking_launch(self._server, self.log, env) if is_fork else launcher(self._python)
         made = [SglangEngine(settings, launch=launch, random=Random(3)) for _ in range(ranks)]
         engine = made[0] if ranks == 1 else RankedEngine(made, KvPaths(pull_timeout_s=settings.pull_timeout_s))
         driver = EngineDriver(engine, PATIENCE_S)
         self._stack.push_async_callback(driver.aclose)
         return await driver.start()
+
+    async def run(self, module: str, log: Path) -> int:
+        """Runs a module in a fork. Returns its exit status."""
+        async with asyncio.timeout(PATIENCE_S):
+            return await self._server.wait(await self._server.spawn(module, log=str(log)))
 
     def prompt(self, tokens: int) -> list[int]:
         return [self._random.randrange(2, VOCABULARY) for _ in range(tokens)]
@@ -72,7 +79,7 @@ async def engines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Eng
     folder = tmp_path_factory.mktemp("sglang")
     async with AsyncExitStack() as stack:
         server = await open_fork_server(stack, python, str(folder / "fork-server.txt"))
-        yield Engines(stack, folder, server)
+        yield Engines(stack, folder, python, server)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -258,6 +265,32 @@ async def test_constraints_over_a_pair(
         assert await hand_over(engines, pair, generation) == (await alone.run(generation)).tokens
 
 
+async def test_mooncake_with_retraction(engines: Engines, alone: EngineDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over `mooncake_tcp`, a decode engine that takes back blocks every few steps gives the tokens of one engine, 16 at once."""
+    require_part("ibverbs")
+    # SGLang reads them when it is imported, so that a fork would not have them.
+    monkeypatch.setenv("SGLANG_TEST_RETRACT", "1")
+    monkeypatch.setenv("SGLANG_TEST_RETRACT_INTERVAL", "7")
+    pair = await asyncio.gather(
+        engines.start(role="prefill", transfer_backend="mooncake_tcp"),
+        engines.start(role="decode", transfer_backend="mooncake_tcp", is_fork=False),
+    )
+    generations = [engines.greedy(10 + 16 * number, max_tokens=16) for number in range(50)]
+    expected = [(await alone.run(generation)).tokens for generation in generations]
+    gate = asyncio.Semaphore(16)
+
+    async def answer(generation: Generation) -> list[int]:
+        async with gate:
+            return await hand_over(engines, pair, generation)
+
+    assert await asyncio.gather(*map(answer, generations)) == expected
+    assert pair[1].engine.load().preempted_requests_total > 0
+    for driver in pair:
+        await driver.wait_blocks(0, PATIENCE_S)
+        assert driver.violations == []
+        await driver.aclose()
+
+
 @pytest.mark.parametrize("side", ["decode", "prefill"])
 async def test_a_leg_whose_counterpart_never_comes(
     engines: Engines, pair: tuple[EngineDriver, EngineDriver], side: str
@@ -397,21 +430,12 @@ async def test_tensor_parallel_ranks(engines: Engines, alone: EngineDriver) -> N
             await asyncio.sleep(0.02)
 
 
-async def test_ranks_on_a_cpu_leave_nccl_alone() -> None:
+async def test_ranks_on_a_cpu_leave_nccl_alone(engines: Engines, tmp_path: Path) -> None:
     """A CUDA build of torch brings NCCL, which would fail on tensors of a CPU. Without it ranks use gloo."""
-    words = (
-        "from kvmesh.engines.sglang.host import cpu",
-        "cpu.prepare()",
-        "from sglang.srt.distributed.device_communicators import pynccl",
-        "pynccl.NCCLLibrary = lambda path: print('loaded')",
-        "cpu.prepare_transfers()",
-        "pynccl.NCCLLibrary(None)",
-    )
-    process = await asyncio.create_subprocess_exec(
-        str(require_part("sglang")), "-c", "\n".join(words), cwd=ROOT, stdout=PIPE, stderr=PIPE
-    )
-    output, errors = await process.communicate()
-    assert b"loaded" not in output and b"NCCL is not used on a CPU" in errors, errors
+    log = tmp_path / "nccl.txt"
+    assert await engines.run("tests.integration.sglang_nccl", log) == 1
+    text = log.read_text()
+    assert "loaded" not in text and "NCCL is not used on a CPU" in text, text
 
 
 async def test_killed_prefill_engine(engines: Engines) -> None:

@@ -17,13 +17,11 @@ from tests.integration.mesh import (
     RunningMesh,
     argv_simulated,
     chat,
-    command_line,
     descendants,
     process_state,
     running_mesh,
     wait_until,
 )
-from tests.parts import require_part
 
 PATIENCE_S = 120.0
 """Restarts import a service anew, on a machine that may be busy."""
@@ -196,42 +194,3 @@ async def test_a_worker_that_cannot_start_ends_the_mesh_at_once(tmp_path: Path) 
     assert "the mesh cannot start: prefill-0 (pid" in text
     assert "kv-transport must be" in text
     assert "starting it again" not in text
-
-
-@pytest.mark.vllm
-@pytest.mark.timeout(400)
-async def test_vllm_workers_start_again_from_the_fork_server(tmp_path: Path) -> None:
-    """A killed worker is forked anew; a killed fork server takes its workers along, and all of them come back."""
-    require_part("vllm")
-    require_part("nixl")
-    async with running_mesh(tmp_path, "--greeting", "", "--no-planner", ready_timeout_s=240) as mesh:
-        before = await passing(mesh.target, DECODE)
-        (server,) = fork_servers(mesh)
-        pid = await restarted(mesh, "decode")
-        assert pid in descendants(server)
-
-        async def is_back() -> bool:
-            now = await passing(mesh.target, DECODE)
-            return any(name.endswith(f"-{pid}") and epoch not in before.values() for name, epoch in now.items())
-
-        await wait_until(is_back, PATIENCE_S, "the decode worker registers again")
-        await wait_until(lambda: answers(mesh), PATIENCE_S, "an answer after the decode worker died")
-        old = set(mesh.pids("decode") + mesh.pids("prefill"))
-        os.kill(server, signal.SIGKILL)
-        await wait_until(
-            lambda: len(set(mesh.pids("decode") + mesh.pids("prefill")) - old) == 2, PATIENCE_S, "both start again"
-        )
-        assert fork_servers(mesh) != [server]
-        await wait_until(lambda: answers(mesh), PATIENCE_S, "an answer after the fork server died")
-        children = descendants(mesh.process.pid)
-        mesh.process.kill()
-        await wait_until(lambda: all(process_state(pid) == "Z" for pid in children), PATIENCE_S, "all end")
-
-
-def fork_servers(mesh: RunningMesh) -> list[int]:
-    """The processes that workers are forked from; a worker has a title of its own."""
-    found = []
-    for pid in descendants(mesh.process.pid):
-        if b"kvmesh.worker.fork_server" in command_line(pid):
-            found.append(pid)
-    return found

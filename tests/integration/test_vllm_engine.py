@@ -372,38 +372,41 @@ async def test_a_queued_handle_outlives_its_lease(make: Make, pair: tuple[Drive,
     await prefill.idle()
 
 
-@pytest.mark.parametrize("have_met", [True, False])
-async def test_a_hung_prefill_process_is_given_up(make: Make, pair: tuple[Drive, Drive], have_met: bool) -> None:
-    """vLLM waits for ever. Here the leg computes its prompt after the deadline, others continue, and both sides free the blocks."""
+async def test_a_hung_prefill_process_is_given_up(make: Make, pair: tuple[Drive, Drive]) -> None:
+    """vLLM waits for ever. Here the leg computes its prompt after the deadline, others continue, and both sides free the blocks.
+
+    First with engines that never connected, then with the same ones after a pull.
+    """
     times = {"lease_s": 60.0, "pull_timeout_s": 4.0}
     prefill, decode = await asyncio.gather(make("prefill", **times), make("decode", **times))
-    generation = greedy(300, seed=13)
-    alone = (await pair[1].decode(generation)).tokens
-    if have_met:
-        await decode.decode(greedy(50), await prefill.prefill(greedy(50)))
-    handle = await prefill.prefill(generation)
-    os.kill(prefill.remote.pid, signal.SIGSTOP)
-    try:
-        began = time.monotonic()
-        key = decode.submit(LegTask.GENERATE, generation, handle=handle)
-        other = await decode.decode(greedy(40, seed=14))
-        assert other.finish is not None
-        got = await decode.result(key)
-        assert got.tokens == alone
-        assert got.finish is not None
-        if got.finish.was_recomputed:
-            assert time.monotonic() - began > 3.9
-            assert got.finish.usage.transferred_tokens == 0
-        else:
-            # Engines that have met may read a stopped process's memory without its help, and then the KV is the right one.
-            assert have_met
-            assert got.finish.usage.transferred_tokens > 0
-    finally:
-        os.kill(prefill.remote.pid, signal.SIGCONT)
-    # A transfer that has begun keeps its blocks until the process goes on.
-    await decode.idle()
-    await prefill.idle()
-    assert (await decode.decode(generation)).tokens == alone
+    for seed, have_met in ((13, False), (113, True)):
+        generation = greedy(300, seed=seed)
+        alone = (await pair[1].decode(generation)).tokens
+        if have_met:
+            await decode.decode(greedy(50), await prefill.prefill(greedy(50)))
+        handle = await prefill.prefill(generation)
+        os.kill(prefill.remote.pid, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            key = decode.submit(LegTask.GENERATE, generation, handle=handle)
+            other = await decode.decode(greedy(40, seed=14))
+            assert other.finish is not None
+            got = await decode.result(key)
+            assert got.tokens == alone
+            assert got.finish is not None
+            if got.finish.was_recomputed:
+                assert time.monotonic() - began > 3.9
+                assert got.finish.usage.transferred_tokens == 0
+            else:
+                # Engines that have met may read a stopped process's memory without its help, and then the KV is the right one.
+                assert have_met
+                assert got.finish.usage.transferred_tokens > 0
+        finally:
+            os.kill(prefill.remote.pid, signal.SIGCONT)
+        # A transfer that has begun keeps its blocks until the process goes on.
+        await decode.idle()
+        await prefill.idle()
+        assert (await decode.decode(generation)).tokens == alone
 
 
 async def test_a_pull_from_a_hung_process_can_be_cancelled(make: Make) -> None:
@@ -668,24 +671,6 @@ async def test_the_hash_tells_models_apart(pair: tuple[Drive, Drive], make: Make
     assert other.engine.describe().kv_compatibility_hash not in own
 
 
-async def test_nothing_outlives_a_killed_parent(model: Path, tmp_path: Path) -> None:
-    """When the parent of fork server and engine is killed, both end within seconds and free their memory."""
-    code = PARENT.format(model=str(model), folder=str(tmp_path))
-    parent = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", code), stdout=asyncio.subprocess.PIPE, cwd=Path.cwd()
-    )
-    assert parent.stdout is not None
-    async with asyncio.timeout(60):
-        pids = [int(word) for word in (await parent.stdout.readline()).split()]
-    assert len(pids) == 2
-    assert all(is_running(pid) for pid in pids)
-    parent.kill()
-    await parent.wait()
-    async with asyncio.timeout(PATIENCE_S):
-        while any(is_running(pid) for pid in pids):
-            await asyncio.sleep(0.02)
-
-
 def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -693,58 +678,12 @@ def is_running(pid: int) -> bool:
         return False
 
 
-PARENT = """
-import asyncio
-from pathlib import Path
-from kvmesh.engines.vllm.settings import VllmSettings
-from kvmesh.engines.vllm.handles import pack, unpack
-from kvmesh.engines.vllm.registration import VLLM
-from kvmesh.worker.fork_server import ForkServer
-from tests.integration.vllm_process import RemoteEngine
-from tests.parts import require_part
-
-async def main():
-    server = await ForkServer.start(VLLM.preload)
-    engine = RemoteEngine(server, VllmSettings(model={model!r}, kv_cache_bytes=16 << 20), Path({folder!r}))
-    await engine.start()
-    print(server._process.pid, engine.pid, flush=True)
-    await asyncio.sleep(3600)
-
-asyncio.run(main())
-"""
-
-
-async def test_the_preload_leaves_a_process_that_may_fork(tmp_path: Path) -> None:
+async def test_the_preload_leaves_a_process_that_may_fork(server: ForkServer, tmp_path: Path) -> None:
     """One thread, and no gRPC, which each child imports itself."""
-    code = (
-        "import os, sys; from kvmesh.engines.vllm.preload import preload; preload();"
-        "assert 'grpc' not in sys.modules; assert 'vllm.v1.worker.cpu_worker' in sys.modules or not sys.argv;"
-        "print(len(os.listdir('/proc/self/task'))); import grpc.aio; import opentelemetry.exporter.otlp.proto.grpc;"
-        "sys.stdout.flush(); os._exit(0)"
-    )
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+    log = tmp_path / "preloaded.txt"
     async with asyncio.timeout(60):
-        output, _ = await process.communicate()
-    assert process.returncode == 0
-    assert output.split()[-1] == b"1"
-
-
-@pytest.mark.proves("multi_rank", engine="vllm")
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-async def test_ranks_die_with_a_killed_engine(make: Make) -> None:
-    """Tensor-parallel ranks are processes; none outlives the engine."""
-    engine = await make("decode", tensor_parallel_size=2)
-    assert len((await engine.decode(greedy(100))).tokens) == 12
-    handle = await engine.prefill(greedy(100))
-    assert engine.engine.release_nowait(handle.handle_id)
-    await engine.idle(2.0)
-    ranks = children_of(engine.remote.pid)
-    assert len(ranks) >= 2
-    os.kill(engine.remote.pid, signal.SIGKILL)
-    async with asyncio.timeout(PATIENCE_S):
-        while any(is_running(pid) for pid in ranks):
-            await asyncio.sleep(0.02)
+        assert await server.wait(await server.spawn("tests.integration.vllm_preloaded", log=str(log))) == 0
+    assert log.read_text().splitlines()[-1] == "1"
 
 
 @pytest.mark.slow
@@ -805,21 +744,34 @@ def command_of(pid: int) -> str:
 @pytest.mark.proves("multi_rank", engine="vllm")
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("wide", ["prefill", "decode"])
-async def test_unequal_ranks_exchange_kv(pair: tuple[Drive, Drive], make: Make, wide: str) -> None:
-    """One rank to two, and two to one: the same tokens as one engine, and no prompt block is computed twice."""
-    other = await make(wide, tensor_parallel_size=2, pull_timeout_s=FIRST_PULL_S)
-    prefill, decode = (other, pair[1]) if wide == "prefill" else (pair[0], other)
-    assert len({each.engine.describe().kv_compatibility_hash for each in (prefill, decode)}) == 1
-    for length in (33, 200):
-        generation = greedy(length, seed=length)
-        await reset(prefill, decode)
-        alone = await decode.decode(generation)
-        await reset(decode)
-        got = await decode.decode(generation, await prefill.prefill(generation))
-        assert got.tokens == alone.tokens
-        assert got.finish is not None and not got.finish.was_recomputed
-        assert got.finish.usage.transferred_tokens > 0
+async def test_unequal_ranks_exchange_kv_and_die_with_their_engine(pair: tuple[Drive, Drive], make: Make) -> None:
+    """One rank to two, and two to one: the same tokens as one engine, and no prompt block is computed twice.
+
+    Tensor-parallel ranks are processes; none outlives the engine.
+    """
+    wide = await make("prefill", tensor_parallel_size=2, pull_timeout_s=FIRST_PULL_S)
+    for role, prefill, decode in ((Role.PREFILL, wide, pair[1]), (Role.DECODE, pair[0], wide)):
+        await wide.engine.set_role(role)
+        assert len({each.engine.describe().kv_compatibility_hash for each in (prefill, decode)}) == 1
+        for length in (33, 200):
+            generation = greedy(length, seed=length)
+            await reset(prefill, decode)
+            alone = await decode.decode(generation)
+            await reset(decode)
+            got = await decode.decode(generation, await prefill.prefill(generation))
+            assert got.tokens == alone.tokens
+            assert len(got.tokens) == 12
+            assert got.finish is not None and not got.finish.was_recomputed
+            assert got.finish.usage.transferred_tokens > 0
+    handle = await wide.prefill(greedy(100))
+    assert wide.engine.release_nowait(handle.handle_id)
+    await wide.idle(2.0)
+    ranks = children_of(wide.remote.pid)
+    assert len(ranks) >= 2
+    os.kill(wide.remote.pid, signal.SIGKILL)
+    async with asyncio.timeout(PATIENCE_S):
+        while any(is_running(pid) for pid in ranks):
+            await asyncio.sleep(0.02)
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
-"""Ordinary requests that ended vLLM's CPU engine: helpers compiled on demand, seeds of prompts computed in several steps."""
+"""Ordinary requests that ended vLLM's CPU engine: helpers compiled on demand, seeds of prompts computed in several steps,
+and any others."""
 
 import asyncio
 import os
@@ -18,6 +19,8 @@ from kvmesh.errors import InvalidRequestError, KvLostError
 from kvmesh.worker.fork_server import ForkServer
 from tests.integration.no_compilers import compiled_files, environment_without_compilers
 from tests.integration.vllm_drive import Drive, Got, greedy, prompt
+from tests.integration.vllm_fuzz import NAMES, SHAPES, VALUES, Found, Fuzz, prepare
+from tests.integration.vllm_fuzz import start as start_fuzzed
 from tests.integration.vllm_model import add_tokenizer, make_adapter, make_model
 from tests.integration.vllm_process import RemoteEngine
 from tests.parts import require_part
@@ -32,6 +35,11 @@ CONSTRAINTS = (
     Constraint(kind=ConstraintKind.JSON_SCHEMA, text='{"type": "string", "maxLength": 3}'),
     Constraint(kind=ConstraintKind.GRAMMAR, text='root ::= "a" | "b"'),
 )
+
+
+FUZZ_SEED = 20
+SINGLES = sum(map(len, VALUES.values())) + sum(map(len, SHAPES.values()))
+PAIRS = len(NAMES) * (len(NAMES) - 1) // 2
 
 
 @pytest.fixture(scope="module")
@@ -232,6 +240,36 @@ async def test_adapters_of_one_name_are_told_apart_by_content(make: Make, tmp_pa
     assert tokens_of(got) == expected
     assert got.finish is not None
     assert got.finish.usage.transferred_tokens == 100
+
+
+@module_fixture
+async def fuzzed(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[Drive]]:
+    """A prefill and a decode engine."""
+    folder = tmp_path_factory.mktemp("engines")
+    model = prepare(folder)
+    drives = await asyncio.gather(*(start_fuzzed(server, folder, role, model) for role in ("prefill", "decode")))
+    yield drives
+    await asyncio.gather(*(drive.aclose() for drive in drives))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("has_prefill", "requests"), [(False, SINGLES), (True, SINGLES + PAIRS)], ids=["single", "split"]
+)
+async def test_no_request_ends_an_engine(fuzzed: list[Drive], has_prefill: bool, requests: int) -> None:
+    """A bounded run of `tests.integration.vllm_fuzz`: every request is answered or refused by name, none ends an engine, and a reference
+    prompt has its tokens after each batch.
+
+    One engine gets each value of each sampling parameter. A pair gets values of each two parameters as well; a fourth of its requests go
+    to the decode engine without a handle.
+    """
+    prefill, decode = fuzzed
+    fuzz = Fuzz(prefill if has_prefill else None, decode, FUZZ_SEED)
+    found = Found()
+    while found.requests < requests and not found.broken:
+        found = await fuzz.run(1)
+    assert not found.broken, f"after {found.requests} requests of seed {FUZZ_SEED}: {found.broken}"
+    assert found.outcomes["length"] > found.requests / 3, "most requests are good ones"
 
 
 def tokens_of(got: Got) -> list[int]:

@@ -1,15 +1,15 @@
-"""`kvmesh role` and `kvmesh drain` on meshes of real processes, under load."""
+"""`kvmesh role` and `kvmesh drain` on a mesh of real processes with simulated engines, under load.
+
+Real engines change roles in test_api_vllm.py and test_mesh_mixed.py.
+"""
 
 import asyncio
 import os
 import sys
 from pathlib import Path
 
-import pytest
-
 from kvmesh.discovery.base import DECODE, PREFILL
 from tests.integration.mesh import ROOT, RunningMesh, argv_simulated, chat, running_mesh, wait_until
-from tests.parts import require_part
 from tests.patience import PATIENCE_S
 
 PROMPTS = [f"the prompt number {number}, which is neither long nor short " * 8 for number in range(12)]
@@ -82,23 +82,3 @@ async def test_simulated_workers_change_roles_and_drain(tmp_path: Path) -> None:
         status, output = await command(mesh, "drain", "nobody")
         assert status == 1 and first in output and "nobody" in output
         assert (await command(mesh, "role", first, "encode"))[0] == 2
-
-
-@pytest.mark.sglang
-async def test_an_sglang_worker_changes_roles(tmp_path: Path) -> None:
-    """As the others. Requests in flight end first, or continue on the other decode worker."""
-    require_part("sglang")
-    argv = ("--greeting", "", "--engine", "sglang", "--decode", "2")
-    engine = "--engine-args=--sglang-dtype float32 --sglang-can-switch-role"
-    async with running_mesh(tmp_path, *argv, engine, ready_timeout_s=300) as mesh:
-        await check_roles(mesh)
-
-
-@pytest.mark.vllm
-async def test_a_vllm_worker_changes_roles(tmp_path: Path) -> None:
-    """Under load, with the tokens of the mesh before the change."""
-    require_part("vllm")
-    require_part("nixl")
-    argv = ("--greeting", "", "--decode", "2", "--engine-args=--vllm-dtype float32 --vllm-can-switch-role")
-    async with running_mesh(tmp_path, *argv, ready_timeout_s=240) as mesh:
-        await check_roles(mesh)

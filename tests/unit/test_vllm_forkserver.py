@@ -131,19 +131,21 @@ async def test_a_preload_that_starts_threads_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.vllm
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"])
-async def test_the_users_thread_counts_do_not_end_the_fork_server(tmp_path: Path, name: str) -> None:
-    """torch starts so many threads when it is loaded; a child computes with what OMP_NUM_THREADS says."""
+async def test_the_users_thread_counts_do_not_end_the_fork_server(tmp_path: Path) -> None:
+    """torch starts so many threads when it is loaded; a child computes with what OMP_NUM_THREADS says, and with one thread without it."""
     require_part("vllm")
-    code = "import os, sys\nfrom kvmesh.engines.vllm.environment import use_thread_count\nuse_thread_count()\n"
-    code += f"print(os.environ['{name}'], sys.modules['torch'].get_num_threads())\n"
+    code = "import os, sys\nfrom kvmesh.engines.vllm.environment import set_defaults, use_thread_count\n"
+    code += "set_defaults()\nuse_thread_count()\n"
+    code += "print(os.environ['OPENBLAS_NUM_THREADS'], sys.modules['torch'].get_num_threads())\n"
     (tmp_path / "counting.py").write_text(code)
-    server = await ForkServer.start(VLLM.preload, env={"PYTHONPATH": f"{tmp_path}:{Path.cwd()}", name: "3"})
-    log = tmp_path / "log"
-    async with asyncio.timeout(240):
-        assert await server.wait(await server.spawn("counting", log=str(log))) == 0
+    counts = {"OMP_NUM_THREADS": "3", "OPENBLAS_NUM_THREADS": "2"}
+    server = await ForkServer.start(VLLM.preload, env={"PYTHONPATH": f"{tmp_path}:{Path.cwd()}", **counts})
+    for name, env, text in (("set", {}, "2 3\n"), ("absent", {"OMP_NUM_THREADS": None}, "2 1\n")):
+        log = tmp_path / name
+        async with asyncio.timeout(240):
+            assert await server.wait(await server.spawn("counting", env=env, log=str(log))) == 0
+        assert log.read_text() == text
     await server.aclose()
-    assert log.read_text() == ("3 3\n" if name == "OMP_NUM_THREADS" else "3 1\n")
 
 
 def alive(pid: int) -> bool:

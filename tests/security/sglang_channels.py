@@ -1,23 +1,19 @@
-"""Real SGLang engines: what listens where, and what an expensive grammar costs others."""
+"""Checks of a mesh of real SGLang engines: what listens where, and what an expensive grammar costs others."""
 
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
 from ipaddress import ip_address
 from typing import Any
 
-import pytest
-import pytest_asyncio
-
-from tests.chaos.rendezvous import Rendezvous, rendezvous
+from tests.chaos.rendezvous import Rendezvous
 from tests.integration.mesh import command_line, descendants
-from tests.parts import require_part
 from tests.security.anonymous import listening
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.sglang, pytest.mark.timeout(300)]
 ALLOWED, TOO_MANY = 230, 3000
 """Integers with a range in a schema that is just allowed, and in the one that silenced a worker."""
+GRAMMARS = 8
+"""So many that every worker compiles some."""
 
 
 def schema(count: int) -> dict[str, Any]:
@@ -25,15 +21,7 @@ def schema(count: int) -> dict[str, Any]:
     return {"type": "object", "properties": fields, "required": list(fields)}
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rendezvous]:
-    """A prefill and a decode worker, with the flags that `kvmesh up` gives them by itself."""
-    require_part("sglang")
-    async with rendezvous(tmp_path_factory.mktemp("sglang"), "--prefill", "1", "--decode", "1", workers=2) as running:
-        yield running
-
-
-async def test_everything_listens_on_loopback(mesh: Rendezvous) -> None:
+async def check_listeners(mesh: Rendezvous) -> None:
     """ZeroMQ sockets between the engines, PyTorch's store, the bootstrap server and UCX, too.
 
     Nobody on the network reaches a channel of SGLang, none of which has authentication.
@@ -43,7 +31,7 @@ async def test_everything_listens_on_loopback(mesh: Rendezvous) -> None:
     found = list(listening(pids))
     assert [(pid, host, port) for pid, host, port in found if not ip_address(host).is_loopback] == []
     engines = {pid for pid in pids if any(b"SGLang engine" in word for word in command_line(pid))}
-    assert len(engines) == 2
+    assert len(engines) == mesh.workers
     assert engines <= {pid for pid, _, _ in found}
 
 
@@ -78,15 +66,15 @@ async def gaps_of_stream(mesh: Rendezvous, started: asyncio.Event) -> list[float
     return gaps
 
 
-async def test_an_expensive_grammar_does_not_silence_a_worker(mesh: Rendezvous) -> None:
+async def check_expensive_grammars(mesh: Rendezvous) -> None:
     """The schema of 3 000 ranged integers is refused before the engine, and the largest that is allowed is compiled beside the steps."""
     assert await ask_for(mesh, TOO_MANY) == 400
     started = asyncio.Event()
     stream = asyncio.create_task(gaps_of_stream(mesh, started))
     await started.wait()
-    statuses = await asyncio.gather(*(ask_for(mesh, ALLOWED - number) for number in range(4)))
+    statuses = await asyncio.gather(*(ask_for(mesh, ALLOWED - number) for number in range(GRAMMARS)))
     gaps = await stream
-    assert statuses == [200] * 4
+    assert statuses == [200] * GRAMMARS
     assert len(gaps) > 20
     # A worker that is silent for as long is lost, and its requests are placed again.
     assert max(gaps) < 5.0
