@@ -223,6 +223,32 @@ async def test_unknown_and_own_arguments_are_refused(engines: Engines) -> None:
             await engines.start(has_kv_transfer=False, engine_arguments={name: 1})
 
 
+async def test_mooncake_with_retraction(engines: Engines, alone: EngineDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over `mooncake_tcp`, a decode engine that takes back blocks every few steps gives the tokens of one engine, 16 at once."""
+    require_part("ibverbs")
+    # SGLang reads them when it is imported, so that a fork would not have them.
+    monkeypatch.setenv("SGLANG_TEST_RETRACT", "1")
+    monkeypatch.setenv("SGLANG_TEST_RETRACT_INTERVAL", "7")
+    pair = await asyncio.gather(
+        engines.start(role="prefill", transfer_backend="mooncake_tcp"),
+        engines.start(role="decode", transfer_backend="mooncake_tcp", is_fork=False),
+    )
+    generations = [engines.greedy(10 + 16 * number, max_tokens=16) for number in range(50)]
+    expected = [(await alone.run(generation)).tokens for generation in generations]
+    gate = asyncio.Semaphore(16)
+
+    async def answer(generation: Generation) -> list[int]:
+        async with gate:
+            return await hand_over(engines, pair, generation)
+
+    assert await asyncio.gather(*map(answer, generations)) == expected
+    assert pair[1].engine.load().preempted_requests_total > 0
+    for driver in pair:
+        await driver.wait_blocks(0, PATIENCE_S)
+        assert driver.violations == []
+        await driver.aclose()
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pair(engines: Engines) -> tuple[EngineDriver, EngineDriver]:
     limits = {"pull_timeout_s": 2.0, "lease_s": 3.0}
@@ -263,32 +289,6 @@ async def test_constraints_over_a_pair(
     ):
         generation = engines.greedy(40, max_tokens=60, ignore_eos=False, constraint=constraint)
         assert await hand_over(engines, pair, generation) == (await alone.run(generation)).tokens
-
-
-async def test_mooncake_with_retraction(engines: Engines, alone: EngineDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over `mooncake_tcp`, a decode engine that takes back blocks every few steps gives the tokens of one engine, 16 at once."""
-    require_part("ibverbs")
-    # SGLang reads them when it is imported, so that a fork would not have them.
-    monkeypatch.setenv("SGLANG_TEST_RETRACT", "1")
-    monkeypatch.setenv("SGLANG_TEST_RETRACT_INTERVAL", "7")
-    pair = await asyncio.gather(
-        engines.start(role="prefill", transfer_backend="mooncake_tcp"),
-        engines.start(role="decode", transfer_backend="mooncake_tcp", is_fork=False),
-    )
-    generations = [engines.greedy(10 + 16 * number, max_tokens=16) for number in range(50)]
-    expected = [(await alone.run(generation)).tokens for generation in generations]
-    gate = asyncio.Semaphore(16)
-
-    async def answer(generation: Generation) -> list[int]:
-        async with gate:
-            return await hand_over(engines, pair, generation)
-
-    assert await asyncio.gather(*map(answer, generations)) == expected
-    assert pair[1].engine.load().preempted_requests_total > 0
-    for driver in pair:
-        await driver.wait_blocks(0, PATIENCE_S)
-        assert driver.violations == []
-        await driver.aclose()
 
 
 @pytest.mark.parametrize("side", ["decode", "prefill"])
@@ -381,8 +381,10 @@ async def test_failures_that_sglang_injects(engines: Engines, alone: EngineDrive
         assert leg.done.error is not None or leg.tokens == tokens
         failed += bool(errors)
     assert 0 < failed < len(generations)
+    # Both before either is closed: an engine keeps blocks into which the other one may still write.
     for driver in (prefill, decode):
         await driver.wait_blocks(0, PATIENCE_S)
+    for driver in (prefill, decode):
         assert driver.violations == []
         await driver.aclose()
 
