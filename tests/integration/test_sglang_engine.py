@@ -360,7 +360,8 @@ async def test_failures_that_sglang_injects(engines: Engines, alone: EngineDrive
     """SGLang's own test switch fails polls of both engines at random: a pair of legs ends with the right tokens, or with the error that
     places the request again, and no block stays in use on either side."""
     chance = {"SGLANG_TEST_DISAGG_FAILURE_PROB": "0.02"}
-    limits = {"pull_timeout_s": 2.0, "lease_s": 3.0}
+    # A leg whose counterpart failed waits for so long; the others must have ended before, also on a busy machine.
+    limits = {"pull_timeout_s": 8.0, "lease_s": 9.0}
     prefill, decode = await asyncio.gather(
         engines.start(env=chance, role="prefill", **limits), engines.start(env=chance, role="decode", **limits)
     )
