@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI, AsyncStream
 from openai.types.chat import ChatCompletionChunk
@@ -39,13 +40,15 @@ class Load:
         return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
     async def taken(self, prompt: str) -> AsyncStream[ChatCompletionChunk]:
-        """The stream of the first frontend that takes the request. The last one's error if none does."""
+        """The stream of the first frontend that takes the request. AssertionError with all refusals if none does."""
         self.begun += 1
+        number = self.begun
+        refusals: list[str] = []
         last = ROUNDS * len(self.clients) - 1
         for attempt in range(last + 1):
             if attempt and attempt % len(self.clients) == 0:
                 await asyncio.sleep(PAUSE_S)
-            client = self.clients[(self.begun + attempt) % len(self.clients)]
+            client = self.clients[(number + attempt) % len(self.clients)]
             try:
                 return await client.chat.completions.create(
                     model="demo",
@@ -55,13 +58,11 @@ class Load:
                     stream=True,
                     extra_body={"ignore_eos": True},
                 )
-            except APIConnectionError:
-                if attempt == last:
+            except (APIConnectionError, APIStatusError) as error:
+                if isinstance(error, APIStatusError) and error.status_code != NOT_TAKEN:
                     raise
-            except APIStatusError as error:
-                if error.status_code != NOT_TAKEN or attempt == last:
-                    raise
-        raise AssertionError
+                refusals.append(f"{datetime.now(UTC):%H:%M:%S.%f} {client.base_url}: {error!r}: {error.__cause__!r}")
+        raise AssertionError("no frontend takes the request:\n" + "\n".join(refusals))
 
     async def keep_asking(self, prompt: str, stop: asyncio.Event) -> None:
         """Until `stop`. The answer that is in flight then is waited for, too."""
