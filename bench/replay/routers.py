@@ -42,8 +42,8 @@ class RoutersPlacer:
         peers = [PeerReservations(placer.core, SyncSettings()) for placer in self._placers]
         for one, other in combinations(peers, 2):
             ends = ((one, one.open_session()), (other, other.open_session()))
-            for (speaker, says), (hearer, hears) in (ends, ends[::-1]):
-                self._join(speaker, says, hearer, hears=hears)
+            for (sender, outgoing), (receiver, incoming) in (ends, ends[::-1]):
+                self._connect(sender, outgoing, receiver, incoming=incoming)
 
     def place(self, job: Job) -> Spot | None:
         return self._of(job).place(job)
@@ -68,24 +68,24 @@ class RoutersPlacer:
     def _of(self, job: Job) -> RouterPlacer:
         return self._placers[job.ask_id % len(self._placers)]
 
-    def _join(
-        self, speaker: PeerReservations, says: PeerSession, hearer: PeerReservations, *, hears: PeerSession
+    def _connect(
+        self, sender: PeerReservations, outgoing: PeerSession, receiver: PeerReservations, *, incoming: PeerSession
     ) -> None:
-        """Connects two routers: an empty snapshot, then the changes every `sync_interval_s`."""
+        """Sends from one router to another: an empty snapshot, then the changes every `sync_interval_s`."""
         replay, interval_s = self._replay, self._replay.shape.sync_interval_s
         next_s = replay.now_s
 
-        def tell() -> None:
+        def send() -> None:
             nonlocal next_s
             next_s = replay.now_s + interval_s
-            news = speaker.next_message(says, now=replay.now_s)
-            replay.at(replay.now_s + MESSAGE_S, lambda: hearer.on_message(hears, news, now=replay.now_s))
-            if says.updates:
-                replay.at(next_s, tell)
+            news = sender.next_message(outgoing, now=replay.now_s)
+            replay.at(replay.now_s + MESSAGE_S, lambda: receiver.on_message(incoming, news, now=replay.now_s))
+            if outgoing.updates:
+                replay.at(next_s, send)
 
-        def tell_first() -> None:
-            if len(says.updates) == 1:
-                replay.at(max(replay.now_s, next_s), tell)
+        def send_first() -> None:
+            if len(outgoing.updates) == 1:
+                replay.at(max(replay.now_s, next_s), send)
 
-        tell()
-        says.updates.on_change = tell_first
+        send()
+        outgoing.updates.on_change = send_first

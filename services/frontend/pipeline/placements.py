@@ -6,7 +6,7 @@ failed reports it; a process that is killed, a host that goes down and a network
 1. Two engines that died while they ran the request end it, with a reason that clients do not retry.
 2. So do two connections in a row to workers of one role that broke before they generated a token, unless the frontend lost other
    workers too at that time.
-3. Lost workers of any kind are counted, up to `worker_losses_max`.
+3. Lost workers of any kind, also those that cannot be reached, are counted, up to `worker_losses_max`.
 4. Workers that send heartbeats but no tokens are counted apart: two.
 5. A worker that goes silent before the first token of a request with a constraint may be busy with compiling it. The request is then
    placed on this worker only, once it is back, and ends if it loses it again or the worker stays away.
