@@ -6,18 +6,23 @@ python -m bench.beside_engine --engine sglang --shape split
                                                            the load generator sends each request as a router would
 python -m bench.beside_engine --engine vllm --shape split  one prefill and one decode worker beside one `vllm serve`
 
+Both systems start once and take turns of a few seconds, so that a slow phase of the machine hits both. The engine's own servers are stopped
+(SIGSTOP) while it is kvmesh's turn, because SGLang's poll without a pause.
+
 Each point goes into the file of `--json` at once. `--append` keeps the points that the file has, so that a measurement may be divided into
 several runs: by `--streams`, by rounds.
 
 Closed loops of 1, 8 and 32 streams, 128 tokens in and 64 out. CPU and memory are those of all processes of a system, without the load
-generator. `kvmesh / own = ratio` of the medians over the rounds.
+generator. `kvmesh / own = ratio`: the medians over the rounds, and the median of the rounds' ratios.
 """
 
 import argparse
 import json
+import os
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -84,14 +89,16 @@ async def measure_streams(served: Served, streams: int, seconds: float, *, seed:
 
 async def measure_all(options: argparse.Namespace, points: list[dict[str, Any]]) -> None:
     """Adds to `points`, and writes them all after each point."""
-    first = len(points)
-    for number in range(first, first + options.rounds):
-        for server in servers(options):
-            async with server as served:
-                for streams in options.streams:
-                    seed = 1000 * number + streams
-                    summary = await measure_streams(served, streams, options.seconds, seed=seed)
-                    points.append({"system": served.system, "streams": streams, **summary})
+    first = 1 + max((point["round"] for point in points), default=-1)
+    ours, theirs = servers(options)
+    async with ours as mesh, theirs as own:
+        for number in range(first, first + options.rounds):
+            for streams in options.streams:
+                for served in (mesh, own) if number % 2 else (own, mesh):
+                    with nullcontext() if served is own else stopped(own):
+                        seed = 1000 * number + streams
+                        summary = await measure_streams(served, streams, options.seconds, seed=seed)
+                    points.append({"system": served.system, "streams": streams, "round": number, **summary})
                     options.json.write_text(json.dumps(points, indent=1) + "\n")
                     rate, errors = summary["tokens_per_s"], summary["errors"]
                     print(
@@ -100,16 +107,31 @@ async def measure_all(options: argparse.Namespace, points: list[dict[str, Any]])
                     )
 
 
+@contextmanager
+def stopped(served: Served) -> Iterator[None]:
+    """Stops the processes of an engine's own servers meanwhile. Each server leads a process group."""
+    for pid in served.watch.values():
+        os.killpg(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in served.watch.values():
+            os.killpg(pid, signal.SIGCONT)
+
+
 def figures_of(
     points: Sequence[Mapping[str, Any]], system: str, streams: int, *, read: Callable[[Mapping[str, Any]], float]
-) -> list[float]:
-    return [read(point) for point in points if point["system"] == system and point["streams"] == streams]
+) -> Mapping[int, float]:
+    """By round."""
+    here = [point for point in points if point["system"] == system and point["streams"] == streams]
+    return {point["round"]: read(point) for point in here}
 
 
-def compared(ours: Sequence[float], theirs: Sequence[float]) -> str:
-    """The medians and their ratio; a dash for a system without a point."""
-    shown = " / ".join(f"{median(each):.3g}" if each else "-" for each in (ours, theirs))
-    return f"{shown} = {median(ours) / median(theirs):.2f}" if ours and theirs and median(theirs) else shown
+def compared(ours: Mapping[int, float], theirs: Mapping[int, float]) -> str:
+    """The medians, and the median of the rounds' ratios; a dash for a system without a point."""
+    shown = " / ".join(f"{median(each.values()):.3g}" if each else "-" for each in (ours, theirs))
+    ratios = [ours[number] / theirs[number] for number in ours.keys() & theirs.keys() if theirs[number]]
+    return f"{shown} = {median(ratios):.2f}" if ratios else shown
 
 
 def table(points: Sequence[Mapping[str, Any]]) -> str:
@@ -137,8 +159,8 @@ def main() -> int:
     )
     parser.add_argument("--model", type=Path, default=DEMO_MODEL)
     parser.add_argument("--streams", type=int, nargs="+", default=list(STREAMS))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=8.0, help="seconds of load per point")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=4.0, help="seconds of load per point")
     parser.add_argument("--json", type=Path, default=Path("run/beside_engine.json"), metavar="FILE")
     parser.add_argument("--append", action="store_true", help="keep the points that the file has")
     options = parser.parse_args()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -22,9 +23,31 @@ PROMPTS = [
     [Random(length).randrange(10, VOCABULARY) for _ in range(10 + round(790 * length / 49))] for length in range(50)
 ]
 """50 prompts of 10 to 800 tokens without a common beginning."""
+SCORED = PROMPTS[20]
 AT_ONCE = 16
 KILLS = (Case(PREFILL, "waiting_requests", True), Case(DECODE, "receiving_requests", True))
 STOPS = (Case(PREFILL, "waiting_requests", False), Case(DECODE, "preallocating_requests", False))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What one engine alone answers."""
+
+    tokens: list[list[int]]
+    """Of PROMPTS."""
+    scores: list[float]
+    """Log-probabilities of the tokens of SCORED from the second on."""
+
+
+async def scores(mesh: Rendezvous, max_tokens: int) -> list[float]:
+    """Log-probabilities of the tokens of SCORED, as the completions API gives them."""
+    body = {"model": "demo", "prompt": SCORED, "max_tokens": max_tokens, "temperature": 0, "prompt_logprobs": 1}
+    async with mesh.session.post(f"{mesh.mesh.url}/v1/completions", json=body) as response:
+        answer = await response.json()
+    assert response.status == 200, answer
+    first, *others = answer["choices"][0]["prompt_logprobs"]
+    assert first is None and answer["usage"]["completion_tokens"] > 0
+    return [entries[str(token)]["logprob"] for token, entries in zip(SCORED[1:], others, strict=True)]
 
 
 async def answers(mesh: Rendezvous) -> list[list[int]]:
@@ -39,30 +62,37 @@ async def answers(mesh: Rendezvous) -> list[list[int]]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
-    """The tokens of one engine alone, one prompt after the other."""
+async def expected(tmp_path_factory: pytest.TempPathFactory) -> Expected:
+    """Of one engine alone, one prompt after the other."""
     require_part("sglang")
     argv = ("--prefill", "0", "--decode", "1", f"--engine-args={FLOAT32}", "--decode-args=")
     async with rendezvous(tmp_path_factory.mktemp("alone"), *argv, workers=1) as alone:
         found = [await alone.ask(prompt) for prompt in PROMPTS]
+        scored = await scores(alone, 1)
     assert len({tuple(tokens) for tokens in found}) > len(PROMPTS) // 2, "the model's answers hardly differ"
-    return found
+    return Expected(tokens=found, scores=scored)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def mesh(expected: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rendezvous]:
+async def mesh(expected: Expected, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rendezvous]:
     """Two prefill workers, which compute prompts in chunks of 128 tokens, and two decode workers over NIXL."""
     async with rendezvous(tmp_path_factory.mktemp("mesh")) as running:
         yield running
 
 
-async def test_two_pairs_answer_as_one_engine(mesh: Rendezvous, expected: list[list[int]]) -> None:
+async def test_two_pairs_answer_as_one_engine(mesh: Rendezvous, expected: Expected) -> None:
     """Prompts of up to seven chunks, 16 at once, more than a decode engine has blocks for."""
-    assert await answers(mesh) == expected
+    assert await answers(mesh) == expected.tokens
     await mesh.wait_whole()
     for instance in await mesh.instances(DECODE):
         assert await mesh.total(instance, "prompt_tokens_total") == 0
         assert await mesh.total(instance, "transferred_tokens_total") > 0
+
+
+@pytest.mark.parametrize("max_tokens", [1, 8])
+async def test_the_prefill_engine_scores_the_prompt(mesh: Rendezvous, expected: Expected, max_tokens: int) -> None:
+    """Of a prompt of several chunks, with a handoff and without (a single token)."""
+    assert await scores(mesh, max_tokens) == pytest.approx(expected.scores, abs=1e-3)
 
 
 async def test_the_openai_client(mesh: Rendezvous) -> None:

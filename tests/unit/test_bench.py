@@ -341,10 +341,11 @@ async def test_a_load_watch_that_ends_fails_whoever_waits_for_a_load() -> None:
 
 
 def test_one_system_beside_another_in_parts() -> None:
-    """A run that measured one of the systems only shows its figures, and their ratio is that of the medians once both are there."""
+    """A run that measured one of the systems only shows its figures. With both it shows the median of the rounds' ratios."""
     point = {
         "system": "kvmesh",
         "streams": 8,
+        "round": 0,
         "tokens_per_s": 30.0,
         "ttft_ms": {"p50": 2.0},
         "gap_ms": {"p50": 1.0},
@@ -354,5 +355,10 @@ def test_one_system_beside_another_in_parts() -> None:
         "others_cores": 0.5,
     }
     assert "30 / - " in beside_engine.table([point])
-    both = [point, {**point, "tokens_per_s": 50.0}, {**point, "system": "own server", "tokens_per_s": 20.0}]
-    assert "40 / 20 = 2.00" in beside_engine.table(both)
+    rounds = [(30.0, 20.0), (60.0, 30.0), (10.0, 40.0)]
+    both = [
+        {**point, "round": number, "system": system, "tokens_per_s": rate}
+        for number, rates in enumerate(rounds)
+        for system, rate in zip(("kvmesh", "own server"), rates, strict=True)
+    ]
+    assert "30 / 30 = 1.50" in beside_engine.table(both)

@@ -11,7 +11,8 @@ VERSION = "0.5.23"
 """The version that this adapter is written for."""
 LOGPROBS_MAX = 20
 PREFILL_FEATURES = ("priority", "kv_events", "reset_cache")
-GENERATE_FEATURES = ("logprobs", "logit_bias")
+GENERATE_FEATURES = ("logprobs", "prompt_logprobs", "logit_bias")
+"""The prefill engine of a pair gives the prompt's log-probabilities."""
 
 
 def model_card(ready: Ready, settings: SglangSettings) -> ModelCard:
@@ -36,11 +37,7 @@ def capabilities(
     """With `settings.role` the present role."""
     features = list(PREFILL_FEATURES)
     features += ["lora"] if settings.enable_lora else []
-    features += (
-        _embedding_features()
-        if is_embedding
-        else _generate_features(settings, has_tokenizer, honors_seeds=honors_seeds)
-    )
+    features += _embedding_features() if is_embedding else _generate_features(has_tokenizer, honors_seeds)
     return Capabilities(
         engine="sglang",
         engine_version=version,
@@ -55,11 +52,9 @@ def _embedding_features() -> Sequence[str]:
     return ("embeddings",)
 
 
-def _generate_features(settings: SglangSettings, has_tokenizer: bool, honors_seeds: bool) -> Sequence[str]:
+def _generate_features(has_tokenizer: bool, honors_seeds: bool) -> Sequence[str]:
     return (
         *GENERATE_FEATURES,
-        # A decode engine does not compute prompts.
-        *(("prompt_logprobs",) if settings.mode != "decode" else ()),
         *(("seed", "continued_seed") if honors_seeds else ()),
         *(("structured_output",) if has_tokenizer else ()),
     )

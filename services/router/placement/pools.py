@@ -281,7 +281,8 @@ class Pools:
         engines = {
             worker.description.capabilities.engine
             for worker in self._fleet.workers.values()
-            if worker.description is not None and kind.features <= _features_of(worker)
+            # A prefill worker alone cannot answer.
+            if worker.description is not None and worker.role is Role.DECODE and kind.features <= _features_of(worker)
         }
         who = f"engines here that can: {', '.join(sorted(engines))}" if engines else "no engine of this mesh can"
         message = f"no worker of model {kind.model!r} can do {', '.join(lacking)}; {who}"
