@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from bench.bound import bound
 from bench.http_target import HttpTarget
 from bench.mesh import Served
 from bench.services import ROOT
@@ -175,7 +176,12 @@ async def _running(engine: str, commands: Sequence[Sequence[str]]) -> AsyncItera
             with log_path.open("wb") as log:
                 for command in commands:
                     process = await asyncio.create_subprocess_exec(
-                        *command, env=environment(engine, Path(folder)), stdout=log, stderr=log, start_new_session=True
+                        *bound(command),
+                        cwd=ROOT,
+                        env=environment(engine, Path(folder)),
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,
                     )
                     processes.append(process)
             yield _Started(processes=processes, log=log_path)

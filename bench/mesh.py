@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench.bound import bound
 from bench.processes import descendants
 from bench.services import DEMO_MODEL, ROOT
 from kvmesh.cli.connection import MeshTarget, target_of
@@ -71,9 +72,13 @@ async def running_mesh(kind: MeshKind) -> AsyncIterator[Served]:
         state = Path(folder) / "mesh.json"
         with (Path(folder) / "up.log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(
-                *up_argv(kind.engine, kind.model_dir, kind.engine_argv, run_dir=Path(folder)),
-                *("--greeting", "", "--log-level", "warning", "--prefill", str(kind.prefills)),
-                *("--frontend-processes", str(kind.frontend_processes), *kind.up_flags),
+                *bound(
+                    (
+                        *up_argv(kind.engine, kind.model_dir, kind.engine_argv, run_dir=Path(folder)),
+                        *("--greeting", "", "--log-level", "warning", "--prefill", str(kind.prefills)),
+                        *("--frontend-processes", str(kind.frontend_processes), *kind.up_flags),
+                    )
+                ),
                 cwd=ROOT,
                 env={**os.environ, **kind.environment, "KVMESH_STATE": str(state)},
                 stdout=log,

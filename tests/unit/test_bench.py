@@ -4,6 +4,8 @@ import asyncio
 import gzip
 import json
 import math
+import signal
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice, pairwise
@@ -32,7 +34,7 @@ from bench.table import render
 from bench.target import LoadRequest, LoadResult
 from kvmesh.errors import MeshError
 from services.whatif.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest, load_trace
-from tests.worker_rig import running_worker
+from tests.worker_rig import running_worker, wait_until
 
 MOONCAKE = [
     {"timestamp": 3000, "input_length": 700, "output_length": 20, "hash_ids": [4, 9]},
@@ -362,3 +364,25 @@ def test_one_system_beside_another_in_parts() -> None:
         for system, rate in zip(("kvmesh", "own server"), rates, strict=True)
     ]
     assert "30 / 30 = 1.50" in beside_engine.table(both)
+
+
+SERVER = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(pathlib.Path(sys.argv[1]).touch()))
+print("up", flush=True)
+time.sleep(60)
+"""
+KILLED = """
+import os, signal, subprocess, sys
+from bench.bound import bound
+server = subprocess.Popen(bound((sys.executable, "-c", *sys.argv[1:])), stdout=subprocess.PIPE)
+server.stdout.readline()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+async def test_a_killed_benchmark_ends_its_servers(tmp_path: Path) -> None:
+    """The server gets SIGTERM, so that it can end in order."""
+    killed = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED, SERVER, str(tmp_path / "ended"))
+    assert await killed.wait() == -signal.SIGKILL
+    await wait_until((tmp_path / "ended").exists, "the server ends")
