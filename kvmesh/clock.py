@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from types import TracebackType
 from typing import Protocol
 
 LATE_S = 0.2
@@ -50,25 +49,28 @@ def stood_still(due_s: float, now_s: float) -> bool:
     return now_s - due_s >= LATE_S
 
 
-class _AwakeTimer:
-    """Reschedules a timeout to now, `limit_s` after `start` plus the time in which this process was paused.
-
-    An object and not closures: functions that refer to each other are a reference cycle, one for each request.
-    """
+class awake_timeout:  # noqa: N801 (used like asyncio.timeout)
+    """`asyncio.timeout` that does not count time in which this process was paused, up to `limit_s` of it."""
 
     __slots__ = ("_left_s", "_loop", "_timeout", "_timer")
 
-    def __init__(self, timeout: asyncio.Timeout, limit_s: float) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._timeout = timeout
+    def __init__(self, limit_s: float) -> None:
         self._left_s = limit_s
+        self._timeout = asyncio.timeout(None)
         self._timer: asyncio.TimerHandle | None = None
-        self._wait(limit_s)
 
-    def cancel(self) -> None:
+    async def __aenter__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await self._timeout.__aenter__()
+        self._wait(self._left_s)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
+        await self._timeout.__aexit__(kind, error, traceback)
 
     def _wait(self, wait_s: float) -> None:
         self._timer = self._loop.call_later(wait_s, self._on_time, self._loop.time() + wait_s)
@@ -81,14 +83,3 @@ class _AwakeTimer:
         more_s = min(self._left_s, max(now_s - due_s, WAKING_S))
         self._left_s -= more_s
         self._wait(more_s)
-
-
-@asynccontextmanager
-async def awake_timeout(limit_s: float) -> AsyncIterator[None]:
-    """`asyncio.timeout` that does not count time in which this process was paused, up to `limit_s` of it."""
-    async with asyncio.timeout(None) as timeout:
-        timer = _AwakeTimer(timeout, limit_s)
-        try:
-            yield
-        finally:
-            timer.cancel()

@@ -20,16 +20,16 @@ class LoopLag:
     def __init__(self, instruments: Instruments, on_lag: Callable[[float], None] = lambda lag_s: None) -> None:
         """`on_lag` is called with each delay in seconds."""
         self._on_lag = on_lag
-        self._lag = instruments.histogram(
+        self._lag = instruments.spreads(
             "event_loop_lag_seconds",
             help=f"Delay of a timer of the event loop, measured every {1000 * PERIOD_S:g} ms.",
             buckets=BUCKETS_S,
-        )
-        self._work = instruments.histogram(
+        ).of()
+        self._work = instruments.spreads(
             "event_loop_lag_cpu_seconds",
             help="CPU time that the event loop's thread used during that delay: long work of its own.",
             buckets=BUCKETS_S,
-        )
+        ).of()
 
     async def start(self) -> None:
         """Does nothing."""
