@@ -191,7 +191,8 @@ class FrameOutlet:
             frame.counts.extend(counts)
         for each in shares:
             for finish in each.finishes:
-                frame.finishes.append(to_finish(finish.key & SLOT_MASK, self._worker.with_lease_left(finish)))
+                lease_s = self._worker.lease_left_s(finish.handle)
+                frame.finishes.append(to_finish(finish.key & SLOT_MASK, finish, lease_s=lease_s))
         return response
 
 
