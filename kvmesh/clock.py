@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
 from typing import Protocol
 
 LATE_S = 0.2
@@ -50,18 +51,15 @@ def stood_still(due_s: float, now_s: float) -> bool:
     return now_s - due_s >= LATE_S
 
 
-class _AwakeTimer:
-    """Reschedules a timeout to now, `limit_s` after `start` plus the time in which this process was paused.
+class AwakeTimer:
+    """Calls `on_time` after `limit_s`, not counting time in which this process was paused, up to `limit_s` of it."""
 
-    An object and not closures: functions that refer to each other are a reference cycle, one for each request.
-    """
+    __slots__ = ("_left_s", "_loop", "_on_time", "_timer")
 
-    __slots__ = ("_left_s", "_loop", "_timeout", "_timer")
-
-    def __init__(self, timeout: asyncio.Timeout, limit_s: float) -> None:
+    def __init__(self, limit_s: float, on_time: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._timeout = timeout
         self._left_s = limit_s
+        self._on_time = on_time
         self._timer: asyncio.TimerHandle | None = None
         self._wait(limit_s)
 
@@ -71,24 +69,39 @@ class _AwakeTimer:
             timer.cancel()
 
     def _wait(self, wait_s: float) -> None:
-        self._timer = self._loop.call_later(wait_s, self._on_time, self._loop.time() + wait_s)
+        self._timer = self._loop.call_later(wait_s, self._on_timer, self._loop.time() + wait_s)
 
-    def _on_time(self, due_s: float) -> None:
+    def _on_timer(self, due_s: float) -> None:
+        self._timer = None
         now_s = self._loop.time()
         if self._left_s <= 0 or not stood_still(due_s=due_s, now_s=now_s):
-            self._timeout.reschedule(now_s)
+            self._on_time()
             return
         more_s = min(self._left_s, max(now_s - due_s, WAKING_S))
         self._left_s -= more_s
         self._wait(more_s)
 
 
-@asynccontextmanager
-async def awake_timeout(limit_s: float) -> AsyncIterator[None]:
+class awake_timeout:  # noqa: N801 (used like asyncio.timeout)
     """`asyncio.timeout` that does not count time in which this process was paused, up to `limit_s` of it."""
-    async with asyncio.timeout(None) as timeout:
-        timer = _AwakeTimer(timeout, limit_s)
-        try:
-            yield
-        finally:
-            timer.cancel()
+
+    __slots__ = ("_limit_s", "_timeout", "_timer")
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._timeout = asyncio.timeout(None)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+        self._timer = AwakeTimer(self._limit_s, partial(_expire, self._timeout))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        await self._timeout.__aexit__(kind, error, traceback)
+
+
+def _expire(timeout: asyncio.Timeout) -> None:
+    # Not a method: the timer must not refer to the object that has it, or each use would leave a reference cycle.
+    timeout.reschedule(asyncio.get_running_loop().time())

@@ -1,9 +1,8 @@
 """Counts KV blocks by their holders, to compare with what the block pool says. The difference is what leaked."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-
-from kvmesh.core import LoadRecord
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 INTERVAL_S = 1.0
 """Time between two counts while requests run. A count takes about a millisecond for 30 000 blocks."""
@@ -25,14 +24,15 @@ class HeldBlocks:
         self._count = BlockCount(held=0, cached=0)
         self._unaccounted: int | None = None
 
-    def add_to(self, load: LoadRecord, count: Callable[[], BlockCount], *, now_s: float) -> LoadRecord:
-        """Adds the counts to a load record that was made now."""
-        if not load.kv_blocks_used or now_s - self._counted_s >= INTERVAL_S:
+    def load_fields(
+        self, *, free: int, used: int, total: int, count: Callable[[], BlockCount], now_s: float
+    ) -> Mapping[str, Any]:
+        """The counts as fields of a load record that is made now. `free`, `used` and `total`: what the block pool says."""
+        if not used or now_s - self._counted_s >= INTERVAL_S:
             self._counted_s, self._count = now_s, count()
-            self._unaccounted = load.kv_blocks_total - load.kv_blocks_free - self._count.held
-        return replace(
-            load,
-            kv_blocks_cached=self._count.cached,
-            kv_blocks_held=self._count.held,
-            kv_blocks_unaccounted=self._unaccounted,
-        )
+            self._unaccounted = total - free - self._count.held
+        return {
+            "kv_blocks_cached": self._count.cached,
+            "kv_blocks_held": self._count.held,
+            "kv_blocks_unaccounted": self._unaccounted,
+        }

@@ -4,12 +4,13 @@ Decisions without I/O: time is an argument.
 """
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
+from typing import Any
 
-from kvmesh.core import FailingKvPath, KvHandle, KvPath, LoadRecord
+from kvmesh.core import FailingKvPath, KvHandle, KvPath
 from kvmesh.kv.path_causes import Cause, Failure, find_cause
 
 log = logging.getLogger(__name__)
@@ -247,14 +248,13 @@ class KvPaths:
             path = self._paths.get(worker_id)
             return path.cause if path is not None else None
 
-    def add_to(self, load: LoadRecord) -> LoadRecord:
-        """Sets the record's fields about KV paths."""
-        return replace(
-            load,
-            failing_kv_paths=self.failing(),
-            failed_handoffs_total=self.failed_handoffs_total,
-            recomputed_tokens_total=self.recomputed_tokens_total,
-        )
+    def load_fields(self) -> Mapping[str, Any]:
+        """The fields of a load record about KV paths."""
+        return {
+            "failing_kv_paths": self.failing(),
+            "failed_handoffs_total": self.failed_handoffs_total,
+            "recomputed_tokens_total": self.recomputed_tokens_total,
+        }
 
 
 def _average(before: float | None, value: float) -> float:

@@ -38,7 +38,8 @@ class SealScope:
 
 def prompt_digest(generation: Generation) -> bytes:
     """SHA-256 of all that decides what the KV of a prompt is. Unlike block hashes nobody can find two prompts with the same one."""
-    digest = hashlib.sha256(pack_tokens([*generation.token_ids, *generation.emitted_token_ids]))
+    digest = hashlib.sha256(pack_tokens(generation.token_ids))
+    digest.update(pack_tokens(generation.emitted_token_ids))
     media = [(each.content_hash, str(each.position).encode(), str(each.length).encode()) for each in generation.media]
     names = (generation.model.encode(), generation.adapter.encode(), generation.cache_salt.encode())
     for part in (*names, *(part for each in media for part in each)):

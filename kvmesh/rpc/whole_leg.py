@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvmesh.clock import awake_timeout
+from kvmesh.clock import AwakeTimer
 from kvmesh.core import FinishReason, Leg, LegFinish, TokenLogprob
 from kvmesh.errors import DeadlineError, LostError
 from kvmesh.rpc.clients import LegLink
@@ -31,16 +31,14 @@ async def run_leg(link: LegLink, leg: Leg, *, timeout_s: float) -> WholeLeg:
     """
     sink = _Collector(link)
     cancel = link.submit_nowait(leg, sink, timeout_s=timeout_s)
+    timer = AwakeTimer(timeout_s, sink.on_timeout)
     try:
-        async with awake_timeout(timeout_s):
-            return await sink.ended
-    except TimeoutError:
-        sink.give_back()
-        raise DeadlineError("the request ran out of time", where=link.worker.worker_id) from None
+        return await sink.ended
     except BaseException:
         sink.give_back()
         raise
     finally:
+        timer.cancel()
         cancel()
 
 
@@ -72,6 +70,11 @@ class _Collector:
             self.ended.set_exception(LostError("the worker cancelled the request", reason="leg_cancelled"))
         else:
             self.ended.set_result(self._leg)
+
+    def on_timeout(self) -> None:
+        if not self.ended.done():
+            error = DeadlineError("the request ran out of time", where=self._link.worker.worker_id)
+            self.ended.set_exception(error)
 
     def give_back(self) -> None:
         """Releases the handle of a finish that the caller does not receive."""

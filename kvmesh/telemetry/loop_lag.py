@@ -20,34 +20,42 @@ class LoopLag:
     def __init__(self, instruments: Instruments, on_lag: Callable[[float], None] = lambda lag_s: None) -> None:
         """`on_lag` is called with each delay in seconds."""
         self._on_lag = on_lag
-        self._lag = instruments.histogram(
+        self._timer: asyncio.TimerHandle | None = None
+        self._lag = instruments.spreads(
             "event_loop_lag_seconds",
             help=f"Delay of a timer of the event loop, measured every {1000 * PERIOD_S:g} ms.",
             buckets=BUCKETS_S,
-        )
-        self._work = instruments.histogram(
+        ).of()
+        self._work = instruments.spreads(
             "event_loop_lag_cpu_seconds",
             help="CPU time that the event loop's thread used during that delay: long work of its own.",
             buckets=BUCKETS_S,
-        )
+        ).of()
 
     async def start(self) -> None:
         """Does nothing."""
 
     async def run(self) -> None:
         """Measures until cancelled."""
+        self._measure_later()
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = None
+
+    def _measure_later(self) -> None:
         loop = asyncio.get_running_loop()
-        woken = asyncio.Event()
-        while True:
-            due_s = loop.time() + PERIOD_S
-            used_s = time.thread_time()
-            loop.call_at(due_s, woken.set)
-            await woken.wait()
-            woken.clear()
-            lag_s = max(0.0, loop.time() - due_s)
-            self._lag.observe(lag_s)
-            self._work.observe(min(lag_s, time.thread_time() - used_s))
-            self._on_lag(lag_s)
+        due_s = loop.time() + PERIOD_S
+        self._timer = loop.call_at(due_s, self._measure, due_s, time.thread_time())
+
+    def _measure(self, due_s: float, used_s: float) -> None:
+        lag_s = max(0.0, asyncio.get_running_loop().time() - due_s)
+        self._lag.observe(lag_s)
+        self._work.observe(min(lag_s, time.thread_time() - used_s))
+        self._measure_later()
+        self._on_lag(lag_s)
 
     async def aclose(self) -> None:
         """Does nothing; the runner cancels `run`."""

@@ -54,6 +54,7 @@ class FrameOutlet:
         self._steps_max = steps_max
         self._waiting: deque[_WaitingStep] = deque()
         self._wakeup = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
         self._error: MeshError | None = None
         self._is_closed = False
         self.link: CallerLink = worker.open_link(self, legs_max)
@@ -101,25 +102,36 @@ class FrameOutlet:
         """
         loop = asyncio.get_running_loop()
         wrote_at_s = loop.time()
-        while True:
-            if not self._waiting:
-                if self._error is not None:
+        try:
+            while True:
+                now_s = loop.time()
+                if self._waiting:
+                    if (early_s := wrote_at_s + interval_s - now_s) > 0:
+                        await asyncio.sleep(early_s)
+                    else:
+                        wrote_at_s = now_s
+                        await write(self.take_frame())
+                elif self._error is not None:
                     raise self._error
-                if self._is_closed:
+                elif self._is_closed:
                     return
-                self._wakeup.clear()
-                try:
-                    async with asyncio.timeout_at(wrote_at_s + heartbeat_s):
-                        await self._wakeup.wait()
-                except TimeoutError:
-                    wrote_at_s = loop.time()
+                elif now_s >= wrote_at_s + heartbeat_s:
+                    wrote_at_s = now_s
                     if self._worker.engine.is_responsive:
                         await write(pb.AttachResponse(frame=pb.StepFrame()))
-            elif (early_s := wrote_at_s + interval_s - loop.time()) > 0:
-                await asyncio.sleep(early_s)
-            else:
-                wrote_at_s = loop.time()
-                await write(self.take_frame())
+                else:
+                    self._wakeup.clear()
+                    if self._timer is None:
+                        # One timer for each heartbeat, not for each frame.
+                        self._timer = loop.call_at(wrote_at_s + heartbeat_s, self._on_timer)
+                    await self._wakeup.wait()
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._wakeup.set()
 
     def take_frame(self) -> pb.AttachResponse:
         """The next message: as many steps as may share a frame, or one that is a message already."""
@@ -179,7 +191,8 @@ class FrameOutlet:
             frame.counts.extend(counts)
         for each in shares:
             for finish in each.finishes:
-                frame.finishes.append(to_finish(finish.key & SLOT_MASK, self._worker.with_lease_left(finish)))
+                lease_s = self._worker.lease_left_s(finish.handle)
+                frame.finishes.append(to_finish(finish.key & SLOT_MASK, finish, lease_s=lease_s))
         return response
 
 

@@ -151,7 +151,9 @@ class LegServicer:
                     token_ids=step.token_ids,
                     logprobs=None if step.logprobs is None else to_logprobs(step.logprobs),
                     prompt_logprobs=None if step.prompt_logprobs is None else to_logprobs(step.prompt_logprobs),
-                    finish=None if step.finish is None else to_finish(0, self._worker.with_lease_left(step.finish)),
+                    finish=None
+                    if step.finish is None
+                    else to_finish(0, step.finish, lease_s=self._worker.lease_left_s(step.finish.handle)),
                 )
         finally:
             await steps.aclose()  # type: ignore[attr-defined]

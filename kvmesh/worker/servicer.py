@@ -86,16 +86,17 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         pause_s, signal = min(interval_s, settings.load_interval_s), self._worker.load_signal
         quiet_s = max(0.0, settings.load_interval_s - 2 * LATE_RATIO * pause_s)
         while not self._worker.ended.is_set():
-            load = self._worker.engine.load()
+            records = self._worker.engine.rank_loads()
             is_sent = False
-            for record in self._worker.engine.rank_loads() if self._worker.engine.is_responsive else ():
+            for record in records if self._worker.engine.is_responsive else ():
                 rank = filters[record.data_parallel_rank]
                 if rank.passes(record, self._clock.now(), is_draining=self._worker.is_draining):
                     yield pb.WatchLoadResponse(load=to_load(self._worker.load_record(record)))
                     is_sent = True
-            if not is_sent and not (
-                load.running_requests or load.waiting_requests or load.kv_blocks_used or self._worker.legs
-            ):
+            is_busy = self._worker.legs or any(
+                each.running_requests or each.waiting_requests or each.kv_blocks_used for each in records
+            )
+            if not is_sent and not is_busy:
                 # The worker is idle. The next leg notifies the signal, so nothing is missed by waiting longer.
                 # Only after a record that was not sent: the loop may have started a leg while a record was being written.
                 # Blocks in use are freed without a notification: by leases, and by pulls that outlive their requests.

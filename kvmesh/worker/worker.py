@@ -310,13 +310,10 @@ class Worker:
         handle_id = self._leases.handle_of(leg_id)
         return handle_id is not None and self.release_nowait(handle_id)
 
-    def with_lease_left(self, finish: EngineFinish) -> EngineFinish:
-        """The finish with its handle's remaining lease time, which has become shorter since the engine made the handle."""
-        if finish.handle is None:
-            return finish
-        expires_at_s = self._leases.expires_at_s(finish.handle.handle_id)
-        left_s = 0.0 if expires_at_s is None else max(0.0, expires_at_s - self._clock.now())
-        return replace(finish, handle=replace(finish.handle, lease_s=left_s))
+    def lease_left_s(self, handle: KvHandle | None) -> float:
+        """The remaining lease time of a handle, which has become shorter since the engine made it. 0: there is no lease."""
+        expires_at_s = None if handle is None else self._leases.expires_at_s(handle.handle_id)
+        return 0.0 if expires_at_s is None else max(0.0, expires_at_s - self._clock.now())
 
     async def _read_steps(self) -> None:
         try:

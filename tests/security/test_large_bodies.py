@@ -134,9 +134,11 @@ async def test_tenants_take_turns_and_leave_most_of_the_loop() -> None:
     bodies, order = LargeBodies(1 << 30), []
 
     async def read(tenant: str) -> None:
-        async with bodies.turn(tenant, LARGE_BYTES + 1):
-            order.append(tenant)
-            time.sleep(0.01)  # noqa: ASYNC251 (parsing blocks the loop)
+        await bodies.run(tenant, LARGE_BYTES + 1, lambda: parse(tenant))
+
+    def parse(tenant: str) -> None:
+        order.append(tenant)
+        time.sleep(0.01)
 
     began = asyncio.get_running_loop().time()
     async with asyncio.TaskGroup() as tasks:
@@ -157,7 +159,7 @@ async def test_waiting_bodies_have_a_limit_and_can_be_cancelled() -> None:
         await asyncio.sleep(0)
         with pytest.raises(OverloadedError):
             await _enter(bodies, "a", size)
-        await _enter(bodies, "a", 10)
+        assert await bodies.run("a", 10, lambda: "small") == "small"
         waiting.cancel()
     await behind
     await asyncio.wait({waiting})

@@ -101,7 +101,7 @@ class TestFailures:
                 known.failed(pull, TIMED_OUT, now_s=2.0, wall_s=1000.0)
         assert known.begin(handle(), 2.0) is None
         assert known.begin(handle("p2"), 2.0) is not None
-        assert known.add_to(LoadRecord()).failing_kv_paths == [FailingKvPath(worker_id="p1", reason="timed_out")]
+        assert known.load_fields()["failing_kv_paths"] == [FailingKvPath(worker_id="p1", reason="timed_out")]
         assert [record.message for record in caplog.records] == ["kv_path_failing"]
         path = next(each for each in known.paths() if each.worker_id == "p1")
         assert (path.failures_total, path.reason, path.last_failure_at_s) == (2, "timed_out", 1000.0)
@@ -174,7 +174,7 @@ def test_recomputed_prompts_are_counted_but_checks_are_not(known: KvPaths) -> No
     known.expect_check("check")
     known.count_recomputed(handle(handle_id="check"), 24)
     known.count_recomputed(handle(), 100)
-    load = known.add_to(LoadRecord())
+    load = LoadRecord(**known.load_fields())
     assert (load.failed_handoffs_total, load.recomputed_tokens_total) == (1, 100)
 
 

@@ -80,9 +80,8 @@ async def run_plain(worker: Worker, leg: Leg, timeout_s: float | None = None) ->
 
 def lease_left_s(worker: Worker, finish: EngineFinish) -> float:
     """The remaining lease as it would be sent now."""
-    handle = worker.with_lease_left(finish).handle
-    assert handle is not None
-    return handle.lease_s
+    assert finish.handle is not None
+    return worker.lease_left_s(finish.handle)
 
 
 async def test_each_leg_has_one_finish(rig: WorkerRig) -> None:

@@ -237,7 +237,7 @@ class SimulatedEngine:
         scheduler = self.scheduler
         running, waiting, waiting_tokens = scheduler.counts()
         available, total = scheduler.pool.available, scheduler.pool.total
-        load = LoadRecord(
+        return LoadRecord(
             step=self._step,
             taken_at_s=self._clock.wall(),
             running_requests=running,
@@ -260,8 +260,15 @@ class SimulatedEngine:
             receiving_requests=scheduler.decodes.receiving,
             retracted_requests=scheduler.decodes.retracted,
             pulling_requests=self._pulls.in_flight if self._pulls is not None else 0,
+            **self._held_blocks.load_fields(
+                free=available,
+                used=total - available,
+                total=total,
+                count=self._count_blocks,
+                now_s=self._clock.now(),
+            ),
+            **scheduler.paths.load_fields(),
         )
-        return scheduler.paths.add_to(self._held_blocks.add_to(load, self._count_blocks, now_s=self._clock.now()))
 
     def _count_blocks(self) -> BlockCount:
         pulled = self._pulls.blocks() if self._pulls is not None else ()
@@ -330,10 +337,9 @@ class SimulatedEngine:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._processing is not None and self._death is None:
             self._deliver(self._processing)
-        step = self.scheduler.take_finishes()
-        if step.has_output and self._death is None:
+        if (finishes := self.scheduler.take_finishes()) and self._death is None:
             self._step += 1
-            self._outputs.put_nowait(step.output(self._step))
+            self._outputs.put_nowait(Step(finishes=finishes).output(self._step))
         self._publish_events()
         self._events.close_nowait()
         self._outputs.close_nowait(self._death)
@@ -363,8 +369,8 @@ class SimulatedEngine:
                     await self._end_processing()
                 elif self._is_asleep:
                     # A sleeping engine makes no step but answers cancels.
-                    if (step := self.scheduler.take_finishes()).has_output:
-                        self._deliver(step)
+                    if finishes := self.scheduler.take_finishes():
+                        self._deliver(Step(finishes=finishes))
                     await self._wait_woken()
                 elif not self.scheduler.has_work:
                     await self._wait_woken()
@@ -399,7 +405,7 @@ class SimulatedEngine:
         finally:
             # `aclose` interrupts the sleep, but the output is still delivered. Legs that were cancelled during the sleep finish with
             # this step, since the next step's output is a whole step away.
-            step.finishes.extend(self.scheduler.take_finishes().finishes)
+            step.finishes.extend(self.scheduler.take_finishes())
             self._deliver(step)
         if not factor:
             await asyncio.sleep(0)

@@ -256,7 +256,7 @@ class Scheduler:
         self._has_preempted = False
         self.output_tokens_total += len(step.token_ids) - self._internal_tokens
         self._internal_tokens = 0
-        step.finishes, self._finishes = self._finishes, []
+        step.finishes = self.take_finishes()
         return step
 
     def _admit_decodes(self, step: Step) -> None:
@@ -275,11 +275,10 @@ class Scheduler:
         while budget > 0 and not self._has_preempted and (admitted := self._admit(step, now_s)) is not None:
             budget -= self._prefill(admitted, budget, step, now_s=now_s)
 
-    def take_finishes(self) -> Step:
-        """A step with the finishes of ended legs only."""
-        step = Step(finishes=self._finishes)
-        self._finishes = []
-        return step
+    def take_finishes(self) -> list[EngineFinish]:
+        """The finishes of legs that have ended since the last call."""
+        finishes, self._finishes = self._finishes, []
+        return finishes
 
     def _decode(self, step: Step) -> None:
         if self.settings.decode_tokens_per_step == 1:

@@ -234,7 +234,7 @@ class VllmEngine:
 
     def load(self) -> LoadRecord:
         """The load after the newest iteration of the engine thread."""
-        return self.kv_paths.add_to(self._load)
+        return replace(self._load, **self.kv_paths.load_fields())
 
     async def load_adapter(self, name: str, source: str) -> None:
         full_name = await asyncio.to_thread(self._adapters.full_name, name, source)

@@ -180,7 +180,7 @@ class Runner:
         for handle_id in [handle_id for handle_id in self._leases if not self._core.is_held(handle_id)]:
             del self._leases[handle_id]
         now = self._core.load()
-        load = replace(
+        return replace(
             self._load,
             step=self._step,
             running_requests=now.running_requests,
@@ -194,8 +194,14 @@ class Runner:
             preempted_requests_total=now.preempted_requests_total,
             pulling_requests=len(self._aborted_pulls)
             + sum(leg.pull_ends_s is not None for leg in self._pulls.values()),
+            **self._held_blocks.load_fields(
+                free=now.kv_blocks_free,
+                used=now.kv_blocks_used,
+                total=now.kv_blocks_total,
+                count=self._core.count_blocks,
+                now_s=self._now(),
+            ),
         )
-        return self._held_blocks.add_to(load, self._core.count_blocks, now_s=self._now())
 
     def _take(self, leg: VllmLeg, output: Any) -> None:
         if output.prefill_stats is not None:

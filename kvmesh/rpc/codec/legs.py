@@ -5,7 +5,7 @@ from dataclasses import replace
 from kvmesh.api.worker.v1 import legs_pb2 as pb
 from kvmesh.core import FinishReason, KvHandle, Leg, LegFinish, LegTask
 from kvmesh.errors import InternalError, InvalidRequestError
-from kvmesh.rpc.codec.scalars import known_enum, optional_field, required_text
+from kvmesh.rpc.codec.scalars import fill_positive_duration, known_enum, optional_field, required_text
 from kvmesh.rpc.codec.types import (
     FINISH_REASON_NUMBERS,
     FINISH_REASONS,
@@ -66,8 +66,8 @@ def from_leg(message: pb.Leg, *, default_id: str = "") -> Leg:
     )
 
 
-def to_finish(slot: int, finish: LegFinish) -> pb.Finish:
-    """Writes the handle's lease unchanged: the caller subtracts the time that has passed."""
+def to_finish(slot: int, finish: LegFinish, *, lease_s: float | None = None) -> pb.Finish:
+    """`lease_s` is the time left of the handle's lease, if it differs from that in the handle."""
     message = pb.Finish(
         slot=slot,
         reason=FINISH_REASON_NUMBERS[finish.reason],
@@ -78,6 +78,8 @@ def to_finish(slot: int, finish: LegFinish) -> pb.Finish:
     )
     if finish.handle is not None:
         fill_handle(message.handle, finish.handle)
+        if lease_s is not None:
+            fill_positive_duration(message.handle.lease, lease_s)
     if finish.embedding is not None:
         message.embedding.values.extend(finish.embedding)
     return message

@@ -171,13 +171,21 @@ class Pipeline:
             )
             if (constraint := prepared.generation.sampling.constraint) is not None:
                 self.access.charge(prepared.caller, tokens=len(constraint.text) // CONSTRAINT_CHARACTERS_PER_CHARGED)
+            usage: Usage | None = None
             try:
-                if not self._tracing.is_on:
-                    return await self._run_placements(run, began_s)
-                return await self._run_traced(run, prepared, began_s)
+                if self._tracing.is_on:
+                    result = await self._run_traced(run, prepared, began_s)
+                else:
+                    result = await self._run_placements(run, began_s)
+                usage = result.usage
+                return result
             finally:
                 self.access.leave(
-                    permit, run.spent(), caller=prepared.caller, request_id=request_id, model=prepared.model.name
+                    permit,
+                    usage or run.spent(),
+                    caller=prepared.caller,
+                    request_id=request_id,
+                    model=prepared.model.name,
                 )
 
     async def _run_traced(self, run: RequestRun, prepared: Prepared, began_s: float) -> RequestResult:

@@ -1,6 +1,7 @@
 """POST /v1/messages and /v1/messages/count_tokens."""
 
 import re
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -19,7 +20,7 @@ from services.frontend.api.anthropic.read import BUDGET_WARNING, read_message
 from services.frontend.api.http.boundary import Boundary
 from services.frontend.api.http.exchange import Exchange
 from services.frontend.api.http.steering import steer
-from services.frontend.api.http.streaming import event_stream, streamed_response
+from services.frontend.api.http.streaming import stream_answer
 from services.frontend.api.request_body import invalid_value
 from services.frontend.api.run import ApiRequest, RequestContext, run_all
 from services.frontend.pipeline.prepare import Prepared
@@ -61,9 +62,8 @@ async def _serve_message(exchange: Exchange) -> web.StreamResponse:
         events = MessageEvents(
             request_id=exchange.request_id, model=request.model, reader=reader, prompt_tokens=prompt_tokens
         )
-        async with event_stream(exchange, [prepared], events, choices=1) as stream:
-            await run_all(exchange, [prepared], stream, reader=reader)
-        return streamed_response(exchange.request)
+        run = partial(run_all, exchange, [prepared], reader=reader)
+        return await stream_answer(exchange, [prepared], events, run=run, choices=1)
     body = await whole_message(exchange, request.model, prepared, reader=reader)
     exchange.warn(*reader.warnings)
     return exchange.json_response(body)

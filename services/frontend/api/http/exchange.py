@@ -52,16 +52,20 @@ class Exchange(RequestContext):
         self.body_bytes = len(data)
         tenant = self.caller.tenant
         await self.pipeline.starts.wait(tenant)
-        async with self.large_bodies.turn(tenant, len(data)):
-            values = parse_object(data)
-            if is_strict:
-                return read(values)
-            if values.get("model") is None and self.settings.model_is_optional:
-                served = self.pipeline.models.served()
-                if len(served) == 1:
-                    values["model"] = served[0].name
-            refuses = self.settings.refuses_unknown_fields
-            body, ignored = (read(values), []) if refuses else read_tolerantly(read, values)
+        return await self.large_bodies.run(
+            tenant, len(data), lambda: self._read_object(data, read, is_strict=is_strict)
+        )
+
+    def _read_object(self, data: bytes, read: Callable[[dict[str, Any]], ParsedBody], *, is_strict: bool) -> ParsedBody:
+        values = parse_object(data)
+        if is_strict:
+            return read(values)
+        if values.get("model") is None and self.settings.model_is_optional:
+            served = self.pipeline.models.served()
+            if len(served) == 1:
+                values["model"] = served[0].name
+        refuses = self.settings.refuses_unknown_fields
+        body, ignored = (read(values), []) if refuses else read_tolerantly(read, values)
         if ignored := [*ignored, *(name for name in UNUSED_HINTS if values.get(name) is not None)]:
             self.warn(f"ignored: {' '.join(ignored)}")
         return body

@@ -17,11 +17,11 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Respond = Callable[[web.Request, MeshError], web.Response]
 
 
-def host_check(settings: HttpSettings, respond: Respond) -> "list[Callable[..., Awaitable[web.StreamResponse]]]":
-    """Returns the middleware that checks `Host`; none if every name is allowed."""
+def with_host_check(handler: Handler, settings: HttpSettings, respond: Respond) -> Handler:
+    """Returns `handler` behind the check of `Host`; as it is if every name is allowed."""
     accepts_loopback = is_loopback(settings.host or LOOPBACK)
     if not accepts_loopback and not settings.hosts:
-        return []
+        return handler
     names = frozenset(each.lower() for each in settings.hosts)
     known: set[str] = set()
 
@@ -32,15 +32,14 @@ def host_check(settings: HttpSettings, respond: Respond) -> "list[Callable[..., 
             known.add(host)
         return allowed
 
-    @web.middleware
-    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def check(request: web.Request) -> web.StreamResponse:
         host = request.headers.get(hdrs.HOST, "")
         if host in known or is_allowed(host):
             return await handler(request)
         message = f"the name {name_of(host)[:64]!r} of this server is not allowed; --http-hosts lists more names"
         return respond(request, PermissionDeniedError(message, field=hdrs.HOST, reason="host_not_allowed"))
 
-    return [check]
+    return check
 
 
 def check_form_origin(request: web.Request, settings: HttpSettings) -> None:

@@ -6,12 +6,14 @@ took. So however many large bodies arrive, all other work has most of the loop, 
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from kvmesh.errors import OverloadedError
 from services.frontend.pipeline.tenant_turns import TenantTurns
 
+Result = TypeVar("Result")
 LARGE_BYTES = 65_536
 PAUSE_FACTOR = 3.0
 """Large bodies take at most a quarter of the loop."""
@@ -33,12 +35,16 @@ class LargeBodies:
         """Bytes of the bodies that wait or are being read."""
         return sum(self._bytes.values())
 
+    async def run(self, tenant: str, size_bytes: int, read: Callable[[], Result]) -> Result:
+        """Calls `read` when it is the body's turn; for a small one at once. OverloadedError if too much waits."""
+        if size_bytes <= LARGE_BYTES:
+            return read()
+        async with self.turn(tenant, size_bytes):
+            return read()
+
     @asynccontextmanager
     async def turn(self, tenant: str, size_bytes: int) -> AsyncIterator[None]:
-        """Waits for the turn of a body; a small one does not wait. The block must not await. OverloadedError if too much waits."""
-        if size_bytes <= LARGE_BYTES:
-            yield
-            return
+        """Waits for the turn of a large body."""
         of_tenant = self._bytes.get(tenant, 0) + size_bytes
         if of_tenant > self._bytes_max // 4 or self.waiting_bytes + size_bytes > self._bytes_max:
             raise OverloadedError("too many large requests at a time", reason="bodies_full", retry_after_s=1.0)

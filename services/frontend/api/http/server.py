@@ -15,7 +15,7 @@ from services.frontend.api.anthropic.body import MESSAGES_PATH, VERSION_HEADER
 from services.frontend.api.anthropic.body import error_body as messages_error_body
 from services.frontend.api.http.boundary import Boundary, Serve, error_response
 from services.frontend.api.http.exchange import json_response
-from services.frontend.api.http.hosts import host_check
+from services.frontend.api.http.hosts import with_host_check
 from services.frontend.api.http.request_bytes import defer_continue
 from services.frontend.api.http.runner import ConnectionRunner
 from services.frontend.api.openai.bodies import model_body
@@ -71,9 +71,7 @@ class HttpServer:
     async def start(self) -> None:
         """Binds the address and serves. Raises OSError if the address cannot be bound."""
         settings = self._settings
-        app = web.Application(
-            client_max_size=settings.body_bytes_max, middlewares=host_check(settings, self._refuse_host)
-        )
+        app = web.Application(client_max_size=settings.body_bytes_max)
         for path, serve in SERVED_PATHS.items():
             app.router.add_post(path, self._boundary.handler(serve))
         app.router.add_get("/v1/models", self._models)
@@ -90,6 +88,7 @@ class HttpServer:
             route._expect_handler = defer_continue
         self._runner = ConnectionRunner(
             app,
+            wrap=lambda handler: with_host_check(handler, settings, self._refuse_host),
             access_log=None,
             handle_signals=False,
             shutdown_timeout=1.0,

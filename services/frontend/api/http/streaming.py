@@ -1,8 +1,8 @@
 """The HTTP response of a streamed answer."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from http import HTTPStatus
 
 from aiohttp import web
@@ -34,14 +34,19 @@ class WrittenResponse(web.StreamResponse):
     async def write_eof(self, data: bytes = b"") -> None: ...
 
 
-@asynccontextmanager
-async def event_stream(
-    exchange: Exchange, prepared: Sequence[Prepared], encoder: EventEncoder, *, choices: int, is_detailed: bool = False
-) -> AsyncIterator[EventStream]:
-    """Opens the stream in which the requests run; leaving it writes the last events.
+async def stream_answer(
+    exchange: Exchange,
+    prepared: Sequence[Prepared],
+    encoder: EventEncoder,
+    *,
+    run: Callable[[EventStream], Awaitable[None]],
+    choices: int,
+    is_detailed: bool = False,
+) -> WrittenResponse:
+    """Opens a stream, runs the requests with it as their sink, and writes the last events. Returns the response.
 
-    A failure before the first write leaves the context; a later one becomes the last event. `is_detailed`: the events hold
-    more than text, and their rate is limited (see EventPace).
+    Raises a failure before the first write; a later one becomes the last event. `is_detailed`: the events hold more than
+    text, and their rate is limited (see EventPace).
     """
     request = exchange.request
     transport = request.transport
@@ -61,7 +66,7 @@ async def event_stream(
     )
     try:
         with exchange.pace.opened() if is_detailed else nullcontext():
-            yield stream
+            await run(stream)
         stream.finish(exchange.usage)
     except Exception as error:
         if not stream.has_begun:
@@ -74,11 +79,7 @@ async def event_stream(
         stream.close()
     if not await stream.wait_sent(exchange.settings.stalled_client_timeout_s):
         exchange.code, exchange.reason = CLIENT_GONE, "client_stalled"
-
-
-def streamed_response(request: web.Request) -> WrittenResponse:
-    """Returns the response of a request whose stream has ended."""
-    return WrittenResponse(keeps_alive=request.version >= (1, 1) and bool(request.keep_alive))
+    return WrittenResponse(keeps_alive=is_chunked and bool(request.keep_alive))
 
 
 def _head(exchange: Exchange, *, is_chunked: bool) -> bytes:

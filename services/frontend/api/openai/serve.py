@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -11,7 +12,7 @@ from services.frontend.api.answer_reader import AnswerReader, make_reader
 from services.frontend.api.http.exchange import Exchange
 from services.frontend.api.http.steering import steer
 from services.frontend.api.http.stream import EventEncoder
-from services.frontend.api.http.streaming import event_stream, streamed_response
+from services.frontend.api.http.streaming import stream_answer
 from services.frontend.api.openai.bodies import chat_body, completion_body
 from services.frontend.api.openai.chat_request import read_chat
 from services.frontend.api.openai.chunks import ChatChunks, CompletionChunks
@@ -47,9 +48,8 @@ async def _serve(exchange: Exchange, request: ApiRequest) -> web.StreamResponse:
     else:
         encoder = CompletionChunks(request, prepared, created_s=created_s)
     is_detailed = request.has_logprobs or request.returns_token_ids
-    async with event_stream(exchange, prepared, encoder, choices=request.choices, is_detailed=is_detailed) as stream:
-        await run_all(exchange, prepared, stream, reader=reader)
-    return streamed_response(exchange.request)
+    run = partial(run_all, exchange, prepared, reader=reader)
+    return await stream_answer(exchange, prepared, encoder, run=run, choices=request.choices, is_detailed=is_detailed)
 
 
 async def whole_body(

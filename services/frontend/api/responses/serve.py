@@ -18,7 +18,8 @@ from services.frontend.api.answer_reader import AnswerReader, make_reader
 from services.frontend.api.http.boundary import Boundary
 from services.frontend.api.http.exchange import Exchange
 from services.frontend.api.http.steering import steer
-from services.frontend.api.http.streaming import event_stream, streamed_response
+from services.frontend.api.http.stream import EventStream
+from services.frontend.api.http.streaming import stream_answer
 from services.frontend.api.openai.logprobs import chat_entries
 from services.frontend.api.responses.body import COMPLETED, begun_body, ended_body, item_body, status_of
 from services.frontend.api.responses.events import ResponseEvents
@@ -109,14 +110,16 @@ class Responses:
             text=prepared.model.text,
             includes_logprobs=parsed.includes_logprobs,
         )
-        async with event_stream(
-            exchange, [prepared], events, choices=1, is_detailed=parsed.includes_logprobs
-        ) as stream:
+
+        async def run(stream: EventStream) -> None:
             await run_all(exchange, [prepared], stream, reader=reader)
             # A client that has seen the last event can continue the response.
             final = events.complete(exchange.usage, int(exchange.pipeline.clock.wall()))
             await self._store_answer(exchange, parsed, final)
-        return streamed_response(exchange.request)
+
+        return await stream_answer(
+            exchange, [prepared], events, run=run, choices=1, is_detailed=parsed.includes_logprobs
+        )
 
     async def _count(self, exchange: Exchange) -> web.StreamResponse:
         request = await self._to_request(exchange, await exchange.read_request(self.parse))
