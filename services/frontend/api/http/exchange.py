@@ -1,5 +1,6 @@
 """One HTTP request while it is served: its body, the headers of its response, and its outcome."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -84,4 +85,12 @@ def status_of(error: MeshError) -> int:
 
 def json_response(body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
     """Returns a response of `body` as compact JSON."""
-    return web.Response(body=orjson.dumps(body), status=status, headers=headers, content_type="application/json")
+    return web.Response(body=_encoded(body), status=status, headers=headers, content_type="application/json")
+
+
+def _encoded(body: Any) -> bytes:
+    try:
+        return orjson.dumps(body)
+    except TypeError:
+        # An error names a part of a head or a form whose bytes are no UTF-8. They come as surrogates.
+        return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
