@@ -136,7 +136,10 @@ class InferenceServicer(BatchServicer):
         if len(request.token_ids) > model.context_tokens_max:
             raise InvalidRequestError(f"token_ids must have at most {model.context_tokens_max} ids", field="token_ids")
         token_ids = checked_ids(list(request.token_ids), "token_ids", model)
-        return pb.DetokenizeResponse(text=model.text.decode(token_ids, skip_special_tokens=request.skip_special_tokens))
+        text = await self._pipeline.detokenise(
+            token_ids, model, caller=rpc_caller.get(), skip_special_tokens=request.skip_special_tokens
+        )
+        return pb.DetokenizeResponse(text=text)
 
     async def ListModels(
         self, request: pb.ListModelsRequest, context: ServicerContext[Any, Any]

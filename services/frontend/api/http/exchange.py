@@ -35,6 +35,7 @@ class Exchange(RequestContext):
     headers: dict[str, str]
     code: int = 200
     reason: str = "ok"
+    body_bytes: int = 0
 
     @property
     def owner(self) -> str:
@@ -49,11 +50,14 @@ class Exchange(RequestContext):
         Unless `is_strict`, an absent `model` becomes the only one that is served, and unused hints are ignored with a warning; so are
         unknown fields, unless the settings refuse them.
         """
-        data = await read_bytes(self.request, self.settings, self.caller, decompressing=self.large_bodies.decompressing)
-        self.body_bytes = len(data)
-        tenant = self.caller.tenant
-        await self.pipeline.starts.wait(tenant)
-        async with self.large_bodies.turn(tenant, len(data)):
+        tenant, large_bodies = self.caller.tenant, self.large_bodies
+        with large_bodies.arriving(tenant) as grow:
+            data = await read_bytes(
+                self.request, self.settings, self.caller, decompressing=large_bodies.decompressing, grow=grow
+            )
+            self.body_bytes = len(data)
+            await self.pipeline.starts.wait(tenant)
+        async with large_bodies.turn(tenant, len(data)):
             values = parse_object(data)
             if is_strict:
                 return read(values)
