@@ -323,6 +323,11 @@ class PipelineSettings:
         256,
         "Requests that a frontend places on one worker while no router answers. Routers know the workers' limits, it does not.",
     )
+    unread_timeout_s: float = setting(
+        30.0,
+        "Longest time in which a gRPC client takes nothing of an answer that waits for it; then its call is cancelled.",
+        min=0.1,
+    )
     link_timeout_s: float = setting(5.0, "Longest wait for a connection to a worker.", min=0.01)
     placement_attempts: int = setting(
         3,
