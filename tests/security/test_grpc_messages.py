@@ -1,5 +1,6 @@
 """gRPC messages, and texts inside of requests, with millions of small values: they are refused before they are built."""
 
+import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,9 @@ import grpc.aio
 import orjson
 import pytest
 
+from kvmesh import constraint_costs
 from kvmesh.api.inference.v1 import inference_pb2 as pb
+from kvmesh.api.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from kvmesh.api.types.v1 import sampling_pb2
 from kvmesh.errors import InvalidRequestError
 from kvmesh.rpc.codec.batch import from_create_batch
@@ -26,6 +29,7 @@ SERVICE = "/kvmesh.inference.v1.InferenceService/"
 BYTES = 4 << 20
 CPU_S_MAX = 0.5
 """Of client and server, which are one process here, for 4 MiB. Building the values took from one to six seconds."""
+USER_MESSAGE = pb.ChatMessage(role=pb.CHAT_ROLE_USER, content="Hi")
 TEXT = '{"a":[' + "[]," * (BYTES // 3) + "[]]}"
 
 
@@ -60,7 +64,7 @@ def messages() -> Iterator[Any]:
     text = request(model="tiny", text="Hi").SerializeToString()
     options = field(pb.GenerationOptions, "sampling", many(sampling, "logit_bias"))
     yield pytest.param("Generate", text + field(request, "options", options), id="logit_bias")
-    user = pb.ChatMessage(role=pb.CHAT_ROLE_USER, content="Hi")
+    user = USER_MESSAGE
     said = chat(model="tiny", messages=[user]).SerializeToString()
     for name in ("template_arguments", "documents"):
         yield pytest.param("Chat", said + field(chat, name, struct()), id=name)
@@ -79,6 +83,33 @@ async def test_a_message_of_millions_of_values_is_not_built(model: ServedModel, 
         call: Any = channel.unary_stream(SERVICE + method)(data)
         assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT, await call.details()
         assert time.process_time() - began < CPU_S_MAX
+
+
+async def test_the_cost_of_a_long_schema_is_not_estimated_on_the_event_loop(model: ServedModel) -> None:
+    """240 kB of it took the loop a quarter of a second."""
+    schema = '{"a":[' + "[]," * 80_000 + "[]]}"
+    constraint = sampling_pb2.Constraint(json_schema=schema)
+    options = pb.GenerationOptions(sampling=sampling_pb2.SamplingParams(constraint=constraint))
+    most_s = 0.0
+
+    async def measure() -> None:
+        nonlocal most_s
+        while True:
+            began_s = time.thread_time()
+            await asyncio.sleep(0.001)
+            most_s = max(most_s, time.thread_time() - began_s)
+
+    async with frontend(model) as rig, grpc.aio.insecure_channel(rig.rpc_address) as channel:
+        stub = InferenceServiceStub(channel)
+        measuring = asyncio.create_task(measure())
+        for request in (
+            stub.Generate(pb.GenerateRequest(model="tiny", text="Hi", options=options)),
+            stub.Chat(pb.ChatRequest(model="tiny", messages=[USER_MESSAGE], options=options)),
+        ):
+            constraint_costs._verdicts.clear()
+            assert await request.code() is grpc.StatusCode.INVALID_ARGUMENT
+        measuring.cancel()
+    assert most_s < 0.1
 
 
 def test_lines_of_a_batch_are_counted_before_they_are_read() -> None:
