@@ -41,6 +41,7 @@ from kvmesh.errors import InvalidRequestError, MeshError, UnauthenticatedError
 from kvmesh.identity.certificates import source_of
 from kvmesh.identity.roles import MeshRole
 from kvmesh.identity.secret import read_private
+from kvmesh.lifecycle.process import raise_descriptor_limit
 from kvmesh.network.names import LOOPBACK, is_loopback, registry_host
 from kvmesh.network.place import check_protected, choose_address
 from kvmesh.settings import SettingsError, load
@@ -475,6 +476,7 @@ def _run(settings: UpSettings, place: MeshPlace, places: WorkerPlaces, *, starte
     with suppress(OSError):
         cache.mkdir(parents=True, exist_ok=True)
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    raise_descriptor_limit()  # For the registry, and for all services, which inherit it.
     os.umask(0o077)  # Logs, state and sockets of all processes are for this user only.
     log_path = place.run_dir / "up.log"
     log_path.unlink(missing_ok=True)

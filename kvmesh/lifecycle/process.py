@@ -6,6 +6,7 @@ import ctypes
 import gc
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
@@ -87,6 +88,17 @@ async def collect_young_objects(interval_s: float = COLLECT_S) -> None:
         gc.collect(1 if number % OLDER_ROUNDS == 0 else 0)
 
 
+def raise_descriptor_limit() -> None:
+    """Raises the soft limit of open descriptors to the hard one.
+
+    In a login shell the soft one is 1 024, far below the frontend's limits of connections: a thousand silent connections of a stranger would
+    keep everybody else out.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # Systems without a hard limit have one of their own.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def run_process(make_main: Callable[[], Awaitable[None]]) -> int:
     """Runs a process's main coroutine and returns its exit status. Prints a failure in one line.
 
@@ -95,6 +107,7 @@ def run_process(make_main: Callable[[], Awaitable[None]]) -> int:
     if parent := os.environ.pop(PARENT_VARIABLE, ""):
         die_with_parent(int(parent))
 
+    raise_descriptor_limit()
     collect_rarely()
 
     async def main() -> None:

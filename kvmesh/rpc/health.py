@@ -1,4 +1,4 @@
-"""Health, reflection and channelz, which every server serves."""
+"""Health, reflection and channelz."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -50,7 +50,7 @@ class GrpcHealth:
 
 def add_reflection(service_names: Sequence[str], server: Any) -> None:
     """Adds reflection in both versions, which differ only in the package's name; new clients use v1."""
-    servicer: Any = reflection.aio.ReflectionServicer((*service_names, HEALTH, CHANNELZ, REFLECTION_ALPHA))
+    servicer: Any = reflection.aio.ReflectionServicer((*service_names, HEALTH, REFLECTION_ALPHA))
     add: Any = add_ServerReflectionServicer_to_server
     add(servicer, server)
     handler = grpc.stream_stream_rpc_method_handler(

@@ -22,6 +22,9 @@ _log = event_logger(__name__)
 # What the generated base class sets before it raises, as gRPC gives it back.
 _UNIMPLEMENTED = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNIMPLEMENTED.value[0])
 
+_WRITE_FAILED = "ExecuteBatchError"
+"""gRPC's error, which it does not export, of a message that was being written when the client left. It comes before the cancel."""
+
 
 def server_interceptors(
     telemetry: Telemetry, mesh: CertificateSource | None = None, intentions: Intentions | None = None
@@ -86,7 +89,9 @@ def _translating(inner: Any, method: Any) -> Any:
         except DecodeError:
             # Of a stream's message it is raised where the servicer reads it.
             await abort_with(context, InvalidRequestError("the message cannot be decoded", reason="invalid_message"))
-        except Exception as error:  # noqa: BLE001 (the boundary that keeps defects from clients; logged)
+        except Exception as error:
+            if type(error).__name__ == _WRITE_FAILED:
+                raise asyncio.CancelledError("the client is gone") from error
             if isinstance(error, NotImplementedError) and context.code() in _UNIMPLEMENTED:
                 await context.abort(grpc.StatusCode.UNIMPLEMENTED, "method not implemented")
             incident = uuid.uuid4().hex

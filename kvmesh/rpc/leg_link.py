@@ -201,10 +201,15 @@ class GrpcLegLink:
             requests.append(pb.AttachRequest())
             self._request_bytes = 0
         submission = requests[-1].submissions.add()
-        submission.slot = slot
-        fill_leg(submission.leg, leg)
-        if not math.isinf(timeout_s):
-            fill_positive_duration(submission.timeout, timeout_s)
+        try:
+            submission.slot = slot
+            fill_leg(submission.leg, leg)
+            if not math.isinf(timeout_s):
+                fill_positive_duration(submission.timeout, timeout_s)
+        except BaseException:
+            # A half of it would run on the worker, in a slot that the next leg gets, and end the stream with all its legs.
+            del requests[-1].submissions[-1]
+            raise
         size = submission.ByteSize()
         if size > SUBMISSION_BYTES_MAX:
             # gRPC would end the stream, and every other request on it, for one that is too large.

@@ -9,14 +9,14 @@ import grpc.aio
 
 from kvmesh.identity.certificates import CertificateSource
 from kvmesh.network.names import host_port
-from kvmesh.rpc.health import GrpcHealth, add_channelz, add_reflection
+from kvmesh.rpc.health import CHANNELZ, GrpcHealth, add_channelz, add_reflection
 from kvmesh.rpc.settings import RpcSettings, server_credentials, server_options
 
 _logger = logging.getLogger(__name__)
 
 
 class RpcServer:
-    """Serves the given services with health, reflection and channelz.
+    """Serves the given services with health and reflection, and with channelz unless its clients are outside of the mesh.
 
     1. Between `start` and `set_serving(True)` it serves calls, but its health is NOT_SERVING, so the registry sends it no clients.
     2. `aclose` sets NOT_SERVING, refuses new calls, waits `grace_s` for calls in flight, and cancels the rest.
@@ -62,8 +62,11 @@ class RpcServer:
         server = grpc.aio.server(interceptors=self._interceptors, options=server_options(self._settings))
         self._add_services(server)
         await self._health.add_to(server)
-        add_reflection(self._service_names, server)
-        add_channelz(server)
+        names = self._service_names
+        if self._settings.has_channelz:
+            add_channelz(server)
+            names = (*names, CHANNELZ)
+        add_reflection(names, server)
         self._port = self._bind(server)
         await server.start()
         self._server = server

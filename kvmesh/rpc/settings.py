@@ -29,6 +29,7 @@ class RpcSettings:
     )
     streams_max: int = internal(4096, "Concurrent calls per connection.")
     request_bytes_max: int = internal(0, "Largest message that the server receives; 0: message_bytes_max.")
+    connections_max: int = internal(0, "Connections of the server; more are closed at once. 0: no limit.")
     handshake_timeout_s: float = internal(20.0, "Longest handshake of a new connection, TLS included.")
     keepalive_s: float = setting(
         20.0, "Silence after which a peer is pinged; finds peers that vanished without a word.", min=1
@@ -46,6 +47,11 @@ class RpcSettings:
     )
     channels_max: int = internal(4096, "Channels to different peers at a time.")
     grace_s: float = setting(5.0, "Time for calls in flight when the server stops.", min=0)
+
+    @property
+    def has_channelz(self) -> bool:
+        """Whether the server serves gRPC's own statistics of this process."""
+        return True
 
     @property
     def listen_host(self) -> str:
@@ -77,6 +83,11 @@ class PublicRpcSettings(RpcSettings):
     @property
     def has_tls(self) -> bool:
         return bool(self.tls_certificate_file or self.tls_authority_file)
+
+    @property
+    def has_channelz(self) -> bool:
+        """Its statistics have the addresses of the mesh's services and of all clients."""
+        return False
 
 
 STREAM_WINDOW_BYTES = 512
@@ -112,7 +123,8 @@ def server_options(settings: RpcSettings) -> Options:
         ("grpc.so_reuseport", 0),
         # Peers ping each keepalive_s; half of it leaves room for their clocks.
         ("grpc.http2.min_ping_interval_without_data_ms", round(settings.keepalive_s * 500)),
-        ("grpc.enable_channelz", 1),
+        ("grpc.enable_channelz", int(settings.has_channelz)),
+        *([("grpc.max_allowed_incoming_connections", settings.connections_max)] if settings.connections_max else []),
     ]
 
 

@@ -8,7 +8,14 @@ from kvmesh.telemetry.metrics import Instruments
 from kvmesh.telemetry.metrics_server import MetricsServer
 from kvmesh.telemetry.settings import TelemetrySettings
 from kvmesh.telemetry.telemetry import Telemetry
-from kvmesh.telemetry.tracing import Tracing, current_span, current_traceparent, fail_span, traceparent_of
+from kvmesh.telemetry.tracing import (
+    Tracing,
+    current_span,
+    current_traceparent,
+    fail_span,
+    is_traceparent,
+    traceparent_of,
+)
 
 __all__ = [
     "EventLogger",
@@ -26,5 +33,6 @@ __all__ = [
     "current_traceparent",
     "event_logger",
     "fail_span",
+    "is_traceparent",
     "traceparent_of",
 ]

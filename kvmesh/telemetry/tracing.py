@@ -86,6 +86,11 @@ class Tracing:
             yield span
 
 
+def is_traceparent(text: str) -> bool:
+    """Whether a client's text has the form of a traceparent. W3C: another one must be ignored."""
+    return text.isascii() and _TRACEPARENT.match(text) is not None
+
+
 def current_span() -> Span:
     """The span that is current in this task; without a trace, one that records nothing."""
     return trace.get_current_span()

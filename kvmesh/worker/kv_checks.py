@@ -102,7 +102,9 @@ class KvChecks:
 
     async def _find_failure(self, source: WorkerRef, leg_id: str) -> tuple[str, str] | None:
         """Reason and detail. None: KV was pulled."""
-        self._worker.engine.kv_paths.set_host(source.worker_id, host=_host(source))
+        if source.worker_id not in self._sources:
+            # It is about to register. Of a registered one the registry says where it is, not who asks for the check: pulls go there.
+            self._worker.engine.kv_paths.set_host(source.worker_id, host=_host(source))
         name = f"{self._worker.identity.worker_id}/{self._worker.identity.epoch}/{source.worker_id}"
         generation = short_prompt(self._worker.description, name, tokens=1)
         reader = KvReader(worker_id=self._worker.identity.worker_id, leg_id=leg_id)

@@ -48,7 +48,7 @@ class HttpSettings:
     )
     bodies_bytes_max: int = setting(
         256 << 20,
-        "Request bodies above 64 KiB that wait to be parsed, all together; one tenant may hold a quarter of it.",
+        "Request bodies above 64 KiB that wait to be parsed, all together; four times as much may arrive. One tenant may hold a quarter.",
         min=32 << 20,
     )
     head_timeout_s: float = setting(10.0, "Longest wait for a request's head.", min=0.1)
@@ -190,6 +190,7 @@ class GrpcApiSettings:
 
     request_bytes_max: int = setting(8 << 20, "Largest request, as over HTTP.", min=1024, max=(1 << 31) - 1)
     streams_max: int = setting(256, "Calls at a time on one connection; clients hold back more.", min=1)
+    connections_max: int = setting(8192, "Most connections, as over HTTP; more are closed at once.", min=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,6 +323,11 @@ class PipelineSettings:
         256,
         "Requests that a frontend places on one worker while no router answers. Routers know the workers' limits, it does not.",
     )
+    unread_timeout_s: float = setting(
+        30.0,
+        "Longest time in which a gRPC client takes nothing of an answer that waits for it; then its call is cancelled.",
+        min=0.1,
+    )
     link_timeout_s: float = setting(5.0, "Longest wait for a connection to a worker.", min=0.01)
     placement_attempts: int = setting(
         3,
@@ -443,7 +449,12 @@ class FrontendSettings(NetworkSettings):
     def server_rpc(self) -> PublicRpcSettings:
         """The settings of the gRPC server, whose clients are not services of the mesh."""
         api = self.grpc_api
-        return replace(self.rpc, request_bytes_max=api.request_bytes_max, streams_max=api.streams_max)
+        return replace(
+            self.rpc,
+            request_bytes_max=api.request_bytes_max,
+            streams_max=api.streams_max,
+            connections_max=api.connections_max,
+        )
 
     @property
     def parser_names(self) -> ParserNames:

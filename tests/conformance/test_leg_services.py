@@ -308,6 +308,25 @@ async def test_a_link_carries_legs(rig: WorkerRig) -> None:
     assert all(len(sink.finishes) == 1 for sink in sinks)
 
 
+async def test_a_leg_that_cannot_be_written_leaves_nothing(rig: WorkerRig) -> None:
+    """It fails alone, whatever its fields are: half of it in the next message would take the slot of another leg and end the stream."""
+    links = links_to(rig)
+    link = await links.link(rig.ref, Role.DECODE, timeout_s=PATIENCE_S)
+    before, after = Sink(), Sink()
+    cancel = link.submit_nowait(make_leg("before", tokens=4000), before, timeout_s=30.0)
+    await wait_until(lambda: bool(before.tokens), "a leg runs")
+    with pytest.raises(UnicodeEncodeError):
+        link.submit_nowait(make_leg("half", traceparent="\udcff"), Sink(), timeout_s=30.0)
+    link.submit_nowait(make_leg("after", tokens=10), after, timeout_s=30.0)
+    await wait_until(lambda: bool(after.finishes), "the next leg ends")
+    assert after.finishes[0].reason is FinishReason.LENGTH and len(after.tokens) == 10
+    cancel()
+    await wait_until(lambda: bool(before.finishes), "the earlier leg ends")
+    assert before.finishes[0].reason is FinishReason.CANCELLED
+    await links.aclose()
+    await rig.wait_free()
+
+
 @pytest.mark.parametrize("event", ["death", "stop", "closed"])
 async def test_a_link_that_ends_fails_its_legs_once(rig: WorkerRig, event: str) -> None:
     """Engine failure, worker stop, frontend close: each leg is lost exactly once, and new legs are rejected or get a new link."""

@@ -36,7 +36,7 @@ PATHS = (
     "/v1/kv/?recurse",
     "/v1/health/service/kvmesh-decode",
 )
-PUBLIC_METHODS = ("/grpc.health.v1.", "/grpc.channelz.", "/grpc.reflection.")
+PUBLIC_METHODS = ("/grpc.health.v1.", "/grpc.reflection.")
 LISTENING = "0A"
 HEALTH_PATHS = {"/metrics", "/health", "/live"}
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from kvmesh.api.inference.grpc_service_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
 from kvmesh.api.inference.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from kvmesh.clock import SystemClock
 from kvmesh.rpc.interceptors import server_interceptors
@@ -22,6 +23,8 @@ from services.frontend.access.keys import hash_of
 from services.frontend.access.settings import AccessSettings
 from services.frontend.api.grpc.servicer import SERVICE_NAME, InferenceServicer
 from services.frontend.api.http.server import AddRoutes, HttpServer
+from services.frontend.api.kserve.servicer import SERVICE_NAME as KSERVE_NAME
+from services.frontend.api.kserve.servicer import KserveServicer
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import ServedModel
 from services.frontend.pipeline.pipeline import Pipeline
@@ -118,10 +121,15 @@ async def frontend(
         access=access,
     )
     http = HttpServer(pipeline, replace(settings.http, port=0), metrics, more_routes=more_routes)
+
+    def add_services(server: Any) -> None:
+        add_InferenceServiceServicer_to_server(InferenceServicer(pipeline), server)
+        add_GRPCInferenceServiceServicer_to_server(KserveServicer(pipeline, settings.kserve), server)
+
     rpc = RpcServer(
         settings.server_rpc,
-        service_names=[SERVICE_NAME],
-        add_services=lambda server: add_InferenceServiceServicer_to_server(InferenceServicer(pipeline), server),
+        service_names=[SERVICE_NAME, KSERVE_NAME],
+        add_services=add_services,
         interceptors=[*server_interceptors(Telemetry.create("frontend")), AccessInterceptor(access)],
     )
     await http.start()

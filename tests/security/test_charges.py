@@ -65,6 +65,14 @@ async def test_tokenising_is_charged(model: ServedModel, tmp_path: Path, path: s
         assert statuses[0] == 200 and statuses[-1] == 429
 
 
+@pytest.mark.parametrize("path", ["/detokenize", "/v1/detokenize"])
+async def test_detokenising_is_charged(model: ServedModel, tmp_path: Path, path: str) -> None:
+    """As much as tokenising."""
+    async with frontend(model, keys=key_document(tmp_path, tokens_per_minute=50)) as rig:
+        statuses = [await status_of(rig, {"model": "tiny", "tokens": [5] * 400}, path) for _ in range(5)]
+        assert statuses[0] == 200 and statuses[-1] == 429
+
+
 async def test_grpc_calls_are_charged_too(model: ServedModel, tmp_path: Path) -> None:
     metadata = (("authorization", "Bearer good"),)
     async with (

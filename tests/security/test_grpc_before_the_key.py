@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from bench.hostile.connection import PREFACE, Frame, http2_frame
 from kvmesh.api.inference.v1 import inference_pb2 as pb
 from kvmesh.api.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from services.frontend.models import ServedModel
@@ -123,6 +124,31 @@ async def list_models_elsewhere(rig: Rig) -> None:
     """A call on another connection, which is served meanwhile."""
     async with grpc.aio.insecure_channel(rig.rpc_address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         await InferenceServiceStub(channel).ListModels(pb.ListModelsRequest())
+
+
+async def test_more_connections_than_allowed_are_closed(model: ServedModel) -> None:
+    """Each takes a descriptor of the process, and clients without a key could take them all."""
+    settings = FrontendSettings(grpc_api=GrpcApiSettings(connections_max=3))
+    async with frontend(model, settings=settings) as rig:
+        host, _, port = rig.rpc_address.rpartition(":")
+        opened = [await asyncio.open_connection(host, int(port)) for _ in range(6)]
+        try:
+            for _, writer in opened:
+                writer.write(PREFACE + http2_frame(kind=Frame.SETTINGS, flags=0, stream=0, payload=b""))
+            answers = [asyncio.create_task(reader.read(9)) for reader, _ in opened]
+            done, _ = await asyncio.wait(answers, timeout=PATIENCE_S)
+            assert sorted(len(answer.result()) > 0 for answer in done) == [False] * 3 + [True] * 3
+        finally:
+            for _, writer in opened:
+                writer.transport.abort()
+
+
+async def test_clients_see_nothing_of_the_process(model: ServedModel) -> None:
+    """Channelz would list the addresses of all clients and of the mesh's services."""
+    async with frontend(model) as rig, grpc.aio.insecure_channel(rig.rpc_address) as channel:
+        for method in ("GetServers", "GetTopChannels", "GetServerSockets"):
+            call = channel.unary_unary(f"/grpc.channelz.v1.Channelz/{method}")(b"")
+            assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def _until(condition: Any) -> None:

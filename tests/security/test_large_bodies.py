@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -17,7 +18,8 @@ from services.frontend.api.http.json_size import SLICE_BYTES, JsonCounter, JsonL
 from services.frontend.api.http.large_bodies import LARGE_BYTES, LargeBodies
 from services.frontend.models import ServedModel
 from services.frontend.settings import FrontendSettings, HttpSettings
-from tests.security.rig import CHAT, Rig, frontend
+from tests.patience import PATIENCE_S
+from tests.security.rig import CHAT, Connection, Rig, frontend, head_of
 
 VALUES = st.recursive(
     st.none() | st.integers(0, 9) | st.text(alphabet='ab\\"[]{},: \n', max_size=12),
@@ -165,6 +167,27 @@ async def test_waiting_bodies_have_a_limit_and_can_be_cancelled() -> None:
     await asyncio.wait({waiting})
     assert waiting.cancelled() and bodies.waiting_bytes == 0
     await _enter(bodies, "b", size)
+
+
+async def test_arriving_bodies_have_a_limit(model: ServedModel, keys: Path) -> None:
+    """A tenant that sends many large bodies and completes none holds as much as may wait, and others send theirs."""
+    settings = FrontendSettings(http=HttpSettings(bodies_bytes_max=32 << 20))
+    values = {"Content_Type": "application/json", "Authorization": "Bearer good", "Content_Length": "8000000"}
+    async with frontend(model, keys=keys, settings=settings) as rig, aiohttp.ClientSession() as session:
+        opened = [await Connection.open(rig.http_port) for _ in range(6)]
+        for connection in opened:
+            connection.writer.write(head_of(**values) + b" " * 7_900_000)
+        answers = [asyncio.create_task(connection.head()) for connection in opened]
+        done, _ = await asyncio.wait(answers, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+        assert b" 503 " in done.pop().result()
+        head = {"Authorization": "Bearer zip"}
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "x" * 100_000}]}
+        async with session.post(rig.url + CHAT, json=body, headers=head) as response:
+            # It was read: only its prompt is too long.
+            assert (await response.json())["error"]["code"] == "context_length_exceeded"
+        for answer in answers:
+            answer.cancel()
+        await asyncio.wait(answers)
 
 
 async def _enter(bodies: LargeBodies, tenant: str, size: int) -> None:

@@ -1,14 +1,21 @@
 """Clients that ask for much and read nothing hold neither memory nor a handler for long."""
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
+import grpc.aio
 import pytest
 
+from kvmesh.api.inference.v1 import inference_pb2 as pb
+from kvmesh.api.inference.v1.inference_pb2_grpc import InferenceServiceStub
+from kvmesh.api.types.v1 import sampling_pb2
+from services.frontend.api.grpc.running import RunningRequest
 from services.frontend.models import ServedModel
-from services.frontend.settings import FrontendSettings
+from services.frontend.settings import FrontendSettings, PipelineSettings
+from tests.frontend_mesh import FakeMesh
 from tests.patience import PATIENCE_S
 from tests.security.rig import Connection, Rig, frontend, head_of
 
@@ -67,3 +74,62 @@ async def test_a_client_that_reads_slowly_gets_everything(rig: Rig) -> None:
             size = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
             await connection.reader.readexactly(size)
             await asyncio.sleep(0.05)
+
+
+LONG = 5_000
+"""Tokens of an answer whose log-probabilities do not fit in the buffers of gRPC and the kernel."""
+DETAILED = pb.GenerateRequest(
+    model="tiny",
+    text="Hi",
+    options=pb.GenerationOptions(
+        stream=True, sampling=sampling_pb2.SamplingParams(max_tokens=LONG, logprobs=20, ignore_eos=True)
+    ),
+)
+
+
+@pytest.mark.parametrize("ends_first", [False, True])
+async def test_a_grpc_client_that_reads_nothing_loses_its_call(model: ServedModel, ends_first: bool) -> None:
+    """It held its answer in memory, 45 MB with log-probabilities of 20 000 tokens, also after the request was over. A slow one gets all."""
+    mesh = FakeMesh(answer=lambda _: [5] * LONG, tokens_per_step=LONG if ends_first else 50, step_s=0.02)
+    settings = FrontendSettings(pipeline=PipelineSettings(unread_timeout_s=1.0))
+    model = replace(model, context_tokens_max=2 * LONG)
+    async with (
+        frontend(model, settings=settings, mesh=mesh) as rig,
+        grpc.aio.insecure_channel(rig.rpc_address, options=[("grpc.http2.bdp_probe", 0)]) as channel,
+    ):
+        stub = InferenceServiceStub(channel)
+        calls = [stub.Generate(DETAILED) for _ in range(3)]
+        async with asyncio.timeout(PATIENCE_S):
+            while len(mesh.asks) < len(calls):
+                await asyncio.sleep(0.05)
+            while [each for each in gc.get_objects() if type(each) is RunningRequest]:
+                await asyncio.sleep(0.2)
+            assert not rig.pipeline.in_flight
+            tokens = 0
+            async for response in stub.Generate(DETAILED):
+                tokens += len(response.logprobs.token_logprobs)
+                await asyncio.sleep(0.1)
+        assert tokens == LONG
+        for call in calls:
+            call.cancel()
+
+
+async def test_a_grpc_client_that_leaves_while_it_is_written_to_is_no_defect(
+    model: ServedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each client that left an unread answer wrote a traceback to the log."""
+    mesh = FakeMesh(answer=lambda _: [5] * LONG, tokens_per_step=LONG)
+    async with (
+        frontend(replace(model, context_tokens_max=2 * LONG), mesh=mesh) as rig,
+        grpc.aio.insecure_channel(rig.rpc_address, options=[("grpc.http2.bdp_probe", 0)]) as channel,
+    ):
+        calls = [InferenceServiceStub(channel).Generate(DETAILED) for _ in range(3)]
+        async with asyncio.timeout(PATIENCE_S):
+            while len(mesh.asks) < len(calls) or rig.pipeline.in_flight:
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(0.5)
+            for call in calls:
+                call.cancel()
+            while [each for each in gc.get_objects() if type(each) is RunningRequest]:
+                await asyncio.sleep(0.2)
+    assert not [record for record in caplog.records if record.exc_info]

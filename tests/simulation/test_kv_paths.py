@@ -221,6 +221,23 @@ def test_a_check_on_request() -> None:
     run_story(MeshShape(prefill=1, decode=1), story)
 
 
+def test_who_asks_for_a_check_does_not_say_where_a_worker_is() -> None:
+    """A worker that was taken over gives another one's id its own address. Pulls go on to where the registry says."""
+
+    async def story(mesh: SimulatedMesh) -> None:
+        await run_all(mesh, ["first"])
+        pool = mesh.world.network.pool()
+        client, decode = GrpcWorkerClient(pool), decode_of(mesh)
+        listed = decode.engine.kv_paths.host_of(PREFILL)
+        claimed = WorkerRef(worker_id=PREFILL, address="203.0.113.9:1", epoch=1)
+        checked = await client.check_kv_path(decode.address, claimed, timeout_s=10.0)
+        assert not checked.is_ok
+        assert listed and decode.engine.kv_paths.host_of(PREFILL) == listed
+        await pool.aclose()
+
+    run_story(MeshShape(prefill=1, decode=1), story)
+
+
 @pytest.mark.parametrize("worker_id", ["decode-0", PREFILL])
 def test_the_warm_up_leaves_nothing(worker_id: str) -> None:
     """No leases, and no blocks but those of a check. A failed check does not stop the start."""

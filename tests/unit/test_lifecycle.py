@@ -311,3 +311,21 @@ def test_a_parent_that_died_before_is_noticed() -> None:
     )
     assert child.returncode == -signal.SIGKILL
     assert child.stdout == b""
+
+
+FEW_DESCRIPTORS = """
+import asyncio, resource, sys
+from kvmesh.lifecycle import run_process
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 512))
+
+async def main():
+    print(resource.getrlimit(resource.RLIMIT_NOFILE))
+
+sys.exit(run_process(main))
+"""
+
+
+def test_a_service_has_all_descriptors_that_it_may_have() -> None:
+    """A login shell's 1 024 are fewer than a frontend's connections: strangers could take them all."""
+    child = subprocess.run([sys.executable, "-c", FEW_DESCRIPTORS], capture_output=True, timeout=PATIENCE_S, text=True)
+    assert child.stdout == "(512, 512)\n", child.stderr

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvmesh.api.inference.v1 import inference_pb2 as pb
+from kvmesh.checks import check_length
 from kvmesh.core import Usage
 from kvmesh.errors import InvalidRequestError
 from kvmesh.rpc.codec.scalars import known_enum, positive_duration, required_text, to_timestamp
@@ -12,6 +13,7 @@ from kvmesh.rpc.codec.types import to_usage
 
 WINDOW_S = 86_400.0
 ID_CHARACTERS_MAX = 128
+METADATA_MAX = 16
 ENDPOINTS: Mapping[int, str] = {
     pb.BATCH_ENDPOINT_CHAT_COMPLETIONS: "/v1/chat/completions",
     pb.BATCH_ENDPOINT_COMPLETIONS: "/v1/completions",
@@ -41,9 +43,12 @@ class BatchResult:
     body: str
 
 
-def from_create_batch(message: pb.CreateBatchRequest) -> BatchCall:
-    """The value; the frontend checks its own limits."""
+def from_create_batch(message: pb.CreateBatchRequest, *, lines_max: int) -> BatchCall:
+    """The value. Checks the counts before it builds the lists: a message of 8 MB has room for millions of entries."""
+    check_length(len(message.metadata), "metadata", high=METADATA_MAX)
     kind = message.WhichOneof("input")
+    if kind == "lines":
+        check_length(len(message.lines.lines), "lines.lines", low=1, high=lines_max)
     if kind is None:
         raise InvalidRequestError("input_file_id or lines must be given", field="input")
     window_s = positive_duration(message, "completion_window", field="completion_window")

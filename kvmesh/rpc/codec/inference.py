@@ -8,17 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
 from kvmesh.api.inference.v1 import inference_pb2 as pb
 from kvmesh.api.types.v1 import output_pb2
 from kvmesh.checks import REQUEST_ID_CHARACTERS_MAX, check_length, check_range
 from kvmesh.core import FinishReason, Media, SamplingParams, TokenLogprob, Usage
 from kvmesh.errors import InvalidRequestError, MeshError
 from kvmesh.rpc.clients import EmbedResult
+from kvmesh.rpc.codec.json_texts import JsonTexts
 from kvmesh.rpc.codec.sampling import DOCUMENT_BYTES_MAX, from_sampling
 from kvmesh.rpc.codec.scalars import known_enum, optional_field, positive_duration, required_text
-from kvmesh.rpc.codec.struct import from_struct
+from kvmesh.rpc.codec.struct import StructReader
 from kvmesh.rpc.codec.types import FINISH_REASON_NUMBERS, from_media, to_logprobs, to_usage
 from kvmesh.rpc.status import to_detail
 
@@ -134,14 +133,15 @@ def from_chat_request(message: pb.ChatRequest, *, prefix: str = "") -> ChatCall:
     check_length(len(message.messages), f"{prefix}messages", low=1, high=MESSAGES_MAX)
     check_length(len(message.tools), f"{prefix}tools", high=TOOLS_MAX)
     check_length(len(message.documents), f"{prefix}documents", high=DOCUMENTS_MAX)
+    texts, structs = JsonTexts(), StructReader()
     return ChatCall(
         model=required_text(message.model, field=f"{prefix}model", characters_max=MODEL_CHARACTERS_MAX),
-        messages=[_from_message(each, f"{prefix}messages[{i}].") for i, each in enumerate(message.messages)],
-        tools=[_from_tool(each, f"{prefix}tools[{i}].") for i, each in enumerate(message.tools)],
+        messages=[_from_message(each, texts, f"{prefix}messages[{i}].") for i, each in enumerate(message.messages)],
+        tools=[_from_tool(each, texts, structs, prefix=f"{prefix}tools[{i}].") for i, each in enumerate(message.tools)],
         tool_choice=_tool_choice(message, prefix),
-        template_arguments=from_struct(message.template_arguments, f"{prefix}template_arguments"),
+        template_arguments=structs.read(message.template_arguments, f"{prefix}template_arguments"),
         options=from_options(message.options, prefix=f"{prefix}options."),
-        documents=[from_struct(each, f"{prefix}documents[{i}]") for i, each in enumerate(message.documents)],
+        documents=[structs.read(each, f"{prefix}documents[{i}]") for i, each in enumerate(message.documents)],
         strict=[tool.name for tool in message.tools if tool.strict],
         is_parallel=message.parallel_tool_calls if message.HasField("parallel_tool_calls") else True,
         continues_final_message=message.continue_final_message,
@@ -204,7 +204,7 @@ def _kept(message: pb.GenerationOptions | pb.EmbedRequest, prefix: str) -> int |
     return count
 
 
-def _from_message(message: pb.ChatMessage, prefix: str) -> dict[str, Any]:
+def _from_message(message: pb.ChatMessage, texts: JsonTexts, prefix: str) -> dict[str, Any]:
     role = known_enum(message.role, ROLES, f"{prefix}role")
     check_length(len(message.tool_calls), f"{prefix}tool_calls", high=CALLS_MAX)
     if message.tool_calls and role != "assistant":
@@ -214,7 +214,7 @@ def _from_message(message: pb.ChatMessage, prefix: str) -> dict[str, Any]:
     value: dict[str, Any] = {"role": role, "content": message.content}
     if message.tool_calls:
         value["tool_calls"] = [
-            _from_call(each, f"{prefix}tool_calls[{i}].") for i, each in enumerate(message.tool_calls)
+            _from_call(each, texts, f"{prefix}tool_calls[{i}].") for i, each in enumerate(message.tool_calls)
         ]
     optional = (
         ("tool_call_id", message.tool_call_id),
@@ -225,24 +225,21 @@ def _from_message(message: pb.ChatMessage, prefix: str) -> dict[str, Any]:
     return value
 
 
-def _from_call(call: pb.ToolCall, prefix: str) -> dict[str, Any]:
+def _from_call(call: pb.ToolCall, texts: JsonTexts, prefix: str) -> dict[str, Any]:
     """Its arguments are an object, as chat templates need them."""
-    arguments = _object(call.arguments or "{}", field=f"{prefix}arguments")
+    arguments = _object(call.arguments or "{}", texts, field=f"{prefix}arguments")
     name = required_text(call.name, field=f"{prefix}name", characters_max=256)
     return {"id": call.id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _object(text: str, field: str) -> dict[str, Any]:
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        value = None
-    if not isinstance(value, dict):
+def _object(text: str, texts: JsonTexts, field: str) -> dict[str, Any]:
+    value = texts.object_in(text)
+    if value is None:
         raise InvalidRequestError(f"{field} must be a JSON object", field=field)
     return value
 
 
-def _from_tool(tool: pb.Tool, prefix: str) -> dict[str, Any]:
+def _from_tool(tool: pb.Tool, texts: JsonTexts, structs: StructReader, *, prefix: str) -> dict[str, Any]:
     if not _TOOL_NAME.match(tool.name):
         raise InvalidRequestError(
             f"{prefix}name must have 1 to 64 characters of A-Z a-z 0-9 _ . -", field=f"{prefix}name"
@@ -254,9 +251,9 @@ def _from_tool(tool: pb.Tool, prefix: str) -> dict[str, Any]:
         raise InvalidRequestError(f"{prefix}parameters and parameters_json are both given", field=f"{prefix}parameters")
     if tool.parameters_json:
         check_length(len(tool.parameters_json), f"{prefix}parameters_json", high=DOCUMENT_BYTES_MAX, unit="bytes")
-        function["parameters"] = _object(tool.parameters_json, field=f"{prefix}parameters_json")
+        function["parameters"] = _object(tool.parameters_json, texts, field=f"{prefix}parameters_json")
     elif tool.HasField("parameters"):
-        function["parameters"] = from_struct(tool.parameters, f"{prefix}parameters")
+        function["parameters"] = structs.read(tool.parameters, f"{prefix}parameters")
     return {"type": "function", "function": function}
 
 

@@ -3,7 +3,7 @@
 from functools import lru_cache
 
 from kvmesh.api.types.v1 import sampling_pb2 as pb
-from kvmesh.checks import check_length, check_sampling
+from kvmesh.checks import LOGIT_BIAS_MAX, STOP_STRINGS_MAX, STOP_TOKENS_MAX, check_length, check_sampling
 from kvmesh.core import Constraint, ConstraintKind, SamplingParams
 from kvmesh.core.sampling import RANGES
 from kvmesh.errors import InvalidRequestError
@@ -13,6 +13,7 @@ DOCUMENT_BYTES_MAX = 256 << 10
 REGEX_BYTES_MAX = 16 << 10
 OPTIONS_MAX = 1024
 OPTION_CHARACTERS_MAX = 4096
+_ENTRIES_MAX = {"stop": STOP_STRINGS_MAX, "stop_token_ids": STOP_TOKENS_MAX, "logit_bias": LOGIT_BIAS_MAX}
 CACHED_MAX = 256
 CACHED_BYTES_MAX = 1024
 """Size of a message whose value is cached. Longer ones hold documents, which rarely repeat."""
@@ -55,6 +56,9 @@ def _from_bytes(data: bytes, prefix: str) -> SamplingParams:
 
 
 def _from_sampling(message: pb.SamplingParams, prefix: str) -> SamplingParams:
+    # Before the lists are built: a message of 8 MB has room for millions of entries.
+    for name, most in _ENTRIES_MAX.items():
+        check_length(len(getattr(message, name)), f"{prefix}{name}", high=most)
     scalars = {name: optional_field(message, name) for name in RANGES}
     params = SamplingParams(
         **scalars,

@@ -28,6 +28,9 @@ from services.frontend.pipeline.request import Request
 
 _log = logging.getLogger(__name__)
 DOCUMENT_BYTES_MAX = 64 << 20
+BODY_BYTES_PER_CHARGED = 32
+"""Bytes of the body of a refused request, for each token that a quota is charged: less than a fifth of what the body would cost if it ran."""
+_NOT_CHARGED = (401, 429, 499)
 Decided = TypeVar("Decided")
 _KINDS = ("prompt", "cached", "output", "reasoning")
 
@@ -120,6 +123,11 @@ class Access:
         """Charges work other than a run: texts that were tokenised, bodies that were refused. It may overdraw the quotas."""
         if caller is not ANYBODY:
             self.quotas.charge(caller, requests=requests, tokens=tokens, now_s=self._clock.now())
+
+    def charge_refusal(self, caller: Caller, code: int, *, body_bytes: int) -> None:
+        """Charges a request that ended with an error of its client. `code`: its HTTP status, also of a gRPC call."""
+        if 400 <= code < 500 and code not in _NOT_CHARGED:
+            self.charge(caller, requests=1, tokens=body_bytes // BODY_BYTES_PER_CHARGED)
 
     def leave(self, permit: Permit | None, usage: Usage, *, caller: Caller, request_id: str, model: str) -> None:
         """Accounts the usage of a request that ended, successfully or not. Called once per request."""

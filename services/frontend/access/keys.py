@@ -29,8 +29,8 @@ _KNOWN = {"tenant", "key_sha256", "models", "expires_at", *_FLAGS, *_QUOTAS}
 
 
 def hash_of(key: str) -> str:
-    """Returns the hex digest that the document lists for a key."""
-    return hashlib.sha256(key.encode()).hexdigest()
+    """Returns the hex digest that the document lists for a key. Bytes of a header that are no UTF-8 are in `key` as surrogates."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

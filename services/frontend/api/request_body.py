@@ -15,11 +15,10 @@ import orjson
 from msgspec import Meta, Struct
 
 from kvmesh.errors import InvalidRequestError, MeshError, UnsupportedError
+from kvmesh.rpc.codec.json_texts import NESTING_MAX, JsonTexts, is_nested_too_deeply
 
 INTEGER_MAX = 2**63 - 1
 TOKENS_MAX = 2**31 - 1
-NESTING_MAX = 200
-"""Arrays and objects inside each other. orjson reads 1 024 and writes 254, and parts of a request are written again."""
 _NAME_CHARACTERS_MAX = 128
 _WHAT_CHARACTERS_MAX = 256
 _MISSING = "Object missing required field `"
@@ -91,28 +90,14 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise InvalidRequestError(f"the body is not valid JSON: {error}", reason="invalid_json") from None
     if not isinstance(value, dict):
         raise InvalidRequestError("the body must be a JSON object", reason="invalid_json")
-    if body.count(b"{") + body.count(b"[") > NESTING_MAX and _is_nested_too_deeply(value):
+    if body.count(b"{") + body.count(b"[") > NESTING_MAX and is_nested_too_deeply(value):
         raise InvalidRequestError(f"the body is nested more than {NESTING_MAX} times", reason="invalid_json")
     return value
 
 
 def object_in(text: str) -> JsonObject | None:
-    """Parses a string that contains a JSON object; None if it contains anything else."""
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return None
-    return value if isinstance(value, dict) and not _is_nested_too_deeply(value) else None
-
-
-def _is_nested_too_deeply(value: JsonObject) -> bool:
-    level: list[Any] = [value]
-    for _ in range(NESTING_MAX):
-        parts = (each.values() if isinstance(each, dict) else each for each in level)
-        level = [part for each in parts for part in each if isinstance(part, dict | list)]
-        if not level:
-            return False
-    return True
+    """Parses a string that contains a JSON object; None if it contains anything else. For several strings of a request see `JsonTexts`."""
+    return JsonTexts().object_in(text)
 
 
 def read_body(kind: type[Kind], values: Mapping[str, Any], prefix: str = "") -> Kind:

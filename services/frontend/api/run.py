@@ -18,9 +18,6 @@ from services.frontend.pipeline.request import AnswerSink, Ending, Request, Requ
 
 _log = logging.getLogger(__name__)
 WARNING_HEADER = "X-Kvmesh-Warning"
-BODY_BYTES_PER_CHARGED = 32
-"""Bytes of the body of a refused request, for each token that a quota is charged: less than a fifth of what the body would cost if it ran."""
-_NOT_CHARGED = (401, 429, 499)
 CLIENT_GONE = 499
 """nginx's status for a client that closed its connection before the answer was complete."""
 
@@ -66,7 +63,6 @@ class RequestContext:
     model_name: str = ""
     usage: Usage = field(default_factory=Usage)
     ttft_s: float | None = None
-    body_bytes: int = 0
 
     def find_model(self, name: str, *, adapter: str = "") -> ServedModel:
         """Returns and records a model. Raises NotFoundError, and UnavailableError if it has no workers."""
@@ -88,8 +84,6 @@ class RequestContext:
 
     def account(self, *, path: str, code: int, reason: str, client_id: str = "") -> None:
         """Counts and logs the request at its end."""
-        if 400 <= code < 500 and code not in _NOT_CHARGED:
-            self.pipeline.access.charge(self.caller, requests=1, tokens=self.body_bytes // BODY_BYTES_PER_CHARGED)
         model = self.model_name or UNKNOWN_MODEL
         self.pipeline.metrics.requests.of(model, str(code)).value += 1
         if not _log.isEnabledFor(logging.INFO):

@@ -6,9 +6,10 @@ prompts up to `inline_characters_max`. So the same code runs in a whole-mesh sim
 
 import asyncio
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 from kvmesh.clock import Clock
@@ -40,6 +41,8 @@ from services.frontend.settings import PipelineSettings
 
 TOKENISED_PER_CHARGED = 16
 """Tokens of a text that is only tokenised, for each token that a quota is charged."""
+DETOKENISED_INLINE_MAX = 16_384
+"""Token ids that are detokenised on the event loop, which takes about 5 ms; more use a thread."""
 CONSTRAINT_CHARACTERS_PER_CHARGED = 4
 """Characters of a schema, grammar or regular expression, for each token that a quota is charged."""
 
@@ -147,6 +150,15 @@ class Pipeline:
         token_ids = await tokens_of(self.access.isolate(request, caller), model, self.settings)
         self.access.charge(caller, tokens=len(token_ids) // TOKENISED_PER_CHARGED)
         return token_ids
+
+    async def detokenise(
+        self, token_ids: Sequence[int], model: ServedModel, *, caller: Caller, skip_special_tokens: bool
+    ) -> str:
+        """Returns the text of token ids. Charges as much as `tokenise`."""
+        decode = partial(model.text.decode, token_ids, skip_special_tokens=skip_special_tokens)
+        text = decode() if len(token_ids) <= DETOKENISED_INLINE_MAX else await asyncio.to_thread(decode)
+        self.access.charge(caller, tokens=len(token_ids) // TOKENISED_PER_CHARGED)
+        return text
 
     async def run(self, prepared: Prepared, sink: AnswerSink, *, began_s: float) -> RequestResult:
         """Runs a request to its end; the sink receives the answer. `began_s`: when the client's request arrived.

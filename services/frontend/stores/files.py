@@ -37,7 +37,8 @@ class FileStore:
     async def keep_and_add(
         self, file: NewFile, *, owner: str, name: str, purpose: str, ttl_s: float | None = None
     ) -> Row:
-        """Completes a file and adds its row. Raises OverloadedError if the store is full; then no bytes remain."""
+        """Completes a file and adds its row. Raises OverloadedError if the store is full, and InvalidRequestError for a name that cannot be
+        stored; then no bytes remain."""
         size_bytes, file_id = file.size_bytes, file.file_id
         await self.check_room(owner=owner, file_id=file_id, size_bytes=size_bytes)
         try:
@@ -49,7 +50,7 @@ class FileStore:
             return await self.add(
                 owner=owner, file_id=file_id, name=name, purpose=purpose, size_bytes=size_bytes, ttl_s=ttl_s
             )
-        except OverloadedError:
+        except (OverloadedError, InvalidRequestError):
             await self._remove_rest(file_id)
             raise
 

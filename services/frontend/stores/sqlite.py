@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kvmesh.errors import UnavailableError
+from kvmesh.errors import InvalidRequestError, UnavailableError
 from services.frontend.stores.database import DISK_FULL, DISK_FULL_RETRY_S, Connection, Row, WaitingCalls
 
 T = TypeVar("T")
@@ -120,6 +120,9 @@ class SqliteDatabase:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
+        except UnicodeEncodeError as error:
+            # Bytes of a head or a form that are no UTF-8 come as surrogates.
+            raise InvalidRequestError("a text has characters that cannot be stored") from error
         except sqlite3.Error as error:
             raise _unavailable(error) from error
         return result

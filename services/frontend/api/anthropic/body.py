@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvmesh.core import FinishReason, Usage
-from kvmesh.errors import MeshError
+from kvmesh.errors import InvalidRequestError, MeshError
 from services.frontend.api.answer_blocks import Block, BlockKind
 from services.frontend.api.http.exchange import status_of
 from services.frontend.api.request_body import object_in
@@ -74,7 +74,10 @@ def block_body(block: Block) -> dict[str, Any]:
     text = block.text
     if block.kind is not BlockKind.CALL:
         return _text_block(block.kind, text)
-    arguments = object_in(text) if text else {}
+    try:
+        arguments = object_in(text) if text else {}
+    except InvalidRequestError:  # It has too many values.
+        arguments = None
     if arguments is None:
         return {"type": "text", "text": f"{block.name}: {text}"}
     return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": arguments}

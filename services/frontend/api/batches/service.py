@@ -48,6 +48,11 @@ class BatchService:
         self._settings = settings
         self._new_id = new_id
 
+    @property
+    def lines_max(self) -> int:
+        """Most lines of a batch."""
+        return self._settings.lines_max
+
     async def create(
         self,
         owner: str,

@@ -27,7 +27,8 @@ class BatchServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._batches = batches
 
     async def CreateBatch(self, request: pb.CreateBatchRequest, context: Context) -> pb.CreateBatchResponse:
-        row = await self._service.create_from_call(_owner(), from_create_batch(request))
+        service = self._service
+        row = await service.create_from_call(_owner(), from_create_batch(request, lines_max=service.lines_max))
         return pb.CreateBatchResponse(batch=_batch(row))
 
     async def GetBatch(self, request: pb.GetBatchRequest, context: Context) -> pb.GetBatchResponse:

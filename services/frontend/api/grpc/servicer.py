@@ -1,5 +1,6 @@
 """InferenceService: protobuf to the pipeline and back, no decisions."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from grpc.aio import ServicerContext
 
 from kvmesh.api.inference.v1 import inference_pb2 as pb
+from kvmesh.constraint_costs import is_long, judge
 from kvmesh.core import FinishReason
 from kvmesh.errors import InternalError, InvalidRequestError, MeshError
 from kvmesh.rpc.codec.inference import (
@@ -22,6 +24,7 @@ from kvmesh.rpc.codec.inference import (
     to_generate_response,
     to_generate_usage,
 )
+from kvmesh.rpc.codec.sampling import from_constraint
 from kvmesh.rpc.codec.scalars import required_text
 from kvmesh.rpc.deadline import remaining_s
 from services.frontend.access.interceptor import rpc_caller
@@ -61,6 +64,7 @@ class InferenceServicer(BatchServicer):
     async def Generate(
         self, request: pb.GenerateRequest, context: ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.GenerateResponse]:
+        await _judge_long_constraint(request.options)
         call = from_generate_request(request)
         api_context = self._context(call.options.request_id)
         request_id = api_context.request_id
@@ -83,6 +87,7 @@ class InferenceServicer(BatchServicer):
             yield to_generate_usage(request_id, api_context.usage)
 
     async def Chat(self, request: pb.ChatRequest, context: ServicerContext[Any, Any]) -> AsyncIterator[pb.ChatResponse]:
+        await _judge_long_constraint(request.options)
         call = from_chat_request(request)
         api_context = self._context(call.options.request_id)
         request_id = api_context.request_id
@@ -136,7 +141,10 @@ class InferenceServicer(BatchServicer):
         if len(request.token_ids) > model.context_tokens_max:
             raise InvalidRequestError(f"token_ids must have at most {model.context_tokens_max} ids", field="token_ids")
         token_ids = checked_ids(list(request.token_ids), "token_ids", model)
-        return pb.DetokenizeResponse(text=model.text.decode(token_ids, skip_special_tokens=request.skip_special_tokens))
+        text = await self._pipeline.detokenise(
+            token_ids, model, caller=rpc_caller.get(), skip_special_tokens=request.skip_special_tokens
+        )
+        return pb.DetokenizeResponse(text=text)
 
     async def ListModels(
         self, request: pb.ListModelsRequest, context: ServicerContext[Any, Any]
@@ -157,6 +165,14 @@ class InferenceServicer(BatchServicer):
 
     def _model(self, name: str) -> ServedModel:
         return self._context().find_model(required_text(name, field="model", characters_max=MODEL_CHARACTERS_MAX))
+
+
+async def _judge_long_constraint(options: pb.GenerationOptions) -> None:
+    """Estimates the cost of a long constraint in a thread. Reading the options then uses the estimate, which is kept."""
+    if options.sampling.HasField("constraint"):
+        constraint = from_constraint(options.sampling.constraint, prefix="options.sampling.")
+        if is_long(constraint):
+            await asyncio.to_thread(judge, constraint)
 
 
 def _chat_response(

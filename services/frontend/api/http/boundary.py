@@ -61,8 +61,8 @@ class Boundary:
             request_id=request_id,
             headers=headers,
         )
+        access = self._pipeline.access
         try:
-            access = self._pipeline.access
             exchange.caller = access.authenticate(request.headers)
             access.check_level(exchange.caller)
             return await serve(exchange)
@@ -78,6 +78,7 @@ class Boundary:
                 # Its traceback has this frame: the cycle would keep the request's body until a rare collection.
                 del failure
         finally:
+            access.charge_refusal(exchange.caller, exchange.code, body_bytes=exchange.body_bytes)
             exchange.account(
                 path=request.path, code=exchange.code, reason=exchange.reason, client_id=exchange.client_id
             )

@@ -1,5 +1,6 @@
 """One HTTP request while it is served: its body, the headers of its response, and its outcome."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -34,6 +35,7 @@ class Exchange(RequestContext):
     headers: dict[str, str]
     code: int = 200
     reason: str = "ok"
+    body_bytes: int = 0
 
     @property
     def owner(self) -> str:
@@ -48,13 +50,14 @@ class Exchange(RequestContext):
         Unless `is_strict`, an absent `model` becomes the only one that is served, and unused hints are ignored with a warning; so are
         unknown fields, unless the settings refuse them.
         """
-        data = await read_bytes(self.request, self.settings, self.caller, decompressing=self.large_bodies.decompressing)
-        self.body_bytes = len(data)
-        tenant = self.caller.tenant
-        await self.pipeline.starts.wait(tenant)
-        return await self.large_bodies.run(
-            tenant, len(data), lambda: self._read_object(data, read, is_strict=is_strict)
-        )
+        tenant, large_bodies = self.caller.tenant, self.large_bodies
+        with large_bodies.arriving(tenant) as grow:
+            data = await read_bytes(
+                self.request, self.settings, self.caller, decompressing=large_bodies.decompressing, grow=grow
+            )
+            self.body_bytes = len(data)
+            await self.pipeline.starts.wait(tenant)
+        return await large_bodies.run(tenant, len(data), lambda: self._read_object(data, read, is_strict=is_strict))
 
     def _read_object(self, data: bytes, read: Callable[[dict[str, Any]], ParsedBody], *, is_strict: bool) -> ParsedBody:
         values = parse_object(data)
@@ -88,4 +91,12 @@ def status_of(error: MeshError) -> int:
 
 def json_response(body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
     """Returns a response of `body` as compact JSON."""
-    return web.Response(body=orjson.dumps(body), status=status, headers=headers, content_type="application/json")
+    return web.Response(body=_encoded(body), status=status, headers=headers, content_type="application/json")
+
+
+def _encoded(body: Any) -> bytes:
+    try:
+        return orjson.dumps(body)
+    except TypeError:
+        # An error names a part of a head or a form whose bytes are no UTF-8. They come as surrogates.
+        return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")

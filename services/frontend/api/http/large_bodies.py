@@ -6,8 +6,8 @@ took. So however many large bodies arrive, all other work has most of the loop, 
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
 from kvmesh.errors import OverloadedError
@@ -17,15 +17,44 @@ Result = TypeVar("Result")
 LARGE_BYTES = 65_536
 PAUSE_FACTOR = 3.0
 """Large bodies take at most a quarter of the loop."""
+ARRIVING_FACTOR = 4
+"""How much more may arrive than wait: clients are slower than the parser."""
+
+
+class HeldBytes:
+    """Bytes that tenants hold. `most`: of all together; one tenant may hold a quarter of it."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._bytes: dict[str, int] = {}
+
+    @property
+    def total(self) -> int:
+        return sum(self._bytes.values())
+
+    def add(self, tenant: str, size_bytes: int) -> None:
+        """Raises OverloadedError if it would be too much."""
+        of_tenant = self._bytes.get(tenant, 0) + size_bytes
+        if of_tenant > self._most // 4 or self.total + size_bytes > self._most:
+            raise OverloadedError("too many large requests at a time", reason="bodies_full", retry_after_s=1.0)
+        self._bytes[tenant] = of_tenant
+
+    def remove(self, tenant: str, size_bytes: int) -> None:
+        left = self._bytes.pop(tenant, 0) - size_bytes
+        if left:
+            self._bytes[tenant] = left
 
 
 class LargeBodies:
-    """The turns of large bodies. `bytes_max`: of the bodies that wait, all tenants together; one tenant may hold a quarter of it."""
+    """The turns of large bodies. `bytes_max`: of the bodies that wait, all tenants together; one tenant may hold a quarter of it.
+
+    `ARRIVING_FACTOR` times as much may arrive at a time.
+    """
 
     def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
         self._waiting = TenantTurns()
-        self._bytes: dict[str, int] = {}
+        self._waiting_bytes = HeldBytes(bytes_max)
+        self._arriving_bytes = HeldBytes(ARRIVING_FACTOR * bytes_max)
         self._is_busy = False
         self.decompressing = asyncio.Semaphore(1)
         """One body at a time: zlib releases the interpreter's lock, but takes a core."""
@@ -33,7 +62,23 @@ class LargeBodies:
     @property
     def waiting_bytes(self) -> int:
         """Bytes of the bodies that wait or are being read."""
-        return sum(self._bytes.values())
+        return self._waiting_bytes.total
+
+    @contextmanager
+    def arriving(self, tenant: str) -> Iterator[Callable[[int], None]]:
+        """Counts a body while it arrives. The function takes its size so far, and raises OverloadedError if too much arrives."""
+        held = 0
+
+        def grow(size_bytes: int) -> None:
+            nonlocal held
+            if size_bytes > LARGE_BYTES:
+                self._arriving_bytes.add(tenant, size_bytes - held)
+                held = size_bytes
+
+        try:
+            yield grow
+        finally:
+            self._arriving_bytes.remove(tenant, held)
 
     async def run(self, tenant: str, size_bytes: int, read: Callable[[], Result]) -> Result:
         """Calls `read` when it is the body's turn; for a small one at once. OverloadedError if too much waits."""
@@ -44,11 +89,8 @@ class LargeBodies:
 
     @asynccontextmanager
     async def turn(self, tenant: str, size_bytes: int) -> AsyncIterator[None]:
-        """Waits for the turn of a large body."""
-        of_tenant = self._bytes.get(tenant, 0) + size_bytes
-        if of_tenant > self._bytes_max // 4 or self.waiting_bytes + size_bytes > self._bytes_max:
-            raise OverloadedError("too many large requests at a time", reason="bodies_full", retry_after_s=1.0)
-        self._bytes[tenant] = of_tenant
+        """Waits for the turn of a large body. The block must not await."""
+        self._waiting_bytes.add(tenant, size_bytes)
         try:
             await self._wait_turn(tenant)
             began_s = time.perf_counter()
@@ -58,9 +100,7 @@ class LargeBodies:
                 pause_s = PAUSE_FACTOR * (time.perf_counter() - began_s)
                 asyncio.get_running_loop().call_later(pause_s, self._next)
         finally:
-            self._bytes[tenant] -= size_bytes
-            if not self._bytes[tenant]:
-                del self._bytes[tenant]
+            self._waiting_bytes.remove(tenant, size_bytes)
 
     async def _wait_turn(self, tenant: str) -> None:
         if not self._is_busy:

@@ -2,6 +2,7 @@
 
 import asyncio
 import zlib
+from collections.abc import Callable
 
 from aiohttp import hdrs, web
 
@@ -33,9 +34,14 @@ async def send_continue(request: web.Request) -> None:
 
 
 async def read_bytes(
-    request: web.Request, settings: HttpSettings, caller: Caller, *, decompressing: asyncio.Semaphore
+    request: web.Request,
+    settings: HttpSettings,
+    caller: Caller,
+    *,
+    decompressing: asyncio.Semaphore,
+    grow: Callable[[int], None],
 ) -> bytes:
-    """Returns the body of a JSON request.
+    """Returns the body of a JSON request. Calls `grow` with its size as it arrives, which may refuse more.
 
     InvalidRequestError if it is not declared as JSON, too large, late or unreadable; PermissionDeniedError if it must not be compressed.
     """
@@ -53,7 +59,7 @@ async def read_bytes(
         if len(body) > limit:
             raise body_too_large(limit)
     else:
-        body = await _wait_bytes(request, settings, None if encoding else limits)
+        body = await _wait_bytes(request, settings, None if encoding else limits, grow=grow)
     if encoding:
         async with decompressing:
             body = await asyncio.to_thread(decompress, body, encoding, limit)
@@ -84,7 +90,9 @@ def _check_head(request: web.Request, caller: Caller) -> str:
     return encoding
 
 
-async def _wait_bytes(request: web.Request, settings: HttpSettings, limits: JsonLimits | None) -> bytes:
+async def _wait_bytes(
+    request: web.Request, settings: HttpSettings, limits: JsonLimits | None, *, grow: Callable[[int], None]
+) -> bytes:
     body = bytearray()
     try:
         async with awake_timeout(settings.body_timeout_s):
@@ -93,6 +101,7 @@ async def _wait_bytes(request: web.Request, settings: HttpSettings, limits: Json
                 body += chunk
                 if len(body) > settings.body_bytes_max:
                     raise body_too_large(settings.body_bytes_max)
+                grow(len(body))
                 if limits is not None:
                     await limits.check(body)
             return bytes(body)

@@ -4,7 +4,9 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from kvmesh.checks import TRACEPARENT_BYTES_MAX
 from kvmesh.errors import InvalidRequestError, PermissionDeniedError
+from kvmesh.telemetry import is_traceparent
 from services.frontend.api.http.exchange import Exchange
 from services.frontend.pipeline.request import Request
 
@@ -27,7 +29,9 @@ def steer(request: Request, exchange: Exchange) -> Request:
     """Returns the request with the fields that its headers set. Errors name the header."""
     headers = exchange.request.headers
     found: dict[str, Any] = {}
-    if trace := headers.get(TRACE, ""):
+    trace = headers.get(TRACE, "")
+    # Headers can have bytes that are no UTF-8, which messages between services cannot.
+    if len(trace) <= TRACEPARENT_BYTES_MAX and is_traceparent(trace):
         found["traceparent"] = trace
     if session := headers.get(SESSION, ""):
         found["session_id"] = _limited(SESSION, value=session, bytes_max=SESSION_BYTES_MAX)

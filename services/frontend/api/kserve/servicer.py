@@ -27,7 +27,8 @@ from kvmesh.rpc.codec.kserve import (
 )
 from kvmesh.rpc.codec.scalars import required_text
 from kvmesh.rpc.deadline import remaining_s
-from services.frontend.access.interceptor import rpc_caller
+from kvmesh.rpc.http_status import http_status
+from services.frontend.access.interceptor import rpc_authenticate, rpc_caller
 from services.frontend.api.grpc.running import RunningRequest
 from services.frontend.api.kserve.output_tensors import OutputTensors
 from services.frontend.api.kserve.read import INPUTS, OUTPUTS, Inference, read_inference
@@ -110,10 +111,14 @@ class KserveServicer(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def _answer(self, request: pb.ModelInferRequest, context: Context, write: Write, *, is_strict: bool) -> None:
         try:
+            # In this task only. The call may have begun long ago.
+            rpc_caller.set(rpc_authenticate.get()())
             await self._stream(from_infer_request(request), context, write)
         except MeshError as error:
             if is_strict:
                 raise
+            code, access = http_status(error)[0], self._pipeline.access
+            access.charge_refusal(rpc_caller.get(), code, body_bytes=request.ByteSize())
             await write(to_stream_error(model=request.model_name, call_id=request.id, message=error.message))
 
     async def _stream(self, call: InferCall, context: Context, write: Write) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Protocol
 from msgspec import Meta
 
 from kvmesh.errors import InvalidRequestError
+from kvmesh.rpc.codec.json_texts import JsonTexts
 from services.frontend.api.openai.sampling import Logprobs, OpenAiRequest, Verbosity, sampling_params
 from services.frontend.api.request_body import (
     Body,
@@ -15,7 +16,6 @@ from services.frontend.api.request_body import (
     Ignored,
     JsonObject,
     invalid_value,
-    object_in,
     read_body,
     refused,
 )
@@ -223,8 +223,9 @@ def conversation_of(body: ConversationFields, tools: Sequence[JsonObject], tool_
     if continues and adds_prompt:
         raise invalid_value("continue_final_message", wanted="false when add_generation_prompt is true")
     advice = template_advice(effort=body.reasoning_effort, verbosity=body.verbosity)
+    texts = JsonTexts()
     return Conversation(
-        messages=[_template_message(each, i) for i, each in enumerate(body.messages or ())],
+        messages=[_template_message(each, i, texts) for i, each in enumerate(body.messages or ())],
         tools=tools,
         tool_choice=tool_choice,
         documents=body.documents or (),
@@ -240,7 +241,7 @@ def template_advice(*, effort: Effort | None, verbosity: Verbosity | None) -> Js
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _template_message(message: ChatMessage, i: int) -> JsonObject:
+def _template_message(message: ChatMessage, i: int, json_texts: JsonTexts) -> JsonObject:
     # A list of parts stays a list: the template may support only one of both.
     result: JsonObject
     content = message.content
@@ -254,8 +255,8 @@ def _template_message(message: ChatMessage, i: int) -> JsonObject:
             template_call(
                 call.id or "",
                 name=call.function.name,
-                arguments=parsed_arguments(
-                    call.function.arguments, path=f"messages[{i}].tool_calls[{j}].function.arguments"
+                arguments=_arguments(
+                    call.function.arguments, json_texts, path=f"messages[{i}].tool_calls[{j}].function.arguments"
                 ),
             )
             for j, call in enumerate(message.tool_calls)
@@ -274,9 +275,9 @@ def template_call(call_id: str, name: str, arguments: JsonObject) -> JsonObject:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def parsed_arguments(text: str | None, path: str) -> JsonObject:
+def _arguments(text: str | None, texts: JsonTexts, path: str) -> JsonObject:
     """Parses a call's arguments; empty without text. Raises InvalidRequestError if the text is not a JSON object."""
-    arguments = object_in(text) if text else {}
+    arguments = texts.object_in(text) if text else {}
     if arguments is None:
         raise invalid_value(path, wanted="a JSON object in a string")
     return arguments

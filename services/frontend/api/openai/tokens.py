@@ -96,5 +96,6 @@ async def serve_detokenize(exchange: Exchange) -> web.StreamResponse:
     model = exchange.find_model(body.model_name())
     if len(body.tokens) > model.context_tokens_max:
         raise invalid_value("tokens", wanted=f"a list of at most {model.context_tokens_max} ids, the model's context")
-    text = model.text.decode(checked_ids(body.tokens, "tokens", model), skip_special_tokens=False)
+    token_ids = checked_ids(body.tokens, "tokens", model)
+    text = await exchange.pipeline.detokenise(token_ids, model, caller=exchange.caller, skip_special_tokens=False)
     return exchange.json_response({"prompt": text})

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from kvmesh.rpc.codec.json_texts import JsonTexts
 from services.frontend.api.openai.chat_request import template_call
 from services.frontend.api.request_body import (
     Body,
@@ -12,7 +13,6 @@ from services.frontend.api.request_body import (
     JsonObject,
     RefusingBody,
     invalid_value,
-    object_in,
     refused,
 )
 from services.frontend.pipeline.request import content_of, text_of
@@ -156,19 +156,20 @@ def messages_of(items: Sequence[Mapping[str, Any]]) -> list[JsonObject]:
     Raises InvalidRequestError if there are too many, or if the arguments of a call are not JSON.
     """
     messages: list[JsonObject] = []
+    texts = JsonTexts()
     for item in items:
         if item["type"] == "message" and item["role"] != "assistant":
             messages.append({"role": item["role"], "content": _content(item["content"])})
         elif item["type"] == "function_call_output":
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": text_of(item["output"])})
         else:
-            _add_to_assistant(messages, item)
+            _add_to_assistant(messages, item, texts)
     if len(messages) > ITEMS_MAX:
         raise invalid_value("input", wanted=f"at most {ITEMS_MAX} messages together with what it continues")
     return messages
 
 
-def _add_to_assistant(messages: list[JsonObject], item: Mapping[str, Any]) -> None:
+def _add_to_assistant(messages: list[JsonObject], item: Mapping[str, Any], texts: JsonTexts) -> None:
     kind = item["type"]
     last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
     # Reasoning after anything else, and text after text or calls, begin a new message.
@@ -182,7 +183,7 @@ def _add_to_assistant(messages: list[JsonObject], item: Mapping[str, Any]) -> No
     if kind == "message":
         last["content"] = _content(item["content"])
     elif kind == "function_call":
-        arguments = object_in(item["arguments"]) if item["arguments"] else {}
+        arguments = texts.object_in(item["arguments"]) if item["arguments"] else {}
         if arguments is None:
             raise invalid_value("input", wanted="items whose calls have a JSON object in a string as arguments")
         last.setdefault("tool_calls", []).append(template_call(item["call_id"], name=item["name"], arguments=arguments))
