@@ -274,3 +274,21 @@ def test_a_training_goes_on_from_the_weights(monkeypatch: pytest.MonkeyPatch, tm
     )
     assert known.keys() == again.keys()
     assert all(torch.equal(known[name], again[name]) for name in known)
+
+
+def test_an_answer_that_is_given_is_not_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dialog may hold a wrong answer, after which the right one is learnt."""
+    pytest.importorskip("torch", reason="torch is not installed, so nothing can be trained")
+    monkeypatch.syspath_prepend(str(DEMO))
+    batches, mixture = importlib.import_module("batches"), importlib.import_module("corpus.mixture")
+    messages = [
+        {"role": "user", "content": "I am Ann"},
+        {"role": "assistant", "content": "Paris", "is_given": True},
+        {"role": "user", "content": "My name?"},
+        {"role": "assistant", "content": "Ann"},
+    ]
+    encoder = batches.Encoder()
+    ids, weights = encoder.encode(mixture.Sample(messages=messages))
+    learnt = [token for token, weight in zip(ids, weights, strict=True) if weight]
+    tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    assert tokenizer.decode(learnt, skip_special_tokens=False) == "Ann<|im_end|>"
