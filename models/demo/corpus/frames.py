@@ -8,7 +8,7 @@ Some are careless English, as people type.
 from random import Random
 
 from corpus.patterns import say, upper_first
-from corpus.words import sentence
+from corpus.words import MOVES, VERBS, made_up_word, sentence
 
 _ASKER = "[my [son|daughter|boss|teacher|friend|wife|husband|neighbour|class|mother]|the [quiz|teacher|form|children|test|paper]|somebody|someone|a [friend|child|guest|colleague]|everybody here]"
 _POLITE = "[please|could you|can you|would you|will you|kindly|can you please|could you please|I want you to|I'd like you to|I need you to|go ahead and|just|now|you may|you should||||||]"
@@ -117,6 +117,14 @@ def _without_a_word(rng: Random, text: str) -> str:
     return " ".join(found)
 
 
+def _with_a_word(rng: Random, text: str) -> str:
+    """One more word that means nothing here: unknown words are to be passed over."""
+    found = text.split(" ")
+    word = made_up_word(rng) if rng.random() < 0.6 else rng.choice(rng.choice((MOVES, VERBS)))
+    found.insert(rng.randint(0, len(found) - 1), word)
+    return " ".join(found)
+
+
 def vary(rng: Random, question: str) -> str:
     """The question as a person may type it. Only for questions whose letters and marks do not belong to the answer."""
     if rng.random() < 0.45:
@@ -126,6 +134,8 @@ def vary(rng: Random, question: str) -> str:
             question = question.replace(long, short, 1)
     if rng.random() < 0.08:
         question = _without_a_word(rng, question)
+    if rng.random() < 0.08:
+        question = _with_a_word(rng, question)
     if rng.random() < 0.3:
         question = opened(rng, question)
     if rng.random() < 0.16:

@@ -238,21 +238,36 @@ _BEFORE_PART = (
     "what comes [before it|before that|right before]",
     "[which|what] {unit} [is|was|came] before",
 )
+_TODAY = "[today is|today it is|it is|it's|we have|now we have|if today is|when today is|suppose today is|say today is|given that today is|now it is|my calendar shows|on my calendar it is|as today is|assume it is|if it is]"
+_YESTERDAY = "[yesterday was|yesterday it was|yesterday we had|if yesterday was|when yesterday was|the day before today was|suppose yesterday was|one day ago it was|the last day was|as yesterday was|just one day ago we had]"
+_TOMORROW = "[tomorrow is|tomorrow will be|tomorrow it will be|tomorrow we have|if tomorrow is|when tomorrow is|the next day is|in one day it is|suppose tomorrow is|as tomorrow is|the day after today is]"
+_BREAK = "[.|,|,|;|:| -|, so|, then|. So|. Then| and]"
 _DAY_AFTER = (
+    f"{_TODAY} {{x}}{_BREAK} [what|which|which day|what day|what weekday|which weekday] [is|will be|will it be|comes|do we have|have we|shall we have] [tomorrow|the next day|the day after|one day later|in one day|next]",
+    f"{_YESTERDAY} {{x}}{_BREAK} [what|which|which day|what day|what weekday|which weekday] [is today|is it today|is it now|do we have today|is it|have we now|must today be|would today be|is this]",
+    "[what|which|which day|what day|what weekday] [is|will be|comes] tomorrow[,|] [if|when|given that] [today is|it is|it is now|we have] {x}", "[what|which|which day|what day] is [today|it today|it now][,|] [if|when|given that] yesterday was {x}",
     "[today|it] is {x}[.|,|;|:] [what|which] [day|] [is|will it be|comes|do we have] [tomorrow|the next day|the day after]",
     "[yesterday was|the day before was] {x}[.|,|;|:] [what|which] [day is today|is today|day is it now|day do we have]",
     "it is {x} today, so [what|which day] [is|will be] tomorrow", "tomorrow is [what|which day] if [today is|it is] {x}", "when today is {x}, what day is tomorrow",
     "if yesterday was {x}, [what is today|which day is today|what day do we have now]",
 )  # fmt: skip
 _DAY_BEFORE = (
+    f"{_TODAY} {{x}}{_BREAK} [what|which|which day|what day|what weekday|which weekday] [was|was it|did we have|had we|came|must have been] [yesterday|the day before|one day ago|one day earlier]",
+    f"{_TOMORROW} {{x}}{_BREAK} [what|which|which day|what day|what weekday|which weekday] [is today|is it today|is it now|do we have today|is it|have we now|must today be|would today be|is this]",
+    "[what|which|which day|what day|what weekday] [was|was it] yesterday[,|] [if|when|given that] [today is|it is|it is now|we have] {x}", "[what|which|which day|what day] is [today|it today|it now][,|] [if|when|given that] tomorrow is {x}",
     "[today|it] is {x}[.|,|:] [what|which] [day|] was [yesterday|the day before]", "[tomorrow is|tomorrow will be|the next day is] {x}[.|,|;|:] [what|which] [day is today|is today|day do we have]",
     "it is {x} today, so [what|which day] was yesterday", "if today is {x}, [what|which day] was yesterday", "if tomorrow is {x}, [what|which day] is [today|it today]",
 )  # fmt: skip
+_THIS_MONTH = "[now it is|it is|it's|we have|we are in|this month is|the month is|the current month is|today we have|suppose we have|if it is|if this month is|my calendar shows]"
 _MONTH_AFTER = (
+    f"{_THIS_MONTH} {{x}}{_BREAK} [what|which|which month|what month] [is|comes|will be|will it be|do we have|follows|is the] [next|next month|the next month|the month after|one month later|in a month|after it]",
+    f"[the month before was|the previous month was|a month ago it was|one month ago we had|if last month was|as the last month was] {{x}}{_BREAK} [what|which|which month|what month] [is it now|do we have|is this|is it|have we now|is the month now]",
     "[now it is|it is|we have] {x}[.|,|;|:] [what|which] month [is|comes|will be] next", "[the last|the previous] month was {x}[.|,|;|:] [what|which] [month is this|month do we have|is this month]",
     "if this month is {x}, [what|which] [is|comes] next [month|]", "{x} was last month. [what|which month] is it [now|today]",
 )  # fmt: skip
 _MONTH_BEFORE = (
+    f"{_THIS_MONTH} {{x}}{_BREAK} [what|which|which month|what month] [was|was it|did we have|came] [last month|the month before|one month ago|before|one month earlier|before it]",
+    f"[next month is|next month will be|the next month will be|in a month it is|if next month is|one month later it is|the following month is] {{x}}{_BREAK} [what|which|which month|what month] [is it now|do we have|is this|is it|have we now|is the month now]",
     "[now it is|it is|this is|we have] {x}[.|,|;|:] [what|which] month was [last|before|the last]", "[the next month is|next month is] {x}[.|,|;|:] [what|which] [month is this|month do we have|is this month]",
     "if this month is {x}, [what|which] was [last month|the last one|the month before]",
 )  # fmt: skip
