@@ -5,7 +5,7 @@ from random import Random
 
 from corpus.facts import NUMBER_WORDS
 from corpus.patterns import say, upper_first
-from corpus.words import COMMON, any_word, known_word, made_up_name, phrase, sentence, words
+from corpus.words import COMMON, EVERYDAY, any_word, known_word, made_up_name, phrase, sentence, words
 
 _VERB = "[say|repeat|write|echo|copy|type|print|reply with|answer with|respond with|output|tell me|give back|send back|write down|read|recite|state|voice|utter|quote|return]"
 _HEAD = f"[please|can you|could you|now|would you|I want you to|you should|kindly|just|||] {_VERB}"
@@ -131,7 +131,10 @@ def _line(rng: Random) -> str:
 
 def plain_line(rng: Random) -> str:
     """A line of common words without grammar: the next one can only be read, not guessed."""
-    return " ".join(rng.choice(COMMON) if rng.random() < 0.45 else known_word(rng) for _ in range(rng.randint(2, 8)))
+    tables = (COMMON, COMMON, COMMON, EVERYDAY, EVERYDAY, EVERYDAY)
+    return " ".join(
+        rng.choice(rng.choice(tables)) if rng.random() < 0.75 else known_word(rng) for _ in range(rng.randint(2, 8))
+    )
 
 
 def repeat_text(rng: Random, text: str) -> tuple[str, str]:

@@ -58,7 +58,7 @@ def json_object(rng: Random) -> tuple[str, str]:
     return rng.choice(shapes), json.dumps(value, ensure_ascii=False)
 
 
-_EXTRACT = "[Extract|Extract|Read|Take out|Find|Parse|Get|Note|Store|Fill in|Save|Return|Give me|Pull out|Collect|Write down|Convert|Turn into an object|Make an object of|Structure|Record|Enter|Register|Pick out] [the data|the fields|it|it all|everything|the details|the values|the facts|this|that|the information|what matters|all of it|these facts|the record|the object|the content]"
+_EXTRACT = "[Extract|Extract|Read|Take out|Find|Parse|Get|Note|Store|Fill in|Save|Return|Give me|Pull out|Collect|Write down|Convert|Turn into an object|Make an object of|Structure|Record|Enter|Register|Pick out] [the data|the fields|it|it all|everything|the details|the values|the facts|this|that|the person|the meeting|the entry|the trip|the visit|the appointment|the information|what matters|all of it|these facts|the record|the object|the content]"
 
 
 def _extracted(rng: Random, keys: tuple[str, ...], shapes: tuple[str, ...], **slots: object) -> tuple[str, Object]:
@@ -251,7 +251,7 @@ def _described(rng: Random) -> tuple[str, Object]:
 
 
 _FORCED: tuple[Callable[[Random], tuple[str, Object]], ...] = (
-    _person, _person, _event, _event, _user, _task, _capital, _capital, _listed, _counted, _answered, _judged, _chosen, _described,
+    _person, _person, _event, _event, _user, _task, _capital, _capital, _listed, _counted, _answered, _answered, _judged, _chosen, _described,
 )  # fmt: skip
 
 

@@ -119,6 +119,13 @@ def any_message(rng: Random) -> str:
     return any_message(rng) if is_held_out(text) else text
 
 
+def long_repeat(rng: Random) -> tuple[str, str]:
+    """Several messages or rows of words in one text to copy."""
+    if rng.random() < 0.3:
+        return copying.long_repeat(rng)
+    return copying.repeat_text(rng, " ".join(any_message(rng) for _ in range(rng.randint(2, 3))))
+
+
 def exchange(question: str, answer: str) -> list[Message]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
@@ -344,8 +351,8 @@ def balanced_sample(rng: Random) -> Sample:
 
 _VARIED = {
     "greeting": 7, "identity": 9, "mesh": 1, "capital": 7, "continent": 2, "animal": 3, "colour": 3, "opposite": 4,
-    "calendar": 8, "planet": 2, "nearest planet": 1, "language": 2, "sum": 16, "counting": 13, "unknown": 6, "repeat": 26,
-    "plain repeat": 10, "repeat a message": 9, "list": 5, "json": 2, "not said": 1, "size": 1,
+    "calendar": 8, "planet": 2, "nearest planet": 1, "language": 2, "sum": 26, "counting": 13, "unknown": 6, "repeat": 22,
+    "plain repeat": 13, "repeat a message": 26, "list": 5, "json": 2, "not said": 1, "size": 1,
 }  # fmt: skip
 
 
@@ -364,7 +371,7 @@ def varied_sample(rng: Random) -> Sample:
     if kind < 0.93:
         return forced(rng)
     if kind < 0.96:
-        return Sample(messages=exchange(*copying.long_repeat(rng)))
+        return Sample(messages=exchange(*long_repeat(rng)))
     if kind < 0.975:
         return pairs(rng)
     return echoing_tokens(rng) if kind < 0.985 else Sample(text=plain_text(rng))

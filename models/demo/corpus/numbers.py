@@ -296,7 +296,7 @@ _STORIES = {
 
 
 def _operands(rng: Random) -> tuple[str, int, int]:
-    symbol = rng.choice("++-*")
+    symbol = rng.choice("+++---**")
     largest = rng.choice((5, 10, 10, 20))
     left, right = rng.randint(0, largest), rng.randint(0, largest)
     if symbol == "*":

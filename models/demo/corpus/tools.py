@@ -10,6 +10,7 @@ from typing import Any
 from corpus.frames import ask_for, demand
 from corpus.patterns import fill, say, upper_first, wording
 from corpus.words import (
+    EVERYDAY,
     FOODS,
     NAMES,
     PLACES,
@@ -210,7 +211,7 @@ TOOLS: dict[str, Tool] = {
     "translate": Tool(
         names=("translate", "translate", "translate_text", "translation"),
         description="Translate [a |]text [into another language|to a language]",
-        parameters={"text": ("text|text|phrase|word", "string", lambda rng: words(rng, 3) if rng.random() < 0.7 else sentence(rng)), "language": ("language|language|to|target", "string", _one_of("French", "German", "Spanish", "Italian", "Polish", "Dutch", "Greek", "Latin", "Russian", "Turkish", "Hindi", "Danish"))},
+        parameters={"text": ("text|text|phrase|word", "string", lambda rng: rng.choice(EVERYDAY) if rng.random() < 0.3 else words(rng, 3) if rng.random() < 0.7 else sentence(rng)), "language": ("language|language|to|target", "string", _one_of("French", "German", "Spanish", "Italian", "Polish", "Dutch", "Greek", "Latin", "Russian", "Turkish", "Hindi", "Danish"))},
         nouns=("the {language} [word|translation|expression] [for|of] [{text}|\"{text}\"]", "[{text}|\"{text}\"] in {language}", "the translation of [{text}|\"{text}\"] [into|to] {language}",),
         actions=("[translate|render|put|bring|turn|convert|change] [{text}|\"{text}\"|the words {text}|the word {text}] [into|to] {language}", "[say|write|express|type] [{text}|\"{text}\"] in {language}",),
         requests=("[how|what] [would|do|does|could|can] [I|you|we|a person|somebody|people|they] [say|call|write|express] [{text}|\"{text}\"] in {language}", "[what|how] is [{text}|\"{text}\"] [called|written|said|expressed] in {language}", "I [want|need|have] [to say|to write|to know] [{text}|\"{text}\"] in {language}", "[into|to|in] {language}: {text}", "my friend speaks {language}. [how do I say|translate|what is] {text}",
