@@ -59,12 +59,12 @@ class Trainer:
         self.adam.param_groups[0]["lr"] = rate
         self.adam.step()
         self.network.zero_grad(set_to_none=True)
-        self._follow()
+        self.follow()
         self.step += 1
         return loss.item()
 
     @torch.no_grad()
-    def _follow(self) -> None:
+    def follow(self) -> None:
         """Moves the average to the weights. At first it is the plain mean, so that it forgets the weights of the start."""
         self.average_steps += 1
         share = max(1 - AVERAGE_DECAY, 1 / self.average_steps)

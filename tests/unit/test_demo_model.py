@@ -292,3 +292,20 @@ def test_an_answer_that_is_given_is_not_learnt(monkeypatch: pytest.MonkeyPatch) 
     learnt = [token for token, weight in zip(ids, weights, strict=True) if weight]
     tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
     assert tokenizer.decode(learnt, skip_special_tokens=False) == "Ann<|im_end|>"
+
+
+def test_the_saved_weights_are_a_mean_over_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plain mean of the first steps, without the weights that the training began with; later an exponential one."""
+    torch = pytest.importorskip("torch", reason="torch is not installed, so nothing can be trained")
+    monkeypatch.syspath_prepend(str(DEMO))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # The module sets it when it is imported.
+    train = importlib.import_module("train")
+    trainer = train.Trainer()
+    weight = trainer.network.norm
+    for value in (2.0, 4.0, 6.0):
+        torch.nn.init.constant_(weight, value)
+        trainer.follow()
+    assert torch.allclose(trainer.averaged().norm, torch.full_like(weight, 4.0))
+    trainer.average_steps = 10_000
+    trainer.follow()
+    assert torch.allclose(trainer.averaged().norm, torch.full_like(weight, 4.0 + (1 - train.AVERAGE_DECAY) * 2.0))
