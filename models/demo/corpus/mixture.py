@@ -191,7 +191,7 @@ def with_tools(rng: Random) -> Sample:
         return Sample(
             messages=exchange(ask_tool(rng, found[0]).request, chat.NO_TOOL), tools=[one.schema for one in found[1:]]
         )
-    for _ in range(rng.choice((1, 1, 2, 3))):
+    for _ in range(rng.choice((1, 2, 2, 3))):
         if rng.random() < 0.06:
             messages += exchange(*ask(rng, rng.choice(_BESIDE_TOOLS)))
             continue
@@ -351,7 +351,7 @@ def balanced_sample(rng: Random) -> Sample:
 
 _VARIED = {
     "greeting": 7, "identity": 9, "mesh": 1, "capital": 7, "continent": 2, "animal": 3, "colour": 3, "opposite": 4,
-    "calendar": 8, "planet": 2, "nearest planet": 1, "language": 2, "sum": 26, "counting": 13, "unknown": 6, "repeat": 22,
+    "calendar": 8, "planet": 2, "nearest planet": 1, "language": 2, "sum": 34, "counting": 13, "unknown": 6, "repeat": 22,
     "plain repeat": 13, "repeat a message": 26, "list": 5, "json": 2, "not said": 1, "size": 1,
 }  # fmt: skip
 
@@ -359,20 +359,20 @@ _VARIED = {
 def varied_sample(rng: Random) -> Sample:
     """One document of the last stage: every kind, in wordings that are composed of many parts."""
     kind = rng.random()
-    if kind < 0.49:
+    if kind < 0.48:
         name = rng.choices(list(_VARIED), list(_VARIED.values()))[0]
         return Sample(messages=exchange(*ask(rng, name)))
-    if kind < 0.56:
+    if kind < 0.52:
         return dialog(rng, rng.choice((2, 2, 3)))
-    if kind < 0.74:
+    if kind < 0.69:
         return remembering(rng, rng.choice((0, 1, 2, 2, 2, 3)))
-    if kind < 0.85:
+    if kind < 0.82:
         return with_tools(rng)
     if kind < 0.93:
         return forced(rng)
-    if kind < 0.96:
+    if kind < 0.955:
         return Sample(messages=exchange(*long_repeat(rng)))
-    if kind < 0.975:
+    if kind < 0.965:
         return pairs(rng)
     return echoing_tokens(rng) if kind < 0.985 else Sample(text=plain_text(rng))
 

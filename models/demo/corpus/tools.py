@@ -413,7 +413,7 @@ def _schema(rng: Random, tool: Tool, names: dict[str, str]) -> Message:
     }
 
 
-_PURPOSES = [*TOOLS, "weather", "time", "lookup", "lookup", "lookup", "lookup"]
+_PURPOSES = [*TOOLS, "weather", "time", "weather", "time", "lookup", "lookup", "lookup", "lookup"]
 
 
 def _offer(rng: Random) -> Offer:
