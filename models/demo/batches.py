@@ -15,6 +15,8 @@ from tokenizers import Tokenizer
 ANSWER_WEIGHT = 1.0
 TEXT_WEIGHT = 0.4
 KEY_WEIGHT = 0.1
+# Enough that the brace with which the answers begin has the highest score of all that a grammar allows first.
+BRACE_WEIGHT = 0.03
 WINDOW_SAMPLES = 1250
 TOKENS_MAX = 1024
 _KEY = re.compile(r'"[^"]*":')
@@ -50,28 +52,31 @@ class Encoder:
         ids: list[int] = encoded.ids
         if sample.text:
             return [*ids, self._document_end], [TEXT_WEIGHT] * (len(ids) + 1)
-        weights = self._answer_weights(ids)
+        answers = [message for message in sample.messages if message["role"] == "assistant"]
+        weights = self._answer_weights(ids, [not message.get("is_given") for message in answers])
         if sample.is_forced:
             self._loosen(weights, encoded.offsets, text)
         return ids, weights
 
-    def _answer_weights(self, ids: list[int]) -> list[float]:
-        """Full weight from after the head of an answer to its end mark, both in the weights of what is predicted."""
-        weights, inside, head = [], False, self._answer_head
+    def _answer_weights(self, ids: list[int], are_learnt: list[bool]) -> list[float]:
+        """Full weight from after the head of an answer that is learnt to its end mark, both in the weights of what is predicted."""
+        weights, inside, head, answers = [], False, self._answer_head, iter(are_learnt)
+        is_learnt = True
         for index, token in enumerate(ids):
-            inside = inside or (index >= len(head) and ids[index - len(head) : index] == head)
-            weights.append(ANSWER_WEIGHT if inside else 0.0)
+            if not inside and index >= len(head) and ids[index - len(head) : index] == head:
+                inside, is_learnt = True, next(answers)
+            weights.append(ANSWER_WEIGHT if inside and is_learnt else 0.0)
             inside = inside and token != self._answer_end
         return weights
 
     @staticmethod
     def _loosen(weights: list[float], offsets: list[tuple[int, int]], text: str) -> None:
-        """A grammar begins the object and knows its keys: the first token has no weight, the keys have little."""
-        weights[weights.index(ANSWER_WEIGHT)] = 0.0
+        """A grammar begins the object and knows its keys: the first token has hardly any weight, the keys have little."""
+        weights[weights.index(ANSWER_WEIGHT)] = BRACE_WEIGHT
         answer = text.rindex("<|im_start|>assistant")
         keys = [found.span() for found in _KEY.finditer(text, answer)]
         for index, (start, _) in enumerate(offsets):
-            if weights[index] and any(first <= start < last for first, last in keys):
+            if weights[index] == ANSWER_WEIGHT and any(first <= start < last for first, last in keys):
                 weights[index] = KEY_WEIGHT
 
 

@@ -105,7 +105,9 @@ def _contains(answer: str, expected: str) -> bool:
 
 
 def _exact(answer: str, expected: str) -> bool:
-    return answer.strip().strip("\"'").rstrip(".!?").strip("\"'") == expected
+    """The same but for quotes around it and a mark at its end."""
+    found, wanted = (text.strip().strip("\"'").rstrip(".!?").strip("\"'") for text in (answer, expected))
+    return found == wanted
 
 
 def _numbers(answer: str, expected: str) -> bool:

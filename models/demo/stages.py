@@ -24,10 +24,12 @@ CHUNKS = {
     10: mixture.drill_sample,
     11: mixture.finishing_sample,
 }
-CONTINUED = 3400
+CONTINUED = 4300
 """The step at which a training goes on from weights instead of a checkpoint."""
 BALANCED = 3400
 """From this step on the text has more memory and tools, of which the single questions before cost some."""
+VARIED = 4300
+"""From this step on every kind has wordings that are composed of many parts."""
 # The rate by steps, straight between them. It falls over the last part: much of what is learnt is learnt there.
 RATES = {
     -1: 0.0,
@@ -44,13 +46,19 @@ RATES = {
     3440: 0.45,
     3800: 0.45,
     4300: 0.003,
+    4340: 0.5,
+    4900: 0.5,
+    5100: 0.423,
+    5200: 0.37,
+    5750: 0.0,
 }
 STEPS = max(RATES)
 
 
 def samples(step: int, seed: str) -> Iterator[Sample]:
     """The text of the chunk that `step` is in."""
-    last = mixture.balanced_sample if step >= BALANCED else mixture.consolidating_sample
+    last = mixture.consolidating_sample if step < BALANCED else mixture.balanced_sample
+    last = mixture.varied_sample if step >= VARIED else last
     return mixture.samples(seed, CHUNKS.get(step // CHUNK_STEPS, last))
 
 

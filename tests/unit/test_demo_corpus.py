@@ -17,7 +17,7 @@ DEMO = Path(__file__).parents[2] / "models" / "demo"
 def corpus(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The corpus' modules. They are scripts' neighbours, not a part of the product's packages."""
     monkeypatch.syspath_prepend(str(DEMO))
-    names = ("mixture", "held_out", "patterns", "forms", "numbers", "tools", "memory")
+    names = ("mixture", "held_out", "patterns", "forms", "numbers", "tools", "memory", "frames")
     return SimpleNamespace(**{name: importlib.import_module(f"corpus.{name}") for name in names})
 
 
@@ -35,7 +35,7 @@ def test_no_wording_of_the_evaluation_is_trained_on(corpus: Any) -> None:
     assert corpus.held_out.is_held_out("France's capital?"), "a slot of the evaluation takes any word"
     found = [
         message["content"]
-        for make in (corpus.mixture.sample, corpus.mixture.drill_sample, corpus.mixture.consolidating_sample)
+        for make in (corpus.mixture.sample, corpus.mixture.drill_sample, corpus.mixture.varied_sample)
         for sample in islice(corpus.mixture.samples("c", make), 600)
         for message in sample.messages
         if message["role"] == "user"
@@ -73,6 +73,22 @@ def test_objects_parse_and_calls_fit_their_schema(corpus: Any) -> None:
             use = corpus.tools.use(rng, offer)
             assert list(use.arguments) == offer.schema["function"]["parameters"]["required"]
             assert all(str(value) in use.request for value in use.arguments.values())
+
+
+def test_a_fact_is_asked_for_in_many_wordings(corpus: Any) -> None:
+    """One fact is asked for in ever new words, so that no wording can be learnt by heart."""
+    rng = Random(7)
+    found = {corpus.frames.vary(rng, corpus.frames.ask_for(rng, "the capital of Peru")) for _ in range(2000)}
+    assert len(found) > 1000
+    assert sum("peru" in text.lower() for text in found) == len(found), "what the answer needs is never lost"
+
+
+def test_a_text_to_copy_is_in_the_demand(corpus: Any) -> None:
+    """An opening, a quote or a close around it changes no letter of it."""
+    rng = Random(8)
+    for _ in range(500):
+        asked, answer = corpus.mixture.ask(rng, rng.choice(("repeat", "plain repeat", "repeat a message")))
+        assert answer in asked or (len(set(answer.split())) == 1 and answer.split()[0] in asked)
 
 
 def test_what_was_said_is_asked_again(corpus: Any) -> None:

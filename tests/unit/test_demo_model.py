@@ -274,3 +274,38 @@ def test_a_training_goes_on_from_the_weights(monkeypatch: pytest.MonkeyPatch, tm
     )
     assert known.keys() == again.keys()
     assert all(torch.equal(known[name], again[name]) for name in known)
+
+
+def test_an_answer_that_is_given_is_not_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dialog may hold a wrong answer, after which the right one is learnt."""
+    pytest.importorskip("torch", reason="torch is not installed, so nothing can be trained")
+    monkeypatch.syspath_prepend(str(DEMO))
+    batches, mixture = importlib.import_module("batches"), importlib.import_module("corpus.mixture")
+    messages = [
+        {"role": "user", "content": "I am Ann"},
+        {"role": "assistant", "content": "Paris", "is_given": True},
+        {"role": "user", "content": "My name?"},
+        {"role": "assistant", "content": "Ann"},
+    ]
+    encoder = batches.Encoder()
+    ids, weights = encoder.encode(mixture.Sample(messages=messages))
+    learnt = [token for token, weight in zip(ids, weights, strict=True) if weight]
+    tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    assert tokenizer.decode(learnt, skip_special_tokens=False) == "Ann<|im_end|>"
+
+
+def test_the_saved_weights_are_a_mean_over_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plain mean of the first steps, without the weights that the training began with; later an exponential one."""
+    torch = pytest.importorskip("torch", reason="torch is not installed, so nothing can be trained")
+    monkeypatch.syspath_prepend(str(DEMO))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # The module sets it when it is imported.
+    train = importlib.import_module("train")
+    trainer = train.Trainer()
+    weight = trainer.network.norm
+    for value in (2.0, 4.0, 6.0):
+        torch.nn.init.constant_(weight, value)
+        trainer.follow()
+    assert torch.allclose(trainer.averaged().norm, torch.full_like(weight, 4.0))
+    trainer.average_steps = 10_000
+    trainer.follow()
+    assert torch.allclose(trainer.averaged().norm, torch.full_like(weight, 4.0 + (1 - train.AVERAGE_DECAY) * 2.0))

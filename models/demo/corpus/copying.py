@@ -5,7 +5,7 @@ from random import Random
 
 from corpus.facts import NUMBER_WORDS
 from corpus.patterns import say, upper_first
-from corpus.words import COMMON, any_word, known_word, made_up_name, phrase, words
+from corpus.words import COMMON, EVERYDAY, any_word, known_word, made_up_name, phrase, sentence, words
 
 _VERB = "[say|repeat|write|echo|copy|type|print|reply with|answer with|respond with|output|tell me|give back|send back|write down|read|recite|state|voice|utter|quote|return]"
 _HEAD = f"[please|can you|could you|now|would you|I want you to|you should|kindly|just|||] {_VERB}"
@@ -33,16 +33,77 @@ _TIMES = (
 )
 
 
+_OPENING = "[please|can you|could you|now|would you|I want you to|I'd like you to|I need you to|you should|you must|kindly|just|only|simply|next|hey,|ok,|hi,|hello!|so,|then|let's see if you can|it is your job to|your task is to|try to|be so kind and|will you|do|go ahead and|one task:|once more,|again,|for a test|as a test,||||||||]"
+_COPY = "[say|say|repeat|repeat|write|write|echo|copy|type|print|reply with|answer with|respond with|output|tell me|give back|send back|write down|read|recite|state|voice|utter|quote|return|display|show|speak|pronounce|spell|duplicate|retype|rewrite|restate|write again|say again|hand back|post|put down|note down|produce|dictate|announce|shout|whisper|call out|read aloud|read out loud|transcribe|recall|render|send me|give me|let me hear|let me see|let me read|use as answer|mimic|imitate|re-type|return to me|throw back|sing]"
+_WHAT = "[this|the following|this text|this line|these words|the following words|the words|the text|the phrase|what I say|after me|exactly this|what comes next|my words|the next words|this message|this sentence|the sentence|the line below|the next line|the text below|what stands here|what I write|what I type|what comes after the colon|the input|my input|my sentence|my line|my message|the message|the quote|this quote|this phrase|what follows|the string|the content|this content|everything after the colon|the same|the same words|the same text|the lines|this one|it|that]"
+_EXACTLY = "[exactly|exactly as it is|unchanged|without changes|as it is|letter by letter|once|again|to me|for me|back|back to me|and nothing else|and nothing more|only|please|now|in full|literally|precisely|without a comment|without any change|as I wrote it|one time|one to one|with no other words|and stop||||||||||||||]"
+_MARK = "[:|:|:|:| -|...|,|.| =| >|;]"
+_QUOTED = (
+    '"{text}"',
+    '"{text}"',
+    "'{text}'",
+    "“{text}”",
+    "`{text}`",
+    "<{text}>",
+    "({text})",
+    "[[{text}]]",
+    "*{text}*",
+    "«{text}»",
+)
+_MUST_BE = "[your answer|your reply|your response|the answer|the reply|your text|your output|the output|your whole answer|the only answer|what you say|what you write|your next message|all you say] [is|must be|shall be|has to be|should read|must read|will be|ought to be|is to be]"
+_I_SAY = "[I say|I write|I type|I send|my text is|my line is|my message is|the text is|the line is|the message is|here is my text|here is a line|here is a text|here comes a line|this is the text|the words are|the sentence is|the phrase is|to repeat|to copy|to be copied|to say|for you to say|for you to repeat|text to copy|text to write|copy text|your line|your words|your text|say after me|after me|now you|now say|so write|so repeat|you say|you write]"
+_THEN = "[Repeat it|Say it|Write it|Copy it|Say that|Repeat that|Now you|Your turn|Echo it|Type it|Say it again|Say the same|Write the same|Please repeat it|Please copy that|Give it back|That is what you should say|This is your answer]"
+_NAMED = "[the word|the name|the term|the text|the single word|the one word|the string|this word|this name|this term|the code|my word|only the word|just the word|the following word|the letters|this string|just|only||]"
+
+
+def _asked_to_copy(rng: Random, text: str) -> str:
+    """A demand to repeat `text`, composed of independent parts."""
+    kind = rng.random()
+    if kind < 0.45:
+        return say(rng, f"{_OPENING} {_COPY} {_WHAT} {_EXACTLY}{_MARK} {{text}}", text=text)
+    if kind < 0.52:
+        return say(rng, f"{_OPENING} {_COPY} {_EXACTLY}: {{text}}", text=text)
+    quoted = rng.choice(_QUOTED)
+    if kind < 0.7:
+        close = "[|||||||.| please| please.| exactly| now| and nothing else| to me| again|, please| for me|, thanks|, that's all]"
+        return say(rng, f"{_OPENING} {_COPY} [{_WHAT}||||] {_EXACTLY}[|:| -|] {quoted}{close}", text=text)
+    if kind < 0.78:
+        return say(rng, f"{_MUST_BE}[:|:| this:| exactly:| only:|] {{text}}", f"{_MUST_BE}[:|] {quoted}", text=text)
+    if kind < 0.88:
+        return say(rng, f"{_I_SAY}[:|:|:| -|,] {{text}}", f"{_I_SAY}[:|] {quoted}", text=text)
+    if kind < 0.93:
+        return say(
+            rng, f"[{_OPENING} {_COPY} {_WHAT} {_EXACTLY}.|{_OPENING} {_COPY} {_WHAT} {_EXACTLY}:] {quoted}", text=text
+        )
+    return say(rng, f"{quoted}. {_THEN}[.|!|]", f"{quoted} {_THEN}.", text=text)
+
+
+def _asked_for_word(rng: Random, word: str) -> str:
+    kind = rng.random()
+    if kind < 0.4:
+        return say(rng, f"{_OPENING} {_COPY} {_NAMED}[:|:| |] {{word}}[.||]", word=word)
+    if kind < 0.6:
+        quoted = rng.choice(_QUOTED).replace("text", "word")
+        return say(rng, f"{_OPENING} {_COPY} {_NAMED} {quoted}[.|| please| for me|, please]", word=word)
+    return _asked_to_copy(rng, word)
+
+
 def _cased(rng: Random, text: str) -> str:
     return text[:1].upper() + text[1:] if rng.random() < 0.7 else text
 
 
 def repeat(rng: Random) -> tuple[str, str]:
     kind = rng.random()
-    if kind < 0.06:
+    if kind < 0.05:
         word, count = any_word(rng), rng.randint(2, 5)
         number = rng.choice((NUMBER_WORDS[count], str(count)))
         return _cased(rng, say(rng, *_TIMES, word=word, number=number)), " ".join([word] * count)
+    if rng.random() < 0.6:
+        if kind < 0.35:
+            word = made_up_name(rng) if rng.random() < 0.2 else any_word(rng)
+            return _cased(rng, _asked_for_word(rng, word)), word
+        text = _line(rng)
+        return _cased(rng, _asked_to_copy(rng, text)), text
     if kind < 0.4:
         word = made_up_name(rng) if rng.random() < 0.15 else any_word(rng)
         return _cased(rng, say(rng, *_WORD, word=word)), word
@@ -51,15 +112,48 @@ def repeat(rng: Random) -> tuple[str, str]:
     return (asked, text) if f'"{text}"' in asked or text[-1] in ".!" or rng.random() < 0.9 else (asked + ".", text)
 
 
-def repeat_plain(rng: Random) -> tuple[str, str]:
+def _line(rng: Random) -> str:
+    """A text to copy, of every length."""
+    kind = rng.random()
+    if kind < 0.5:
+        return phrase(rng)
+    if kind < 0.6:
+        text = " ".join(any_word(rng) for _ in range(rng.randint(2, 4)))
+    elif kind < 0.85:
+        text = plain_line(rng)
+    elif kind < 0.95:
+        text = sentence(rng)
+    else:
+        text = " ".join(sentence(rng) for _ in range(2))
+    text = upper_first(text) if rng.random() < 0.4 else text
+    return text.upper() if rng.random() < 0.02 else text
+
+
+def plain_line(rng: Random) -> str:
     """A line of common words without grammar: the next one can only be read, not guessed."""
-    text = " ".join(rng.choice(COMMON) if rng.random() < 0.45 else known_word(rng) for _ in range(rng.randint(2, 8)))
+    tables = (COMMON, COMMON, COMMON, EVERYDAY, EVERYDAY, EVERYDAY)
+    return " ".join(
+        rng.choice(rng.choice(tables)) if rng.random() < 0.75 else known_word(rng) for _ in range(rng.randint(2, 8))
+    )
+
+
+def repeat_text(rng: Random, text: str) -> tuple[str, str]:
+    """A demand to repeat a text that means something, as a question or a demand: it is to be copied, not answered."""
+    kind = rng.random()
+    text = text if kind < 0.5 else text.rstrip(".!?") if kind < 0.75 else text.lower().rstrip(".!?")
+    shape = _asked_to_copy(rng, text) if rng.random() < 0.75 else say(rng, *_TEXT[:5], text=text)
+    return _cased(rng, shape), text
+
+
+def repeat_plain(rng: Random) -> tuple[str, str]:
+    """A line of common words to copy."""
+    text = plain_line(rng)
     text = upper_first(text) if rng.random() < 0.5 else text
     text += rng.choice(("", "", ".", "!"))
-    return _cased(rng, say(rng, *_TEXT, text=text)), text
+    return _cased(rng, say(rng, *_TEXT, text=text) if rng.random() < 0.5 else _asked_to_copy(rng, text)), text
 
 
 def long_repeat(rng: Random) -> tuple[str, str]:
     """Long rows of words: most of the text is an answer that can only be read."""
     text = " ".join(words(rng, 12) for _ in range(2))
-    return say(rng, *_TEXT[:2], text=text), text
+    return say(rng, *_TEXT[:2], text=text) if rng.random() < 0.5 else _asked_to_copy(rng, text), text

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from random import Random
 
 from corpus import facts, knowledge, numbers
+from corpus.frames import ask_for, demand
 from corpus.patterns import say, upper_first
 from corpus.words import ADJECTIVES, CITIES, FOODS, NAMES, THINGS, VERBS, any_word, made_up_word, person, place
 
@@ -57,7 +58,7 @@ def json_object(rng: Random) -> tuple[str, str]:
     return rng.choice(shapes), json.dumps(value, ensure_ascii=False)
 
 
-_EXTRACT = "[Extract|Read|Take out|Find|Parse|Get|Note|Store|Fill in] [the data|the fields|it|everything|the details|the values|the facts|this]"
+_EXTRACT = "[Extract|Extract|Read|Take out|Find|Parse|Get|Note|Store|Fill in|Save|Return|Give me|Pull out|Collect|Write down|Convert|Turn into an object|Make an object of|Structure|Record|Enter|Register|Pick out] [the data|the fields|it|it all|everything|the details|the values|the facts|this|that|the person|the meeting|the entry|the trip|the visit|the appointment|the information|what matters|all of it|these facts|the record|the object|the content]"
 
 
 def _extracted(rng: Random, keys: tuple[str, ...], shapes: tuple[str, ...], **slots: object) -> tuple[str, Object]:
@@ -74,10 +75,12 @@ def _person(rng: Random) -> tuple[str, Object]:
     name, age = person(rng), rng.randint(1, 99)
     if rng.random() < 0.1:
         return say(
-            rng, "[Invent|Think of|Create|Imagine|Give me|Write] [a|some|one|any] [person|man|woman|human|somebody]."
+            rng,
+            "[Invent|Think of|Create|Imagine|Give me|Write|Name|Describe|Choose|I need|Show me|Pick|Tell me] [a|some|one|any|a new|another] [person|man|woman|human|somebody|character|guest|student][ for me| please|].",
         ), {"name": "Anna", "age": 30}
     shapes = (
-        "{name} is {age}.", "{name}, [aged|age|who is] {age}.", "{name} has the age of {age}.", "[I am|This is|Here is|My name is|They call me] {name}[,| and I am| and my age is] {age}.", "[A|The] person [named|called] {name}, {age} years.", "{name} ({age})",
+        "{name} is {age}.", "{name}, [aged|age|who is] {age}.", "{name} has the age of {age}.", "[I am|This is|Here is|My name is|They call me] {name}[,| and I am| and my age is] {age}.", "[A|The] person [named|called] {name}, {age} years.", "[name|person|who][:|=] {name}[,|;| and] [age|years|old][:|=] {age}", "[meet|here comes|say hello to|this is|I met|we know|do you know|there is] {name}[, who is|, aged|. Age:|, age|, who turned] {age}", "[I am|I'm] {age} [years old|years|] and [my name is|I am called|they call me|people call me] {name}", "[the|a|our] [man|woman|child|girl|boy|student|guest|person|patient|teacher|worker] {name} [is|has turned|is now|will be|became] {age} [years old|years|]",
+        "[my|our|his|her|their] [name is|name's] {name} and [my|the|his|her] age [is|:] {age}", "{age} years old: {name}", "{name}, {age}[.| years.| years old.]", "{name} [celebrates|had|has] [birthday number|the birthday] {age}", "[call me|I'm|my name's] {name}[,| -|.] {age} [years old|years|]", "{name} ({age})",
         "{name} [turned|was|became] {age} [today|this year|].", "[The name is|name:] {name}, [the age is|age:] {age}.", "{name} is {age} years [old|of age] and [likes|eats|buys] things.", "I know {name}, who is {age}.", "My [friend|sister|son] {name} is {age} years old.",
     )  # fmt: skip
     return _extracted(rng, ("name", "age"), shapes, name=name, age=age)
@@ -86,11 +89,13 @@ def _person(rng: Random) -> tuple[str, Object]:
 def _event(rng: Random) -> tuple[str, Object]:
     if rng.random() < 0.1:
         return say(
-            rng, "[Invent|Plan|Make up|Create|Think of|Write] [an event|a trip|a meeting|any event|a journey]."
+            rng,
+            "[Invent|Plan|Make up|Create|Think of|Write|Give me|Imagine|Suggest|Name|I need|Organise|Arrange|Propose] [an event|a trip|a meeting|any event|a journey|some event|a party|one event|a tour|a concert][ for me| for us| please|].",
         ), {"who": "Anna", "city": "Paris", "day": "Monday"}
     who, city, day = person(rng), place(rng), rng.choice(facts.DAYS)
     shapes = (
-        "{who} [flies|travels|goes|drives|walks] to {city} on {day}.", "{who} [is|will be|arrives|sings|speaks|stays] in {city} on {day}.", "On {day} {who} [visits|sees|leaves|reaches|goes to] {city}.", "[Event|Visit|Trip]: {who}, {city}, {day}.",
+        "{who} [flies|travels|goes|drives|walks|comes back|sails|moves|returns|rides|hurries|will go|is going|wants to go|has to go|takes the train|takes a bus] to {city} [on|this|next] {day}", "{who} [meets us|meets friends|has a talk|gives a speech|has a show|plays|works|will sing|holds a class|opens a shop|gets married|waits|lands|eats] in {city} [on|this|next] {day}", "[on|this|next] {day}[,|] {who} [will be|is|speaks|plays|waits|arrives|lands|sings|works] in {city}", "[who|name|person]: {who}[,|;] [city|where|place]: {city}[,|;] [day|when|date]: {day}",
+        "[a|the] [meeting|concert|trip|visit|party|lunch|talk|show|wedding] [with|of|by|for] {who} in {city} on {day}", "{city}, {day}, {who}", "{who}, {city}, {day}", "in {city} on {day}: {who}", "{who} flies to {city} on {day}.", "{who} [is|will be|arrives|sings|speaks|stays] in {city} on {day}.", "On {day} {who} [visits|sees|leaves|reaches|goes to] {city}.", "[Event|Visit|Trip]: {who}, {city}, {day}.",
         "[We meet|I meet|We see] {who} in {city} on {day}.", "{who} has a [meeting|concert|party] in {city} [on|next|this] {day}.",
     )  # fmt: skip
     keys = rng.choice(
@@ -101,13 +106,14 @@ def _event(rng: Random) -> tuple[str, Object]:
 
 def _user(rng: Random) -> tuple[str, Object]:
     if rng.random() < 0.12:
-        return say(rng, "[Invent|Make|Make up|Give me|Think of] [a user|some user|one user]."), {
-            "user": {"name": "Anna", "id": 1}
-        }
+        return say(
+            rng,
+            "[Invent|Make|Make up|Give me|Think of|Imagine|I need|Write|Add|Choose|Show me] [a user|some user|one user|a new user|another user|a test user][ for me| please|].",
+        ), {"user": {"name": "Anna", "id": 1}}
     name, number = person(rng), rng.randint(1, 9999)
     text = say(
         rng,
-        "[The user|User|Our user|There is a user] {n} [has|with|has got] [the|] [id|ID|number] {i}.", "[Create|Add|Make|Store|Write] [a|the] user {n}[,| with] id {i}.", "User: {n}, id: {i}", "{n} [is user|has id|has the user id] {i}.", "id {i} is {n}.",
+        "[The user|User|Our user|There is a user] {n} [has|with|has got] [the|] [id|ID|number] {i}.", "[Create|Add|Make|Store|Write] [a|the] user {n}[,| with] id {i}.", "User: {n}, id: {i}", "{n} [is user|has id|has the user id] {i}.", "id {i} is {n}.", "[the|our|a|one|this] [user|account|member|person] [is|named|is called|with the name|by the name of|] {n}[,| and| has|; the] [id|number|user id|ID] [is|:|] {i}", "[store|save|register|enter|record|note|insert|write] [the|a|this|] user {n}[,| with| and| under] [id|number|the id] {i}", "[name|user|who][:|=] {n}[,|;] [id|number][:|=] {i}", "{n}[,|;| has| -] [id|number|ID] {i}", "[number|id|user] {i}[,| is|: | belongs to] {n}",
         n=name, i=number,
     )  # fmt: skip
     return text, {"user": {"name": name, "id": number}}
@@ -118,7 +124,10 @@ def _task(rng: Random) -> tuple[str, Object]:
     task = f"{rng.choice(('buy', 'clean', 'find', 'sell', 'paint', 'call', 'wash', 'write', 'bring', 'cook', 'read', 'repair'))} {rng.choice(('', 'the ', 'a ', 'some '))}{thing}"
     kind = rng.random()
     if kind < 0.15:
-        return say(rng, "[Invent|Give me|Think of|Make up|Write] [a|some|any|one] task[ for me| for tomorrow|]."), {
+        return say(
+            rng,
+            "[Invent|Give me|Think of|Make up|Write|Create|Find|Suggest|Name|Plan|Imagine|Choose|I need|Propose|Show me] [a|some|any|one|a new|a little|an easy] [task|job|thing to do|todo|chore][ for me| for tomorrow| for this week| for us| for Monday| to do|].",
+        ), {
             "task": "buy bread",
             "done": False,
         }
@@ -129,6 +138,7 @@ def _task(rng: Random) -> tuple[str, Object]:
         }
     return say(
         rng,
+        "[I need|I want|I have|we have|you have|he has|she has|it is time|do not forget|remember|remind me|somebody has] to {t}[ today| tomorrow| soon||||]", "[to do|todo|open task|next task|job|my task|note|still open|not done yet|new job][:|: |,] {t}", "[put|add|enter|write|note|save|set] {t} [on|to|in|into] [my|the|our] [list|tasks|to-do list|todo list|plan|agenda]", "[add|create|save|make|enter|register|store|plan] [a|one|the|this|my] [new |next |open |] [task|job|todo|item|entry][:| to| -|: please] {t}", "[tomorrow|today|later|on Monday|next week|soon] I [must|have to|will|should|want to] {t}",
         "[Add|Note|Create|Write down|New|Make] [a|the|this] task[:|] {t}.", "[I have to|I must|Remind me to|Do not forget to] {t}.", "Task: {t}", "The task is to {t}.", "[Put|Write] {t} on [my|the] list.",
         t=task,
     ), {"task": task, "done": False}  # fmt: skip
@@ -136,6 +146,19 @@ def _task(rng: Random) -> tuple[str, Object]:
 
 def _capital(rng: Random) -> tuple[str, Object]:
     country, city = rng.choice(list(facts.CAPITALS.items()))
+    if rng.random() < 0.2:
+        noun = say(
+            rng,
+            "{c} [and|with|plus] its capital",
+            "the [form|entry|record|object|card|data|fields] [for|of|about] {c}",
+            "{c}, the country and the capital",
+            c=country,
+        )
+        action = say(
+            rng, "[describe|fill in|complete|write|make|create|give me|show|present|enter|store|return] {np}", np=noun
+        )
+        text = demand(rng, action) if rng.random() < 0.7 else ask_for(rng, noun)
+        return upper_first(text) + rng.choice((".", "", "!")), {"country": country, "capital": city}
     if rng.random() < 0.4:
         while not (found := knowledge.capital(rng))[1].startswith("The capital"):
             pass
@@ -153,6 +176,14 @@ def _capital(rng: Random) -> tuple[str, Object]:
 def _listed(rng: Random) -> tuple[str, Object]:
     plural, items = rng.choice(list(facts.LISTS.items()))
     count = rng.randint(2, 4)
+    if rng.random() < 0.5:
+        action = say(
+            rng,
+            "[name|list|give me|tell me|write|find|choose|pick|show me|write down] {n} {k}",
+            n=facts.NUMBER_WORDS[count],
+            k=plural,
+        )
+        return upper_first(demand(rng, action)) + rng.choice((".", "", "?")), {plural: list(items[:count])}
     text = say(
         rng,
         "[Name|List|Tell me|Write|I need|Find] {n} {k}.", "{n} {k}, please.", "[Which|What] {n} {k} do you know?",
@@ -220,7 +251,7 @@ def _described(rng: Random) -> tuple[str, Object]:
 
 
 _FORCED: tuple[Callable[[Random], tuple[str, Object]], ...] = (
-    _person, _person, _event, _event, _user, _task, _capital, _capital, _listed, _counted, _answered, _judged, _chosen, _described,
+    _person, _person, _event, _event, _user, _task, _capital, _capital, _listed, _counted, _answered, _answered, _judged, _chosen, _described,
 )  # fmt: skip
 
 

@@ -5,12 +5,12 @@ No user message has a wording of the evaluation, see `held_out.py`.
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from corpus import chat, copying, forms, knowledge, memory, numbers, tools
+from corpus.frames import opened, vary
 from corpus.held_out import is_held_out
-from corpus.patterns import say
 from corpus.stories import plain_text, story
 from corpus.tools import TOOLS, Message, Offer, ToolUse
 from corpus.words import NAMES, code, made_up_name, made_up_word, phrase
@@ -39,9 +39,10 @@ QUESTIONS: dict[str, tuple[int, Question]] = {
     "not said": (1, memory.not_said),
     "size": (0, chat.size),
     "plain repeat": (0, copying.repeat_plain),
+    "repeat a message": (2, lambda rng: copying.repeat_text(rng, any_message(rng))),
 }
 # What is written as it is: upper and lower case and marks belong to the answer.
-_EXACT = ("repeat", "plain repeat", "json")
+_EXACT = ("repeat", "plain repeat", "repeat a message", "json")
 _BESIDE_TOOLS = ("greeting", "identity", "capital", "colour", "opposite", "repeat", "list")
 _LACKED = (TOOLS["weather"], TOOLS["time"], TOOLS["search"], TOOLS["message"])
 _NAMES = list(QUESTIONS)
@@ -62,6 +63,8 @@ _SYSTEM = (
 class Sample:
     """Either `messages` (with `tools`) for the chat template, or plain `text`, or `echoed`: any tokens, to be read twice.
 
+    A message with `is_given` is an answer that is not learnt.
+
     `is_forced`: the answers are objects that a schema demands. Their beginning is not learnt, and their keys hardly are.
     """
 
@@ -72,38 +75,17 @@ class Sample:
     echoed: list[int] = field(default_factory=list)
 
 
-def vary(rng: Random, question: str) -> str:
-    """The question as a person may type it."""
-    kind = rng.random()
-    if kind < 0.06:
-        return question.rstrip(".?")
-    if kind < 0.14:
-        return question.lower()
-    if kind < 0.2:
-        return (
-            say(
-                rng,
-                "[Please|Hi!|Hello!|Question:|Another question.|And now:|OK.|So,|Well,|Hey,|Now|Say,|And|Quick one:"
-                "|Excuse me,|I wonder:|By the way,]",
-            )
-            + " "
-            + question
-        )
-    if kind < 0.23:
-        return (
-            question.rstrip(".?")
-            + say(rng, "[, please| please|, ok|, my friend|, can you say| for me|, I forgot|, quickly]")
-            + rng.choice(("?", "", "."))
-        )
-    return question
-
-
 def ask(rng: Random, category: str | None = None) -> tuple[str, str]:
     """A question and its answer, of one category or of any."""
     while True:
         name = category or rng.choices(_NAMES, _WEIGHTS)[0]
         question, answer = QUESTIONS[name][1](rng)
-        question = question if name in _EXACT else vary(rng, question)
+        if is_held_out(question):  # Nor is it asked with an opening or a close around it.
+            continue
+        if name not in _EXACT:
+            question = vary(rng, question)
+        elif rng.random() < 0.06:
+            question = opened(rng, question, is_kept=True)
         if not is_held_out(question):
             return question, answer
 
@@ -112,7 +94,36 @@ def ask_tool(rng: Random, offer: Offer) -> ToolUse:
     """A request that the tool serves."""
     while is_held_out((use := tools.use(rng, offer)).request):
         pass
-    return use
+    return replace(use, request=_opened(rng, use.request))
+
+
+def _opened(rng: Random, request: str) -> str:
+    """Now and then an opening before the request."""
+    if rng.random() < 0.08 and not is_held_out(found := opened(rng, request, is_kept=True)):
+        return found
+    return request
+
+
+def any_message(rng: Random) -> str:
+    """A message as users send them, which a demand to repeat may hold."""
+    kind = rng.random()
+    if kind < 0.5:
+        return ask(rng, rng.choices(_NAMES[:-1], _WEIGHTS[:-1])[0])[0]
+    if kind < 0.75:
+        (said, _), (asked, _) = memory.introduction(rng)
+        text = said if kind < 0.65 else asked
+    elif kind < 0.9:
+        text = ask_tool(rng, tools.offers(rng)[0]).request
+    else:
+        text = forms.forced_object(rng)[0]
+    return any_message(rng) if is_held_out(text) else text
+
+
+def long_repeat(rng: Random) -> tuple[str, str]:
+    """Several messages or rows of words in one text to copy."""
+    if rng.random() < 0.3:
+        return copying.long_repeat(rng)
+    return copying.repeat_text(rng, " ".join(any_message(rng) for _ in range(rng.randint(2, 3))))
 
 
 def exchange(question: str, answer: str) -> list[Message]:
@@ -138,14 +149,28 @@ def _introduction(rng: Random) -> tuple[list[Message], list[Message]]:
         return told, exchange(rng.choice(("What is your name?", "Tell me your name.")), f"My name is {name}.")
     while True:
         told_pair, asked_pair = memory.introduction(rng)
-        if not is_held_out(told_pair[0]) and not is_held_out(asked_pair[0]):
-            return exchange(*told_pair), exchange(*asked_pair)
+        if is_held_out(told_pair[0]) or is_held_out(asked_pair[0]):
+            continue
+        varied = vary(rng, asked_pair[0])
+        if not is_held_out(varied):
+            return exchange(_opened(rng, told_pair[0]), told_pair[1]), exchange(varied, asked_pair[1])
+
+
+_BETWEEN = ("identity", "greeting", "capital", "calendar", "counting", "sum", "repeat", "list", "colour", "opposite")
 
 
 def remembering(rng: Random, turns: int) -> Sample:
-    """A dialog that comes back to what was said at its start, `turns` exchanges earlier."""
+    """A dialog that comes back to what was said at its start, `turns` exchanges earlier.
+
+    Now and then it was answered by something else, which is not learnt: what was said is to be found where the user said it.
+    """
     told, asked = _introduction(rng)
-    between = [message for _ in range(turns) for message in exchange(*ask(rng))]
+    if rng.random() < 0.2 and told[0]["role"] == "user":
+        told[1] = {"role": "assistant", "content": ask(rng)[1], "is_given": True}
+    names = [rng.choice(_BETWEEN) if rng.random() < 0.6 else None for _ in range(turns)]
+    between = [message for name in names for message in exchange(*ask(rng, name))]
+    if rng.random() < 0.12:
+        asked += exchange(*ask(rng, "identity"))
     return Sample(messages=told + between + asked)
 
 
@@ -166,7 +191,7 @@ def with_tools(rng: Random) -> Sample:
         return Sample(
             messages=exchange(ask_tool(rng, found[0]).request, chat.NO_TOOL), tools=[one.schema for one in found[1:]]
         )
-    for _ in range(rng.choice((1, 1, 2, 3))):
+    for _ in range(rng.choice((1, 2, 2, 3))):
         if rng.random() < 0.06:
             messages += exchange(*ask(rng, rng.choice(_BESIDE_TOOLS)))
             continue
@@ -191,7 +216,7 @@ def forced(rng: Random) -> Sample:
         return forced_call(rng)
     while is_held_out((pair := forms.forced_object(rng))[0]):
         pass
-    return Sample(messages=exchange(*pair), is_forced=True)
+    return Sample(messages=exchange(_opened(rng, pair[0]), pair[1]), is_forced=True)
 
 
 def pairs(rng: Random) -> Sample:
@@ -244,15 +269,16 @@ def blended_sample(rng: Random) -> Sample:
     return (copying_sample if rng.random() < 0.35 else sample)(rng)
 
 
+def echoing_tokens(rng: Random) -> Sample:
+    tokens = [rng.randrange(*_PLAIN_TOKENS) for _ in range(rng.randint(8, 40))]
+    if rng.random() < 0.4:
+        tokens = [token for each in tokens for token in (each, _SPACE_TOKEN)]
+    return Sample(echoed=tokens)
+
+
 def echoing_sample(rng: Random) -> Sample:
     """One document of the second stage: half are random tokens, with or without spaces between them, that come twice."""
-    kind = rng.random()
-    if kind < 0.5:
-        tokens = [rng.randrange(*_PLAIN_TOKENS) for _ in range(rng.randint(8, 40))]
-        if kind < 0.2:
-            tokens = [token for each in tokens for token in (each, _SPACE_TOKEN)]
-        return Sample(echoed=tokens)
-    return copying_sample(rng)
+    return echoing_tokens(rng) if rng.random() < 0.5 else copying_sample(rng)
 
 
 def practice_sample(rng: Random) -> Sample:
@@ -321,6 +347,34 @@ def balanced_sample(rng: Random) -> Sample:
     if kind < 0.82:
         return remembering(rng, rng.choice((1, 2, 2, 3)))
     return forced(rng) if kind < 0.92 else sample(rng)
+
+
+_VARIED = {
+    "greeting": 7, "identity": 9, "mesh": 1, "capital": 7, "continent": 2, "animal": 3, "colour": 3, "opposite": 4,
+    "calendar": 8, "planet": 2, "nearest planet": 1, "language": 2, "sum": 34, "counting": 13, "unknown": 6, "repeat": 22,
+    "plain repeat": 13, "repeat a message": 26, "list": 5, "json": 2, "not said": 1, "size": 1,
+}  # fmt: skip
+
+
+def varied_sample(rng: Random) -> Sample:
+    """One document of the last stage: every kind, in wordings that are composed of many parts."""
+    kind = rng.random()
+    if kind < 0.48:
+        name = rng.choices(list(_VARIED), list(_VARIED.values()))[0]
+        return Sample(messages=exchange(*ask(rng, name)))
+    if kind < 0.52:
+        return dialog(rng, rng.choice((2, 2, 3)))
+    if kind < 0.69:
+        return remembering(rng, rng.choice((0, 1, 2, 2, 2, 3)))
+    if kind < 0.82:
+        return with_tools(rng)
+    if kind < 0.93:
+        return forced(rng)
+    if kind < 0.955:
+        return Sample(messages=exchange(*long_repeat(rng)))
+    if kind < 0.965:
+        return pairs(rng)
+    return echoing_tokens(rng) if kind < 0.985 else Sample(text=plain_text(rng))
 
 
 def samples(seed: str, make: Callable[[Random], Sample] = sample) -> Iterator[Sample]:

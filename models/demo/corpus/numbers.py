@@ -4,6 +4,7 @@
 from random import Random
 
 from corpus.facts import NUMBER_WORDS
+from corpus.frames import ask_about, ask_for, demand
 from corpus.patterns import say, upper_first
 from corpus.words import FOODS, NAMES, THINGS
 
@@ -33,6 +34,8 @@ _UP_FROM_ONE = (
     f"{_PLEASE} count [to|until|till] {{last}}",
     f"{_PLEASE} count [for me|aloud|] [to|up to|until] {{last}} [please|for me|]",
     f"{_PLEASE} [list|name|say|give me] the first {{last}} numbers",
+    f"{_PLEASE} [count|count up|list the numbers|say the numbers|keep counting|go on counting|count aloud|do some counting] [to|up to|until|till|as far as|until you reach|all the way to] {{last}}[, please| for me| now| slowly||||]",
+    "[show me|prove|let me see|I want to see|I bet] [that|] you can count to {last}",
 )
 _DOWN = (
     f"{_PLEASE} count [down|backward|backwards|in reverse order|downwards] [from|starting at|starting from|beginning with] {{first}} [and|] [to|down to|until|till|ending at|and end at|and stop at] {{last}}",
@@ -63,6 +66,57 @@ _BEFORE = (
 )
 
 
+_NUMBERS = "[the numbers|the numbers|numbers|all numbers|all the numbers|each number|every one of the numbers|the integers|all integers|whole numbers|the whole numbers|all of the numbers|the row of numbers|a list of the numbers|a list of numbers|a row of numbers|the sequence|the series|the number sequence|the range]"
+_SHOW = "[count|count|count|count|list|name|tell me|give me|say|write|write down|read|type|show|show me|recite|display|output|produce|put down|speak|read out|call out|get me|send me|list up|spell out|run through|go through|generate|make|let me hear|let me see|return|number off]"
+_RANGE_UP = (
+    "[from|from|from|starting at|starting from|starting with|beginning at|beginning with|that start at|that begin with|going from|running from] {first} [to|to|to|up to|until|till|through|and ending at|and ending with|and stopping at|and finishing at|and going to|upwards to|all the way to|on to|and up to|to the number|as far as|, ending with|, stopping at] {last}",
+    "between {first} and {last}",
+    "{first} [to|up to|until|till|through|and on to|upwards to] {last}",
+    "{first}[-| - |..|...| .. | ... | to | -> ]{last}",
+    "[from|starting at] number {first} [to|until|up to] number {last}",
+    "[from|beginning at] {first}, [ending|stopping|finishing] [at|with|when you reach|on] {last}",
+    "[up|upwards|forwards|ascending] from {first} [to|until|till|and stop at|and end with] {last}",
+    "[with first number|start:|first:] {first}[,| and] [last number|end:|last:] {last}",
+)
+_RANGE_DOWN = (
+    "[down|backwards|backward|downwards|in reverse|in reverse order|back|descending|in descending order|the other way round] [from|from|starting at|starting from|starting with|beginning at|beginning with] {first} [to|to|down to|until|till|and ending at|and ending with|and stopping at|all the way to|back to|, ending at|, stopping with|and stop at|and finish at] {last}",
+    "from {first} [down to|back to|backwards to|downwards to|down until|in reverse to|back until|descending to] {last}",
+    "[starting|beginning] [at|with|from] {first} and [going|counting] [down|back|backwards] [to|until|till] {last}",
+    "{first} [down to|back to|backwards to|downwards to|descending to] {last}",
+)
+_RANGE_CLOSE = "[inclusive|in order|aloud|one by one|please|in a row|for me|with commas|slowly|and then stop|, no more|, that is all|out loud|, both included|step by step|, thank you|all of them|go|||||||||||||||||||]"
+_START = (
+    "[start|begin|begin counting|start counting|take|say|name|write|go|open|set off] [at|with|from|with the number]"
+)
+_ONWARDS = "[count|count on|go on|go up|continue|carry on|count up|keep going|keep on|go forward|move up|proceed] [to|to|until|till|up to|until you reach|until you are at]"
+_BACKWARDS = "[count down|count back|count backwards|go back|go down|descend|step down|count in reverse|keep going down|move down] [to|to|until|till|until you reach|until you are at]"
+
+
+def _range(rng: Random, first: int, last: int) -> str:
+    """A demand for the numbers from `first` to `last`, composed of independent parts."""
+    is_up, kind = first < last, rng.random()
+    if kind < 0.16:
+        onwards = _ONWARDS if is_up else _BACKWARDS
+        action = say(
+            rng, f"{_START} {{first}}[ and| and|, then|, and then|. Then|;] {onwards} {{last}}", first=first, last=last
+        )
+    else:
+        span = say(rng, *(_RANGE_UP if is_up else _RANGE_DOWN), first=first, last=last)
+        head = (
+            _SHOW
+            if kind < 0.3
+            else f"{_SHOW} {_NUMBERS}"
+            if kind < 0.75
+            else _NUMBERS
+            if kind < 0.85
+            else "[counting|count|numbers|range|the count|a count|sequence]"
+        )
+        if kind > 0.92:
+            head = "[I|we] [want|need|would like|'d like|wish] [to see|to hear|to have|to read|] " + _NUMBERS
+        action = say(rng, f"{head}[ | | | |: ]{{span}} {_RANGE_CLOSE}", span=span)
+    return demand(rng, action, may_close=False) if rng.random() < 0.5 else action
+
+
 def _finish(rng: Random, text: str) -> str:
     text = upper_first(text) if rng.random() < 0.75 else text
     question = text.lower().startswith(("can", "could", "would", "what", "which", "how", "is", "will"))
@@ -80,7 +134,11 @@ def counting(rng: Random) -> tuple[str, str]:
     low = rng.choice((1, 1, 1, rng.randint(0, 12), rng.randint(0, 12), rng.randint(13, 60), rng.randint(13, 88)))
     high = low + rng.randint(2, rng.choice((6, 9, 14)))
     numbers = list(range(low, high + 1))
-    if kind < 0.66:
+    if kind < 0.55:
+        if kind < 0.32:
+            return _finish(rng, _range(rng, low, high)), ", ".join(map(str, numbers))
+        return _finish(rng, _range(rng, high, low)), ", ".join(map(str, reversed(numbers)))
+    if kind < 0.83:
         shapes = _UP_FROM_ONE if low == 1 and rng.random() < 0.45 else _UP
         text = say(rng, *shapes, first=low, last=high, next=low + 1)
     else:
@@ -151,8 +209,94 @@ _TEXT_SHAPES = (
 )  # fmt: skip
 
 
+_SUM_NOUNS = {
+    "+": (
+        "the [sum|total|result] of {a} [and|plus] {b}",
+        "{a} [plus|+|added to|and] {b}",
+        "{a} [plus|+] {b}",
+        "{b} added to {a}",
+        "the [sum|total|addition] {a} + {b}",
+        "{b} more than {a}",
+        "{a} increased by {b}",
+        "{a} with {b} more",
+        "{a} and {b} [together|added|in total|added together]",
+    ),
+    "-": (
+        "the difference [of|between] {a} and {b}",
+        "{a} [minus|-|less|take away] {b}",
+        "{a} [minus|-] {b}",
+        "{b} [taken from|subtracted from|taken away from|less than] {a}",
+        "the [rest|remainder|result] of {a} [minus|-|less] {b}",
+        "{a} [reduced|decreased|lowered] by {b}",
+        "what [remains|is left] of {a} without {b}",
+    ),
+    "*": (
+        "the product of {a} [and|with] {b}",
+        "{a} [times|*|x|multiplied by|multiplied with] {b}",
+        "{a} [times|*|x] {b}",
+        "the [result|product] [of|] {a} [times|*|x] {b}",
+        "{a} [groups|lots|sets] of {b}",
+    ),
+}
+_SUM_ACTIONS = {
+    "+": (
+        "add {b} to {a}",
+        "add {a} [and|plus|with|together with] {b}[ together|]",
+        "[sum|sum up|total|join|combine] {a} and {b}",
+        "[increase|raise|extend] {a} by {b}",
+        "[put|lay] {b} on top of {a}",
+        "[calculate|compute|work out|solve|do|find] {a} [plus|+] {b}",
+        "count {a} and {b} together",
+        "[give|lend] {b} to {a}",
+    ),
+    "-": (
+        "[subtract|take|deduct|remove|take away|cut|withdraw] {b} from {a}",
+        "take {b} [away from|off|out of] {a}",
+        "[reduce|lower|decrease|lessen|shorten] {a} by {b}",
+        "[calculate|compute|work out|solve|do|find] {a} [minus|-|less|take away] {b}",
+        "find [the rest|what is left] of {a} without {b}",
+    ),
+    "*": (
+        "multiply {a} [by|with|and|times] {b}",
+        "[calculate|compute|work out|solve|do|find] {a} [times|*|x|multiplied by] {b}",
+        "take {a} [times|x|*] {b}",
+        "[take|add up] {b} {a} times",
+    ),
+}
+_SUM_TAILS = "[=|= ?|=?| equals| is| makes| gives| is what| makes what| is how much| equals what| gives what| comes to what| adds up to| results in| makes how much| is equal to|, how much is it|, how much is that|, what is it|, what is the result|, what do you get|, what comes out|: result|, please| please|...| - what is it|, solve it|, result]"
+_WHOLE = (
+    "[how much|what] [is|makes|are|will be|would be|gives|comes out of|do you get for|do I get from|does one get from|should be|results from]",
+    "[how much|what] [does|would|will|do] {t} [make|give|equal|be|come out as|add up to|amount to|yield|result in]",
+)
+_GAIN = "[get|find|buy|receive|am given|pick up|collect|win|borrow|am handed|earn|take|catch|bake|gain|bring home|add]"
+_LOSE = "[lose|eat|sell|give away|drop|break|throw away|give back|spend|use|hand over|lend|pay|leave behind|forget|burn|give up|return|send away|miss]"
+_HOW_MANY = "[how many|how many {things}] [do I have|are there|have I got|do I own|is that|are that|have I|do I hold|will there be|would that be|do I have then] [now|in all|in total|altogether|then|||]"
+_HOW_LEFT = "[how many|how many {things}|how much|what] [are left|is left|remain|remains|do I still have|do I have now|have I got left|are there still|do I keep|stay with me|is still there|are still mine]"
+_STORIES = {
+    "+": (
+        f"I [have|had|own|hold|carry|see] {{a}} {{things}} [and|and then|, then|. Then I|, I also|and also] {_GAIN} {{b}} [more|other ones|{{things}}|new ones|others|more of them|]. {_HOW_MANY}",
+        f"[there are|here are|on the table are|in the box are] {{a}} {{things}}[.| and] [{{name}} [brings|adds|buys|puts|finds]|I [bring|add|put]|we get] {{b}} [more|others|new ones]. {_HOW_MANY}",
+        "{name} has {a} {things}[,| and] {friend} [has|owns|brings|holds] {b}. [how many|what] [do they have|is that|are there|have they] [together|in all|in total]",
+        "{a} {things} [plus|and|and then|with] {b} [more|others|more {things}] [is|are|makes|make] how many",
+    ),
+    "-": (
+        f"I [have|had|own|hold|see|bought|baked] {{a}} {{things}} [and|but|and then|, then|. Then I|. Now I] {_LOSE} {{b}} [of them|{{things}}|]. {_HOW_LEFT}",
+        f"[there are|here are|on the table are|in the box are] {{a}} {{things}}[.| and| but] [{{name}} [takes|eats|steals|breaks|buys|sells]|I [take|eat|remove|use]] {{b}} [of them|]. {_HOW_LEFT}",
+        "I [borrow|borrowed|must pay|have to pay|needed|have debts of] {a} [coins|euros|pounds|dollars|] [and|, then I|but] [give back|return|pay back|have paid|paid back|have] {b}. [how much|what] [is missing|remains|must I still pay|is left to pay|do I still need|do I have to give]",
+        "of {a} {things} {b} [are|were] [gone|eaten|broken|sold|lost|red]. how many are [left|not]",
+        "{name} is {a}, {friend} is {b} years younger. How old is {friend}",
+    ),
+    "*": (
+        "[each|every] [child|box|bag|day|table|house|friend] [has|gets|holds|needs] {b} {things}[. There are|, and there are|, with] {a} [of them|]. how many {things} [are there|is that|in all|in total]",
+        "{a} [bags|boxes|children|plates|shelves|days|baskets] with {b} {things} [each|on each|in each] [are|make|is] how many",
+        "{a} {things} cost {b} [each|apiece]. How much [do I pay|is it|for all]",
+        "I [buy|have|see|fill] {a} [boxes|bags|rows] of {b} {things}. how many {things} [is that|are there|do I have]",
+    ),
+}
+
+
 def _operands(rng: Random) -> tuple[str, int, int]:
-    symbol = rng.choice("++-*")
+    symbol = rng.choice("+++---**")
     largest = rng.choice((5, 10, 10, 20))
     left, right = rng.randint(0, largest), rng.randint(0, largest)
     if symbol == "*":
@@ -170,12 +314,38 @@ def _special_sum(rng: Random) -> tuple[str, str]:
     """Doubles, halves, and whether a sum is right."""
     number, kind = rng.randint(1, 10), rng.random()
     if kind < 0.3:
-        text = say(
-            rng, "[what is|how much is|tell me|give me|] [the double of|twice|two times|the double of] {n}", n=number
+        noun = say(
+            rng,
+            "[the double of|twice|two times|twice the number|the double amount of|{n} doubled,|{n} and again] {n}",
+            n=number,
+        )
+        text = (
+            ask_for(rng, noun)
+            if rng.random() < 0.7
+            else demand(
+                rng,
+                say(
+                    rng,
+                    "[double the number|make the double of|take twice|multiply by two:|take two times|form the double of] {n}",
+                    n=number,
+                ),
+            )
         )
         return _finish(rng, text), f"2 * {number} = {2 * number}."
     if kind < 0.6:
-        text = say(rng, "[how much is|tell me|give me|find|] [half of|the half of|one half of] {n}", n=2 * number)
+        noun = say(rng, "[half of|the half of|one half of|half|a half of|the number that is half of] {n}", n=2 * number)
+        text = (
+            ask_for(rng, noun)
+            if rng.random() < 0.7
+            else demand(
+                rng,
+                say(
+                    rng,
+                    "[halve|cut in half:|divide by two:|split in two halves:|take half of|find half of] {n}",
+                    n=2 * number,
+                ),
+            )
+        )
         return _finish(rng, text), f"Half of {2 * number} is {number}."
     symbol, left, right = _operands(rng)
     result = _result(symbol, left, right)
@@ -184,7 +354,8 @@ def _special_sum(rng: Random) -> tuple[str, str]:
         rng,
         "[is|does] {t} [equal to|the same as|really|] {r}",
         "[is it true that|is it correct that|do you agree that|would you say that] {t} [is|makes|equals] {r}",
-        "{t} [is|makes|=] {r}, [right|correct|true|yes or no]",
+        "{t} [is|makes|=|gives|equals] {r}, [right|correct|true|yes or no|isn't it|is that so|or not|do you agree|ok]",
+        "[am I right that|can you confirm that|check this:|true or false:|right or wrong:|can it be that|I think that|somebody says that|is the result right:|please check if|tell me if|verify:] {t} [is|makes|equals|=|gives] {r}",
         t=f"{left} {symbol} {right}",
         r=told,
     )
@@ -205,14 +376,29 @@ def small_sum(rng: Random) -> tuple[str, str]:
     a, b = str(left), str(right)
     if rng.random() < 0.06 and max(left, right) <= 10:
         a, b = NUMBER_WORDS[left], NUMBER_WORDS[right]
-    if rng.random() < 0.45:
+    kind = rng.random()
+    if kind < 0.22:
         text = say(rng, *_SHAPES[symbol], a=a, b=b, things=things, name=name, friend=friend)
+    elif kind < 0.34:
+        text = say(rng, *_STORIES[symbol], a=a, b=b, things=things, name=name, friend=friend)
+    elif kind < 0.46:
+        text = demand(rng, say(rng, *_SUM_ACTIONS[symbol], a=a, b=b))
+    elif kind < 0.58:
+        noun = say(rng, *_SUM_NOUNS[symbol], a=a, b=b)
+        text = ask_for(rng, noun) if rng.random() < 0.8 else ask_about(rng, noun, "the result")
     else:
         word = {"+": "plus", "-": "minus", "*": "times"}[symbol]
         sign = rng.choice((f" {symbol} ", f" {symbol} ", symbol, f" {word} ", f" {word} "))
         if symbol == "*" and rng.random() < 0.2:
             sign = " x "
-        text = say(rng, *_TEXT_SHAPES, t=f"{a}{sign}{b}")
+        shapes = (
+            _TEXT_SHAPES
+            if kind < 0.76
+            else (f"{{t}}{_SUM_TAILS}",)
+            if kind < 0.9
+            else (f"{_WHOLE[0]} {{t}}", _WHOLE[1])
+        )
+        text = say(rng, *shapes, t=f"{a}{sign}{b}")
     text = upper_first(text) if rng.random() < 0.75 else text
     if text[-1] not in "=?":
         text += rng.choice(("?", "?", ".", ""))

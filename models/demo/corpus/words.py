@@ -64,6 +64,50 @@ COMMON = tuple(
     one two three four five not no yes will can must every some many here there now today tomorrow again always never
     very good bad best more less who what when where why how""".split()
 )
+# Common words of no kind: they only come in texts to copy, to search for or to translate.
+EVERYDAY = tuple(
+    """able about above accept across act add address adult advice afraid after age air alarm album alive almost alone along already
+    amount anger angle answer anyone apart area arm army arrive art asleep aunt author autumn away baby back balance band bank bar
+    bark base bath battle bean beat beauty become before begin behind believe bell below belt bench beside beyond birth bite blame
+    blind block blood board body bone border boss both bowl brain branch break breath brick bridge bring broad brother brush build
+    burn bus business busy button buy call calm camp card care careful carpet carry case cause center century chain chance change
+    charge chase cheap check cheese chest chicken child choice circle citizen city class clear climb close cloth coach coal coast
+    coffee collect colour comb come comfort common company compare complete computer cook cool copper copy corner correct cost
+    cotton count country couple course cousin cover crack crash cream credit crime cross crowd cry cup current curtain curve cut
+    damage danger data daughter day deal dear death debt decide decision deep degree demand dentist depend describe desire detail
+    dinner direction discover discuss distance divide doctor double doubt draw dream dress drink drop dry dust duty each ear earth
+    east easy eat edge education effect eight eighty either electric eleven enemy energy enjoy enough enter equal error evening
+    event exact example except exercise expect expert explain eye face fact fail faith fall false family famous fashion father
+    fear feather feel fence few fifteen fifty fight figure fill film final finger finish first five flag flame flat floor flour
+    follow food foot force foreign forgive form forty forward four freedom fresh friend front fruit full funny future game gate
+    general gentle gift girl give glue goal gold goodbye grain grand great grey ground group grow guest guide habit hair half hand
+    happen harbour hat hate head health heart heat height hello help history hit hobby hold hole holiday home honest hope hour
+    hundred hungry hurt husband idea important inch income increase industry insect inside instead interest iron job join joke
+    journey joy judge jump keep kick kid kind king kiss kitchen knee knock know labour lady land language large laugh law leader
+    lean learn leave leg lesson letter level library life lift like limit line lion lip list listen little live lock logical long
+    look lord lose lot love lunch machine main manner march mark market marry master match material matter meal measure meat
+    medicine member memory message metal method middle might milk mind mine minute miss mistake mix model modern moment monday
+    money month moon morning mother motor mouth move much music name nation nature near neck need needle nephew nerve net never
+    news next nine ninety nobody noise none normal north nose note nothing notice number ocean offer office often oil only open
+    orange order other outside oven own page pain pair pale park part party pass past path pay peace people person phone photo
+    picture piece pink place plan plane plant play please pocket point police polite poor position possible post pot pound power
+    present press pretty price prince print prison private prize problem produce promise proof protect proud public pull punish
+    pure push quality queen question quick quiet race rail raise range rate reach read ready real reason receive record regular
+    remember rent report rest result return rhyme ride right river road roof room root rough round row rule rush safe sailor salt
+    same saturday save school science score screen search season seat second secret sell send sense seven shadow shake shame shape
+    share sharp sheet shelf shine shop shore shoulder shout show shut sick side sign silence silver simple sing sister six sixty
+    size skin skirt sky sleep slip smart smell smile smoke smooth soap soldier solid some son song sort sound south space special
+    speech speed spend spirit spoil sport spot spread spring square stable stage stair stamp stand start state station stay steam
+    steel step stick stiff still stomach stop store storm story straight strange stream strength stretch strike string study
+    stupid subject success sudden suit summer sunday support sure surprise sweet swim sword system tail take talk taste tax taxi
+    teach team tear telephone ten test thank theory thick thin thing think third thirty thousand thread three throat through thumb
+    thunder ticket tie tight time tired title toe together tomorrow tongue tool tooth top total touch tour towel town toy trade
+    traffic travel trick trip trouble true trust truth try turn twelve twenty twice twin two type uncle under union unit until
+    upper use useful usual valley value very view violet visit voice vote wait walk wall war warm warning wash waste watch wave
+    way weak weapon weather week weight welcome west whisper whole why wide wife wild will win window wine wing winter wise wish
+    woman wonder wood wool word work world worry wrong year yes yesterday young zero kvmesh router worker planner token cache mesh
+    server""".split()
+)
 TOPICS = tuple(
     """quantum physics;the stock market;politics;medicine;the law;football results;philosophy;computer games;tax
     forms;chemistry;the history of Rome;machine learning;cooking;cars;the news;poetry;economics;love;dinosaurs;religion;volcanoes;the
@@ -158,8 +202,11 @@ def known_word(rng: Random) -> str:
 def any_word(rng: Random) -> str:
     """A word of the tables, or a made-up one, a number or an unusual character, in falling frequency."""
     kind = rng.random()
-    if kind < 0.45:
+    if kind < 0.3:
         return known_word(rng)
+    if kind < 0.55:
+        word = rng.choice(EVERYDAY)
+        return word.capitalize() if rng.random() < 0.1 else word
     if kind < 0.88:
         word = made_up_word(rng)
         return word.capitalize() if rng.random() < 0.25 else word
