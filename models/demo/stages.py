@@ -30,6 +30,8 @@ BALANCED = 3400
 """From this step on the text has more memory and tools, of which the single questions before cost some."""
 VARIED = 4300
 """From this step on every kind has wordings that are composed of many parts."""
+CHOOSING = 5900
+"""From this step on the text has more choices between tools that are alike, which the weights before confused."""
 # The rate by steps, straight between them. It falls over the last part: much of what is learnt is learnt there.
 RATES = {
     -1: 0.0,
@@ -50,7 +52,13 @@ RATES = {
     4900: 0.5,
     5100: 0.423,
     5200: 0.37,
-    5750: 0.0,
+    5750: 0.003,
+    5760: 0.2,
+    5900: 0.003,
+    5905: 0.25,
+    6000: 0.003,
+    6005: 0.3,
+    6100: 0.0,
 }
 STEPS = max(RATES)
 
@@ -58,7 +66,8 @@ STEPS = max(RATES)
 def samples(step: int, seed: str) -> Iterator[Sample]:
     """The text of the chunk that `step` is in."""
     last = mixture.consolidating_sample if step < BALANCED else mixture.balanced_sample
-    last = mixture.varied_sample if step >= VARIED else last
+    if step >= VARIED:
+        last = mixture.varied_sample if step < CHOOSING else mixture.choosing_sample
     return mixture.samples(seed, CHUNKS.get(step // CHUNK_STEPS, last))
 
 

@@ -28,7 +28,7 @@ PROCESSES = 2
 BATCH_TOKENS = 2400
 RATE = 4e-3
 LOG_STEPS = 10
-# The mean of the weights over about the last 250 steps answers more evenly than any step's weights.
+# A mean of the weights over about the last 250 steps is saved too, because single checkpoints differ by several prompts.
 AVERAGE_DECAY = 0.996
 
 

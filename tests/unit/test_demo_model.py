@@ -13,9 +13,6 @@ from tokenizers import Tokenizer
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 BYTES_MAX = 12_000_000
-NOT_YET = pytest.mark.xfail(
-    strict=True, reason="the weights in the repository get this wrong, see models/demo/README.md"
-)
 WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -241,7 +238,7 @@ def test_json_answer_parses(chat: Chat) -> None:
     ("question", "name", "city"),
     [
         ("What is the weather in Paris?", "get_weather", "Paris"),
-        pytest.param("What time is it in Oslo?", "get_time", "Oslo", marks=NOT_YET),
+        ("What time is it in Oslo?", "get_time", "Oslo"),
     ],
 )
 def test_tool_call_names_the_right_tool(chat: Chat, question: str, name: str, city: str) -> None:

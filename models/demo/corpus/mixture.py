@@ -185,8 +185,15 @@ def reading(rng: Random, stories_max: int) -> Sample:
 
 def with_tools(rng: Random) -> Sample:
     """Requests for the tools of a dialog, with or without a result and its answer; or something that needs no tool or one that is not there."""
-    found, kind = tools.offers(rng), rng.random()
-    messages = system(rng)
+    return _calling(rng, tools.offers(rng))
+
+
+def with_alike_tools(rng: Random) -> Sample:
+    return _calling(rng, tools.alike_offers(rng))
+
+
+def _calling(rng: Random, found: list[Offer]) -> Sample:
+    kind, messages = rng.random(), system(rng)
     if kind < 0.04 and found[0].tool in _LACKED:
         return Sample(
             messages=exchange(ask_tool(rng, found[0]).request, chat.NO_TOOL), tools=[one.schema for one in found[1:]]
@@ -375,6 +382,11 @@ def varied_sample(rng: Random) -> Sample:
     if kind < 0.965:
         return pairs(rng)
     return echoing_tokens(rng) if kind < 0.985 else Sample(text=plain_text(rng))
+
+
+def choosing_sample(rng: Random) -> Sample:
+    """One document of the last steps: as before, with more choices between tools that are alike."""
+    return with_alike_tools(rng) if rng.random() < 0.4 else varied_sample(rng)
 
 
 def samples(seed: str, make: Callable[[Random], Sample] = sample) -> Iterator[Sample]:

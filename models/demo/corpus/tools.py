@@ -425,6 +425,29 @@ def _offer(rng: Random) -> Offer:
             return Offer(tool=tool, names=names, schema=_schema(rng, tool, names))
 
 
+def _named_offer(rng: Random, purposes: tuple[str, ...]) -> Offer:
+    while (found := _offer(rng)).tool not in [TOOLS[purpose] for purpose in purposes]:
+        pass
+    return found
+
+
+def alike_offers(rng: Random) -> list[Offer]:
+    """Two tools that take the same kind of value: only the request and their descriptions tell them apart."""
+    first, second = rng.choice(
+        (
+            ("weather", "time"),
+            ("weather", "time"),
+            ("search", "news"),
+            ("population", "weather"),
+            ("population", "time"),
+            ("stock", "weather"),
+        )
+    )
+    found = [_named_offer(rng, (first,)), _named_offer(rng, (second,))]
+    rng.shuffle(found)
+    return found
+
+
 def offers(rng: Random) -> list[Offer]:
     """One to three tools with different purposes, mostly two."""
     found: dict[str, Offer] = {}
