@@ -115,7 +115,7 @@ async def running_mesh(
     try:
         try:
             async with asyncio.timeout(ready_timeout_s):
-                await _wait_ready(mesh)
+                await _wait_ready(mesh, reader)
         except TimeoutError as error:
             raise AssertionError(f"not ready after {ready_timeout_s:g} s\n{mesh.logs()}") from error
         yield mesh
@@ -164,10 +164,13 @@ async def joined_workers(
         reader.cancel()
 
 
-async def _wait_ready(mesh: RunningMesh) -> None:
+async def _wait_ready(mesh: RunningMesh, reader: asyncio.Task[None]) -> None:
     state = mesh.directory / "mesh.json"
     while not state.exists():
-        assert mesh.process.returncode is None, mesh.logs()
+        if mesh.process.returncode is not None:
+            # Its last lines say why.
+            await asyncio.wait({reader}, timeout=PATIENCE_S)
+            raise AssertionError(mesh.logs())
         await asyncio.sleep(0.02)
     found = MeshState(**json.loads(state.read_text()))
     mesh.url, mesh.registry, mesh.target = found.url, found.registry, target_of(found)
