@@ -188,7 +188,7 @@ async def test_ctrl_c_while_a_restart_is_due(tmp_path: Path) -> None:
 async def test_a_worker_that_cannot_start_ends_the_mesh_at_once(tmp_path: Path) -> None:
     """With the cause, and without a restart: the next attempt would fail in the same way."""
     with pytest.raises(AssertionError) as caught:
-        async with running_mesh(tmp_path, *argv_simulated("--engine-args=--simulated-kv-transport nonsense")):
+        async with running_mesh(tmp_path, *argv_simulated("--prefill-args=--simulated-kv-transport nonsense")):
             pass
     text = str(caught.value)
     assert "the mesh cannot start: prefill-0 (pid" in text
