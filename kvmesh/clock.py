@@ -56,7 +56,7 @@ class AwakeTimer:
 
     __slots__ = ("_left_s", "_loop", "_on_time", "_timer")
 
-    def __init__(self, limit_s: float, on_time: Callable[[], None]) -> None:
+    def __init__(self, limit_s: float, on_time: Callable[[], object]) -> None:
         self._loop = asyncio.get_running_loop()
         self._left_s = limit_s
         self._on_time = on_time

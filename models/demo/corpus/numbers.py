@@ -310,6 +310,11 @@ def _result(symbol: str, left: int, right: int) -> int:
     return {"+": left + right, "-": left - right, "*": left * right}[symbol]
 
 
+def _asked_or_ordered(rng: Random, noun: str, orders: str, *, n: int) -> str:
+    """A question for the noun phrase, or a demand."""
+    return ask_for(rng, noun) if rng.random() < 0.7 else demand(rng, say(rng, orders, n=n))
+
+
 def _special_sum(rng: Random) -> tuple[str, str]:
     """Doubles, halves, and whether a sum is right."""
     number, kind = rng.randint(1, 10), rng.random()
@@ -319,34 +324,14 @@ def _special_sum(rng: Random) -> tuple[str, str]:
             "[the double of|twice|two times|twice the number|the double amount of|{n} doubled,|{n} and again] {n}",
             n=number,
         )
-        text = (
-            ask_for(rng, noun)
-            if rng.random() < 0.7
-            else demand(
-                rng,
-                say(
-                    rng,
-                    "[double the number|make the double of|take twice|multiply by two:|take two times|form the double of] {n}",
-                    n=number,
-                ),
-            )
+        orders = (
+            "[double the number|make the double of|take twice|multiply by two:|take two times|form the double of] {n}"
         )
-        return _finish(rng, text), f"2 * {number} = {2 * number}."
+        return _finish(rng, _asked_or_ordered(rng, noun, orders, n=number)), f"2 * {number} = {2 * number}."
     if kind < 0.6:
         noun = say(rng, "[half of|the half of|one half of|half|a half of|the number that is half of] {n}", n=2 * number)
-        text = (
-            ask_for(rng, noun)
-            if rng.random() < 0.7
-            else demand(
-                rng,
-                say(
-                    rng,
-                    "[halve|cut in half:|divide by two:|split in two halves:|take half of|find half of] {n}",
-                    n=2 * number,
-                ),
-            )
-        )
-        return _finish(rng, text), f"Half of {2 * number} is {number}."
+        orders = "[halve|cut in half:|divide by two:|split in two halves:|take half of|find half of] {n}"
+        return _finish(rng, _asked_or_ordered(rng, noun, orders, n=2 * number)), f"Half of {2 * number} is {number}."
     symbol, left, right = _operands(rng)
     result = _result(symbol, left, right)
     told = result if rng.random() < 0.5 else max(0, result + rng.choice((-2, -1, 1, 2)))

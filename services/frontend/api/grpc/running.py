@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from kvmesh.clock import stood_still
+from kvmesh.clock import AwakeTimer
 from kvmesh.core import TokenLogprob
 from kvmesh.errors import MeshError
 from kvmesh.rpc.http_status import http_status
@@ -105,45 +106,30 @@ class RunningRequest:
         """
         task, reader = self._task, asyncio.current_task()
         assert reader is not None, "generators are read in tasks"
-        unread = UnreadTimer(reader, self._context.pipeline.settings.unread_timeout_s)
+        unread_timeout_s = self._context.pipeline.settings.unread_timeout_s
         if self._sink.is_whole:
             await asyncio.wait({task})
             task.result()
         while not task.done():
             for update in self._sink.take():
-                with unread:
+                with cancelled_if_unread(reader, unread_timeout_s):
                     yield update
             await self._sink.wait()
         for update in self._sink.take():
-            with unread:
+            with cancelled_if_unread(reader, unread_timeout_s):
                 yield update
         result = task.result()
         self._context.usage, self._context.ttft_s = result.usage, result.ttft_s
 
 
-class UnreadTimer:
+@contextmanager
+def cancelled_if_unread(reader: "asyncio.Task[Any]", limit_s: float) -> Iterator[None]:
     """Cancels a task that stays inside of the context for longer than the limit. Time in which the process stood still does not count."""
-
-    __slots__ = ("_limit_s", "_task", "_timer")
-
-    def __init__(self, task: "asyncio.Task[Any]", limit_s: float) -> None:
-        self._task = task
-        self._limit_s = limit_s
-        self._timer: asyncio.TimerHandle | None = None
-
-    def __enter__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._limit_s, self._on_timer, loop.time() + self._limit_s)
-
-    def __exit__(self, *error: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _on_timer(self, due_s: float) -> None:
-        if stood_still(due_s=due_s, now_s=asyncio.get_running_loop().time()):
-            self.__enter__()
-        else:
-            self._task.cancel("the client reads nothing")
+    timer = AwakeTimer(limit_s, partial(reader.cancel, "the client reads nothing"))
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager
