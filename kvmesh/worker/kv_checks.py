@@ -103,7 +103,7 @@ class KvChecks:
     async def _find_failure(self, source: WorkerRef, leg_id: str) -> tuple[str, str] | None:
         """Reason and detail. None: KV was pulled."""
         if source.worker_id not in self._sources:
-            # It is about to register. Of a registered one the registry says where it is, not who asks for the check: pulls go there.
+            # It is about to register. The address of a registered worker comes from the registry only: later pulls go there.
             self._worker.engine.kv_paths.set_host(source.worker_id, host=_host(source))
         name = f"{self._worker.identity.worker_id}/{self._worker.identity.epoch}/{source.worker_id}"
         generation = short_prompt(self._worker.description, name, tokens=1)
