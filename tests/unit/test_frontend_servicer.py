@@ -108,6 +108,19 @@ async def test_generate(running: Running, stream: bool) -> None:
         assert list(running.mesh.generations[-1].token_ids) == ids
 
 
+async def test_requests_of_equal_client_ids_run_at_once(running: Running) -> None:
+    """A client's own id is only logged. So another client with the same id can neither be refused nor learn that it is in use."""
+    request = pb.GenerateRequest(model="tiny", text="Hello", options=options(request_id="mine"))
+
+    async def ids() -> set[str]:
+        return {response.request_id async for response in running.stub.Generate(request)}
+
+    found = await asyncio.gather(*(ids() for _ in range(3)))
+    assert all(len(each) == 1 for each in found)
+    assert len(set().union(*found)) == 3
+    assert "mine" not in set().union(*found)
+
+
 async def test_chat_with_tools(running: Running) -> None:
     """Typed messages reach the template; a call in the answer is a typed call."""
     call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'

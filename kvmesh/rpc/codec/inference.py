@@ -28,8 +28,6 @@ DOCUMENTS_MAX = 1024
 KEPT_TOKENS_MAX = 2**31 - 1
 SESSION_BYTES_MAX = 256
 MODEL_CHARACTERS_MAX = 256
-# Leg ids are the request id followed by the numbers of choice and attempt.
-REQUEST_ID_MAX = REQUEST_ID_CHARACTERS_MAX - 16
 INPUTS_MAX = 2048
 """Inputs of one embedding request, as in OpenAI's API."""
 _REQUEST_ID_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-")
@@ -175,7 +173,7 @@ def to_embed_response(result: EmbedResult) -> pb.EmbedResponse:
 def from_options(message: pb.GenerationOptions, *, prefix: str = "options.") -> Options:
     """The checked value. An absent message has all defaults."""
     check_length(len(message.session_id.encode()), f"{prefix}session_id", high=SESSION_BYTES_MAX, unit="bytes")
-    check_length(len(message.request_id), f"{prefix}request_id", high=REQUEST_ID_MAX, unit="characters")
+    check_length(len(message.request_id), f"{prefix}request_id", high=REQUEST_ID_CHARACTERS_MAX, unit="characters")
     if not _REQUEST_ID_CHARACTERS.issuperset(message.request_id):
         raise InvalidRequestError(f"{prefix}request_id must have only A-Z a-z 0-9 . _ : -", field=f"{prefix}request_id")
     return Options(

@@ -60,6 +60,8 @@ class RequestContext:
     request_id: str
     began_s: float
     caller: Caller
+    client_id: str = ""
+    """The client's own id of the request, for the log."""
     model_name: str = ""
     usage: Usage = field(default_factory=Usage)
     ttft_s: float | None = None
@@ -82,7 +84,7 @@ class RequestContext:
         model = self.find_model(request.model, adapter=request.adapter)
         return await self.pipeline.tokenise(request, model, caller=self.caller)
 
-    def account(self, *, path: str, code: int, reason: str, client_id: str = "") -> None:
+    def account(self, *, path: str, code: int, reason: str) -> None:
         """Counts and logs the request at its end."""
         model = self.model_name or UNKNOWN_MODEL
         self.pipeline.metrics.requests.of(model, str(code)).value += 1
@@ -90,7 +92,7 @@ class RequestContext:
             return
         data = {
             "request_id": self.request_id,
-            "client_id": client_id,
+            "client_id": self.client_id,
             "path": path,
             "model": model,
             "code": code,

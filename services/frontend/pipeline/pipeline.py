@@ -15,7 +15,7 @@ from random import Random
 from kvmesh.clock import Clock
 from kvmesh.constraint_costs import is_long, judge
 from kvmesh.core import Usage
-from kvmesh.errors import InvalidRequestError, MeshError, OverloadedError, UnavailableError, UnsupportedError
+from kvmesh.errors import MeshError, OverloadedError, UnavailableError, UnsupportedError
 from kvmesh.rpc.clients import EmbedResult, LegLinks, RouterLink
 from kvmesh.telemetry import TelemetrySettings, Tracing, current_traceparent
 from services.frontend.access.access import Access
@@ -94,7 +94,7 @@ class Pipeline:
         self._links = links
         self._router = router
         self._random = generator
-        self._in_flight: set[str] = set()
+        self._in_flight = 0
         self._idle = asyncio.Event()
         self._is_draining = False
         self._refuses = False
@@ -102,7 +102,7 @@ class Pipeline:
     @property
     def in_flight(self) -> int:
         """Number of requests."""
-        return len(self._in_flight)
+        return self._in_flight
 
     @property
     def is_draining(self) -> bool:
@@ -175,7 +175,7 @@ class Pipeline:
         metrics = self.metrics.of_model(prepared.model.name)
         run = RequestRun(prepared, sink, metrics=metrics, clock=self.clock, settings=self.settings, began_s=began_s)
         request_id = prepared.request.request_id
-        with self._admitted(request_id, prepared.caller):
+        with self._admitted(prepared.caller):
             permit = self.access.enter(
                 prepared.caller,
                 prompt_tokens=prepared.ask.prompt_tokens,
@@ -280,7 +280,7 @@ class Pipeline:
         asked = self.access.isolate(request.asked, caller)
         request = replace(request, asked=asked)
         model = self.models.find(asked.model)
-        with self._admitted(asked.request_id, caller), self._tracing.span("embed", parent=asked.traceparent or None):
+        with self._admitted(caller), self._tracing.span("embed", parent=asked.traceparent or None):
             deadline_s = began_s + self._limit_s(asked)
             inputs = await self._embedder.tokens(request, model)
             permit = self.access.enter(caller, prompt_tokens=sum(map(len, inputs)), output_tokens_max=0)
@@ -298,25 +298,23 @@ class Pipeline:
         retry_after_s = self.settings.retry_after_s
         if self._refuses:
             raise UnavailableError("the frontend is shutting down", reason="draining", retry_after_s=retry_after_s)
-        if len(self._in_flight) >= self.settings.requests_max:
+        if self._in_flight >= self.settings.requests_max:
             raise OverloadedError("too many requests in flight", reason="frontend_full", retry_after_s=retry_after_s)
 
     @contextmanager
-    def _admitted(self, request_id: str, caller: Caller) -> Iterator[None]:
+    def _admitted(self, caller: Caller) -> Iterator[None]:
         """Counts the request as in flight. Raises OverloadedError or UnavailableError if no more are admitted."""
         self._check_room()
-        if request_id in self._in_flight:
-            raise InvalidRequestError("a request with this id is in flight", field="request_id", reason="id_in_use")
         tenant, of_tenant = caller.tenant, self._of_tenant
         if tenant and of_tenant.get(tenant, 0) >= self.settings.requests_max * self.settings.tenant_share_max:
             message = "too many requests of this tenant in flight"
             raise OverloadedError(message, reason="tenant_full", retry_after_s=self.settings.retry_after_s)
-        self._in_flight.add(request_id)
+        self._in_flight += 1
         of_tenant[tenant] = of_tenant.get(tenant, 0) + 1
         try:
             yield
         finally:
-            self._in_flight.discard(request_id)
+            self._in_flight -= 1
             of_tenant[tenant] -= 1
             if not of_tenant[tenant]:
                 del of_tenant[tenant]

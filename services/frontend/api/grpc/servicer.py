@@ -52,11 +52,12 @@ class InferenceServicer(BatchServicer):
         super().__init__(batches)
         self._pipeline = pipeline
 
-    def _context(self, request_id: str = "") -> RequestContext:
+    def _context(self, client_id: str = "") -> RequestContext:
         pipeline = self._pipeline
         return RequestContext(
             pipeline=pipeline,
-            request_id=request_id or pipeline.new_id(),
+            request_id=pipeline.new_id(),
+            client_id=client_id,
             began_s=pipeline.clock.now(),
             caller=rpc_caller.get(),
         )

@@ -79,9 +79,7 @@ class Boundary:
                 del failure
         finally:
             access.charge_refusal(exchange.caller, exchange.code, body_bytes=exchange.body_bytes)
-            exchange.account(
-                path=request.path, code=exchange.code, reason=exchange.reason, client_id=exchange.client_id
-            )
+            exchange.account(path=request.path, code=exchange.code, reason=exchange.reason)
 
     def common_headers(self, request: web.Request) -> dict[str, str]:
         """Returns the headers of every response: the client's own id of the request, and what its origin may read (CORS).

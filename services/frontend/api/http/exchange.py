@@ -31,7 +31,6 @@ class Exchange(RequestContext):
     settings: HttpSettings
     pace: EventPace
     large_bodies: LargeBodies
-    client_id: str
     headers: dict[str, str]
     code: int = 200
     reason: str = "ok"
