@@ -1,13 +1,13 @@
 """Measures one engine worker under kvmesh beside the engine's own server, in alternation, with the same load and flags.
 
-python -m bench.beside_engine --engine sglang              kvmesh beside `sglang.launch_server`
-python -m bench.beside_engine --engine sglang --shape split
-                                                           one prefill and one decode worker beside SGLang's own pair of servers, to which
-                                                           the load generator sends each request as a router would
-python -m bench.beside_engine --engine vllm --shape split  one prefill and one decode worker beside one `vllm serve`
+python -m bench.beside_engine --engine vllm                       one worker beside `vllm serve`
+python -m bench.beside_engine --engine sglang                     one worker beside `sglang.launch_server`
+python -m bench.beside_engine --shape split                       one prefill and one decode worker beside the engine's own pair of servers,
+                                                                  to which the load generator sends each request as a router would
+python -m bench.beside_engine --shape split --beside-single       the same beside one server
 
 Both systems start once and take turns of a few seconds, so that a slow phase of the machine hits both. The engine's own servers are stopped
-(SIGSTOP) while it is kvmesh's turn, because SGLang's poll without a pause.
+(SIGSTOP) while it is kvmesh's turn, because SGLang's poll without a pause, as vLLM's NIXL agents do.
 
 Each point goes into the file of `--json` at once. `--append` keeps the points that the file has, so that a measurement may be divided into
 several runs: by `--streams`, by rounds.
@@ -68,8 +68,8 @@ def servers(options: argparse.Namespace) -> list[AbstractAsyncContextManager[Ser
         up_flags=("--no-planner",),
     )
     kv_bytes = kv_bytes_per_token(options.model)
-    if options.engine == "sglang" and options.shape == "split" and not options.beside_single:
-        return [running_mesh(kind), running_pair(options.model, kv_bytes)]
+    if options.shape == "split" and not options.beside_single:
+        return [running_mesh(kind), running_pair(options.engine, options.model, kv_bytes)]
     return [running_mesh(kind), running_server(options.engine, options.model, kv_bytes)]
 
 
@@ -155,7 +155,7 @@ def main() -> int:
     parser.add_argument("--engine", choices=("vllm", "sglang"), default="vllm")
     parser.add_argument("--shape", choices=tuple(SHAPES), default="single")
     parser.add_argument(
-        "--beside-single", action="store_true", help="compare SGLang's split shape with one server of its own"
+        "--beside-single", action="store_true", help="compare the split shape with one server of the engine's own"
     )
     parser.add_argument("--model", type=Path, default=DEMO_MODEL)
     parser.add_argument("--streams", type=int, nargs="+", default=list(STREAMS))

@@ -1,6 +1,7 @@
 """Starts an engine's own OpenAI servers, with the flags that kvmesh gives its worker on this machine."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -11,12 +12,15 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
+
+import aiohttp
 
 from bench.bound import bound
 from bench.http_target import HttpTarget
 from bench.mesh import Served
 from bench.services import ROOT
-from bench.target import LoadRequest, LoadResult
+from bench.target import LoadRequest, LoadResult, Target
 from kvmesh.cli.doctor import free_port
 from kvmesh.engines.sglang.host_process import find_python
 from kvmesh.engines.sglang.settings import CPU_KV_CACHE_BYTES, CPU_RUNNING_REQUESTS
@@ -33,16 +37,29 @@ SITE = "from kvmesh.engines.sglang.host import cpu\ncpu.prepare()\n"
 """SGLang's processes need the same stand-ins for its missing CPU build as under kvmesh."""
 PLUGIN = "[sglang.srt.plugins]\nkvmesh_bench = kvmesh.engines.sglang.host.cpu:prepare_transfers\n"
 """SGLang runs it in each of its processes."""
+VLLM_TRANSFER = {"kv_connector": "NixlConnector", "kv_buffer_device": "cpu"}
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-def vllm_command(model: Path, port: int) -> Sequence[str]:
+def vllm_command(model: Path, port: int, *more: str) -> Sequence[str]:
     return (
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
         *("--served-model-name", MODEL_NAME, "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"),
         *("--block-size", str(CPU_BLOCK_SIZE_TOKENS), "--kv-cache-memory-bytes", str(KV_CACHE_BYTES)),
         *("--max-num-seqs", str(RUNNING_REQUESTS)),
+        *more,
     )
+
+
+def vllm_pair_commands(model: Path, ports: tuple[int, int]) -> list[Sequence[str]]:
+    """A prefill and a decode server, which meet at the prefill server's side channel."""
+    return [
+        [
+            *("env", "VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1", f"VLLM_NIXL_SIDE_CHANNEL_PORT={free_port()}"),
+            *vllm_command(model, port, "--kv-transfer-config", json.dumps(VLLM_TRANSFER | {"kv_role": role})),
+        ]
+        for port, role in zip(ports, ("kv_producer", "kv_consumer"), strict=True)
+    ]
 
 
 def sglang_command(model: Path, port: int, kv_tokens: int, *more: str) -> Sequence[str]:
@@ -98,13 +115,17 @@ async def running_server(engine: str, model: Path, kv_bytes_per_token: int) -> A
 
 
 @asynccontextmanager
-async def running_pair(model: Path, kv_bytes_per_token: int) -> AsyncIterator[Served]:
-    """SGLang's own prefill and decode server, ready. The load generator sends each request to both, as a router would."""
-    prefill, decode, bootstrap = free_port(), free_port(), free_port()
-    commands = sglang_pair_commands(
-        model, (prefill, decode), bootstrap_port=bootstrap, kv_tokens=kv_tokens_of(kv_bytes_per_token)
-    )
-    async with _running("sglang", commands) as started:
+async def running_pair(engine: str, model: Path, kv_bytes_per_token: int) -> AsyncIterator[Served]:
+    """The engine's own prefill and decode server, ready. The load generator sends each request to both, as a router would."""
+    prefill, decode = free_port(), free_port()
+    if engine == "vllm":
+        bootstrap, commands = 0, vllm_pair_commands(model, (prefill, decode))
+    else:
+        bootstrap = free_port()
+        commands = sglang_pair_commands(
+            model, (prefill, decode), bootstrap_port=bootstrap, kv_tokens=kv_tokens_of(kv_bytes_per_token)
+        )
+    async with _running(engine, commands) as started:
         served = Served(
             system=OWN,
             url=_url(decode),
@@ -118,7 +139,7 @@ async def running_pair(model: Path, kv_bytes_per_token: int) -> AsyncIterator[Se
         yield served
 
 
-class PairTarget:
+class SglangPairTarget:
     """Sends every request to a prefill and a decode server of SGLang, with a room that both know. The decode server answers."""
 
     def __init__(self, served: Served, timeout_s: float) -> None:
@@ -142,13 +163,44 @@ class PairTarget:
         await self._decode.aclose()
 
 
-def target_of(served: Served, timeout_s: float) -> PairTarget | HttpTarget:
+class VllmPairTarget:
+    """Has a prefill server of vLLM compute the prompt, then sends the request to the decode server with the KV's place."""
+
+    def __init__(self, served: Served, timeout_s: float) -> None:
+        self._served = served
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(timeout_s))
+        self._decode = HttpTarget(served.url, served.model, timeout_s=timeout_s)
+
+    async def send(self, request: LoadRequest, intended_at_s: float) -> LoadResult:
+        body = {
+            "model": self._served.model,
+            "messages": [{"role": "user", "content": request.prompt}],
+            "max_tokens": 1,
+            "temperature": 0,
+            "kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False},
+        }
+        try:
+            async with self._session.post(f"{self._served.prefill_url}/v1/chat/completions", json=body) as response:
+                answer: Any = await response.json()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            return LoadResult(error=repr(error))
+        if response.status != 200:
+            return LoadResult(error=str(answer))
+        fields = {"kv_transfer_params": answer["kv_transfer_params"]}
+        return await self._decode.send(request, intended_at_s, fields)
+
+    async def aclose(self) -> None:
+        await self._session.close()
+        await self._decode.aclose()
+
+
+def target_of(served: Served, timeout_s: float) -> Target:
     """The connection of the load generator."""
-    return (
-        PairTarget(served, timeout_s)
-        if served.prefill_url
-        else HttpTarget(served.url, served.model, timeout_s=timeout_s)
-    )
+    if not served.prefill_url:
+        return HttpTarget(served.url, served.model, timeout_s=timeout_s)
+    if served.bootstrap_port:
+        return SglangPairTarget(served, timeout_s)
+    return VllmPairTarget(served, timeout_s)
 
 
 def kv_tokens_of(kv_bytes_per_token: int) -> int:

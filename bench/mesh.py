@@ -34,9 +34,9 @@ class Served:
     model_dir: Path
     watch: Mapping[str, int]
     prefill_url: str = ""
-    """SGLang's own prefill server, which gets every request as well. Empty: there is none."""
+    """The engine's own prefill server, which gets every request as well. Empty: there is none."""
     bootstrap_port: int = 0
-    """Where that server meets the decode server, on the loopback interface."""
+    """Where a prefill server of SGLang meets the decode server, on the loopback interface. 0: it is vLLM's."""
     grpc_address: str = ""
     key: str = ""
     """API key that HTTP requests must have. Empty: none."""
