@@ -77,7 +77,7 @@ ROWS = (
     Row(name="data-parallel rank routing", feature="data_parallel_ranks", word="data_parallel_ranks"),
     Row(name="multi-rank workers (one machine)", feature="multi_rank", word="multi_rank"),
     Row(name="multi-rank workers (several nodes)", feature="multi_node", word="multi_node"),
-    Row(name="SLA planner", feature="planner"),
+    Row(name="SLA planner", feature="planner", word="always"),
 )
 
 

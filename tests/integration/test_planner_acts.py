@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from kvmesh.core import Role
 from kvmesh.core.plan import PlanReport
 from kvmesh.core.planning import DecisionAction, DecisionOutcome
@@ -55,6 +57,7 @@ async def planner_of(mesh: RunningMesh) -> AsyncIterator[tuple[str, GrpcPlannerC
         await registry.aclose()
 
 
+@pytest.mark.proves("planner", engine="simulated")
 async def test_pools_follow_the_load(
     start_consul: Callable[..., Server], start_prometheus: Callable[[Path], Server], tmp_path: Path
 ) -> None:
