@@ -2,9 +2,9 @@
 
 python -m bench.profile_check --engine vllm --dir /tmp/check
 
-Three parts, each of a few minutes, which can also run one by one (`--part`): `profile` profiles the engine through a mesh, `real` puts a
-load on the same kind of mesh, `simulated` puts the same load on a mesh of simulated engines with the profile's times. Prints TTFT and ITL
-percentiles of both meshes, and their ratio. The target is a difference of at most 15 %.
+A round has three parts, each of a minute: it profiles the engine through a mesh, puts a load on that mesh, and puts the same load on a mesh
+of simulated engines with the profile's times. Prints TTFT and ITL percentiles of both meshes: medians of the rounds, and the median, lowest
+and highest ratio. A machine whose speed varies from minute to minute needs several rounds. The target is a difference of at most 15 %.
 """
 
 import argparse
@@ -19,9 +19,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from statistics import median
 
 import aiohttp
-import msgspec
 import orjson
 
 from bench.table import render
@@ -112,69 +112,65 @@ async def _ask(
     itl_s.append((arrivals[-1] - arrivals[0]) / (tokens - 1))
 
 
-def compare(real: tuple[Sequence[float], Sequence[float]], simulated: tuple[Sequence[float], Sequence[float]]) -> str:
-    """A table of percentiles."""
+def compare(rounds: Sequence[tuple[Latencies, Latencies]]) -> str:
+    """A table of percentiles. Each round has the real mesh's latencies and the simulated one's."""
     rows = []
-    for name, ours, theirs in zip(("TTFT", "ITL"), real, simulated, strict=True):
+    for place, name in enumerate(("TTFT", "ITL")):
         for share in PERCENTILES:
-            one, other = (values[min(len(values) - 1, int(share * len(values)))] for values in (ours, theirs))
+            pairs = [
+                (_percentile(real[place], share), _percentile(simulated[place], share)) for real, simulated in rounds
+            ]
+            ratios = [simulated / real for real, simulated in pairs]
+            real_ms, simulated_ms = (1000 * median(column) for column in zip(*pairs, strict=True))
+            spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
             rows.append(
-                (f"{name} p{round(100 * share)}", f"{1000 * one:.1f}", f"{1000 * other:.1f}", f"{other / one:.2f}")
+                (
+                    f"{name} p{round(100 * share)}",
+                    f"{real_ms:.1f}",
+                    f"{simulated_ms:.1f}",
+                    f"{median(ratios):.2f}",
+                    spread,
+                )
             )
-    return render(("", "real ms", "simulated ms", "simulated / real"), rows)
+    return render(("", "real ms", "simulated ms", "simulated / real", "rounds"), rows)
 
 
-PARTS = ("profile", "real", "simulated")
+def _percentile(values: Sequence[float], share: float) -> float:
+    return values[min(len(values) - 1, int(share * len(values)))]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     options.dir.mkdir(parents=True, exist_ok=True)
-    runs = {"profile": run_profile, "real": run_real, "simulated": run_simulated}
-    for part in options.part:
-        runs[part](options)
-    found = [options.dir / f"{part}.json" for part in PARTS]
-    if all(path.exists() for path in found):
-        profile_path, *measured = found
-        print(summary_of(read_engine_profile(profile_path.read_bytes(), field="profile")))
-        real, simulated = (msgspec.json.decode(path.read_bytes(), type=Latencies) for path in measured)
-        print(compare(real, simulated))
+    rounds = []
+    for number in range(options.rounds):
+        found, real = run_real(options)
+        (options.dir / f"profile-{number}.json").write_text(to_text(found))
+        rounds.append((real, run_simulated(found, options)))
+        print(summary_of(found), compare(rounds), sep="\n", flush=True)
     return 0
 
 
-def run_profile(options: argparse.Namespace) -> None:
-    with _real_mesh(options, "profile") as (_, folder):
-        (options.dir / "profile.json").write_text(to_text(profile(folder, options)))
-
-
-def run_real(options: argparse.Namespace) -> None:
-    with _real_mesh(options, "real") as (url, _):
-        _measure(url, options, "real")
-
-
-def run_simulated(options: argparse.Namespace) -> None:
-    found = read_engine_profile((options.dir / "profile.json").read_bytes(), field="profile")
-    times = simulated_flags(found)
-    print(times, file=sys.stderr)
-    with tempfile.TemporaryDirectory(prefix="kvmesh-check-") as name:
-        flags = ("--engine", "simulated", *_shared(options), f"--engine-args=--simulated-time-factor 1 {times}")
-        with mesh(Path(name), *flags) as url:
-            _measure(url, options, "simulated")
-
-
-def _measure(url: str, options: argparse.Namespace, name: str) -> None:
-    # Warms up what compiles on first use. Its prompts are others, so that no cache knows those that are measured.
-    asyncio.run(put_load(url, options, requests=WARM_UP, seed=1))
-    measured = asyncio.run(put_load(url, options, requests=options.requests, seed=7))
-    (options.dir / f"{name}.json").write_bytes(msgspec.json.encode(measured))
-
-
-@contextmanager
-def _real_mesh(options: argparse.Namespace, name: str) -> Iterator[tuple[str, Path]]:
-    with tempfile.TemporaryDirectory(prefix=f"kvmesh-{name}-") as folder:
+def run_real(options: argparse.Namespace) -> tuple[EngineProfile, Latencies]:
+    """Profiles an engine, and measures the mesh of this engine under load."""
+    with tempfile.TemporaryDirectory(prefix="kvmesh-check-") as folder:
         flags = ("--engine", options.engine, *_shared(options), f"--engine-args={options.engine_args}")
         with mesh(Path(folder), *flags) as url:
-            yield url, Path(folder)
+            return profile(Path(folder), options), _measure(url, options)
+
+
+def run_simulated(found: EngineProfile, options: argparse.Namespace) -> Latencies:
+    """Measures a mesh of simulated engines with the times of a profile."""
+    with tempfile.TemporaryDirectory(prefix="kvmesh-check-") as folder:
+        times = f"--simulated-time-factor 1 {simulated_flags(found)}"
+        with mesh(Path(folder), "--engine", "simulated", *_shared(options), f"--engine-args={times}") as url:
+            return _measure(url, options)
+
+
+def _measure(url: str, options: argparse.Namespace) -> Latencies:
+    # Warms up what compiles on first use. Its prompts are others, so that no cache knows those that are measured.
+    asyncio.run(put_load(url, options, requests=WARM_UP, seed=1))
+    return asyncio.run(put_load(url, options, requests=options.requests, seed=7))
 
 
 def _shared(options: argparse.Namespace) -> Sequence[str]:
@@ -183,8 +179,8 @@ def _shared(options: argparse.Namespace) -> Sequence[str]:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.profile_check", description=__doc__)
-    parser.add_argument("--part", nargs="+", default=list(PARTS), choices=PARTS)
-    parser.add_argument("--dir", type=Path, required=True, help="folder for the profile and the latencies")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--dir", type=Path, required=True, help="folder for the profiles")
     parser.add_argument("--engine", default="vllm")
     parser.add_argument("--model", default=str(Path(__file__).parent.parent / "models" / "demo"))
     parser.add_argument("--engine-args", default="")
