@@ -1,10 +1,11 @@
-"""Estimates what a constraint costs to compile, without compiling it. Pure.
+"""Estimates what a constraint costs to compile, without compiling it.
 
 Engines compile a schema, regular expression or grammar to an automaton, in time and memory that grow with the automaton and not with
 the text: `{"minimum": 0, "maximum": 10**15}` takes as much as a hundred plain properties, `(a{1000}){1000}` a million states. The cost is
 about the number of states. With xgrammar 0.2 a cost of 80 000 takes 1 CPU-second (400 integers with a range).
 """
 
+import asyncio
 import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -53,7 +54,7 @@ def check_constraint(constraint: Constraint, field: str) -> None:
 
 
 def judge(constraint: Constraint) -> Verdict:
-    """Returns the verdict, which is kept. Safe in any thread. For a constraint above INLINE_CHARACTERS, call it in a thread first."""
+    """Returns the verdict, which is kept. Safe in any thread. On an event loop `judge_long` comes first."""
     digest = constraint_digest(constraint)
     verdict = _verdicts.get(digest)
     if verdict is None:
@@ -63,9 +64,15 @@ def judge(constraint: Constraint) -> Verdict:
     return verdict
 
 
-def is_long(constraint: Constraint | None) -> bool:
+def is_long(constraint: Constraint) -> bool:
     """Whether estimating the cost takes long enough for a thread."""
-    return constraint is not None and len(constraint.text) > INLINE_CHARACTERS
+    return len(constraint.text) > INLINE_CHARACTERS
+
+
+async def judge_long(constraint: Constraint | None) -> None:
+    """Estimates the cost of a long constraint in a thread. Checks on the event loop then find the verdict, which is kept."""
+    if constraint is not None and is_long(constraint):
+        await asyncio.to_thread(judge, constraint)
 
 
 def constraint_digest(constraint: Constraint) -> bytes:

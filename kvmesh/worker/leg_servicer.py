@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -11,9 +12,11 @@ from grpc.aio import ServicerContext
 
 from kvmesh.api.worker.v1 import legs_pb2 as pb
 from kvmesh.checks import check_length
+from kvmesh.constraint_costs import judge_long
 from kvmesh.core import Leg, Role
 from kvmesh.errors import InternalError, InvalidRequestError, MeshError, UnavailableError, UnsupportedError
 from kvmesh.rpc.codec.legs import LEG_TASK_NUMBERS, from_leg, to_finish
+from kvmesh.rpc.codec.sampling import from_constraint
 from kvmesh.rpc.codec.scalars import positive_duration, required_text, to_duration
 from kvmesh.rpc.codec.types import to_logprobs
 from kvmesh.rpc.deadline import remaining_s
@@ -78,11 +81,11 @@ class LegServicer:
         self, first: pb.AttachRequest, requests: AsyncIterator[pb.AttachRequest], outlet: FrameOutlet
     ) -> None:
         try:
-            self._take(first, outlet)
+            await self._take(first, outlet)
             async for request in requests:
                 if request.HasField("hello"):
                     raise InvalidRequestError("hello may come once", field="hello")
-                self._take(request, outlet)
+                await self._take(request, outlet)
         except MeshError as error:
             outlet.fail_nowait(error)
         except DecodeError:
@@ -95,11 +98,12 @@ class LegServicer:
         finally:
             outlet.end_nowait()
 
-    def _take(self, request: pb.AttachRequest, outlet: FrameOutlet) -> None:
+    async def _take(self, request: pb.AttachRequest, outlet: FrameOutlet) -> None:
         """Submissions before cancels, so that a message may hold both of one slot."""
         check_length(len(request.submissions), "submissions", high=SUBMISSIONS_PER_MESSAGE)
         check_length(len(request.releases), "releases", high=RELEASES_PER_MESSAGE)
         for submission in request.submissions:
+            await _judge_long_constraint(submission.leg)
             self._submit(submission, outlet)
         for slot in request.cancels:
             outlet.link.cancel_nowait(slot)
@@ -141,6 +145,7 @@ class LegServicer:
         self, request: pb.GenerateRequest, context: ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.GenerateResponse]:
         """One leg of a plain client."""
+        await _judge_long_constraint(request.leg)
         own_id = f"plain-{self._worker.identity.epoch:x}-{next(self._numbers)}"
         leg = from_leg(request.leg, default_id=own_id)
         self._admit(leg)
@@ -167,3 +172,11 @@ class LegServicer:
             return pb.ReleaseKvResponse(was_held=self._worker.release_leg_nowait(leg_id))
         handle_id = required_text(request.handle_id, field="handle_id", characters_max=ID_CHARACTERS_MAX)
         return pb.ReleaseKvResponse(was_held=self._worker.release_nowait(handle_id))
+
+
+async def _judge_long_constraint(leg: pb.Leg) -> None:
+    """An invalid constraint is left to the checks of the leg."""
+    if not leg.generation.sampling.HasField("constraint"):
+        return
+    with suppress(InvalidRequestError):
+        await judge_long(from_constraint(leg.generation.sampling.constraint, prefix=""))

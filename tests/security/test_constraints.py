@@ -30,6 +30,7 @@ from services.frontend.settings import PipelineSettings
 from tests.frontend_mesh import FakeMesh, served_model, write_model
 from tests.security.rig import BODY, CHAT, frontend
 from tests.virtual_loop import run_virtual
+from tests.worker_rig import RawFrontend, make_leg, running_worker, submission
 
 
 def schema_of(document: Any) -> Constraint:
@@ -248,20 +249,45 @@ def test_other_losses_of_a_request_with_a_constraint(
     run_virtual(main())
 
 
-@pytest.mark.parametrize(("count", "is_inline"), [(20, True), (8000, False)])
-async def test_long_schemas_are_judged_off_the_loop(
-    model: ServedModel, monkeypatch: pytest.MonkeyPatch, count: int, is_inline: bool
-) -> None:
-    """A thread estimates the cost, once, and the loop uses its verdict, which is kept by digest."""
-    schema = {"type": "object", "properties": {f"p{i}_{count}": {"type": "string"} for i in range(count)}}
-    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
-    estimate, threads = constraint_costs._estimate, []
+def properties(count: int, prefix: str) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"{prefix}{i}_{count}": {"type": "string"} for i in range(count)}}
+
+
+def recorded_threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
+    """The threads that estimate costs from now on."""
+    estimate, threads = constraint_costs._estimate, list[threading.Thread]()
 
     def record(constraint: Constraint) -> constraint_costs.Verdict:
         threads.append(threading.current_thread())
         return estimate(constraint)
 
     monkeypatch.setattr(constraint_costs, "_estimate", record)
+    return threads
+
+
+@pytest.mark.parametrize(("count", "is_inline"), [(20, True), (4000, False)])
+async def test_a_worker_judges_long_schemas_off_the_loop(
+    monkeypatch: pytest.MonkeyPatch, count: int, is_inline: bool
+) -> None:
+    """So that the tokens of its other requests go on."""
+    threads = recorded_threads(monkeypatch)
+    constraint = schema_of(properties(count, "leg"))
+    sampling = SamplingParams(max_tokens=1, constraint=constraint)
+    async with running_worker("grpc") as rig:
+        raw = await RawFrontend.attach(rig.channel)
+        await raw.send(submission(1, make_leg("r1", sampling=sampling)))
+        await raw.read_finishes(1)
+        raw.call.cancel()
+    assert [each is threading.main_thread() for each in threads] == [is_inline]
+
+
+@pytest.mark.parametrize(("count", "is_inline"), [(20, True), (4000, False)])
+async def test_long_schemas_are_judged_off_the_loop(
+    model: ServedModel, monkeypatch: pytest.MonkeyPatch, count: int, is_inline: bool
+) -> None:
+    """A thread estimates the cost, once, and the loop uses its verdict, which is kept by digest."""
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": properties(count, "http")}}
+    threads = recorded_threads(monkeypatch)
     before = set(constraint_costs._verdicts)
     async with (
         frontend(model) as rig,

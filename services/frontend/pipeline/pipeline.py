@@ -13,7 +13,7 @@ from functools import partial
 from random import Random
 
 from kvmesh.clock import Clock
-from kvmesh.constraint_costs import is_long, judge
+from kvmesh.constraint_costs import judge_long
 from kvmesh.core import Usage
 from kvmesh.errors import MeshError, OverloadedError, UnavailableError, UnsupportedError
 from kvmesh.rpc.clients import EmbedResult, LegLinks, RouterLink
@@ -133,9 +133,7 @@ class Pipeline:
         self.access.check(request, caller)
         model = self.models.find(request.model)
         request = with_tool_constraint(request, model.text.selection.tools)
-        constraint = request.sampling.constraint
-        if constraint is not None and is_long(constraint):
-            await asyncio.to_thread(judge, constraint)
+        await judge_long(request.sampling.constraint)
         check_request(request, model, self.settings)
         request = self.access.isolate(request, caller)
         token_ids = await tokens_of(request, model, self.settings)

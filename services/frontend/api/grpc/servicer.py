@@ -1,6 +1,5 @@
 """InferenceService: protobuf to the pipeline and back, no decisions."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from grpc.aio import ServicerContext
 
 from kvmesh.api.inference.v1 import inference_pb2 as pb
-from kvmesh.constraint_costs import is_long, judge
+from kvmesh.constraint_costs import judge_long
 from kvmesh.core import FinishReason
 from kvmesh.errors import InternalError, InvalidRequestError, MeshError
 from kvmesh.rpc.codec.inference import (
@@ -169,11 +168,8 @@ class InferenceServicer(BatchServicer):
 
 
 async def _judge_long_constraint(options: pb.GenerationOptions) -> None:
-    """Estimates the cost of a long constraint in a thread. Reading the options then uses the estimate, which is kept."""
     if options.sampling.HasField("constraint"):
-        constraint = from_constraint(options.sampling.constraint, prefix="options.sampling.")
-        if is_long(constraint):
-            await asyncio.to_thread(judge, constraint)
+        await judge_long(from_constraint(options.sampling.constraint, prefix="options.sampling."))
 
 
 def _chat_response(
