@@ -41,6 +41,8 @@ class Result:
     is_error: bool
     record: bytes
     usage: Usage
+    is_unrun: bool = False
+    """The batch ended before the line was run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,11 +372,12 @@ async def _count(connection: Connection, batch_id: str, results: Sequence[Result
     usages = [each.usage for each in results]
     failed = sum(each.is_error for each in results)
     await connection.change(
-        "UPDATE batches SET completed = completed + ?, failed = failed + ?, input_tokens = input_tokens + ?,"
-        " cached_tokens = cached_tokens + ?, output_tokens = output_tokens + ?,"
+        "UPDATE batches SET completed = completed + ?, failed = failed + ?, unrun = unrun + ?,"
+        " input_tokens = input_tokens + ?, cached_tokens = cached_tokens + ?, output_tokens = output_tokens + ?,"
         " reasoning_tokens = reasoning_tokens + ? WHERE id = ?",
         len(results) - failed,
         failed,
+        sum(each.is_unrun for each in results),
         sum(each.prompt_tokens for each in usages),
         sum(each.cached_tokens for each in usages),
         sum(each.output_tokens for each in usages),

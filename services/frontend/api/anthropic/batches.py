@@ -18,7 +18,7 @@ from services.frontend.api.http.exchange import Exchange
 from services.frontend.api.request_body import Body, JsonObject, invalid_value, read_body
 from services.frontend.api.responses.pages import read_limit, refuse_unknown_parameters
 from services.frontend.settings import BatchSettings
-from services.frontend.stores.batch_rows import CANCELLED, CANCELLING, EXPIRED
+from services.frontend.stores.batch_rows import CANCELLING, EXPIRED
 from services.frontend.stores.database import Row
 
 PATH = MESSAGES_PATH + "/batches"
@@ -72,7 +72,7 @@ class MessageBatchRoutes:
             metadata={_COUNT: str(len(body.requests))},
         )
         row = await self._service.create_from_call(exchange.owner, call)
-        return exchange.json_response(await self._batch_body(exchange, row))
+        return exchange.json_response(self._batch_body(exchange, row))
 
     async def _list(self, exchange: Exchange) -> web.StreamResponse:
         query = exchange.request.query
@@ -88,7 +88,7 @@ class MessageBatchRoutes:
             newest_first=before_id is None,
         )
         ordered = list(rows) if before_id is None else list(reversed(rows))
-        batches = [await self._batch_body(exchange, row) for row in ordered]
+        batches = [self._batch_body(exchange, row) for row in ordered]
         return exchange.json_response(
             {
                 "data": batches,
@@ -99,7 +99,7 @@ class MessageBatchRoutes:
         )
 
     async def _get(self, exchange: Exchange) -> web.StreamResponse:
-        return exchange.json_response(await self._batch_body(exchange, await self._row(exchange)))
+        return exchange.json_response(self._batch_body(exchange, await self._row(exchange)))
 
     async def _delete(self, exchange: Exchange) -> web.StreamResponse:
         row = await self._row(exchange)
@@ -108,7 +108,7 @@ class MessageBatchRoutes:
 
     async def _cancel(self, exchange: Exchange) -> web.StreamResponse:
         row = await self._service.cancel(exchange.owner, batch_id=(await self._row(exchange))["id"])
-        return exchange.json_response(await self._batch_body(exchange, row))
+        return exchange.json_response(self._batch_body(exchange, row))
 
     async def _results(self, exchange: Exchange) -> web.StreamResponse:
         row = await self._row(exchange)
@@ -127,7 +127,7 @@ class MessageBatchRoutes:
     async def _row(self, exchange: Exchange) -> Row:
         return await self._service.get(exchange.owner, exchange.request.match_info["id"], (MESSAGES_PATH,))
 
-    async def _batch_body(self, exchange: Exchange, row: Row) -> dict[str, Any]:
+    def _batch_body(self, exchange: Exchange, row: Row) -> dict[str, Any]:
         """Converts a row to Anthropic's batch object."""
         has_ended = row["ended_s"] is not None
         url = exchange.request.url.with_path(f"{PATH}/{row['id']}/results").with_query(None)
@@ -136,7 +136,7 @@ class MessageBatchRoutes:
             "id": row["id"],
             "type": "message_batch",
             "processing_status": status,
-            "request_counts": await self._counts(exchange.owner, row),
+            "request_counts": _counts(row),
             "created_at": _time(row["created_s"]),
             "expires_at": _time(row["expires_s"]),
             "ended_at": _time(row["ended_s"]),
@@ -145,17 +145,14 @@ class MessageBatchRoutes:
             "results_url": str(url) if row["output_file_id"] or row["error_file_id"] else None,
         }
 
-    async def _counts(self, owner: str, row: Row) -> dict[str, int]:
-        """Counts requests by result. All of them are `processing` until the batch has ended, as in Anthropic's API."""
-        counts = {"processing": 0, "succeeded": 0, "errored": 0, "canceled": 0, "expired": 0}
-        if row["ended_s"] is None:
-            return counts | {"processing": int(orjson.loads(row["metadata"])[_COUNT])}
-        unrun = 0
-        if row["status"] in (CANCELLED, EXPIRED):
-            async with aclosing(self._service.results(owner, row["id"])) as results:
-                unrun = len([1 async for each in results if each.status_code == _NOT_RUN])
-        counts |= {"succeeded": row["completed"], "errored": row["failed"] - unrun}
-        return counts | {"expired" if row["status"] == EXPIRED else "canceled": unrun}
+
+def _counts(row: Row) -> dict[str, int]:
+    """Counts requests by result. All of them are `processing` until the batch has ended, as in Anthropic's API."""
+    counts = {"processing": 0, "succeeded": 0, "errored": 0, "canceled": 0, "expired": 0}
+    if row["ended_s"] is None:
+        return counts | {"processing": int(orjson.loads(row["metadata"])[_COUNT])}
+    counts |= {"succeeded": row["completed"], "errored": row["failed"] - row["unrun"]}
+    return counts | {"expired" if row["status"] == EXPIRED else "canceled": row["unrun"]}
 
 
 async def _chained(

@@ -130,7 +130,7 @@ class LineRunner:
 def unrun_result(line: Line, *, request_id: str, code: str, message: str) -> Result:
     """Returns the result of a line that was not run."""
     record = _record(line, request_id, response=None, error={"code": code, "message": message})
-    return Result(line=line.number, is_error=True, record=record, usage=Usage())
+    return Result(line=line.number, is_error=True, is_unrun=True, record=record, usage=Usage())
 
 
 def _record(line: Line, request_id: str, *, response: Any, error: Any) -> bytes:
