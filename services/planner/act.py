@@ -109,7 +109,8 @@ class Actuator:
             drained: tuple[str, ...] = ()
             if workers < wanted:
                 candidates = await self._connector.idle_first(decision.model, role, timeout_s=self._timeout_s)
-                drained = tuple(candidates[: wanted - workers])
+                # The wanted ones that do not serve yet go first: the pool keeps as many of those that serve as it will have.
+                drained = tuple(candidates[: max(0, len(candidates) - workers)])
             target = PoolTarget(model=decision.model, role=role, workers=workers, drain_worker_ids=drained)
             accepted = await self._connector.scale(
                 target, fencing_token=decision.fencing_token, timeout_s=self._timeout_s

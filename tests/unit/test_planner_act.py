@@ -118,6 +118,19 @@ def test_a_decision_becomes_calls(action: DecisionAction, shape: Shape, calls: l
     assert done.outcome is (DecisionOutcome.ACCEPTED if calls else DecisionOutcome.NONE)
 
 
+@pytest.mark.parametrize(
+    ("ready", "workers", "stopped"), [(["d0"], 1, []), (["d1", "d0"], 1, ["d1"]), (["d1", "d0"], 2, []), ([], 1, [])]
+)
+def test_workers_that_start_stop_before_those_that_serve(ready: list[str], workers: int, stopped: list[str]) -> None:
+    """Three are wanted, and not all of them serve yet: the pool keeps as many of those that do as it will have."""
+    recording = RecordingConnector(idle={Role.PREFILL: [], Role.DECODE: ready})
+    apply(
+        Actuator(recording, OwnLead(), acts=True),
+        decision(DecisionAction.SCALE, Shape(prefill_workers=2, decode_workers=workers)),
+    )
+    assert recording.calls == [("scale", "decode", workers, *stopped)]
+
+
 @pytest.mark.parametrize(("acts", "leads"), [(False, True), (True, False)])
 def test_who_does_not_lead_proposes(acts: bool, leads: bool) -> None:
     """A dry run, and a planner that another one leads, call nothing."""
