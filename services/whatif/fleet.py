@@ -116,6 +116,11 @@ class ChangingFleet:
         if starting:
             self._end(starting[-1])
             return
+        coming = [each for each in self._members if each.becomes is role]
+        if coming:
+            # It ends when it has drained, instead of a worker that serves.
+            coming[-1].becomes = None
+            return
         member = self._idlest(role)
         if member is not None:
             self._drain(member)

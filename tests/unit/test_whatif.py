@@ -7,10 +7,11 @@ import pytest
 from bench.planner.reversals import reversals
 from kvmesh.core.planning import Decision, DecisionAction, Load, Shape, Targets
 from services.planner.decide.settings import DecideSettings
+from services.planner.observation import ModelObservation
 from services.planner.sizing.forecast import Forecast
 from services.planner.sizing.speed import Speed
 from services.whatif.engine import EngineShape
-from services.whatif.fleet import FleetTimes
+from services.whatif.fleet import ChangingFleet, FleetTimes
 from services.whatif.loads import make_load
 from services.whatif.placers import MODEL
 from services.whatif.planning import PlannerPolicy
@@ -130,6 +131,31 @@ def test_no_request_is_lost_while_pools_change():
     assert result.stops >= 4
     least, most = 2 * 300 / 3600, 16 * 300 / 3600
     assert least <= result.worker_hours_total <= most
+
+
+class FlipsThenShrinks:
+    """Flips a busy prefill worker to decode, and a second later wants one decode worker: the pool keeps the one that serves."""
+
+    def __init__(self) -> None:
+        self.ready: list[int] = []
+
+    def tick(self, observation: ModelObservation, fleet: ChangingFleet, now_s: float) -> None:
+        if now_s == 10.0:
+            fleet.flip(-1)
+        elif now_s == 11.0:
+            assert fleet.wanted() == Shape(prefill_workers=1, decode_workers=2)
+            fleet.scale(Shape(prefill_workers=1, decode_workers=1))
+        self.ready.append(fleet.ready().decode_workers)
+
+
+def test_a_worker_that_flips_goes_before_one_that_serves():
+    """A prompt of 100 000 tokens takes 10 s, so the flip is still under way when the pool shrinks."""
+    trace = [TraceRequest(at_s=float(i), prompt_tokens=100_000, output_tokens=2) for i in range(30)]
+    policy = FlipsThenShrinks()
+    result = simulate(trace, Shape(prefill_workers=2, decode_workers=1), policy)
+    assert set(policy.ready) == {1}
+    assert (result.flips, result.stops) == (1, 1)
+    assert len(result.itl_s) == len(trace)
 
 
 def test_a_constant_load_with_poisson_noise_settles():
