@@ -191,6 +191,15 @@ def test_new_workers_start_with_the_deflection_where_flips_cannot_help():
     assert drive.wanted.prefill_workers > 2
 
 
+def test_a_surge_delays_no_other_change():
+    """A rate that is known to be higher starts workers in the same tick, also where that tick is a surge."""
+    drive = Drive(Shape(prefill_workers=2, decode_workers=1))
+    drive.run(30, 8.0)
+    drive.run(1, 24.0, surge_rate=24.0)
+    assert drive.actions() == [DecisionAction.SCALE]
+    assert drive.wanted.deflect_tokens > 0
+
+
 def test_a_constant_load_with_noise_reverses_nothing():
     """Ten minutes of 20 requests/s with 10 % noise: at most one reversal of either pool."""
     drive = Drive(Shape(prefill_workers=3, decode_workers=2))

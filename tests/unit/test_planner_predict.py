@@ -75,6 +75,15 @@ def test_headroom_covers_past_errors_within_its_limit():
     assert step.upper == pytest.approx(step.value * (1 + HEADROOM_MAX))
 
 
+def test_headroom_forgets_errors_of_a_rise_that_ended():
+    """Predictions lag behind a rise. Headroom covers that during the rise, and no more when the load was level for a while."""
+    rise = [10.0 + i for i in range(20)]
+    during = predict({"constant": constant}, rise, steps=4)
+    after = predict({"constant": constant}, [*rise, *[30.0] * 13], steps=4)
+    assert during.upper > 1.1 * during.value
+    assert after.upper == after.value
+
+
 def test_without_history_the_newest_value_goes_on():
     """And the error is absent rather than zero."""
     first = predict(predictors(season_steps=0), [7.0, 8.0], steps=3)

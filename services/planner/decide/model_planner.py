@@ -147,8 +147,10 @@ class ModelPlanner:
         sizing = sizer.size(most)
         lasting = sizer.size(coming).shape if catch_up else sizing.shape
         sized = larger(self._stabiliser.settle(lasting, self._wanted, now_s), sizing.shape)
-        surge = self._deflect_surge(sizer, situation, rate=observation.surge_rate, now_s=now_s)
-        return surge or self._choose(sizer, situation, sizing, sized=sized, now_s=now_s), inputs
+        choice = self._choose(sizer, situation, sizing, sized=sized, now_s=now_s)
+        if not choice.action.changes_pools:
+            choice = self._deflect_surge(sizer, situation, rate=observation.surge_rate, now_s=now_s) or choice
+        return choice, inputs
 
     def _update_bursts(self, observation: ModelObservation, now_s: float) -> Bursts | None:
         """Adds what arrived since the last tick. The replays change once per `interval_s`, since they take more time than the formulas."""

@@ -8,6 +8,8 @@ from services.planner.predict.predictors import Predictor
 
 ORIGINS_MAX = 30
 ORIGINS_MIN = 5
+HEADROOM_ORIGINS = 10
+"""The newest tests, whose errors headroom covers. Those of a rise would be paid for long after its end."""
 HEADROOM_MAX = 0.3
 """More would be paid for one step of the load long after it."""
 
@@ -16,7 +18,7 @@ HEADROOM_MAX = 0.3
 class Score:
     """Back-test of one predictor. `error`: mean absolute error over the mean value. `headroom`: what to add to a prediction, as a share.
 
-    `headroom` is chosen so that the load was above prediction and headroom in a share of 1 - `quantile` of the tests.
+    `headroom` is chosen so that the load was above prediction and headroom in a share of 1 - `quantile` of the newest tests.
     """
 
     name: str
@@ -50,8 +52,8 @@ def backtest(name: str, predictor: Predictor, history: Sequence[float], *, steps
         actual = max(history[origin : origin + steps])
         missed += abs(actual - predicted)
         ratios.append((actual - predicted) / max(predicted, 0.1 * mean))
-    ratios.sort()
-    headroom = ratios[min(len(ratios) - 1, math.ceil(quantile * len(ratios)) - 1)]
+    newest = sorted(ratios[-HEADROOM_ORIGINS:])
+    headroom = newest[min(len(newest) - 1, math.ceil(quantile * len(newest)) - 1)]
     return Score(name=name, error=missed / len(origins) / mean, headroom=min(HEADROOM_MAX, max(0.0, headroom)))
 
 
