@@ -2,11 +2,13 @@
 
 import pytest
 
+from bench.planner.__main__ import Case, with_hit_rate
 from bench.planner.dynamo import decode_capacity, decode_change, forward_s, prefill_capacity, prefill_change, replicas
 from bench.planner.optimal import Planned, cheapest, cheapest_constant, least_missed, prefill_pool, share_within
 from bench.planner.others import TrueLoad, desired
 from kvmesh.core.planning import Targets
 from services.planner.sizing.speed import Speed
+from services.whatif.placers import MODEL
 from services.whatif.traces import TraceRequest
 
 SPEED = Speed(
@@ -111,3 +113,15 @@ def test_what_is_missed_before_workers_that_start_serve():
     assert one == pytest.approx(29.5 * 40 / 1700, rel=0.02)
     assert two < one
     assert least_missed(burst(), targets, Speed(), workers=5, **options) == 0.0
+
+
+def test_policies_that_know_the_load_know_its_hit_rate():
+    """Prompts of 2048 tokens share 1536 of them. A load without shared blocks is not simulated for that."""
+    targets = Targets(model=MODEL, ttft_s=2.0, itl_s=0.05)
+    trace = [
+        TraceRequest(at_s=i / 2, prompt_tokens=2048, output_tokens=2, block_ids=(1, 2, 3, 100 + i)) for i in range(40)
+    ]
+    found = with_hit_rate(Case(name="shared", trace=trace, targets=targets)).hit_rate
+    assert found == pytest.approx(39 * 1536 / (40 * 2048))
+    alone = Case(name="alone", trace=burst(), targets=targets)
+    assert with_hit_rate(alone) is alone
