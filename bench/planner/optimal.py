@@ -4,8 +4,8 @@ The model decides what to try; the simulation decides what holds (see `find_orac
 
 * Prefill: work arrives as recorded, second by second, and is served first come, first served: *B = max(0, B + work - workers)*. A request is
   within its target if *B / workers* and its own time are.
-* Decode: the requests in flight, each for as long as its answer takes at the ITL target, divided by the workers, must be at most the largest
-  batch whose steps keep the target.
+* Decode: the requests in flight, each for as long as its answer takes in the largest batch that keeps the ITL target, divided by the workers,
+  must be at most that batch.
 * A worker costs its time, and `start_s` more each time that one starts.
 
 `reward_s` is the worker time that one more request within the targets is worth. Each reward gives the plan with the most requests within the
@@ -145,13 +145,13 @@ def decode_pool(trace: Sequence[TraceRequest], targets: Targets, speed: Speed, *
     assert targets.itl_s is not None
     seconds = int(trace[-1].at_s) + 1
     arrived = [0.0] * seconds
-    batch_max = _batch_max(trace, targets.itl_s, speed)
+    batch_max, step_s = _largest_batch(trace, targets.itl_s, speed)
     changes = [0.0] * (seconds + 1)
     for request in trace:
         first = int(request.at_s)
         arrived[first] += 1
         changes[first] += 1
-        changes[min(seconds, math.ceil(request.at_s + request.output_tokens * targets.itl_s))] -= 1
+        changes[min(seconds, math.ceil(request.at_s + request.output_tokens * step_s))] -= 1
     in_flight = np.cumsum(changes)
 
     def good(second: int, workers: Values, backlog: Values) -> Values:
@@ -160,13 +160,15 @@ def decode_pool(trace: Sequence[TraceRequest], targets: Targets, speed: Speed, *
     return Pool(seconds=seconds, work=[0.0] * seconds, good=good, workers_max=workers_max, has_queue=False)
 
 
-def _batch_max(trace: Sequence[TraceRequest], itl_s: float, speed: Speed) -> float:
+def _largest_batch(trace: Sequence[TraceRequest], itl_s: float, speed: Speed) -> tuple[float, float]:
+    """The largest batch that keeps the target, and the time of its steps: the target, unless slots or KV blocks limit the batch."""
     requests = len(trace)
     prompt = sum(request.prompt_tokens for request in trace) / requests
     output = sum(request.output_tokens for request in trace) / requests
     per_request_s = speed.decode_s(1, prompt + output / 2) - speed.decode_step_base_s
     by_time = (itl_s - speed.decode_step_base_s) / per_request_s if per_request_s > 0 else math.inf
-    return min(by_time, speed.running_max, speed.kv_tokens / (prompt + output))
+    batch = min(by_time, speed.running_max, speed.kv_tokens / (prompt + output))
+    return batch, speed.decode_s(batch, prompt + output / 2)
 
 
 def cheapest(pool: Pool, *, share: float, requests: int, start_s: float) -> Sequence[int]:

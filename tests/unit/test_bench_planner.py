@@ -4,7 +4,15 @@ import pytest
 
 from bench.planner.__main__ import Case, with_hit_rate
 from bench.planner.dynamo import decode_capacity, decode_change, forward_s, prefill_capacity, prefill_change, replicas
-from bench.planner.optimal import Planned, cheapest, cheapest_constant, least_missed, prefill_pool, share_within
+from bench.planner.optimal import (
+    Planned,
+    cheapest,
+    cheapest_constant,
+    decode_pool,
+    least_missed,
+    prefill_pool,
+    share_within,
+)
 from bench.planner.others import TrueLoad, desired
 from kvmesh.core.planning import Targets
 from services.planner.sizing.speed import Speed
@@ -103,6 +111,14 @@ def test_the_oracle_is_cheaper_than_any_constant_pool_and_keeps_its_share():
     assert 4 <= max(plan) <= constant
     assert sum(plan) < constant * len(plan)
     assert Planned(prefill=plan, decode=[1] * len(plan), start_s=30.0).first.prefill_workers == 1
+
+
+def test_answers_are_faster_where_kv_limits_the_batch():
+    """Four requests per second of 12 340 tokens: a worker holds 62 of them, whose steps take 20 ms, not the 50 ms of the target."""
+    targets = Targets(model="m", ttft_s=15.0, itl_s=0.05)
+    trace = [TraceRequest(at_s=i / 4, prompt_tokens=12_000, output_tokens=340) for i in range(400)]
+    pool = decode_pool(trace, targets, Speed(), workers_max=4)
+    assert cheapest_constant(pool, share=1.0, requests=len(trace)) == 1
 
 
 def test_what_is_missed_before_workers_that_start_serve():
