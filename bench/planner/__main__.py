@@ -5,7 +5,7 @@ Every policy gets the same requests, workers and router.
 * `oracle` knows all arrivals: the cheapest plan that dynamic programming finds for 95 % of the requests (`optimal.py`), as the simulation shows
   it. Its workers take as long to start as those of others, and its pools have at least one worker.
 * `best constant`: the cheapest pools that never change and keep the targets.
-* `true load`: pools that the planner's formulas want for the true load of each 20 s, ready before it comes.
+* `true load`: pools that the planner's formulas want for the true load of each 20 s, ready when it comes.
 * `present` knows the load of the present 20 s exactly, and nothing of later ones: what can be expected of a policy that cannot see the future.
 * `static peak` and `static mean`: pools that the formulas want for the highest and for the mean load.
 

@@ -119,7 +119,7 @@ class TrueLoad:
 
     def tick(self, observation: ModelObservation, fleet: ChangingFleet, now_s: float) -> None:
         first = int(now_s / self.STEP_S)
-        last = int((now_s + self._start_s) / self.STEP_S) + 1
+        last = int((now_s + self._start_s) / self.STEP_S)
         coming = self._sizes[first : last + 1] or [self._sizes[-1]]
         shape = Shape(
             prefill_workers=max(each.prefill_workers for each in coming),

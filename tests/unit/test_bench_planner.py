@@ -16,7 +16,9 @@ from bench.planner.optimal import (
 from bench.planner.others import TrueLoad, desired
 from kvmesh.core.planning import Targets
 from services.planner.sizing.speed import Speed
+from services.whatif.fleet import FleetTimes
 from services.whatif.placers import MODEL
+from services.whatif.simulation import Simulation, SimulationSettings
 from services.whatif.traces import TraceRequest
 
 SPEED = Speed(
@@ -92,12 +94,15 @@ def burst() -> list[TraceRequest]:
     return trace + [TraceRequest(at_s=100 + i / 40, prompt_tokens=1000, output_tokens=10) for i in range(1600)]
 
 
-def test_pools_for_the_true_load_are_ready_before_it_comes():
-    """A burst from 100 s on: workers start 30 s earlier."""
-    targets = Targets(model="m", ttft_s=2.0, itl_s=0.05)
+def test_pools_for_the_true_load_are_ready_when_it_comes():
+    """A burst from 100 s on: workers start 30 s earlier, and not before that."""
+    targets = Targets(model=MODEL, ttft_s=2.0, itl_s=0.05)
     policy = TrueLoad(burst(), targets, Speed(), start_s=30.0, hit_rate=0.0)
     assert policy.first.prefill_workers == 1
     assert policy.peak().prefill_workers >= 4
+    settings = SimulationSettings(shape=policy.first, targets=targets, times=FleetTimes(start_s=30.0))
+    changes = Simulation(settings, policy).run(burst()).shapes
+    assert changes[1][0] == 70.0
 
 
 def test_the_oracle_is_cheaper_than_any_constant_pool_and_keeps_its_share():
