@@ -24,7 +24,7 @@ CHUNKS = {
     10: mixture.drill_sample,
     11: mixture.finishing_sample,
 }
-CONTINUED = 4300
+CONTINUED = 6100
 """The step at which a training goes on from weights instead of a checkpoint."""
 BALANCED = 3400
 """From this step on the text has more memory and tools, of which the single questions before cost some."""
@@ -32,6 +32,10 @@ VARIED = 4300
 """From this step on every kind has wordings that are composed of many parts."""
 CHOOSING = 5900
 """From this step on the text has more choices between tools that are alike, which the weights before confused."""
+WIDE = 6100
+"""From this step on the text has more of what was weak until then, in yet more wordings."""
+ADDING = 7100
+"""From this step on the text has more sums."""
 # The rate by steps, straight between them. It falls over the last part: much of what is learnt is learnt there.
 RATES = {
     -1: 0.0,
@@ -59,6 +63,13 @@ RATES = {
     6000: 0.003,
     6005: 0.3,
     6100: 0.0,
+    6140: 0.45,
+    6600: 0.45,
+    6700: 0.375,
+    7100: 0.0,
+    7120: 0.3,
+    7300: 0.3,
+    7800: 0.0,
 }
 STEPS = max(RATES)
 
@@ -68,6 +79,8 @@ def samples(step: int, seed: str) -> Iterator[Sample]:
     last = mixture.consolidating_sample if step < BALANCED else mixture.balanced_sample
     if step >= VARIED:
         last = mixture.varied_sample if step < CHOOSING else mixture.choosing_sample
+    if step >= WIDE:
+        last = mixture.wide_sample if step < ADDING else mixture.adding_sample
     return mixture.samples(seed, CHUNKS.get(step // CHUNK_STEPS, last))
 
 

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 from itertools import islice, pairwise
 from pathlib import Path
 from random import Random
@@ -35,13 +36,22 @@ def test_no_wording_of_the_evaluation_is_trained_on(corpus: Any) -> None:
     assert corpus.held_out.is_held_out("France's capital?"), "a slot of the evaluation takes any word"
     found = [
         message["content"]
-        for make in (corpus.mixture.sample, corpus.mixture.drill_sample, corpus.mixture.varied_sample)
+        for make in (corpus.mixture.sample, corpus.mixture.drill_sample, corpus.mixture.adding_sample)
         for sample in islice(corpus.mixture.samples("c", make), 600)
         for message in sample.messages
         if message["role"] == "user"
     ]
     assert len(found) > 1000
     assert not [text for text in found if corpus.held_out.is_held_out(text)]
+
+
+def test_no_text_of_the_evaluation_is_asked_to_be_repeated(corpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In no wording: a text that the evaluation has repeated is drawn again."""
+    assert len(corpus.held_out.texts_to_repeat()) == 36
+    drawn = iter([("Sing this: Hello, world!", "Hello, world!"), ("Sing this: hello moon", "hello moon")])
+    weight, _ = corpus.mixture.QUESTIONS["plain repeat"]
+    monkeypatch.setitem(corpus.mixture.QUESTIONS, "plain repeat", (weight, lambda _: next(drawn)))
+    assert corpus.mixture.ask(Random(1), "plain repeat")[1] == "hello moon"
 
 
 def test_what_fills_a_slot_is_not_read_as_a_pattern(corpus: Any) -> None:
@@ -81,6 +91,9 @@ def test_a_fact_is_asked_for_in_many_wordings(corpus: Any) -> None:
     found = {corpus.frames.vary(rng, corpus.frames.ask_for(rng, "the capital of Peru")) for _ in range(2000)}
     assert len(found) > 1000
     assert sum("peru" in text.lower() for text in found) == len(found), "what the answer needs is never lost"
+    found = {corpus.frames.ask_about(rng, "Peru", "its capital") for _ in range(2000)}
+    assert len(found) > 1000
+    assert all("Peru" in text and "its capital" in text.lower() for text in found), "nor the topic or the part of it"
 
 
 def test_a_text_to_copy_is_in_the_demand(corpus: Any) -> None:
@@ -88,7 +101,10 @@ def test_a_text_to_copy_is_in_the_demand(corpus: Any) -> None:
     rng = Random(8)
     for _ in range(500):
         asked, answer = corpus.mixture.ask(rng, rng.choice(("repeat", "plain repeat", "repeat a message")))
-        assert answer in asked or (len(set(answer.split())) == 1 and answer.split()[0] in asked)
+        several = re.fullmatch(r"(.+?)(?: \1)+", answer)
+        assert answer in asked or (several is not None and several[1] in asked)
+        capital = corpus.patterns.upper_first(answer)
+        assert answer == capital or not asked.startswith(capital), "a text at the start keeps its small letter"
 
 
 def test_what_was_said_is_asked_again(corpus: Any) -> None:

@@ -58,15 +58,15 @@ def json_object(rng: Random) -> tuple[str, str]:
     return rng.choice(shapes), json.dumps(value, ensure_ascii=False)
 
 
-_EXTRACT = "[Extract|Extract|Read|Take out|Find|Parse|Get|Note|Store|Fill in|Save|Return|Give me|Pull out|Collect|Write down|Convert|Turn into an object|Make an object of|Structure|Record|Enter|Register|Pick out] [the data|the fields|it|it all|everything|the details|the values|the facts|this|that|the person|the meeting|the entry|the trip|the visit|the appointment|the information|what matters|all of it|these facts|the record|the object|the content]"
+_EXTRACT = "[Extract|Extract|Read|Take out|Find|Parse|Get|Note|Store|Fill in|Save|Return|Give me|Pull out|Collect|Write down|Convert|Turn into an object|Make an object of|Structure|Record|Enter|Register|Pick out] [the data|the fields|it|it all|everything|the details|the values|the facts|this|that|the person|the meeting|the entry|the trip|the visit|the appointment|the information|what matters|all of it|these facts|the record|the object|the content|the names|all you need|what is said|each part|the parts]"
 
 
 def _extracted(rng: Random, keys: tuple[str, ...], shapes: tuple[str, ...], **slots: object) -> tuple[str, Object]:
     text = say(rng, *shapes, **slots)
     kind = rng.random()
-    if kind < 0.25:
-        text = f"{text.rstrip('.')}. {say(rng, _EXTRACT)}."
-    elif kind < 0.45:
+    if kind < 0.33:
+        text = f"{text.rstrip('.')}{rng.choice(('. ', '. ', '. ', '! ', '; ', ' - '))}{say(rng, _EXTRACT)}{rng.choice(('.', '.', '', '!'))}"
+    elif kind < 0.5:
         text = f"{say(rng, _EXTRACT)}: {text}"
     return text, dict(zip(keys, slots.values(), strict=False))
 
@@ -94,7 +94,7 @@ def _event(rng: Random) -> tuple[str, Object]:
         ), {"who": "Anna", "city": "Paris", "day": "Monday"}
     who, city, day = person(rng), place(rng), rng.choice(facts.DAYS)
     shapes = (
-        "{who} [flies|travels|goes|drives|walks|comes back|sails|moves|returns|rides|hurries|will go|is going|wants to go|has to go|takes the train|takes a bus] to {city} [on|this|next] {day}", "{who} [meets us|meets friends|has a talk|gives a speech|has a show|plays|works|will sing|holds a class|opens a shop|gets married|waits|lands|eats] in {city} [on|this|next] {day}", "[on|this|next] {day}[,|] {who} [will be|is|speaks|plays|waits|arrives|lands|sings|works] in {city}", "[who|name|person]: {who}[,|;] [city|where|place]: {city}[,|;] [day|when|date]: {day}",
+        "{who} [visits|sees|leaves|reaches|likes|explores|tours] {city} [on|this|next] {day}", "{who} [arrives|stays|sleeps|lives|performs|begins work|changes trains|is expected|is a guest|will be seen|teaches] in {city} [on|this|next|every] {day}", "{who} [runs|hikes|cycles|is driven|is sent|hopes to get|plans to go|is invited|heads|sets out|gets] to {city} [on|this|next] {day}", "{who} [flies|travels|goes|drives|walks|comes back|sails|moves|returns|rides|hurries|will go|is going|wants to go|has to go|takes the train|takes a bus] to {city} [on|this|next] {day}", "{who} [meets us|meets friends|has a talk|gives a speech|has a show|plays|works|will sing|holds a class|opens a shop|gets married|waits|lands|eats] in {city} [on|this|next] {day}", "[on|this|next] {day}[,|] {who} [will be|is|speaks|plays|waits|arrives|lands|sings|works] in {city}", "[who|name|person]: {who}[,|;] [city|where|place]: {city}[,|;] [day|when|date]: {day}",
         "[a|the] [meeting|concert|trip|visit|party|lunch|talk|show|wedding] [with|of|by|for] {who} in {city} on {day}", "{city}, {day}, {who}", "{who}, {city}, {day}", "in {city} on {day}: {who}", "{who} flies to {city} on {day}.", "{who} [is|will be|arrives|sings|speaks|stays] in {city} on {day}.", "On {day} {who} [visits|sees|leaves|reaches|goes to] {city}.", "[Event|Visit|Trip]: {who}, {city}, {day}.",
         "[We meet|I meet|We see] {who} in {city} on {day}.", "{who} has a [meeting|concert|party] in {city} [on|next|this] {day}.",
     )  # fmt: skip
@@ -251,7 +251,7 @@ def _described(rng: Random) -> tuple[str, Object]:
 
 
 _FORCED: tuple[Callable[[Random], tuple[str, Object]], ...] = (
-    _person, _person, _event, _event, _user, _task, _capital, _capital, _listed, _counted, _answered, _answered, _judged, _chosen, _described,
+    _person, _person, _event, _event, _user, _task, _capital, _capital, _listed, _counted, _answered, _answered, _answered, _answered, _answered, _judged, _chosen, _described,
 )  # fmt: skip
 
 
@@ -259,3 +259,9 @@ def forced_object(rng: Random) -> tuple[str, str]:
     """The prompt does not ask for JSON: the engine's grammar writes the first brace, and the model only learns what follows."""
     text, value = rng.choice(_FORCED)(rng)
     return text, json.dumps(value, ensure_ascii=False)
+
+
+def forced_sum(rng: Random) -> tuple[str, str]:
+    """A sum whose bare result a schema demands, so that the model cannot write the sum down before it."""
+    text, value = _answered(rng)
+    return text, json.dumps(value)

@@ -39,6 +39,16 @@ _TOPIC_FRAMES = (
     "[tell me|give me|name|say|what is|what's] {part}[:|,|. It is about|. I mean|, I mean|, for|. The word is|. I think of|, thinking of] {topic}",
     "{part}, [it is about|I mean|for|I think of] {topic}",
 )  # fmt: skip
+_BUSY = "[I am|I'm|we are|my son is|our class is|my friend is|a student is|my daughter is|she is|he is|they are] [writing|reading|preparing|planning|finishing|learning from|working on|busy with|studying for|collecting notes for|looking through|helping with|stuck with|checking|correcting|making] [a|an old|my|our|the|this|a new|some] [talk|essay|report|poster|book|text|lesson|chapter|exam|film|quiz|story|article|page|paper|project|test|card|speech|letter|game|list]"
+_ABOUT = "[about|on|for|of|concerning|that deals with|with a part about|with a page on]"
+_REMARKS = (
+    f"{_BUSY} {_ABOUT} {{topic}}",
+    f"{_BUSY} {_ABOUT} {{topic}}",
+    "[today|tonight|this week|at school|in class|at work|at home|last night|yesterday|on the train] [I|we|they|the children|our teacher|my mother|the guests] [spoke of|read of|talked about|heard of|thought of|had to explain|came across|looked at|heard something about|had a question about|argued about|learnt about] {topic}",
+    "[my|our|the|her|his|their] [subject|topic|theme|text|talk|lesson|quiz|next page|question|exam|project|card|chapter|essay] [is|is about|will be|deals with|today is|for today is|now is] {topic}",
+    "[I|we] [like|love|study|want to understand|collect facts about|must know all about|know nothing about|am asked about|often hear of|have to draw|dream of] {topic}",
+    "{topic} [is|was] [our|my|the|today's|her] [subject|topic|theme|next question|lesson|example|homework]",
+)
 _OPENINGS = "[hey|hi|hello|ok|okay|so|well|now|and|please|right|alright|good|hm|um|oh|then|next|first|also|again|finally|quick question|one more thing|a question|here is one|let me ask you this|another one|question for you|just checking|help me out|tell me this|try this one|listen|by the way|one question|for a test|for school|for my notes|I have a question|I am curious|I wonder|be quick|my friend|dear model|hi there|hello there|excuse me|sorry|thanks|thank you|good morning|let us go on|this is easy|an easy one|a hard one|to begin with|say|look|maybe you know this|if you can|last question]"
 _CLOSINGS = "[please|please|thanks|thank you|if you can|if you know|for me|right now|now|can you|would you|I forgot|I do not remember|it is for a quiz|just the answer|be brief|my friend|again|quickly|ok|you know|in short|I need it|as fast as you can|let me know|any idea|go|I am waiting|that's all|dear model|right|hm|tell me|say it]"
 _DEMANDS = "[please|kindly|can you|could you|would you|will you|can you please|could you please|I want you to|I'd like you to|I need you to|I would like you to|you should|you must|you may|go ahead and|now|next|just|quickly|let's|let us|do me a favour and|be so kind and|it is time to|do not forget to|try to|we need to|I must|help me to|your task is to|I ask you to|would you mind: |why don't you|you can|||||||]"
@@ -57,7 +67,18 @@ def ask_for(rng: Random, noun: str) -> str:
 
 def ask_about(rng: Random, topic: str, part: str) -> str:
     """A question that names its topic first, or says it again: "Kenya: what is its capital"."""
+    if rng.random() < 0.4:
+        return _remarked(rng, topic, part)
     return say(rng, *_TOPIC_FRAMES, topic=topic, part=part)
+
+
+def _remarked(rng: Random, topic: str, part: str) -> str:
+    """A remark about the topic as a sentence of its own, then the question: the remark is not to be answered or remembered."""
+    remark = upper_first(say(rng, *_REMARKS, topic=topic))
+    ask = "[what is|what's|tell me|give me|name|say|which is|do you know|I need|can you name|please name|please tell me|so what is|now what is|and what is|I forgot|remind me of|I have to write down|could you give me|they ask for|]"
+    question = say(rng, f"{ask} {{part}}", part=part)
+    mark = rng.choice((".", ".", ".", "!", ";", ",", " -", " and"))
+    return f"{remark}{mark} {upper_first(question) if mark in '.!' and rng.random() < 0.85 else question}"
 
 
 def demand(rng: Random, action: str, *, may_close: bool = True) -> str:

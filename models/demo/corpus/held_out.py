@@ -27,6 +27,18 @@ def prompts() -> list[str]:
     return found
 
 
+@cache
+def texts_to_repeat() -> frozenset[str]:
+    """What the prompts ask to repeat, which the corpus must not ask to repeat in any wording."""
+    found, is_repeated = set(), False
+    for line in PROMPTS.read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            is_repeated = line.startswith("[repeat ")
+        elif is_repeated and " => " in line:
+            found.add(plain(line.rpartition(" => ")[2]))
+    return frozenset(found)
+
+
 def _wording(prompt: str) -> str:
     """The expression that a message of the same wording matches: one or two words in each slot."""
     return plain(_SLOT.sub(" slotslot ", prompt)).replace("slotslot", r"\S+(?: \S+)?")
@@ -35,6 +47,11 @@ def _wording(prompt: str) -> str:
 @cache
 def _expression() -> re.Pattern[str]:
     return re.compile("|".join(sorted({_wording(prompt) for prompt in prompts()})))
+
+
+def is_held_out_text(text: str) -> bool:
+    """Whether a text to repeat is one of the evaluation's."""
+    return plain(text) in texts_to_repeat()
 
 
 def is_held_out(message: str) -> bool:

@@ -26,6 +26,11 @@ _CAPITAL = (
     "{country} has [what|which city|which town] as [its|the|a] capital", "[a|one|quick] question[:|,|.] the capital of {country}",
     "I [am in|am from|live in|travel to|visit|will visit|read about] {country}. [What|Which city] is the capital [there|]",
     "what do you call the capital of {country}", "[my teacher|my friend|somebody|she] [asks|wants to know] [what|] the capital of {country}",
+    "the [government|parliament|president|ministers|king|cabinet] of {country} [meets|works|resides|has offices|has its home|governs|is found|is seated|rules|lives] in [which|what] [city|town|place]",
+    "[in|from] [which|what] [city|town|place] [does|do] the [government|parliament|president|ministers|leaders] of {country} [work|meet|reside|govern|rule|sit|live]",
+    "where [do|does] {country}'s [government|parliament|president|ministers|leaders] [work|meet|reside|govern|rule|live][? Name the city|? In what town|, in which city|? I need the city||]",
+    "where [is|can I find|do I find|do I have to go for] the [government|parliament|seat of government] of {country}[? Name the city|, the city please|? Which town is it|: what city|]",
+    "[I|we] [drive|fly|go|travel|walk|move|send a letter] to the [capital|capital city|government] of {country}[.|,|;| -] [which|what] city [is that|do I see|is it|am I going to|do we reach]",
     "does {country} have a capital", "is the capital of {country} known to you", "{country}, capital [city|] please",
     "finish this: the capital of {country} is", "the main city of the government of {country}", "in {country} the capital is",
 )  # fmt: skip
@@ -35,6 +40,14 @@ _COUNTRY = (
     f"{_TELL} the country [with|that has] the capital {{city}}", "{city} is [a|the] capital. Of [which|what] country",
     "[in|for] [which|what] country is {city} the capital [city|]", "[which|what] country is governed from {city}",
     "{city} [is the capital where|belongs to which country|is the capital city of where]", "to [which|what] country does the capital {city} belong",
+    "[its|the|a country's|this country's|their|our] capital [city|] is [called|named|] {city}[:|.|,|;| -|, so] [which|what] [country|land|state|nation] [is it|is this|is that|do I mean|am I in|do I think of|is meant|]",
+    "[which|what] [country|land|state|nation] [am I thinking of|am I in|do I look for|is meant|is it|do I mean] [if|when|:] [its|the] capital [city|] is [called|named|] {city}",
+    "[find|work out|identify|name|tell me|say|give me|I look for|I am thinking of|think of|riddle:|quiz:|search for] [a|the|that] [country|land|state|nation][:|,|.| -|;] [its|the|and its|the name of its] [capital|capital city|seat of government|government's city] is [called|named|] {city}",
+    "[the|a] [town|place|capital|big city|capital city|famous city] [of|called|named|by the name of|] {city} is [capital|the capital|the capital city|the seat of government] [of|for|in] [which|what] [country|land|state|nation]",
+    "[the|a] [town|place|capital|capital city] [of|called|named|] {city} [is the capital of|is the capital city of|governs|belongs to]",
+    "[I am|I'm|we are|he is|she is|they are|my aunt is|I wake up] in {city}, [the|a] capital [city|][. Which|. What|, so which|, so what|: what|: which] [country|land|state] [am I in|is it|is that|is she in|would that be|]",
+    "[which|what] [country|land|state|nation] [uses|took|chose|calls|counts] {city} [as|for|] its [capital|capital city|seat of government]",
+    "{city} [governs|rules|is head of|leads|is the first city of] [which|what] [country|land|state|nation]",
     "if the capital is {city}, [which|what] is the country", "{city}: capital of [what|which country|where]",
 )  # fmt: skip
 
@@ -81,12 +94,16 @@ def _asked(
 def capital(rng: Random) -> Question:
     country = rng.choice(list(facts.CAPITALS))
     city = facts.CAPITALS[country]
-    if rng.random() < 0.25:
+    if rng.random() < 0.3:
         text = _asked(rng, _COUNTRY, _COUNTRY_NOUN, city, _COUNTRY_PART, city=city)
-        return text, f"{city} is the capital of {country}."
-    return _asked(
-        rng, _CAPITAL, _CAPITAL_NOUN, country, _CAPITAL_PART, country=country
-    ), f"The capital of {country} is {city}."
+        return _in_small_letters(rng, text), f"{city} is the capital of {country}."
+    text = _asked(rng, _CAPITAL, _CAPITAL_NOUN, country, _CAPITAL_PART, country=country)
+    return _in_small_letters(rng, text), f"The capital of {country} is {city}."
+
+
+def _in_small_letters(rng: Random, text: str) -> str:
+    """Names of countries and cities are other tokens without their capital letter, so they need examples of their own."""
+    return text.lower() if rng.random() < 0.1 else text
 
 
 def continent(rng: Random) -> Question:
@@ -199,11 +216,16 @@ def opposite(rng: Random) -> Question:
     return text, f"The opposite of {word} is {other}."
 
 
+_PAST = "[when|once|after|as soon as|the moment|right when|if|the minute|by the time|now that]"
+_OVER = "[is over|ends|has passed|is gone|has ended|finishes|is finished|is done|stops|closes|has gone by|is behind us|comes to an end|runs out|is past]"
 _AFTER = (
     "[which|what] {unit} [comes|is|follows|comes right|is right|comes directly|comes next] after {x}", "what comes [right|directly|] after {x}",
     f"{_TELL} the {{unit}} [right|directly|] after {{x}}", "what is the {unit} after {x}", f"{_TELL} [which|what] {{unit}} [comes after|follows|follows after] {{x}}",
     "[which|what] {unit} [do we have|is it|comes|begins] [when|if|after] {x} [is over|ends|has ended|is past]", "{x}, and [then|next] [which {unit}|what|which {unit} comes]",
     "the {unit} [after|that comes after|following|that follows] {x}", "after {x} [is|follows|we have|] [what|which {unit}]", "{x} [ends|is over]. [which|what] {unit} is next",
+    f"{_PAST} {{x}} {_OVER}[,|,||:] [which|what|and which] {{unit}} [starts|begins|follows|comes|comes next|is next|is it|do we have|do we enter|opens|is it then|will it be|do we get|arrives]",
+    f"[which|what] {{unit}} [starts|begins|follows|comes|is next|is it|do we have|do we enter|will it be|do we get|arrives] {_PAST} {{x}} {_OVER}",
+    f"{_PAST} {{x}} {_OVER}[,|,||:] [what starts|what comes|what begins|what follows|what do we have|what is next|then what|it is]",
     "[which|what] is the next {unit} after {x}", "[what|which {unit}] [follows|follows directly on|follows on] {x}", "{x} comes before [what|which {unit}]",
 )  # fmt: skip
 _BEFORE = (
@@ -216,6 +238,7 @@ _AFTER_NOUN = (
     "the {unit} [right|directly|immediately|just|] after {x}",
     "the {unit} [that follows|following|coming after|which comes after|that begins after] {x}",
     "the next {unit} after {x}",
+    "the {unit} [we have|that comes|that starts|that begins|we enter|we get|it is] [when|once|as soon as|after|right after] {x} [is over|ends|has passed|is gone|finishes|is past]",
     "the {unit} [after|behind] {x}",
     "{x}'s next {unit}",
 )
@@ -317,7 +340,10 @@ def _numbered(rng: Random) -> Question:
         (
         f"{_WHAT} the {{o}} {{unit}} [of|in] [the|a] {{whole}}", f"{_TELL} the {{o}} {{unit}} [of|in] the {{whole}}", "the {o} {unit} [of|in] [the|a] {whole}",
         "[which|what] {unit} is [the {o}|the {o} one|number {n}] [of|in] the {whole}", "[which|what] {unit} has the number {n}", "{unit} number {n} [is|] [what|which|]",
-        "[which|what] {unit} [comes|is] {o} in the {whole}", "with [which|what] {unit} [begins|starts] the {whole}" if index == 0 else "the {o} {unit}",
+        "[which|what] {unit} [comes|is] {o} in the {whole}", "[month|calendar|date]: {n}, [which|what] is its name" if unit == "month" else "{unit} {n}: [its|the] name",
+        "[what|how] is {unit} [number|no|] {n} [of the {whole}|of a {whole}|] [called|named]", "{unit} {n}[, its name|: what is it called|, which one is it| is called what|: which one| has which name| is which {unit}| of the {whole}]",
+        "[the|a] number {n} [stands for|means|is] [which|what] {unit}[ in a date| of the {whole}|]", "if [January|the month January] is [number|] 1, [what|which|which month] is [number|] {n}" if unit == "month" else "if Monday is [number|] 1, [what|which day] is [number|] {n}",
+        "number {n} [among|of|in|in the list of|in the row of] the {unit}s [is|is which|is what|is called|has what name]", "[which|what] [one|name|{unit}] [is|has|comes at|do you find at] [place|position|number|rank] {n} [of|among|in] the {unit}s", "[which|what] is {unit} {n}", "the {n}[th|.] {unit}" if index > 2 else "the {o} {unit}", "with [which|what] {unit} [begins|starts] the {whole}" if index == 0 else "the {o} {unit}",
         ),
         ("the {o} {unit} [of|in] [the|a|every] {whole}", "{unit} number {n} [of|in|] [the {whole}|]", "the {unit} that [comes|is] {o} in [the|a] {whole}", "the name of the {o} {unit}",),
         f"the {unit}s of the {whole}", ("the {o} one", "number {n}", "which is [the|] {o}",),
@@ -355,13 +381,13 @@ def _all_of(rng: Random) -> Question:
 
 def calendar(rng: Random) -> Question:
     kind = rng.random()
-    if kind < 0.6:
+    if kind < 0.56:
         return _neighbour(rng)
-    if kind < 0.72:
+    if kind < 0.74:
         return _numbered(rng)
-    if kind < 0.78:
+    if kind < 0.79:
         return _lengths(rng)
-    if kind < 0.82:
+    if kind < 0.83:
         return _all_of(rng)
     month = rng.choice(facts.MONTHS)
     days = facts.MONTH_DAYS[month]

@@ -10,7 +10,7 @@ from random import Random
 
 from corpus import chat, copying, forms, knowledge, memory, numbers, tools
 from corpus.frames import opened, vary
-from corpus.held_out import is_held_out
+from corpus.held_out import is_held_out, is_held_out_text
 from corpus.stories import plain_text, story
 from corpus.tools import TOOLS, Message, Offer, ToolUse
 from corpus.words import NAMES, code, made_up_name, made_up_word, phrase
@@ -43,6 +43,7 @@ QUESTIONS: dict[str, tuple[int, Question]] = {
 }
 # What is written as it is: upper and lower case and marks belong to the answer.
 _EXACT = ("repeat", "plain repeat", "repeat a message", "json")
+_REPEATED = ("repeat", "plain repeat", "repeat a message")
 _BESIDE_TOOLS = ("greeting", "identity", "capital", "colour", "opposite", "repeat", "list")
 _LACKED = (TOOLS["weather"], TOOLS["time"], TOOLS["search"], TOOLS["message"])
 _NAMES = list(QUESTIONS)
@@ -81,6 +82,8 @@ def ask(rng: Random, category: str | None = None) -> tuple[str, str]:
         name = category or rng.choices(_NAMES, _WEIGHTS)[0]
         question, answer = QUESTIONS[name][1](rng)
         if is_held_out(question):  # Nor is it asked with an opening or a close around it.
+            continue
+        if name in _REPEATED and is_held_out_text(answer):
             continue
         if name not in _EXACT:
             question = vary(rng, question)
@@ -221,7 +224,11 @@ def forced(rng: Random) -> Sample:
     """An object that a schema demands."""
     if rng.random() < 0.25:
         return forced_call(rng)
-    while is_held_out((pair := forms.forced_object(rng))[0]):
+    return _forced(rng, forms.forced_object)
+
+
+def _forced(rng: Random, make: Question) -> Sample:
+    while is_held_out((pair := make(rng))[0]):
         pass
     return Sample(messages=exchange(_opened(rng, pair[0]), pair[1]), is_forced=True)
 
@@ -267,7 +274,7 @@ def copying_sample(rng: Random) -> Sample:
     if kind < 0.65:
         return pairs(rng)
     if kind < 0.75:
-        return Sample(messages=exchange(*copying.repeat(rng)))
+        return Sample(messages=exchange(*ask(rng, "repeat")))
     return sample(rng)
 
 
@@ -387,6 +394,34 @@ def varied_sample(rng: Random) -> Sample:
 def choosing_sample(rng: Random) -> Sample:
     """One document of the last steps: as before, with more choices between tools that are alike."""
     return with_alike_tools(rng) if rng.random() < 0.4 else varied_sample(rng)
+
+
+_WIDE = {
+    "greeting": 6, "identity": 10, "mesh": 1, "capital": 22, "continent": 2, "animal": 3, "colour": 3, "opposite": 4,
+    "calendar": 16, "planet": 2, "nearest planet": 1, "language": 2, "sum": 36, "counting": 10, "unknown": 6, "repeat": 30,
+    "plain repeat": 12, "repeat a message": 18, "list": 5, "json": 2, "not said": 1, "size": 1,
+}  # fmt: skip
+
+
+def wide_sample(rng: Random) -> Sample:
+    """One document of the last stage: as `varied_sample`, with more of what was weak after it and more choices between tools."""
+    kind = rng.random()
+    if kind < 0.24:
+        name = rng.choices(list(_WIDE), list(_WIDE.values()))[0]
+        return Sample(messages=exchange(*ask(rng, name)))
+    if kind < 0.37:
+        return with_alike_tools(rng)
+    if kind < 0.4:
+        return forced(rng)
+    return remembering(rng, rng.choice((1, 2, 2, 3))) if kind < 0.43 else varied_sample(rng)
+
+
+def adding_sample(rng: Random) -> Sample:
+    """One document of the last steps: as before, with more sums. They have more answers than any other kind, and each must be learnt."""
+    kind = rng.random()
+    if kind < 0.07:
+        return _forced(rng, forms.forced_sum)
+    return Sample(messages=exchange(*ask(rng, "sum"))) if kind < 0.16 else wide_sample(rng)
 
 
 def samples(seed: str, make: Callable[[Random], Sample] = sample) -> Iterator[Sample]:

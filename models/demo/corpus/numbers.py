@@ -165,6 +165,8 @@ _SHAPES = {
         "[what|how much] is it when you add {a} and {b}",
         "I had {a} {things} [and then got|and got|, then came] {b} more. [How many|How many {things}] [is that|are there|do I own] [now|]",
         "[what|how much] is {b} more than {a}",
+        "[adding|if I add|when you add|after adding|if somebody adds|once I add|you add|suppose I add|we add] {b} to {a}[, what| gives what| makes what|, how much| is how much|: the result| leads to what|, and I get|. Result| results in|, what comes out]",
+        "{b} [is added|gets added|was added|comes|goes] to {a}[, what| gives what|, how much is it|: the sum|. What is it now| makes]",
         "[increase|raise] {a} by {b}",
         "{a} [children|people|cats] are here and {b} more come. How many are here now",
         "[calculate|find|compute] {a} and {b} [added up|in sum|summed]",
@@ -181,6 +183,9 @@ _SHAPES = {
         "there are {a} {things}. I take {b}. How many [stay|are left]",
         "[what|how much] [stays|is left] of {a} [after|without|when I take] {b}",
         "[what is|how much is|please find] {a} [take away|minus|less] {b}",
+        "{a}[,|:| and|. Now|, then] [take away|take off|remove|subtract|deduct|drop|strike off] {b}[, what stays|. What remains|, how much is left|: result| is what| leaves|, and the rest is| gives| equals| makes|]",
+        "[taking away|taking|if I take away|when you take away|subtracting|removing|after taking away|once I take] {b} from {a}[, what| leaves what| leaves|, how much stays| gives| makes|, what is left| is]",
+        "{b} [is taken away|is taken off|is removed|goes away|gets subtracted|is deducted] from {a}[, what is left|: the rest|. What remains| leaves| makes what|, how much is it]",
         "[reduce|lower|decrease] {a} by {b}",
         "I [had|owed] {a} [coins|euros|pounds] and [paid|gave back|spent] {b}. [What|How much] [is left|remains|do I have now]",
         "{a} {things}, {b} of them [go|are gone|are eaten]: how many [are left|stay]",
@@ -241,6 +246,8 @@ _SUM_NOUNS = {
 _SUM_ACTIONS = {
     "+": (
         "add {b} to {a}",
+        "[add|give|put|join] {b} [to|on top of|onto] [the number|what I have, which is|my|these|the first number,|] {a}",
+        "[start with|begin with|take|I have|here is|given] {a}[,|.| and|:|;] [add|now add|then add|and add] {b}[ to it| to that| more|]",
         "add {a} [and|plus|with|together with] {b}[ together|]",
         "[sum|sum up|total|join|combine] {a} and {b}",
         "[increase|raise|extend] {a} by {b}",
@@ -297,7 +304,7 @@ _STORIES = {
 
 def _operands(rng: Random) -> tuple[str, int, int]:
     symbol = rng.choice("+++---**")
-    largest = rng.choice((5, 10, 10, 20))
+    largest = rng.choice((5, 10, 10, 20, 20, 20))
     left, right = rng.randint(0, largest), rng.randint(0, largest)
     if symbol == "*":
         left, right = rng.randint(0, 10), rng.randint(0, 10)

@@ -10,6 +10,7 @@ from typing import Any
 from corpus.frames import ask_for, demand
 from corpus.patterns import fill, say, upper_first, wording
 from corpus.words import (
+    ADJECTIVES,
     EVERYDAY,
     FOODS,
     NAMES,
@@ -65,14 +66,33 @@ def _one_of(*values: str) -> Value:
     return lambda rng: rng.choice(values) if rng.random() < 0.75 else made_up_word(rng)
 
 
+_SEARCHED = (
+    "[cheap|good|great|fresh|top|new|used|nice|big|better|free|fast|local|{adjective}|cheapest|nearest|finest|worst] [{thing}|{everyday}|{thing}s][ in {city}||]",
+    "how to [make|find|clean|cook|repair|draw|buy|learn|use] [{thing}|{everyday}]",
+    "[{everyday}|{thing}] [shop|price|test|recipe|pictures|ideas|tips|rules|plan|parts|museum|map] [in {city}||]",
+    "[why|where|when|who] {everyday} {everyday}",
+    "{topic} [for children|in {city}|today|and {everyday}|explained]",
+)
+
+
 def _topic(rng: Random) -> str:
     kind = rng.random()
     return (
         rng.choice(TOPICS)
         if kind < 0.35
         else words(rng, 3)
-        if kind < 0.7
+        if kind < 0.55
         else f"{made_up_word(rng)} {rng.choice(THINGS)}"
+        if kind < 0.7
+        else say(
+            rng,
+            *_SEARCHED,
+            thing=rng.choice((*THINGS, *FOODS)),
+            everyday=rng.choice(EVERYDAY),
+            city=place(rng),
+            topic=rng.choice(TOPICS),
+            adjective=rng.choice(ADJECTIVES),
+        )
     )
 
 
@@ -171,7 +191,7 @@ TOOLS: dict[str, Tool] = {
         requests=("[what|where] [can I read|do they write|does the internet say|is written|can I find|do websites say|do I find] about {query}", "[search|query|web|internet|look up|find]: {query}", "[I need|I want|we need|I am looking for] [web pages|sites|search results|information|links|articles] [about|on|for] {query}",
             "search [for|] {query}", "search the [web|internet|net] for {query}", "[look up|look for|browse for|find out about|do a search for|search the web about] {query}", "find [something|information|websites|sites|articles|web pages|results] [about|on|for] {query}", "[what does the web say|what do you find|what is there on the internet] about {query}", "web search: {query}", "[please|can you] [search|look up] {query} [online|on the web|for me]",
             "I want to [read|find|look] [about|up] {query} [online|]",
-            "[look for|show me|get me|open] [pages|sites|web pages|links|results] [about|for|on|with] {query}", "[browse|surf|query] the [web|internet|net] for {query}", "[internet|web|online] search [for|about] {query}", "[look|check] online [for|about] {query}",
+            "[look for|show me|get me|open] [pages|sites|web pages|links|results] [about|for|on|with] {query}", "[browse|surf|query] the [web|internet|net] for {query}", "[internet|web|online] search [for|about] {query}", "[bing|search|look up|browse|find|query|web search|check|seek|fetch|hunt|see] {query} [for me|for us|online|please|now|on the net|on the web]", "[please|can you|could you|would you|] [search|browse|scan|query|use] the [web|net|internet] for {query}[ for me| please|]", "what [pages|sites|links] [are there|exist|do you find] [on|about|for] {query}", "[look|check] online [for|about] {query}",
         ),
         result=lambda rng: {"text": sentence(rng)},
         answer="I found this: {text}",
@@ -202,7 +222,7 @@ TOOLS: dict[str, Tool] = {
         parameters={"symbol": ("symbol|symbol|ticker|stock", "string", _symbol)},
         nouns=("the [price|stock price|share price|quote|market price|current price|stock value|value|rate] [of|for] {symbol}", "{symbol}'s [price|stock price|quote|share price|value]", "the price of [one|a] share of {symbol}", "how [high|much|expensive] {symbol} is",),
         actions=("check [the price of|the stock of|the quote of|how much is|on|] {symbol}", "[look up|quote|find] [the stock|the share|the price of|] {symbol}", "tell me [how|where|at what price] {symbol} [stands|is sold|is traded|does today|is today]",),
-        requests=("[where|how|at what] [does|is] {symbol} [stand|doing|quoted|priced|now|today|sold]", "[what|how much] [does|must|would|do] [I pay for|one pay for|a share cost of|it cost to buy] {symbol}", "[did|has|is] {symbol} [rise|fallen|up|down|risen|gone up] [today|now|]", "{symbol} [quote|price|now|today|shares|stock]",
+        requests=("[where|how|at what] [does|is] {symbol} [stand|doing|quoted|priced|now|today|sold]", "[what|how much] [does|must|would|do] [I pay for|one pay for|a share cost of|it cost to buy] {symbol}", "what [is|does|would] [a share of|one share of|the stock|] {symbol} [going for|selling for|selling at|worth|valued at|priced at|quoted at|listed at|changing hands for|at|bring|fetch] [now|today|right now|at the moment|]", "[how|how much|where] [is|are] {symbol} [shares|stock|going|selling|trading|doing on the market|on the stock market|at the exchange][ now| today|]", "[is|are] {symbol} [trading higher|trading well|worth buying|expensive|cheap|trading low][ now| today|]", "[trading price|last trade|closing price|opening price|market quote] [of|for] {symbol}", "[did|has|is] {symbol} [rise|fallen|up|down|risen|gone up] [today|now|]", "{symbol} [quote|price|now|today|shares|stock]",
             "[what is|what's|how much is] the [stock|stock price|price|value|quote|share value] of {symbol}", "[what does|how much does] [one share of|a share of|] {symbol} cost", f"{_TELL} the [stock price|price|quote|value|course] [of|for] {{symbol}}", "[how high|how low|how expensive|how much] is [the stock of|] {symbol} [now|today|stock|]", "{symbol} [stock|stock price|share price|quote|price]", "[at what price|for how much] [is|does] {symbol} [sold|trade|stand] [now|today|]", "price of [the stock|a share of|] {symbol}",
         ),
         result=lambda rng: {"price": rng.randint(1, 999)},
@@ -431,18 +451,24 @@ def _named_offer(rng: Random, purposes: tuple[str, ...]) -> Offer:
     return found
 
 
+_ALIKE = (
+    ("weather", "time"),
+    ("weather", "time"),
+    ("weather", "time"),
+    ("search", "news"),
+    ("population", "weather"),
+    ("population", "time"),
+    ("stock", "weather"),
+    ("stock", "search"),
+    ("stock", "time"),
+    ("search", "weather"),
+)
+_OF_ONE_VALUE = ("weather", "time", "search", "stock", "news", "population", "music", "light", "timer", "user", "delete", "call", "note")  # fmt: skip
+
+
 def alike_offers(rng: Random) -> list[Offer]:
     """Two tools that take the same kind of value: only the request and their descriptions tell them apart."""
-    first, second = rng.choice(
-        (
-            ("weather", "time"),
-            ("weather", "time"),
-            ("search", "news"),
-            ("population", "weather"),
-            ("population", "time"),
-            ("stock", "weather"),
-        )
-    )
+    first, second = rng.choice(_ALIKE) if rng.random() < 0.7 else rng.sample(_OF_ONE_VALUE, 2)
     found = [_named_offer(rng, (first,)), _named_offer(rng, (second,))]
     rng.shuffle(found)
     return found
