@@ -102,6 +102,8 @@ class Chroot:
 
     def run(self, command: str, *, user: str) -> tuple[int, str]:
         folder = shlex.quote(str(self._folder))
+        # Commands inside can only unshare their mounts if the root is a mount.
+        root = f"mount --bind {folder} {folder}"
         binds = [
             f"mkdir -p {folder}{path} && mount --rbind {path} {folder}{path}"
             for path in ("/dev", "/sys", *self._shared)
@@ -110,7 +112,7 @@ class Chroot:
         home = "/root" if user == "root" else "/home/kvmesh"
         inner = f"env -i HOME={home} {shlex.join(environment())} sh -c {shlex.quote(command)}"
         script = " && ".join(
-            [*binds, f"mount -t proc proc {folder}/proc", f"exec chroot --userspec={identity} {folder} {inner}"]
+            [root, *binds, f"mount -t proc proc {folder}/proc", f"exec chroot --userspec={identity} {folder} {inner}"]
         )
         return printed_run(["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", script], command)
 
