@@ -1113,20 +1113,6 @@ def test_requests_in_flight_are_bounded_and_drain_refuses(mesh: FakeMesh, model:
     run_virtual(main())
 
 
-def test_an_id_in_flight_is_refused(mesh: FakeMesh, model: ServedModel) -> None:
-    """Ids name legs, so two requests cannot share one."""
-
-    async def main() -> None:
-        pipeline = make_pipeline(mesh, StaticModels([model]))
-        first = asyncio.create_task(ask(pipeline, a_request(), Heard()))
-        await asyncio.sleep(0.05)
-        with pytest.raises(InvalidRequestError):
-            await ask(pipeline, a_request(), Heard())
-        await first
-
-    run_virtual(main())
-
-
 REFUSED: list[tuple[dict[str, Any], type[MeshError], str]] = [
     ({"model": "absent"}, NotFoundError, "model"),
     ({"prompt": ""}, InvalidRequestError, "prompt"),
