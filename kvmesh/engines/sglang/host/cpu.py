@@ -6,6 +6,8 @@ SGLang publishes no CPU build. Its wheel runs on CPU with torch's own attention 
 * torchvision's wheel is a CUDA build, whose operators do not load beside a CPU build of torch. Its Python code needs their schemas.
 * KV memory lies in host memory, which NIXL calls DRAM. SGLang always says VRAM.
 * Pinned memory and CUDA events do not exist.
+* SGLang compiles small functions with torch.compile at their first use: penalties, seeds, layers that ranks share. That takes seconds, and ends
+  the scheduler on a machine without a C++ compiler. On a CPU they run uncompiled.
 * A CUDA build of torch brings NCCL, which SGLang then uses between ranks on whatever device they have. Without it ranks use gloo.
 """
 
@@ -32,6 +34,7 @@ def prepare() -> None:
     if OPERATORS in sys.modules:
         return
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
+    os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
     sys.modules[OPERATORS] = _stand_in_module()
     sys.meta_path.insert(0, _BeforeTorchvision())
     _allow_unknown_operators()
