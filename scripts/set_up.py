@@ -73,8 +73,8 @@ def main() -> int:
         driver = read_driver()
         set_up_packages(chosen_engine(driver), tests, driver)
         if tests:
-            if os.geteuid() == 0 and find_library("ibverbs") is None:
-                install_system_packages([SystemPackage("libibverbs1", "Mooncake's tests with SGLang load libibverbs")])
+            if os.geteuid() == 0:
+                install_system_packages(missing_test_packages())
             parts = [sys.executable, str(ROOT / "scripts" / "install_parts.py")]
             subprocess.run(parts, check=True, env={**os.environ, "KVMESH_CACHE": str(CACHE)})
     return 0
@@ -192,6 +192,19 @@ def missing_system_packages(engine: str) -> list[SystemPackage]:
         missing.append(SystemPackage(f"python{version}-venv", "creates the virtual environment"))
     if engine == "cpu" and find_library("numa") is None:
         missing.append(SystemPackage("libnuma1", "vLLM's CPU build loads libnuma"))
+    return missing
+
+
+def missing_test_packages() -> list[SystemPackage]:
+    """Returns the system packages that only tests need. Those that lack one are skipped where this is not root."""
+    libraries = (
+        ("ibverbs", "libibverbs1", "SGLang's transfers with Mooncake load libibverbs"),
+        ("curl", "libcurl4", "SGLang's transfers with Mooncake load libcurl"),
+        ("atomic", "libatomic1", "the program that drives Chromium loads libatomic"),
+    )
+    missing = [SystemPackage(package, purpose) for name, package, purpose in libraries if find_library(name) is None]
+    if shutil.which("curl") is None:
+        missing.append(SystemPackage("curl", "the commands of the documentation"))
     return missing
 
 

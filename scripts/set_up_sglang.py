@@ -4,7 +4,7 @@ SGLang pins other versions of packages than vLLM. A worker of kvmesh's own envir
 imports kvmesh from the source tree. On a
 machine without a GPU it is installed from `constraints-sglang.txt` with the CPU build of torch, with a GPU from
 `constraints-sglang-gpu.txt`. A stamp tells a second run that nothing changed. Mooncake, which is not the default transfer backend, also
-needs the system package libibverbs1.
+needs the system packages libibverbs1 and libcurl4.
 """
 
 import hashlib

@@ -3,6 +3,7 @@
 Coroutine tests run on asyncio's own event loop, not on uvloop: debug mode, virtual time and its error messages need it.
 """
 
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -23,6 +24,9 @@ hypothesis.settings.register_profile(
     "untimed", parent=hypothesis.settings(), deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("untimed")
+# A shell without job control starts background processes with SIGINT ignored, and the tests' own processes would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 EXIT_STATUS = pytest.StashKey[int]()
 
 

@@ -31,8 +31,9 @@ Part = Literal[
     "nixl",
     "vllm",
     "sglang",
-    "ibverbs",
+    "mooncake",
     "chromium",
+    "curl",
 ]
 # The package of each Python part, and its backends, one of which must be there.
 PACKAGES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -91,13 +92,18 @@ def _postgres() -> Path | str:
     return found[-1] if found else _binary("postgres")
 
 
-def _ibverbs() -> Path | str:
-    """The system library that Mooncake loads, or that it is missing."""
-    found = find_library("ibverbs")
-    return Path(found) if found else "Mooncake needs the system package libibverbs1"
+def _mooncake() -> Path | str:
+    """A system library that Mooncake loads, or that one is missing."""
+    found = [find_library(name) for name in ("ibverbs", "curl")]
+    return Path(found[0]) if found[0] and found[1] else "Mooncake needs the system packages libibverbs1 and libcurl4"
 
 
-FINDERS = {"sglang": sglang_python, "ibverbs": _ibverbs, "postgres": _postgres}
+def _chromium() -> Path | str:
+    """The browser, or that its driver's system library is missing."""
+    return _binary("chromium") if find_library("atomic") else "its driver needs the system package libatomic1"
+
+
+FINDERS = {"sglang": sglang_python, "mooncake": _mooncake, "chromium": _chromium, "postgres": _postgres}
 
 
 def is_required() -> bool:
@@ -109,6 +115,9 @@ def _can_be_had(name: str) -> bool:
     """Whether set-up can provide the part on this kind of machine."""
     if name in PACKAGES or name == "sglang":
         return sys.platform == "linux" and platform.machine() == "x86_64"
-    if name in ("ibverbs", "chromium", "postgres", "systemd-analyze", "docker", "debootstrap") and os.geteuid() != 0:
+    if (
+        name in ("mooncake", "chromium", "curl", "postgres", "systemd-analyze", "docker", "debootstrap")
+        and os.geteuid() != 0
+    ):
         return False
     return Path("/etc/debian_version").exists() and shutil.which("apt-get") is not None

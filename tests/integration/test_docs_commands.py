@@ -20,6 +20,7 @@ import pytest_asyncio
 from kvmesh.cli.up_settings import UpSettings
 from kvmesh.settings import load
 from tests.integration.mesh import ROOT, RunningMesh, grpc_address, running_mesh
+from tests.parts import require_part
 
 TUTORIAL = ROOT / "docs/start/tutorial.md"
 PAGES = [
@@ -125,6 +126,8 @@ async def clone(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clone
 @pytest.mark.parametrize("block", [block for block in COMMANDS if block.is_run], ids=name_of)
 async def test_a_command_block_runs(block: Block, clone: Clone) -> None:
     """Every command of the block ends with status 0, and prints no error of the API."""
+    if "curl " in block.code:
+        require_part("curl")
     status, output = await clone.run(block)
     assert status == 0, f"{output}\n{clone.mesh.logs()}"
     assert '"error":{' not in output, output

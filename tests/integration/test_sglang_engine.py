@@ -126,6 +126,17 @@ async def test_a_constraint_that_does_not_compile(engines: Engines, alone: Engin
     assert len((await alone.run(engines.greedy(10))).tokens) == 8
 
 
+async def test_a_machine_without_a_compiler(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Penalties and seeds, for which SGLang would compile functions, end neither the request nor the engine."""
+    for name in ("CC", "CXX"):
+        monkeypatch.setenv(name, "/no/compiler")
+    # No cache of compiled functions may help either.
+    monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
+    engine = await engines.start(has_kv_transfer=False, is_fork=False)
+    for sampling in ({"repetition_penalty": 1.3}, {"presence_penalty": 0.5}, {"temperature": 1.0, "seed": 5}):
+        assert len((await engine.run(engines.greedy(10, **sampling))).tokens) == 8
+
+
 @pytest.mark.proves("seed", engine="sglang")
 async def test_seeds(engines: Engines, alone: EngineDriver) -> None:
     """The same seed gives the same answer whatever runs beside it, also when it is continued; another seed another one."""
@@ -225,7 +236,7 @@ async def test_unknown_and_own_arguments_are_refused(engines: Engines) -> None:
 
 async def test_mooncake_with_retraction(engines: Engines, alone: EngineDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over `mooncake_tcp`, a decode engine that takes back blocks every few steps gives the tokens of one engine, 16 at once."""
-    require_part("ibverbs")
+    require_part("mooncake")
     # SGLang reads them when it is imported, so that a fork would not have them.
     monkeypatch.setenv("SGLANG_TEST_RETRACT", "1")
     monkeypatch.setenv("SGLANG_TEST_RETRACT_INTERVAL", "7")

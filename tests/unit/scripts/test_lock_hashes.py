@@ -109,7 +109,9 @@ def test_pip_refuses_another_wheel_of_the_same_version(tmp_path: Path) -> None:
         "import sys; sys.path[:0] = ['scripts', '.']; import set_up, lock_hashes; from pathlib import Path\n"
         f"set_up.hashed = lambda lines: lock_hashes.hashed(lines, {{('tinypart', '1.0'): {{{digest!r}}}}})\n"
         "set_up.LOG.parent.mkdir(exist_ok=True); set_up.LOG.touch()\n"
-        "bin = set_up.VENV / 'bin'; bin.mkdir(parents=True); (bin / 'python').symlink_to(sys.executable)\n"
+        # A link would not be the environment that has pip.
+        "python = set_up.VENV / 'bin' / 'python'; python.parent.mkdir(parents=True)\n"
+        "python.write_text(f'#!/bin/sh\\nexec {sys.executable} \"$@\"\\n'); python.chmod(0o755)\n"
         "print(set_up.pip_lines_status(['tinypart==1.0'], '--target', str(set_up.CACHE / 'site')))"
     )
     statuses = {}
