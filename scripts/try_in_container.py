@@ -102,8 +102,9 @@ class Chroot:
 
     def run(self, command: str, *, user: str) -> tuple[int, str]:
         folder = shlex.quote(str(self._folder))
-        # Commands inside can only unshare their mounts if the root is a mount.
+        # The root is a mount that replaces the machine's: in a mere chroot, commands can neither unshare their mounts nor run containers.
         root = f"mount --bind {folder} {folder}"
+        enter = f"cd {folder} && mkdir -p .outside && pivot_root . .outside && cd / && umount -l /.outside && rmdir /.outside"
         binds = [
             f"mkdir -p {folder}{path} && mount --rbind {path} {folder}{path}"
             for path in ("/dev", "/sys", *self._shared)
@@ -112,7 +113,7 @@ class Chroot:
         home = "/root" if user == "root" else "/home/kvmesh"
         inner = f"env -i HOME={home} {shlex.join(environment())} sh -c {shlex.quote(command)}"
         script = " && ".join(
-            [root, *binds, f"mount -t proc proc {folder}/proc", f"exec chroot --userspec={identity} {folder} {inner}"]
+            [root, *binds, f"mount -t proc proc {folder}/proc", enter, f"exec chroot --userspec={identity} / {inner}"]
         )
         return printed_run(["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", script], command)
 

@@ -107,10 +107,9 @@ async def test_vllm_pair(tmp_path: Path) -> None:
     require_part("vllm")
     model = vllm_model.add_tokenizer(vllm_model.make_model(tmp_path / "models" / "tiny"))
     asked, during, after = prompts(1), prompts(2), prompts(3, PROBES_MAX)
-    alone = asyncio.create_task(answers_alone([*asked, *during, *after], model=model))
     argv = ("--policy", "round_robin")
     async with machines(tmp_path, HOSTS, model=model, engine_argv=VLLM, router_argv=argv) as mesh:
-        right = await alone
+        right = await answers_alone([*asked, *during, *after], model=model)
         await check_handoffs(mesh, asked, right[:PROMPTS], token_bytes=VLLM_TOKEN_BYTES, rest_tokens=1)
         check_fetched_model(mesh)
         mesh.hosts.cut("prefill-1", "decode-1")
