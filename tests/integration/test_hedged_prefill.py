@@ -31,13 +31,14 @@ FLAGS = (
     *("--prefill", "2", "--decode", "1", "--no-planner", "--no-gateway"),
     # A long prompt takes a second. Neither missing heartbeats nor the end of a lease may help: only a hedge and a cancel.
     "--engine-args=--simulated-profile-per-prefill-token-s 0.0006 --worker-heartbeat-s 100 --kv-lease-s 300",
-    "--frontend-args=--pipeline-hedge-share-max 0.5",
+    # On a busy machine one prompt in ten may take several times as long as expected. These must not make the hedge late.
+    "--frontend-args=--pipeline-hedge-share-max 0.5 --pipeline-hedge-quantile 0.8",
     "--router-args=--prefill-congested-s 1000",
 )
-SHORT_TOKENS, LONG_TOKENS = 150, 1800
-SAMPLES = 48
-"""More prompts than the frontend must have seen before it hedges one, twice as many as make one slow prompt less than 5 %."""
-HEDGED_S = 15.0
+SHORT_TOKENS, LONG_TOKENS = 300, 1800
+SAMPLES = 24
+"""More prompts than the frontend must have seen before it hedges one."""
+HEDGED_S = 30.0
 HELD = ("kv_blocks_used", "kv_blocks_held", "kv_blocks_unaccounted", "leases_handles", "legs_requests")
 
 
@@ -119,7 +120,7 @@ async def test_the_prompt_of_a_stopped_prefill_worker_is_hedged(tmp_path: Path) 
         hedged = Hedged(mesh, session)
         stopped = 0
         while not stopped:
-            # Also so many after an attempt without a hedge: its slow prompts must stay below the share that is not hedged.
+            # After an attempt without a hedge too: the slow prompts of that must stay below the share that is hedged.
             for _ in range(SAMPLES):
                 await hedged.ask(hedged.prompt(SHORT_TOKENS))
             prompt = hedged.prompt(LONG_TOKENS)
