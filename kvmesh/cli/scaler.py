@@ -16,6 +16,7 @@ from kvmesh.errors import InvalidRequestError, MeshError, NotFoundError
 log = logging.getLogger(__name__)
 
 SERVICE_OF_ROLE = {Role.PREFILL: PREFILL, Role.DECODE: DECODE}
+ROLES = {role.value: role for role in SERVICE_OF_ROLE}
 WORKERS_MIN = {Role.PREFILL: 0, Role.DECODE: 1}
 """Decode workers can compute prompts, so that a mesh needs one of them."""
 DRAIN_S = 60.0
@@ -28,7 +29,7 @@ class LocalScaler:
     """Implements what ScalerService offers for one `kvmesh up`.
 
     1. Calls set the wanted sizes and return; `run` starts and stops one worker after the other until the sizes are reached.
-    2. A worker that changes its role takes its place with it: the wanted sizes of both pools change by one.
+    2. A worker that changes its role takes its place with it: the wanted sizes of both pools change by one when the change begins.
     """
 
     def __init__(
@@ -144,7 +145,8 @@ class LocalScaler:
         ready: dict[str, Role] = {}
         for role, service in SERVICE_OF_ROLE.items():
             for instance in (await self._keeper.registry.instances(service)).instances:
-                listed[instance.instance_id] = role
+                # A planner counts a worker in its new pool as soon as the change begins.
+                listed[instance.instance_id] = ROLES.get(instance.next_role, role)
                 if instance.takes_requests:
                     ready[instance.instance_id] = role
         own: dict[str, Role] = {}

@@ -58,6 +58,10 @@ class Registration:
     """False: the registry does not check gRPC health, because it could not verify the server. Heartbeats remain."""
 
 
+ROLE_CHANGE = "role change to "
+"""Begins the drain mark's reason of a worker that changes its role; the new role follows."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
     """One registered instance. `notes` is the drain mark's reason, or the heartbeat's note.
@@ -84,6 +88,12 @@ class Instance:
     def takes_requests(self) -> bool:
         """True when all checks pass and there is no drain mark."""
         return self.health is Health.PASSING and not self.is_draining
+
+    @property
+    def next_role(self) -> str:
+        """The role that a worker is changing to. Empty: it keeps its role."""
+        is_changing = self.is_draining and self.notes.startswith(ROLE_CHANGE)
+        return self.notes.removeprefix(ROLE_CHANGE) if is_changing else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from kvmesh.discovery.base import (
     KVMESH_VERSION,
     LABEL_PREFIX,
     PREFILL,
+    ROLE_CHANGE,
     ROLE_SEQUENCE_KEY,
     VERSION_KEY,
     Registration,
@@ -195,7 +196,7 @@ class WorkerMembership:
                     reason="role_unsupported",
                     field="role",
                 )
-            await self._announce_draining(True)
+            await self._announce_draining(True, role)
             try:
                 take = await self._prepare_identity(role) if self._prepare_identity is not None else None
                 await self._clock.sleep(ROLE_NOTICE_S)
@@ -206,13 +207,13 @@ class WorkerMembership:
                 if self._presence is not None:
                     await self._presence.update(self.registration())
             finally:
-                await self._announce_draining(self._worker.is_draining)
+                await self._announce_draining(self._worker.is_draining, role)
             return role
 
-    async def _announce_draining(self, is_draining: bool) -> None:
+    async def _announce_draining(self, is_draining: bool, role: Role) -> None:
         """Sets the mark in the registry only: the worker accepts legs that are on their way."""
         if self._presence is not None:
-            await self._presence.set_draining(is_draining, reason="role change")
+            await self._presence.set_draining(is_draining, reason=ROLE_CHANGE + role.value)
 
     async def aclose(self) -> None:
         """Leaves the registry. Bounded by the registry's own timeouts; idempotent."""
