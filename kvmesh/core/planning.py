@@ -71,6 +71,18 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementBounds:
+    """What a planner wants of the placements of a model.
+
+    Decode workers may compute prompts of which they lack at most `deflect_tokens` tokens. A request whose time to first token is expected
+    to exceed `ttft_s` waits for spare time of the workers. 0: no such bound.
+    """
+
+    deflect_tokens: int = 0
+    ttft_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """Mean load of a model."""
 

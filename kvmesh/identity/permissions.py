@@ -20,7 +20,7 @@ PERMISSIONS: Mapping[str, Collection[MeshRole]] = {
     "/kvmesh.router.v1.RouterService/Explain": {_FRONTEND, _OPERATOR},
     "/kvmesh.router.v1.RouterService/ListRequests": {_FRONTEND, _OPERATOR},
     "/kvmesh.router.v1.RouterService/ListWorkers": {_FRONTEND, _PLANNER, _OPERATOR},
-    "/kvmesh.router.v1.RouterService/SetDeflection": {_PLANNER, _OPERATOR},
+    "/kvmesh.router.v1.RouterService/SetPlacementBounds": {_PLANNER, _OPERATOR},
     "/kvmesh.worker.v1.WorkerService/Describe": {_FRONTEND, _ROUTER, _PLANNER, _OPERATOR},
     "/kvmesh.worker.v1.WorkerService/WatchKv": {_ROUTER},
     "/kvmesh.worker.v1.WorkerService/WatchLoad": {_ROUTER, _OPERATOR},

@@ -3,10 +3,11 @@
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from kvmesh.core import Role
-from kvmesh.core.planning import Decision, DecisionAction, DecisionOutcome, PoolTarget, Shape
+from kvmesh.core.planning import Decision, DecisionAction, DecisionOutcome, PlacementBounds, PoolTarget, Shape
 from kvmesh.errors import MeshError, NotFoundError, UnavailableError
 from services.planner.connectors.base import Connector
 
@@ -35,20 +36,23 @@ class Actuator:
         self._acts = acts
         self._timeout_s = call_timeout_s
 
-    async def apply(self, decision: Decision) -> Decision:
-        """Returns the decision with its outcome. Never raises a MeshError: the planner decides again at the next interval."""
+    async def apply(self, decision: Decision, *, ttft_s: float = 0.0) -> Decision:
+        """Returns the decision with its outcome. `ttft_s`: the model's target, which routers get with the bound of deflection; 0: none.
+
+        Never raises a MeshError: the planner decides again at the next interval.
+        """
         if not decision.action.changes_pools:
             return replace(decision, outcome=DecisionOutcome.NONE)
         if not self._acts or not self._lead.fencing_token:
             return replace(decision, outcome=DecisionOutcome.PROPOSED)
         decision = replace(decision, fencing_token=self._lead.fencing_token)
-        steps: Mapping[DecisionAction, Callable[[Decision], Awaitable[str]]] = {
-            DecisionAction.DEFLECT: self._deflect,
-            DecisionAction.FLIP: self._flip,
-            DecisionAction.SCALE: self._scale,
+        steps: Mapping[DecisionAction, Callable[[], Awaitable[str]]] = {
+            DecisionAction.DEFLECT: partial(self._deflect, decision, ttft_s),
+            DecisionAction.FLIP: partial(self._flip, decision),
+            DecisionAction.SCALE: partial(self._scale, decision),
         }
         try:
-            detail = await steps[decision.action](decision)
+            detail = await steps[decision.action]()
         except MeshError as error:
             log.warning(
                 "decision_failed",
@@ -61,22 +65,22 @@ class Actuator:
         )
         return replace(decision, outcome=DecisionOutcome.ACCEPTED, outcome_detail=detail)
 
-    async def repeat_deflections(self, tokens_by_model: Mapping[str, int]) -> None:
+    async def repeat_bounds(self, bounds_by_model: Mapping[str, PlacementBounds]) -> None:
         """Sends bounds again, for routers that have started since. Failures are logged: the next interval repeats them."""
-        for model, tokens in tokens_by_model.items():
+        for model, bounds in bounds_by_model.items():
             if not self._acts or not self._lead.fencing_token:
                 return
             try:
-                await self._connector.deflect(
-                    model, tokens, fencing_token=self._lead.fencing_token, timeout_s=self._timeout_s
+                await self._connector.set_bounds(
+                    model, bounds, fencing_token=self._lead.fencing_token, timeout_s=self._timeout_s
                 )
             except MeshError as error:
-                log.warning("deflection_not_repeated", extra={"data": {"model": model, "reason": error.reason}})
+                log.warning("bounds_not_repeated", extra={"data": {"model": model, "reason": error.reason}})
 
-    async def _deflect(self, decision: Decision) -> str:
-        await self._connector.deflect(
+    async def _deflect(self, decision: Decision, ttft_s: float) -> str:
+        await self._connector.set_bounds(
             decision.model,
-            decision.shape.deflect_tokens,
+            PlacementBounds(deflect_tokens=decision.shape.deflect_tokens, ttft_s=ttft_s),
             fencing_token=decision.fencing_token,
             timeout_s=self._timeout_s,
         )

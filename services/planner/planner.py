@@ -9,7 +9,7 @@ from typing import Protocol
 from kvmesh.clock import Clock
 from kvmesh.core import Role
 from kvmesh.core.plan import LatencyReport, PlanReport, PoolReport
-from kvmesh.core.planning import Decision, DecisionOutcome, PoolLimits, PoolState, Shape, Targets
+from kvmesh.core.planning import Decision, DecisionOutcome, PlacementBounds, PoolLimits, PoolState, Shape, Targets
 from kvmesh.core.whatif import SimulationRequest
 from kvmesh.discovery.base import SERVICES, Instance, Registry, View
 from kvmesh.errors import MeshError, OverloadedError
@@ -207,7 +207,7 @@ class Planner:
                 if targets is not None:
                     targets = within_budget(limited(targets, states), self._settings.budget_max, self._costs(models))
                 await self._decide_model(observation, targets, self._known_speeds.get(model), wanted=wanted.get(model))
-        await self._actuator.repeat_deflections({model: planner.deflection for model, planner in self._models.items()})
+        await self._actuator.repeat_bounds({model: self._bounds_of(model) for model in self._models})
         return problems
 
     async def _decide_model(
@@ -227,13 +227,18 @@ class Planner:
             inputs=inputs,
             alternatives=choice.alternatives,
         )
-        decision = await self._actuator.apply(decision)
+        decision = await self._actuator.apply(decision, ttft_s=self._bounds_of(model).ttft_s)
         if decision.outcome is DecisionOutcome.ACCEPTED:
             planner.accept(decision, now_s)
         is_new = self._log.add(decision)
         self._metrics.record_decision(decision, is_new=is_new)
         if is_new:
             log.info("decided", extra={"data": _logged(decision)})
+
+    def _bounds_of(self, model: str) -> PlacementBounds:
+        targets = self.targets_of(model)
+        ttft_s = None if targets is None else targets.ttft_s
+        return PlacementBounds(deflect_tokens=self._models[model].deflection, ttft_s=ttft_s or 0.0)
 
     def _costs(self, models: Mapping[str, ModelObservation]) -> Mapping[str, float]:
         """What the workers of each model cost that are wanted at present; those that are ready where nothing was decided yet."""

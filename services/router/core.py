@@ -19,6 +19,7 @@ from services.router.placement.policies import Policy, PolicyContext, make_polic
 from services.router.queue.accounts import Account
 from services.router.queue.admission import Admission, Queued, QueueOutcome
 from services.router.queue.charges import Charges
+from services.router.queue.lateness import LATE, is_late, may_go
 from services.router.queue.subqueues import QueuedAsk
 from services.router.workers.fleet import Fleet
 from services.router.workers.learning import learn
@@ -94,6 +95,9 @@ class RouterCore:
             error.request_id = ask.request_id
             record.refuse(error, self.placer)
             raise error from None
+        if self._is_late(ask, decision):
+            record.considered = self.placer.considered
+            return self._enqueue(frontend_id, record, now, is_late=True)
         record.decision, record.considered = decision, self.placer.considered
         record.placement = self._reserve(frontend_id, ask_id, ask, decision=decision, now=now)
         if (accounts := self.queue.accounts_of(ask)) is not None:
@@ -267,7 +271,21 @@ class RouterCore:
             raise InvalidRequestError(f"ask_id {ask_id} is in use on this stream", field="ask_id")
         self.admission.forget(queued, now)
 
-    def _enqueue(self, frontend_id: str, record: DecisionRecord, now: float, *, may_have_room: bool = False) -> Queued:
+    def _is_late(self, ask: Ask, decision: PlacementDecision) -> bool:
+        queue = self.settings.queue
+        return bool(queue.late_share and queue.requests_max) and is_late(
+            ask, decision, self.placer.bounds_of(ask.model).ttft_s
+        )
+
+    def _enqueue(
+        self,
+        frontend_id: str,
+        record: DecisionRecord,
+        now: float,
+        *,
+        may_have_room: bool = False,
+        is_late: bool = False,
+    ) -> Queued:
         queued = QueuedAsk(
             frontend_id=frontend_id,
             ask_id=record.ask_id,
@@ -277,7 +295,7 @@ class RouterCore:
             tokens=self._uncached_tokens(record.ask),
             paused=self._paused(frontend_id, now),
         )
-        return self.admission.enqueue(queued, now, may_have_room=may_have_room)
+        return self.admission.enqueue(queued, now, may_have_room=may_have_room, is_late=is_late)
 
     def _uncached_tokens(self, ask: Ask) -> int:
         """Prompt tokens that no worker has cached on the device; at least 1."""
@@ -296,6 +314,10 @@ class RouterCore:
         except UnavailableError as problem:
             record.refuse(problem, self.placer)
             raise self.health.refusal(problem, frontend_id=queued.frontend_id, model=ask.model, now=now) from None
+        if queued.late_until_s is not None:
+            if not may_go(decision, self.placer.bounds_of(ask.model).ttft_s, waited_s=queued_s):
+                raise OverloadedError("the request waits for spare time", reason=LATE)
+            decision.reasons = (*decision.reasons, LATE)
         record.considered = self.placer.considered
         placement = self._reserve(queued.frontend_id, queued.ask_id, ask, decision=decision, now=now)
         record.decision, record.placement = decision, replace(placement, queued_s=queued_s)

@@ -35,6 +35,13 @@ class QueueSettings:
     wait_s_max: float = setting(
         30.0, "Longest time in the queue. A request's own timeout may end it earlier.", min=0.01
     )
+    late_share: float = setting(
+        0.67,
+        "Part of its longest time in the queue for which a request waits for spare time of the workers, if it is expected to miss the"
+        " planner's time to first token. 0: it is placed at once.",
+        min=0,
+        max=0.9,
+    )
     output_token_weight: float = setting(
         4.0,
         "Prompt tokens that an output token counts as when a tenant is charged; it takes a worker so much longer.",

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from kvmesh.checks import PRIORITY_MAX
 from kvmesh.core import Placement, Report, ReportKind, Role
 from kvmesh.core.routing import FIRST_TOKEN, PREFILLED
 from kvmesh.errors import MeshError
@@ -205,11 +206,13 @@ class RouterMetrics:
         return sum(getattr(w.feed, count) for w in self._core.fleet.workers.values() if w.feed is not None)
 
 
-PRIORITY_CLASSES = ("high", "normal", "low")
+PRIORITY_CLASSES = ("high", "normal", "low", "late")
 
 
 def priority_class(priority: int) -> str:
-    """Above, at or below 0: one label per priority would be 201 labels."""
+    """Above, at or below 0, or far below, where late requests are: one label per priority would be 201 labels."""
+    if priority < -PRIORITY_MAX:
+        return "late"
     return "normal" if priority == 0 else "high" if priority > 0 else "low"
 
 

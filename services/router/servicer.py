@@ -10,9 +10,11 @@ from grpc.aio import Server, ServicerContext
 
 from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.api.router.v1 import router_pb2_grpc
+from kvmesh.checks import check_range
 from kvmesh.clock import Clock
 from kvmesh.core import WorkerView
 from kvmesh.core.fence import Fence
+from kvmesh.core.planning import PlacementBounds
 from kvmesh.errors import (
     InvalidRequestError,
     MeshError,
@@ -49,8 +51,9 @@ from services.router.workers.worker import RegisteredWorker
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["RouterService"].full_name
 RESPONSES_PER_MESSAGE_MAX = 256
-DEFLECTED_MODELS_MAX = 256
-"""Models with a bound. SetDeflection could otherwise fill the memory."""
+BOUNDED_MODELS_MAX = 256
+"""Models with bounds. SetPlacementBounds could otherwise fill the memory."""
+TTFT_S_MAX = 86_400.0
 SALT_BYTES_MIN, SALT_BYTES_MAX = 16, 64
 REQUESTS_LISTED_MAX, REQUESTS_LISTED_DEFAULT = 256, 64
 """In one answer of ListRequests."""
@@ -183,18 +186,21 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         views = [view for worker in workers for view in self._views(worker) if request.model in ("", view.model)]
         return pb.ListWorkersResponse(workers=[to_worker_view(view) for view in views])
 
-    async def SetDeflection(
-        self, request: pb.SetDeflectionRequest, context: ServicerContext[Any, Any]
-    ) -> pb.SetDeflectionResponse:
+    async def SetPlacementBounds(
+        self, request: pb.SetPlacementBoundsRequest, context: ServicerContext[Any, Any]
+    ) -> pb.SetPlacementBoundsResponse:
         model = required_text(request.model, field="model", characters_max=256)
+        check_range(request.ttft_s, "ttft_s", low=0.0, high=TTFT_S_MAX)
         self._fence.check(request.fencing_token)
-        deflect_tokens = self._core.placer.deflect_tokens
-        if model not in deflect_tokens and len(deflect_tokens) >= DEFLECTED_MODELS_MAX:
+        bounds = self._core.placer.bounds
+        if model not in bounds and len(bounds) >= BOUNDED_MODELS_MAX:
             raise OverloadedError(
-                f"{DEFLECTED_MODELS_MAX} models have a bound already", reason="deflections_full", retry_after_s=60.0
+                f"{BOUNDED_MODELS_MAX} models have bounds already", reason="bounds_full", retry_after_s=60.0
             )
-        self._core.placer.set_deflection(model, request.tokens)
-        return pb.SetDeflectionResponse()
+        self._core.placer.set_bounds(
+            model, PlacementBounds(deflect_tokens=request.deflect_tokens, ttft_s=request.ttft_s)
+        )
+        return pb.SetPlacementBoundsResponse()
 
     async def RecordRequests(
         self, request: pb.RecordRequestsRequest, context: ServicerContext[Any, Any]

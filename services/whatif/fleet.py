@@ -1,7 +1,7 @@
 """The workers of a simulation, which start, drain, flip and stop."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvmesh.core import Role
 from kvmesh.core.planning import Shape
@@ -56,7 +56,7 @@ class ChangingFleet:
         return Shape(
             prefill_workers=sum(self._counts_for(member, Role.PREFILL) for member in self._members),
             decode_workers=sum(self._counts_for(member, Role.DECODE) for member in self._members),
-            deflect_tokens=self._placer.deflection,
+            deflect_tokens=self._placer.bounds.deflect_tokens,
         )
 
     def engines(self) -> list[tuple[Role, ReplayEngine]]:
@@ -92,7 +92,11 @@ class ChangingFleet:
             self._drain(member)
 
     def deflect(self, tokens: int) -> None:
-        self._placer.set_deflection(tokens)
+        self._placer.set_bounds(replace(self._placer.bounds, deflect_tokens=tokens))
+
+    def set_ttft(self, ttft_s: float) -> None:
+        """Tells the router the target. Requests that are expected to miss it wait for spare time. 0: none."""
+        self._placer.set_bounds(replace(self._placer.bounds, ttft_s=ttft_s))
 
     def _start(self, role: Role) -> None:
         self.starts += 1

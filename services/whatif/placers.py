@@ -20,6 +20,7 @@ from kvmesh.core import (
     WorkerDescription,
     WorkerRef,
 )
+from kvmesh.core.planning import PlacementBounds
 from kvmesh.errors import OverloadedError
 from services.router.core import RouterCore
 from services.router.core_settings import CoreSettings
@@ -200,12 +201,12 @@ class RouterPlacer:
         self._engines.pop(engine.name, None)
 
     @property
-    def deflection(self) -> int:
-        """The planner's bound of deflection."""
-        return self.core.placer.deflect_tokens.get(MODEL, 0)
+    def bounds(self) -> PlacementBounds:
+        """What the planner wants of placements."""
+        return self.core.placer.bounds_of(MODEL)
 
-    def set_deflection(self, tokens: int) -> None:
-        self.core.placer.set_deflection(MODEL, tokens)
+    def set_bounds(self, bounds: PlacementBounds) -> None:
+        self.core.placer.set_bounds(MODEL, bounds)
 
     def drain_queue(self) -> None:
         """Places queued requests for which there is room, and ends those that waited for too long."""

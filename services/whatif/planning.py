@@ -29,6 +29,7 @@ class PlannerPolicy:
         self._number = 0
 
     def tick(self, observation: ModelObservation, fleet: ChangingFleet, now_s: float) -> None:
+        fleet.set_ttft(self._targets.ttft_s or 0.0)
         choice, inputs = self.planner.tick(
             observation, targets=self._targets, speed=self._speed, wanted=fleet.wanted(), now_s=now_s
         )

@@ -12,12 +12,13 @@ from prometheus_client import CollectorRegistry
 from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.api.router.v1.router_pb2_grpc import RouterServiceStub
 from kvmesh.clock import SystemClock
-from kvmesh.core import KvRemoved, KvStored, Report, ReportKind
+from kvmesh.core import KvRemoved, KvStored, PerformanceProfile, Report, ReportKind
+from kvmesh.core.planning import PlacementBounds
 from kvmesh.discovery.base import ROUTER, Registration
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.embedded import EmbeddedAgent
 from kvmesh.discovery.settings import AgentSettings, DiscoverySettings
-from kvmesh.errors import InvalidRequestError, NotFoundError, UnavailableError, UnsupportedError
+from kvmesh.errors import InvalidRequestError, NotFoundError, OverloadedError, UnavailableError, UnsupportedError
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.interceptors import server_interceptors
 from kvmesh.rpc.router.client import GrpcRouterClient
@@ -32,7 +33,7 @@ from kvmesh.telemetry import Telemetry
 from services.router.core import RouterCore
 from services.router.core_settings import CoreSettings
 from services.router.metrics import RouterMetrics
-from services.router.servicer import SERVICE_NAME, RouterServicer
+from services.router.servicer import BOUNDED_MODELS_MAX, SERVICE_NAME, RouterServicer
 from services.router.serving.maintenance import Maintenance
 from services.router.serving.membership import FleetMembership
 from services.router.settings import MembershipSettings
@@ -353,6 +354,61 @@ async def test_bad_messages_are_refused_by_name():
         with pytest.raises(Exception) as raised:
             await peers.read()
         assert isinstance(from_rpc_error(raised.value), UnsupportedError)
+
+
+async def test_the_bounds_of_placements_are_set_and_checked():
+    """Each call replaces both bounds. Bad values and planners that do not lead change nothing, and 0 ends both."""
+    async with running_mesh() as mesh:
+        router = await mesh.router()
+        client = GrpcRouterClient(mesh.channels, router.server.address)
+        bounds, placer = PlacementBounds(deflect_tokens=512, ttft_s=1.5), router.core.placer
+        await client.set_bounds("demo", bounds, fencing_token=3, timeout_s=PATIENCE_S)
+        assert placer.bounds_of("demo") == bounds
+        for model, wrong, field in (
+            ("demo", PlacementBounds(ttft_s=-1.0), "ttft_s"),
+            ("demo", PlacementBounds(ttft_s=float("nan")), "ttft_s"),
+            ("demo", PlacementBounds(ttft_s=1e6), "ttft_s"),
+            ("", PlacementBounds(), "model"),
+        ):
+            with pytest.raises(InvalidRequestError) as refused:
+                await client.set_bounds(model, wrong, fencing_token=3, timeout_s=PATIENCE_S)
+            assert refused.value.field == field
+        with pytest.raises(UnsupportedError) as late:
+            await client.set_bounds("demo", PlacementBounds(), fencing_token=2, timeout_s=PATIENCE_S)
+        assert late.value.reason == "not_leader"
+        assert placer.bounds == {"demo": bounds}
+        await client.set_bounds("demo", PlacementBounds(), fencing_token=3, timeout_s=PATIENCE_S)
+        assert not placer.bounds
+        for number in range(BOUNDED_MODELS_MAX):
+            await client.set_bounds(f"model-{number}", bounds, fencing_token=3, timeout_s=PATIENCE_S)
+        with pytest.raises(OverloadedError) as full:
+            await client.set_bounds("one more", bounds, fencing_token=3, timeout_s=PATIENCE_S)
+        assert full.value.reason == "bounds_full"
+        await client.set_bounds("model-0", PlacementBounds(ttft_s=2.0), fencing_token=3, timeout_s=PATIENCE_S)
+        assert placer.bounds_of("model-0").ttft_s == 2.0
+
+
+async def test_late_requests_are_placed_when_the_worker_has_spare_time():
+    """Through the frontend's link: newer requests that keep the target overtake them, and no request is refused."""
+    async with running_mesh() as mesh:
+        profile = PerformanceProfile(
+            prefill_base_s=0.0, prefill_s_per_token=0.001, decode_step_base_s=0.001, decode_s_per_request=0.0001
+        )
+        await mesh.worker("p1", "prefill", profile=profile)
+        await mesh.worker("d1", "decode", profile=profile)
+        router = await mesh.router(prefill_congested_s=1e9)
+        await eventually(lambda: router.takes() == {"p1", "d1"})
+        link = await mesh.link()
+        router.core.placer.set_bounds("demo", PlacementBounds(ttft_s=10.0))
+        first = await link.place(ask("first", tokens=8000), timeout_s=PATIENCE_S)
+        late = [asyncio.create_task(link.place(ask(f"r{i}", tokens=2000), timeout_s=PATIENCE_S)) for i in range(3)]
+        await eventually(lambda: router.core.queue.requests == 3)
+        await link.place(ask("short", tokens=500), timeout_s=PATIENCE_S)
+        assert not any(task.done() for task in late)
+        link.report_nowait(first.ask_id, Report(kind=ReportKind.FINISHED, elapsed_s=0.1))
+        placed = await asyncio.gather(*late)
+        assert {each.placement.reasons[-1] for each in placed} == {"late"}
+        assert not router.core.queue.requests
 
 
 NAMES = ("router-4", "router-1", "router-5", "router-3", "router-8", "router-6")

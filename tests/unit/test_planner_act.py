@@ -14,6 +14,7 @@ from kvmesh.core.planning import (
     DecisionAction,
     DecisionInputs,
     DecisionOutcome,
+    PlacementBounds,
     PoolState,
     PoolTarget,
     Shape,
@@ -60,8 +61,8 @@ class RecordingConnector:
     async def flip(self, worker_id: str, role: Role, *, fencing_token: int, timeout_s: float) -> None:
         self._note(fencing_token, "flip", worker_id, role.value)
 
-    async def deflect(self, model: str, tokens: int, *, fencing_token: int, timeout_s: float) -> None:
-        self._note(fencing_token, "deflect", model, tokens)
+    async def set_bounds(self, model: str, bounds: PlacementBounds, *, fencing_token: int, timeout_s: float) -> None:
+        self._note(fencing_token, "set_bounds", model, bounds.deflect_tokens, bounds.ttft_s)
 
     async def idle_first(self, model: str, role: Role, *, timeout_s: float) -> Sequence[str]:
         return self.idle[role]
@@ -87,7 +88,7 @@ def decision(action: DecisionAction, shape: Shape, wanted: Shape | None = None) 
 
 
 def apply(actuator: Actuator, made: Decision) -> Decision:
-    return asyncio.run(actuator.apply(made))
+    return asyncio.run(actuator.apply(made, ttft_s=2.0))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def apply(actuator: Actuator, made: Decision) -> Decision:
         (
             DecisionAction.DEFLECT,
             Shape(prefill_workers=2, decode_workers=3, deflect_tokens=512),
-            [("deflect", "m", 512)],
+            [("set_bounds", "m", 512, 2.0)],
         ),
         (DecisionAction.FLIP, Shape(prefill_workers=3, decode_workers=2), [("flip", "d2", "prefill")]),
         (DecisionAction.FLIP, Shape(prefill_workers=1, decode_workers=4), [("flip", "p1", "decode")]),
@@ -139,17 +140,17 @@ def test_who_does_not_lead_proposes(acts: bool, leads: bool) -> None:
     for action in ACTIONS:
         shape = Shape(prefill_workers=3, decode_workers=2, deflect_tokens=9)
         assert apply(actuator, decision(action, shape)).outcome is DecisionOutcome.PROPOSED
-    asyncio.run(actuator.repeat_deflections({"m": 9}))
+    asyncio.run(actuator.repeat_bounds({"m": PlacementBounds(deflect_tokens=9)}))
     assert recording.calls == []
 
 
-@pytest.mark.parametrize(("action", "failing"), list(zip(ACTIONS, ("deflect", "flip", "scale"), strict=True)))
+@pytest.mark.parametrize(("action", "failing"), list(zip(ACTIONS, ("set_bounds", "flip", "scale"), strict=True)))
 def test_a_failing_connector_is_an_outcome(action: DecisionAction, failing: str) -> None:
     """The planner goes on and decides again."""
     actuator = Actuator(connector(failing=failing), OwnLead(), acts=True)
     done = apply(actuator, decision(action, Shape(prefill_workers=3, decode_workers=2, deflect_tokens=9)))
     assert (done.outcome, done.outcome_detail) == (DecisionOutcome.FAILED, "no answer")
-    asyncio.run(actuator.repeat_deflections({"m": 9}))
+    asyncio.run(actuator.repeat_bounds({"m": PlacementBounds(deflect_tokens=9)}))
 
 
 def test_a_lead_that_ends_in_the_middle_ends_the_action() -> None:

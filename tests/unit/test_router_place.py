@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from kvmesh.core import Handoff, LoadRecord, Report, ReportKind
+from kvmesh.core.planning import PlacementBounds
 from kvmesh.errors import (
     InvalidRequestError,
     NotFoundError,
@@ -376,7 +377,7 @@ def test_the_planner_deflects_prompts_up_to_its_bound_where_that_is_cheaper():
     """
     router = two_by_two(prefill_congested_s=1e9)
     model = ask("r", [1]).model
-    router.placer.set_deflection(model, 300)
+    router.placer.set_bounds(model, PlacementBounds(deflect_tokens=300))
     for number in range(1, 41):
         place(router, number, ask(f"r{number}", [1000 + number], tokens=4000))
     placement = place(router, 41, ask("r41", [1], tokens=300))
@@ -384,10 +385,10 @@ def test_the_planner_deflects_prompts_up_to_its_bound_where_that_is_cheaper():
     assert placement.reasons[0] == "deflected"
     assert place(router, 42, ask("r42", [2], tokens=301)).prefill is not None
     # The bound holds for longer prompts than one step of the decode worker has room for, as the planner counts with the mean of the steps.
-    router.placer.set_deflection(model, 3000)
+    router.placer.set_bounds(model, PlacementBounds(deflect_tokens=3000))
     assert place(router, 44, ask("r44", [4], tokens=3000)).reasons[0] == "deflected"
-    router.placer.set_deflection(model, 0)
-    router.placer.set_deflection("other", 300)
+    router.placer.set_bounds(model, PlacementBounds())
+    router.placer.set_bounds("other", PlacementBounds(deflect_tokens=300))
     assert place(router, 43, ask("r43", [3], tokens=300)).prefill is not None
 
 

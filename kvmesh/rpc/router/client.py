@@ -9,6 +9,7 @@ from grpc.aio import EOF, AioRpcError
 from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.api.router.v1.router_pb2_grpc import RouterServiceStub
 from kvmesh.core import Explanation, PeerUpdate, RequestList, WorkerView
+from kvmesh.core.planning import PlacementBounds
 from kvmesh.core.recording import RecordedBatch
 from kvmesh.identity.roles import MeshRole
 from kvmesh.rpc.channels import ChannelPool
@@ -52,11 +53,13 @@ class GrpcRouterClient:
             raise from_rpc_error(error, where=self._address) from error
         return from_request_list(response)
 
-    async def set_deflection(self, model: str, tokens: int, *, fencing_token: int, timeout_s: float) -> None:
-        """Sets a model's deflection bound. UnsupportedError if the planner with this token does not lead."""
-        request = pb.SetDeflectionRequest(model=model, tokens=tokens, fencing_token=fencing_token)
+    async def set_bounds(self, model: str, bounds: PlacementBounds, *, fencing_token: int, timeout_s: float) -> None:
+        """Sets a model's bounds. UnsupportedError if the planner with this token does not lead."""
+        request = pb.SetPlacementBoundsRequest(
+            model=model, deflect_tokens=bounds.deflect_tokens, ttft_s=bounds.ttft_s, fencing_token=fencing_token
+        )
         try:
-            await self._stub().SetDeflection(request, timeout=timeout_s)
+            await self._stub().SetPlacementBounds(request, timeout=timeout_s)
         except AioRpcError as error:
             raise from_rpc_error(error, where=self._address) from error
 

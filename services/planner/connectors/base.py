@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kvmesh.core import Role
-from kvmesh.core.planning import PoolState, PoolTarget
+from kvmesh.core.planning import PlacementBounds, PoolState, PoolTarget
 
 
 class Connector(Protocol):
@@ -41,10 +41,10 @@ class Connector(Protocol):
         """
         ...
 
-    async def deflect(self, model: str, tokens: int, *, fencing_token: int, timeout_s: float) -> None:
-        """Sets, on all routers, the prompt tokens up to which decode workers of `model` compute prompts themselves.
+    async def set_bounds(self, model: str, bounds: PlacementBounds, *, fencing_token: int, timeout_s: float) -> None:
+        """Sets the bounds of a model's placements on all routers.
 
-        The planner repeats the call at each interval, so that routers that start later receive the bound too.
+        The planner repeats the call at each interval, so that routers that start later receive them too.
         """
         ...
 

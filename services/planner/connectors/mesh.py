@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvmesh.core import Role
-from kvmesh.core.planning import PoolState, PoolTarget
+from kvmesh.core.planning import PlacementBounds, PoolState, PoolTarget
 from services.planner.connectors.mesh_actions import MeshActions
 
 
@@ -25,8 +25,8 @@ class MeshConnector:
     async def flip(self, worker_id: str, role: Role, *, fencing_token: int, timeout_s: float) -> None:
         await self.actions.flip(worker_id, role, fencing_token=fencing_token, timeout_s=timeout_s)
 
-    async def deflect(self, model: str, tokens: int, *, fencing_token: int, timeout_s: float) -> None:
-        await self.actions.deflect(model, tokens, fencing_token=fencing_token, timeout_s=timeout_s)
+    async def set_bounds(self, model: str, bounds: PlacementBounds, *, fencing_token: int, timeout_s: float) -> None:
+        await self.actions.set_bounds(model, bounds, fencing_token=fencing_token, timeout_s=timeout_s)
 
     async def idle_first(self, model: str, role: Role, *, timeout_s: float) -> Sequence[str]:
         return await self.actions.idle_first(model, role, timeout_s=timeout_s)

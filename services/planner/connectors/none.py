@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvmesh.core import Role
-from kvmesh.core.planning import PoolState, PoolTarget
+from kvmesh.core.planning import PlacementBounds, PoolState, PoolTarget
 
 
 class NoConnector:
@@ -21,7 +21,7 @@ class NoConnector:
     async def flip(self, worker_id: str, role: Role, *, fencing_token: int, timeout_s: float) -> None:
         """Does nothing."""
 
-    async def deflect(self, model: str, tokens: int, *, fencing_token: int, timeout_s: float) -> None:
+    async def set_bounds(self, model: str, bounds: PlacementBounds, *, fencing_token: int, timeout_s: float) -> None:
         """Does nothing."""
 
     async def idle_first(self, model: str, role: Role, *, timeout_s: float) -> Sequence[str]:

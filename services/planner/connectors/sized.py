@@ -7,7 +7,7 @@ from typing import Protocol
 
 from kvmesh.core import Role
 from kvmesh.core.fence import Fence
-from kvmesh.core.planning import PoolState, PoolTarget
+from kvmesh.core.planning import PlacementBounds, PoolState, PoolTarget
 from kvmesh.errors import DeadlineError, UnsupportedError
 from services.planner.connectors.mesh_actions import MeshActions
 from services.planner.connectors.pools import ManagedPool, pool_of
@@ -72,8 +72,8 @@ class SizedConnector:
     async def flip(self, worker_id: str, role: Role, *, fencing_token: int, timeout_s: float) -> None:
         raise UnsupportedError(f"workers of {self.name} keep their role", reason="no_flips")
 
-    async def deflect(self, model: str, tokens: int, *, fencing_token: int, timeout_s: float) -> None:
-        await self._actions.deflect(model, tokens, fencing_token=fencing_token, timeout_s=timeout_s)
+    async def set_bounds(self, model: str, bounds: PlacementBounds, *, fencing_token: int, timeout_s: float) -> None:
+        await self._actions.set_bounds(model, bounds, fencing_token=fencing_token, timeout_s=timeout_s)
 
     async def idle_first(self, model: str, role: Role, *, timeout_s: float) -> Sequence[str]:
         return await self._actions.idle_first(model, role, timeout_s=timeout_s)

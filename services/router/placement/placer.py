@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvmesh.core import Ask, Handoff, KvTier
+from kvmesh.core.planning import PlacementBounds
 from kvmesh.errors import NotFoundError, OverloadedError, UnavailableError
 from services.router.core_settings import CoreSettings
 from services.router.health.paths import PATHS_OPEN
@@ -41,6 +42,7 @@ from services.router.workers.worker import RegisteredWorker, Target
 NO_PREFILL_WORKER = "no_prefill_worker"
 """Reason of a refusal: the decode workers require a prefill worker, and none takes requests."""
 NO_WORKERS: frozenset[str] = frozenset()
+NO_BOUNDS = PlacementBounds()
 NO_KV_PATH = "no_kv_path"
 """Reason of a placement: the decode worker computes the prompt, since it cannot pull KV from any prefill worker."""
 
@@ -88,17 +90,19 @@ class Placer:
         self.handoffs = HandoffEstimator(cost)
         self.slow_pairs = SlowPairs()
         self.sessions = Sessions(sessions_max=settings.sessions_max, session_s=settings.session_s)
-        self.deflect_tokens: dict[str, int] = {}
-        """By model: the planner's bound. Decode workers may compute prompts of which they lack at most so many tokens."""
+        self.bounds: dict[str, PlacementBounds] = {}
+        """By model: what the planner wants. Prompts within the bound of deflection are compared with pairs, congested or not."""
         self.considered: Pool | None = None
         """The pool of the newest request's kind, before the request's own filters, for explanations."""
 
-    def set_deflection(self, model: str, tokens: int) -> None:
-        """Compares decode workers with pairs for prompts of which they lack at most `tokens` tokens, congested or not. 0: ends that."""
-        if tokens:
-            self.deflect_tokens[model] = tokens
+    def bounds_of(self, model: str) -> PlacementBounds:
+        return self.bounds.get(model, NO_BOUNDS)
+
+    def set_bounds(self, model: str, bounds: PlacementBounds) -> None:
+        if bounds == NO_BOUNDS:
+            self.bounds.pop(model, None)
         else:
-            self.deflect_tokens.pop(model, None)
+            self.bounds[model] = bounds
 
     def removed(self, ask: Ask) -> Sequence[tuple[RegisteredWorker, str]]:
         """The workers that a filter removed from the pool of the ask's kind, with the name of the filter."""
@@ -278,7 +282,7 @@ class Placer:
 
     def _deflection_reason(self, query: _Query, pair: PlacementDecision) -> str:
         """Why a decode worker may compute the prompt instead of the pair. Empty: it may not."""
-        bound = self.deflect_tokens.get(query.ask.model, 0)
+        bound = self.bounds_of(query.ask.model).deflect_tokens
         cached = query.decode_cached
         if bound and query.ask.prompt_tokens - cached.item(cached.argmax()) <= bound:
             return DEFLECTED

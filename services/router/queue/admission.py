@@ -50,9 +50,9 @@ class Admission:
         """True when the newest drain stopped at its limit."""
         self._outcomes: list[QueueOutcome] = []
 
-    def enqueue(self, queued: QueuedAsk, now: float, *, may_have_room: bool = False) -> Queued:
+    def enqueue(self, queued: QueuedAsk, now: float, *, may_have_room: bool = False, is_late: bool = False) -> Queued:
         """Queues an ask; it may displace others. Raises OverloadedError when the queue is full."""
-        expected_wait_s, displaced = self.queue.add(queued, now)
+        expected_wait_s, displaced = self.queue.add(queued, now, is_late=is_late)
         for each in displaced:
             retry_after_s = self.queue.retry_after_s(self.queue.expected_wait_s(each, now))
             error = OverloadedError(
@@ -80,6 +80,7 @@ class Admission:
         """
         for queued in self.queue.expire(now):
             self._refuse(queued, self._expired(queued, now), now)
+        self.queue.end_lateness(now)
         if self.queue.requests:
             self._place_heads(place, now)
         return self.take_outcomes()
@@ -148,5 +149,5 @@ def _ranked(subqueue: Subqueue, tried_of_model: Counter[str]) -> tuple[Rank, Sub
     queued = subqueue.head()
     assert queued.tenant_queue is not None
     account = queued.tenant_queue.account
-    rank = (-queued.ask.priority, tried_of_model[queued.ask.model], *account.rank, queued.order)
+    rank = (-queued.priority, tried_of_model[queued.ask.model], *account.rank, queued.order)
     return rank, subqueue

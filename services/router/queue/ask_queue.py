@@ -9,6 +9,7 @@ Invariants:
 2. Every ask that is added leaves exactly once: served, removed, displaced or expired.
 3. A subqueue exists exactly while it has asks, and the accounts of a model and priority while one of their asks waits.
 4. A named tenant waits in at most a quarter of the subqueues.
+5. Late asks (`lateness.py`) are below all priorities until `late_until_s`, which is before they would expire.
 """
 
 from bisect import bisect_left, insort
@@ -47,6 +48,8 @@ class AskQueue:
         self._rates = DrainRates()
         self._by_frontend: dict[str, dict[int, QueuedAsk]] = {}
         self._ends: list[tuple[float, int, QueuedAsk]] = []
+        self._late: list[tuple[float, int, QueuedAsk]] = []
+        """Late asks, in the order in which they stop waiting for spare time."""
         self._added = 0
 
     @property
@@ -99,14 +102,16 @@ class AskQueue:
         """The time after which a refused caller should retry, given the wait that its ask would have had."""
         return max(self._retry_after_s_min, min(self._settings.retry_after_s_max, wait_s or 0.0))
 
-    def add(self, queued: QueuedAsk, now: float) -> tuple[float | None, list[QueuedAsk]]:
+    def add(self, queued: QueuedAsk, now: float, *, is_late: bool = False) -> tuple[float | None, list[QueuedAsk]]:
         """Adds an ask. Returns the expected wait and the asks that it displaced. Raises OverloadedError when it cannot be added."""
         timeout_s = queued.ask.timeout_s
         self._added += 1
         queued.order = (inf if timeout_s is None else now + timeout_s, self._added)
         queued.ends_s = now + min(self._settings.wait_s_max, inf if timeout_s is None else timeout_s)
+        if is_late:
+            queued.late_until_s = now + self._settings.late_share * (queued.ends_s - now)
         wait_s = self.expected_wait_s(queued, now)
-        if wait_s is not None and timeout_s is not None and wait_s > timeout_s:
+        if not is_late and wait_s is not None and timeout_s is not None and wait_s > timeout_s:
             raise OverloadedError(
                 f"the request would wait about {wait_s:.3g} s, and its timeout is {timeout_s:.3g} s",
                 reason="deadline_too_near",
@@ -118,20 +123,28 @@ class AskQueue:
 
     def remove(self, queued: QueuedAsk, now: float) -> None:
         subqueue, tenant_queue = self._detach(queued, now, served_tokens=0)
-        subqueue.by_priority[queued.ask.priority].remove(tenant_queue, queued)
-        self._remove_if_empty(subqueue, queued.ask.priority)
+        subqueue.by_priority[queued.priority].remove(tenant_queue, queued)
+        self._remove_if_empty(subqueue, queued.priority)
 
     def serve(self, queued: QueuedAsk, now: float, *, charged_tokens: float) -> None:
         """Removes an ask that was placed, and charges its tenant."""
         subqueue, tenant_queue = self._detach(queued, now, served_tokens=queued.tokens)
-        subqueue.by_priority[queued.ask.priority].serve(tenant_queue, queued, charged_tokens)
-        self._remove_if_empty(subqueue, queued.ask.priority)
+        subqueue.by_priority[queued.priority].serve(tenant_queue, queued, charged_tokens)
+        self._remove_if_empty(subqueue, queued.priority)
 
     def expire(self, now: float) -> Iterator[QueuedAsk]:
         while self._ends and self._ends[0][0] <= now:
             queued = self._ends[0][2]
             self.remove(queued, now)
             yield queued
+
+    def end_lateness(self, now: float) -> None:
+        """Gives late asks that have waited for long the place in the queue that they would have otherwise."""
+        while self._late and self._late[0][0] <= now:
+            queued = self._late[0][2]
+            self.remove(queued, now)
+            queued.late_until_s = None
+            self._insert(queued, now)
 
     def sums(self) -> Mapping[int, tuple[int, int]]:
         sums: dict[int, tuple[int, int]] = {}
@@ -142,27 +155,29 @@ class AskQueue:
         return sums
 
     def _insert(self, queued: QueuedAsk, now: float) -> None:
-        key, ask = queued.key, queued.ask
+        key, ask, priority = queued.key, queued.ask, queued.priority
         subqueue = self._subqueues.get(key)
         if subqueue is None:
             subqueue = self._subqueues[key] = Subqueue(key, self._rates.rate(key.kind))
-        if ask.priority not in subqueue.by_priority:
-            subqueue.add_priority(ask.priority, FairQueue(self._accounts_for(ask)))
+        if priority not in subqueue.by_priority:
+            subqueue.add_priority(priority, FairQueue(self._accounts_for(ask.model, priority)))
         queued.subqueue = subqueue
-        queued.tenant_queue = subqueue.by_priority[ask.priority].add(ask.tenant, queued)
-        self._loads.add(ask.priority, queued.tenant_queue.account, queued.tokens)
+        queued.tenant_queue = subqueue.by_priority[priority].add(ask.tenant, queued)
+        self._loads.add(priority, queued.tenant_queue.account, queued.tokens)
         subqueue.rate.on_added(now)
         insort(self._ends, (queued.ends_s, queued.order[1], queued))
+        if queued.late_until_s is not None:
+            insort(self._late, (queued.late_until_s, queued.order[1], queued))
         self._by_frontend.setdefault(queued.frontend_id, {})[queued.ask_id] = queued
         self.requests += 1
         self.prompt_tokens += ask.prompt_tokens
 
-    def _accounts_for(self, ask: Ask) -> Accounts:
-        of_model = self._accounts.setdefault(ask.model, {})
-        known = of_model.get(ask.priority)
+    def _accounts_for(self, model: str, priority: int) -> Accounts:
+        of_model = self._accounts.setdefault(model, {})
+        known = of_model.get(priority)
         if known is None:
             tenants_max = self._settings.tenants_max
-            known = of_model[ask.priority] = Accounts(weights=self._tenant_weights, tenants_max=tenants_max)
+            known = of_model[priority] = Accounts(weights=self._tenant_weights, tenants_max=tenants_max)
         return known
 
     def _detach(self, queued: QueuedAsk, now: float, *, served_tokens: int) -> tuple[Subqueue, TenantQueue[QueuedAsk]]:
@@ -171,9 +186,11 @@ class AskQueue:
         assert subqueue is not None
         assert tenant_queue is not None
         queued.subqueue = queued.tenant_queue = None
-        self._loads.remove(queued.ask.priority, tenant_queue.account, queued.tokens)
+        self._loads.remove(queued.priority, tenant_queue.account, queued.tokens)
         subqueue.rate.on_removed(now, served_tokens=served_tokens)
         del self._ends[bisect_left(self._ends, (queued.ends_s, queued.order[1]))]
+        if queued.late_until_s is not None:
+            del self._late[bisect_left(self._late, (queued.late_until_s, queued.order[1]))]
         of_frontend = self._by_frontend[queued.frontend_id]
         del of_frontend[queued.ask_id]
         if not of_frontend:
@@ -234,7 +251,7 @@ class AskQueue:
         with the new ask. So one tenant's flood does not shut out the others.
         """
         lowest = min(self._loads.priorities, default=None)
-        if lowest is None or lowest > queued.ask.priority:
+        if lowest is None or lowest > queued.priority:
             return None
         heaviest = self._loads.heaviest(lowest)
         tenant_queues = (
@@ -243,18 +260,18 @@ class AskQueue:
             if (tenants := subqueue.by_priority.get(lowest)) and (tenant_queue := tenants.get(heaviest.tenant))
         )
         last = max((each.last for each in tenant_queues), key=lambda each: each.order)
-        if lowest == queued.ask.priority:
-            newcomer = self._loads.of(lowest, self._account_of(queued.ask))
+        if lowest == queued.priority:
+            newcomer = self._loads.of(lowest, self._account_of(queued))
             if not self._loads.is_lighter(newcomer, queued.tokens, heaviest, last_tokens=last.tokens):
                 return None
         return last
 
-    def _account_of(self, ask: Ask) -> Account:
+    def _account_of(self, queued: QueuedAsk) -> Account:
         """The account that the ask would be charged to if it was added now."""
-        accounts = self.accounts_of(ask)
+        tenant, accounts = queued.ask.tenant, self._accounts.get(queued.ask.model, {}).get(queued.priority)
         if accounts is None:
-            return Account(ask.tenant, self._tenant_weights.get(ask.tenant, 1.0))
-        return accounts.of(ask.tenant)
+            return Account(tenant, self._tenant_weights.get(tenant, 1.0))
+        return accounts.of(tenant)
 
     def _full(self, message: str, wait_s: float | None) -> OverloadedError:
         return OverloadedError(message, reason="queue_full", retry_after_s=self.retry_after_s(wait_s))

@@ -10,6 +10,9 @@ from services.router.placement.pools import RequestKind
 from services.router.queue.drain_rate import DrainRate
 from services.router.queue.fair_queue import FairQueue, TenantQueue
 
+LATE_PRIORITIES = 1000
+"""How far late asks are below others: more than all priorities that a request may have (-100 to 100)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubqueueKey:
@@ -50,8 +53,14 @@ class QueuedAsk:
     order: tuple[float, int] = (inf, 0)
     """Deadline and order of arrival: its place among the tenant's asks."""
     ends_s: float = inf
+    late_until_s: float | None = None
+    """It is late (see `lateness.py`): until then it goes after all others, and only with spare time. None: it is not."""
     subqueue: "Subqueue | None" = None
     tenant_queue: "TenantQueue[QueuedAsk] | None" = None
+
+    @property
+    def priority(self) -> int:
+        return self.ask.priority if self.late_until_s is None else self.ask.priority - LATE_PRIORITIES
 
     @property
     def key(self) -> SubqueueKey:
@@ -84,7 +93,7 @@ class Subqueue:
 
     def tokens_ahead(self, queued: QueuedAsk) -> float:
         """Tokens that are served before an ask that would be added now."""
-        priority = queued.ask.priority
+        priority = queued.priority
         ahead: float = sum(tenants.tokens for other, tenants in self.by_priority.items() if other > priority)
         own = self.by_priority.get(priority)
         if own is not None:

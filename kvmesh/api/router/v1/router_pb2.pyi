@@ -504,17 +504,19 @@ class Reservation(_message.Message):
     charged_tokens: int
     def __init__(self, reservation_id: _Optional[str] = ..., prefill_worker_id: _Optional[str] = ..., decode_worker_id: _Optional[str] = ..., uncached_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., is_prefilled: _Optional[bool] = ..., frontend_id: _Optional[str] = ..., ask_id: _Optional[int] = ..., request_id: _Optional[str] = ..., choices: _Optional[int] = ..., ends_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefill_rank: _Optional[int] = ..., decode_rank: _Optional[int] = ..., session_id: _Optional[str] = ..., block_hashes: _Optional[_Iterable[int]] = ..., is_orphaned: _Optional[bool] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., priority: _Optional[int] = ..., charged_tokens: _Optional[int] = ...) -> None: ...
 
-class SetDeflectionRequest(_message.Message):
-    __slots__ = ("model", "tokens", "fencing_token")
+class SetPlacementBoundsRequest(_message.Message):
+    __slots__ = ("model", "deflect_tokens", "fencing_token", "ttft_s")
     MODEL_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DEFLECT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FENCING_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TTFT_S_FIELD_NUMBER: _ClassVar[int]
     model: str
-    tokens: int
+    deflect_tokens: int
     fencing_token: int
-    def __init__(self, model: _Optional[str] = ..., tokens: _Optional[int] = ..., fencing_token: _Optional[int] = ...) -> None: ...
+    ttft_s: float
+    def __init__(self, model: _Optional[str] = ..., deflect_tokens: _Optional[int] = ..., fencing_token: _Optional[int] = ..., ttft_s: _Optional[float] = ...) -> None: ...
 
-class SetDeflectionResponse(_message.Message):
+class SetPlacementBoundsResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -89,10 +89,10 @@ class RouterServiceStub:
                 request_serializer=kvmesh_dot_router_dot_v1_dot_router__pb2.SyncPeersRequest.SerializeToString,
                 response_deserializer=kvmesh_dot_router_dot_v1_dot_router__pb2.SyncPeersResponse.FromString,
                 _registered_method=True)
-        self.SetDeflection = channel.unary_unary(
-                '/kvmesh.router.v1.RouterService/SetDeflection',
-                request_serializer=kvmesh_dot_router_dot_v1_dot_router__pb2.SetDeflectionRequest.SerializeToString,
-                response_deserializer=kvmesh_dot_router_dot_v1_dot_router__pb2.SetDeflectionResponse.FromString,
+        self.SetPlacementBounds = channel.unary_unary(
+                '/kvmesh.router.v1.RouterService/SetPlacementBounds',
+                request_serializer=kvmesh_dot_router_dot_v1_dot_router__pb2.SetPlacementBoundsRequest.SerializeToString,
+                response_deserializer=kvmesh_dot_router_dot_v1_dot_router__pb2.SetPlacementBoundsResponse.FromString,
                 _registered_method=True)
         self.RecordRequests = channel.unary_stream(
                 '/kvmesh.router.v1.RouterService/RecordRequests',
@@ -169,8 +169,8 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def SetDeflection(self, request, context):
-        """Sets the prompt length up to which decode workers of a model compute prompts themselves. Called by planners, on every router.
+    def SetPlacementBounds(self, request, context):
+        """Sets the bounds that placements of a model keep. Called by planners, on every router.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -212,10 +212,10 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     request_deserializer=kvmesh_dot_router_dot_v1_dot_router__pb2.SyncPeersRequest.FromString,
                     response_serializer=kvmesh_dot_router_dot_v1_dot_router__pb2.SyncPeersResponse.SerializeToString,
             ),
-            'SetDeflection': grpc.unary_unary_rpc_method_handler(
-                    servicer.SetDeflection,
-                    request_deserializer=kvmesh_dot_router_dot_v1_dot_router__pb2.SetDeflectionRequest.FromString,
-                    response_serializer=kvmesh_dot_router_dot_v1_dot_router__pb2.SetDeflectionResponse.SerializeToString,
+            'SetPlacementBounds': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPlacementBounds,
+                    request_deserializer=kvmesh_dot_router_dot_v1_dot_router__pb2.SetPlacementBoundsRequest.FromString,
+                    response_serializer=kvmesh_dot_router_dot_v1_dot_router__pb2.SetPlacementBoundsResponse.SerializeToString,
             ),
             'RecordRequests': grpc.unary_stream_rpc_method_handler(
                     servicer.RecordRequests,
@@ -399,7 +399,7 @@ class RouterService:
             _registered_method=True)
 
     @staticmethod
-    def SetDeflection(request,
+    def SetPlacementBounds(request,
             target,
             options=(),
             channel_credentials=None,
@@ -412,9 +412,9 @@ class RouterService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/kvmesh.router.v1.RouterService/SetDeflection',
-            kvmesh_dot_router_dot_v1_dot_router__pb2.SetDeflectionRequest.SerializeToString,
-            kvmesh_dot_router_dot_v1_dot_router__pb2.SetDeflectionResponse.FromString,
+            '/kvmesh.router.v1.RouterService/SetPlacementBounds',
+            kvmesh_dot_router_dot_v1_dot_router__pb2.SetPlacementBoundsRequest.SerializeToString,
+            kvmesh_dot_router_dot_v1_dot_router__pb2.SetPlacementBoundsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -73,8 +73,8 @@ class RouterServiceStub:
     """The workers as the router sees them."""
     SyncPeers: _grpc.StreamStreamMultiCallable[_router_pb2.SyncPeersRequest, _router_pb2.SyncPeersResponse]
     """Reservations of the other router."""
-    SetDeflection: _grpc.UnaryUnaryMultiCallable[_router_pb2.SetDeflectionRequest, _router_pb2.SetDeflectionResponse]
-    """Sets the prompt length up to which decode workers of a model compute prompts themselves. Called by planners, on every router."""
+    SetPlacementBounds: _grpc.UnaryUnaryMultiCallable[_router_pb2.SetPlacementBoundsRequest, _router_pb2.SetPlacementBoundsResponse]
+    """Sets the bounds that placements of a model keep. Called by planners, on every router."""
     RecordRequests: _grpc.UnaryStreamMultiCallable[_router_pb2.RecordRequestsRequest, _router_pb2.RecordRequestsResponse]
     """Lengths, times and shared blocks of the requests that finish from now on, for simulations; no token and no name. Ends when the caller
     cancels or the router stops. RESOURCE_EXHAUSTED while four recordings run. A slow reader loses requests, which are counted.
@@ -125,8 +125,8 @@ class RouterServiceAsyncStub(RouterServiceStub):
     """The workers as the router sees them."""
     SyncPeers: _aio.StreamStreamMultiCallable[_router_pb2.SyncPeersRequest, _router_pb2.SyncPeersResponse]  # type: ignore[assignment]
     """Reservations of the other router."""
-    SetDeflection: _aio.UnaryUnaryMultiCallable[_router_pb2.SetDeflectionRequest, _router_pb2.SetDeflectionResponse]  # type: ignore[assignment]
-    """Sets the prompt length up to which decode workers of a model compute prompts themselves. Called by planners, on every router."""
+    SetPlacementBounds: _aio.UnaryUnaryMultiCallable[_router_pb2.SetPlacementBoundsRequest, _router_pb2.SetPlacementBoundsResponse]  # type: ignore[assignment]
+    """Sets the bounds that placements of a model keep. Called by planners, on every router."""
     RecordRequests: _aio.UnaryStreamMultiCallable[_router_pb2.RecordRequestsRequest, _router_pb2.RecordRequestsResponse]  # type: ignore[assignment]
     """Lengths, times and shared blocks of the requests that finish from now on, for simulations; no token and no name. Ends when the caller
     cancels or the router stops. RESOURCE_EXHAUSTED while four recordings run. A slow reader loses requests, which are counted.
@@ -206,12 +206,12 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         """Reservations of the other router."""
 
     @_abc_1.abstractmethod
-    def SetDeflection(
+    def SetPlacementBounds(
         self,
-        request: _router_pb2.SetDeflectionRequest,
+        request: _router_pb2.SetPlacementBoundsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_router_pb2.SetDeflectionResponse, _abc.Awaitable[_router_pb2.SetDeflectionResponse]]:
-        """Sets the prompt length up to which decode workers of a model compute prompts themselves. Called by planners, on every router."""
+    ) -> _typing.Union[_router_pb2.SetPlacementBoundsResponse, _abc.Awaitable[_router_pb2.SetPlacementBoundsResponse]]:
+        """Sets the bounds that placements of a model keep. Called by planners, on every router."""
 
     @_abc_1.abstractmethod
     def RecordRequests(
