@@ -1,6 +1,7 @@
 """The router's state and what happens to it: asks, reports, streams that end. Pure; times are arguments."""
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
 from operator import or_
@@ -97,7 +98,9 @@ class RouterCore:
             raise error from None
         if self._is_late(ask, decision):
             record.considered = self.placer.considered
-            return self._enqueue(frontend_id, record, now, is_late=True)
+            # With a full queue it is placed at once: nothing is refused because it is late.
+            with suppress(OverloadedError):
+                return self._enqueue(frontend_id, record, now, is_late=True)
         record.decision, record.considered = decision, self.placer.considered
         record.placement = self._reserve(frontend_id, ask_id, ask, decision=decision, now=now)
         if (accounts := self.queue.accounts_of(ask)) is not None:

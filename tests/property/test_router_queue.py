@@ -266,6 +266,7 @@ entering = st.tuples(
     tenants,
     st.integers(1, 60),
     st.sampled_from([None, None, 0.5, 3.0, 20.0]),
+    st.sampled_from([False, False, True]),
 )
 happenings = st.lists(
     st.one_of(
@@ -287,6 +288,7 @@ SETTINGS = CoreSettings(
         prompt_tokens_max=150,
         subqueues_max=2,
         wait_s_max=10.0,
+        late_share=0.5,
         tenant_weights=tuple(f"{tenant}={weight}" for tenant, weight in WEIGHTS.items()),
     )
 )
@@ -301,9 +303,12 @@ class World:
     waiting: dict[int, QueuedAsk] = field(default_factory=dict)
     answered: Counter[int] = field(default_factory=Counter)
     asked: set[int] = field(default_factory=set)
+    late: set[int] = field(default_factory=set)
     room: Counter[str] = field(default_factory=Counter)
 
-    def ask(self, number: int, model: str, priority: int, tenant: str, size: int, timeout_s: float | None) -> None:
+    def ask(
+        self, number: int, model: str, priority: int, tenant: str, size: int, timeout_s: float | None, is_late: bool
+    ) -> None:
         request = Ask(
             request_id=str(number),
             model=model,
@@ -318,8 +323,10 @@ class World:
         )
         before = dict(self.waiting)
         self.asked.add(number)
+        if is_late:
+            self.late.add(number)
         try:
-            self.admission.enqueue(entry, self.now)
+            self.admission.enqueue(entry, self.now, is_late=is_late)
         except OverloadedError as error:
             refusal = error
         else:
@@ -332,10 +339,15 @@ class World:
         for answer in self.admission.take_outcomes():
             assert answer.outcome.reason == "queue_displaced"
             # Only a lower class, or a heavier tenant of the same one, makes room.
-            lowest = min(each.ask.priority for each in before.values())
+            lowest = min(map(self.priority, before.values()))
             gone = before.pop(answer.ask_id)
-            assert gone.ask.priority == lowest <= priority
+            assert self.priority(gone) == lowest <= self.priority(entry)
             self.left(answer.ask_id)
+
+    def priority(self, entry: QueuedAsk) -> int:
+        """Late asks are below all others, but only for half of the time for which they may wait."""
+        late_until_s = entry.arrived_s + 0.5 * min(10.0, entry.ask.timeout_s or inf)
+        return entry.ask.priority - (1000 if entry.ask_id in self.late and self.now < late_until_s else 0)
 
     def left(self, number: int) -> None:
         del self.waiting[number]
@@ -348,8 +360,8 @@ class World:
             raise OverloadedError("no room")
         self.room[model] -= 1
         same = [each for each in self.still_waiting() if each.ask.model == model]
-        assert entry.ask.priority == max(each.ask.priority for each in same)
-        own = [e for e in same if (e.ask.tenant, e.ask.priority) == (entry.ask.tenant, entry.ask.priority)]
+        assert self.priority(entry) == max(map(self.priority, same))
+        own = [e for e in same if (e.ask.tenant, self.priority(e)) == (entry.ask.tenant, self.priority(entry))]
         assert entry is min(own, key=lambda each: (_deadline(each), each.ask_id))
         return Placement(reservation_id="r", decode=REF), entry.ask.prompt_tokens
 
@@ -373,10 +385,10 @@ class World:
         assert queue.prompt_tokens == sum(each.ask.prompt_tokens for each in waiting)
         assert queue.prompt_tokens <= SETTINGS.queue.prompt_tokens_max or queue.requests == 1
         assert {each.key for each in queue.subqueues} == {SubqueueKey.of(each.ask) for each in waiting}
-        sums = dict.fromkeys({each.ask.priority for each in waiting}, (0, 0))
+        sums = dict.fromkeys(map(self.priority, waiting), (0, 0))
         for each in waiting:
-            requests, tokens = sums[each.ask.priority]
-            sums[each.ask.priority] = (requests + 1, tokens + each.tokens)
+            requests, tokens = sums[self.priority(each)]
+            sums[self.priority(each)] = (requests + 1, tokens + each.tokens)
         assert queue.sums() == sums
         assert all(queue.get("f", number) is entry for number, entry in self.waiting.items())
 

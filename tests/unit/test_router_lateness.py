@@ -4,7 +4,6 @@ import pytest
 
 from kvmesh.core import PerformanceProfile, Placement, Report, ReportKind
 from kvmesh.core.planning import PlacementBounds
-from kvmesh.errors import OverloadedError
 from services.router.core import RouterCore
 from services.router.core_settings import QueueSettings
 from services.router.metrics import priority_class
@@ -162,8 +161,7 @@ def test_late_requests_make_room_in_a_full_queue():
     stage.ask("late 0")
     stage.ask("late 1")
     assert {priority_class(priority) for priority in stage.router.queue.sums()} == {"late"}
-    with pytest.raises(OverloadedError, match="full"):
-        stage.ask("late 2")
+    assert isinstance(stage.ask("late 2"), Placement), "a full queue is no reason to refuse it"
     stage.router.fleet.workers["p1"].targets[0].prompt_tokens_in_flight = 10**9
     stage.router.fleet.workers["p1"].targets[0].write_queue()
     stage.router.fleet.workers["d1"].targets[0].reported_blocked = 10**9
