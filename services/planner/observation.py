@@ -164,4 +164,10 @@ def _output_tokens(window: Window, model: str) -> float:
 
 def _backlog(model: str, window: Window) -> float:
     on_workers = sum(window.gauges.get((WAITING_TOKENS, model, role), 0.0) for role in ("prefill", "decode"))
-    return on_workers + window.gauges.get((QUEUED_TOKENS,), 0.0)
+    in_routers = sum(
+        tokens
+        for (name, *labels), tokens in window.gauges.items()
+        # Late requests missed the target already, and wait for spare time.
+        if name == QUEUED_TOKENS and labels != ["late"]
+    )
+    return on_workers + in_routers

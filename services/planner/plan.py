@@ -60,7 +60,7 @@ GAUGES: Mapping[str, Sequence[str]] = {
     BLOCKS_TOTAL: ("model", "role"),
     WAITING_TOKENS: ("model", "role"),
     QUEUED: (),
-    QUEUED_TOKENS: (),
+    QUEUED_TOKENS: ("priority",),
 }
 
 Key = tuple[str, ...]

@@ -81,8 +81,8 @@ class SimulatedMetrics:
         if gaps > 0:
             self._itl.observe((job.done_s - job.first_token_s) / gaps, gaps)
 
-    def scrape(self, fleet: ChangingFleet, queued_tokens: float) -> Mapping[str, Samples]:
-        """Returns all samples, by instance."""
+    def scrape(self, fleet: ChangingFleet, queued_tokens: Mapping[str, float]) -> Mapping[str, Samples]:
+        """Returns all samples, by instance. `queued_tokens`: those in the router's queue, by class of priority."""
         frontend: dict[Key, float] = {
             (REQUESTS, self._model, "200"): float(self._requests),
             (PROMPT_TOKENS, self._model): self._prompt_tokens,
@@ -90,7 +90,7 @@ class SimulatedMetrics:
             **self._lengths.samples(),
             **self._ttft.samples(),
             **self._itl.samples(),
-            (QUEUED_TOKENS,): queued_tokens,
+            **{(QUEUED_TOKENS, priority): tokens for priority, tokens in queued_tokens.items()},
             # Caches are counted where requests end, since workers of a replay do not count them.
             (WORKER_CACHED_TOKENS, self._model, "prefill"): self._cached_tokens,
         }

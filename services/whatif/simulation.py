@@ -1,6 +1,7 @@
 """A simulated mesh under a load, with pools that a policy changes."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -10,6 +11,7 @@ from kvmesh.core.planning import Shape, Targets
 from services.planner.observation import ModelObservation, ObservationLimits, observe_model
 from services.planner.plan import Window, WindowKeeper, latencies
 from services.router.core_settings import CoreSettings
+from services.router.metrics import priority_class
 from services.router.workers.cost_settings import CostSettings
 from services.whatif.engine import EngineShape, Job
 from services.whatif.fleet import ChangingFleet, FleetTimes
@@ -136,5 +138,8 @@ class Simulation:
         found: list[LatencyReport] = latencies(window)
         return observe_model(MODEL, window, pools, latency=found[0] if found else None, limits=ObservationLimits())
 
-    def _queued_tokens(self) -> float:
-        return float(self._mesh.router.core.queue.prompt_tokens)
+    def _queued_tokens(self) -> Mapping[str, float]:
+        queued: Counter[str] = Counter()
+        for priority, (_, tokens) in self._mesh.router.core.queue.sums().items():
+            queued[priority_class(priority)] += tokens
+        return queued

@@ -42,7 +42,9 @@ WINDOW = Window(
         (BLOCKS_TOTAL, "m", "decode"): 100.0,
         (BLOCKS_USED, "m", "decode"): 50.0,
         (WAITING_TOKENS, "m", "prefill"): 700.0,
-        (QUEUED_TOKENS,): 300.0,
+        (QUEUED_TOKENS, "normal"): 200.0,
+        (QUEUED_TOKENS, "low"): 100.0,
+        (QUEUED_TOKENS, "late"): 5000.0,
     },
     workers={("m", "prefill"): 1, ("m", "decode"): 2},
 )
@@ -54,7 +56,7 @@ def observe(window: Window | None):
 
 
 def test_a_whole_observation_gives_the_load():
-    """Rate by the requests that started, lengths by tokens, and the backlog on workers and in routers."""
+    """Rate by the requests that started, lengths by tokens, and the backlog on workers and in routers, without late requests."""
     seen = observe(WINDOW)
     assert seen.state is ObservationState.COMPLETE
     assert seen.demand is not None

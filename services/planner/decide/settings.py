@@ -27,7 +27,7 @@ class DecideSettings:
     season_s: float = setting(0.0, "Period after which the load repeats, such as 86400. 0: none.", min=0)
     history_max: int = setting(8640, "Intervals of history that are kept.", min=10)
     headroom_quantile: float = setting(
-        0.8,
+        0.7,
         "Share of past predictions that the headroom on top would have covered. More: fewer missed targets, more workers.",
         min=0.0,
         max=1.0,
