@@ -1,4 +1,4 @@
-"""A planner that acts, on a mesh of processes with a real Consul and a real Prometheus: pools follow the load, and no request fails.
+"""A planner that acts, on a mesh of processes: pools follow the load (with a real Consul and a real Prometheus), and no request fails.
 
 `KVMESH_PLANNER_CYCLES=10` runs ten cycles instead of one. Sizes follow the use of KV, which does not depend on how fast the machine is.
 """
@@ -15,8 +15,17 @@ from kvmesh.core import Role
 from kvmesh.core.plan import PlanReport
 from kvmesh.core.planning import DecisionAction, DecisionOutcome
 from kvmesh.discovery.base import PLANNER as PLANNER_SERVICE
+from kvmesh.discovery.base import ROUTER
 from kvmesh.rpc.planner_client import GrpcPlannerClient
-from tests.integration.mesh import RunningMesh, argv_simulated, chat, running_mesh, wait_until
+from tests.integration.mesh import (
+    RunningMesh,
+    argv_simulated,
+    chat,
+    metrics_text,
+    running_mesh,
+    wait_until,
+    worker_metric,
+)
 from tests.patience import PATIENCE_S
 from tests.servers import Server
 
@@ -112,3 +121,52 @@ async def test_pools_follow_the_load(
         assert {each.action for each in accepted} == {DecisionAction.SCALE}
         assert len({each.fencing_token for each in accepted}) == 1
         assert {each.reason for each in accepted} == {"above_threshold", "below_threshold"}
+
+
+BURST = 12
+PROMPT_WORDS = 300
+TTFT_FLAGS = "--interval-s 0.5 --window-s 5 --targets-ttft-s 2 --targets-itl-s 1 --targets-prefill-workers-max 1 --targets-decode-workers-max 1"
+
+
+async def router_metric(mesh: RunningMesh, name: str) -> float:
+    registry = mesh.target.registry()
+    try:
+        (router,) = (await registry.instances(ROUTER)).instances
+    finally:
+        await registry.aclose()
+    return worker_metric(await metrics_text(router.host, int(router.meta["metrics_port"])), name)
+
+
+async def test_late_requests_of_a_burst_wait_for_spare_time_and_are_answered(tmp_path: Path) -> None:
+    """The planner tells the routers its target. In a burst some requests wait as late ones; all get the answers that they get alone."""
+    engine = "--simulated-time-factor 1 --simulated-profile-per-prefill-token-s 0.001"
+    argv = argv_simulated(
+        "--prefill", "1", "--decode", "1", "--plan", f"--engine-args={engine}", f"--planner-args={TTFT_FLAGS}"
+    )
+    questions = [f"{number} " * PROMPT_WORDS for number in range(BURST)]
+
+    async with running_mesh(tmp_path, *argv) as mesh:
+
+        async def answer(question: str) -> object:
+            found = await chat(mesh.url, question, max_tokens=4, temperature=0, ignore_eos=True)
+            return found["choices"][0]["message"]["content"]  # type: ignore[index]
+
+        late = 'kvmesh_router_queue_requests{priority="late"}'
+
+        async def has_late() -> bool:
+            # Until the planner has told its target none is late, so that bursts repeat.
+            burst = [asyncio.create_task(answer(f"{turn} {question}")) for question in questions]
+            seen = False
+            while not all(task.done() for task in burst):
+                seen = seen or await router_metric(mesh, late) > 0
+                await asyncio.sleep(0.05)
+            answers[:] = [await task for task in burst]
+            return seen
+
+        answers: list[object] = []
+        turn = 0
+        while not await has_late():
+            turn += 1
+            assert turn < 10, mesh.logs()
+        assert [await answer(f"{turn} {question}") for question in questions] == answers
+        assert await router_metric(mesh, late) == 0
