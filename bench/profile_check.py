@@ -2,9 +2,9 @@
 
 python -m bench.profile_check --engine vllm --dir /tmp/check
 
-A round has three parts, each of a minute: it profiles the engine through a mesh, puts a load on that mesh, and puts the same load on a mesh
-of simulated engines with the profile's times. Prints TTFT and ITL percentiles of both meshes: medians of the rounds, and the median, lowest
-and highest ratio. A machine whose speed varies from minute to minute needs several rounds. The target is a difference of at most 15 %.
+A round takes two minutes: it profiles the engine through a mesh, and puts a load on that mesh. After the last round the same load goes to a
+mesh of simulated engines, with the times of a fit to the points of all rounds. Prints TTFT and ITL percentiles of both meshes. A machine whose
+speed varies from minute to minute needs several rounds. The target is a difference of at most 15 %.
 """
 
 import argparse
@@ -17,15 +17,16 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
-from statistics import median
 
 import aiohttp
 import orjson
 
 from bench.table import render
 from kvmesh.cli.profile.command import simulated_flags, summary_of
+from kvmesh.cli.profile.sweep import refitted
 from kvmesh.core.engine_profile import EngineProfile, read_engine_profile, to_text
 
 Latencies = tuple[list[float], list[float]]
@@ -78,7 +79,7 @@ def profile(folder: Path, options: argparse.Namespace) -> EngineProfile:
 
 
 async def put_load(url: str, options: argparse.Namespace, *, requests: int, seed: int) -> Latencies:
-    """Poisson arrivals of prompts of random words. Returns sorted TTFT and mean times per later token."""
+    """Poisson arrivals of prompts of random words. Returns TTFT and mean times per later token."""
     generator, ttft_s, itl_s = Random(seed), list[float](), list[float]()
     async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
         for _ in range(requests):
@@ -86,7 +87,7 @@ async def put_load(url: str, options: argparse.Namespace, *, requests: int, seed
             tokens = max(4, round(generator.uniform(0.3, 1.7) * options.output_tokens))
             group.create_task(_ask(session, url=url, words=words, tokens=tokens, ttft_s=ttft_s, itl_s=itl_s))
             await asyncio.sleep(generator.expovariate(options.rate))
-    return sorted(ttft_s), sorted(itl_s)
+    return ttft_s, itl_s
 
 
 async def _ask(
@@ -112,42 +113,44 @@ async def _ask(
     itl_s.append((arrivals[-1] - arrivals[0]) / (tokens - 1))
 
 
-def compare(rounds: Sequence[tuple[Latencies, Latencies]]) -> str:
-    """A table of percentiles. Each round has the real mesh's latencies and the simulated one's."""
+def compare(rounds: Sequence[Latencies], simulated: Latencies) -> str:
+    """A table of percentiles: of all rounds of the real mesh together, of the simulated one, and of each round alone."""
     rows = []
     for place, name in enumerate(("TTFT", "ITL")):
         for share in PERCENTILES:
-            pairs = [
-                (_percentile(real[place], share), _percentile(simulated[place], share)) for real, simulated in rounds
-            ]
-            ratios = [simulated / real for real, simulated in pairs]
-            real_ms, simulated_ms = (1000 * median(column) for column in zip(*pairs, strict=True))
-            spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+            real_s = _percentile([value for each in rounds for value in each[place]], share)
+            simulated_s = _percentile(simulated[place], share)
+            alone = ", ".join(f"{1000 * _percentile(each[place], share):.0f}" for each in rounds)
             rows.append(
                 (
                     f"{name} p{round(100 * share)}",
-                    f"{real_ms:.1f}",
-                    f"{simulated_ms:.1f}",
-                    f"{median(ratios):.2f}",
-                    spread,
+                    f"{1000 * real_s:.1f}",
+                    f"{1000 * simulated_s:.1f}",
+                    f"{simulated_s / real_s:.2f}",
+                    alone,
                 )
             )
-    return render(("", "real ms", "simulated ms", "simulated / real", "rounds"), rows)
+    return render(("", "real ms", "simulated ms", "simulated / real", "real ms of each round"), rows)
 
 
 def _percentile(values: Sequence[float], share: float) -> float:
-    return values[min(len(values) - 1, int(share * len(values)))]
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     options.dir.mkdir(parents=True, exist_ok=True)
-    rounds = []
-    for number in range(options.rounds):
-        found, real = run_real(options)
-        (options.dir / f"profile-{number}.json").write_text(to_text(found))
-        rounds.append((real, run_simulated(found, options)))
-        print(summary_of(found), compare(rounds), sep="\n", flush=True)
+    rounds = [run_real(options) for _ in range(options.rounds)]
+    profiles = [found for found, _ in rounds]
+    found = refitted(
+        replace(
+            profiles[0],
+            prefill=tuple(point for each in profiles for point in each.prefill),
+            decode=tuple(point for each in profiles for point in each.decode),
+        )
+    )
+    (options.dir / "profile.json").write_text(to_text(found))
+    print(summary_of(found), compare([real for _, real in rounds], run_simulated(found, options)), sep="\n")
     return 0
 
 
@@ -187,7 +190,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prefill", type=int, default=0, help="prefill workers; 0: one worker does both")
     parser.add_argument(
         "--profile-flags",
-        default="--through frontend --prompt-tokens 32,64,128,256 --decode-batches 1,2,4 --contexts 64,256 --decode-tokens 96 --repeats 4",
+        default="--through frontend --prompt-tokens 64,128,256,512,800 --decode-batches 1,2,4 --contexts 128,512,800"
+        " --decode-tokens 96 --repeats 4",
     )
     parser.add_argument("--requests", type=int, default=150)
     parser.add_argument("--rate", type=float, default=3.0, help="requests per second")

@@ -158,8 +158,8 @@ async def kill_two(mesh: ProcessMesh, account: Account) -> None:
     """A busy decode worker and the only prefill worker, which nothing replaces: the decode worker that is left answers alone."""
     for name in ("decode-0", "prefill-0"):
         await asyncio.sleep(1.0)
-        while name == "decode-0" and await mesh.requests_on(name) < 2:
-            await asyncio.sleep(0.01)
+        if name == "decode-0":
+            await mesh.wait_answers(name)
         await mesh.kill(name)
         account.kills.append(name)
 

@@ -24,6 +24,8 @@ from kvmesh.rpc.worker_client import GrpcWorkerClient
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / "demo"
 POLL_S = 0.05
+TOKENS_SEEN = 10
+"""Tokens that a worker generates before it is taken to be in the middle of its answers; these have up to 120."""
 
 
 class ProcessMesh:
@@ -75,9 +77,19 @@ class ProcessMesh:
         pid = int(worker.worker.worker_id.rpartition("-")[2])
         return next((name for name, child in self.children.items() if child.pid == pid), "")
 
-    async def requests_on(self, name: str) -> int:
-        """Requests in flight on a worker, as the router counts them."""
-        return sum([each.requests_in_flight for each in await self.workers() if self.name_of(each) == name])
+    async def wait_answers(self, name: str) -> None:
+        """Until a worker is in the middle of two answers: it decodes two requests, and both got tokens since that was seen first."""
+        tokens: int | None = None
+        while True:
+            loads = [each.load for each in await self.workers() if self.name_of(each) == name]
+            load = loads[0] if loads else None
+            if load is None or load.running_requests < 2:
+                tokens = None
+            elif tokens is None:
+                tokens = load.output_tokens_total
+            elif load.output_tokens_total >= tokens + TOKENS_SEEN:
+                return
+            await asyncio.sleep(0.01)
 
     async def taking(self, role: Role) -> list[WorkerView]:
         """Workers of a role that take requests."""

@@ -65,6 +65,19 @@ def test_the_fit_finds_the_coefficients():
     assert decode.decode_s_per_kv_token == pytest.approx(2e-7)
 
 
+def test_noise_makes_no_fit_too_low():
+    """Half of the measurements take three times as long as the other half: the fit has the mean of both, and its error is that of the means."""
+    points = [
+        DecodePoint(batch=batch, context_tokens=context, step_s=factor * (0.01 + 1e-3 * batch))
+        for batch in (1, 4, 16)
+        for context in (100, 4000)
+        for factor in (0.5, 1.5)
+    ]
+    fit, residuals = fit_decode(points)
+    assert (fit.decode_step_base_s, fit.decode_s_per_request) == pytest.approx((0.01, 1e-3))
+    assert residuals.largest < 1e-9
+
+
 def test_no_coefficient_is_negative():
     """Steps that get faster with the context by chance have no term for it."""
     points = [

@@ -87,9 +87,27 @@ def fitted(
     handoff: Sequence[HandoffPoint],
 ) -> EngineProfile:
     """The profile with its fit and residuals."""
-    bytes_per_token = (worker.profile.kv_bytes_per_token if worker.profile else None) or 0
-    of_prefill, prefill_residuals, shares_steps = fit_prefill(prefill)
-    of_decode, decode_residuals = fit_decode(decode)
+    bytes_per_token = (worker.profile.kv_bytes_per_token if worker.profile else None) or None
+    return refitted(
+        EngineProfile(
+            model=worker.model.name,
+            engine=worker.capabilities.engine,
+            engine_version=worker.capabilities.engine_version,
+            machine=machine(),
+            kv_tokens=worker.kv_blocks_total * worker.block_size_tokens,
+            prefill=tuple(prefill),
+            decode=tuple(decode),
+            handoff=tuple(handoff),
+            fit=PerformanceProfile(kv_bytes_per_token=bytes_per_token),
+        )
+    )
+
+
+def refitted(profile: EngineProfile) -> EngineProfile:
+    """The profile with the fit of its points."""
+    bytes_per_token = profile.fit.kv_bytes_per_token
+    of_prefill, prefill_residuals, shares_steps = fit_prefill(profile.prefill)
+    of_decode, decode_residuals = fit_decode(profile.decode)
     fit = PerformanceProfile(
         prefill_base_s=of_prefill.prefill_base_s,
         prefill_s_per_token=of_prefill.prefill_s_per_token,
@@ -97,18 +115,11 @@ def fitted(
         decode_step_base_s=of_decode.decode_step_base_s,
         decode_s_per_request=of_decode.decode_s_per_request,
         decode_s_per_kv_token=of_decode.decode_s_per_kv_token,
-        kv_bytes_per_token=bytes_per_token or None,
-        transfer_bytes_per_s=fit_bandwidth(handoff, bytes_per_token),
+        kv_bytes_per_token=bytes_per_token,
+        transfer_bytes_per_s=fit_bandwidth(profile.handoff, bytes_per_token or 0),
     )
-    return EngineProfile(
-        model=worker.model.name,
-        engine=worker.capabilities.engine,
-        engine_version=worker.capabilities.engine_version,
-        machine=machine(),
-        kv_tokens=worker.kv_blocks_total * worker.block_size_tokens,
-        prefill=tuple(prefill),
-        decode=tuple(decode),
-        handoff=tuple(handoff),
+    return replace(
+        profile,
         fit=fit,
         shares_steps=shares_steps,
         prefill_residuals=prefill_residuals,
