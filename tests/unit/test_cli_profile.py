@@ -127,9 +127,10 @@ def test_flags_for_services():
         " --profile-decode-step-base-s 0.01 --profile-decode-s-per-request 0.001'"
     )
     assert "--simulated-profile-base-s 0.01 --simulated-profile-per-prefill-token-s 0.0002" in simulated
-    assert "--simulated-profile-per-token-pair-s 1e-08 --simulated-profile-per-prompt-s 0 " in simulated
-    apart = replace(PROFILE, shares_steps=False, call_s=0.001, fit=replace(PROFILE.fit, prefill_base_s=0.015))
-    assert "--simulated-profile-per-prompt-s 0.004 " in flags_of(apart)
+    assert "--simulated-profile-per-token-pair-s 1e-08 --simulated-profile-per-prefill-step-s 0 " in simulated
+    slow_start = replace(PROFILE, call_s=0.001, fit=replace(PROFILE.fit, prefill_base_s=0.015))
+    assert "--simulated-profile-per-prefill-step-s 0.004 " in flags_of(slow_start)
+    assert "--simulated-profile-per-prompt-s 0.004 " in flags_of(replace(slow_start, shares_steps=False))
 
 
 def test_prompts_that_share_no_steps_are_told_apart():

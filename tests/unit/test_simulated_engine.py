@@ -81,13 +81,18 @@ class TestPace:
         assert clock.sleeps[:3] == [2 * (1 + 5), 2 * 1.25, 2 * 1.25]
 
     async def test_each_prompt_and_its_attention_take_time(self, start: Start, clock: SteppedClock) -> None:
-        """A prompt of 10 tokens in one step: its fixed time, and 50 pairs of a token and a token before it."""
+        """A prompt of 10 tokens in one step: its fixed times, and 50 pairs of a token and a token before it."""
         profile = StepProfile(
-            base_s=1.0, per_prefill_token_s=0.5, per_decode_request_s=0.0, per_prompt_s=0.25, per_token_pair_s=0.125
+            base_s=1.0,
+            per_prefill_token_s=0.5,
+            per_decode_request_s=0.0,
+            per_prompt_s=0.25,
+            per_prefill_step_s=2.0,
+            per_token_pair_s=0.125,
         )
         driver = await start(clock, profile=profile, time_factor=1.0)
         await driver.run(greedy("demo", [5] * 10, 2))
-        assert clock.sleeps[:2] == [1 + 10 * 0.5 + 0.25 + 50 * 0.125, 1.0]
+        assert clock.sleeps[:2] == [1 + 10 * 0.5 + 0.25 + 2.0 + 50 * 0.125, 1.0]
 
     @pytest.mark.parametrize(("event_loop", "ends_at_s"), [("normal", 4 * 3.0), ("overlap", 4 * 2.0 + 1.0)])
     async def test_results_are_processed_after_a_step_or_during_the_next(

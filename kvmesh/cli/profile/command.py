@@ -138,13 +138,13 @@ def simulated_flags(profile: EngineProfile) -> str:
     """
     fit = profile.fit
     base_s = fit.decode_step_base_s or 0.0
-    prompt_s = 0.0 if profile.shares_steps else max(0.0, (fit.prefill_base_s or 0.0) - profile.call_s - base_s)
+    prefill_s = max(0.0, (fit.prefill_base_s or 0.0) - profile.call_s - base_s)
     request_s = (fit.decode_s_per_request or 0.0) + (fit.decode_s_per_kv_token or 0.0) * profile.context_tokens_mean
     times = {
         "base": base_s,
         "per-prefill-token": fit.prefill_s_per_token or 0.0,
         "per-token-pair": fit.prefill_s_per_token_pair or 0.0,
-        "per-prompt": prompt_s,
+        "per-prefill-step" if profile.shares_steps else "per-prompt": prefill_s,
         "per-decode-request": request_s,
     }
     return " ".join(f"--simulated-profile-{name}-s {value:.6g}" for name, value in times.items())

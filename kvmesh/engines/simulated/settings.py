@@ -19,6 +19,7 @@ class StepProfile:
     per_prefill_token_s: float = setting(0.00004, "Time for each prompt token of a step.", min=0)
     per_decode_request_s: float = setting(0.00002, "Time for each request that decodes in a step.", min=0)
     per_prompt_s: float = setting(0.0, "Time for each prompt of which tokens are computed in a step.", min=0)
+    per_prefill_step_s: float = setting(0.0, "Time on top of a step that computes prompt tokens.", min=0)
     per_token_pair_s: float = setting(
         0.0, "Time for each pair of a computed prompt token and a token before it: attention.", min=0
     )
@@ -29,6 +30,7 @@ class StepProfile:
             + self.per_prefill_token_s * prefill_tokens
             + self.per_decode_request_s * decode_requests
             + self.per_prompt_s * prompts
+            + (self.per_prefill_step_s if prefill_tokens else 0.0)
             + self.per_token_pair_s * token_pairs
         )
 
@@ -36,10 +38,8 @@ class StepProfile:
         """Prompt tokens that fit into a step of `step_s` that also decodes for these requests; at least PREFILL_TOKENS_MIN."""
         if not self.per_prefill_token_s:
             return sys.maxsize
-        return max(
-            PREFILL_TOKENS_MIN,
-            int((step_s - self.step_s(prefill_tokens=0, decode_requests=decode_requests)) / self.per_prefill_token_s),
-        )
+        left_s = step_s - self.step_s(prefill_tokens=0, decode_requests=decode_requests) - self.per_prefill_step_s
+        return max(PREFILL_TOKENS_MIN, int(left_s / self.per_prefill_token_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +175,8 @@ class SimulatedSettings:
             return None
         profile, factor = self.profile, self.time_factor
         return PerformanceProfile(
-            prefill_base_s=factor * (profile.base_s + profile.per_prompt_s + self.processing_s),
+            prefill_base_s=factor
+            * (profile.base_s + profile.per_prompt_s + profile.per_prefill_step_s + self.processing_s),
             prefill_s_per_token=factor * profile.per_prefill_token_s,
             prefill_s_per_token_pair=factor * profile.per_token_pair_s,
             decode_step_base_s=factor * self.step_s(prefill_tokens=0, decode_requests=0),
