@@ -226,8 +226,8 @@ def _removed_by_decision(decision: PlacementDecision, role: Role, target: Target
     if not isfinite(leg.costs[position]):
         # The terms of a candidate that the decision left out are finite: it had room.
         has_room = all(isfinite(values[position]) for values in leg.terms.values())
-        return decision.reasons[0] if has_room and leg.kind is LegKind.ALONE else "full"
-    if leg.kind is LegKind.ALONE:
+        return decision.reasons[0] if has_room and leg.candidates.kind is LegKind.ALONE else "full"
+    if leg.candidates.kind is LegKind.ALONE:
         return ""
     slices = [group.prefills if role is Role.PREFILL else group.decodes for group in decision.pool.groups]
     return "" if any(each.start <= position < each.stop for each in slices) else "incompatible"

@@ -46,7 +46,7 @@ class PlacementDecision:
         if len(self.legs) == 1:
             (leg,) = self.legs
             for i in leg.costs.argsort(kind="stable")[: PAIRS_PER_SIDE**2].tolist():
-                yield Candidate(decode=leg.targets[i].ref, cost=leg.costs.item(i), terms=tuple(_terms(leg, i)))
+                yield Candidate(decode=leg.candidates.targets[i].ref, cost=leg.costs.item(i), terms=tuple(_terms(leg, i)))
             return
         for group, bad_pairs in zip(self.pool.groups, self.bad_pairs, strict=True):
             yield from self._pairs_of(group, bad_pairs)
@@ -62,14 +62,14 @@ class PlacementDecision:
                 terms = [*_terms(prefill_leg, prefill, decode_leg), *_terms(decode_leg, decode, prefill_leg)]
                 cost = prefill_leg.costs.item(prefill) + decode_leg.costs.item(decode)
                 if self.handoff_times is not None:
-                    uncached = self.forecast.prompt_tokens - decode_leg.cached_tokens.item(decode)
+                    uncached = self.forecast.prompt_tokens - decode_leg.candidates.cached_tokens.item(decode)
                     time = self.handoff_times[group.distance(prefill=i, decode=j)]
                     transfer_s = time.seconds(uncached, bytes_per_token=group.kv_bytes_per_token)
                     terms.append(("transfer", transfer_s))
                     if factor != 1.0:
                         terms.append(("slow_pair", transfer_s * (factor - 1)))
                     cost += transfer_s * factor
-                refs = prefill_leg.targets[prefill].ref, decode_leg.targets[decode].ref
+                refs = prefill_leg.candidates.targets[prefill].ref, decode_leg.candidates.targets[decode].ref
                 yield Candidate(prefill=refs[0], decode=refs[1], cost=cost, terms=terms)
 
 
@@ -78,4 +78,4 @@ def _terms(leg: ScoredLeg, position: int, other: ScoredLeg | None = None) -> Ite
     for name, values in leg.terms.items():
         value = values.item(position)
         if name != PREFERENCE or value:
-            yield f"{leg.kind.value}_{name}" if other is not None and name in other.terms else name, value
+            yield f"{leg.candidates.kind.value}_{name}" if other is not None and name in other.terms else name, value

@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 
-from services.router.placement.policies import LegKind
+from services.router.placement.policies import Candidates
 from services.router.placement.topology import Group
 from services.router.workers.cost_settings import CostSettings
 from services.router.workers.handoff_times import Distance, HandoffTimes
@@ -20,9 +20,7 @@ INFINITE = float("inf")
 class ScoredLeg:
     """One leg of a request with the cost of every candidate, and the terms that the cost is the sum of. Infinite: full."""
 
-    kind: LegKind
-    targets: Sequence[Target]
-    cached_tokens: Floats
+    candidates: Candidates
     terms: Mapping[str, Floats]
     costs: Floats
 
@@ -116,7 +114,8 @@ def _find_pair_of_group(
     """First the decode candidate, each with its cheapest prefill candidate; then the prefill candidate for that one."""
     bytes_per_token = group.kv_bytes_per_token
     prefill_costs, decode_costs = prefill_leg.costs[group.prefills], decode_leg.costs[group.decodes]
-    cached_tokens = decode_leg.cached_tokens[group.decodes]
+    prefills, decodes = prefill_leg.candidates, decode_leg.candidates
+    cached_tokens = decodes.cached_tokens[group.decodes]
     # item(argmin()) takes a third of the time of min().
     lowest_prefill_cost = prefill_costs.item(prefill_costs.argmin())
     time = handoff_times[group.rest]
@@ -132,15 +131,15 @@ def _find_pair_of_group(
             prompt_tokens - cached_tokens[bad.decodes], handoff_times, bytes_per_token=bytes_per_token
         )
         costs[bad.decodes] = (prefill_costs[:, np.newaxis] + transfers_s).min(0) + decode_costs[bad.decodes]
-    decode = selector.choose(costs, cached_tokens, decode_leg.targets, first_target=group.decodes.start)
+    decode = selector.choose(costs, cached_tokens, decodes.targets, first_target=group.decodes.start)
     if decode is None:
         return None
     moved_tokens = prompt_tokens - cached_tokens.item(decode)
     costs = prefill_costs + (
         _transfer_s(group, decode, moved_tokens, handoff_times=handoff_times) + decode_costs.item(decode)
     )
-    cached_tokens = prefill_leg.cached_tokens[group.prefills]
-    prefill = selector.choose(costs, cached_tokens, prefill_leg.targets, first_target=group.prefills.start)
+    cached_tokens = prefills.cached_tokens[group.prefills]
+    prefill = selector.choose(costs, cached_tokens, prefills.targets, first_target=group.prefills.start)
     assert prefill is not None  # The cost of `decode` was finite with one of them.
     distance = group.distance(prefill=prefill, decode=decode)
     transfer_s = handoff_times[distance].seconds(moved_tokens, bytes_per_token=bytes_per_token)

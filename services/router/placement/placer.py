@@ -36,7 +36,7 @@ from services.router.workers.fleet import Fleet
 from services.router.workers.handoff_times import NO_HANDOFF_TIMES, HandoffEstimator
 from services.router.workers.reservations import Forecast
 from services.router.workers.slow_pairs import SlowPairs
-from services.router.workers.target_arrays import NO_DECODE_NUMBERS, NO_PREFILL_NUMBERS, Floats
+from services.router.workers.target_arrays import Floats
 from services.router.workers.worker import RegisteredWorker, Target
 
 NO_PREFILL_WORKER = "no_prefill_worker"
@@ -192,7 +192,7 @@ class Placer:
         self, query: _Query, pair: Pair, legs: tuple[ScoredLeg, ScoredLeg], *, counts_transfer: bool
     ) -> PlacementDecision:
         ask, now = query.ask, query.now
-        prefill, decode = legs[0].targets[pair.prefill], legs[1].targets[pair.decode]
+        prefill, decode = query.pool.prefills.targets[pair.prefill], query.pool.decodes.targets[pair.decode]
         cached = int(query.prefill_cached.item(pair.prefill))
         uncached = ask.prompt_tokens - cached
         queue_s, wait_s = prefill.queue_s(now), decode.wait_s()
@@ -240,10 +240,11 @@ class Placer:
             leg.costs = np.where(requires_prefill, np.inf, leg.costs)
         if left_out is not None:
             leg.costs = np.where(left_out, np.inf, leg.costs)
-        chosen = self._selector.choose(leg.costs, query.decode_cached, leg.targets)
+        targets = query.pool.decodes.targets
+        chosen = self._selector.choose(leg.costs, query.decode_cached, targets)
         if chosen is None:
             raise self._full(ask)
-        target = leg.targets[chosen]
+        target = targets[chosen]
         cached = int(query.decode_cached.item(chosen))
         uncached = ask.prompt_tokens - cached
         queue_s, wait_s = target.queue_s(now), target.wait_s()
@@ -302,9 +303,8 @@ class Placer:
 
     def _chunked_prefill(self, query: _Query, reason: str = "prefill_congested") -> PlacementDecision | None:
         """A decode worker whose steps keep its inter-token latency with a chunk of the prompt in each. None: there is none."""
-        columns = query.pool.decodes.columns
-        s_per_token = self._fleet.arrays.take_prefill(columns).s_per_token
-        step_room_s = self._fleet.arrays.take_decode(columns).step_room_s
+        arrays, columns = self._fleet.arrays, query.pool.decodes.columns
+        s_per_token, step_room_s = arrays.prefill.s_per_token.take(columns), arrays.decode.step_room_s.take(columns)
         chunk_tokens = np.minimum(query.ask.prompt_tokens - query.decode_cached, self._settings.cost.chunk_tokens)
         try:
             return self._alone(query, reason, s_per_token * chunk_tokens > step_room_s)
@@ -324,28 +324,22 @@ class Placer:
         """The cost of every candidate for a leg: the policy's terms and the request's preferences; infinite for full ones."""
         is_prefill = kind is LegKind.PREFILL
         side = query.pool.prefills if is_prefill else query.pool.decodes
-        cached_tokens = query.prefill_cached if is_prefill else query.decode_cached
-        arrays = self._fleet.arrays
         candidates = Candidates(
             kind=kind,
             ask=query.ask,
             now=query.now,
             targets=side.targets,
-            cached_tokens=cached_tokens,
-            prefill=arrays.take_prefill(side.columns) if kind is not LegKind.DECODE else NO_PREFILL_NUMBERS,
-            has_pair_costs=arrays.has_pair_costs,
-            decode=arrays.take_decode(side.columns) if kind is not LegKind.PREFILL else NO_DECODE_NUMBERS,
+            cached_tokens=query.prefill_cached if is_prefill else query.decode_cached,
+            arrays=self._fleet.arrays,
+            columns=side.columns,
         )
         terms = self.policy.terms(candidates)
         if (preference := self._preference(kind, query, side)) is not None:
             terms = {**terms, PREFERENCE: preference}
         costs = reduce(np.add, terms.values())
         if not self.policy.counts_transfer:
-            # Such a policy does not read the numbers that are infinite for full targets.
-            for infinite_if_full in (candidates.prefill.queue_s_min, candidates.decode.wait_s):
-                if len(infinite_if_full):
-                    costs = np.where(np.isinf(infinite_if_full), np.inf, costs)
-        return ScoredLeg(kind=kind, targets=side.targets, cached_tokens=cached_tokens, terms=terms, costs=costs)
+            costs = _without_full(costs, candidates)
+        return ScoredLeg(candidates=candidates, terms=terms, costs=costs)
 
     def _preference(self, kind: LegKind, query: _Query, side: PoolSide) -> Floats | None:
         """Cost on top for a missing preferred label, an adapter that did not run lately, and for another target than the session's."""
@@ -427,3 +421,13 @@ class Placer:
         if pin and (worker is None or (rank and int(rank) >= len(worker.targets))):
             raise NotFoundError(f"no worker is named {pin!r}", reason="worker_not_found", field=field)
         return worker_id, int(rank) if rank else None
+
+
+def _without_full(costs: Floats, candidates: Candidates) -> Floats:
+    """The costs of a policy that does not read the numbers that are infinite for full targets."""
+    arrays, columns = candidates.arrays, candidates.columns
+    if candidates.kind is not LegKind.DECODE:
+        costs = np.where(np.isinf(arrays.prefill.queue_s_min.take(columns)), np.inf, costs)
+    if candidates.kind is not LegKind.PREFILL:
+        costs = np.where(np.isinf(arrays.decode.wait_s.take(columns)), np.inf, costs)
+    return costs

@@ -41,18 +41,14 @@ class DecodeNumbers(NamedTuple):
     """Seconds of prefill that fit into a decode step within the inter-token latency target. Infinite without requests."""
 
 
-_EMPTY: Floats = np.zeros(0)
-NO_PREFILL_NUMBERS = PrefillNumbers(*[_EMPTY] * len(PrefillNumbers._fields))
-NO_DECODE_NUMBERS = DecodeNumbers(*[_EMPTY] * len(DecodeNumbers._fields))
-
-
 class TargetArrays:
     """The numbers of all targets of a fleet, one column per target. The arrays are replaced when they grow; callers must not keep them."""
 
-    __slots__ = ("_decode_values", "_free_columns", "_prefill_values", "decode", "has_pair_costs", "prefill")
+    __slots__ = ("_free_columns", "decode", "has_pair_costs", "prefill")
 
     def __init__(self, columns: int = 64) -> None:
-        self._allocate(columns)
+        self.prefill = PrefillNumbers(*[np.zeros(columns) for _ in PrefillNumbers._fields])
+        self.decode = DecodeNumbers(*[np.zeros(columns) for _ in DecodeNumbers._fields])
         self._free_columns = list(range(columns - 1, -1, -1))
         self.has_pair_costs = False
         """True once the prefill time of a target grows with the square of the prompt."""
@@ -60,23 +56,11 @@ class TargetArrays:
     def add_column(self) -> int:
         """Reserves a column for a target and returns its index."""
         if not self._free_columns:
-            prefill, decode = self._prefill_values, self._decode_values
-            columns = prefill.shape[1]
-            self._allocate(2 * columns)
-            self._prefill_values[:, :columns], self._decode_values[:, :columns] = prefill, decode
+            columns = len(self.prefill.done_s)
+            self.prefill = PrefillNumbers(*[np.append(values, np.zeros(columns)) for values in self.prefill])
+            self.decode = DecodeNumbers(*[np.append(values, np.zeros(columns)) for values in self.decode])
             self._free_columns = list(range(2 * columns - 1, columns - 1, -1))
         return self._free_columns.pop()
 
     def free_column(self, column: int) -> None:
         self._free_columns.append(column)
-
-    def take_prefill(self, columns: Positions) -> PrefillNumbers:
-        return PrefillNumbers(*self._prefill_values.take(columns, 1))
-
-    def take_decode(self, columns: Positions) -> DecodeNumbers:
-        return DecodeNumbers(*self._decode_values.take(columns, 1))
-
-    def _allocate(self, columns: int) -> None:
-        self._prefill_values: Floats = np.zeros((len(PrefillNumbers._fields), columns))
-        self._decode_values: Floats = np.zeros((len(DecodeNumbers._fields), columns))
-        self.prefill, self.decode = PrefillNumbers(*self._prefill_values), DecodeNumbers(*self._decode_values)

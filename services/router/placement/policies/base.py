@@ -19,7 +19,7 @@ import numpy as np
 
 from kvmesh.core import Ask
 from services.router.workers.cost_settings import CostSettings
-from services.router.workers.target_arrays import DecodeNumbers, Floats, PrefillNumbers
+from services.router.workers.target_arrays import Floats, Positions, TargetArrays
 from services.router.workers.worker import Target
 
 Terms = Mapping[str, Floats]
@@ -43,12 +43,10 @@ class Candidates:
     targets: Sequence[Target]
     cached_tokens: Floats
     """Tokens of the prompt that each target has cached; those of slower tiers count for a part."""
-    prefill: PrefillNumbers
-    """Empty for the leg DECODE."""
-    has_pair_costs: bool
-    """Whether `prefill.s_per_token_pair_half` has a number that is not zero."""
-    decode: DecodeNumbers
-    """Empty for the leg PREFILL."""
+    arrays: TargetArrays
+    """The numbers of all targets at this moment. They change with the next placement."""
+    columns: Positions
+    """The candidates' columns in `arrays`."""
 
     def values_of(self, attribute: str) -> Floats:
         """An attribute of each target, such as `requests_active`."""

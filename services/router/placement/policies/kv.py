@@ -24,34 +24,38 @@ class KvPolicy(Policy):
     def terms(self, candidates: Candidates) -> dict[str, Floats]:
         if candidates.kind is LegKind.PREFILL:
             return {"queue": _queue_s(candidates), "prefill": _prefill_s(candidates)}
+        wait_s = candidates.arrays.decode.wait_s.take(candidates.columns)
         if candidates.kind is LegKind.DECODE:
-            return {"wait": candidates.decode.wait_s, "decode": self._decode_s(candidates)}
+            return {"wait": wait_s, "decode": self._decode_s(candidates)}
         prefill_s = _prefill_s(candidates)
+        requests = candidates.arrays.decode.requests.take(candidates.columns)
         return {
             "queue": _queue_s(candidates),
             "prefill": prefill_s,
-            "wait": candidates.decode.wait_s,
+            "wait": wait_s,
             "decode": self._decode_s(candidates),
-            "interference": self._decode_weight * candidates.decode.requests * prefill_s,
+            "interference": self._decode_weight * requests * prefill_s,
         }
 
     def _decode_s(self, candidates: Candidates) -> Floats:
         """Each of m output tokens is delayed by the batch, and delays the batch."""
-        decode, ask = candidates.decode, candidates.ask
+        decode, columns, ask = candidates.arrays.decode, candidates.columns, candidates.ask
         m = ask.expected_output_tokens or self._output_tokens
-        delay_s = decode.delay_s + decode.delay_s_per_token * (ask.prompt_tokens + m)
+        delay_s = decode.delay_s.take(columns) + decode.delay_s_per_token.take(columns) * (ask.prompt_tokens + m)
         return delay_s * (self._decode_weight * m * (ask.choices or 1))
 
 
 def _queue_s(candidates: Candidates) -> Floats:
-    seconds: Floats = np.maximum(candidates.prefill.done_s - candidates.now, candidates.prefill.queue_s_min)
+    prefill, columns = candidates.arrays.prefill, candidates.columns
+    seconds: Floats = np.maximum(prefill.done_s.take(columns) - candidates.now, prefill.queue_s_min.take(columns))
     return seconds
 
 
 def _prefill_s(candidates: Candidates) -> Floats:
-    prefill, n, cached = candidates.prefill, candidates.ask.prompt_tokens, candidates.cached_tokens
-    s_per_token = prefill.s_per_token
-    if candidates.has_pair_costs:
+    prefill, columns = candidates.arrays.prefill, candidates.columns
+    n, cached = candidates.ask.prompt_tokens, candidates.cached_tokens
+    s_per_token = prefill.s_per_token.take(columns)
+    if candidates.arrays.has_pair_costs:
         # n - u/2 = (n + cached) / 2
-        s_per_token = s_per_token + prefill.s_per_token_pair_half * (n + cached)
-    return prefill.base_s + s_per_token * (n - cached)
+        s_per_token = s_per_token + prefill.s_per_token_pair_half.take(columns) * (n + cached)
+    return prefill.base_s.take(columns) + s_per_token * (n - cached)
