@@ -41,6 +41,8 @@ class CachedTokens:
         """Tiers are counted in the order of `tier_credits`: what a tier has beyond what is counted already counts for its credit."""
         self._index = index
         self._slower = [(index.tiers[tier], credit) for tier, credit in tier_credits.items()]
+        self._slower_blocks = [blocks for tier, _ in self._slower for blocks in (tier.holders, tier.heads)]
+        """Mostly empty, all of them."""
         self._cache: dict[Key, Floats] = {}
         self._holders_version = index.device.holders_version
 
@@ -55,7 +57,7 @@ class CachedTokens:
             return None
         device, predicted = index.device.prefixes(hashes), index.predicted.prefixes(hashes)
         slower: tuple[Prefixes, ...] = ()
-        if any(tier for tier, _ in self._slower):
+        if any(self._slower_blocks):
             slower = tuple([tier.prefixes(hashes) for tier, _ in self._slower])
         if device is NO_PREFIXES and predicted is NO_PREFIXES and all(found is NO_PREFIXES for found in slower):
             return None

@@ -135,22 +135,19 @@ def _find_pair_of_group(
     if decode is None:
         return None
     moved_tokens = prompt_tokens - cached_tokens.item(decode)
-    costs = prefill_costs + (
-        _transfer_s(group, decode, moved_tokens, handoff_times=handoff_times) + decode_costs.item(decode)
-    )
+    transfer_s = _transfer_s(group, decode, moved_tokens, handoff_times=handoff_times)
+    costs = prefill_costs + (transfer_s + decode_costs.item(decode))
     cached_tokens = prefills.cached_tokens[group.prefills]
     prefill = selector.choose(costs, cached_tokens, prefills.targets, first_target=group.prefills.start)
     assert prefill is not None  # The cost of `decode` was finite with one of them.
-    distance = group.distance(prefill=prefill, decode=decode)
-    transfer_s = handoff_times[distance].seconds(moved_tokens, bytes_per_token=bytes_per_token)
     return Pair(
         group=group,
         prefill=prefill + group.prefills.start,
         decode=decode + group.decodes.start,
         cost=costs.item(prefill),
-        transfer_s=transfer_s if bad is None else transfer_s * bad.factor(prefill=prefill, decode=decode),
+        transfer_s=transfer_s if isinstance(transfer_s, float) else transfer_s.item(prefill),
         transfer_bytes=moved_tokens * bytes_per_token,
-        distance=distance,
+        distance=group.distance(prefill=prefill, decode=decode),
     )
 
 
