@@ -164,10 +164,10 @@ def test_slower_tiers_count_for_their_credit():
     bit = router.fleet.workers["d2"].feed.bits[0]
     router.index.tiers[KvTier.HOST].store(bit, [1, 2, 3, 4])
     what = ask("r1", [1, 2, 3, 4], tokens=65)
-    held = router.placer.cached_tokens.by_bit(what)
-    assert held[router.fleet.workers["d1"].feed.bits[0]] == 32
-    assert held[bit] == 48
-    assert router.ask("f", 1, what, now=0.0, wall=0.0).decode.worker_id == "d2"
+    router.ask("f", 1, ask("r0", [], tokens=65), now=0.0, wall=0.0)
+    assert router.placer.cached_tokens.of(what, router.placer.considered).decode.tolist() == [32, 48, 0]
+    placement = router.ask("f", 2, what, now=0.0, wall=0.0)
+    assert (placement.decode.worker_id, placement.cached_tokens) == ("d2", 48)
 
 
 def test_a_congested_prefill_pool_is_passed_by():

@@ -1,10 +1,12 @@
-"""How many tokens of a prompt each holder has cached, over all tiers and predictions. Pure.
+"""How many tokens of a prompt each candidate has cached, over all tiers and predictions. Pure.
 
 A block on the device counts fully; a block that only a slower tier has counts for that tier's credit. The last token of a prompt is
 always computed.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +26,31 @@ _BITS_OF_BYTES: Floats = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], 
 CACHED_FLOATS_MAX = 1 << 20
 """Bound of the cache: 8 MiB."""
 ENTRY_FLOATS = 128
-"""What an entry takes beside its array: 1 KiB."""
+"""What an entry takes beside its arrays: 1 KiB."""
 
-Key = tuple[int, int, int, Prefixes, Prefixes, tuple[Prefixes, ...]]
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class CandidateTokens:
+    """Tokens of a prompt that each candidate of a pool has cached. Read only."""
+
+    prefill: Floats
+    decode: Floats
+    decode_max: float
+
+
+class Holders(Protocol):
+    """The candidates of a pool, as holders of blocks."""
+
+    key: object
+    """Stands for the pool in the cache, which must not keep a pool that is no longer used."""
+    no_tokens: CandidateTokens
+
+    def select_tokens(self, by_bit: Floats, *, block_size_tokens: int, holders_version: int) -> CandidateTokens:
+        """The tokens of the candidates, given those of all holders."""
+        ...
+
+
+Key = tuple[object, int, int, Prefixes, Prefixes, tuple[Prefixes, ...]]
 
 
 class CachedTokens:
@@ -43,41 +67,43 @@ class CachedTokens:
         self._slower = [(index.tiers[tier], credit) for tier, credit in tier_credits.items()]
         self._slower_blocks = [blocks for tier, _ in self._slower for blocks in (tier.holders, tier.heads)]
         """Mostly empty, all of them."""
-        self._cache: dict[Key, Floats] = {}
+        self._cache: dict[Key, CandidateTokens] = {}
         self._holders_version = index.device.holders_version
 
     def __len__(self) -> int:
         """Entries of the cache."""
         return len(self._cache)
 
-    def by_bit(self, ask: Ask) -> Floats | None:
-        """Cached tokens by holder bit, read only. None: no holder has cached any."""
+    def of(self, ask: Ask, pool: Holders) -> CandidateTokens:
+        """What the candidates of a pool have cached of the prompt."""
         hashes, index = ask.block_hashes, self._index
         if not hashes:
-            return None
+            return pool.no_tokens
         device, predicted = index.device.prefixes(hashes), index.predicted.prefixes(hashes)
         slower: tuple[Prefixes, ...] = ()
         if any(self._slower_blocks):
             slower = tuple([tier.prefixes(hashes) for tier, _ in self._slower])
         if device is NO_PREFIXES and predicted is NO_PREFIXES and all(found is NO_PREFIXES for found in slower):
-            return None
-        if self._holders_version != index.device.holders_version:
-            self._holders_version = index.device.holders_version
+            return pool.no_tokens
+        version = index.device.holders_version
+        if self._holders_version != version:
+            self._holders_version = version
             self._cache.clear()
-        size, bits_end = ask.block_size_tokens, index.device.bits_end
+        size = ask.block_size_tokens
         # A prompt that is held as a whole, and ends with a block: its last token is computed.
         tokens_max = ask.prompt_tokens - 1 if len(hashes) * size >= ask.prompt_tokens else -1
-        key = (size, bits_end, tokens_max, device, predicted, slower)
+        key = (pool.key, size, tokens_max, device, predicted, slower)
         tokens = self._cache.get(key)
         if tokens is None:
-            width = (bits_end >> 3) + 1
+            width = (index.device.bits_end >> 3) + 1
+            # There are at most as many candidates as bits.
             if (len(self._cache) + 1) * (8 * width + ENTRY_FLOATS) > CACHED_FLOATS_MAX:
                 self._cache.clear()
-            tokens = self._cache[key] = self._combine(
-                deepest_prefixes(device, predicted), slower, block_size_tokens=size, width=width
-            )
+            by_bit = self._combine(deepest_prefixes(device, predicted), slower, block_size_tokens=size, width=width)
             if tokens_max >= 0:
-                np.minimum(tokens, tokens_max, tokens)
+                np.minimum(by_bit, tokens_max, by_bit)
+            tokens = pool.select_tokens(by_bit, block_size_tokens=size, holders_version=version)
+            self._cache[key] = tokens
         return tokens
 
     def _combine(self, prefixes: Prefixes, slower: Sequence[Prefixes], *, block_size_tokens: int, width: int) -> Floats:

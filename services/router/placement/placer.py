@@ -24,7 +24,7 @@ from kvmesh.core.planning import PlacementBounds
 from kvmesh.errors import NotFoundError, OverloadedError, UnavailableError
 from services.router.core_settings import CoreSettings
 from services.router.health.paths import PATHS_OPEN
-from services.router.index.cached_tokens import CachedTokens
+from services.router.index.cached_tokens import CachedTokens, CandidateTokens
 from services.router.index.kv_index import KvIndex
 from services.router.placement.bad_pairs import KV_PATH_FAILING
 from services.router.placement.decision import PREFERENCE, PlacementDecision
@@ -57,8 +57,7 @@ class _Query:
     ask: Ask
     now: float
     pool: Pool
-    prefill_cached: Floats
-    decode_cached: Floats
+    cached: CandidateTokens
 
 
 class Placer:
@@ -148,12 +147,7 @@ class Placer:
         if self.slow_pairs:
             self.slow_pairs.advance(now)
         pool.set_slow(self.slow_pairs.factors, self.slow_pairs.version)
-        prefill_cached, decode_cached = pool.cached_tokens(
-            self.cached_tokens.by_bit(ask),
-            block_size_tokens=ask.block_size_tokens,
-            holders_version=self._index.device.holders_version,
-        )
-        return _Query(ask=ask, now=now, pool=pool, prefill_cached=prefill_cached, decode_cached=decode_cached)
+        return _Query(ask=ask, now=now, pool=pool, cached=self.cached_tokens.of(ask, pool))
 
     def _pair(self, query: _Query) -> PlacementDecision:
         handoff_times = self.handoffs.times if self.policy.counts_transfer else None
@@ -193,7 +187,7 @@ class Placer:
     ) -> PlacementDecision:
         ask, now = query.ask, query.now
         prefill, decode = query.pool.prefills.targets[pair.prefill], query.pool.decodes.targets[pair.decode]
-        cached = int(query.prefill_cached.item(pair.prefill))
+        cached = int(query.cached.prefill.item(pair.prefill))
         uncached = ask.prompt_tokens - cached
         queue_s, wait_s = prefill.queue_s(now), decode.wait_s()
         prefill_s = prefill.coefficients.prefill_s(uncached, ask.prompt_tokens)
@@ -206,7 +200,7 @@ class Placer:
             decode=decode,
             handoff=pair.group.handoff,
             cached_tokens=cached,
-            decode_cached_tokens=int(query.decode_cached.item(pair.decode)),
+            decode_cached_tokens=int(query.cached.decode.item(pair.decode)),
             uncached_tokens=uncached,
             cost=pair.cost,
             expected_ttft_s=expected_ttft_s,
@@ -241,11 +235,11 @@ class Placer:
         if left_out is not None:
             leg.costs = np.where(left_out, np.inf, leg.costs)
         targets = query.pool.decodes.targets
-        chosen = self._selector.choose(leg.costs, query.decode_cached, targets)
+        chosen = self._selector.choose(leg.costs, query.cached.decode, targets)
         if chosen is None:
             raise self._full(ask)
         target = targets[chosen]
-        cached = int(query.decode_cached.item(chosen))
+        cached = int(query.cached.decode.item(chosen))
         uncached = ask.prompt_tokens - cached
         queue_s, wait_s = target.queue_s(now), target.wait_s()
         prefill_s = target.coefficients.prefill_s(uncached, ask.prompt_tokens)
@@ -271,21 +265,19 @@ class Placer:
 
     def _local_prefill(self, query: _Query) -> PlacementDecision | None:
         """A decode worker that lacks too few tokens for a handoff to pay. None: there is none, or those are full."""
-        tokens_max = self._settings.local_prefill_tokens_max
-        cached, prompt_tokens = query.decode_cached, query.ask.prompt_tokens
-        if prompt_tokens - cached.item(cached.argmax()) > tokens_max:
+        tokens_max, prompt_tokens = self._settings.local_prefill_tokens_max, query.ask.prompt_tokens
+        if prompt_tokens - query.cached.decode_max > tokens_max:
             return None
         try:
             reason = "short_prompt" if prompt_tokens <= tokens_max else "local_prefill"
-            return self._alone(query, reason, prompt_tokens - cached > tokens_max)
+            return self._alone(query, reason, prompt_tokens - query.cached.decode > tokens_max)
         except (OverloadedError, UnavailableError):
             return None
 
     def _deflection_reason(self, query: _Query, pair: PlacementDecision) -> str:
         """Why a decode worker may compute the prompt instead of the pair. Empty: it may not."""
         bound = self.bounds_of(query.ask.model).deflect_tokens
-        cached = query.decode_cached
-        if bound and query.ask.prompt_tokens - cached.item(cached.argmax()) <= bound:
+        if bound and query.ask.prompt_tokens - query.cached.decode_max <= bound:
             return DEFLECTED
         return "prefill_congested" if pair.forecast.queue_s >= self._settings.prefill_congested_s else ""
 
@@ -305,7 +297,7 @@ class Placer:
         """A decode worker whose steps keep its inter-token latency with a chunk of the prompt in each. None: there is none."""
         arrays, columns = self._fleet.arrays, query.pool.decodes.columns
         s_per_token, step_room_s = arrays.prefill.s_per_token.take(columns), arrays.decode.step_room_s.take(columns)
-        chunk_tokens = np.minimum(query.ask.prompt_tokens - query.decode_cached, self._settings.cost.chunk_tokens)
+        chunk_tokens = np.minimum(query.ask.prompt_tokens - query.cached.decode, self._settings.cost.chunk_tokens)
         try:
             return self._alone(query, reason, s_per_token * chunk_tokens > step_room_s)
         except (OverloadedError, UnavailableError):
@@ -329,7 +321,7 @@ class Placer:
             ask=query.ask,
             now=query.now,
             targets=side.targets,
-            cached_tokens=query.prefill_cached if is_prefill else query.decode_cached,
+            cached_tokens=query.cached.prefill if is_prefill else query.cached.decode,
             arrays=self._fleet.arrays,
             columns=side.columns,
         )

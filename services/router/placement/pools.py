@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from kvmesh.core import Ask, Role
 from kvmesh.errors import MeshError, NotFoundError, UnavailableError, UnsupportedError
 from services.router.health.paths import PATH_OPEN
+from services.router.index.cached_tokens import CandidateTokens
 from services.router.placement.bad_pairs import SlowFactors, failing_paths, make_bad_pairs
 from services.router.placement.topology import Group, make_groups, sort_key
 from services.router.workers.fleet import Fleet
@@ -95,11 +96,12 @@ class Pool:
         "_block_sizes",
         "_common_block_size",
         "_holders_version",
-        "_no_tokens",
         "_reduced",
         "decodes",
         "failing",
         "groups",
+        "key",
+        "no_tokens",
         "prefills",
         "removed",
         "slow_version",
@@ -127,8 +129,9 @@ class Pool:
         self._block_sizes: Positions = np.array([target.block_size_tokens for target in targets], dtype=np.intp)
         has_common_size = bool(targets) and np.ptp(self._block_sizes) == 0
         self._common_block_size = targets[0].block_size_tokens if has_common_size else 0
-        self._no_tokens: Floats = np.zeros(len(targets))
-        self._no_tokens.flags.writeable = False
+        self.key = object()
+        """Stands for the pool in the cache of cached tokens."""
+        self.no_tokens = self._split(np.zeros(len(targets)))
         self._bits = self._block_sizes
         self._holders_version = -1
         self._reduced: dict[frozenset[str], Pool] = {}
@@ -161,24 +164,26 @@ class Pool:
             known = self._reduced[paused] = Pool(prefills, decodes, removed=removed)
         return known
 
-    def cached_tokens(
-        self, tokens_by_bit: Floats | None, *, block_size_tokens: int, holders_version: int
-    ) -> tuple[Floats, Floats]:
-        """Tokens of the prompt that each prefill and each decode candidate has cached.
+    def select_tokens(self, by_bit: Floats, *, block_size_tokens: int, holders_version: int) -> CandidateTokens:
+        """Tokens of a prompt that each candidate has cached, given those of each holder.
 
         Hashes of another block size name other blocks. `holders_version` changes when a target may have got another bit.
         """
-        tokens = self._no_tokens
-        if tokens_by_bit is not None:
-            if self._holders_version != holders_version:
-                targets = [*self.prefills.targets, *self.decodes.targets]
-                self._bits = np.array([target.bits[target.rank] for target in targets], dtype=np.intp)
-                self._holders_version = holders_version
-            tokens = tokens_by_bit.take(self._bits, mode="clip")
-            if block_size_tokens != self._common_block_size:
-                tokens *= self._block_sizes == block_size_tokens
-        split = len(self.prefills.targets)
-        return tokens[:split], tokens[split:]
+        if self._holders_version != holders_version:
+            targets = [*self.prefills.targets, *self.decodes.targets]
+            self._bits = np.array([target.bits[target.rank] for target in targets], dtype=np.intp)
+            self._holders_version = holders_version
+        tokens = by_bit.take(self._bits, mode="clip")
+        if block_size_tokens != self._common_block_size:
+            tokens *= self._block_sizes == block_size_tokens
+        return self._split(tokens)
+
+    def _split(self, tokens: Floats) -> CandidateTokens:
+        # Decisions share the arrays.
+        tokens.flags.writeable = False
+        prefills = len(self.prefills.targets)
+        decode = tokens[prefills:]
+        return CandidateTokens(prefill=tokens[:prefills], decode=decode, decode_max=float(decode.max(initial=0)))
 
 
 def _unpaired(groups: Iterable[Group], decodes: int) -> NDArray[np.bool_] | None:
