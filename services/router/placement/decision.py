@@ -46,7 +46,9 @@ class PlacementDecision:
         if len(self.legs) == 1:
             (leg,) = self.legs
             for i in leg.costs.argsort(kind="stable")[: PAIRS_PER_SIDE**2].tolist():
-                yield Candidate(decode=leg.candidates.targets[i].ref, cost=leg.costs.item(i), terms=tuple(_terms(leg, i)))
+                yield Candidate(
+                    decode=leg.candidates.targets[i].ref, cost=leg.costs.item(i), terms=tuple(_terms(leg, i))
+                )
             return
         for group, bad_pairs in zip(self.pool.groups, self.bad_pairs, strict=True):
             yield from self._pairs_of(group, bad_pairs)

@@ -216,7 +216,7 @@ class Placer:
             legs=legs,
             pool=query.pool,
             handoff_times=self.handoffs.times if counts_transfer else None,
-            bad_pairs=[group.bad_pairs for group in query.pool.groups],
+            bad_pairs=query.pool.bad_pairs,
         )
 
     def _alone(self, query: _Query, reason: str, left_out: NDArray[np.bool_] | None = None) -> PlacementDecision:

@@ -13,7 +13,7 @@ from kvmesh.core import Ask, Role
 from kvmesh.errors import MeshError, NotFoundError, UnavailableError, UnsupportedError
 from services.router.health.paths import PATH_OPEN
 from services.router.index.cached_tokens import CandidateTokens
-from services.router.placement.bad_pairs import SlowFactors, failing_paths, make_bad_pairs
+from services.router.placement.bad_pairs import BadPairs, SlowFactors, failing_paths, make_bad_pairs
 from services.router.placement.topology import Group, make_groups, sort_key
 from services.router.workers.fleet import Fleet
 from services.router.workers.target_arrays import Floats, Positions
@@ -97,6 +97,7 @@ class Pool:
         "_common_block_size",
         "_holders_version",
         "_reduced",
+        "bad_pairs",
         "decodes",
         "failing",
         "groups",
@@ -125,6 +126,8 @@ class Pool:
             if self.unpaired is not None:
                 groups = [group for group in groups if not self.unpaired[group.decodes].all()]
         self.groups: Sequence[Group] = groups
+        self.bad_pairs: Sequence[BadPairs | None] = [group.bad_pairs for group in groups]
+        """Those of each group. Explanations keep it, so it is replaced and not changed."""
         targets = [*self.prefills.targets, *self.decodes.targets]
         self._block_sizes: Positions = np.array([target.block_size_tokens for target in targets], dtype=np.intp)
         has_common_size = bool(targets) and np.ptp(self._block_sizes) == 0
@@ -141,6 +144,7 @@ class Pool:
         if version != self.slow_version:
             self.slow_version = version
             self._set_bad_pairs(self.groups, factors)
+            self.bad_pairs = [group.bad_pairs for group in self.groups]
 
     def _set_bad_pairs(self, groups: Iterable[Group], factors: SlowFactors) -> None:
         for group in groups:
