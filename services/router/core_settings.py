@@ -155,7 +155,7 @@ class CoreSettings:
         10.0, "Time for which reservations outlive the stream of their frontend, which may come back.", min=0
     )
     history_max: int = setting(
-        1000, "Placements that Explain remembers; 6 kB each with 64 workers, 33 kB with 512. 0: none.", min=0
+        1000, "Placements that Explain remembers; 6 kB each with 64 workers, 17 kB with 512. 0: none.", min=0
     )
     index: IndexSettings = field(default_factory=IndexSettings)
     health: HealthSettings = field(default_factory=HealthSettings)
