@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmesh.errors import InvalidRequestError, OverloadedError
-from services.frontend.api.http.json_size import SLICE_BYTES, JsonCounter, JsonLimits
+from kvmesh.rpc.codec.json_texts import SLICE_BYTES, JsonCounter
 from services.frontend.api.http.large_bodies import LARGE_BYTES, LargeBodies
+from services.frontend.api.http.request_bytes import JsonLimits
 from services.frontend.models import ServedModel
 from services.frontend.settings import FrontendSettings, HttpSettings
 from tests.patience import PATIENCE_S
@@ -136,7 +137,8 @@ async def test_tenants_take_turns_and_leave_most_of_the_loop() -> None:
     bodies, order = LargeBodies(1 << 30), []
 
     async def read(tenant: str) -> None:
-        await bodies.run(tenant, LARGE_BYTES + 1, lambda: parse(tenant))
+        async with bodies.turn(tenant, LARGE_BYTES + 1):
+            parse(tenant)
 
     def parse(tenant: str) -> None:
         order.append(tenant)
@@ -161,12 +163,27 @@ async def test_waiting_bodies_have_a_limit_and_can_be_cancelled() -> None:
         await asyncio.sleep(0)
         with pytest.raises(OverloadedError):
             await _enter(bodies, "a", size)
-        assert await bodies.run("a", 10, lambda: "small") == "small"
         waiting.cancel()
     await behind
     await asyncio.wait({waiting})
     assert waiting.cancelled() and bodies.waiting_bytes == 0
     await _enter(bodies, "b", size)
+
+
+async def test_small_bodies_do_not_wait_for_large_ones(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a large body waits for its turn, requests with small ones are answered."""
+    monkeypatch.setattr("services.frontend.api.http.large_bodies.PAUSE_FACTOR", 1e6)
+    small, large = (
+        json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "x" * size}], "max_tokens": 1}).encode()
+        for size in (1, LARGE_BYTES)
+    )
+    async with frontend(model) as rig, aiohttp.ClientSession() as session:
+        await status_of(rig, session, large)
+        waiting = asyncio.create_task(status_of(rig, session, large))
+        async with asyncio.timeout(PATIENCE_S):
+            status, _ = await status_of(rig, session, small)
+        assert status == 200 and not waiting.done()
+        waiting.cancel()
 
 
 async def test_arriving_bodies_have_a_limit(model: ServedModel, keys: Path) -> None:

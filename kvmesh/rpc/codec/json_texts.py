@@ -24,11 +24,9 @@ _DROPPED = bytes(each for each in range(256) if each not in b'"[{,')
 class JsonCounter:
     """Counts arrays and objects (`containers`) and the commas between values, outside of strings. Of invalid JSON the counts mean nothing."""
 
-    def __init__(self) -> None:
-        self.containers = 0
-        self.commas = 0
-        self._is_in_string = False
-        self._rest = b""
+    containers = commas = 0
+    _is_in_string = False
+    _rest = b""
 
     def feed(self, data: bytes) -> None:
         """Counts the next part of the body."""
@@ -48,9 +46,7 @@ class JsonCounter:
 class JsonTexts:
     """Parses the JSON texts of one request."""
 
-    def __init__(self) -> None:
-        self._containers = 0
-        self._commas = 0
+    _containers = _commas = 0
 
     def object_in(self, text: str) -> dict[str, Any] | None:
         """Returns the object; None if the text contains anything else. Raises InvalidRequestError for too many values."""

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -10,7 +11,7 @@ from aiohttp import web
 
 from kvmesh.errors import MeshError
 from kvmesh.rpc.http_status import http_status
-from services.frontend.api.http.large_bodies import LargeBodies
+from services.frontend.api.http.large_bodies import LARGE_BYTES, LargeBodies
 from services.frontend.api.http.request_bytes import BODY_TOO_LARGE, MEDIA_TYPE, read_bytes
 from services.frontend.api.http.stream import EventPace
 from services.frontend.api.request_body import parse_object
@@ -56,18 +57,16 @@ class Exchange(RequestContext):
             )
             self.body_bytes = len(data)
             await self.pipeline.starts.wait(tenant)
-        return await large_bodies.run(tenant, len(data), lambda: self._read_object(data, read, is_strict=is_strict))
-
-    def _read_object(self, data: bytes, read: Callable[[dict[str, Any]], ParsedBody], *, is_strict: bool) -> ParsedBody:
-        values = parse_object(data)
-        if is_strict:
-            return read(values)
-        if values.get("model") is None and self.settings.model_is_optional:
-            served = self.pipeline.models.served()
-            if len(served) == 1:
-                values["model"] = served[0].name
-        refuses = self.settings.refuses_unknown_fields
-        body, ignored = (read(values), []) if refuses else read_tolerantly(read, values)
+        async with large_bodies.turn(tenant, len(data)) if len(data) > LARGE_BYTES else nullcontext():
+            values = parse_object(data)
+            if is_strict:
+                return read(values)
+            if values.get("model") is None and self.settings.model_is_optional:
+                served = self.pipeline.models.served()
+                if len(served) == 1:
+                    values["model"] = served[0].name
+            refuses = self.settings.refuses_unknown_fields
+            body, ignored = (read(values), []) if refuses else read_tolerantly(read, values)
         if ignored := [*ignored, *(name for name in UNUSED_HINTS if values.get(name) is not None)]:
             self.warn(f"ignored: {' '.join(ignored)}")
         return body

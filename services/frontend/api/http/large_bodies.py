@@ -8,12 +8,10 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TypeVar
 
 from kvmesh.errors import OverloadedError
 from services.frontend.pipeline.tenant_turns import TenantTurns
 
-Result = TypeVar("Result")
 LARGE_BYTES = 65_536
 PAUSE_FACTOR = 3.0
 """Large bodies take at most a quarter of the loop."""
@@ -78,18 +76,12 @@ class LargeBodies:
         try:
             yield grow
         finally:
-            self._arriving_bytes.remove(tenant, held)
-
-    async def run(self, tenant: str, size_bytes: int, read: Callable[[], Result]) -> Result:
-        """Calls `read` when it is the body's turn; for a small one at once. OverloadedError if too much waits."""
-        if size_bytes <= LARGE_BYTES:
-            return read()
-        async with self.turn(tenant, size_bytes):
-            return read()
+            if held:
+                self._arriving_bytes.remove(tenant, held)
 
     @asynccontextmanager
     async def turn(self, tenant: str, size_bytes: int) -> AsyncIterator[None]:
-        """Waits for the turn of a large body. The block must not await."""
+        """Waits for the turn of a large body. The block must not await. OverloadedError if too much waits."""
         self._waiting_bytes.add(tenant, size_bytes)
         try:
             await self._wait_turn(tenant)

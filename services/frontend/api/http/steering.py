@@ -31,7 +31,7 @@ def steer(request: Request, exchange: Exchange) -> Request:
     found: dict[str, Any] = {}
     trace = headers.get(TRACE, "")
     # Headers can have bytes that are no UTF-8, which messages between services cannot.
-    if len(trace) <= TRACEPARENT_BYTES_MAX and is_traceparent(trace):
+    if trace and len(trace) <= TRACEPARENT_BYTES_MAX and is_traceparent(trace):
         found["traceparent"] = trace
     if session := headers.get(SESSION, ""):
         found["session_id"] = _limited(SESSION, value=session, bytes_max=SESSION_BYTES_MAX)
