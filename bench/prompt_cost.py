@@ -100,7 +100,7 @@ async def loop_delays(model: TextModel, words: Sequence[str], tokens: int, *, se
         )  # fmt: skip
         token_ids = await tokens_of(request, served, PipelineSettings())
         hashes = await hashes_of(token_ids, request, served)
-        prepare(request, served, token_ids, hashes=hashes, caller=ANYBODY, attempt_timeout_s=1.0)
+        prepare(request, served, token_ids, hashes=hashes, features=(), caller=ANYBODY, attempt_timeout_s=1.0)
         prompts += 1
     await ticking
     found = percentiles(late_s)

@@ -69,9 +69,9 @@ def is_long(constraint: Constraint) -> bool:
     return len(constraint.text) > INLINE_CHARACTERS
 
 
-async def judge_long(constraint: Constraint | None) -> None:
+async def judge_long(constraint: Constraint) -> None:
     """Estimates the cost of a long constraint in a thread. Checks on the event loop then find the verdict, which is kept."""
-    if constraint is not None and is_long(constraint):
+    if is_long(constraint):
         await asyncio.to_thread(judge, constraint)
 
 

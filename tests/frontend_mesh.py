@@ -380,7 +380,7 @@ class FakeLink:
 
 def prepared_of(request: ApiRequest, model: ServedModel) -> Prepared:
     """The first prompt of a request, as two tokens."""
-    return prepare(request.requests[0], model, [1, 2], hashes=[], caller=ANYBODY, attempt_timeout_s=1.0)
+    return prepare(request.requests[0], model, [1, 2], hashes=[], features=(), caller=ANYBODY, attempt_timeout_s=1.0)
 
 
 def make_pipeline(

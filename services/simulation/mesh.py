@@ -263,7 +263,8 @@ class SimulatedMesh:
         trace.note("arrived", request_id)
         outcome = "defect"
         try:
-            ledger.prepared = await pipeline.prepare(ledger.request, caller=ANYBODY, began_s=began_s)
+            model = pipeline.models.find(ledger.request.model)
+            ledger.prepared = await pipeline.prepare(ledger.request, model, caller=ANYBODY, began_s=began_s)
             ledger.answer = await pipeline.run(ledger.prepared, ledger, began_s=began_s)
             outcome = "answered"
         except MeshError as error:

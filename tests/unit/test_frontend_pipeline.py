@@ -111,7 +111,9 @@ def a_request(**values: Any) -> Request:
 
 async def ask(pipeline: Pipeline, request: Request, heard: Heard) -> RequestResult:
     began_s = pipeline.clock.now()
-    return await pipeline.run(await pipeline.prepare(request, caller=ANYBODY, began_s=began_s), heard, began_s=began_s)
+    model = pipeline.models.find(request.model)
+    prepared = await pipeline.prepare(request, model, caller=ANYBODY, began_s=began_s)
+    return await pipeline.run(prepared, heard, began_s=began_s)
 
 
 def run(

@@ -43,7 +43,7 @@ def asked_while_standing_still(
     async def main() -> RequestResult | Exception:
         pipeline = make_pipeline(mesh, StaticModels([model]), idle_timeout_s=5.0, first_token_timeout_s=3.0)
         request = Request(request_id="r", model="tiny", prompt="Hello", timeout_s=timeout_s, sampling=SamplingParams())
-        prepared = await pipeline.prepare(request, caller=ANYBODY, began_s=0.0)
+        prepared = await pipeline.prepare(request, model, caller=ANYBODY, began_s=0.0)
         asyncio.get_running_loop().call_later(after_s, stand_still, still_s)
         try:
             return await pipeline.run(prepared, heard, began_s=0.0)

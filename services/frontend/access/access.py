@@ -20,7 +20,6 @@ from kvmesh.discovery.members import watch_members
 from kvmesh.errors import InvalidRequestError, MeshError, UnauthenticatedError, UnavailableError
 from kvmesh.telemetry import Instruments
 from services.frontend.access.caller import ANYBODY, Caller
-from services.frontend.access.isolation import isolated
 from services.frontend.access.keys import KeyBook, read_keys
 from services.frontend.access.quotas import Permit, Quotas
 from services.frontend.access.settings import AccessSettings
@@ -49,6 +48,8 @@ class Access:
         instruments = instruments or Instruments(CollectorRegistry(), "frontend")
         self._settings = settings
         self.needs_key = settings.needs_key
+        self.sharing_tenants = settings.prefix_sharing_tenants
+        """Tenants that share cached prefixes; see `isolated`."""
         self._clock = clock
         self._registry = registry
         self._book = KeyBook()
@@ -92,17 +93,12 @@ class Access:
         """Returns the caller for a tenant's work that outlives its request. Raises UnauthenticatedError if it has no valid key."""
         return self._book.of_tenant(tenant, wall_s=self._clock.wall()) if self.needs_key else ANYBODY
 
-    def check(self, request: Request, caller: Caller) -> None:
-        """Checks the caller's permissions. Raises NotFoundError for the model, InvalidRequestError for the priority."""
-        caller.check_model(request.adapter or request.model)
+    def check_priority(self, request: Request, caller: Caller) -> None:
+        """Raises InvalidRequestError for a priority above that of the caller's key."""
         most = caller.quota.priority_max
         if most is not None and request.priority > most:
             field = request.named("priority")
             raise InvalidRequestError(f"{field} must be at most {most} with this key", field=field)
-
-    def isolate(self, request: Request, caller: Caller) -> Request:
-        """Returns the request with names of its tenant's own for what requests share: cached prefixes and sessions."""
-        return isolated(request, caller.tenant, self._settings.prefix_sharing_tenants)
 
     def enter(self, caller: Caller, *, prompt_tokens: int, output_tokens_max: int) -> Permit | None:
         """Reserves quota for the caller. Raises OverloadedError, or InvalidRequestError if the request can never fit."""

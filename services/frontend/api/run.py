@@ -76,8 +76,8 @@ class RequestContext:
 
     async def prepare(self, request: Request) -> Prepared:
         """Records the model and prepares the request. Raises errors of the client."""
-        self.find_model(request.model, adapter=request.adapter)
-        return await self.pipeline.prepare(request, caller=self.caller, began_s=self.began_s)
+        model = self.find_model(request.model, adapter=request.adapter)
+        return await self.pipeline.prepare(request, model, caller=self.caller, began_s=self.began_s)
 
     async def tokenise(self, request: Request) -> "array[int]":
         """Returns the token ids of a request that is not run. Raises errors of the client."""

@@ -21,7 +21,7 @@ from services.frontend.pipeline.losses import LostWorkers
 from services.frontend.pipeline.placements import RETRIABLE, RequestPlacements
 from services.frontend.pipeline.prepare import tokens_of
 from services.frontend.pipeline.request import Request
-from services.frontend.pipeline.retry_budget import RetryBudgets
+from services.frontend.pipeline.retry_budget import RetryBudget
 from services.frontend.settings import PipelineSettings
 
 EMBEDDINGS = "embeddings"
@@ -54,14 +54,12 @@ class Embedder:
         clock: Clock,
         settings: PipelineSettings,
         lost_workers: LostWorkers,
-        retry_budgets: RetryBudgets,
     ) -> None:
         self._links = links
         self._router = router
         self._clock = clock
         self._settings = settings
         self._lost_workers = lost_workers
-        self._retry_budgets = retry_budgets
 
     async def tokens(self, request: EmbedRequest, model: ServedModel) -> list[Sequence[int]]:
         """Checks the request and tokenises its inputs. Raises errors of the client."""
@@ -97,6 +95,7 @@ class Embedder:
         inputs: Sequence[Sequence[int]],
         *,
         tenant: str,
+        budget: RetryBudget,
         deadline_s: float,
     ) -> EmbedResult:
         """Returns the vectors in the order of the inputs. Cancelling it cancels the legs."""
@@ -125,7 +124,7 @@ class Embedder:
             clock=self._clock,
             settings=self._settings,
             lost_workers=self._lost_workers,
-            budget=self._retry_budgets.of_model(model.name, self._clock.now()),
+            budget=budget,
             deadline_s=deadline_s,
         )
         while True:

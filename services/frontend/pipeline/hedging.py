@@ -43,20 +43,3 @@ class PrefillTimes:
             return False
         self._credit = 0.0
         return True
-
-
-class Hedging:
-    """The prefill times of all models of a frontend."""
-
-    def __init__(self, settings: HedgeSettings) -> None:
-        self._settings = settings
-        self._times: dict[str, PrefillTimes] = {}
-
-    def of_model(self, model: str) -> PrefillTimes | None:
-        """Returns the times of a served model; None: hedging is off."""
-        if not self._settings.share_max:
-            return None
-        times = self._times.get(model)
-        if times is None:
-            times = self._times[model] = PrefillTimes(self._settings)
-        return times

@@ -8,17 +8,15 @@ from services.frontend.pipeline.prepare import Prepared
 class LegSpans:
     """The first placement's legs are children of the request's span. `close` ends the open span."""
 
-    def __init__(self, tracing: Tracing) -> None:
-        self._tracing = tracing
-        self._span: Span | None = None
+    _span: Span | None = None
 
     def traced(self, prepared: Prepared) -> Prepared:
         """Returns the request with the present placement's span as the parent of the spans of router and workers."""
         return prepared if self._span is None else prepared.with_traceparent(traceparent_of(self._span))
 
-    def begin_next(self, error: MeshError, *, number: int, emitted_tokens: int) -> None:
+    def begin_next(self, tracing: Tracing, error: MeshError, *, number: int, emitted_tokens: int) -> None:
         """Begins the span of placement `number`, which follows the failure `error` of the one before it."""
-        if not self._tracing.is_on:
+        if not tracing.is_on:
             return
         before = self._span or current_span()
         attributes = {
@@ -27,7 +25,7 @@ class LegSpans:
             "kvmesh.failed_at": error.where,
             "kvmesh.emitted_tokens": emitted_tokens,
         }
-        span = self._tracing.start_span("placed_again", attributes=attributes, links=(before,))
+        span = tracing.start_span("placed_again", attributes=attributes, links=(before,))
         self.close()
         self._span = span
 

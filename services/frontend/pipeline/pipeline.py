@@ -7,8 +7,8 @@ prompts up to `inline_characters_max`. So the same code runs in a whole-mesh sim
 import asyncio
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import replace
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
@@ -20,13 +20,14 @@ from kvmesh.rpc.clients import EmbedResult, LegLinks, RouterLink
 from kvmesh.telemetry import TelemetrySettings, Tracing, current_traceparent
 from services.frontend.access.access import Access
 from services.frontend.access.caller import Caller
+from services.frontend.access.isolation import isolated
 from services.frontend.access.settings import AccessSettings
-from services.frontend.metrics import FrontendMetrics
+from services.frontend.metrics import FrontendMetrics, ModelMetrics
 from services.frontend.models import Models, ServedModel
 from services.frontend.parser_process.relay import relayed
 from services.frontend.pipeline.attempt import Attempt
 from services.frontend.pipeline.embed import Embedder, EmbedRequest
-from services.frontend.pipeline.hedging import Hedging
+from services.frontend.pipeline.hedging import PrefillTimes
 from services.frontend.pipeline.leg_spans import LegSpans
 from services.frontend.pipeline.losses import LostWorkers, is_stall
 from services.frontend.pipeline.overload import OverloadLimit
@@ -34,7 +35,7 @@ from services.frontend.pipeline.placements import RETRIABLE, RequestPlacements
 from services.frontend.pipeline.prepare import Prepared, check_request, hashes_of, prepare, tokens_of
 from services.frontend.pipeline.request import AnswerSink, Request, RequestResult
 from services.frontend.pipeline.request_run import RequestRun
-from services.frontend.pipeline.retry_budget import RetryBudgets
+from services.frontend.pipeline.retry_budget import RetryBudget
 from services.frontend.pipeline.tenant_turns import RequestStarts
 from services.frontend.pipeline.tool_choice import with_tool_constraint
 from services.frontend.settings import PipelineSettings
@@ -45,6 +46,15 @@ DETOKENISED_INLINE_MAX = 16_384
 """Token ids that are detokenised on the event loop, which takes about 5 ms; more use a thread."""
 CONSTRAINT_CHARACTERS_PER_CHARGED = 4
 """Characters of a schema, grammar or regular expression, for each token that a quota is charged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShared:
+    """What the requests of one model share. `prefill_times` None: prompts are not hedged."""
+
+    metrics: ModelMetrics
+    retry_budget: RetryBudget
+    prefill_times: PrefillTimes | None
 
 
 class Pipeline:
@@ -77,15 +87,13 @@ class Pipeline:
         self.starts = RequestStarts(allows=self.overload.allows)
         """APIs wait here before they parse a request."""
         self._lost_workers = lost_workers or LostWorkers()
-        self._retry_budgets = RetryBudgets(settings.retry_budget)
-        self._hedging = Hedging(settings.hedge)
+        self._shared: dict[str, ModelShared] = {}
         self._embedder = Embedder(
             links=links,
             router=router,
             clock=clock,
             settings=settings,
             lost_workers=self._lost_workers,
-            retry_budgets=self._retry_budgets,
         )
         self._tracing = tracing or Tracing(TelemetrySettings(), service="frontend")
         self.settings = settings
@@ -127,25 +135,31 @@ class Pipeline:
             self._idle.clear()
             await self._idle.wait()
 
-    async def prepare(self, request: Request, *, caller: Caller, began_s: float) -> Prepared:
-        """Checks and tokenises a request. Raises errors of the client before the request takes any resource of the mesh."""
+    async def prepare(self, request: Request, model: ServedModel, *, caller: Caller, began_s: float) -> Prepared:
+        """Checks and tokenises a request for a model that the caller may use.
+
+        Raises errors of the client before the request takes any resource of the mesh.
+        """
         self._check_room()
-        self.access.check(request, caller)
-        model = self.models.find(request.model)
+        self.access.check_priority(request, caller)
         request = with_tool_constraint(request, model.text.selection.tools)
-        await judge_long(request.sampling.constraint)
-        check_request(request, model, self.settings)
-        request = self.access.isolate(request, caller)
+        if request.sampling.constraint is not None:
+            await judge_long(request.sampling.constraint)
+        features = check_request(request, model, self.settings)
+        request = isolated(request, caller.tenant, self.access.sharing_tenants)
         token_ids = await tokens_of(request, model, self.settings)
         hashes = await hashes_of(token_ids, request, model)
-        left_s = began_s + self._limit_s(request) - self.clock.now()
-        return prepare(request, model, token_ids, hashes=hashes, caller=caller, attempt_timeout_s=max(1e-3, left_s))
+        left_s = max(1e-3, began_s + self._limit_s(request) - self.clock.now())
+        return prepare(
+            request, model, token_ids, hashes=hashes, features=features, caller=caller, attempt_timeout_s=left_s
+        )
 
     async def tokenise(self, request: Request, model: ServedModel, *, caller: Caller) -> "array[int]":
         """Returns the token ids of a request's prompt, for a client that only wants to know them. Charges a part of what a run costs."""
-        self.access.check(request, caller)
+        self.access.check_priority(request, caller)
         self.access.check_level(caller)
-        token_ids = await tokens_of(self.access.isolate(request, caller), model, self.settings)
+        request = isolated(request, caller.tenant, self.access.sharing_tenants)
+        token_ids = await tokens_of(request, model, self.settings)
         self.access.charge(caller, tokens=len(token_ids) // TOKENISED_PER_CHARGED)
         return token_ids
 
@@ -163,52 +177,56 @@ class Pipeline:
 
         Raises the failure that ended the request. Cancelling it cancels the request on every hop.
         """
-        process = prepared.model.text.parser_process
-        if process is None:
-            return await self._run(prepared, sink, began_s)
-        async with relayed(process, prepared.request.request_id, sink) as relay:
-            return await self._run(prepared, relay, began_s)
-
-    async def _run(self, prepared: Prepared, sink: AnswerSink, began_s: float) -> RequestResult:
-        metrics = self.metrics.of_model(prepared.model.name)
-        run = RequestRun(prepared, sink, metrics=metrics, clock=self.clock, settings=self.settings, began_s=began_s)
-        request_id = prepared.request.request_id
-        with self._admitted(prepared.caller):
-            permit = self.access.enter(
-                prepared.caller,
-                prompt_tokens=prepared.ask.prompt_tokens,
-                output_tokens_max=(prepared.generation.sampling.max_tokens or 0) * prepared.request.choices,
+        request_id, model, caller = prepared.request.request_id, prepared.model, prepared.caller
+        shared = self._shared_of(model)
+        process = model.text.parser_process
+        async with nullcontext(sink) if process is None else relayed(process, request_id, sink) as relay:
+            run = RequestRun(
+                prepared, relay, metrics=shared.metrics, clock=self.clock, settings=self.settings, began_s=began_s
             )
-            if (constraint := prepared.generation.sampling.constraint) is not None:
-                self.access.charge(prepared.caller, tokens=len(constraint.text) // CONSTRAINT_CHARACTERS_PER_CHARGED)
-            usage: Usage | None = None
-            try:
-                if self._tracing.is_on:
-                    result = await self._run_traced(run, prepared, began_s)
-                else:
-                    result = await self._run_placements(run, began_s)
-                usage = result.usage
-                return result
-            finally:
-                self.access.leave(
-                    permit,
-                    usage or run.spent(),
-                    caller=prepared.caller,
-                    request_id=request_id,
-                    model=prepared.model.name,
+            with self._admitted(caller):
+                permit = self.access.enter(
+                    caller,
+                    prompt_tokens=prepared.ask.prompt_tokens,
+                    output_tokens_max=(prepared.generation.sampling.max_tokens or 0) * prepared.request.choices,
                 )
+                if (constraint := prepared.generation.sampling.constraint) is not None:
+                    self.access.charge(caller, tokens=len(constraint.text) // CONSTRAINT_CHARACTERS_PER_CHARGED)
+                usage: Usage | None = None
+                try:
+                    if self._tracing.is_on:
+                        result = await self._run_traced(run, shared, began_s)
+                    else:
+                        result = await self._run_placements(run, shared, began_s)
+                    usage = result.usage
+                    return result
+                finally:
+                    self.access.leave(
+                        permit, usage or run.spent(), caller=caller, request_id=request_id, model=model.name
+                    )
 
-    async def _run_traced(self, run: RequestRun, prepared: Prepared, began_s: float) -> RequestResult:
+    def _shared_of(self, model: ServedModel) -> ModelShared:
+        found = self._shared.get(model.name)
+        if found is None:
+            found = self._shared[model.name] = ModelShared(
+                metrics=self.metrics.of_model(model.name),
+                retry_budget=RetryBudget(self.settings.retry_budget, self.clock.now()),
+                prefill_times=PrefillTimes(self.settings.hedge) if self.settings.hedge.share_max else None,
+            )
+        return found
+
+    async def _run_traced(self, run: RequestRun, shared: ModelShared, began_s: float) -> RequestResult:
         """Runs the request in a span. Router and workers get it as their parent."""
+        prepared = run.prepared
         attributes = {"gen_ai.request.model": prepared.model.name, "kvmesh.request_id": prepared.request.request_id}
         with self._tracing.span("request", parent=prepared.request.traceparent or None, attributes=attributes) as span:
             run.prepared = prepared.with_traceparent(current_traceparent())
-            result = await self._run_placements(run, began_s)
+            result = await self._run_placements(run, shared, began_s)
             span.set_attribute("gen_ai.usage.input_tokens", result.usage.prompt_tokens)
             span.set_attribute("gen_ai.usage.output_tokens", result.usage.output_tokens)
             return result
 
-    async def _run_placements(self, run: RequestRun, began_s: float) -> RequestResult:
+    async def _run_placements(self, run: RequestRun, shared: ModelShared, began_s: float) -> RequestResult:
         """Places the request and runs it, again after a failure that allows it."""
         prepared = run.prepared
         run.metrics.prompt_tokens.value += prepared.ask.prompt_tokens
@@ -221,11 +239,11 @@ class Pipeline:
             clock=self.clock,
             settings=self.settings,
             lost_workers=self._lost_workers,
-            budget=self._retry_budgets.of_model(prepared.model.name, self.clock.now()),
+            budget=shared.retry_budget,
             deadline_s=deadline_s,
         )
         traced = prepared
-        with closing(LegSpans(self._tracing)) as spans:
+        with closing(LegSpans()) as spans:
             while True:
                 attempt = Attempt(
                     traced,
@@ -238,7 +256,7 @@ class Pipeline:
                     settings=self.settings,
                     generator=self._random,
                     metrics=run.metrics,
-                    prefill_times=self._hedging.of_model(prepared.model.name),
+                    prefill_times=shared.prefill_times,
                 )
                 try:
                     await attempt.run(run.begin_attempt(attempt))
@@ -246,7 +264,7 @@ class Pipeline:
                     if not self._goes_on(run, placements, attempt, error=error):
                         break
                     emitted = run.emitted_tokens
-                    spans.begin_next(error, number=placements.number + 1, emitted_tokens=emitted)
+                    spans.begin_next(self._tracing, error, number=placements.number + 1, emitted_tokens=emitted)
                     traced = spans.traced(prepared)
                     placements.next(run.ask(traced), error, emitted_tokens=emitted)
                     if not emitted:
@@ -274,8 +292,9 @@ class Pipeline:
 
     async def embed(self, request: EmbedRequest, *, caller: Caller, began_s: float) -> EmbedResult:
         """Embeds texts or token ids; see `Embedder`. Counts as one request in flight."""
-        self.access.check(request.asked, caller)
-        asked = self.access.isolate(request.asked, caller)
+        caller.check_model(request.asked.adapter or request.asked.model)
+        self.access.check_priority(request.asked, caller)
+        asked = isolated(request.asked, caller.tenant, self.access.sharing_tenants)
         request = replace(request, asked=asked)
         model = self.models.find(asked.model)
         with self._admitted(caller), self._tracing.span("embed", parent=asked.traceparent or None):
@@ -284,7 +303,14 @@ class Pipeline:
             permit = self.access.enter(caller, prompt_tokens=sum(map(len, inputs)), output_tokens_max=0)
             usage = Usage()
             try:
-                result = await self._embedder.run(request, model, inputs, tenant=caller.tenant, deadline_s=deadline_s)
+                result = await self._embedder.run(
+                    request,
+                    model,
+                    inputs,
+                    tenant=caller.tenant,
+                    budget=self._shared_of(model).retry_budget,
+                    deadline_s=deadline_s,
+                )
                 usage = result.usage
             finally:
                 self.access.leave(permit, usage, caller=caller, request_id=asked.request_id, model=model.name)

@@ -61,8 +61,8 @@ class Prepared:
         return replace(generation, sampling=replace(generation.sampling, seed=shifted))
 
 
-def check_request(request: Request, model: ServedModel, settings: PipelineSettings) -> None:
-    """Checks everything that needs no tokens of the prompt."""
+def check_request(request: Request, model: ServedModel, settings: PipelineSettings) -> tuple[str, ...]:
+    """Checks everything that needs no tokens of the prompt. Returns the features that the request's workers need."""
     check_range(request.choices, request.named("choices"), low=1, high=settings.choices_max)
     check_range(request.priority, request.named("priority"), low=-PRIORITY_MAX, high=PRIORITY_MAX)
     check_length(len(request.cache_salt.encode()), request.named("cache_salt"), high=CACHE_SALT_BYTES_MAX, unit="bytes")
@@ -77,15 +77,13 @@ def check_request(request: Request, model: ServedModel, settings: PipelineSettin
         check_range(token_id, request.named("stop_token_ids"), low=0, high=last)
     for token_id, _ in request.sampling.logit_bias:
         check_range(token_id, request.named("logit_bias"), low=0, high=last)
-    for name, feature, what in _needed_features(request.sampling):
+    needs = [need for need in _NEEDS if getattr(request.sampling, need[0]) not in (None, ())]
+    for name, feature, what in needs:
         if feature not in model.features:
             raise UnsupportedError(f"no worker of {model.name} can {what}", field=request.named(name))
     if request.adapter and request.adapter not in model.adapters and request.adapter != model.adapter:
         raise UnsupportedError(f"{model.name} has no adapter of that name", field=request.named("adapter"))
-
-
-def _needed_features(sampling: SamplingParams) -> list[tuple[str, str, str]]:
-    return [need for need in _NEEDS if getattr(sampling, need[0]) not in (None, ())]
+    return tuple(feature for _, feature, _ in needs)
 
 
 async def tokens_of(request: Request, model: ServedModel, settings: PipelineSettings) -> "array[int]":
@@ -158,10 +156,11 @@ def prepare(
     token_ids: Sequence[int],
     *,
     hashes: list[int],
+    features: tuple[str, ...],
     caller: Caller,
     attempt_timeout_s: float,
 ) -> Prepared:
-    """Builds what is placed and submitted. `hashes`: the result of `hashes_of` for these token ids."""
+    """Builds what is placed and submitted. `hashes` and `features`: the results of `hashes_of` and `check_request`."""
     sampling = _sampling_for(request, model, len(token_ids))
     adapter = request.adapter or model.adapter
     generation = Generation(
@@ -188,7 +187,7 @@ def prepare(
         session_id=request.session_id,
         choices=request.choices,
         traceparent=request.traceparent,
-        required_features=tuple(feature for _, feature, _ in _needed_features(request.sampling)),
+        required_features=features,
         required_labels=request.required_labels,
         preferred_labels=request.preferred_labels,
         pinned_prefill_worker_id=request.pinned_prefill_worker_id,

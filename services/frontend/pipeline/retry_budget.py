@@ -42,18 +42,3 @@ class RetryBudget:
     def tokens(self) -> float:
         """Requests that may be placed again now."""
         return self._tokens
-
-
-class RetryBudgets:
-    """The buckets of all models of a frontend."""
-
-    def __init__(self, settings: RetryBudgetSettings) -> None:
-        self._settings = settings
-        self._budgets: dict[str, RetryBudget] = {}
-
-    def of_model(self, model: str, now_s: float) -> RetryBudget:
-        """Returns the bucket of a served model."""
-        budget = self._budgets.get(model)
-        if budget is None:
-            budget = self._budgets[model] = RetryBudget(self._settings, now_s)
-        return budget
