@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from random import Random
 
 from kvmesh.clock import Clock
-from kvmesh.core import Handoff, LegTask, Placement, Role, WorkerRef
+from kvmesh.core import Handoff, LegTask, Role, WorkerRef
 from kvmesh.errors import InternalError, MeshError
 from kvmesh.rpc.clients import LegLink, LegLinks, Placed, RouterLink
 from services.frontend.metrics import ModelMetrics
@@ -44,104 +44,54 @@ class Attempt:
         metrics: ModelMetrics,
         prefill_times: PrefillTimes | None = None,
     ) -> None:
-        self._state = AttemptState(placed, number=number, deadline_s=deadline_s, clock=clock)
-        self._reports = AttemptReports(self._state, router, clock)
-        self._legs = LegFactory(prepared, self._state)
-        self._timeouts = TokenTimeouts(self._state, deadline_s=deadline_s, clock=clock, settings=settings)
-        self._starter = LegStarter(
-            self._state,
-            self._legs,
-            self._timeouts,
-            clock=clock,
-            settings=settings,
-            generator=generator,
-            reports=self._reports,
-            hedge=self._make_hedge(
-                prepared,
-                prefill_times,
+        self.state = state = AttemptState(placed, number=number, deadline_s=deadline_s, clock=clock)
+        self.reports = AttemptReports(state, router, clock)
+        self._legs = LegFactory(prepared, state)
+        self._timeouts = TokenTimeouts(state, deadline_s=deadline_s, clock=clock, settings=settings)
+        self._links = links
+        self._settings = settings
+        hedge, ask = None, prepared.ask
+        # Not of a request that has several prompts to compute, has failed once, or pins its worker.
+        if prefill_times is not None and ask.choices == 1 and not number and not ask.pinned_prefill_worker_id:
+            hedge = HedgedPrefill(
+                ask=ask,
+                state=state,
+                legs=self._legs,
+                times=prefill_times,
                 links=links,
                 router=router,
                 clock=clock,
                 settings=settings,
                 metrics=metrics,
-            ),
-        )
-        self._links = links
-        self._settings = settings
-
-    def _make_hedge(
-        self,
-        prepared: Prepared,
-        times: PrefillTimes | None,
-        *,
-        links: LegLinks,
-        router: RouterLink,
-        clock: Clock,
-        settings: PipelineSettings,
-        metrics: ModelMetrics,
-    ) -> HedgedPrefill | None:
-        """Returns None for a request that is not hedged: it has several prompts to compute, has failed once, or pins its worker."""
-        ask = prepared.ask
-        if times is None or ask.choices > 1 or self._state.suffix or ask.pinned_prefill_worker_id:
-            return None
-        return HedgedPrefill(
-            ask=ask,
-            state=self._state,
-            legs=self._legs,
-            times=times,
-            links=links,
-            router=router,
+            )
+        self._starter = LegStarter(
+            state,
+            self._legs,
+            self._timeouts,
             clock=clock,
             settings=settings,
-            metrics=metrics,
+            generator=generator,
+            reports=self.reports,
+            hedge=hedge,
         )
-
-    @property
-    def placement(self) -> Placement:
-        """Where the attempt runs."""
-        return self._state.placement
-
-    @property
-    def failed_worker_id(self) -> str:
-        """The worker that the next placement excludes; empty if no worker caused the failure."""
-        return self._state.failed_worker_id
-
-    @property
-    def has_failed_at_prefill(self) -> bool:
-        """True if the prefill worker caused the failure."""
-        prefill = self.placement.prefill
-        return prefill is not None and prefill.worker_id == self.failed_worker_id
-
-    @property
-    def has_token(self) -> bool:
-        """True once a leg of this attempt has generated a token."""
-        return self._state.has_token
-
-    def output_tokens(self) -> int:
-        """Tokens received in this attempt so far, over all choices."""
-        return self._state.output_tokens()
-
-    def cached_tokens(self) -> int | None:
-        """Returns the prompt tokens in the cache of the worker that computed the prompt; None: not known."""
-        return self._state.cached_tokens()
 
     async def run(self, choices: Mapping[int, ChoiceSink]) -> None:
         """Runs the choices, by number, to their end; at least one. Raises the first failure. Cancelling it cancels every leg."""
-        state = self._state
+        state = self.state
         state.begin(choices)
         try:
             await self._run()
         except MeshError as error:
-            self._reports.on_failed(error)
+            self.reports.on_failed(error)
             raise
         except asyncio.CancelledError:
-            self._reports.on_cancelled()
+            self.reports.on_cancelled()
             raise
         except BaseException:
-            self._reports.on_failed(InternalError("internal error of the frontend"))
+            self.reports.on_failed(InternalError("internal error of the frontend"))
             raise
         else:
-            self._reports.on_finished()
+            self.reports.on_finished()
         finally:
             for choice in choices.values():
                 choice.close()
@@ -149,11 +99,11 @@ class Attempt:
                 state.ended.exception()  # Prevents asyncio's warning about an exception that was never retrieved.
 
     async def _run(self) -> None:
-        state = self._state
+        state = self.state
         prefill = await self._link_prefill()
         is_answered_by_prefill = prefill is not None and self._may_answer(prefill)
-        decode = None if is_answered_by_prefill else await self._link(self.placement.decode, Role.DECODE)
-        if len(state.choices) == 1 and self.placement.handoff is not Handoff.RENDEZVOUS:
+        decode = None if is_answered_by_prefill else await self._link(self.state.placement.decode, Role.DECODE)
+        if len(state.choices) == 1 and self.state.placement.handoff is not Handoff.RENDEZVOUS:
             await self._starter.start(prefill, decode)
             await self._timeouts.wait_end()
             return
@@ -174,33 +124,27 @@ class Attempt:
         It must if the client wants the prompt's log-probabilities: they are computed with the prompt and not transferred with
         its KV (sequential handoff). A prefill worker that gives the whole answer gives them too, and so does one of a rendezvous.
         """
-        worker = self.placement.prefill
+        worker = self.state.placement.prefill
         if worker is None:
             return None
         link = await self._link(worker, Role.PREFILL)
-        if self.placement.handoff is Handoff.RENDEZVOUS or not any(map(self._legs.scores_prompt, self._state.choices)):
+        if self.state.placement.handoff is Handoff.RENDEZVOUS or not any(
+            map(self._legs.scores_prompt, self.state.choices)
+        ):
             return link
         return link if self._may_answer(link) else None
 
     def _may_answer(self, prefill: LegLink) -> bool:
         """Returns whether the prefill worker can answer alone. It computes the first token, so it can if only one is left."""
         is_single = self._legs.is_single_token()
-        return is_single and self.placement.handoff is Handoff.SEQUENTIAL and LegTask.GENERATE in prefill.tasks
+        return is_single and self.state.placement.handoff is Handoff.SEQUENTIAL and LegTask.GENERATE in prefill.tasks
 
     async def _link(self, worker: WorkerRef, role: Role) -> LegLink:
         try:
-            timeout_s = min(self._state.left_s(), self._settings.link_timeout_s)
+            timeout_s = min(self.state.left_s(), self._settings.link_timeout_s)
             # At first another worker is faster than a link that was lost. A request that gets the worker again waits for its link.
-            is_again = bool(self._state.suffix)
+            is_again = bool(self.state.suffix)
             return await self._links.link(worker, role, timeout_s=timeout_s, waits_for_lost=is_again)
         except RETRIABLE:
-            self._state.failed_worker_id = worker.worker_id
+            self.state.failed_worker_id = worker.worker_id
             raise
-
-    def on_first(self) -> None:
-        """A choice received its first token."""
-        self._reports.on_first()
-
-    def on_over(self, choice: ChoiceSink, error: MeshError | None) -> None:
-        """A choice ended; `error` is None if it succeeded."""
-        self._state.on_over(choice, error)

@@ -30,6 +30,7 @@ class AttemptState:
         self._tokens_before = 0
         """Tokens that the choices received in earlier attempts."""
         self.has_token = False
+        """A leg of this attempt has generated a token."""
         self.uses_decode = False
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.failed_worker_id = ""
@@ -71,6 +72,12 @@ class AttemptState:
         """Records that the legs of a rendezvous lost each other."""
         self.failed_worker_id = worker.worker_id
         self.is_exchange_failure = True
+
+    @property
+    def has_failed_at_prefill(self) -> bool:
+        """True if the prefill worker caused the failure."""
+        prefill = self.placement.prefill
+        return prefill is not None and prefill.worker_id == self.failed_worker_id
 
     def left_s(self) -> float:
         """Returns the time until the request's deadline. Raises DeadlineError when it has passed."""

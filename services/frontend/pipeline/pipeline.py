@@ -272,7 +272,7 @@ class Pipeline:
                 else:
                     break
                 finally:
-                    run.metrics.output_tokens.value += attempt.output_tokens()
+                    run.metrics.output_tokens.value += attempt.state.output_tokens()
         return RequestResult(usage=run.usage(), ttft_s=run.ttft_s)
 
     @staticmethod
@@ -284,9 +284,9 @@ class Pipeline:
         if not is_refusal:
             placements.count_failure(
                 error,
-                failed_worker_id=attempt.failed_worker_id,
-                has_progress=attempt.has_token,
-                is_prefill=attempt.has_failed_at_prefill,
+                failed_worker_id=attempt.state.failed_worker_id,
+                has_progress=attempt.state.has_token,
+                is_prefill=attempt.state.has_failed_at_prefill,
             )
         return run.recover(error)
 

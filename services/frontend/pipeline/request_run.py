@@ -1,6 +1,6 @@
 """The state of one request that outlives its placements: the choices, and what the client has of them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from kvmesh.clock import Clock
@@ -8,6 +8,8 @@ from kvmesh.core import Ask, Usage
 from kvmesh.errors import MeshError, UnsupportedError
 from services.frontend.metrics import ModelMetrics
 from services.frontend.pipeline.attempt import Attempt
+from services.frontend.pipeline.attempt_reports import AttemptReports
+from services.frontend.pipeline.attempt_state import AttemptState
 from services.frontend.pipeline.call_end import make_stop_finder
 from services.frontend.pipeline.choice_sink import ChoiceSink
 from services.frontend.pipeline.continuation import cannot_continue, continued_ask, may_continue
@@ -41,7 +43,7 @@ class RequestRun:
         self._settings = settings
         self._began_s = began_s
         self._choices: list[ChoiceSink] = []
-        self._attempt: Attempt | None = None
+        self._attempt: AttemptState | None = None
         self._cached_tokens: int | None = None
         """Of the first placement that computed the prompt."""
         self._continuations = 0
@@ -50,24 +52,26 @@ class RequestRun:
 
     def begin_attempt(self, attempt: Attempt) -> Mapping[int, ChoiceSink]:
         """Returns the sinks of the choices that are not over, by number."""
-        self._attempt = attempt
-        on_first = partial(self._on_first, attempt)
+        self._attempt = attempt.state
+        on_first, on_over = partial(self._on_first, attempt.reports), attempt.state.on_over
         if not self._choices:
-            self._choices = [self._new_choice(i, attempt) for i in range(self.prepared.request.choices)]
+            self._choices = [self._new_choice(i, on_first, on_over) for i in range(self.prepared.request.choices)]
         else:
             self._choices = [
-                choice if choice.has_ended else choice.successor(on_first=on_first, on_over=attempt.on_over)
+                choice if choice.has_ended else choice.successor(on_first=on_first, on_over=on_over)
                 for choice in self._choices
             ]
         return {i: choice for i, choice in enumerate(self._choices) if not choice.has_ended}
 
-    def _on_first(self, attempt: Attempt) -> None:
+    def _on_first(self, reports: AttemptReports) -> None:
         if self.ttft_s is None:
             self.ttft_s = self._clock.now() - self._began_s
             self.metrics.ttft.observe(self.ttft_s)
-        attempt.on_first()
+        reports.on_first()
 
-    def _new_choice(self, i: int, attempt: Attempt) -> ChoiceSink:
+    def _new_choice(
+        self, i: int, on_first: Callable[[], None], on_over: Callable[[ChoiceSink, MeshError | None], None]
+    ) -> ChoiceSink:
         prepared, text = self.prepared, self.prepared.model.text
         sampling = prepared.request.sampling
         return ChoiceSink(
@@ -80,8 +84,8 @@ class RequestRun:
             includes_stop=prepared.request.includes_stop,
             clock=self._clock,
             gaps=self.metrics.gaps,
-            on_first=partial(self._on_first, attempt),
-            on_over=attempt.on_over,
+            on_first=on_first,
+            on_over=on_over,
         )
 
     @property
@@ -170,7 +174,7 @@ class RequestRun:
             reasoning_tokens=decode.reasoning_tokens,
         )
 
-    def _keep_cached_tokens(self, attempt: Attempt) -> None:
+    def _keep_cached_tokens(self, attempt: AttemptState) -> None:
         """Takes the prompt's cached tokens of the first placement that generated tokens: later ones compute it because of a failure.
 
         A worker that was lost has not reported them; then those that the router expected count.
