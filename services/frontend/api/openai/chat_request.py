@@ -222,7 +222,8 @@ def conversation_of(body: ConversationFields, tools: Sequence[JsonObject], tool_
     adds_prompt = not continues if body.add_generation_prompt is None else body.add_generation_prompt
     if continues and adds_prompt:
         raise invalid_value("continue_final_message", wanted="false when add_generation_prompt is true")
-    advice = template_advice(effort=body.reasoning_effort, verbosity=body.verbosity)
+    # Variables that some templates know; `chat_template_kwargs` overrides them.
+    advice = {name: value for name in ("reasoning_effort", "verbosity") if (value := getattr(body, name)) is not None}
     texts = JsonTexts()
     return Conversation(
         messages=[_template_message(each, i, texts) for i, each in enumerate(body.messages or ())],
@@ -233,12 +234,6 @@ def conversation_of(body: ConversationFields, tools: Sequence[JsonObject], tool_
         adds_generation_prompt=adds_prompt,
         continues_final_message=continues,
     )
-
-
-def template_advice(*, effort: Effort | None, verbosity: Verbosity | None) -> JsonObject:
-    """Returns variables that some templates know; `chat_template_kwargs` overrides them."""
-    values = {"reasoning_effort": effort, "verbosity": verbosity}
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def _template_message(message: ChatMessage, i: int, json_texts: JsonTexts) -> JsonObject:

@@ -15,7 +15,6 @@ from services.frontend.api.openai.chat_request import (
     JsonSchema,
     ToolName,
     choose_tools,
-    template_advice,
     template_tool,
 )
 from services.frontend.api.openai.constraints import json_schema
@@ -245,10 +244,12 @@ def to_request(parsed: ParsedResponse, earlier: Sequence[Mapping[str, Any]], req
     if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})
     tools, tool_choice = _chosen_tools(body)
-    arguments = template_advice(
-        effort=None if body.reasoning is None else body.reasoning.effort,
-        verbosity=None if body.text is None else body.text.verbosity,
-    )
+    # Variables that some templates know.
+    arguments: JsonObject = {}
+    if body.reasoning is not None and body.reasoning.effort is not None:
+        arguments["reasoning_effort"] = body.reasoning.effort
+    if body.text is not None and body.text.verbosity is not None:
+        arguments["verbosity"] = body.text.verbosity
     return Request(
         request_id=request_id,
         model=body.model_name(),
