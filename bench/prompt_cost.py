@@ -57,11 +57,12 @@ def conversation(words: Sequence[str], tokens: int, seed: int) -> Conversation:
 
 def steps(asked: Conversation, model: TextModel, reference: TextModel) -> list[list[str]]:
     """Returns one row per step."""
-    text = model.render(asked)
+    assert model.template is not None
+    text, template = model.template.render(asked), model.template
     token_ids = model.tokenise(text, adds_special_tokens=False)
     model.tokenise_prompt(text)
     found = {
-        "template": lambda: model.render(asked),
+        "template": lambda: template.render(asked),
         "tokenise, reference library": lambda: reference.tokenise(text, adds_special_tokens=False),
         "tokenise, fastokens": lambda: model.tokenise(text, adds_special_tokens=False),
         "tokenise, all but the last turn seen before": lambda: model.tokenise_prompt(text),

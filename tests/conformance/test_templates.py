@@ -303,9 +303,10 @@ def test_a_model_may_have_a_template_for_tools(tmp_path: Path) -> None:
     config = {"chat_template": named, "extra_special_tokens": {"image_token": "<image>"}}
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
     text = load_text_model(directory, SystemClock())
-    assert text.render(Conversation(messages=[])) == "plain"
-    assert text.render(Conversation(messages=[], tools=TOOLS)) == "tools <image>"
+    assert text.template.render(Conversation(messages=[])) == "plain"
+    assert text.template.render(Conversation(messages=[], tools=TOOLS)) == "tools <image>"
     extra = directory / "additional_chat_templates"
     extra.mkdir()
     (extra / "tool_use.jinja").write_text("from a file")
-    assert load_text_model(directory, SystemClock()).render(Conversation(messages=[], tools=TOOLS)) == "from a file"
+    text = load_text_model(directory, SystemClock())
+    assert text.template.render(Conversation(messages=[], tools=TOOLS)) == "from a file"

@@ -46,7 +46,7 @@ def test_every_turn_has_the_tokens_of_its_whole_text(is_fast: bool, turns: list[
     roles = ("user", "assistant")
     messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(turns)]
     for count in range(1, len(messages) + 1):
-        text = model.render(Conversation(messages=messages[:count]))
+        text = model.template.render(Conversation(messages=messages[:count]))
         assert model.tokenise_prompt(text, salt=salt) == reference_ids(REFERENCE, text, adds_special_tokens=False)
 
 

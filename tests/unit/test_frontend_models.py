@@ -23,15 +23,15 @@ from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.rpc.worker_client import GrpcWorkerClient
-from services.frontend.access.caller import Caller
+from services.frontend.access.caller import ANYBODY, Caller
 from services.frontend.model_cards import CARD_PREFIX, read_card
 from services.frontend.models import DiscoveredModels
 from services.frontend.parsers.select import ParserNames
-from services.frontend.pipeline.request import Conversation
+from services.frontend.pipeline.prepare import prepare
+from services.frontend.pipeline.request import Conversation, Request
 from services.frontend.settings import ModelSettings
 from services.frontend.text.templates import ChatTemplate
-from services.frontend.text.text_model import load_text_model
-from tests.frontend_mesh import write_model
+from tests.frontend_mesh import served_model, write_model
 from tests.patience import PATIENCE_S
 
 
@@ -180,7 +180,7 @@ async def test_workers_with_differing_files(tmp_path: Path, caplog: pytest.LogCa
             await mesh.add_worker("d2", new, files_digest=digests[1])
             await until(lambda: models.find("tiny").files_digest == digests[1])
             model = models.find("tiny")
-            assert model.text.render(Conversation(messages=[])) == "new"
+            assert model.text.template.render(Conversation(messages=[])) == "new"
             assert (model.workers_ready, model.features) == (2, frozenset())
             for worker_id in ("d3", "d4", "d5"):
                 await mesh.add_worker(worker_id, tmp_path / "missing", files_digest="0" * 64)
@@ -215,11 +215,17 @@ def test_a_hub_model_is_found_in_the_cache(tmp_path: Path) -> None:
 
 def test_generation_defaults(tmp_path: Path) -> None:
     """They fill what the request leaves open; do_sample false means greedy."""
-    model = load_text_model(write_model(tmp_path), SystemClock())
-    assert model.with_defaults(SamplingParams()).temperature == 0.5
-    assert model.with_defaults(SamplingParams(temperature=1.0)).temperature == 1.0
+    write_model(tmp_path)
+
+    def temperature(**sampling: float) -> float | None:
+        request = Request(request_id="r", model="tiny", prompt="", sampling=SamplingParams(**sampling))
+        model = served_model(tmp_path)
+        prepared = prepare(request, model, [1], hashes=[], features=(), caller=ANYBODY, attempt_timeout_s=1.0)
+        return prepared.generation.sampling.temperature
+
+    assert (temperature(), temperature(temperature=1.0)) == (0.5, 1.0)
     (tmp_path / "generation_config.json").write_text('{"do_sample": false, "temperature": 0.9}')
-    assert load_text_model(tmp_path, SystemClock()).with_defaults(SamplingParams()).temperature == 0.0
+    assert temperature() == 0.0
 
 
 def render(source: str, conversation: Conversation | None = None) -> str:

@@ -81,7 +81,7 @@ class RequestPlacements:
         self._first_failure: MeshError | None = None
         self._limits = RetryLimits(settings, lost_workers)
         self._budget = budget
-        budget.fill(clock.now(), requests=1)
+        budget.requests += 1
         self.number = 0
         """Of the current placement. The first one is 0."""
 

@@ -5,6 +5,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from kvmesh.checks import CACHE_SALT_BYTES_MAX, PRIORITY_MAX, check_length, check_range, check_sampling
 from kvmesh.core import Ask, Generation, SamplingParams
@@ -119,10 +120,13 @@ async def tokens_of(request: Request, model: ServedModel, settings: PipelineSett
 
 async def _rendered(conversation: Conversation, model: ServedModel, field: str, *, settings: PipelineSettings) -> str:
     """Renders a conversation, a long one in a thread. A message counts as 128 more characters, a tool as 1024."""
+    template = model.text.template
+    if template is None:
+        raise UnsupportedError("the model has no chat template; use completions", reason="no_chat_template")
     contents = sum(len(text_of(message.get("content"))) + 128 for message in conversation.messages)
     if contents + 1024 * len(conversation.tools) <= settings.inline_characters_max:
-        return model.text.render(conversation, field=field)
-    return await asyncio.to_thread(model.text.render, conversation, field=field)
+        return template.render(conversation, field=field)
+    return await asyncio.to_thread(template.render, conversation, field=field)
 
 
 async def hashes_of(token_ids: Sequence[int], request: Request, model: ServedModel) -> list[int]:
@@ -221,10 +225,13 @@ def _sampling_for(request: Request, model: ServedModel, prompt_tokens: int) -> S
             field=request.named("max_tokens"),
             model=model,
         )
-    sampling = model.text.with_defaults(request.sampling)
-    if wanted is not None and not sampling.stop:
+    sampling = request.sampling
+    missing: dict[str, Any] = {
+        name: value for name, value in model.text.defaults.items() if getattr(sampling, name) is None
+    }
+    if wanted is not None and not sampling.stop and not missing:
         return sampling
-    return replace(sampling, max_tokens=room if wanted is None else wanted, stop=())
+    return replace(sampling, **missing, max_tokens=room if wanted is None else wanted, stop=())
 
 
 def _too_long(what: str, field: str, model: ServedModel) -> InvalidRequestError:

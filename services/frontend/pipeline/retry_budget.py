@@ -16,18 +16,16 @@ class RetryBudget:
 
     def __init__(self, settings: RetryBudgetSettings, now_s: float) -> None:
         self._settings = settings
+        self.requests = 0
+        """New requests since the last call of `take_nowait`; callers add to it."""
         self._tokens = float(settings.burst)
         self._filled_s = now_s
 
-    def fill(self, now_s: float, *, requests: int = 0) -> None:
-        """Adds what the time since the last call and `requests` new requests give."""
-        tokens = requests * self._settings.ratio + max(0.0, now_s - self._filled_s) * self._settings.per_s
-        self._filled_s = now_s
-        self._tokens = min(float(self._settings.burst), self._tokens + tokens)
-
     def take_nowait(self, now_s: float) -> bool:
         """Takes a token for a request that is to be placed again. False: none is left."""
-        self.fill(now_s)
+        tokens = self.requests * self._settings.ratio + max(0.0, now_s - self._filled_s) * self._settings.per_s
+        self.requests, self._filled_s = 0, now_s
+        self._tokens = min(float(self._settings.burst), self._tokens + tokens)
         if self._tokens < 1.0:
             return False
         self._tokens -= 1.0
@@ -37,8 +35,3 @@ class RetryBudget:
         """Returns after how long time alone will have added a token; at most a minute."""
         missing = max(0.0, 1.0 - self._tokens)
         return min(60.0, missing / self._settings.per_s) if self._settings.per_s else 60.0
-
-    @property
-    def tokens(self) -> float:
-        """Requests that may be placed again now."""
-        return self._tokens

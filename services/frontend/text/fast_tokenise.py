@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 
@@ -39,6 +39,14 @@ TEXTS = (
     "\u2581\u2581x \u0120y \u010az", "\x00\x01\x7f\ufeff\ufffd", "x" * 300, "ab " * 200, "\n" * 50, "!?" * 60,
 )  # fmt: skip
 """Texts on which different tokenizer implementations tend to differ."""
+
+
+class Tokenise(Protocol):
+    """A tokenizer, as a function."""
+
+    def __call__(self, text: str, *, adds_special_tokens: bool) -> "array[int]":
+        """Returns the token ids of a text as 32-bit words, their form on the wire."""
+        ...
 
 
 class FastTokenizer:

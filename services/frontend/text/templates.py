@@ -69,18 +69,29 @@ class ChatTemplate:
                 f"the chat template does not parse: {error}", reason="chat_template_broken"
             ) from error
 
-    def render(self, conversation: Conversation, *, field: str) -> str:
-        """Renders the prompt. Raises InvalidRequestError if the template refuses the conversation or fails on it."""
+    def render(self, conversation: Conversation, *, field: str = "messages") -> str:
+        """Renders the prompt, which ends inside the last message if the answer continues it.
+
+        Raises InvalidRequestError if the template refuses the conversation, fails on it, or does not show that message.
+        """
         template = self._tool_template if conversation.tools else self._template
         content = self._tool_content_style if conversation.tools else self._content_style
         messages = self._call_style.apply(content.apply(conversation.messages))
         try:
-            return self._rendered(template, conversation, messages)
+            prompt = self._rendered(template, conversation, messages)
         except jinja2.TemplateError as error:
             text = f"the chat template refused the conversation: {error}"
         except Exception as error:  # noqa: BLE001 (foreign code raises anything on unusual input; logged)
             _log.warning("template_failed", error=type(error).__name__)
             text = "the chat template cannot render this conversation"
+        else:
+            if not conversation.continues_final_message:
+                return prompt
+            if (cut := cut_after_final_message(prompt, conversation)) is not None:
+                return cut
+            raise InvalidRequestError(
+                "the chat template does not show the last message's text, so it cannot be continued", field=field
+            )
         raise InvalidRequestError(text[:500], field=field, reason="chat_template_refused")
 
     def _rendered(

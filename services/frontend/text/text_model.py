@@ -3,7 +3,6 @@
 import json
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,18 +10,16 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from kvmesh.clock import Clock
-from kvmesh.core import SamplingParams
 from kvmesh.core.sampling import MODEL_DEFAULTS
-from kvmesh.errors import InvalidRequestError, UnsupportedError
+from kvmesh.errors import UnsupportedError
 from kvmesh.model_files import TEMPLATE_DIRECTORY
 from services.frontend.parser_process.process import ParserProcess
 from services.frontend.parsers.select import AUTO, Selection, select
-from services.frontend.pipeline.request import Conversation
 from services.frontend.text.detokenise import Detokeniser, Detokenisers
-from services.frontend.text.fast_tokenise import FastTokenizer, load_fast, reference_ids
+from services.frontend.text.fast_tokenise import FastTokenizer, Tokenise, load_fast, reference_ids
 from services.frontend.text.sandbox import TemplateLimits
 from services.frontend.text.segment_token_cache import SegmentTokenCache, find_cuts
-from services.frontend.text.templates import ChatTemplate, cut_after_final_message
+from services.frontend.text.templates import ChatTemplate
 from services.frontend.text.token_names import TokenNames
 
 
@@ -44,15 +41,16 @@ class TextModel:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
-        self._fast = fast
         self.is_fast = fast is not None
         """Whether fastokens tokenises."""
+        self.tokenise: Tokenise = partial(reference_ids, tokenizer) if fast is None else fast.encode
         self._segment_cache = self._make_segment_cache(template_source, cached_characters_max)
         self._detokenisers = Detokenisers(tokenizer)
         self.names = TokenNames(self._detokenisers.token_bytes)
         """Names of single tokens in log-probabilities."""
-        self._template = template
-        self._defaults = dict(defaults or {})
+        self.template = template
+        self.defaults = dict(defaults or {})
+        """The model's defaults of sampling parameters."""
         self.eos_token_ids = tuple(eos_token_ids)
         self.selection = selection or Selection()
         """Parsers of answers to conversations."""
@@ -61,23 +59,6 @@ class TextModel:
         # Builds their tables now, in the thread that loads the model.
         for parses_tools in (False, True):
             self._detokenisers.detokeniser(skip_special_tokens=True, kept=self.marks(parses_tools=parses_tools))
-
-    def render(self, conversation: Conversation, *, field: str = "messages") -> str:
-        """Renders a conversation as prompt text, which ends inside the last message if the answer continues it.
-
-        Raises UnsupportedError without a chat template, and InvalidRequestError if the template refuses the conversation.
-        """
-        if self._template is None:
-            raise UnsupportedError("the model has no chat template; use completions", reason="no_chat_template")
-        text = self._template.render(conversation, field=field)
-        if not conversation.continues_final_message:
-            return text
-        cut = cut_after_final_message(text, conversation)
-        if cut is None:
-            raise InvalidRequestError(
-                "the chat template does not show the last message's text, so it cannot be continued", field=field
-            )
-        return cut
 
     def _make_segment_cache(self, template_source: str, characters_max: int) -> SegmentTokenCache | None:
         if not characters_max:
@@ -94,12 +75,6 @@ class TextModel:
         if self._segment_cache is None:
             return self.tokenise(text, adds_special_tokens=False)
         return self._segment_cache.encode(text, salt=salt)
-
-    def tokenise(self, text: str, *, adds_special_tokens: bool) -> "array[int]":
-        """Returns token ids as 32-bit words, their form on the wire."""
-        if self._fast is not None:
-            return self._fast.encode(text, adds_special_tokens=adds_special_tokens)
-        return reference_ids(self._tokenizer, text, adds_special_tokens=adds_special_tokens)
 
     def detokeniser(self, *, skip_special_tokens: bool, kept: frozenset[str] = frozenset()) -> Detokeniser:
         """Creates a detokeniser for one answer. It never skips the special tokens in `kept`."""
@@ -127,11 +102,6 @@ class TextModel:
     def vocabulary_token(self, token_id: int) -> str:
         """Returns the token's entry in the vocabulary, such as `Ġworld`; empty if there is none."""
         return self._tokenizer.id_to_token(token_id) or ""
-
-    def with_defaults(self, sampling: SamplingParams) -> SamplingParams:
-        """Fills unset sampling parameters with the model's defaults."""
-        missing = {name: value for name, value in self._defaults.items() if getattr(sampling, name) is None}
-        return replace(sampling, **missing) if missing else sampling  # type: ignore[arg-type]
 
 
 def load_text_model(
