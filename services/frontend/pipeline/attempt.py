@@ -51,7 +51,7 @@ class Attempt:
         self._links = links
         self._settings = settings
         hedge, ask = None, prepared.ask
-        # Not of a request that has several prompts to compute, has failed once, or pins its worker.
+        # A request is not hedged if it has several prompts to compute, has failed once, or pins its worker.
         if prefill_times is not None and ask.choices == 1 and not number and not ask.pinned_prefill_worker_id:
             hedge = HedgedPrefill(
                 ask=ask,
@@ -102,8 +102,8 @@ class Attempt:
         state = self.state
         prefill = await self._link_prefill()
         is_answered_by_prefill = prefill is not None and self._may_answer(prefill)
-        decode = None if is_answered_by_prefill else await self._link(self.state.placement.decode, Role.DECODE)
-        if len(state.choices) == 1 and self.state.placement.handoff is not Handoff.RENDEZVOUS:
+        decode = None if is_answered_by_prefill else await self._link(state.placement.decode, Role.DECODE)
+        if len(state.choices) == 1 and state.placement.handoff is not Handoff.RENDEZVOUS:
             await self._starter.start(prefill, decode)
             await self._timeouts.wait_end()
             return
@@ -124,13 +124,11 @@ class Attempt:
         It must if the client wants the prompt's log-probabilities: they are computed with the prompt and not transferred with
         its KV (sequential handoff). A prefill worker that gives the whole answer gives them too, and so does one of a rendezvous.
         """
-        worker = self.state.placement.prefill
+        state, worker = self.state, self.state.placement.prefill
         if worker is None:
             return None
         link = await self._link(worker, Role.PREFILL)
-        if self.state.placement.handoff is Handoff.RENDEZVOUS or not any(
-            map(self._legs.scores_prompt, self.state.choices)
-        ):
+        if state.placement.handoff is Handoff.RENDEZVOUS or not any(map(self._legs.scores_prompt, state.choices)):
             return link
         return link if self._may_answer(link) else None
 
