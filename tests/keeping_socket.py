@@ -11,6 +11,7 @@ class Socket(asyncio.Transport):
         super().__init__()
         self.writes: list[bytes] = []
         self.unsent = 0
+        self.is_closed = False
 
     def write(self, data: Any) -> None:
         self.writes.append(bytes(data))
@@ -18,5 +19,8 @@ class Socket(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         return self.unsent
 
+    def close(self) -> None:
+        self.is_closed = True
+
     def is_closing(self) -> bool:
-        return False
+        return self.is_closed

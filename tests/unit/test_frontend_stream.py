@@ -110,6 +110,23 @@ async def test_a_stream_that_lags_gets_merged_chunks(model: ServedModel) -> None
     assert deltas(socket.writes[1]) == [(0, "x" * 50 + "b")]
 
 
+@pytest.mark.parametrize(("closes", "is_sent"), [(False, True), (True, False)])
+async def test_an_answer_is_sent_unless_the_connection_is_closed_first(
+    model: ServedModel, closes: bool, is_sent: bool
+) -> None:
+    """The connection has a limit for clients that read nothing, too, and closing empties its buffer."""
+    stream, socket = stream_of(model, 1)
+    stream.on_text(0, "a", [7], logprobs=None)
+    stream.finish(Usage())
+    socket.unsent = 1
+    waiting = asyncio.create_task(stream.wait_sent(60.0))
+    await asyncio.sleep(0)
+    if closes:
+        socket.close()
+    socket.unsent = 0
+    assert await waiting is is_sent
+
+
 @pytest.mark.parametrize("end", ["well", "failed", "abandoned"])
 async def test_a_stream_that_is_over_is_not_kept_alive(model: ServedModel, end: str) -> None:
     """What came after its last chunk would be read as the beginning of the next response on the connection."""

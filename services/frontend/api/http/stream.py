@@ -335,7 +335,10 @@ class EventStream:
                 timer.cancel()
 
     async def wait_sent(self, timeout_s: float) -> bool:
-        """Waits until only the kernel still has unsent data. Closes the connection and returns False if that takes too long."""
+        """Waits until only the kernel still has unsent data. Closes the connection and returns False if that takes too long.
+
+        False too if the connection was closed meanwhile, such as by its own limit for clients that read nothing: the rest was not sent.
+        """
         if not self._transport.get_write_buffer_size():
             return True
         try:
@@ -347,4 +350,4 @@ class EventStream:
         except TimeoutError:
             self._transport.abort()
             return False
-        return True
+        return not self._transport.is_closing()
