@@ -319,7 +319,8 @@ class RouterCore:
             raise self.health.refusal(problem, frontend_id=queued.frontend_id, model=ask.model, now=now) from None
         if queued.late_until_s is not None:
             if not may_go(decision, self.placer.bounds_of(ask.model).ttft_s, waited_s=queued_s):
-                raise OverloadedError("the request waits for spare time", reason=LATE)
+                retry_after_s = self.settings.retry_after_s
+                raise OverloadedError("the request waits for spare time", reason=LATE, retry_after_s=retry_after_s)
             decision.reasons = (*decision.reasons, LATE)
         record.considered = self.placer.considered
         placement = self._reserve(queued.frontend_id, queued.ask_id, ask, decision=decision, now=now)
