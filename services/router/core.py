@@ -98,7 +98,7 @@ class RouterCore:
             raise error from None
         if self._is_late(ask, decision):
             record.considered = self.placer.considered
-            # With a full queue it is placed at once: nothing is refused because it is late.
+            # With a full queue it is placed at once.
             with suppress(OverloadedError):
                 return self._enqueue(frontend_id, record, now, is_late=True)
         record.decision, record.considered = decision, self.placer.considered

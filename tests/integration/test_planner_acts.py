@@ -154,7 +154,7 @@ async def test_late_requests_of_a_burst_wait_for_spare_time_and_are_answered(tmp
         late = 'kvmesh_router_queue_requests{priority="late"}'
 
         async def has_late() -> bool:
-            # Until the planner has told its target none is late, so that bursts repeat.
+            # No request is late before the planner has sent its target, so the caller repeats the burst.
             burst = [asyncio.create_task(answer(f"{turn} {question}")) for question in questions]
             seen = False
             while not all(task.done() for task in burst):

@@ -1,4 +1,4 @@
-"""What a planner does to a mesh without starting or stopping a process: it moves workers between pools and sets the routers' bound."""
+"""What a planner does to a mesh without starting or stopping a process: it moves workers between pools and sets the routers' bounds."""
 
 import asyncio
 from collections.abc import Sequence
