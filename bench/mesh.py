@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bench.bound import bound
 from bench.processes import descendants
@@ -63,6 +64,8 @@ class MeshKind:
     """Settings of the services."""
     key: str = ""
     """API key that HTTP requests must have. Empty: none."""
+    root: Path = ROOT
+    """The source tree that runs; one of an earlier commit has no `target` and no gRPC address."""
 
 
 @asynccontextmanager
@@ -74,6 +77,7 @@ async def running_mesh(kind: MeshKind) -> AsyncIterator[Served]:
             process = await asyncio.create_subprocess_exec(
                 *bound(
                     (
+                        *("env", f"--chdir={kind.root}", f"PYTHONPATH={kind.root}"),
                         *up_argv(kind.engine, kind.model_dir, kind.engine_argv, run_dir=Path(folder)),
                         *("--greeting", "", "--log-level", "warning", "--prefill", str(kind.prefills)),
                         *("--frontend-processes", str(kind.frontend_processes), *kind.up_flags),
@@ -87,7 +91,7 @@ async def running_mesh(kind: MeshKind) -> AsyncIterator[Served]:
             )
         try:
             await _wait_state(process, state, Path(folder))
-            yield await _served(process.pid, MeshState(**json.loads(state.read_text())), kind)
+            yield await _served(process.pid, json.loads(state.read_text()), kind)
         finally:
             await _stop(process)
 
@@ -113,17 +117,18 @@ def _log_ends(folder: Path) -> str:
     return "\n".join(path.read_text(errors="replace")[-2000:] for path in sorted(folder.glob("*.log")))
 
 
-async def _served(pid: int, state: MeshState, kind: MeshKind) -> Served:
+async def _served(pid: int, state: Mapping[str, Any], kind: MeshKind) -> Served:
+    target = target_of(MeshState(**state)) if kind.root == ROOT else None
     return Served(
         system="kvmesh",
-        url=state.url,
+        url=state["url"],
         model="bench",
         model_dir=kind.model_dir,
         watch=_service_pids(pid),
         key=kind.key,
-        grpc_address=await _grpc_address(target_of(state)),
+        grpc_address=await _grpc_address(target) if target else "",
         beside={"up": pid},
-        target=target_of(state),
+        target=target,
     )
 
 

@@ -2,18 +2,19 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from bench.grpc_target import GrpcTarget
 from bench.http_target import HttpTarget
-from bench.loops import closed_loop, for_seconds, measure
+from bench.loops import arrive, closed_loop, for_seconds, measure, open_loop, poisson
 from bench.mesh import Served
 from bench.processes import process_use
 from bench.prompts import PromptShape, make_prompts, one_token_words
 from bench.scenarios import Scenario
-from bench.target import LoadRequest, Target
+from bench.target import LoadRequest, LoadResult, Target
 
 WARM_UP_REQUESTS = 20
 WARM_UP_TOKENS = 64
@@ -89,11 +90,18 @@ class Bench:
         try:
             warm_up = islice(requests, WARM_UP_REQUESTS + scenario.concurrency)
             await closed_loop(target, warm_up, scenario.concurrency)
-            counted = for_seconds(requests, seconds)
-            report = await measure(closed_loop(target, counted, scenario.concurrency), self._served.watch)
+            report = await measure(self._load(target, requests, scenario, seconds), self._served.watch)
         finally:
             await target.aclose()
         return Point(system=self._served.system, kind=self._kind, scenario=scenario, summary=report.summary())
+
+    def _load(
+        self, target: Target, requests: Iterator[LoadRequest], scenario: Scenario, seconds: float
+    ) -> Awaitable[list[LoadResult]]:
+        if not scenario.rate_per_s:
+            return closed_loop(target, for_seconds(requests, seconds), scenario.concurrency)
+        counted = islice(requests, round(scenario.rate_per_s * seconds))
+        return open_loop(target, arrive(poisson(counted, scenario.rate_per_s, self._seed)))
 
     def _target(self, scenario: Scenario) -> Target:
         if scenario.protocol == "grpc":

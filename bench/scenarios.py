@@ -1,7 +1,7 @@
 """The table of scenarios. All are closed loops with distinct prompts, so that no prompt hits a prefix cache."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.mesh import MeshKind
 
@@ -29,11 +29,15 @@ class Scenario:
     concurrency: int
     quick_acks: bool = False
     """The client acknowledges each packet at once, which hides a server without TCP_NODELAY."""
+    rate_per_s: float = 0.0
+    """Requests per second at random times (Poisson), instead of a number in flight. 0: `concurrency` counts."""
 
     @property
     def name(self) -> str:
         """Label of its row."""
         client = f"{self.protocol} (quick ACKs)" if self.quick_acks else self.protocol
+        if self.rate_per_s:
+            return f"{client} {self.prompt_tokens}+{self.output_tokens} {self.rate_per_s:g}/s"
         return f"{client} {self.prompt_tokens}+{self.output_tokens} x{self.concurrency}"
 
 
@@ -69,6 +73,7 @@ SIDE_BY_SIDE: Mapping[str, Sequence[tuple[MeshKind, Sequence[Scenario]]]] = {
         (FLAT_OUT, _rows("http", (128, 128, [32, 128]), quick_acks=True)),
         (PACED, _rows("http", (128, 128, [32, 128]), quick_acks=True)),
     ),
+    "arrivals": ((PACED, [replace(*_rows("http", (128, 128, [32]), quick_acks=True), rate_per_s=36.0)]),),
     "prompt": ((FLAT_OUT, _rows("http", (2000, 16, [32]), (8000, 1, [32]), quick_acks=True)),),
     "first": ((FLAT_OUT, [*_rows("http", (512, 64, [1])), *_rows("http", (512, 64, [1]), quick_acks=True)]),),
 }

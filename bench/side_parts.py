@@ -20,6 +20,7 @@ CONTEXT_TOKENS = 32_768
 NOISE = ("loop ms", "others")
 FIGURES: Mapping[str, Sequence[str]] = {
     "stream": ("tokens per CPU-s", "tokens/s", "TTFT p50 ms", "TTFT p99 ms", *NOISE),
+    "arrivals": ("tokens per CPU-s", "tokens/s", "TTFT p50 ms", "TTFT p99 ms", *NOISE),
     "prompt": ("requests per CPU-s", "requests/s", "TTFT p50 ms", "TTFT p99 ms", *NOISE),
     "first": ("TTFT p50 ms", "TTFT p99 ms", "tokens per CPU-s", *NOISE),
 }
@@ -43,6 +44,7 @@ class Target:
 TARGETS = (
     Target(part="stream", engines=FLAT_OUT.name, figure="tokens per CPU-s", ratio=1.5),
     Target(part="stream", engines=PACED.name, figure="tokens per CPU-s", ratio=2.0),
+    Target(part="arrivals", engines=PACED.name, figure="tokens per CPU-s", ratio=2.0),
     Target(part="prompt", engines=FLAT_OUT.name, figure="requests per CPU-s", ratio=1.0),
     Target(part="first", engines=FLAT_OUT.name, figure="TTFT p50 ms", ratio=1.0, is_at_most=True),
     Target(part="first", engines=FLAT_OUT.name, figure="TTFT p99 ms", ratio=1.0, is_at_most=True),

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorSet
 
+from bench.earlier import BEFORE, earlier_tree
+
 ROOT = Path(__file__).resolve().parents[1]
-BEFORE = "1bbc2d1"
 FEW_LINES = 50
 OLD_NAMES = {
     "services.frontend.api.http.server": "services.frontend.openai.http",
@@ -194,11 +195,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", default=BEFORE, help="the earlier commit")
     commit = parser.parse_args().before
-    with tempfile.TemporaryDirectory() as folder:
-        archive = Path(folder) / "tree.tar"
-        _run(["git", "archive", "--output", str(archive), commit], ROOT)
-        _run(["tar", "--extract", "--file", str(archive), "--directory", folder], ROOT)
-        before, now = Tree(Path(folder)), Tree(ROOT)
+    with earlier_tree(commit) as earlier:
+        before, now = Tree(earlier), Tree(ROOT)
         print(f"| | {commit} | now |\n|---|---|---|")
         for name, measure in ROWS.items():
             print(f"| {name} | {measure(before)} | {measure(now)} |")

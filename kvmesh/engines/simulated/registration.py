@@ -1,4 +1,7 @@
-"""The simulated engine's registration."""
+"""The simulated engine's registration.
+
+`kvmesh up` imports it before it forks services, so nothing here imports numpy at the top: its threads would forbid that.
+"""
 
 from dataclasses import replace
 
@@ -7,9 +10,7 @@ from kvmesh.engines.base import Engine
 from kvmesh.engines.ranked import RankedEngine, with_ranks
 from kvmesh.engines.registration import EngineHost, EngineRegistration, rank_port
 from kvmesh.engines.simulated.settings import SimulatedSettings
-from kvmesh.engines.simulated.slow_transport import SlowTransport
 from kvmesh.kv.paths import KvPaths
-from kvmesh.kv.transport import KvTransport
 
 
 def make(settings: SimulatedSettings, host: EngineHost) -> Engine:
@@ -32,7 +33,9 @@ def make_rank(settings: SimulatedSettings, host: EngineHost, paths: KvPaths, *, 
     settings = replace(settings, data_parallel_rank=rank)
     if settings.kv_transport != "nixl":
         return SimulatedEngine(settings, host.clock, paths=paths)
+    from kvmesh.engines.simulated.slow_transport import SlowTransport
     from kvmesh.kv.nixl_transport import NixlTransport
+    from kvmesh.kv.transport import KvTransport
 
     transport: KvTransport = NixlTransport()
     if settings.kv_transfer_pause_s:

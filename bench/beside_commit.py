@@ -1,0 +1,138 @@
+"""Measures a mesh of this tree beside a mesh of an earlier commit, in alternation, with the rows of `bench.side_by_side`.
+
+python -m bench.beside_commit                          all rows, beside the commit before the work to simplify the code
+python -m bench.beside_commit --parts stream --shapes split --rounds 40 --seconds 1
+python -m bench.beside_commit --up-flags="--no-planner --no-mesh-tls"    without what the earlier commit had not
+
+Both meshes of a shape run all the time and take turns of a second or two, so that a slow phase of the machine hits both. CPU is that of
+all services of a mesh. `now / before = ratio [quartiles]`: the medians over the rounds; the median and the quartiles of the rounds' ratios.
+"""
+
+import argparse
+import json
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+from bench.earlier import BEFORE, earlier_tree
+from bench.mesh import running_mesh
+from bench.points import Bench
+from bench.scenarios import SIDE_BY_SIDE, Scenario
+from bench.services import DEMO_MODEL, ROOT
+from bench.side_parts import SHAPES, Stand, roomy_model, stands
+from bench.table import render
+from kvmesh.lifecycle import run
+
+FIGURES: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
+    "CPU-s per 1k tokens": lambda summary: float(summary["server_cpu_s_per_1k_tokens"]),
+    "tokens/s": lambda summary: float(summary["tokens_per_s"]),
+    "TTFT p50 ms": lambda summary: float(summary["ttft_ms"]["p50"]),
+}
+QUIET_CORES_MAX = 0.3
+"""Rounds in which other processes used more than so many cores are not compared."""
+
+
+class BesideCommit:
+    """Runs the benchmark."""
+
+    def __init__(self, options: argparse.Namespace, roots: Mapping[str, Path], model_dir: Path) -> None:
+        self._options = options
+        self._roots = roots
+        self._model_dir = model_dir
+        self.points: list[dict[str, Any]] = []
+
+    async def measure(self) -> None:
+        for each in stands(self._options.parts, self._options.shapes, self._model_dir, tokenizer="default"):
+            async with AsyncExitStack() as stack:
+                benches = {}
+                for system, root in self._roots.items():
+                    flags = shlex.split(self._options.up_flags if root == ROOT else self._options.before_flags)
+                    mesh = replace(each.mesh, up_flags=flags, root=root)
+                    served = await stack.enter_async_context(running_mesh(mesh))
+                    benches[system] = Bench(replace(served, system=system), each.name, seed=1)
+                    await benches[system].warm_up()
+                for number in range(self._options.rounds):
+                    for _, scenario in each.scenarios:
+                        await self._round(benches, each, scenario, number=number)
+
+    async def _round(self, benches: Mapping[str, Bench], each: Stand, scenario: Scenario, *, number: int) -> None:
+        """One turn of each mesh. Who is first changes from round to round."""
+        for system in sorted(benches, reverse=bool(number % 2)):
+            point = await benches[system].measure(scenario, self._options.seconds)
+            self.points.append({**point.as_json(), "round": number})
+            self._options.json.write_text(json.dumps(self.points, indent=1) + "\n")
+        before, now = ({**each} for each in self.points[-2:])
+        if before["system"] != BEFORE_NAME:
+            before, now = now, before
+        ratio = FIGURES["CPU-s per 1k tokens"](now) / FIGURES["CPU-s per 1k tokens"](before)
+        print(f"bench: {each.name}, {scenario.name}, round {number + 1}: CPU {ratio:.2f}", file=sys.stderr, flush=True)
+
+
+BEFORE_NAME, NOW_NAME = "before", "now"
+
+
+def compared(points: Sequence[Mapping[str, Any]], read: Callable[[Mapping[str, Any]], float]) -> str:
+    """Returns a cell of the table."""
+    now, before = (
+        {point["round"]: read(point) for point in points if point["system"] == system}
+        for system in (NOW_NAME, BEFORE_NAME)
+    )
+    ratios = [now[number] / before[number] for number in now.keys() & before.keys()]
+    low, _, high = quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
+    return (
+        f"{median(now.values()):.3g} / {median(before.values()):.3g} = {median(ratios):.2f} [{low:.2f} to {high:.2f}]"
+    )
+
+
+def table(points: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a row for each scenario of each stand."""
+    rows = []
+    for key in dict.fromkeys((point["kind"], point["scenario"]) for point in points):
+        here = [point for point in points if (point["kind"], point["scenario"]) == key]
+        noisy = {point["round"] for point in here if point["others_cores"] > QUIET_CORES_MAX}
+        quiet = [point for point in here if point["round"] not in noisy] or here
+        errors = sum(point["errors"] for point in here)
+        rounds = len({point["round"] for point in quiet})
+        rows.append([*key, *(compared(quiet, read) for read in FIGURES.values()), str(rounds), str(errors)])
+    return render(("engines", "load", *FIGURES, "rounds", "errors"), rows)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.beside_commit", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--before", default=BEFORE, help="the earlier commit")
+    parser.add_argument("--parts", nargs="+", choices=tuple(SIDE_BY_SIDE), default=list(SIDE_BY_SIDE))
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--up-flags", default="--no-planner", help="flags of this tree's `kvmesh up`, as one string")
+    parser.add_argument("--before-flags", default="--no-planner", help="the same of the earlier commit")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds of load per turn")
+    parser.add_argument("--json", type=Path, default=Path("run/beside_commit.json"), metavar="FILE")
+    parser.add_argument("--show", type=Path, metavar="FILE", help="only print the table of a run's file")
+    return parser
+
+
+def main() -> int:
+    """Prints the table."""
+    options = _parser().parse_args()
+    if options.show is not None:
+        print(table(json.loads(options.show.read_text(encoding="utf-8"))))
+        return 0
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    with earlier_tree(options.before) as earlier, tempfile.TemporaryDirectory(prefix="kvmesh-bench-model-") as folder:
+        model_dir = roomy_model(DEMO_MODEL.resolve(), Path(folder))
+        bench = BesideCommit(options, {BEFORE_NAME: earlier, NOW_NAME: ROOT}, model_dir)
+        run(bench.measure())
+    print(table(bench.points))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
