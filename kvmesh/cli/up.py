@@ -485,6 +485,9 @@ def _run(settings: UpSettings, place: MeshPlace, places: WorkerPlaces, *, starte
         # After the forks, which configure logging themselves.
         logging.raiseExceptions = False  # A full disk must not print tracebacks on the terminal.
         logging.basicConfig(filename=log_path, filemode="w", format="%(asctime)s %(levelname)s %(name)s %(message)s")
+        if settings.fork and not forked and not settings.registration.preload:
+            # Each service then imports everything itself: a slower start and more memory.
+            logging.getLogger(__name__).warning("services_not_forked")
         mesh = Mesh(settings, place=place, started_at_s=started_at_s, forked=forked, places=places)
         return asyncio.run(mesh.run())
     except Exception as error:

@@ -129,6 +129,20 @@ def test_nothing_is_forked_while_threads_run(tmp_path: Path) -> None:
     assert lines(parent(tmp_path, "thread")) == [""]
 
 
+UP = """
+from kvmesh.cli.up import fork_services
+from kvmesh.cli.up_settings import UpSettings
+
+print(*fork_services(UpSettings(engine="simulated")))
+"""
+
+
+def test_the_services_of_a_simulated_mesh_are_forks() -> None:
+    """Nothing that `kvmesh up` imports starts a thread, as numpy would."""
+    done = subprocess.run([sys.executable, "-c", UP], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert done.stdout.split() == ["prefill-0", "decode-0", "gateway-0", "planner-0"], done.stderr
+
+
 def test_a_title_has_whole_words_only() -> None:
     """Who looks for a word does not find the half of it."""
     assert fitting_words(["ab", "cd"], 6) == b"ab\0cd\0"
