@@ -34,6 +34,8 @@ FIGURES: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
     "tokens/s": lambda summary: float(summary["tokens_per_s"]),
     "TTFT p50 ms": lambda summary: float(summary["ttft_ms"]["p50"]),
 }
+NOW, THEN = "now", "before"
+"""Names of the two systems."""
 QUIET_CORES_MAX = 0.3
 """Rounds in which other processes used more than so many cores are not compared."""
 
@@ -67,21 +69,13 @@ class BesideCommit:
             point = await benches[system].measure(scenario, self._options.seconds)
             self.points.append({**point.as_json(), "round": number})
             self._options.json.write_text(json.dumps(self.points, indent=1) + "\n")
-        before, now = ({**each} for each in self.points[-2:])
-        if before["system"] != BEFORE_NAME:
-            before, now = now, before
-        ratio = FIGURES["CPU-s per 1k tokens"](now) / FIGURES["CPU-s per 1k tokens"](before)
-        print(f"bench: {each.name}, {scenario.name}, round {number + 1}: CPU {ratio:.2f}", file=sys.stderr, flush=True)
-
-
-BEFORE_NAME, NOW_NAME = "before", "now"
+        print(f"bench: {each.name}, {scenario.name}, round {number + 1}", file=sys.stderr, flush=True)
 
 
 def compared(points: Sequence[Mapping[str, Any]], read: Callable[[Mapping[str, Any]], float]) -> str:
     """Returns a cell of the table."""
     now, before = (
-        {point["round"]: read(point) for point in points if point["system"] == system}
-        for system in (NOW_NAME, BEFORE_NAME)
+        {point["round"]: read(point) for point in points if point["system"] == system} for system in (NOW, THEN)
     )
     ratios = [now[number] / before[number] for number in now.keys() & before.keys()]
     low, _, high = quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
@@ -128,7 +122,7 @@ def main() -> int:
     options.json.parent.mkdir(parents=True, exist_ok=True)
     with earlier_tree(options.before) as earlier, tempfile.TemporaryDirectory(prefix="kvmesh-bench-model-") as folder:
         model_dir = roomy_model(DEMO_MODEL.resolve(), Path(folder))
-        bench = BesideCommit(options, {BEFORE_NAME: earlier, NOW_NAME: ROOT}, model_dir)
+        bench = BesideCommit(options, {THEN: earlier, NOW: ROOT}, model_dir)
         run(bench.measure())
     print(table(bench.points))
     return 0

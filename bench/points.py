@@ -90,13 +90,13 @@ class Bench:
         try:
             warm_up = islice(requests, WARM_UP_REQUESTS + scenario.concurrency)
             await closed_loop(target, warm_up, scenario.concurrency)
-            report = await measure(self._load(target, requests, scenario, seconds), self._served.watch)
+            report = await measure(self._load(target, requests, scenario=scenario, seconds=seconds), self._served.watch)
         finally:
             await target.aclose()
         return Point(system=self._served.system, kind=self._kind, scenario=scenario, summary=report.summary())
 
     def _load(
-        self, target: Target, requests: Iterator[LoadRequest], scenario: Scenario, seconds: float
+        self, target: Target, requests: Iterator[LoadRequest], *, scenario: Scenario, seconds: float
     ) -> Awaitable[list[LoadResult]]:
         if not scenario.rate_per_s:
             return closed_loop(target, for_seconds(requests, seconds), scenario.concurrency)

@@ -4,10 +4,9 @@ python -m bench.side_by_side --dynamo ~/dynamo-venv                           al
 python -m bench.side_by_side --dynamo ~/dynamo-venv --parts stream --shapes split --rounds 1 --seconds 2
 
 Parts: `stream` (128 tokens in and out, 32 and 128 in flight, flat out and at 6 ms a step), `arrivals` (the same at 6 ms a step, 36
-requests a second at random times), `prompt` (2000+16 and 8000+1, 32 in
-flight), `first` (512+64, one in flight), `memory` (100 000 short requests, once). Shapes: `split` is a prefill and a decode
-worker, `single` one worker that does both. Rounds alternate (kvmesh, Dynamo, kvmesh, ...), so that a slow phase of the machine
-hits both. Without Dynamo kvmesh is measured alone.
+requests a second at random times), `prompt` (2000+16 and 8000+1, 32 in flight), `first` (512+64, one in flight), `memory` (100 000
+short requests, once). Shapes: `split` is a prefill and a decode worker, `single` one worker that does both. Rounds alternate (kvmesh,
+Dynamo, kvmesh, ...), so that a slow phase of the machine hits both. Without Dynamo kvmesh is measured alone.
 """
 
 import argparse

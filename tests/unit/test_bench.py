@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import beside_engine
+from bench import beside_commit, beside_engine
 from bench.cancel import Side
 from bench.figures import LoadReport, percentiles
 from bench.generated_trace import generate_trace
@@ -364,6 +364,18 @@ def test_one_system_beside_another_in_parts() -> None:
         for system, rate in zip(("kvmesh", "own server"), rates, strict=True)
     ]
     assert "30 / 30 = 1.50" in beside_engine.table(both)
+
+
+def test_a_commit_beside_another() -> None:
+    """A round counts for its ratio only if the machine was quiet in both of its turns."""
+    point = {"kind": "split", "scenario": "x32", "tokens_per_s": 1.0, "ttft_ms": {"p50": 2.0}, "errors": 0}
+    rounds = [(1.1, 1.0, 0.1), (3.0, 2.0, 0.1), (9.0, 1.0, 0.5), (1.0, 1.0, 0.0)]
+    points = [
+        {**point, "round": number, "system": system, "server_cpu_s_per_1k_tokens": cpu_s, "others_cores": others}
+        for number, (now, before, others) in enumerate(rounds)
+        for system, cpu_s in (("now", now), ("before", before))
+    ]
+    assert "1.1 / 1 = 1.10 [1.00 to 1.50]" in beside_commit.table(points)
 
 
 SERVER = """
