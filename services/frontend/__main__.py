@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from random import Random, SystemRandom
 from typing import Protocol
 
@@ -55,6 +56,8 @@ from services.frontend.ui.observer import MeshObserver
 from services.frontend.ui.routes import UiRoutes
 
 _log = event_logger(__name__)
+SHARE_AFTER_S = 10.0
+"""Longest wait for a model before a process joins a shared port; without a model it could only refuse requests."""
 
 
 class RouterPart(RouterLink, Part, Protocol):
@@ -279,11 +282,10 @@ class SharedPortDelay:
         self._frontend = frontend
 
     async def start(self) -> None:
-        """Waits for at most `share_after_s`: a mesh without workers must still answer with errors."""
-        settings = self._frontend.settings.http
-        if settings.shares_port:
+        """Waits for at most `SHARE_AFTER_S`: a mesh without workers must still answer with errors."""
+        if self._frontend.settings.http.shares_port:
             with suppress(TimeoutError):
-                async with asyncio.timeout(settings.share_after_s):
+                async with asyncio.timeout(SHARE_AFTER_S):
                     await self._frontend.models.wait_served()
 
     async def aclose(self) -> None:
@@ -317,12 +319,14 @@ async def serve(settings: FrontendSettings) -> None:
         await Frontend(settings, SystemClock(), Random(SystemRandom().getrandbits(128))).run(stop=stop, hurry=hurry)
 
 
-def main() -> int:
-    """Runs the process; returns its exit status."""
+def main(*, shares_port: bool = False) -> int:
+    """Runs the process; returns its exit status. `shares_port`: other processes listen on its HTTP port too."""
     # Otherwise the tokenizer library starts a pool of threads for single prompts.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     settings = load_or_exit(FrontendSettings, program="python -m services.frontend", description=__doc__ or "")
     configure_logging(level=settings.telemetry.log_level, style=settings.telemetry.log_format, service="frontend")
+    if shares_port:
+        settings = replace(settings, processes=1, http=replace(settings.http, shares_port=True))
     if settings.processes > 1:
         return run_process(lambda: supervise(settings, sys.argv[1:], SystemClock()))
     return run_process(lambda: serve(settings))

@@ -33,12 +33,12 @@ async def supervise(settings: FrontendSettings, argv: Sequence[str], clock: Cloc
 
 def process_command(settings: FrontendSettings, argv: Sequence[str], *, number: int, port: int) -> list[str]:
     """Returns the command line of one process: the common flags, then its own. If a flag occurs twice, the last one counts."""
-    own = ["--processes", "1", "--http-port", str(port), "--http-shares-port"]
+    own = ["--http-port", str(port)]
     if settings.instance_id:
         own += ["--instance-id", f"{settings.instance_id}-{number}"]
     if settings.telemetry.metrics_port:
         own += ["--telemetry-metrics-port", str(settings.telemetry.metrics_port + number)]
-    return [sys.executable, "-m", "services.frontend", *argv, *own]
+    return [sys.executable, "-m", "services.frontend.shared_port", *argv, *own]
 
 
 def stop_timeout_s(settings: FrontendSettings) -> float:

@@ -24,28 +24,12 @@ class HttpSettings:
 
     host: str = setting("", "Address the HTTP API listens on; empty: that of `address`.")
     port: int = setting(8000, "Port of the HTTP API; 0: a free one.", min=0, max=65535)
-    shares_port: bool = setting(
-        False, "Whether other processes listen on the port too and the kernel spreads connections; see `processes`."
-    )
-    share_after_s: float = internal(
-        10.0,
-        "Longest wait for a model before a process joins a shared port; without a model it could only refuse requests.",
+    shares_port: bool = internal(
+        False,
+        "Whether other processes listen on the port too and the kernel spreads connections; see `shared_port.py`.",
     )
     body_bytes_max: int = setting(8 << 20, "Largest request body; a million tokens of text is about 5 MB.", min=1024)
-    header_bytes_max: int = setting(8190, "Longest request line and longest header.", min=256, max=65536)
-    headers_max: int = setting(128, "Most headers.", min=8, max=1024)
-    head_bytes_max: int = setting(
-        65_536,
-        "Largest head of a request that arrives in parts. An incomplete one takes about twice as much memory.",
-        min=8192,
-    )
     body_timeout_s: float = setting(30.0, "Longest wait for a request's body.", min=0.1)
-    body_containers_max: int = setting(
-        50_000, "Most arrays and objects in a request body; parsing so many takes about 25 ms.", min=1000
-    )
-    body_values_max: int = setting(
-        1_100_000, "Most values in a request body; the token ids of a prompt of a million tokens fit.", min=1000
-    )
     bodies_bytes_max: int = setting(
         256 << 20,
         "Request bodies above 64 KiB that wait to be parsed, all together; four times as much may arrive. One tenant may hold a quarter.",
@@ -63,21 +47,12 @@ class HttpSettings:
         "Names of this server in the Host header, such as api.example. Empty: on loopback the names of loopback, else any.",
     )
     backlog: int = internal(1024, "Connections waiting to be accepted.")
-    stream_buffer_bytes_max: int = setting(
-        65_536, "Unsent bytes of one stream after which tokens are merged instead of written one by one.", min=1024
-    )
-    detailed_events_per_s_max: int = setting(
-        5_000,
-        "Events per second with log-probabilities or token ids, of all streams together; above it tokens share events.",
-        min=100,
-    )
     keep_alive_s: float = setting(
         15.0, "Time without data after which a stream gets a comment, so that proxies keep it open. 0: none.", min=0
     )
     cors_origins: tuple[str, ...] = setting(
         (), "Origins whose pages may send requests from a browser, such as https://app.example; `*`: all. Empty: none."
     )
-    cors_age_s: float = setting(600.0, "Time for which browsers cache the answer to a preflight request.", min=0)
     tls_certificate_file: str = setting("", "PEM certificate chain of the HTTP API. Empty: no TLS.")
     tls_key_file: str = setting("", "PEM key of the certificate.")
     tls_authority_file: str = setting(

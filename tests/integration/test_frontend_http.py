@@ -21,6 +21,7 @@ from kvmesh.core import ConstraintKind, Generation, ReportKind
 from kvmesh.errors import InternalError, LostError, NotFoundError, OverloadedError, UnavailableError, UnsupportedError
 from kvmesh.kv.blocks import block_hashes
 from kvmesh.telemetry import Instruments
+from services.frontend.api.http import stream as streams
 from services.frontend.api.http.half_close import PROBE
 from services.frontend.api.http.server import HttpServer
 from services.frontend.api.openai.chat_request import read_chat
@@ -757,13 +758,16 @@ async def test_a_client_that_ends_its_side_and_leaves_later(model: ServedModel) 
         await wait_for(lambda: not running.pipeline.in_flight)
 
 
-async def test_a_slow_client_holds_nobody_up_and_gets_everything(model: ServedModel) -> None:
+async def test_a_slow_client_holds_nobody_up_and_gets_everything(
+    model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its tokens are merged while it does not read; another stream goes on; in the end nothing is missing."""
+    monkeypatch.setattr(streams, "BUFFER_BYTES_MAX", 4096)
     word = tokens_of(model.text, "three ", ends=False)
     count = 20_000
     large = replace(model, context_tokens_max=200_000)
     mesh = FakeMesh(answer=lambda g: word * ((g.sampling.max_tokens or 0) // len(word)), tokens_per_step=len(word))
-    async with frontend([large], mesh, http=HttpSettings(stream_buffer_bytes_max=4096)) as running:
+    async with frontend([large], mesh) as running:
         slow = small_socket(running.port)
         body = chat_with(stream=True, max_tokens=count * len(word))
         loop = asyncio.get_running_loop()
@@ -797,13 +801,13 @@ def dechunked(data: bytes) -> bytes:
         rest = rest[length + 2 :]
 
 
-async def test_a_client_that_never_reads_is_cut_off(model: ServedModel) -> None:
+async def test_a_client_that_never_reads_is_cut_off(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of an answer waits for its client only so long."""
+    monkeypatch.setattr(streams, "BUFFER_BYTES_MAX", 4096)
     control = next(i for i in range(300) if model.text.token_bytes(i) == b"\x01")  # Six bytes of JSON each.
     large = replace(model, context_tokens_max=4_000_000)
     mesh = FakeMesh(answer=lambda _: [control] * 2_000_000, tokens_per_step=20_000)
-    settings = HttpSettings(stalled_client_timeout_s=0.3, stream_buffer_bytes_max=4096)
-    async with frontend([large], mesh, http=settings) as running:
+    async with frontend([large], mesh, http=HttpSettings(stalled_client_timeout_s=0.3)) as running:
         stuck = small_socket(running.port)
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(stuck, http_request(chat_with(stream=True)))

@@ -79,7 +79,7 @@ async def test_two_processes_share_a_port(tmp_path: Path) -> None:
         assert min(spread) >= 10, spread
 
         victim = int(first.instance_id.rpartition("-")[2])
-        assert victim in mesh.pids("frontend")
+        assert victim in mesh.pids("frontend.shared_port")
         stop = asyncio.Event()
         answers: list[tuple[int | str, float]] = []
         clients = [asyncio.create_task(_ask_until(mesh.url, stop, answers)) for _ in range(4)]
@@ -136,8 +136,8 @@ def test_each_process_has_its_own_names_and_ports() -> None:
     """Names and metrics ports that are given are told apart; the rest is as it was given."""
     settings = FrontendSettings(instance_id="f", http=HttpSettings(port=0))
     argv = process_command(settings, ["--instance-id", "f", "--processes", "3"], number=2, port=8123)
-    assert argv[1:6] == ["-m", "services.frontend", "--instance-id", "f", "--processes"]
-    assert argv[-7:] == ["--processes", "1", "--http-port", "8123", "--http-shares-port", "--instance-id", "f-2"]
+    assert argv[1:6] == ["-m", "services.frontend.shared_port", "--instance-id", "f", "--processes"]
+    assert argv[-4:] == ["--http-port", "8123", "--instance-id", "f-2"]
 
 
 def child(code: str) -> list[str]:

@@ -14,7 +14,7 @@ from kvmesh.clock import SystemClock
 from kvmesh.core import FinishReason, LegFinish, TokenLogprob, Usage
 from kvmesh.telemetry.metrics import DURATION_BUCKETS_S
 from services.frontend.api.answer_reader import make_reader
-from services.frontend.api.http.stream import EventEncoder, EventStream
+from services.frontend.api.http.stream import BUFFER_BYTES_MAX, EventEncoder, EventStream
 from services.frontend.api.openai.bodies import CHAT_CHUNK_OBJECT, COMPLETION_OBJECT
 from services.frontend.api.openai.chat_request import read_chat
 from services.frontend.api.openai.chunks import ChatChunks, CompletionChunks
@@ -101,10 +101,10 @@ def test_each_text_is_one_event_in_one_write(
     """Byte for byte the event that encoding the whole object gives; texts that met a full buffer go with the next one."""
     chunks, event = make(includes_usage=includes_usage)
     socket, expected, waiting = Socket(), [], ""
-    stream = EventStream(socket, b"HEAD", chunks, choices=1, is_chunked=is_chunked, buffer_bytes_max=1000)
+    stream = EventStream(socket, b"HEAD", chunks, choices=1, is_chunked=is_chunked)
     stream.on_text(0, "begin", (7,), logprobs=None)
     for text, is_full in texts:
-        socket.unsent = 1001 if is_full else 0
+        socket.unsent = BUFFER_BYTES_MAX + 1 if is_full else 0
         stream.on_text(0, text, (7,), logprobs=None)
         waiting += text
         if not is_full:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from kvmesh.errors import InvalidRequestError, OverloadedError
 from kvmesh.rpc.codec.json_texts import SLICE_BYTES, JsonCounter
+from services.frontend.api.http import request_bytes
 from services.frontend.api.http.large_bodies import LARGE_BYTES, LargeBodies
 from services.frontend.api.http.request_bytes import JsonLimits
 from services.frontend.models import ServedModel
@@ -57,22 +58,27 @@ def test_the_counts_are_those_of_the_parsed_value(value: Any, size: int) -> None
 async def test_the_limits_are_exact_however_the_body_arrives(
     value: Any, size: int, containers_max: int, values_max: int
 ) -> None:
-    body, limits = json.dumps(value).encode(), JsonLimits(containers_max=containers_max, values_max=values_max)
+    body, limits = json.dumps(value).encode(), JsonLimits()
     refused = False
-    for end in range(size, len(body) + size, size):
-        try:
-            await limits.check(body[:end])
-        except InvalidRequestError:
-            refused = True
-            break
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(request_bytes, "CONTAINERS_MAX", containers_max)
+        patch.setattr(request_bytes, "VALUES_MAX", values_max)
+        for end in range(size, len(body) + size, size):
+            try:
+                await limits.check(body[:end])
+            except InvalidRequestError:
+                refused = True
+                break
     assert refused == (containers_in(value) > containers_max or commas_in(value) >= values_max)
 
 
-async def test_text_is_not_counted() -> None:
+async def test_text_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt that is full of brackets is within the limits."""
     body = orjson.dumps({"prompt": "f([x[0], {1, 2}])" * 100_000})
     assert counted(body) == (1, 0)
-    await JsonLimits(containers_max=1, values_max=1).check(body)
+    monkeypatch.setattr(request_bytes, "CONTAINERS_MAX", 1)
+    monkeypatch.setattr(request_bytes, "VALUES_MAX", 1)
+    await JsonLimits().check(body)
 
 
 def attack_bodies() -> list[tuple[str, bytes]]:
@@ -121,10 +127,10 @@ async def test_the_loop_goes_on_while_values_are_counted(model: ServedModel) -> 
     assert turns > slices
 
 
-async def test_bodies_within_the_limits_are_read(model: ServedModel) -> None:
-    """The setting is the limit, and not less."""
-    settings = FrontendSettings(http=HttpSettings(body_containers_max=1000))
-    async with frontend(model, settings=settings) as rig, aiohttp.ClientSession() as session:
+async def test_bodies_within_the_limits_are_read(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The constant is the limit, and not less."""
+    monkeypatch.setattr(request_bytes, "CONTAINERS_MAX", 1000)
+    async with frontend(model) as rig, aiohttp.ClientSession() as session:
         for count, wanted in ((999, 200), (1000, 400)):
             body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "metadata": {}, "max_tokens": 1}
             data = json.dumps({**body, "unknown": [[]] * (count - 4), "padding": "[" * 20_000}).encode()

@@ -10,7 +10,8 @@ import pytest
 from kvmesh.core import FinishReason, TokenLogprob, Usage
 from kvmesh.errors import InternalError, LostError
 from services.frontend.api.answer_reader import make_reader
-from services.frontend.api.http.stream import EventPace, EventStream
+from services.frontend.api.http import stream as streams
+from services.frontend.api.http.stream import BUFFER_BYTES_MAX, EventPace, EventStream
 from services.frontend.api.openai.chat_request import read_chat
 from services.frontend.api.openai.chunks import ChatChunks
 from services.frontend.models import ServedModel
@@ -20,7 +21,6 @@ from tests.keeping_socket import Socket
 from tests.virtual_loop import run_virtual
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
-BUFFER_BYTES_MAX = 1000
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,6 @@ def stream_of(
         chunks,
         choices=choices,
         is_chunked=False,
-        buffer_bytes_max=BUFFER_BYTES_MAX,
         tokens_max=tokens_max,
         pace=pace,
     )
@@ -147,23 +146,26 @@ async def test_a_stream_that_is_over_is_not_kept_alive(model: ServedModel, end: 
 
 def test_a_pace_is_shared_by_the_streams_that_are_open() -> None:
     """Few streams have no gap between their events; many have the longer ones the more they are."""
-    pace = EventPace(10_000)
+    pace = EventPace()
     with ExitStack() as streams:
         gaps = []
         for _ in range(200):
             streams.enter_context(pace.opened())
             gaps.append(pace.gap_s)
-        assert gaps[:9] == [0.0] * 9 and gaps[9] == pytest.approx(0.001) and gaps[-1] == pytest.approx(0.02)
+        assert gaps[:4] == [0.0] * 4 and gaps[4] == pytest.approx(0.001) and gaps[-1] == pytest.approx(0.04)
     assert pace.gap_s == 0.0
 
 
 @pytest.mark.parametrize("choices", [1, 2])
 @pytest.mark.parametrize("is_failed", [False, True])
-def test_events_keep_their_pace_and_lose_nothing(model: ServedModel, choices: int, is_failed: bool) -> None:
+def test_events_keep_their_pace_and_lose_nothing(
+    model: ServedModel, choices: int, is_failed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first token is written at once; those of a gap share an event, which comes when it is due or with the end."""
+    monkeypatch.setattr(streams, "DETAILED_EVENTS_PER_S_MAX", 100)
 
     async def stream_it() -> tuple[list[tuple[float, bytes]], int]:
-        loop, pace, writes = asyncio.get_running_loop(), EventPace(100), []
+        loop, pace, writes = asyncio.get_running_loop(), EventPace(), []
         with pace.opened():  # 10 ms
             stream, socket = stream_of(model, choices, pace=pace, logprobs=True, top_logprobs=1)
             for step in range(25):  # 4 ms each

@@ -23,6 +23,8 @@ REQUEST_ID_HEADER = "x-request-id"
 MESH_ID_HEADER = "x-kvmesh-request-id"
 """The mesh's own id, which logs and `kvmesh explain` use; `x-request-id` echoes the client's."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}\Z")
+_CORS_AGE_S = 600
+"""Seconds for which a browser caches the answer to a preflight request: few are sent, and changed origins take effect soon."""
 _CORS_METHODS = "GET, POST, DELETE, OPTIONS"
 _CORS_EXPOSED = "x-request-id, x-kvmesh-request-id, request-id, retry-after, x-kvmesh-warning, x-kvmesh-max-tokens"
 
@@ -39,7 +41,7 @@ class Boundary:
         self._pipeline = pipeline
         self._settings = settings
         self._origins = frozenset(settings.cors_origins)
-        self._pace = EventPace(settings.detailed_events_per_s_max)
+        self._pace = EventPace()
         self._large_bodies = LargeBodies(settings.bodies_bytes_max)
 
     def handler(self, serve: Serve, *, error_body: ErrorBody = error_body) -> Handler:
@@ -105,7 +107,7 @@ class Boundary:
             headers["Access-Control-Allow-Methods"] = _CORS_METHODS
             wanted = request.headers.get("Access-Control-Request-Headers", "")
             headers["Access-Control-Allow-Headers"] = wanted or "authorization, content-type, x-request-id"
-            headers["Access-Control-Max-Age"] = str(round(self._settings.cors_age_s))
+            headers["Access-Control-Max-Age"] = str(_CORS_AGE_S)
         return web.Response(status=204, headers=headers)
 
 

@@ -1,7 +1,7 @@
 """One connection of the HTTP server: limits on its heads, bodies that no handler has read, and answers that no client reads.
 
 A head must be complete within `head_timeout_s`: of the first request from the time of the connection, of later ones from their first
-byte that does not arrive with the request before. It may have `head_bytes_max` bytes in all: anybody can send heads, and the parser keeps
+byte that does not arrive with the request before. It may have `HEAD_BYTES_MAX` bytes in all: anybody can send heads, and the parser keeps
 an incomplete one twice. A response that was made without the request's body, such as 401, does not wait for that body: a short one is
 discarded, and after any other the connection is closed.
 
@@ -21,6 +21,8 @@ from aiohttp import web
 from kvmesh.clock import stood_still
 from services.frontend.api.http.half_close import HalfClosingHandler
 
+HEAD_BYTES_MAX = 65_536
+"""Bytes of a head that arrives in parts. Clients' heads have a few KiB, and 8192 connections with such heads take about 1 GiB."""
 DISCARDED_BYTES_MAX = 262_144
 """Longest unread body after which a connection is kept. Discarding it costs less than another connection."""
 DISCARD_S = 1.0
@@ -36,8 +38,8 @@ class Connection(HalfClosingHandler):
     """See the module."""
 
     __slots__ = (
-        "_connections_max", "_has_bytes", "_head_bytes", "_head_bytes_max", "_head_timeout_s", "_head_timer", "_heads",
-        "_stalled_timeout_s", "_stalled_timer", "_wire_bytes",
+        "_connections_max", "_has_bytes", "_head_bytes", "_head_timeout_s", "_head_timer", "_heads", "_stalled_timeout_s",
+        "_stalled_timer", "_wire_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -45,7 +47,6 @@ class Connection(HalfClosingHandler):
         manager: web.Server,
         *,
         head_timeout_s: float,
-        head_bytes_max: int,
         stalled_timeout_s: float,
         connections_max: int,
         **kwargs: Any,
@@ -58,7 +59,6 @@ class Connection(HalfClosingHandler):
         self._head_timer: asyncio.TimerHandle | None = None
         self._heads = 0
         self._has_bytes = False
-        self._head_bytes_max = head_bytes_max
         self._head_bytes = 0
         self._wire_bytes = 0
 
@@ -96,7 +96,7 @@ class Connection(HalfClosingHandler):
         elif was_between_requests:
             self._has_bytes = True
             self._head_bytes += len(data)
-            if self._head_bytes > self._head_bytes_max:
+            if self._head_bytes > HEAD_BYTES_MAX:
                 self._refuse_head(TOO_LARGE)
             elif self._head_timer is None:
                 self._await_head()

@@ -15,6 +15,10 @@ from kvmesh.rpc.codec.json_texts import SLICE_BYTES, JsonCounter
 from services.frontend.access.caller import Caller
 from services.frontend.settings import HttpSettings
 
+CONTAINERS_MAX = 50_000
+"""Arrays and objects of a body. Parsing so many takes about 25 ms."""
+VALUES_MAX = 1_100_000
+"""Values of a body. The token ids of a prompt of a million tokens fit."""
 BODY_TOO_LARGE = "body_too_large"
 MEDIA_TYPE = "unsupported_media_type"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -46,9 +50,7 @@ class JsonLimits:
 
     _seen = _counted = _brackets = _commas = 0
 
-    def __init__(self, *, containers_max: int, values_max: int) -> None:
-        self._containers_max = containers_max
-        self._values_max = values_max
+    def __init__(self) -> None:
         self._counter = JsonCounter()
 
     async def check(self, body: bytes | bytearray) -> None:
@@ -57,7 +59,7 @@ class JsonLimits:
         # Brackets and commas in texts are counted too, so most bodies need nothing more.
         self._brackets += body.count(b"[", start) + body.count(b"{", start)
         self._commas += body.count(b",", start)
-        if self._brackets <= self._containers_max and self._commas < self._values_max:
+        if self._brackets <= CONTAINERS_MAX and self._commas < VALUES_MAX:
             return
         while self._counted < self._seen:
             end = min(self._seen, self._counted + SLICE_BYTES)
@@ -68,8 +70,8 @@ class JsonLimits:
 
     def _raise_if_too_many(self) -> None:
         for count, most, what in (
-            (self._counter.containers, self._containers_max, "arrays and objects"),
-            (self._counter.commas + 1, self._values_max, "values"),
+            (self._counter.containers, CONTAINERS_MAX, "arrays and objects"),
+            (self._counter.commas + 1, VALUES_MAX, "values"),
         ):
             if count > most:
                 raise InvalidRequestError(f"the body has more than {most} {what}", reason="too_many_values")
@@ -88,7 +90,7 @@ async def read_bytes(
     InvalidRequestError if it is not declared as JSON, too large, late or unreadable; PermissionDeniedError if it must not be compressed.
     """
     encoding = _check_head(request, caller)
-    limits = JsonLimits(containers_max=settings.body_containers_max, values_max=settings.body_values_max)
+    limits = JsonLimits()
     limit = settings.body_bytes_max
     if (request.content_length or 0) > limit:
         raise body_too_large(limit)

@@ -27,6 +27,8 @@ from services.frontend.settings import HttpSettings
 
 _log = logging.getLogger(__name__)
 ANY_PATH, ANY_PATH_CANONICAL = "/{path:.*}", "/{path}"
+HEADER_BYTES_MAX, HEADERS_MAX = 8190, 128
+"""Bytes of the request line and of each header, and number of headers: aiohttp's defaults."""
 SERVED_PATHS: Mapping[str, Serve] = {
     "/v1/chat/completions": serve_chat,
     "/v1/completions": serve_completion,
@@ -94,11 +96,10 @@ class HttpServer:
             shutdown_timeout=1.0,
             # A client that disconnects cancels its handler, and with it the request on every hop.
             handler_cancellation=True,
-            max_line_size=settings.header_bytes_max,
-            max_field_size=settings.header_bytes_max,
-            max_headers=settings.headers_max,
+            max_line_size=HEADER_BYTES_MAX,
+            max_field_size=HEADER_BYTES_MAX,
+            max_headers=HEADERS_MAX,
             head_timeout_s=settings.head_timeout_s,
-            head_bytes_max=settings.head_bytes_max,
             stalled_timeout_s=settings.stalled_client_timeout_s,
             connections_max=settings.connections_max,
             keepalive_timeout=settings.idle_timeout_s,

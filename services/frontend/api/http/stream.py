@@ -20,6 +20,10 @@ from services.frontend.pipeline.request import Ending
 
 LAST_CHUNK = b"0\r\n\r\n"
 KEEP_ALIVE = b": keep-alive\n\n"
+BUFFER_BYTES_MAX = 65_536
+"""Unsent bytes of one stream after which its texts are merged instead of written one by one. asyncio's own high-water mark."""
+DETAILED_EVENTS_PER_S_MAX = 5_000
+"""Events per second of all streams with an EventPace. Above it tokens share events: an event takes the event loop tens of microseconds."""
 GAP_S_MIN = 0.001
 """Shorter gaps between events are not worth a timer."""
 _POLL_S = 0.02
@@ -72,14 +76,13 @@ class EventPace:
     take all of the event loop's time, and every other client waits.
     """
 
-    def __init__(self, events_per_s_max: int) -> None:
-        self._event_s = 1 / events_per_s_max
+    def __init__(self) -> None:
         self._open = 0
 
     @property
     def gap_s(self) -> float:
         """The shortest time between two events of one stream."""
-        gap_s = self._open * self._event_s
+        gap_s = self._open / DETAILED_EVENTS_PER_S_MAX
         return gap_s if gap_s >= GAP_S_MIN else 0.0
 
     @contextmanager
@@ -105,7 +108,7 @@ class EventStream:
     """
 
     __slots__ = (
-        "_backlogs", "_buffer_bytes_max", "_encoder", "_has_begun", "_head", "_is_chunked", "_is_closed", "_is_open",
+        "_backlogs", "_encoder", "_has_begun", "_head", "_is_chunked", "_is_closed", "_is_open",
         "_is_quiet", "_is_scheduled", "_is_shared", "_keep_alive_s", "_keep_alive_timer", "_line", "_next_s", "_open_choices",
         "_pace", "_pace_timer", "_pending", "_plain", "_tokens_max", "_transport",
     )  # fmt: skip
@@ -120,7 +123,6 @@ class EventStream:
         *,
         choices: int,
         is_chunked: bool,
-        buffer_bytes_max: int,
         tokens_max: int | None = None,
         pace: EventPace | None = None,
         keep_alive_s: float = 0.0,
@@ -134,7 +136,6 @@ class EventStream:
         self._encoder = encoder
         self._plain = encoder.plain
         self._is_chunked = is_chunked
-        self._buffer_bytes_max = buffer_bytes_max
         # Several choices share a socket: their chunks of one step are collected and written together.
         self._is_shared = choices > 1
         self._is_open = [False] * choices
@@ -161,12 +162,7 @@ class EventStream:
     ) -> None:
         # The hot path: a plain chunk on a socket that keeps up.
         line, transport = self._line, self._transport
-        if (
-            line is None
-            or not text
-            or transport.get_write_buffer_size() > self._buffer_bytes_max
-            or transport.is_closing()
-        ):
+        if line is None or not text or transport.get_write_buffer_size() > BUFFER_BYTES_MAX or transport.is_closing():
             self._on_text(choice, text, token_ids, logprobs=logprobs)
             return
         self._is_quiet = False
@@ -183,7 +179,7 @@ class EventStream:
             return
         if not text and self._plain is not None:
             return
-        is_full = self._transport.get_write_buffer_size() > self._buffer_bytes_max
+        is_full = self._transport.get_write_buffer_size() > BUFFER_BYTES_MAX
         if is_full:
             self._line = None
         backlog = self._backlogs[choice]
@@ -220,7 +216,7 @@ class EventStream:
     def _send_due(self) -> None:
         """Writes the backlogs, unless the client does not keep up."""
         self._pace_timer = None
-        if self._is_closed or self._transport.get_write_buffer_size() > self._buffer_bytes_max:
+        if self._is_closed or self._transport.get_write_buffer_size() > BUFFER_BYTES_MAX:
             return
         assert self._pace is not None, "only a pace sets the timer"
         next_s = asyncio.get_running_loop().time() + self._pace.gap_s

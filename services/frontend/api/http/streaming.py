@@ -59,7 +59,6 @@ async def stream_answer(
         encoder,
         choices=choices,
         is_chunked=is_chunked,
-        buffer_bytes_max=exchange.settings.stream_buffer_bytes_max,
         tokens_max=prepared[0].generation.sampling.max_tokens,
         pace=exchange.pace if is_detailed else None,
         keep_alive_s=exchange.settings.keep_alive_s,
