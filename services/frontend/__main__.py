@@ -52,7 +52,7 @@ from services.frontend.processes import supervise
 from services.frontend.settings import FrontendSettings
 from services.frontend.stores.database import state_directory
 from services.frontend.stores.url import shared_database
-from services.frontend.ui.observer import MeshObserver
+from services.frontend.ui.observer import READ_TIMEOUT_S, REQUESTS_MAX, MeshObserver
 from services.frontend.ui.routes import UiRoutes
 
 _log = event_logger(__name__)
@@ -145,13 +145,7 @@ class Frontend:
             shared=shared,
         )
         self.observer = MeshObserver(
-            MeshReader(
-                self.registry,
-                self.channels,
-                timeout_s=settings.ui.call_timeout_s,
-                requests_max=settings.ui.requests_max,
-            ),
-            settings.ui,
+            MeshReader(self.registry, self.channels, timeout_s=READ_TIMEOUT_S, requests_max=REQUESTS_MAX),
             clock,
             frontend_id=self.instance_id,
             instruments=self.telemetry.instruments,

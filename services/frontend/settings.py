@@ -96,16 +96,6 @@ class UiSettings:
         "Whether to serve /ui on an address other than loopback, and to requests that a proxy forwards. Without API keys everybody "
         "who reaches the address then sees the mesh.",
     )
-    interval_s: float = setting(1.0, "Time between two readings of the mesh, which all viewers share.", min=0.2, max=60)
-    viewers_max: int = setting(16, "Most viewers at a time; more are refused with Retry-After.", min=1, max=1024)
-    stalled_viewer_timeout_s: float = setting(
-        10.0, "Longest wait for a viewer to read; then it is disconnected.", min=0.1
-    )
-    requests_max: int = setting(128, "The newest requests that the page lists.", min=1, max=256)
-    workers_max: int = setting(1024, "Workers that the page lists.", min=1)
-    explanations_max: int = internal(4, "Explanations that are fetched at a time; more are refused with Retry-After.")
-    candidates_max: int = internal(64, "Candidates of one explanation.")
-    call_timeout_s: float = internal(2.0, "Longest wait for a router or planner.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

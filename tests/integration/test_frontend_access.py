@@ -37,6 +37,7 @@ from kvmesh.rpc.settings import RpcSettings
 from kvmesh.rpc.status import from_rpc_error
 from kvmesh.simulation.registry import MemoryAgent, MemoryRegistry
 from kvmesh.telemetry import Instruments, Telemetry
+from services.frontend.access import access as access_control
 from services.frontend.access.access import Access
 from services.frontend.access.interceptor import AccessInterceptor
 from services.frontend.access.keys import hash_of
@@ -150,12 +151,13 @@ async def test_a_key_sees_its_models_only(model: ServedModel, tmp_path: Path) ->
 
 
 async def test_keys_change_without_a_restart_and_a_bad_document_changes_nothing(
-    model: ServedModel, tmp_path: Path
+    model: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rotation: the old key works until it is off the list, also while the list cannot be read."""
     path = tmp_path / "keys.json"
     write_keys(path, {"key_sha256": hash_of("old")})
-    settings = AccessSettings(keys_file=str(path), reload_interval_s=0.1)
+    monkeypatch.setattr(access_control, "RELOAD_INTERVAL_S", 0.1)
+    settings = AccessSettings(keys_file=str(path))
     async with frontend(model, access=settings) as (url, _, _), aiohttp.ClientSession() as session:
 
         async def works(key: str) -> bool:
@@ -176,7 +178,7 @@ async def test_keys_come_from_the_registry_too(model: ServedModel) -> None:
     """The same document as a value in Consul KV; a missing one ends the start."""
     agent = MemoryAgent()
     registry = MemoryRegistry(agent)
-    settings = AccessSettings(keys_consul_key="kvmesh/keys", reload_interval_s=0.1)
+    settings = AccessSettings(keys_consul_key="kvmesh/keys")
     with pytest.raises(InvalidRequestError, match="kvmesh/keys"):
         async with frontend(model, access=settings, registry=registry):
             pass

@@ -1,4 +1,4 @@
-"""Who may see /ui, and what many or slow viewers can do: no more than the settings allow."""
+"""Who may see /ui, and what many or slow viewers can do: no more than the limits allow."""
 
 import asyncio
 import json
@@ -17,17 +17,25 @@ from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.mesh.view import MeshView
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.simulation.registry import MemoryAgent
+from services.frontend.access import access as access_control
 from services.frontend.access.access import Access
 from services.frontend.access.keys import hash_of
 from services.frontend.access.settings import AccessSettings
 from services.frontend.settings import HttpSettings, UiSettings
+from services.frontend.ui import encode, observer, routes
 from services.frontend.ui.viewer import is_served
 from tests.frontend_apps import running_part
 from tests.patience import PATIENCE_S
 from tests.ui.rig import running_page
 
 OPERATOR, TENANT = "kvm-operator", "kvm-tenant"
-QUICK = UiSettings(interval_s=0.2)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short intervals."""
+    monkeypatch.setattr(observer, "INTERVAL_S", 0.2)
+    monkeypatch.setattr(access_control, "RELOAD_INTERVAL_S", 0.1)
 
 
 @dataclass
@@ -57,7 +65,7 @@ async def page(
     directory: Path,
     reader: Reader,
     *,
-    ui: UiSettings = QUICK,
+    ui: UiSettings | None = None,
     http: HttpSettings | None = None,
     keys: Sequence[dict[str, object]] = (),
 ) -> AsyncIterator[tuple[str, aiohttp.ClientSession]]:
@@ -66,7 +74,7 @@ async def page(
     access = None
     if keys:
         write_keys(directory, keys)
-        access = Access(AccessSettings(keys_file=str(directory / "keys.json"), reload_interval_s=0.1), clock)
+        access = Access(AccessSettings(keys_file=str(directory / "keys.json")), clock)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(running_part(agent))
         channels = ChannelPool(settings=RpcSettings())
@@ -181,10 +189,11 @@ async def test_a_revoked_key_ends_the_stream(tmp_path: Path, keys: list[dict[str
                 await response.content.read()
 
 
-async def test_viewers_are_limited_and_share_one_reading(tmp_path: Path) -> None:
+async def test_viewers_are_limited_and_share_one_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mesh is read once for all of them, and not at all when the last one has left."""
+    monkeypatch.setattr(observer, "VIEWERS_MAX", 2)
     reader = Reader()
-    async with page(tmp_path, reader, ui=UiSettings(interval_s=0.2, viewers_max=2)) as (url, session):
+    async with page(tmp_path, reader) as (url, session):
         assert reader.readings == 0
         async with session.get(f"{url}/ui/events") as first, session.get(f"{url}/ui/events") as second:
             await first_event(first)
@@ -204,11 +213,13 @@ async def test_viewers_are_limited_and_share_one_reading(tmp_path: Path) -> None
             await first_event(again)
 
 
-async def test_a_viewer_that_does_not_read_is_disconnected(tmp_path: Path) -> None:
+async def test_a_viewer_that_does_not_read_is_disconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It buffers nothing meanwhile, and others go on."""
+    monkeypatch.setattr(observer, "VIEWERS_MAX", 2)
+    monkeypatch.setattr(encode, "WORKERS_MAX", 4000)
+    monkeypatch.setattr(routes, "STALLED_VIEWER_TIMEOUT_S", 0.5)
     reader = Reader(workers=4000)
-    ui = UiSettings(interval_s=0.2, viewers_max=2, workers_max=4000, stalled_viewer_timeout_s=0.5)
-    async with page(tmp_path, reader, ui=ui) as (url, session):
+    async with page(tmp_path, reader) as (url, session):
         host, _, port = url.removeprefix("http://").partition(":")
         lazy, writer = await asyncio.open_connection(host, int(port), limit=1024)
         writer.write(b"GET /ui/events HTTP/1.1\r\nHost: localhost\r\n\r\n")

@@ -34,9 +34,10 @@ from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.simulation.registry import MemoryAgent
 from kvmesh.telemetry import Telemetry
+from services.frontend.access import access as access_control
 from services.frontend.access.access import Access
 from services.frontend.access.settings import AccessSettings
-from services.frontend.settings import UiSettings
+from services.frontend.ui import observer
 from services.planner.planner import Planner
 from services.planner.servicer import SERVICE_NAME as PLANNER_NAME
 from services.planner.servicer import PlannerServicer
@@ -186,6 +187,8 @@ def plan() -> PlanReport:
 
 
 async def serve(directory: Path) -> None:
+    # A process of its own, whose tests must not wait long.
+    access_control.RELOAD_INTERVAL_S = observer.INTERVAL_S = 0.2
     clock = SystemClock()
     agent = MemoryAgent()
     router = core(history_max=100)
@@ -195,7 +198,7 @@ async def serve(directory: Path) -> None:
     routing = RouterServicer(router, RouterMetrics(telemetry.instruments, router), clock)
     planning = PlannerServicer(cast(Planner, SimpleNamespace(newest=plan())))
     keys = directory / "keys.json"
-    access = Access(AccessSettings(keys_file=str(keys) if keys.exists() else "", reload_interval_s=0.2), clock)
+    access = Access(AccessSettings(keys_file=str(keys) if keys.exists() else ""), clock)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(running_part(agent))
         for name, service, servicer in ((ROUTER, SERVICE_NAME, routing), (PLANNER, PLANNER_NAME, planning)):
@@ -213,10 +216,9 @@ async def serve(directory: Path) -> None:
                 await fleet.register(worker.worker_id, worker.role, 20_000 + i)
         channels = ChannelPool(settings=RpcSettings())
         stack.push_async_callback(channels.aclose)
-        ui = UiSettings(interval_s=0.2)
-        reader = MeshReader(fleet.registry, channels, timeout_s=2.0, requests_max=ui.requests_max)
+        reader = MeshReader(fleet.registry, channels, timeout_s=2.0, requests_max=observer.REQUESTS_MAX)
         url = await stack.enter_async_context(
-            running_page(directory, reader, registry=fleet.registry, channels=channels, access=access, ui=ui)
+            running_page(directory, reader, registry=fleet.registry, channels=channels, access=access)
         )
         print(url, flush=True)
         await follow(fleet)

@@ -37,7 +37,7 @@ async def running_page(
     """Yields the address. Chat answers `answer N` for the last number N of the prompt."""
     clock = SystemClock()
     access = access or Access(AccessSettings(), clock)
-    ui, http = ui or UiSettings(interval_s=0.2), replace(http or HttpSettings(), port=0)
+    ui, http = ui or UiSettings(), replace(http or HttpSettings(), port=0)
     model = served_model(write_model(directory / "model"))
     mesh = answering(model, step_s=0.01)
     telemetry = Telemetry.create("frontend")
@@ -46,7 +46,7 @@ async def running_page(
         metrics=FrontendMetrics(telemetry.instruments, lambda: pipeline.in_flight),
         settings=PipelineSettings(), access=access,
     )  # fmt: skip
-    observer = MeshObserver(reader, ui, clock, frontend_id="frontend-1", instruments=telemetry.instruments)
+    observer = MeshObserver(reader, clock, frontend_id="frontend-1", instruments=telemetry.instruments)
     routes = UiRoutes(observer, access=access, registry=registry, channels=channels, ui=ui, http=http)
     server = HttpServer(pipeline, http, telemetry.registry, more_routes=[routes.add_routes])
     async with AsyncExitStack() as stack:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kvmesh.core import Usage
 from kvmesh.errors import InvalidRequestError, NotFoundError, OverloadedError, UnauthenticatedError
+from services.frontend.access import quotas as quotas_module
 from services.frontend.access.caller import Caller, Quota
 from services.frontend.access.keys import hash_of, read_keys
 from services.frontend.access.quotas import CONCURRENCY, REQUESTS, TOKENS, Quotas, TokenBucket
@@ -59,7 +60,7 @@ def test_all_problems_of_a_document_are_told_at_once() -> None:
 
 def test_requests_and_concurrency_are_bounded_and_say_when_to_come_again() -> None:
     """The next request fits exactly after the time told."""
-    quotas, who = Quotas(tenants_max=10), caller(requests_per_minute=2, concurrent_requests=2)
+    quotas, who = Quotas(), caller(requests_per_minute=2, concurrent_requests=2)
     permits = [quotas.enter(who, prompt_tokens=1, output_tokens_max=1, now_s=0.0) for _ in range(2)]
     with pytest.raises(OverloadedError) as caught:
         quotas.enter(who, prompt_tokens=1, output_tokens_max=1, now_s=0.0)
@@ -76,7 +77,7 @@ def test_requests_and_concurrency_are_bounded_and_say_when_to_come_again() -> No
 
 def test_a_request_ends_once() -> None:
     """However often its end is told, it frees one place and gives its tokens back once."""
-    quotas, who = Quotas(tenants_max=10), caller(concurrent_requests=2, tokens_per_minute=100)
+    quotas, who = Quotas(), caller(concurrent_requests=2, tokens_per_minute=100)
     first, _ = (quotas.enter(who, prompt_tokens=10, output_tokens_max=40, now_s=0.0) for _ in range(2))
     for _ in range(3):
         quotas.leave(first, Usage(prompt_tokens=10), now_s=0.0)
@@ -99,7 +100,7 @@ def test_a_bucket_holds_a_minute_at_most() -> None:
 
 def test_tokens_are_reserved_and_what_was_not_used_comes_back() -> None:
     """Reservation counts the longest answer; settling counts the real one."""
-    quotas, who = Quotas(tenants_max=10), caller(tokens_per_minute=100)
+    quotas, who = Quotas(), caller(tokens_per_minute=100)
     permit = quotas.enter(who, prompt_tokens=10, output_tokens_max=80, now_s=0.0)
     with pytest.raises(OverloadedError) as caught:
         quotas.enter(who, prompt_tokens=10, output_tokens_max=10, now_s=0.0)
@@ -113,7 +114,7 @@ def test_tokens_are_reserved_and_what_was_not_used_comes_back() -> None:
 
 def test_an_answer_longer_than_the_bucket_is_a_debt() -> None:
     """A reservation is never larger than the bucket, so that the request can run; what it used is charged in full."""
-    quotas, who = Quotas(tenants_max=10), caller(tokens_per_minute=60)
+    quotas, who = Quotas(), caller(tokens_per_minute=60)
     permit = quotas.enter(who, prompt_tokens=10, output_tokens_max=1000, now_s=0.0)
     quotas.leave(permit, Usage(prompt_tokens=10, output_tokens=110), now_s=0.0)
     with pytest.raises(OverloadedError) as caught:
@@ -123,7 +124,7 @@ def test_an_answer_longer_than_the_bucket_is_a_debt() -> None:
 
 def test_a_share_of_the_mesh_is_a_share_of_the_quota() -> None:
     """Of four frontends each grants a quarter, and a change of the number keeps what was used."""
-    quotas, who = Quotas(tenants_max=10), caller(tokens_per_minute=100)
+    quotas, who = Quotas(), caller(tokens_per_minute=100)
     quotas.share = 0.25
     quotas.enter(who, prompt_tokens=20, output_tokens_max=5, now_s=0.0)
     with pytest.raises(OverloadedError):
@@ -134,9 +135,10 @@ def test_a_share_of_the_mesh_is_a_share_of_the_quota() -> None:
         quotas.enter(who, prompt_tokens=1, output_tokens_max=0, now_s=0.0)
 
 
-def test_idle_tenants_are_forgotten_before_newcomers_are_refused() -> None:
+def test_idle_tenants_are_forgotten_before_newcomers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The table is bounded, and a tenant with something in flight stays."""
-    quotas = Quotas(tenants_max=2)
+    monkeypatch.setattr(quotas_module, "TENANTS_MAX", 2)
+    quotas = Quotas()
     names = [Caller(tenant=secrets.token_hex(4), quota=Quota(concurrent_requests=1)) for _ in range(4)]
     permit = quotas.enter(names[0], prompt_tokens=1, output_tokens_max=1, now_s=0.0)
     quotas.leave(quotas.enter(names[1], prompt_tokens=1, output_tokens_max=1, now_s=0.0), Usage(), now_s=0.0)
@@ -151,7 +153,7 @@ def test_idle_tenants_are_forgotten_before_newcomers_are_refused() -> None:
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 100), st.integers(0, 120), st.floats(0, 20)), max_size=40))
 def test_no_tenant_gets_more_than_its_rate(steps: list[tuple[int, int, int, float]]) -> None:
     """Whatever is asked: what is charged in a stretch of time is at most a bucket, its refill, and one request's debt."""
-    quotas, who = Quotas(tenants_max=1), caller(tokens_per_minute=100)
+    quotas, who = Quotas(), caller(tokens_per_minute=100)
     now_s = charged = 0.0
     for prompt, most, used, pause_s in steps:
         now_s += pause_s

@@ -27,6 +27,8 @@ from services.frontend.pipeline.request import Request
 
 _log = logging.getLogger(__name__)
 DOCUMENT_BYTES_MAX = 64 << 20
+RELOAD_INTERVAL_S = 2.0
+"""Time between two reads of the keys: short, since a revoked key is valid until the next one."""
 BODY_BYTES_PER_CHARGED = 32
 """Bytes of the body of a refused request, for each token that a quota is charged: less than a fifth of what the body would cost if it ran."""
 _NOT_CHARGED = (401, 429, 499)
@@ -54,7 +56,7 @@ class Access:
         self._registry = registry
         self._book = KeyBook()
         self._document = b""
-        self.quotas = Quotas(tenants_max=settings.tenants_max)
+        self.quotas = Quotas()
         self._refused = instruments.counter(
             "refused_requests", help="Requests refused because of their key or quota.", labels=["reason"]
         )
@@ -153,7 +155,7 @@ class Access:
 
     async def _follow_keys(self) -> None:
         while True:
-            await self._clock.sleep(self._settings.reload_interval_s)
+            await self._clock.sleep(RELOAD_INTERVAL_S)
             try:
                 await self._load()
             except (MeshError, OSError) as error:

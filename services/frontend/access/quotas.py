@@ -12,6 +12,8 @@ from kvmesh.errors import InvalidRequestError, OverloadedError
 from services.frontend.access.caller import Caller, Quota
 
 # kvmesh.rpc.http_status maps these reasons to 429 and other overloads to 503.
+TENANTS_MAX = 10_000
+"""Tenants with a quota in memory; each takes about 300 bytes."""
 REQUESTS, TOKENS, CONCURRENCY = "requests_quota", "tokens_quota", "concurrency_quota"
 
 
@@ -70,9 +72,8 @@ class Permit:
 class Quotas:
     """Accounts of all tenants. `share`: this process's part of every limit, if several frontends serve one mesh."""
 
-    def __init__(self, *, tenants_max: int) -> None:
+    def __init__(self) -> None:
         self._accounts: dict[str, TenantAccount] = {}
-        self._tenants_max = tenants_max
         self.share = 1.0
 
     def enter(self, caller: Caller, *, prompt_tokens: int, output_tokens_max: int, now_s: float) -> Permit:
@@ -126,7 +127,7 @@ class Quotas:
     def _account(self, caller: Caller, now_s: float) -> TenantAccount:
         account = self._accounts.get(caller.tenant)
         if account is None:
-            if len(self._accounts) >= self._tenants_max:
+            if len(self._accounts) >= TENANTS_MAX:
                 self._remove_idle(now_s)
             account = self._accounts[caller.tenant] = TenantAccount()
         account.seen_s = now_s
@@ -149,7 +150,7 @@ class Quotas:
         idle = [name for name, each in self._accounts.items() if not each.in_flight and now_s - each.seen_s >= 60]
         for name in idle:
             del self._accounts[name]
-        if len(self._accounts) >= self._tenants_max:
+        if len(self._accounts) >= TENANTS_MAX:
             raise OverloadedError("too many tenants at a time", reason="tenants_full", retry_after_s=60.0)
 
 

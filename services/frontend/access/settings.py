@@ -11,8 +11,6 @@ class AccessSettings:
 
     keys_file: str = setting("", "JSON file of API keys (docs/use/access.md). Empty: no file.")
     keys_consul_key: str = setting("", "Key in Consul KV that holds the same document. Empty: none.")
-    reload_interval_s: float = setting(2.0, "Time between two reads of the keys; a rotation needs no restart.", min=0.1)
-    tenants_max: int = setting(10_000, "Tenants with a quota in memory; each takes about 300 bytes.", min=1)
     prefix_sharing_tenants: tuple[str, ...] = setting(
         (),
         "Tenants that use each other's cached prefixes; `*`: all. A tenant can find out what those that it shares with have sent.",

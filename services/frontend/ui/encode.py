@@ -16,6 +16,10 @@ from kvmesh.rpc.mesh.view import MeshView
 from kvmesh.rpc.router.explanations import is_chosen, shown_candidates, worker_name
 
 TEXT_CHARACTERS_MAX = 160
+WORKERS_MAX = 1024
+"""Workers that are listed. The whole list goes to each viewer once per interval, and no person reads more."""
+CANDIDATES_MAX = 64
+"""Candidates of one explanation."""
 SERVICES_MAX = 256
 """Frontends, routers and planners that are listed."""
 PROBLEMS_MAX = 16
@@ -23,13 +27,13 @@ DECISIONS_MAX = 20
 Json = Mapping[str, Any]
 
 
-def mesh_json(view: MeshView, rows: Sequence[WorkerRow], *, workers_max: int) -> dict[str, Any]:
+def mesh_json(view: MeshView, rows: Sequence[WorkerRow]) -> dict[str, Any]:
     """The mesh. `rows`: its workers, with rates."""
     return {
         "services": list(_services(view))[:SERVICES_MAX],
         "pools": list(map(_pool, pool_rows(rows, view.plan))),
-        "workers": list(map(_worker, rows[:workers_max])),
-        "workers_left_out": max(0, len(rows) - workers_max),
+        "workers": list(map(_worker, rows[:WORKERS_MAX])),
+        "workers_left_out": max(0, len(rows) - WORKERS_MAX),
         "requests": list(map(_request, view.requests.requests)),
         "requests_in_flight": view.requests.requests_in_flight,
         "requests_queued": view.requests.requests_queued,
@@ -38,9 +42,9 @@ def mesh_json(view: MeshView, rows: Sequence[WorkerRow], *, workers_max: int) ->
     }
 
 
-def explanation_json(explanation: Explanation, router_id: str, *, candidates_max: int) -> dict[str, Any]:
+def explanation_json(explanation: Explanation, router_id: str) -> dict[str, Any]:
     """One decision of a router, and what was observed afterwards."""
-    shown = shown_candidates(explanation, candidates_max)
+    shown = shown_candidates(explanation, CANDIDATES_MAX)
     placement, found = explanation.placement, [report.cached_tokens for report in explanation.reports]
     known = [tokens for tokens in found if tokens is not None]
     return {

@@ -14,10 +14,17 @@ from kvmesh.errors import MeshError, OverloadedError, UnavailableError
 from kvmesh.rpc.mesh.rows import WorkerRow, by_name, worker_rows
 from kvmesh.rpc.mesh.view import MeshView
 from kvmesh.telemetry import Instruments
-from services.frontend.settings import UiSettings
 from services.frontend.ui.encode import mesh_json
 
 _log = logging.getLogger(__name__)
+INTERVAL_S = 1.0
+"""Time between two readings of the mesh: every router and the planner are asked for each, and people read no faster."""
+READ_TIMEOUT_S = 2.0
+"""Longest wait for a router or planner. One that does not answer is a problem that the page shows."""
+REQUESTS_MAX = 128
+"""The newest requests that the page lists."""
+VIEWERS_MAX = 16
+"""Each viewer gets the whole list once per interval, from the event loop that serves requests. More are refused with Retry-After."""
 
 
 class Reads(Protocol):
@@ -39,15 +46,12 @@ class Frame:
 class MeshObserver:
     """A running part. Invariants:
 
-    1. The mesh is read at most once per `interval_s`, whatever the number of viewers, and not at all without one.
+    1. The mesh is read at most once per `INTERVAL_S`, whatever the number of viewers, and not at all without one.
     2. A viewer gets the newest reading. It skips those that came while it was slow, so nothing is buffered for it.
     """
 
-    def __init__(
-        self, reader: Reads, settings: UiSettings, clock: Clock, *, frontend_id: str, instruments: Instruments
-    ) -> None:
+    def __init__(self, reader: Reads, clock: Clock, *, frontend_id: str, instruments: Instruments) -> None:
         self._reader = reader
-        self._settings = settings
         self._clock = clock
         self._frontend_id = frontend_id
         self._viewers = 0
@@ -67,7 +71,7 @@ class MeshObserver:
         while not self._is_closed:
             await self._wanted.wait()
             self._publish(await self._read())
-            await self._clock.sleep(self._settings.interval_s)
+            await self._clock.sleep(INTERVAL_S)
 
     async def aclose(self) -> None:
         """Ends the streams of all viewers."""
@@ -77,7 +81,7 @@ class MeshObserver:
     @contextmanager
     def viewing(self) -> Iterator[None]:
         """Counts a viewer. Raises OverloadedError if there are too many."""
-        if self._viewers >= self._settings.viewers_max:
+        if self._viewers >= VIEWERS_MAX:
             raise OverloadedError(
                 f"{self._viewers} viewers look at the mesh already", reason="viewers_full", retry_after_s=10.0
             )
@@ -111,7 +115,7 @@ class MeshObserver:
             return {"error": "the mesh cannot be read; the frontend's log says why"}
         rows = worker_rows(view, self._earlier)
         self._earlier = dict(by_name(rows))
-        return mesh_json(view, rows, workers_max=self._settings.workers_max)
+        return mesh_json(view, rows)
 
     def _publish(self, mesh: dict[str, Any]) -> None:
         if not self._viewers:
@@ -120,7 +124,7 @@ class MeshObserver:
         body = {
             "number": self._readings,
             "at": self._clock.wall(),
-            "interval_s": self._settings.interval_s,
+            "interval_s": INTERVAL_S,
             "frontend": self._frontend_id,
             **mesh,
         }

@@ -22,6 +22,12 @@ from services.frontend.ui.viewer import HEADERS, check_address, check_operator, 
 
 _log = logging.getLogger(__name__)
 REQUEST_ID_CHARACTERS_MAX = 160
+STALLED_VIEWER_TIMEOUT_S = 10.0
+"""Longest wait for a viewer to read; then it is disconnected, which makes room for another. The page connects again."""
+EXPLANATIONS_MAX = 4
+"""Explanations that are fetched at a time; more are refused with Retry-After. A person asks for one at a time."""
+CALL_TIMEOUT_S = 2.0
+"""Longest wait for a router: a person waits for the answer."""
 Serve = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -80,7 +86,7 @@ class UiRoutes:
             try:
                 await response.prepare(request)
                 while True:
-                    async with asyncio.timeout(self._ui.stalled_viewer_timeout_s):
+                    async with asyncio.timeout(STALLED_VIEWER_TIMEOUT_S):
                         await response.write(frame.event)
                     frame = await self._observer.next(frame.number)
                     check_operator(request, self._access)
@@ -98,17 +104,15 @@ class UiRoutes:
         request_id = request_id_in(request.match_info["id"])
         if len(request_id) > REQUEST_ID_CHARACTERS_MAX or not request_id.isprintable():
             raise InvalidRequestError("this is not the id of a request", field="id")
-        if self._explaining >= self._ui.explanations_max:
+        if self._explaining >= EXPLANATIONS_MAX:
             raise OverloadedError("too many explanations are fetched", reason="explanations_full", retry_after_s=1.0)
         self._explaining += 1
         try:
             routers = (await self._registry.instances(ROUTER)).instances
-            found, router_id = await find_explanation(
-                routers, self._channels, request_id, timeout_s=self._ui.call_timeout_s
-            )
+            found, router_id = await find_explanation(routers, self._channels, request_id, timeout_s=CALL_TIMEOUT_S)
         finally:
             self._explaining -= 1
-        body = explanation_json(found, router_id, candidates_max=self._ui.candidates_max)
+        body = explanation_json(found, router_id)
         return json_response(body, headers={**HEADERS, "Cache-Control": "no-store"})
 
 
