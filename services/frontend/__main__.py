@@ -173,7 +173,7 @@ class Frontend:
         )
         self.server = RpcServer(
             settings.server_rpc,
-            service_names=[SERVICE_NAME, *([KSERVE_NAME] if settings.kserve.is_on else [])],
+            service_names=[SERVICE_NAME, *([KSERVE_NAME] if settings.kserve_is_on else [])],
             add_services=self._add_services,
             interceptors=[*server_interceptors(self.telemetry), AccessInterceptor(self.access)],
         )
@@ -189,8 +189,8 @@ class Frontend:
         # Batches start after the server, so each call looks them up.
         servicer = InferenceServicer(self.pipeline, lambda: self.batches.service)
         add_InferenceServiceServicer_to_server(servicer, server)
-        if self.settings.kserve.is_on:
-            add_GRPCInferenceServiceServicer_to_server(KserveServicer(self.pipeline, self.settings.kserve), server)
+        if self.settings.kserve_is_on:
+            add_GRPCInferenceServiceServicer_to_server(KserveServicer(self.pipeline), server)
 
     async def run(self, *, stop: asyncio.Event, hurry: asyncio.Event) -> None:
         """Runs until `stop`. Then it reports not ready, finishes requests in flight, and closes its parts in reverse order."""

@@ -110,33 +110,15 @@ class BatchSettings:
     file_ttl_s: float = setting(
         30 * 86_400.0, "Longest time for which a file is stored, and the default; 30 days.", min=1
     )
-    uploads_max: int = setting(8, "Concurrent uploads.", min=1)
-    upload_timeout_s: float = setting(3600.0, "Longest duration of an upload.", min=1)
-    tenant_share_max: float = setting(
-        0.5,
-        "Largest part of the stored files and batches, and of the uploads at a time, of one tenant.",
-        min=0.01,
-        max=1,
-    )
-    turn_s: float = setting(
-        60.0,
-        "Time after which a batch makes way for one of a tenant without a running batch; it continues later.",
-        min=0.1,
-    )
     batches_max: int = setting(10_000, "Number of stored batches, including those that have ended.", min=1)
     batch_ttl_s: float = setting(30 * 86_400.0, "Time for which a batch is stored after its end; 30 days.", min=1)
-    window_s_max: float = setting(7 * 86_400.0, "Longest completion window; 7 days.", min=1)
     lines_max: int = setting(50_000, "Requests in one batch, as OpenAI's.", min=1)
     line_bytes_max: int = setting(4 << 20, "Longest line of an input file.", min=256)
     running_max: int = setting(4, "Batches that one frontend runs at the same time.", min=1)
     lines_in_flight_max: int = setting(16, "Requests of batches in flight on one frontend.", min=1)
-    frontend_share_max: float = setting(
-        0.5, "Share of the frontend's requests_max above which no request of a batch starts.", min=0.01, max=1
-    )
     priority: int = setting(
         -100, "Priority of a batch's requests; requests with larger values run first.", min=-100, max=100
     )
-    attempts_max: int = setting(3, "Attempts at a request whose worker is lost.", min=1)
     retry_s_max: float = internal(10.0, "Longest pause before the retry of a request that was refused for load.")
     lease_s: float = setting(
         15.0,
@@ -159,16 +141,6 @@ class GrpcApiSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KserveSettings:
-    """Limits of KServe v2 calls."""
-
-    is_on: bool = setting(True, "Whether to serve GRPCInferenceService (KServe v2).")
-    stream_requests_max: int = setting(
-        64, "Requests in flight of one ModelStreamInfer call; further ones are read as these end.", min=1
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesSettings:
     """The store of responses."""
 
@@ -179,8 +151,6 @@ class ResponsesSettings:
     stored_bytes_max: int = setting(
         1 << 30, "Bytes of stored responses; the least recently used are deleted first.", min=1024
     )
-    chain_max: int = setting(256, "Longest chain of earlier responses that one request may continue.", min=1)
-    chain_bytes_max: int = setting(8 << 20, "Most bytes of the earlier responses that one request continues.", min=1024)
     sweep_s: float = internal(60.0, "Pause between two deletions of expired and surplus responses.")
     busy_timeout_s: float = internal(5.0, "Longest wait for another process that writes to the database.")
     calls_max: int = internal(1024, "Calls that may wait for the store; more are refused with Retry-After.")
@@ -389,7 +359,7 @@ class FrontendSettings(NetworkSettings):
     responses: ResponsesSettings = field(default_factory=ResponsesSettings)
     batches: BatchSettings = field(default_factory=BatchSettings)
     stores: StoresSettings = field(default_factory=StoresSettings)
-    kserve: KserveSettings = field(default_factory=KserveSettings)
+    kserve_is_on: bool = setting(True, "Whether to serve GRPCInferenceService (KServe v2).")
     rpc: PublicRpcSettings = field(default_factory=PublicRpcSettings)
     mesh: MeshSettings = field(default_factory=MeshSettings)
     grpc_api: GrpcApiSettings = field(default_factory=GrpcApiSettings)

@@ -10,6 +10,7 @@ import pytest
 from kvmesh.core import Usage
 from kvmesh.errors import InvalidRequestError, NotFoundError, OverloadedError
 from services.frontend.settings import BatchSettings
+from services.frontend.stores import batches
 from services.frontend.stores.batch_rows import CANCELLED, COMPLETED, EXPIRED, FAILED, Claim
 from services.frontend.stores.batches import BatchStore, LeaseLostError, OutputFile, Result
 from services.frontend.stores.database import Database, Row
@@ -18,7 +19,7 @@ from tests.conformance.store_cases import StoreCase, cluster, stores
 
 __all__ = ["cluster", "stores"]
 
-SETTINGS = BatchSettings(lease_s=10.0, batches_max=3, tenant_share_max=1.0, attempts_max=2, batch_ttl_s=100.0)
+SETTINGS = BatchSettings(lease_s=10.0, batches_max=3, batch_ttl_s=100.0)
 RESULT = Result(line=1, is_error=False, record=b"{}", usage=Usage(prompt_tokens=3, output_tokens=2))
 FILE = OutputFile(file_id="file-1", name="out.jsonl", size_bytes=9)
 
@@ -54,7 +55,9 @@ class Bench:
 
 
 @pytest.fixture
-async def bench(stores: StoreCase) -> Bench:
+async def bench(stores: StoreCase, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr(batches, "TENANT_SHARE", 1.0)
+    monkeypatch.setattr(batches, "DEFECTS_MAX", 2)
     return Bench(await stores.batches(), await stores.batches())
 
 

@@ -16,7 +16,7 @@ from tests.conformance.store_cases import StoreCase, cluster, stores
 
 __all__ = ["cluster", "stores"]
 
-SETTINGS = BatchSettings(files_max=4, files_bytes_max=8 << 20, tenant_share_max=0.5, file_ttl_s=100.0)
+SETTINGS = BatchSettings(files_max=4, files_bytes_max=8 << 20, file_ttl_s=100.0)
 PART = 1 << 20
 
 

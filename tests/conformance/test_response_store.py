@@ -6,13 +6,14 @@ import pytest
 
 from kvmesh.errors import InvalidRequestError, NotFoundError
 from services.frontend.settings import ResponsesSettings
+from services.frontend.stores import responses
 from services.frontend.stores.responses import ResponseStore
 from tests.conformance.manual_clock import ManualClock
 from tests.conformance.store_cases import StoreCase, cluster, stores
 
 __all__ = ["cluster", "stores"]
 
-SETTINGS = ResponsesSettings(ttl_s=100.0, stored_bytes_max=20_000, chain_max=4)
+SETTINGS = ResponsesSettings(ttl_s=100.0, stored_bytes_max=20_000)
 
 
 class Bench:
@@ -71,7 +72,8 @@ async def test_deleted_and_expired_ones_are_gone(bench: Bench) -> None:
     assert await bench.two.sweep() == 1
 
 
-async def test_chains_are_bounded(bench: Bench) -> None:
+async def test_chains_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(responses, "CHAIN_MAX", 4)
     previous = None
     for number in range(5):
         await bench.put(f"r{number}", previous)

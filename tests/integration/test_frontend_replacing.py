@@ -27,7 +27,7 @@ from kvmesh.telemetry import Telemetry
 from services.frontend.api.grpc.servicer import InferenceServicer
 from services.frontend.api.kserve.servicer import KserveServicer
 from services.frontend.models import ServedModel
-from services.frontend.settings import HttpSettings, KserveSettings
+from services.frontend.settings import HttpSettings
 from services.frontend.text.text_model import load_text_model
 from tests.batch_process import QUICK
 from tests.frontend_apps import AppSettings, RunningApps, running_apps
@@ -71,7 +71,7 @@ async def served(model: ServedModel, tmp_path: Path) -> AsyncIterator[Served]:
 
         def add(server: grpc.aio.Server) -> None:
             add_InferenceServiceServicer_to_server(InferenceServicer(running.pipeline), server)
-            add_GRPCInferenceServiceServicer_to_server(KserveServicer(running.pipeline, KserveSettings()), server)
+            add_GRPCInferenceServiceServicer_to_server(KserveServicer(running.pipeline), server)
 
         server = RpcServer(
             RpcSettings(grace_s=0.1),

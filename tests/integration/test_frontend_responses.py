@@ -14,6 +14,7 @@ from kvmesh.core import ConstraintKind, Generation
 from kvmesh.errors import LostError
 from services.frontend.models import ServedModel
 from services.frontend.settings import ResponsesSettings
+from services.frontend.stores import responses
 from tests.frontend_apps import AppSettings, RunningApps, running_apps
 from tests.frontend_mesh import CUT_OFF, EOS, FakeMesh, Faults, cut_off, served_model, tokens_of, write_model
 
@@ -255,10 +256,12 @@ async def test_the_store_is_bounded(model: ServedModel, tmp_path: Path) -> None:
         assert connection.execute("SELECT size_bytes FROM totals").fetchone() == (0,)
 
 
-async def test_chains_are_bounded_and_have_no_gap(model: ServedModel, tmp_path: Path) -> None:
+async def test_chains_are_bounded_and_have_no_gap(
+    model: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A conversation that is too long, or that lost a part, is refused by name."""
-    settings = ResponsesSettings(chain_max=2)
-    async with running_apps([model], answering(model), tmp_path, apps=AppSettings(responses=settings)) as running:
+    monkeypatch.setattr(responses, "CHAIN_MAX", 2)
+    async with running_apps([model], answering(model), tmp_path) as running:
         made: list[str] = []
         for _ in range(3):
             previous = {"previous_response_id": made[-1]} if made else {}

@@ -31,7 +31,7 @@ from services.frontend.api.grpc.servicer import SERVICE_NAME, InferenceServicer
 from services.frontend.api.kserve.servicer import SERVICE_NAME as KSERVE_NAME
 from services.frontend.api.kserve.servicer import KserveServicer
 from services.frontend.models import ServedModel
-from services.frontend.settings import BatchSettings, KserveSettings
+from services.frontend.settings import BatchSettings
 from tests.frontend_apps import AppSettings, RunningApps, running_apps
 from tests.frontend_mesh import FakeMesh, served_model, tokens_of, write_model
 from tests.grpc_messages import filled, mutated, random_bytes
@@ -122,7 +122,7 @@ async def target(model: ServedModel, tmp_path: Path) -> AsyncIterator[Target]:
 
         def add(server: grpc.aio.Server) -> None:
             add_InferenceServiceServicer_to_server(InferenceServicer(apps.pipeline, lambda: calls), server)
-            add_GRPCInferenceServiceServicer_to_server(KserveServicer(apps.pipeline, KserveSettings()), server)
+            add_GRPCInferenceServiceServicer_to_server(KserveServicer(apps.pipeline), server)
 
         telemetry = Telemetry.create("frontend")
         server = RpcServer(

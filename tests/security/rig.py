@@ -124,7 +124,7 @@ async def frontend(
 
     def add_services(server: Any) -> None:
         add_InferenceServiceServicer_to_server(InferenceServicer(pipeline), server)
-        add_GRPCInferenceServiceServicer_to_server(KserveServicer(pipeline, settings.kserve), server)
+        add_GRPCInferenceServiceServicer_to_server(KserveServicer(pipeline), server)
 
     rpc = RpcServer(
         settings.server_rpc,

@@ -11,6 +11,7 @@ from kvmesh.clock import SystemClock
 from kvmesh.errors import NotFoundError, OverloadedError
 from services.frontend.access.access import Access
 from services.frontend.access.settings import AccessSettings
+from services.frontend.api.batches import runner
 from services.frontend.models import ServedModel
 from services.frontend.settings import BatchSettings, FrontendSettings, PipelineSettings, ResponsesSettings
 from services.frontend.stores.batch_rows import MIGRATIONS
@@ -112,12 +113,13 @@ async def test_requests_in_flight_of_one_tenant_leave_room(model: ServedModel, t
 
 
 @pytest.mark.parametrize(("running_max", "turn_s"), [(2, 60.0), (1, 0.1)])
-async def test_long_batches_make_way(model: ServedModel, tmp_path: Path, running_max: int, turn_s: float) -> None:
+async def test_long_batches_make_way(
+    model: ServedModel, tmp_path: Path, running_max: int, turn_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A tenant's long batches hold every place. Another's short one runs before they end, and they end with all results."""
     keys = write_keys(tmp_path / "k.json", TENANTS)
-    apps = AppSettings(
-        batches=BatchSettings(running_max=running_max, turn_s=turn_s, lines_in_flight_max=2, poll_s=0.05)
-    )
+    monkeypatch.setattr(runner, "TURN_S", turn_s)
+    apps = AppSettings(batches=BatchSettings(running_max=running_max, lines_in_flight_max=2, poll_s=0.05))
     access = Access(AccessSettings(keys_file=str(keys)), SystemClock())
     mesh = FakeMesh(answer=lambda _: [3, 4, 2], step_s=0.02)
     async with running_apps([model], mesh, tmp_path, apps=apps, access=access) as running, asyncio.timeout(PATIENCE_S):

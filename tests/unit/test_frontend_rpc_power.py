@@ -37,7 +37,6 @@ from services.frontend.api.grpc.servicer import SERVICE_NAME, InferenceServicer
 from services.frontend.api.kserve.servicer import SERVICE_NAME as KSERVE_NAME
 from services.frontend.api.kserve.servicer import KserveServicer
 from services.frontend.models import ServedModel
-from services.frontend.settings import KserveSettings
 from tests.frontend_mesh import (
     TEMPLATE,
     FakeMesh,
@@ -87,7 +86,7 @@ async def served(model: ServedModel, tmp_path: Path) -> AsyncIterator[Served]:
 
     def add(server: grpc.aio.Server) -> None:
         add_InferenceServiceServicer_to_server(InferenceServicer(pipeline), server)
-        add_GRPCInferenceServiceServicer_to_server(KserveServicer(pipeline, KserveSettings()), server)
+        add_GRPCInferenceServiceServicer_to_server(KserveServicer(pipeline), server)
 
     server = RpcServer(
         RpcSettings(grace_s=0.1),

@@ -23,8 +23,10 @@ from services.frontend.stores.batch_rows import (
     Claim,
 )
 from services.frontend.stores.database import Connection, Database, Row, reads, writes
-from services.frontend.stores.files import insert_file, read_page
+from services.frontend.stores.files import TENANT_SHARE, insert_file, read_page
 
+DEFECTS_MAX = 3
+"""Defects of one batch, after which it fails: a batch that breaks one frontend breaks the next."""
 _CANCELLABLE = (VALIDATING, IN_PROGRESS)
 _WAITS = "ended_s IS NULL AND lease_until_s <= ?"
 
@@ -90,7 +92,7 @@ class BatchStore:
         count = await _count_of(connection, "SELECT count(*) AS count FROM batches")
         own = await _count_of(connection, "SELECT count(*) AS count FROM batches WHERE owner = ?", owner)
         most = self._settings.batches_max
-        if count >= most or (owner and own >= most * self._settings.tenant_share_max):
+        if count >= most or (owner and own >= most * TENANT_SHARE):
             raise OverloadedError("too many batches", reason="batches_full", retry_after_s=60.0)
         metadata_text = orjson.dumps(metadata).decode() if metadata is not None else None
         now_s = self._clock.wall()
@@ -208,14 +210,14 @@ class BatchStore:
     ) -> None:
         """Ends the lease. After a failure, such as a full disk, or a defect the batch waits for one lease time.
 
-        It fails after `attempts_max` defects.
+        It fails after `DEFECTS_MAX` defects.
         """
         await _fence(connection, claim)
         now_s = self._clock.wall()
         defects = (await _row(connection, claim.batch_id))["defects"] + after_defect
         until_s = now_s + (self._settings.lease_s if after_failure or after_defect else 0.0)  # Claims order by it.
         await _update(connection, claim.batch_id, lease_until_s=until_s, defects=defects)
-        if defects >= self._settings.attempts_max:
+        if defects >= DEFECTS_MAX:
             problem = [{"code": "internal", "line": None, "message": "internal error", "param": None}]
             await _fail(connection, claim.batch_id, problem, now_s=now_s)
 

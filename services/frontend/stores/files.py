@@ -11,6 +11,9 @@ from services.frontend.settings import BatchSettings
 from services.frontend.stores.contents import FileContents, NewFile
 from services.frontend.stores.database import Connection, Database, Row, reads, writes
 
+TENANT_SHARE = 0.5
+"""Largest part of the stored files and batches, and of the uploads at a time, of one tenant: another one always finds room."""
+
 
 class FileStore:
     """A file gets its row after its bytes are stored, so a file with a row is complete."""
@@ -108,8 +111,7 @@ class FileStore:
         _check_room(used, size_bytes, files_max=count_max, bytes_max=bytes_max)
         if owner:
             used = await connection.row(f"{_USED} WHERE id <> ? AND owner = ?", file_id, owner)
-            share = settings.tenant_share_max
-            _check_room(used, size_bytes, files_max=count_max * share, bytes_max=bytes_max * share)
+            _check_room(used, size_bytes, files_max=count_max * TENANT_SHARE, bytes_max=bytes_max * TENANT_SHARE)
 
     @reads
     async def get(self, connection: Connection, *, owner: str, file_id: str, field: str = "file_id") -> Row:

@@ -33,6 +33,8 @@ CREATE TRIGGER responses_removed AFTER DELETE ON responses BEGIN
 END
 """
 MIGRATIONS = (_FIRST,)
+CHAIN_MAX, CHAIN_BYTES_MAX = 256, 8 << 20
+"""Earlier responses that one request continues, and their bytes: as many as the largest request body has by default."""
 _CHAIN = """
 WITH RECURSIVE chain (id, previous_id, depth, total_bytes) AS (
   SELECT id, previous_id, 1, size_bytes FROM responses WHERE id = ? AND owner = ?
@@ -110,9 +112,8 @@ class ResponseStore:
 
         Raises InvalidRequestError if the chain has a gap or is too long, NotFoundError if the response does not exist.
         """
-        depth_max, bytes_max = self._settings.chain_max + 1, self._settings.chain_bytes_max
-        chain = await connection.rows(_CHAIN, response_id, owner, owner, depth_max, bytes_max)
-        _check_chain(chain, response_id, self._settings)
+        chain = await connection.rows(_CHAIN, response_id, owner, owner, CHAIN_MAX + 1, CHAIN_BYTES_MAX)
+        _check_chain(chain, response_id)
         items: list[Mapping[str, Any]] = []
         for each in chain:
             row = await connection.row(
@@ -159,14 +160,14 @@ class ResponseStore:
             gone += deleted
 
 
-def _check_chain(chain: Sequence[Row], response_id: str, settings: ResponsesSettings) -> None:
+def _check_chain(chain: Sequence[Row], response_id: str) -> None:
     field = "previous_response_id"
     if not chain:
         raise _not_found(response_id, field=field)
     oldest = chain[0]
-    if oldest["depth"] > settings.chain_max or oldest["total_bytes"] > settings.chain_bytes_max:
+    if oldest["depth"] > CHAIN_MAX or oldest["total_bytes"] > CHAIN_BYTES_MAX:
         raise InvalidRequestError(
-            f"the conversation is longer than {settings.chain_max} responses or {settings.chain_bytes_max} bytes",
+            f"the conversation is longer than {CHAIN_MAX} responses or {CHAIN_BYTES_MAX} bytes",
             field=field,
             reason="conversation_too_long",
         )

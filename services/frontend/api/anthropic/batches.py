@@ -67,7 +67,7 @@ class MessageBatchRoutes:
         call = BatchCall(
             endpoint=MESSAGES_PATH,
             lines=[(each.custom_id, orjson.dumps(each.params).decode()) for each in body.requests],
-            window_s=min(_WINDOW_S, self._settings.window_s_max),
+            window_s=_WINDOW_S,
             # The row has the number of requests only after the runner has validated them.
             metadata={_COUNT: str(len(body.requests))},
         )

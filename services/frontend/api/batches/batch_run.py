@@ -17,6 +17,8 @@ from services.frontend.stores.batches import BatchStore, OutputFile, Result
 from services.frontend.stores.files import FileStore
 
 _log = event_logger(__name__)
+FRONTEND_SHARE = 0.5
+"""Share of the frontend's `requests_max` above which no request of a batch starts: the rest is for clients that wait."""
 _SLOT_POLL_S = 0.05
 _LINES_PER_READ = 64
 _RESULTS_PER_WRITE = 256
@@ -32,7 +34,7 @@ class LineSlots:
     def __init__(self, pipeline: Pipeline, settings: BatchSettings) -> None:
         self._pipeline = pipeline
         self._room = asyncio.Semaphore(settings.lines_in_flight_max)
-        self._in_flight_max = max(1, int(pipeline.settings.requests_max * settings.frontend_share_max))
+        self._in_flight_max = max(1, int(pipeline.settings.requests_max * FRONTEND_SHARE))
 
     async def take(self) -> None:
         """Waits for a slot, and until the frontend has room besides its other requests."""

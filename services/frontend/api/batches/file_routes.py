@@ -15,11 +15,13 @@ from services.frontend.api.request_body import invalid_value
 from services.frontend.api.responses.pages import list_body, read_limit, read_order, refuse_unknown_parameters
 from services.frontend.settings import BatchSettings
 from services.frontend.stores.batch_rows import INPUT_PURPOSE, OUTPUT_PURPOSE, file_body
-from services.frontend.stores.files import FileStore
+from services.frontend.stores.files import TENANT_SHARE, FileStore
 
 PATH = "/v1/files"
 LIST_MAX = 10_000
 FILE_BYTES_PER_CHARGED = 1024
+UPLOADS_MAX = 8
+"""Uploads at a time; more are refused with Retry-After. Each writes a whole file before the store is asked for room."""
 _ID = re.compile(r"file-[0-9a-f]{32}\Z")
 
 
@@ -43,9 +45,9 @@ class FileRoutes:
         if not request.content_type.startswith("multipart/form-data"):
             raise InvalidRequestError("the body must be multipart/form-data", reason="invalid_body")
         check_form_origin(request, exchange.settings)
-        owner, most = exchange.owner, self._settings.uploads_max
-        most_of_owner = max(1, int(most * self._settings.tenant_share_max))
-        if self._uploads.total() >= most or (owner and self._uploads[owner] >= most_of_owner):
+        owner = exchange.owner
+        is_full = self._uploads.total() >= UPLOADS_MAX
+        if is_full or (owner and self._uploads[owner] >= UPLOADS_MAX * TENANT_SHARE):
             raise OverloadedError("too many uploads at once", reason="uploads_full", retry_after_s=1.0)
         file_id = f"file-{exchange.request_id}"
         file = self._files.new(file_id)

@@ -43,6 +43,8 @@ from services.frontend.stores.batches import Result
 _log = logging.getLogger(__name__)
 _LOST = (LostError, KvLostError, DeadlineError)
 _RETRY_S = 0.2
+_ATTEMPTS_MAX = 3
+"""Attempts at a request whose worker is lost. Each places the request several times, so more attempts rarely help."""
 CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES = ENDPOINTS = (
     "/v1/chat/completions",
     "/v1/completions",
@@ -56,7 +58,7 @@ class DrainingError(Exception):
 
 
 class LineRunner:
-    """Runs lines to their end: retries refusals for load until the batch expires, and lost requests `attempts_max` times."""
+    """Runs lines to their end: retries refusals for load until the batch expires, and lost requests `_ATTEMPTS_MAX` times."""
 
     def __init__(self, *, pipeline: Pipeline, responses: Responses, settings: BatchSettings, generator: Random) -> None:
         self._pipeline = pipeline
@@ -66,7 +68,7 @@ class LineRunner:
 
     async def run(self, endpoint: str, owner: str, line: Line) -> Result:
         """Returns the line's result. Raises DrainingError if the frontend stops before there is one."""
-        pipeline, settings = self._pipeline, self._settings
+        pipeline = self._pipeline
         to_error_body = messages_error_body if endpoint == MESSAGES_PATH else error_body
         lost = 0
         pause_s = _RETRY_S
@@ -81,10 +83,10 @@ class LineRunner:
             except (OverloadedError, UnavailableError) as error:
                 if pipeline.is_draining:
                     raise DrainingError from error
-                pause_s = min(settings.retry_s_max, max(error.retry_after_s or 0.0, pause_s * 2))
+                pause_s = min(self._settings.retry_s_max, max(error.retry_after_s or 0.0, pause_s * 2))
             except MeshError as error:
                 lost += isinstance(error, _LOST)
-                if not isinstance(error, _LOST) or lost >= settings.attempts_max:
+                if not isinstance(error, _LOST) or lost >= _ATTEMPTS_MAX:
                     return self._result(line, context, http_status(error)[0], body=to_error_body(error))
             except Exception as error:  # noqa: BLE001 (the boundary that keeps a defect from ending the batch; logged)
                 request_id = context.request_id

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from kvmesh.errors import UnsupportedError
 from services.frontend.api.batches.line_runner import ENDPOINTS
-from services.frontend.api.batches.service import BatchService
+from services.frontend.api.batches.service import WINDOW_S_MAX, BatchService
 from services.frontend.api.batches.upload import check_ttl
 from services.frontend.api.http.boundary import Boundary
 from services.frontend.api.http.exchange import Exchange
@@ -83,10 +83,8 @@ class BatchRoutes:
     def _window_s(self, window: str) -> float:
         match = _WINDOW.match(window)
         window_s = float(int(match[1]) * _UNIT_S[match[2]]) if match else 0.0
-        if not 0 < window_s <= self._settings.window_s_max:
-            raise invalid_value(
-                "completion_window", wanted=f"a time such as 24h, at most {self._settings.window_s_max:g} seconds"
-            )
+        if not 0 < window_s <= WINDOW_S_MAX:
+            raise invalid_value("completion_window", wanted=f"a time such as 24h, at most {WINDOW_S_MAX} seconds")
         return window_s
 
     async def _list(self, exchange: Exchange) -> web.StreamResponse:

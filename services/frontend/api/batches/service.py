@@ -21,6 +21,8 @@ from services.frontend.stores.batches import BatchStore
 from services.frontend.stores.database import Row
 from services.frontend.stores.files import FileStore
 
+WINDOW_S_MAX = 7 * 86_400
+"""Longest completion window: a week. Its results are stored for longer."""
 _RESULTS_PER_READ = 64
 
 
@@ -86,9 +88,9 @@ class BatchService:
 
     async def create_from_call(self, owner: str, call: BatchCall) -> Row:
         """Creates a batch of an uploaded file, or of the lines of the call."""
-        window_s, window_s_max = call.window_s, self._settings.window_s_max
-        if not (window_s == int(window_s) and 1 <= window_s <= window_s_max):
-            message = f"completion_window must be whole seconds from 1 to {window_s_max:g}"
+        window_s = call.window_s
+        if not (window_s == int(window_s) and 1 <= window_s <= WINDOW_S_MAX):
+            message = f"completion_window must be whole seconds from 1 to {WINDOW_S_MAX}"
             raise InvalidRequestError(message, field="completion_window")
         metadata = read_body(CallMetadata, {"metadata": dict(call.metadata)}).metadata or None
         hours, rest_s = divmod(int(window_s), 3600)

@@ -13,6 +13,8 @@ from services.frontend.settings import BatchSettings
 from services.frontend.stores.batch_rows import INPUT_PURPOSE
 from services.frontend.stores.contents import NewFile
 
+UPLOAD_TIMEOUT_S = 3600.0
+"""Longest duration of an upload: 200 MiB at 0.5 Mbit/s. Parts that stop arriving end it sooner."""
 _WRITE_BYTES = 1 << 20
 _READ_BYTES = 1 << 16
 _FIELD_BYTES_MAX = 1024
@@ -56,7 +58,7 @@ async def read_upload(
     """Writes the form's file to `file`; returns the form and the lifetime of the file. InvalidRequestError names the field."""
     form = Form()
     try:
-        async with asyncio.timeout(settings.upload_timeout_s):
+        async with asyncio.timeout(UPLOAD_TIMEOUT_S):
             await send_continue(request)
             await _read_parts(
                 FormReader(request.headers, request.content),

@@ -35,9 +35,10 @@ from services.frontend.api.kserve.read import INPUTS, OUTPUTS, Inference, read_i
 from services.frontend.api.run import RequestContext, first_failure
 from services.frontend.models import ServedModel
 from services.frontend.pipeline.pipeline import Pipeline
-from services.frontend.settings import KserveSettings
 
 SERVICE_NAME = "inference.GRPCInferenceService"
+STREAM_REQUESTS_MAX = 64
+"""Requests in flight of one ModelStreamInfer call; further ones are read as these end. A client that needs more opens another stream."""
 _STRICT = "triton_grpc_error"
 Context = ServicerContext[Any, Any]
 Write = Callable[[pb.ModelStreamInferResponse], Awaitable[None]]
@@ -46,9 +47,8 @@ Write = Callable[[pb.ModelStreamInferResponse], Awaitable[None]]
 class KserveServicer(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     """Serves clients of Triton and KServe. Raises MeshError, except inside a stream, where failures are messages."""
 
-    def __init__(self, pipeline: Pipeline, settings: KserveSettings) -> None:
+    def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self._settings = settings
         self._counts: dict[str, InferCounts] = {}
 
     async def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
@@ -97,7 +97,7 @@ class KserveServicer(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         self, requests: AsyncIterator[pb.ModelInferRequest], context: Context
     ) -> None:
         is_strict = (_STRICT, "true") in (context.invocation_metadata() or ())
-        room = asyncio.Semaphore(self._settings.stream_requests_max)
+        room = asyncio.Semaphore(STREAM_REQUESTS_MAX)
         writer = StreamWriter(context)
         try:
             async with asyncio.TaskGroup() as tasks:
