@@ -44,7 +44,7 @@ from services.frontend.api.openapi.routes import add_description_routes
 from services.frontend.api.responses.serve import Responses
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import DiscoveredModels
-from services.frontend.pipeline.fallback_router import FallbackRouterLink
+from services.frontend.pipeline.fallback_router import WITHOUT_ROUTER_AFTER_S, FallbackRouterLink
 from services.frontend.pipeline.local_placement import LocalPlacer
 from services.frontend.pipeline.losses import LostWorkers
 from services.frontend.pipeline.pipeline import Pipeline
@@ -109,11 +109,11 @@ class Frontend:
                 clock=clock,
                 generator=generator,
                 settings=settings.router,
-                no_stream_s=settings.pipeline.without_router_after_s,
+                no_stream_s=WITHOUT_ROUTER_AFTER_S,
             )
             placing = FallbackRouterLink(
                 routers,
-                LocalPlacer(requests_per_worker_max=settings.pipeline.requests_per_worker_max),
+                LocalPlacer(),
                 knows_router=lambda: routers.knows_router,
                 workers=self.models.workers,
                 on_placed=self.metrics.local_placements.inc,

@@ -157,23 +157,6 @@ class ResponsesSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RetryBudgetSettings:
-    """How many requests of one model a frontend places again."""
-
-    burst: int = setting(
-        1000,
-        "Requests that may be placed again at once; one lost worker may have that many. Further ones end with 503 retry_budget_spent.",
-        min=1,
-    )
-    ratio: float = setting(
-        0.2, "Part of a request that each new request adds to them; 0.2: a fifth of the load.", min=0, max=10
-    )
-    per_s: float = setting(
-        10.0, "Requests that each second adds to them, so that a quiet frontend has some, too.", min=0
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HedgeSettings:
     """Prompts that are sent to a second prefill worker (sequential handoff)."""
 
@@ -187,10 +170,6 @@ class HedgeSettings:
     quantile: float = setting(
         0.95, "Part of the prompts that are not hedged, by how late they are.", min=0.5, max=0.999
     )
-    after_s_min: float = setting(0.05, "Shortest time after which a prompt is hedged.", min=0)
-    samples_min: int = internal(20, "Prompts whose times must be known before one is hedged.")
-    samples_max: int = internal(256, "Prompts whose times are kept.")
-    place_timeout_s: float = internal(0.5, "Longest wait for the router; a hedge that has to queue is of no use.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,55 +206,27 @@ class PipelineSettings:
 
     requests_max: int = setting(4096, "Most requests in flight; more are refused with Retry-After.", min=1)
     tenant_share_max: float = setting(0.5, "Largest part of requests_max of one tenant.", min=0.01, max=1)
-    overload_lag_s: float = setting(
-        0.1,
-        "Delay of the event loop's timers above which the frontend is overloaded: then a tenant with more than an equal part of the "
-        "requests in flight starts no more, while requests of others are in flight. 0: never.",
-        min=0,
-    )
     choices_max: int = setting(16, "Most choices (n) of one prompt.", min=1, max=128)
     prompts_max: int = setting(64, "Most prompts of one completion request.", min=1)
-    embed_inputs_max: int = setting(2048, "Most inputs of one embedding request; OpenAI's limit.", min=1, max=2048)
     request_timeout_s: float = setting(600.0, "Longest duration of a request; clients may set a shorter one.", min=0.1)
     first_token_timeout_s: float = setting(300.0, "Longest wait for the first token.", min=0.1)
-    handoff_timeout_s: float = setting(
-        10.0,
-        "Rendezvous handoff: longest wait for the first token after the prefill worker has sent the KV; then the request is placed again.",
-        min=0.1,
-    )
     idle_timeout_s: float = setting(60.0, "Longest time between two tokens of a request.", min=0.1)
     place_timeout_s: float = setting(
         10.0,
         "Longest wait for a router, except in its queue; also the longest wait for a worker that replaces a lost one.",
         min=0.01,
     )
-    without_router_after_s: float = setting(
-        1.0,
-        "While no router can be reached, a request waits so long for one; then the frontend places it on the least loaded workers.",
-        min=0,
-    )
-    requests_per_worker_max: int = internal(
-        256,
-        "Requests that a frontend places on one worker while no router answers. Routers know the workers' limits, it does not.",
-    )
     unread_timeout_s: float = setting(
         30.0,
         "Longest time in which a gRPC client takes nothing of an answer that waits for it; then its call is cancelled.",
         min=0.1,
     )
-    link_timeout_s: float = setting(5.0, "Longest wait for a connection to a worker.", min=0.01)
     placement_attempts: int = setting(
         3,
         "Placements of one request, without a token between them, that may end with a refusal or with lost KV; the last one ends the "
         "request.",
         min=1,
         max=16,
-    )
-    worker_losses_max: int = setting(
-        8,
-        "Workers that may be lost under one request; the last one ends the request. Two workers whose engines die end it too.",
-        min=1,
-        max=32,
     )
     continuations_max: int = setting(
         8,
@@ -292,9 +243,7 @@ class PipelineSettings:
         "Tokens of prompt and answer above which an answer is not continued, since another worker would compute all of them. 0: no limit.",
         min=0,
     )
-    retry_budget: RetryBudgetSettings = field(default_factory=RetryBudgetSettings)
     hedge: HedgeSettings = field(default_factory=HedgeSettings)
-    retry_after_s: float = setting(1.0, "Retry-After of refused requests.", min=0.1)
     drain_notice_s: float = setting(
         0.0,
         "Time for which a stopping frontend reports not ready before it refuses requests; for slow load balancers.",

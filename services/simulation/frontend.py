@@ -15,7 +15,7 @@ from kvmesh.rpc.router.link import GrpcRouterLink
 from kvmesh.rpc.router.settings import RouterLinkSettings
 from kvmesh.telemetry import Telemetry
 from services.frontend.metrics import FrontendMetrics
-from services.frontend.pipeline.fallback_router import FallbackRouterLink
+from services.frontend.pipeline.fallback_router import WITHOUT_ROUTER_AFTER_S, FallbackRouterLink
 from services.frontend.pipeline.local_placement import LocalPlacer
 from services.frontend.pipeline.losses import LostWorkers
 from services.frontend.pipeline.pipeline import Pipeline
@@ -179,7 +179,7 @@ class SimulatedFrontend:
             clock=clock,
             generator=generator,
             settings=link,
-            no_stream_s=settings.without_router_after_s,
+            no_stream_s=WITHOUT_ROUTER_AFTER_S,
         )
         lost_workers = LostWorkers()
         self.links = GrpcLegLinks(
@@ -190,7 +190,7 @@ class SimulatedFrontend:
         )
         text = TextModel(byte_tokenizer(), eos_token_ids=[EOS_TOKEN_ID])
         self.models = SimulatedModels(self._registry, text, clock)
-        self.local = LocalPlacer(requests_per_worker_max=settings.requests_per_worker_max)
+        self.local = LocalPlacer()
         self.metrics = FrontendMetrics(telemetry.instruments)
         placing = FallbackRouterLink(
             self.router_link,

@@ -178,7 +178,7 @@ def placements_of(constraint: Constraint | None) -> tuple[RequestPlacements, Fak
     ask = Ask(request_id="r", model="m", prompt_tokens=1)
     placements = RequestPlacements(
         request, ask, router=mesh, clock=clock, settings=settings, lost_workers=LostWorkers(),
-        budget=RetryBudget(settings.retry_budget, 0.0), deadline_s=clock.now() + 600.0,
+        budget=RetryBudget(0.0), deadline_s=clock.now() + 600.0,
     )  # fmt: skip
     placements.next(ask, SILENT, emitted_tokens=1)
     return placements, mesh

@@ -15,7 +15,7 @@ from tests.virtual_loop import run_virtual
 KILLED_AT_S, AWAY_S = 3.0, 6.0
 REQUESTS = 500
 WAITED_S = 1.5
-"""`without_router_after_s` and some time for the request itself."""
+"""`WITHOUT_ROUTER_AFTER_S` and some time for the request itself."""
 
 
 @pytest.mark.parametrize("shape", ["small", "rendezvous"])

@@ -34,13 +34,14 @@ from kvmesh.telemetry import TelemetrySettings, Tracing
 from services.frontend.access.caller import ANYBODY
 from services.frontend.api.http.boundary import error_headers
 from services.frontend.models import ServedModel
+from services.frontend.pipeline import hedging, retry_budget
 from services.frontend.pipeline.choice_sink import ChoiceSink
 from services.frontend.pipeline.continuation import CANNOT_CONTINUE
 from services.frontend.pipeline.embed import EmbedRequest
-from services.frontend.pipeline.losses import LostWorkers
+from services.frontend.pipeline.losses import LOSSES_MAX, LostWorkers
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.request import Conversation, Ending, Request, RequestResult
-from services.frontend.settings import HedgeSettings, RetryBudgetSettings
+from services.frontend.settings import HedgeSettings
 from tests.frontend_mesh import (
     FakeLink,
     FakeMesh,
@@ -358,7 +359,7 @@ def test_a_leg_that_the_worker_rejects_gives_the_handle_back(
 
 
 def test_attempts_are_bounded(mesh: FakeMesh, model: ServedModel) -> None:
-    """After placement_attempts rejections, or worker_losses_max lost workers, the client gets the failure."""
+    """After placement_attempts rejections, or LOSSES_MAX lost workers, the client gets the failure."""
     mesh.faults = Faults(prefill=[UnavailableError("x", where=f"p{i}") for i in range(9)])
     _, answer = run(mesh, model, a_request(), placement_attempts=2)
     assert isinstance(answer, UnavailableError)
@@ -369,9 +370,9 @@ def test_attempts_are_bounded(mesh: FakeMesh, model: ServedModel) -> None:
 def test_lost_workers_are_bounded(mesh: FakeMesh, model: ServedModel, kind: type[MeshError], reason: str) -> None:
     """There is a limit, larger than that for rejections: several workers may leave before routers hear of it."""
     mesh.faults = Faults(prefill=[kind("x", reason=reason, where=f"p{i}") for i in range(99)])
-    _, answer = run(mesh, model, a_request(), placement_attempts=2, worker_losses_max=5)
+    _, answer = run(mesh, model, a_request(), placement_attempts=2)
     assert isinstance(answer, kind) and answer.reason == reason
-    assert len(mesh.asks) == 5
+    assert len(mesh.asks) == LOSSES_MAX
 
 
 def test_continuations_are_bounded(mesh: FakeMesh, model: ServedModel) -> None:
@@ -624,7 +625,14 @@ def test_an_answer_of_which_the_client_has_nothing_begins_anew(
     assert len(mesh.asks) == 3
 
 
-HEDGES = HedgeSettings(share_max=0.25, after_s_min=0.02, samples_min=4)
+HEDGES = HedgeSettings(share_max=0.25)
+
+
+@pytest.fixture
+def quick_hedges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four prompts are enough, and a prompt is hedged after 20 ms."""
+    monkeypatch.setattr(hedging, "SAMPLES_MIN", 4)
+    monkeypatch.setattr(hedging, "AFTER_S_MIN", 0.02)
 
 
 def run_hedged(
@@ -650,6 +658,7 @@ def run_hedged(
     return heard, pipelines[0]
 
 
+@pytest.mark.usefixtures("quick_hedges")
 def test_a_slow_prompt_is_sent_to_a_second_prefill_worker(mesh: FakeMesh, model: ServedModel) -> None:
     """The second one answers, the first leg is cancelled, and each placement is settled once: the tokens are the same."""
 
@@ -666,6 +675,7 @@ def test_a_slow_prompt_is_sent_to_a_second_prefill_worker(mesh: FakeMesh, model:
     assert (metrics.hedged.value, metrics.hedges_won.value) == (1, 1)
 
 
+@pytest.mark.usefixtures("quick_hedges")
 @pytest.mark.parametrize("second_s", [30.0, 0.03])
 def test_a_hedge_that_loses_leaves_nothing(mesh: FakeMesh, model: ServedModel, second_s: float) -> None:
     """The first worker answers after all: the second leg is cancelled, or its handle released if it was ready at the same time."""
@@ -681,6 +691,7 @@ def test_a_hedge_that_loses_leaves_nothing(mesh: FakeMesh, model: ServedModel, s
     assert (metrics.hedged.value, metrics.hedges_won.value) == (1, 0)
 
 
+@pytest.mark.usefixtures("quick_hedges")
 @pytest.mark.parametrize("fails", ["place", "first", "second"])
 def test_a_failure_leaves_a_hedged_prompt_to_the_other(mesh: FakeMesh, model: ServedModel, fails: str) -> None:
     """No second worker, or one of the two that fails: the other answers."""
@@ -707,6 +718,7 @@ def test_a_failure_leaves_a_hedged_prompt_to_the_other(mesh: FakeMesh, model: Se
     assert settled == expected[fails]
 
 
+@pytest.mark.usefixtures("quick_hedges")
 def test_only_a_share_of_the_prompts_is_hedged(mesh: FakeMesh, model: ServedModel) -> None:
     """However many are late: a quarter here."""
 
@@ -718,6 +730,7 @@ def test_only_a_share_of_the_prompts_is_hedged(mesh: FakeMesh, model: ServedMode
     assert 2 <= pipeline.metrics.of_model("tiny").hedged.value <= 4
 
 
+@pytest.mark.usefixtures("quick_hedges")
 def test_a_cancel_reaches_both_prefill_workers(mesh: FakeMesh, model: ServedModel) -> None:
     """Both legs and both reservations."""
     mesh.expected_ttft_s = 0.01
@@ -739,15 +752,19 @@ def test_a_cancel_reaches_both_prefill_workers(mesh: FakeMesh, model: ServedMode
     assert [kind for _, kind in mesh.settled()[8:]] == [ReportKind.CANCELLED] * 2
 
 
-def test_a_frontend_places_only_so_many_requests_again(mesh: FakeMesh, model: ServedModel) -> None:
+def test_a_frontend_places_only_so_many_requests_again(
+    mesh: FakeMesh, model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Then a failed request ends with its cause, and new requests add to the budget. Answers that continue need none."""
-    budget = RetryBudgetSettings(burst=1, ratio=0.5, per_s=0.0)
+    monkeypatch.setattr(retry_budget, "BURST", 1.0)
+    monkeypatch.setattr(retry_budget, "RATIO", 0.5)
+    monkeypatch.setattr(retry_budget, "PER_S", 0.0)
     mesh.faults.prefill = [LostError("gone"), None, LostError("gone"), None]
     heard = [Heard() for _ in range(6)]
     outcomes: list[Any] = []
 
     async def main() -> None:
-        pipeline = make_pipeline(mesh, StaticModels([model]), retry_budget=budget)
+        pipeline = make_pipeline(mesh, StaticModels([model]))
 
         async def one(number: int) -> None:
             try:
@@ -768,7 +785,7 @@ def test_a_frontend_places_only_so_many_requests_again(mesh: FakeMesh, model: Se
     kinds = [each.reason if isinstance(each, MeshError) else "" for each in outcomes]
     assert kinds == ["", "retry_budget_spent", "", "", "", ""], kinds
     refusal = outcomes[1]
-    assert isinstance(refusal, OverloadedError) and refusal.retry_after_s == 60.0 and "worker_lost" in refusal.message
+    assert isinstance(refusal, OverloadedError) and refusal.retry_after_s == 1.0 and "worker_lost" in refusal.message
     assert heard[4].token_ids == heard[0].token_ids
     assert mesh.settled() == [(number + 1, kind) for number, (_, kind) in enumerate(mesh.settled())]
 

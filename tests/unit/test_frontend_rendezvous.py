@@ -66,9 +66,9 @@ def test_after_the_first_token_the_prefill_leg_may_fail(mesh: FakeMesh, model: S
 
 
 def test_a_decode_leg_that_stays_silent_after_the_handoff_is_given_up(mesh: FakeMesh, model: ServedModel) -> None:
-    """After `handoff_timeout_s`, not after the much longer `first_token_timeout_s`."""
+    """After `HANDOFF_TIMEOUT_S`, not after the much longer `first_token_timeout_s`."""
     mesh.faults = Faults(stalls_after=0)
-    _, answer = run(mesh, model, a_request(), handoff_timeout_s=2.0, placement_attempts=2)
+    _, answer = run(mesh, model, a_request(), placement_attempts=2)
     assert isinstance(answer, KvLostError) and answer.reason == "handoff_timeout"
     assert excluded(mesh) == [(), ("d0",)]
     assert mesh.settled() == [(1, FAILED), (2, FAILED)]
@@ -76,8 +76,8 @@ def test_a_decode_leg_that_stays_silent_after_the_handoff_is_given_up(mesh: Fake
 
 def test_a_slow_prefill_is_not_a_silent_decode_worker(mesh: FakeMesh, model: ServedModel) -> None:
     """The limit counts from the end of the prefill leg."""
-    mesh.step_s, mesh.faults = 2.0, Faults(prefill_s=1.0)
-    heard, answer = run(mesh, model, a_request(), handoff_timeout_s=3.0)
+    mesh.step_s, mesh.faults = 7.0, Faults(prefill_s=4.0)
+    heard, answer = run(mesh, model, a_request())
     assert isinstance(answer, RequestResult)
     assert heard.texts[0] == TEXT
 

@@ -10,6 +10,7 @@ from kvmesh.core import Ask, Handoff
 from kvmesh.discovery.base import Health, Instance
 from kvmesh.errors import OverloadedError, UnavailableError
 from services.frontend.model_cards import Described, WorkerCard
+from services.frontend.pipeline import local_placement
 from services.frontend.pipeline.local_placement import LocalPlacer
 
 SEQUENTIAL, RENDEZVOUS = (Handoff.SEQUENTIAL,), (Handoff.RENDEZVOUS,)
@@ -31,7 +32,7 @@ def ask(**changes: Any) -> Ask:
 
 
 def placed(workers: list[Described], **changes: Any) -> tuple[str, str, Handoff | None]:
-    placement = LocalPlacer(requests_per_worker_max=9).place(ask(**changes), workers)
+    placement = LocalPlacer().place(ask(**changes), workers)
     prefill = placement.prefill.worker_id if placement.prefill is not None else ""
     return prefill, placement.decode.worker_id, placement.handoff
 
@@ -76,7 +77,7 @@ def test_workers_that_cannot_serve_a_request_get_none(unfit: dict[str, Any], ask
 @given(st.lists(st.booleans(), max_size=60))
 def test_requests_spread_evenly(settles: list[bool]) -> None:
     """Counts differ by at most one while requests only begin, and are zero once all are settled."""
-    placer = LocalPlacer(requests_per_worker_max=100)
+    placer = LocalPlacer()
     workers = [worker(name, role) for role in ("prefill", "decode") for name in (f"{role}-0", f"{role}-1", f"{role}-2")]
     running = []
     for settles_one in settles:
@@ -91,9 +92,10 @@ def test_requests_spread_evenly(settles: list[bool]) -> None:
     assert all(placer.in_flight(instance.instance_id) == 0 for instance, _ in workers)
 
 
-def test_full_workers_get_no_more() -> None:
+def test_full_workers_get_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a router nobody queues requests."""
-    placer = LocalPlacer(requests_per_worker_max=1)
+    monkeypatch.setattr(local_placement, "REQUESTS_PER_WORKER_MAX", 1)
+    placer = LocalPlacer()
     placer.place(ask(), [worker("d", "decode")])
     with pytest.raises(OverloadedError):
         placer.place(ask(), [worker("d", "decode")])

@@ -6,22 +6,22 @@ import pytest
 
 from kvmesh.errors import OverloadedError
 from services.frontend.pipeline import tenant_turns
-from services.frontend.pipeline.overload import LIMIT_MIN, PERIOD, OverloadLimit
+from services.frontend.pipeline.overload import LAG_S_MAX, LIMIT_MIN, PERIOD, OverloadLimit
 from services.frontend.pipeline.tenant_turns import RequestStarts
 
-LAG_S_MAX, LATE_S = 0.02, 0.1
+LATE_S = 2 * LAG_S_MAX
 
 
 def overloaded(in_flight: dict[str, int]) -> OverloadLimit:
     """Returns a limit at its smallest."""
-    limit = OverloadLimit(LAG_S_MAX, in_flight)
+    limit = OverloadLimit(in_flight)
     for _ in range(100):
         limit.on_lag(LATE_S, has_waiting=True)
     return limit
 
 
 def test_there_is_no_limit_while_the_loop_is_in_time() -> None:
-    limit = OverloadLimit(LAG_S_MAX, {"flood": 1000, "other": 1})
+    limit = OverloadLimit({"flood": 1000, "other": 1})
     for _ in range(100):
         limit.on_lag(LAG_S_MAX, has_waiting=False)
     assert limit.limit is None and limit.allows("flood")

@@ -16,7 +16,7 @@ from services.frontend.pipeline.hedged_prefill import HedgedPrefill
 from services.frontend.pipeline.hedging import PrefillTimes
 from services.frontend.pipeline.leg_factory import LegFactory
 from services.frontend.pipeline.leg_starter import LegStarter
-from services.frontend.pipeline.placements import RETRIABLE
+from services.frontend.pipeline.placements import LINK_TIMEOUT_S, RETRIABLE
 from services.frontend.pipeline.prepare import Prepared
 from services.frontend.pipeline.token_timeouts import TokenTimeouts
 from services.frontend.settings import PipelineSettings
@@ -49,7 +49,6 @@ class Attempt:
         self._legs = LegFactory(prepared, state)
         self._timeouts = TokenTimeouts(state, deadline_s=deadline_s, clock=clock, settings=settings)
         self._links = links
-        self._settings = settings
         hedge, ask = None, prepared.ask
         # A request is not hedged if it has several prompts to compute, has failed once, or pins its worker.
         if prefill_times is not None and ask.choices == 1 and not number and not ask.pinned_prefill_worker_id:
@@ -139,7 +138,7 @@ class Attempt:
 
     async def _link(self, worker: WorkerRef, role: Role) -> LegLink:
         try:
-            timeout_s = min(self.state.left_s(), self._settings.link_timeout_s)
+            timeout_s = min(self.state.left_s(), LINK_TIMEOUT_S)
             # At first another worker is faster than a link that was lost. A request that gets the worker again waits for its link.
             is_again = bool(self.state.suffix)
             return await self._links.link(worker, role, timeout_s=timeout_s, waits_for_lost=is_again)

@@ -18,13 +18,15 @@ from kvmesh.rpc.clients import EmbedResult, LegLink, LegLinks, Placed, RouterLin
 from kvmesh.rpc.whole_leg import run_leg
 from services.frontend.models import ServedModel
 from services.frontend.pipeline.losses import LostWorkers
-from services.frontend.pipeline.placements import RETRIABLE, RequestPlacements
+from services.frontend.pipeline.placements import LINK_TIMEOUT_S, RETRIABLE, RequestPlacements
 from services.frontend.pipeline.prepare import tokens_of
 from services.frontend.pipeline.request import Request
 from services.frontend.pipeline.retry_budget import RetryBudget
 from services.frontend.settings import PipelineSettings
 
 EMBEDDINGS = "embeddings"
+INPUTS_MAX = 2048
+"""Inputs of one request: OpenAI's limit."""
 LEGS_MAX = 64
 """Inputs of one request that run at once. More would fill the worker's queue; the engine batches no more of them either."""
 
@@ -68,10 +70,9 @@ class Embedder:
                 f"no worker of {model.name} gives embeddings", field="model", reason="embeddings_unsupported"
             )
         check_range(request.asked.priority, "priority", low=-PRIORITY_MAX, high=PRIORITY_MAX)
-        if not 1 <= len(request.inputs) <= self._settings.embed_inputs_max:
-            most = self._settings.embed_inputs_max
+        if not 1 <= len(request.inputs) <= INPUTS_MAX:
             name = request.inputs_name
-            raise InvalidRequestError(f"{name} must have 1 to {most} entries", field=name, reason="invalid_value")
+            raise InvalidRequestError(f"{name} must have 1 to {INPUTS_MAX} entries", field=name, reason="invalid_value")
         return [await self._tokens_of_input(request, model, i) for i in range(len(request.inputs))]
 
     async def _tokens_of_input(self, request: EmbedRequest, model: ServedModel, i: int) -> Sequence[int]:
@@ -155,7 +156,7 @@ class Embedder:
             self._router.report_nowait(placed.ask_id, news)
 
         try:
-            timeout_s = min(self._left_s(deadline_s), self._settings.link_timeout_s)
+            timeout_s = min(self._left_s(deadline_s), LINK_TIMEOUT_S)
             link = await self._links.link(worker, Role.DECODE, timeout_s=timeout_s)
             result = await self._run_legs(link, legs, deadline_s)
         except MeshError as error:

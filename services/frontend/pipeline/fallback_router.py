@@ -12,6 +12,8 @@ from services.frontend.pipeline.local_placement import LocalPlacer
 
 log = logging.getLogger(__name__)
 NO_ROUTER = "no_router"
+WITHOUT_ROUTER_AFTER_S = 1.0
+"""While no router can be reached, a request waits so long for one: the longest pause between two attempts. Then it is placed here."""
 FindWorkers = Callable[[str], Sequence[Described]]
 """The workers of a model as the registry last listed them."""
 

@@ -18,10 +18,13 @@ from services.frontend.metrics import ModelMetrics
 from services.frontend.pipeline.attempt_state import AttemptState
 from services.frontend.pipeline.hedging import PrefillTimes
 from services.frontend.pipeline.leg_factory import LegFactory
+from services.frontend.pipeline.placements import LINK_TIMEOUT_S
 from services.frontend.settings import PipelineSettings
 
 HEDGE_ID = ".hedge"
 """Ends the request id of the second placement, so that `kvmesh explain` shows both."""
+PLACE_TIMEOUT_S = 0.5
+"""Longest wait for the router; a hedge that has to queue is of no use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +143,7 @@ class HedgedPrefill:
             session_id="",
             timeout_s=state.left_s(),
         )
-        placed = await self._router.place(ask, timeout_s=min(state.left_s(), self._settings.hedge.place_timeout_s))
+        placed = await self._router.place(ask, timeout_s=min(state.left_s(), PLACE_TIMEOUT_S))
         placed_s = self._clock.now()
         worker = placed.placement.prefill
         try:
@@ -151,7 +154,7 @@ class HedgedPrefill:
                 or placed.placement.decode.worker_id != state.placement.decode.worker_id
             ):
                 raise UnavailableError("there is no second prefill worker", reason="no_prefill_worker")
-            timeout_s = min(state.left_s(), self._settings.link_timeout_s)
+            timeout_s = min(state.left_s(), LINK_TIMEOUT_S)
             link = await self._links.link(worker, Role.PREFILL, timeout_s=timeout_s, waits_for_lost=False)
             leg = self._legs.make(i, LegTask.PREFILL, worker, is_hedge=True)
             whole = await run_leg(link, leg, timeout_s=min(state.left_s(), self._settings.first_token_timeout_s))

@@ -4,6 +4,11 @@ from collections import deque
 
 from services.frontend.settings import HedgeSettings
 
+AFTER_S_MIN = 0.05
+"""Shortest time after which a prompt is hedged: a shorter delay is not worth the work of a second prefill worker."""
+SAMPLES_MIN, SAMPLES_MAX = 20, 256
+"""Prompts whose times must be known before one is hedged, and prompts whose times are kept. Of 20 times the 0.95 quantile is the largest."""
+
 
 class PrefillTimes:
     """How much longer than expected prefill workers take, and which part of the requests may be hedged. One for each model.
@@ -14,7 +19,7 @@ class PrefillTimes:
 
     def __init__(self, settings: HedgeSettings) -> None:
         self._settings = settings
-        self._ratios: deque[float] = deque(maxlen=settings.samples_max)
+        self._ratios: deque[float] = deque(maxlen=SAMPLES_MAX)
         self._quantile: float | None = None
         self._credit = 0.0
 
@@ -29,12 +34,12 @@ class PrefillTimes:
 
     def hedge_after_s(self, expected_s: float | None) -> float | None:
         """Returns how long the prefill worker may take before another one gets the prompt. None: too little is known."""
-        if not expected_s or len(self._ratios) < self._settings.samples_min:
+        if not expected_s or len(self._ratios) < SAMPLES_MIN:
             return None
         if self._quantile is None:
             ordered = sorted(self._ratios)
             self._quantile = ordered[min(len(ordered) - 1, int(self._settings.quantile * len(ordered)))]
-        return max(self._settings.after_s_min, expected_s * self._quantile)
+        return max(AFTER_S_MIN, expected_s * self._quantile)
 
     def take_nowait(self) -> bool:
         """Takes a hedge. False: the share is used up."""

@@ -14,6 +14,8 @@ from kvmesh.errors import OverloadedError, UnavailableError
 from services.frontend.model_cards import Described
 
 REASON = "least_loaded"
+REQUESTS_PER_WORKER_MAX = 256
+"""Requests of this frontend on one worker. Routers know the workers' limits, a frontend does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,7 @@ class _Pair:
 class LocalPlacer:
     """Counts the requests of this frontend by worker. Invariant: a worker's count is the number of its placements that have not ended."""
 
-    def __init__(self, *, requests_per_worker_max: int) -> None:
-        self._requests_max = requests_per_worker_max
+    def __init__(self) -> None:
         self._in_flight: Counter[str] = Counter()
 
     def place(self, ask: Ask, workers: Sequence[Described]) -> Placement:
@@ -41,7 +42,7 @@ class LocalPlacer:
         if not pairs:
             raise UnavailableError("no router answers, and no worker can serve the request", reason="no_worker")
         pair = min(pairs, key=self._load_of)
-        if self._load_of(pair)[0] >= self._requests_max:
+        if self._load_of(pair)[0] >= REQUESTS_PER_WORKER_MAX:
             raise OverloadedError(
                 "no router answers, and all workers have as many requests as they may have",
                 reason="workers_full",

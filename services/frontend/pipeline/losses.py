@@ -16,6 +16,8 @@ from services.frontend.settings import PipelineSettings
 
 DEATHS_MAX = 2
 """One death may be an accident. A limit that operators could raise would let one request kill that many workers."""
+LOSSES_MAX = 8
+"""Workers that may be lost in any way under one request. A rollout or a lost host may take several before routers learn of it."""
 STALLS_MAX = 2
 """Workers that may stop sending tokens of one request while they still send heartbeats."""
 RECENT_S = 60.0
@@ -75,7 +77,7 @@ class RetryLimits:
             return _poisonous(f"the engines of {DEATHS_MAX} workers died", error)
         if self._suspect_losses >= DEATHS_MAX and not self._lost_workers.has_others(self._lost_ids, now):
             return _poisonous(f"{DEATHS_MAX} workers were lost before they generated a token", error)
-        return error if self._losses >= self._settings.worker_losses_max else None
+        return error if self._losses >= LOSSES_MAX else None
 
     def _count_suspect_loss(self, *, is_suspect: bool, starts_row: bool, is_prefill: bool) -> None:
         """Counts a lost worker whose engine died, or whose connection broke before it generated a token of the request.

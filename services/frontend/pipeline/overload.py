@@ -12,6 +12,8 @@ Invariants:
 
 from collections.abc import Mapping
 
+LAG_S_MAX = 0.1
+"""Delay of a timer above which the event loop is overloaded: the tokens of all streams are late by as much, which readers notice."""
 FALL, RISE = 0.9, 1.02
 """Factors for each measurement, of which there are 20 a second: the limit halves in 0.35 s and doubles in 1.75 s."""
 LIMIT_MIN = 16.0
@@ -21,10 +23,9 @@ PERIOD = 20
 
 
 class OverloadLimit:
-    """`lag_s_max`: delay of a timer that means overload; 0: there is never a limit. `in_flight`: the number of requests by tenant."""
+    """`in_flight`: the number of requests by tenant."""
 
-    def __init__(self, lag_s_max: float, in_flight: Mapping[str, int]) -> None:
-        self._lag_s_max = lag_s_max
+    def __init__(self, in_flight: Mapping[str, int]) -> None:
         self._in_flight = in_flight
         self.limit: float | None = None
         """Requests in flight of all tenants together. None: no limit."""
@@ -38,10 +39,8 @@ class OverloadLimit:
         if self._measurements % PERIOD == 0:
             self._active = {*self._seen, *self._in_flight}
             self._seen = set()
-        if not self._lag_s_max:
-            return
         in_flight = sum(self._in_flight.values())
-        if lag_s > self._lag_s_max:
+        if lag_s > LAG_S_MAX:
             self.limit = max(LIMIT_MIN, FALL * min(self.limit or in_flight, in_flight))
         elif self.limit is not None:
             self.limit *= RISE

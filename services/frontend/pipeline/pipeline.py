@@ -31,7 +31,7 @@ from services.frontend.pipeline.hedging import PrefillTimes
 from services.frontend.pipeline.leg_spans import LegSpans
 from services.frontend.pipeline.losses import LostWorkers, is_stall
 from services.frontend.pipeline.overload import OverloadLimit
-from services.frontend.pipeline.placements import RETRIABLE, RequestPlacements
+from services.frontend.pipeline.placements import RETRIABLE, RETRY_AFTER_S, RequestPlacements
 from services.frontend.pipeline.prepare import Prepared, check_request, hashes_of, prepare, tokens_of
 from services.frontend.pipeline.request import AnswerSink, Request, RequestResult
 from services.frontend.pipeline.request_run import RequestRun
@@ -83,7 +83,7 @@ class Pipeline:
         self.models = models
         self.access = access or Access(AccessSettings(), clock)
         self._of_tenant: dict[str, int] = {}
-        self.overload = OverloadLimit(settings.overload_lag_s, self._of_tenant)
+        self.overload = OverloadLimit(self._of_tenant)
         self.starts = RequestStarts(allows=self.overload.allows)
         """APIs wait here before they parse a request."""
         self._lost_workers = lost_workers or LostWorkers()
@@ -210,7 +210,7 @@ class Pipeline:
         if found is None:
             found = self._shared[model.name] = ModelShared(
                 metrics=self.metrics.of_model(model.name),
-                retry_budget=RetryBudget(self.settings.retry_budget, self.clock.now()),
+                retry_budget=RetryBudget(self.clock.now()),
                 prefill_times=PrefillTimes(self.settings.hedge) if self.settings.hedge.share_max else None,
             )
         return found
@@ -319,11 +319,10 @@ class Pipeline:
             return result
 
     def _check_room(self) -> None:
-        retry_after_s = self.settings.retry_after_s
         if self._refuses:
-            raise UnavailableError("the frontend is shutting down", reason="draining", retry_after_s=retry_after_s)
+            raise UnavailableError("the frontend is shutting down", reason="draining", retry_after_s=RETRY_AFTER_S)
         if self._in_flight >= self.settings.requests_max:
-            raise OverloadedError("too many requests in flight", reason="frontend_full", retry_after_s=retry_after_s)
+            raise OverloadedError("too many requests in flight", reason="frontend_full", retry_after_s=RETRY_AFTER_S)
 
     @contextmanager
     def _admitted(self, caller: Caller) -> Iterator[None]:
@@ -332,7 +331,7 @@ class Pipeline:
         tenant, of_tenant = caller.tenant, self._of_tenant
         if tenant and of_tenant.get(tenant, 0) >= self.settings.requests_max * self.settings.tenant_share_max:
             message = "too many requests of this tenant in flight"
-            raise OverloadedError(message, reason="tenant_full", retry_after_s=self.settings.retry_after_s)
+            raise OverloadedError(message, reason="tenant_full", retry_after_s=RETRY_AFTER_S)
         self._in_flight += 1
         of_tenant[tenant] = of_tenant.get(tenant, 0) + 1
         try:

@@ -6,7 +6,7 @@ failed reports it; a process that is killed, a host that goes down and a network
 1. Two engines that died while they ran the request end it, with a reason that clients do not retry.
 2. So do two connections in a row to workers of one role that broke before they generated a token, unless the frontend lost other
    workers too at that time.
-3. Lost workers of any kind, also those that cannot be reached, are counted, up to `worker_losses_max`.
+3. Lost workers of any kind, also those that cannot be reached, are counted, up to `LOSSES_MAX`.
 4. Workers that send heartbeats but no tokens are counted apart: two.
 5. A worker that goes silent before the first token of a request with a constraint may be busy with compiling it. The request is then
    placed on this worker only, once it is back, and ends if it loses it again or the worker stays away.
@@ -46,6 +46,10 @@ SILENT = "worker_silent"
 SILENT_WORKER_RETURNS_S = 15.0
 """Longest wait for a silent worker that may be compiling the request's constraint. Most breaks of a network end earlier."""
 CLOCK_GRAIN_S = 1e-3
+LINK_TIMEOUT_S = 5.0
+"""Longest wait for a connection to a worker, longer than one try to connect (3 s); then another worker gets the request."""
+RETRY_AFTER_S = 1.0
+"""Retry-After of refused requests. Requests end many times a second, and Retry-After counts in whole seconds."""
 NO_WORKER_NOW = ("no_worker", "no_prefill_worker", "breakers_open", "paths_open")
 """Reasons of router refusals that end when a worker returns."""
 PLACE_AGAIN_S = 0.25
@@ -99,7 +103,7 @@ class RequestPlacements:
             if self._first_failure is not None:
                 # The failure of the worker tells the client more than the lack of another worker.
                 raise self._first_failure from error
-            error.retry_after_s = error.retry_after_s or self._settings.retry_after_s
+            error.retry_after_s = error.retry_after_s or RETRY_AFTER_S
             raise
         except OverloadedError as error:
             if self._first_failure is not None:
@@ -160,7 +164,7 @@ class RequestPlacements:
             raise OverloadedError(
                 f"the request failed ({error.reason}) and is not tried on another worker, because too many requests are at present",
                 reason=RETRY_BUDGET_SPENT,
-                retry_after_s=max(self._settings.retry_after_s, self._budget.retry_after_s()),
+                retry_after_s=RETRY_AFTER_S,
                 where=error.where,
             ) from error
         self._ask = ask

@@ -8,6 +8,10 @@ from services.frontend.pipeline.attempt_state import AttemptState
 from services.frontend.pipeline.placements import CLOCK_GRAIN_S
 from services.frontend.settings import PipelineSettings
 
+HANDOFF_TIMEOUT_S = 10.0
+"""Rendezvous handoff: longest wait for the first token after the prefill worker has sent the KV; then the request is placed again. The
+decode worker only has to run a step."""
+
 
 class TokenTimeouts:
     """One timer for all choices of an attempt."""
@@ -27,7 +31,7 @@ class TokenTimeouts:
 
     def on_sent(self, i: int) -> None:
         """Rendezvous handoff: the prefill worker has sent the KV of a choice."""
-        self._handoff_ends_s[i] = self._clock.now() + self._settings.handoff_timeout_s
+        self._handoff_ends_s[i] = self._clock.now() + HANDOFF_TIMEOUT_S
 
     async def wait_end(self) -> None:
         """Waits until all choices are over. Raises DeadlineError at the deadline, or if a choice gets no token for too long."""
@@ -65,9 +69,7 @@ class TokenTimeouts:
             return
         self._state.failed_worker_id = where
         if any(ends_s <= now_s for ends_s in self._handoff_ends()):
-            message = (
-                "the decode worker sent no token in time after the prefill worker had sent the KV (handoff_timeout_s)"
-            )
+            message = f"the decode worker sent no token within {HANDOFF_TIMEOUT_S:g} s after the prefill worker had sent the KV"
             ended.set_exception(KvLostError(message, reason="handoff_timeout", where=where))
             return
         ended.set_exception(DeadlineError("the worker sent no token in time", reason=IDLE_TIMEOUT, where=where))
