@@ -286,7 +286,7 @@ class DiscoveredModels:
             directory,
             tool=_remote_name(self._parsers.tool_parser(card.name)),
             reasoning=_remote_name(self._parsers.reasoning_parser(card.name)),
-            settings=self._settings.parser_process,
+            answers_max=self._settings.parser_process_answers_max,
         )
         try:
             await process.start()
@@ -309,7 +309,6 @@ class DiscoveredModels:
             self._clock,
             tool_parser=self._parsers.tool_parser(card.name),
             reasoning_parser=self._parsers.reasoning_parser(card.name),
-            limits=self._settings.template,
             is_fast=self._settings.fast_tokenizer,
             cached_characters_max=self._settings.cached_characters_max,
         )

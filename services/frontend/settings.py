@@ -12,10 +12,9 @@ from kvmesh.rpc.settings import PublicRpcSettings
 from kvmesh.settings import internal, setting
 from kvmesh.telemetry import TelemetrySettings
 from services.frontend.access.settings import AccessSettings
-from services.frontend.parser_process.process import ParserProcessSettings, check_installed
+from services.frontend.parser_process.process import check_installed
 from services.frontend.parsers.select import ParserNames
 from services.frontend.stores.url import check_url
-from services.frontend.text.sandbox import TemplateLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,8 +279,11 @@ class ModelSettings:
         "Characters of earlier prompts whose tokens are cached, for each model; about 15 bytes each. 0: none.",
         min=0,
     )
-    template: TemplateLimits = field(default_factory=TemplateLimits)
-    parser_process: ParserProcessSettings = field(default_factory=ParserProcessSettings)
+    parser_process_answers_max: int = setting(
+        512,
+        "Answers that one process with vLLM's parsers parses at a time (`tool_parser`); more are refused with Retry-After.",
+        min=1,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

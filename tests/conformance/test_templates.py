@@ -14,7 +14,7 @@ import pytest
 from kvmesh.clock import SystemClock
 from kvmesh.errors import InvalidRequestError, UnsupportedError
 from services.frontend.pipeline.request import Conversation
-from services.frontend.text.sandbox import TemplateLimits
+from services.frontend.text import sandbox, templates
 from services.frontend.text.templates import ChatTemplate, cut_after_final_message
 from services.frontend.text.text_model import load_text_model
 from tests.frontend_mesh import write_model
@@ -253,21 +253,23 @@ def test_a_continued_message_ends_where_hugging_face_ends_it(oracle: Oracle, nam
         "{% include '/etc/passwd' %}",
     ],
 )
-def test_a_template_cannot_run_away_or_out(source: str) -> None:
+def test_a_template_cannot_run_away_or_out(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loops, growth, recursion, changes and ways to the process end as a refusal that names the field.
 
     Without a limit most of them would take hours or all memory, which pytest's timeout ends.
     """
-    limits = TemplateLimits(steps_max=200_000, characters_max=1_000_000)
+    monkeypatch.setattr(sandbox, "STEPS_MAX", 200_000)
+    for module in (sandbox, templates):
+        monkeypatch.setattr(module, "CHARACTERS_MAX", 1_000_000)
     conversation = Conversation(messages=[{"role": "user", "content": "x" * 100}])
     # Jinja's sandbox makes nothing of names that begin with underscores.
-    assert outcome(source, conversation, limits) in ("", "None", "messages", "chat_template_broken")
+    assert outcome(source, conversation) in ("", "None", "messages", "chat_template_broken")
 
 
-def outcome(source: str, conversation: Conversation, limits: TemplateLimits) -> str:
+def outcome(source: str, conversation: Conversation) -> str:
     """The text; or the field that is to blame, or the reason why there is no such template."""
     try:
-        return ChatTemplate(source, {}, SystemClock(), limits=limits).render(conversation, field="messages").strip()
+        return ChatTemplate(source, {}, SystemClock()).render(conversation, field="messages").strip()
     except (InvalidRequestError, UnsupportedError) as error:
         return error.field or error.reason
 

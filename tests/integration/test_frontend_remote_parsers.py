@@ -15,7 +15,7 @@ import pytest
 
 from kvmesh.clock import SystemClock
 from kvmesh.errors import LostError, UnsupportedError
-from services.frontend.parser_process.process import ParserProcess, ParserProcessSettings
+from services.frontend.parser_process.process import ParserProcess
 from services.frontend.settings import FrontendSettings
 from services.frontend.text.text_model import load_text_model
 from tests.frontend_mesh import FakeMesh, served_model, tokens_of, write_model
@@ -35,10 +35,10 @@ def write(directory: Path) -> Path:
 
 
 @asynccontextmanager
-async def answering(directory: Path, **settings: Any) -> AsyncIterator[tuple[Running, ParserProcess]]:
+async def answering(directory: Path, *, answers_max: int) -> AsyncIterator[tuple[Running, ParserProcess]]:
     """A frontend whose model always says ANSWER, read by vLLM's hermes."""
     text = load_text_model(directory, SystemClock(), tool_parser="vllm:hermes")
-    process = ParserProcess(directory, tool="hermes", reasoning="", settings=ParserProcessSettings(**settings))
+    process = ParserProcess(directory, tool="hermes", reasoning="", answers_max=answers_max)
     await process.start()
     text.parser_process = process
     tokens = tokens_of(text, ANSWER)
@@ -98,7 +98,7 @@ async def test_vllm_reads_the_answer(tmp_path: Path) -> None:
 @pytest.mark.timeout(180)
 async def test_names_that_vllm_does_not_have(tmp_path: Path) -> None:
     """Are refused by the name of the setting, with those that there are."""
-    process = ParserProcess(write(tmp_path), tool="nope", reasoning="", settings=ParserProcessSettings())
+    process = ParserProcess(write(tmp_path), tool="nope", reasoning="", answers_max=9)
     with pytest.raises(UnsupportedError, match=r"vLLM has no parser 'nope'; it has .*hermes") as caught:
         await process.start()
     assert (caught.value.field, caught.value.reason) == ("tool_parser", "parser_unknown")
@@ -120,7 +120,7 @@ def test_one_side_alone_is_vllms(tmp_path: Path) -> None:
 
 async def test_text_behind_a_lost_process_is_let_go(tmp_path: Path) -> None:
     """A process that dies between two texts fails the answer; later texts are dropped and raise nothing."""
-    process = ParserProcess(write(tmp_path), tool="hermes", reasoning="", settings=ParserProcessSettings())
+    process = ParserProcess(write(tmp_path), tool="hermes", reasoning="", answers_max=9)
     process.is_running = True  # As if it ran, without the seconds that vLLM takes to load.
     received: list[Any] = []
     session = process.open_nowait(

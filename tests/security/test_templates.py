@@ -8,10 +8,9 @@ import pytest
 from kvmesh.clock import SystemClock
 from kvmesh.errors import InvalidRequestError, UnsupportedError
 from services.frontend.pipeline.request import Conversation
-from services.frontend.text.sandbox import TemplateLimits
+from services.frontend.text import sandbox, templates
 from services.frontend.text.templates import ChatTemplate
 
-LIMITS = TemplateLimits(steps_max=200_000, characters_max=1_000_000)
 HUGE = "3 * 10 ** 9"
 ATTACKS = [
     f"{{{{ 'a'.ljust({HUGE}) }}}}",
@@ -46,6 +45,14 @@ ATTACKS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure takes little time and memory."""
+    monkeypatch.setattr(sandbox, "STEPS_MAX", 200_000)
+    for module in (sandbox, templates):
+        monkeypatch.setattr(module, "CHARACTERS_MAX", 1_000_000)
+
+
 @pytest.mark.parametrize("source", ATTACKS)
 def test_a_value_cannot_grow_without_bounds(source: str) -> None:
     """The template is refused before the value exists, within a second of CPU."""
@@ -56,7 +63,7 @@ def test_a_value_cannot_grow_without_bounds(source: str) -> None:
 
 
 def rendered(source: str, **arguments: Any) -> str:
-    template = ChatTemplate(source, {}, SystemClock(), limits=LIMITS)
+    template = ChatTemplate(source, {}, SystemClock())
     conversation = Conversation(messages=[{"role": "user", "content": "Hi"}], arguments=arguments)
     return template.render(conversation, field="messages")
 

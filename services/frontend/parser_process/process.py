@@ -8,20 +8,23 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from kvmesh.errors import LostError, MeshError, OverloadedError, UnavailableError, UnsupportedError
-from kvmesh.settings import setting
 from kvmesh.telemetry import event_logger
 
 if TYPE_CHECKING:
     from services.frontend.parser_process.relay import RemoteAnswer
 
 _log = event_logger(__name__)
-RESTART_PAUSE_MAX_S = 60.0
+START_TIMEOUT_S = 120.0
+"""Longest wait for the process: it imports torch, which takes long on a busy machine."""
+REPLY_TIMEOUT_S = 30.0
+"""Longest wait for the last reply after the end of an answer. A reply takes milliseconds, unless the process hangs."""
+RESTART_PAUSE_S, RESTART_PAUSE_MAX_S = 1.0, 60.0
+"""Pause before a process that has exited is restarted. It doubles after each failure."""
 REPLY_BYTES_MAX = 16 << 20
 """Longest reply. One text of an answer is some kilobytes; a longer reply is a defect of the process."""
 MODULE = "kvmesh.engines.vllm.parsers"
@@ -37,30 +40,18 @@ def check_installed() -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParserProcessSettings:
-    """One process per model whose parser is named `vllm:NAME`."""
-
-    start_timeout_s: float = setting(120.0, "Longest wait for the process; it imports torch.", min=1.0)
-    reply_timeout_s: float = setting(30.0, "Longest wait for the last reply after the end of an answer.", min=0.1)
-    restart_pause_s: float = setting(
-        1.0, "Pause before a process that has exited is restarted; doubles after each failure, up to a minute.", min=0.1
-    )
-    answers_max: int = setting(512, "Answers parsed at a time; more are refused with Retry-After.", min=1)
-
-
 class ParserProcess:
-    """One process, for one model. Replies come in the order of messages.
+    """One process, for one model whose parser is named `vllm:NAME`. Replies come in the order of messages.
 
     1. Each open session receives a reply to each of its messages, or one failure.
     2. When the process exits all sessions fail, and new ones are refused until it has restarted.
     """
 
-    def __init__(self, directory: Path, *, tool: str, reasoning: str, settings: ParserProcessSettings) -> None:
+    def __init__(self, directory: Path, *, tool: str, reasoning: str, answers_max: int) -> None:
         self._directory = directory
         self.tool = tool
         self.reasoning = reasoning
-        self._settings = settings
+        self._answers_max = answers_max
         self._process: Process | None = None
         self._following: asyncio.Task[None] | None = None
         self.is_running = False
@@ -87,7 +78,7 @@ class ParserProcess:
             env=os.environ | {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"},
         )  # fmt: skip
         try:
-            async with asyncio.timeout(self._settings.start_timeout_s):
+            async with asyncio.timeout(START_TIMEOUT_S):
                 names = await self._read()
         except (TimeoutError, LostError) as error:
             raise UnavailableError("vLLM's parsers did not start", reason="parser_process_failed") from error
@@ -120,7 +111,7 @@ class ParserProcess:
             await self._restart()
 
     async def _restart(self) -> None:
-        pause_s = self._settings.restart_pause_s
+        pause_s = RESTART_PAUSE_S
         while not self.is_running:
             await self._end()
             await asyncio.sleep(pause_s)
@@ -160,7 +151,7 @@ class ParserProcess:
         """Opens a session for one answer. Raises UnavailableError without a process, OverloadedError above `answers_max`."""
         if not self.is_running:
             raise UnavailableError("the parser process has exited", reason="parser_process_failed", retry_after_s=1.0)
-        if len(self._sessions) >= self._settings.answers_max:
+        if len(self._sessions) >= self._answers_max:
             raise OverloadedError("too many answers are being parsed", reason="parsers_full", retry_after_s=1.0)
         self._number += 1
         session = str(self._number)
@@ -189,11 +180,6 @@ class ParserProcess:
         stdin = self._process.stdin if self._process is not None else None
         if stdin is not None and not stdin.is_closing():
             stdin.write(json.dumps(message).encode() + b"\n")
-
-    @property
-    def reply_timeout_s(self) -> float:
-        """See ParserProcessSettings."""
-        return self._settings.reply_timeout_s
 
     async def aclose(self) -> None:
         """Ends the process. Idempotent."""

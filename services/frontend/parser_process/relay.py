@@ -12,7 +12,7 @@ from typing import Any
 from kvmesh.clock import awake_timeout
 from kvmesh.core import TokenLogprob
 from kvmesh.errors import DeadlineError, MeshError
-from services.frontend.parser_process.process import ParserProcess
+from services.frontend.parser_process.process import REPLY_TIMEOUT_S, ParserProcess
 from services.frontend.parsers.parts import CallArguments, CallBegin, Part, Reasoning
 from services.frontend.pipeline.request import AnswerSink, Conversation, Ending
 
@@ -217,7 +217,7 @@ class Relay:
     async def wait_over(self) -> None:
         """Waits until the sink has received everything. Raises the failure of the process."""
         try:
-            async with awake_timeout(self.process.reply_timeout_s):
+            async with awake_timeout(REPLY_TIMEOUT_S):
                 await self._over.wait()
         except TimeoutError:
             raise DeadlineError("the parser process does not answer", reason="parser_timeout") from None

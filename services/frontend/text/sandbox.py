@@ -8,7 +8,6 @@ could grow without limit before they are computed.
 import operator
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
@@ -20,20 +19,12 @@ import jinja2.runtime
 import jinja2.sandbox
 import jinja2.visitor
 
-from kvmesh.settings import setting
 from services.frontend.text.sandbox_sizes import FILTERS, METHODS, REMOVED_FILTERS, formatted, items_of, joined
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TemplateLimits:
-    """Limits of one rendering."""
-
-    steps_max: int = setting(
-        5_000_000, "Attributes, items and calls of one rendering; a million take about half a second.", min=1000
-    )
-    characters_max: int = setting(
-        16_777_216, "Longest rendered prompt, and longest intermediate value, in characters.", min=1024
-    )
+STEPS_MAX = 5_000_000
+"""Attributes, items and calls of one rendering; a million take about half a second."""
+CHARACTERS_MAX = 16_777_216
+"""Longest rendered prompt, and longest intermediate value: three times the text of a million tokens."""
 
 
 class GenerationTag(jinja2.ext.Extension):
@@ -79,9 +70,8 @@ class LimitedEnvironment(_Sandbox):
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
-    def __init__(self, limits: TemplateLimits) -> None:
+    def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols])
-        self._limits = limits
         self._thread = _Steps()
         self.globals.pop("lipsum")
         for name in REMOVED_FILTERS:
@@ -103,7 +93,7 @@ class LimitedEnvironment(_Sandbox):
             value = args[place] if len(args) > place else None
             self._step(1 + (len(value) >> 6 if isinstance(value, Sized) else 0))
             if bound is not None:
-                self._check(bound(value, [*args[place + 1 :], *kwargs.values()], self._limits.characters_max))
+                self._check(bound(value, [*args[place + 1 :], *kwargs.values()], CHARACTERS_MAX))
             return function(*args, **kwargs)
 
         self.filters[name] = limited
@@ -113,7 +103,7 @@ class LimitedEnvironment(_Sandbox):
         return super()._generate(_Concatenations().visit(source), *args, **kwargs)
 
     def _check(self, size: int) -> None:
-        if size > self._limits.characters_max:
+        if size > CHARACTERS_MAX:
             raise jinja2.TemplateError(TOO_LARGE_TEXT)
 
     def _joined(self, pieces: Iterable[str]) -> str:
@@ -127,7 +117,7 @@ class LimitedEnvironment(_Sandbox):
 
     def _join(self, value: Any, d: Any = "", attribute: Any = None) -> str:
         """Jinja's filter `join`."""
-        items = items_of(value, self._limits.characters_max)
+        items = items_of(value, CHARACTERS_MAX)
         if attribute is not None:
             items = [self.getitem(each, attribute) for each in items]
         self._step(len(items))
@@ -135,8 +125,8 @@ class LimitedEnvironment(_Sandbox):
         return str(d).join(map(str, items))
 
     def begin(self, steps_max: int | None = None) -> None:
-        """Starts a rendering on this thread, of at most `steps_max` steps if that is below the limit."""
-        self._thread.left = min(self._limits.steps_max, steps_max or self._limits.steps_max)
+        """Starts a rendering on this thread, of at most `steps_max` steps; None: STEPS_MAX."""
+        self._thread.left = steps_max or STEPS_MAX
 
     def _step(self, steps: int = 1) -> None:
         self._thread.left -= steps
@@ -186,12 +176,12 @@ class LimitedEnvironment(_Sandbox):
         """Checks the size of a method's result before the call. Returns the arguments, with an iterator read."""
         self._step(len(owner) >> 6 if isinstance(owner, Sized) else 0)
         if name == "join" and args:
-            items = items_of(args[0], self._limits.characters_max)
+            items = items_of(args[0], CHARACTERS_MAX)
             self._step(len(items))
             self._check(joined(owner, items, 0))
             return (items, *args[1:])
         if (bound := METHODS.get(name)) is not None:
-            self._check(bound(owner, [*args, *kwargs.values()], self._limits.characters_max))
+            self._check(bound(owner, [*args, *kwargs.values()], CHARACTERS_MAX))
         return args
 
     def call_binop(  # noqa: PLR0917  # Jinja calls it.

@@ -13,7 +13,7 @@ from kvmesh.errors import InvalidRequestError, UnsupportedError
 from kvmesh.telemetry import event_logger
 from services.frontend.pipeline.request import Conversation, Message
 from services.frontend.text.message_style import CallStyle, ContentStyle, find_call_style, find_content_style
-from services.frontend.text.sandbox import LimitedEnvironment, TemplateLimits
+from services.frontend.text.sandbox import CHARACTERS_MAX, LimitedEnvironment
 
 _log = event_logger(__name__)
 PROBE_STEPS_MAX = 100_000
@@ -34,10 +34,8 @@ class ChatTemplate:
         clock: Clock,
         *,
         tool_source: str = "",
-        limits: TemplateLimits | None = None,
     ) -> None:
-        self._limits = limits or TemplateLimits()
-        self._environment = LimitedEnvironment(self._limits)
+        self._environment = LimitedEnvironment()
         self._environment.add_filter("tojson", _to_json)
         self._environment.globals["raise_exception"] = _raise_exception
         self._environment.globals["strftime_now"] = lambda form: _local_time(clock).strftime(form)
@@ -105,7 +103,7 @@ class ChatTemplate:
         """Renders the conversation with `messages` in place of its own."""
         self._environment.begin(steps_max)
         pieces: list[str] = []
-        left = self._limits.characters_max
+        left = CHARACTERS_MAX
         context = template.new_context(
             {
                 **self._special_tokens,

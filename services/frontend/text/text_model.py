@@ -17,7 +17,6 @@ from services.frontend.parser_process.process import ParserProcess
 from services.frontend.parsers.select import AUTO, Selection, select
 from services.frontend.text.detokenise import Detokeniser, Detokenisers
 from services.frontend.text.fast_tokenise import FastTokenizer, Tokenise, load_fast, reference_ids
-from services.frontend.text.sandbox import TemplateLimits
 from services.frontend.text.segment_token_cache import SegmentTokenCache, find_cuts
 from services.frontend.text.templates import ChatTemplate
 from services.frontend.text.token_names import TokenNames
@@ -110,7 +109,6 @@ def load_text_model(
     *,
     tool_parser: str = AUTO,
     reasoning_parser: str = AUTO,
-    limits: TemplateLimits | None = None,
     is_fast: bool = True,
     cached_characters_max: int = 0,
 ) -> TextModel:
@@ -133,9 +131,7 @@ def load_text_model(
     added_tokens = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
     return TextModel(
         tokenizer,
-        template=ChatTemplate(source, _special_tokens(config), clock, tool_source=tool_source, limits=limits)
-        if source
-        else None,
+        template=ChatTemplate(source, _special_tokens(config), clock, tool_source=tool_source) if source else None,
         defaults=_generation_defaults(generation),
         eos_token_ids=eos if isinstance(eos, list) else [eos] if isinstance(eos, int) else [],
         selection=select(
