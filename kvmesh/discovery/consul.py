@@ -57,7 +57,7 @@ class ConsulRegistry:
         limits.check_registration(registration)
         if registration.uses_tls and not self._settings.checks_tls:
             registration = replace(registration, is_checked=False)
-        body = wire.registration_body(registration, check_timeout_s=self._settings.check_timeout_s)
+        body = wire.registration_body(registration)
         await self._call("PUT", path="/v1/agent/service/register", body=body)
 
     async def deregister(self, instance_id: str) -> None:

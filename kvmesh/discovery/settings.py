@@ -27,7 +27,7 @@ class DiscoverySettings:
     # Consul's own certificates say server.dc1.consul.
     server_name: str = setting("", "name to verify in the agent's certificate, where it is not the address")
     # A local agent answers in a millisecond; a leader election, during which calls fail, takes Consul about 3 s.
-    call_timeout_s: float = setting(5.0, "one call, from the wait for a free slot to the last byte", min=0.01, max=600)
+    call_timeout_s: float = internal(5.0, "one call, from the wait for a free slot to the last byte")
     # It bounds the time until a hung (not dead) agent is noticed. Each watch makes an idle request per interval.
     watch_wait_s: float = internal(30.0, "how long a blocking query waits for a change")
     # Frequent changes give at most ten views a second; a single change is seen at once.
@@ -35,8 +35,6 @@ class DiscoverySettings:
     # Delays double from the first to the longest. A random part, at most half, is subtracted, so that clients spread out.
     backoff_first_s: float = internal(0.1, "delay after a watch's first failure")
     backoff_max_s: float = internal(5.0, "longest delay between a watch's attempts")
-    # A worker that loads a model on all cores may take seconds to answer.
-    check_timeout_s: float = setting(5.0, "how long the agent waits for an instance's gRPC health", min=0.01, max=600)
     calls_max: int = internal(32, "concurrent calls; more wait within their own timeout")
     watches_max: int = internal(64, "open watches; each has its own connection")
     # A thousand instances with full meta are about 40 MB.

@@ -18,6 +18,8 @@ from kvmesh.errors import (
 )
 from kvmesh.network.names import host_port
 
+CHECK_TIMEOUT_S = 5.0
+"""How long the agent waits for an instance's gRPC health. A worker that loads a model on all cores may take seconds to answer."""
 SERVICE_MAINTENANCE = "_service_maintenance:"
 NODE_MAINTENANCE = "_node_maintenance"
 _WORST_FIRST = (Health.CRITICAL, Health.WARNING, Health.PASSING)
@@ -59,7 +61,7 @@ def grpc_check_id(instance_id: str) -> str:
     return f"{instance_id}:grpc"
 
 
-def registration_body(registration: Registration, *, check_timeout_s: float) -> dict[str, Any]:
+def registration_body(registration: Registration, *, check_timeout_s: float = CHECK_TIMEOUT_S) -> dict[str, Any]:
     """The body of /v1/agent/service/register."""
     shared = {"DeregisterCriticalServiceAfter": duration_text(registration.deregister_after_s)}
     heartbeat = {

@@ -7,19 +7,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvmesh.lifecycle.parts import Part, PartFailedError, RunningPart, name_of
-from kvmesh.settings import setting
+from kvmesh.settings import internal, setting
 
 _logger = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 10.0
+"""Longest close of one part: it closes connections and threads; requests have ended before."""
+HURRY_TIMEOUT_S = 1.0
+"""Longest close of one part after a second signal, and longest cleanup of a task that is cancelled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LifecycleSettings:
     """Time limits for starting and stopping a process."""
 
-    start_timeout_s: float = setting(300.0, "Longest start of one part. A large engine loads for minutes.", min=0.1)
+    start_timeout_s: float = internal(300.0, "Longest start of one part. A worker adds the start of its engine.")
     drain_timeout_s: float = setting(30.0, "Longest wait for requests in flight when stopping.", min=0)
-    stop_timeout_s: float = setting(10.0, "Longest close of one part.", min=0.1)
-    hurry_timeout_s: float = setting(1.0, "Longest close of one part after a second signal.", min=0.1)
 
 
 async def run_parts(
@@ -86,7 +89,7 @@ class _Runner:
         finally:
             is_done = task.done()
             if not is_done:
-                await _cancel(task, timeout_s=self.settings.stop_timeout_s)
+                await _cancel(task, timeout_s=STOP_TIMEOUT_S)
         if is_done and (error := task.exception()) is not None:
             self._fail(part or work, phase, error)
         return is_done and not self.failures and not self.stop.is_set()
@@ -109,7 +112,7 @@ class _Runner:
         finally:
             is_done = task.done()
             if not is_done:
-                await _cancel(task, timeout_s=self.settings.hurry_timeout_s)
+                await _cancel(task, timeout_s=HURRY_TIMEOUT_S)
         if is_done and (error := task.exception()) is not None:
             self._fail(drain, "draining", error)
 
@@ -120,18 +123,18 @@ class _Runner:
             task = asyncio.ensure_future(part.aclose())
             await self._wait_closed(task, part)
             if running is not None and not running.done():
-                await _cancel(running, timeout_s=self.settings.hurry_timeout_s)
+                await _cancel(running, timeout_s=HURRY_TIMEOUT_S)
 
     async def _wait_closed(self, task: "asyncio.Future[None]", part: Part) -> None:
         try:
-            async with asyncio.timeout(self.settings.stop_timeout_s):
+            async with asyncio.timeout(STOP_TIMEOUT_S):
                 await self._wait_first(task, self.hurry)
             if not task.done():
-                await asyncio.wait([task], timeout=self.settings.hurry_timeout_s)
+                await asyncio.wait([task], timeout=HURRY_TIMEOUT_S)
         except TimeoutError:
             pass
         if not task.done():
-            await _cancel(task, timeout_s=self.settings.hurry_timeout_s)
+            await _cancel(task, timeout_s=HURRY_TIMEOUT_S)
             self._fail(part, "closing", TimeoutError("did not close in time"))
         elif not task.cancelled() and (error := task.exception()) is not None:
             self._fail(part, "closing", error)

@@ -31,9 +31,6 @@ class RpcSettings:
     request_bytes_max: int = internal(0, "Largest message that the server receives; 0: message_bytes_max.")
     connections_max: int = internal(0, "Connections of the server; more are closed at once. 0: no limit.")
     handshake_timeout_s: float = internal(20.0, "Longest handshake of a new connection, TLS included.")
-    keepalive_s: float = setting(
-        20.0, "Silence after which a peer is pinged; finds peers that vanished without a word.", min=1
-    )
     # gRPC also sets it as TCP_USER_TIMEOUT: a connection on which data was sent over a cut path ends after it. Else the connection would
     # stay for as long as TCP repeats the data, ever more rarely, and be unusable for many seconds after the path heals.
     keepalive_timeout_s: float = internal(
@@ -90,6 +87,8 @@ class PublicRpcSettings(RpcSettings):
         return False
 
 
+KEEPALIVE_S = 20.0
+"""Silence after which a peer is pinged. Finds peers that vanished without a word, and is below the idle limits of firewalls and NAT."""
 STREAM_WINDOW_BYTES = 4096
 """Bytes of a stream that a client's process holds, beyond the message that it reads: about six step frames of 32 streams.
 
@@ -104,7 +103,7 @@ def _common_options(settings: RpcSettings, *, received_bytes_max: int) -> Option
     return [
         ("grpc.max_receive_message_length", received_bytes_max),
         ("grpc.max_send_message_length", settings.message_bytes_max),
-        ("grpc.keepalive_time_ms", round(settings.keepalive_s * 1000)),
+        ("grpc.keepalive_time_ms", round(KEEPALIVE_S * 1000)),
         ("grpc.keepalive_timeout_ms", round(settings.keepalive_timeout_s * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
@@ -122,8 +121,8 @@ def server_options(settings: RpcSettings) -> Options:
         ("grpc.per_message_decompression", 0),
         # Two processes on one port would share the requests without anyone noticing.
         ("grpc.so_reuseport", 0),
-        # Peers ping each keepalive_s; half of it leaves room for their clocks.
-        ("grpc.http2.min_ping_interval_without_data_ms", round(settings.keepalive_s * 500)),
+        # Peers ping each KEEPALIVE_S; half of it leaves room for their clocks.
+        ("grpc.http2.min_ping_interval_without_data_ms", round(KEEPALIVE_S * 500)),
         ("grpc.enable_channelz", int(settings.has_channelz)),
         *([("grpc.max_allowed_incoming_connections", settings.connections_max)] if settings.connections_max else []),
     ]

@@ -14,7 +14,7 @@ from dataclasses import replace
 from kvmesh.clock import Clock
 from kvmesh.identity.credentials import with_credentials
 from kvmesh.identity.roles import MeshRole
-from kvmesh.lifecycle import Supervisor, stop_on_signals
+from kvmesh.lifecycle import STOP_TIMEOUT_S, Supervisor, stop_on_signals
 from kvmesh.network.place import place_service
 from services.frontend.settings import FrontendSettings
 
@@ -43,8 +43,7 @@ def process_command(settings: FrontendSettings, argv: Sequence[str], *, number: 
 
 def stop_timeout_s(settings: FrontendSettings) -> float:
     """Returns the longest time of an orderly stop of one process, including closing its parts."""
-    lifecycle = settings.lifecycle
-    return settings.pipeline.drain_notice_s + lifecycle.drain_timeout_s + 2 * lifecycle.stop_timeout_s
+    return settings.pipeline.drain_notice_s + settings.lifecycle.drain_timeout_s + 2 * STOP_TIMEOUT_S
 
 
 def reserved_port(host: str, port: int) -> socket.socket:

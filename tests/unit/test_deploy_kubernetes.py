@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from kvmesh.lifecycle import STOP_TIMEOUT_S
 from kvmesh.settings.declare import specs
 from kvmesh.worker.settings import HostSettings
 from services.frontend.settings import FrontendSettings
@@ -146,7 +147,7 @@ def check_settings(documents: list[dict[str, Any]]) -> None:
         assert {name for name in [*names, *shared] if name.startswith("KVMESH_")} <= known, role
         assert container["command"] == ["python", "-m", f"services.{role}"]
         lifecycle = FrontendSettings().lifecycle
-        assert spec["terminationGracePeriodSeconds"] >= 20 + lifecycle.drain_timeout_s + lifecycle.stop_timeout_s - (
+        assert spec["terminationGracePeriodSeconds"] >= 20 + lifecycle.drain_timeout_s + STOP_TIMEOUT_S - (
             0 if role in ("frontend", "prefill", "decode") else 30
         )
 

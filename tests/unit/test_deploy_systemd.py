@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kvmesh.lifecycle import STOP_TIMEOUT_S
 from kvmesh.settings.declare import specs
 from kvmesh.worker.settings import HostSettings
 from services.frontend.settings import FrontendSettings
@@ -106,7 +107,7 @@ def test_secrets_are_credentials() -> None:
 def test_a_stop_has_time_to_drain() -> None:
     """systemd kills later than the service's own limits for a drain and for closing."""
     frontend = FrontendSettings()
-    longest_s = frontend.lifecycle.drain_timeout_s + frontend.lifecycle.stop_timeout_s
+    longest_s = frontend.lifecycle.drain_timeout_s + STOP_TIMEOUT_S
     for role in ROLES:
         text = (UNITS / f"kvmesh-{role}@.service").read_text()
         stop_s = float(re.findall(r"^TimeoutStopSec=(\d+)s$", text, re.MULTILINE)[0])

@@ -21,7 +21,7 @@ from kvmesh.lifecycle import (
 from tests.patience import PATIENCE_S
 from tests.virtual_loop import run_virtual
 
-SETTINGS = LifecycleSettings(start_timeout_s=100, drain_timeout_s=50, stop_timeout_s=10, hurry_timeout_s=1)
+SETTINGS = LifecycleSettings(start_timeout_s=100, drain_timeout_s=50)
 
 
 async def nothing() -> None:
