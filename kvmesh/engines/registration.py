@@ -29,6 +29,8 @@ class EngineHost:
     clock: Clock
     address: str = LOOPBACK
     ports: PortRange | None = None
+    requests_max: int = 1024
+    """Requests that the worker accepts at once. It has limits of what may wait, so its engine refuses no request before that number."""
     mesh_secret_file: str = ""
     """File with the mesh's secret, for channels of an engine's own between workers. Empty: none."""
 
@@ -38,11 +40,14 @@ def with_features(capabilities: Capabilities, *names: str) -> Capabilities:
     return replace(capabilities, features=(*capabilities.features, *names))
 
 
-def rank_port(port: int, rank: int, host: EngineHost) -> int:
-    """The port of a data-parallel rank: the following ones after `port`; without it one of the host's range, or 0."""
-    if port:
-        return port + rank
+def free_port(host: EngineHost) -> int:
+    """A port of the host's range; without a range 0."""
     return host.ports.claim(host.address) if host.ports is not None else 0
+
+
+def rank_port(port: int, rank: int, host: EngineHost) -> int:
+    """The port of a data-parallel rank: the following ones after `port`; without it a free one."""
+    return port + rank if port else free_port(host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,6 +69,7 @@ def _engine_host(settings: HostSettings, role: Role, clock: Clock) -> EngineHost
         clock=clock,
         address=settings.address or LOOPBACK,
         ports=settings.ports,
+        requests_max=settings.worker.legs_max,
         mesh_secret_file=settings.mesh.secret_file,
     )
 

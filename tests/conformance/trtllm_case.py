@@ -60,7 +60,6 @@ async def open_trtllm(stack: AsyncExitStack) -> Make:
                 running_requests_max=options.running_requests_max,
                 waiting_requests_max=options.waiting_requests_max,
                 enable_lora=True,
-                poll_s=0.01,
             )
         )
 

@@ -21,7 +21,6 @@ from aiohttp import ClientSession
 
 from kvmesh.core import Constraint, ConstraintKind, FinishReason, LegTask, Role, SamplingParams
 from kvmesh.engines.base import EngineFinish
-from kvmesh.engines.vllm.grammar_check import GrammarSettings
 from kvmesh.engines.vllm.handles import pack, unpack
 from kvmesh.engines.vllm.registration import VLLM
 from kvmesh.engines.vllm.settings import VllmSettings
@@ -857,8 +856,7 @@ def ranged(count: int, kind: str = "integer") -> Constraint:
 async def test_costly_constraints_delay_no_other_tokens(make: Make, tmp_path: Path) -> None:
     """They are validated off the engine's loop: other legs go on, a refusal is the leg's finish, and a cancel ends the validation."""
     folder = add_tokenizer(make_model(tmp_path / "model", context=2048))
-    grammar = GrammarSettings(wait_s_max=TIMEOUT_S)
-    engine = await make("decode", model=str(folder), grammar=grammar)
+    engine = await make("decode", model=str(folder), grammar_wait_s_max=TIMEOUT_S)
     base = greedy(20)
 
     def costly(constraint: Constraint, tokens: int) -> int:

@@ -573,8 +573,11 @@ class TestRoleChange:
                 rig.engine.submit_nowait(request(9, rendezvous=room))
             rig.engine.submit_nowait(request(9, task=LegTask.PREFILL, rendezvous=room))
 
-    async def test_legs_that_take_long_continue_elsewhere(self, start: Start_, route: int) -> None:
-        async with start(_ready(bootstrap_port=route), **SWITCHING, role_wait_s=0) as rig:
+    async def test_legs_that_take_long_continue_elsewhere(
+        self, start: Start_, route: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(engine_module, "ROLE_WAIT_S", 0)
+        async with start(_ready(bootstrap_port=route), **SWITCHING) as rig:
             sent = await submitted(rig, request(rendezvous=Rendezvous(host="h", port=1, room=2)))
             changing = asyncio.create_task(rig.engine.set_role(Role.PREFILL))
             assert (await rig.host.wait_for(Cancel)).number == sent.number

@@ -342,9 +342,9 @@ class TestSettings:
             read_card(SimulatedSettings(model_dir=str(tmp_path)))
 
     def test_eos_is_never_in_the_range(self) -> None:
-        """A range over eos is refused."""
+        """A vocabulary of nothing else is refused."""
         with pytest.raises(InvalidRequestError):
-            read_card(SimulatedSettings(first_token_id=0, token_span=10))
+            read_card(SimulatedSettings(vocabulary_size=1, eos_token_id=0))
         assert widest_gap({2, 9}, 10) == (3, 6)
 
     async def test_without_a_transport(self) -> None:

@@ -30,7 +30,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
         model = str(write_model(tmp_path))
 
         async def one(**changes: Any) -> EngineDriver:
-            settings = TrtllmSettings(model=model, lease_s=3.0, pull_timeout_s=1.0, poll_s=0.01)
+            settings = TrtllmSettings(model=model, lease_s=3.0, pull_timeout_s=1.0)
             driver = EngineDriver(TrtllmEngine(replace(settings, **changes)), PATIENCE_S)
             stack.push_async_callback(driver.aclose)
             return await driver.start()

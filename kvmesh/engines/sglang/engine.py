@@ -51,6 +51,8 @@ OUTPUT_BUFFER_STEPS = 1024
 KV_EVENT_BUFFER_BLOCKS = 1 << 18
 OVERLOAD_RETRY_S = 1.0
 CLOSE_TIMEOUT_S = 5.0
+ROLE_WAIT_S = 5.0
+"""Longest wait for requests in flight when the role changes. Those that are left continue on other workers, so a longer wait gains little."""
 SILENCE_S = 4 * ALIVE_INTERVAL_S
 """A process that runs says so four times in it."""
 SETTINGS_ERRORS = frozenset(("ValueError", "OSError", "InvalidRequestError", "FileNotFoundError", "AssertionError"))
@@ -246,7 +248,7 @@ class SglangEngine:
         raise UnsupportedError("this engine does not sleep")
 
     async def set_role(self, role: Role) -> None:
-        """Waits for the legs first, and ends what is left after `role_wait_s`: frontends continue it elsewhere. New legs are refused
+        """Waits for the legs first, and ends what is left after `ROLE_WAIT_S`: frontends continue it elsewhere. New legs are refused
         meanwhile. Evicts the cache. A cancel leaves the role, or takes effect when the role has changed."""
         if role is Role(self.settings.role):
             return
@@ -254,7 +256,7 @@ class SglangEngine:
             raise UnsupportedError(f"this engine cannot serve the {role} pool", field="role")
         self._is_changing_role = True
         try:
-            await end_legs(self._leg_count, self.settings.role_wait_s, self._move_legs)
+            await end_legs(self._leg_count, ROLE_WAIT_S, self._move_legs)
             switching = asyncio.create_task(self._switch(role), name="role-switch")
             try:
                 await asyncio.shield(switching)

@@ -46,12 +46,6 @@ class SglangSettings:
         False,
         "Starts the engine so that its worker can move between the prefill and the decode pool. Needs the transfer backend `nixl`.",
     )
-    role_wait_s: float = setting(
-        5.0,
-        "Longest wait for requests in flight when the role changes. Those that are left then continue on other workers.",
-        min=0,
-        max=600,
-    )
     transfer_backend: str = setting(
         "nixl",
         "How KV gets from prefill to decode workers. `fake` moves nothing and serves no clients; SGLang has it for decode workers only.",
@@ -82,7 +76,7 @@ class SglangSettings:
     nodes_address: str = nodes_address_setting()
     context_tokens_max: int = setting(0, "Context length; 0: the model's.", min=0)
     running_requests_max: int = setting(0, "Requests that run at once; 0: 64 on CPU, SGLang's default on a GPU.", min=0)
-    waiting_requests_max: int = setting(1024, "Requests that wait; more are refused as overloaded.", min=1)
+    waiting_requests_max: int = 1024
     chunk_tokens: int = setting(
         0,
         "Prompt tokens of a step; longer prompts are computed in parts. 0: 256 on CPU, SGLang's default on a GPU.",

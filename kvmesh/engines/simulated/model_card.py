@@ -44,7 +44,7 @@ def read_card(settings: SimulatedSettings) -> tuple[ModelCard, TokenRange]:
         vocabulary_size=settings.vocabulary_size or int(config.get("vocab_size", VOCABULARY_DEFAULT)),
         eos_token_ids=eos or (EOS_DEFAULT,),
     )
-    return card, _range(settings, card, special)
+    return card, _range(card, special)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -65,17 +65,10 @@ def _context(settings: SimulatedSettings, config: dict[str, Any]) -> int:
     return min(limit, settings.kv_blocks * settings.block_size_tokens)
 
 
-def _range(settings: SimulatedSettings, card: ModelCard, special: set[int]) -> TokenRange:
+def _range(card: ModelCard, special: set[int]) -> TokenRange:
     first, span = widest_gap({*special, *card.eos_token_ids}, card.vocabulary_size)
-    if settings.first_token_id >= 0:
-        span = first + span - settings.first_token_id if first <= settings.first_token_id < first + span else 0
-        first = settings.first_token_id
-    span = settings.token_span or span
-    taken = set(range(first, first + span)) & set(card.eos_token_ids)
-    if span < 1 or first + span > card.vocabulary_size or taken:
-        raise InvalidRequestError(
-            "first_token_id and token_span must name ids of the vocabulary without eos", field="token_span"
-        )
+    if span < 1:
+        raise InvalidRequestError("the vocabulary has no ids but special ones", field="vocabulary_size")
     return TokenRange(first_id=first, span=span)
 
 

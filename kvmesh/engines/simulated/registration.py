@@ -8,7 +8,7 @@ from dataclasses import replace
 from kvmesh.core import Capabilities, Handoff
 from kvmesh.engines.base import Engine
 from kvmesh.engines.ranked import RankedEngine, with_ranks
-from kvmesh.engines.registration import EngineHost, EngineRegistration, rank_port
+from kvmesh.engines.registration import EngineHost, EngineRegistration, free_port
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.kv.paths import KvPaths
 
@@ -19,6 +19,7 @@ def make(settings: SimulatedSettings, host: EngineHost) -> Engine:
         model=host.served_name,
         model_dir=host.model,
         role=host.role.value,
+        waiting_requests_max=host.requests_max,
         lease_s=host.kv.lease_s,
         pull_timeout_s=host.kv.pull_timeout_s,
     )
@@ -44,7 +45,7 @@ def make_rank(settings: SimulatedSettings, host: EngineHost, paths: KvPaths, *, 
         return SimulatedEngine(settings, host.clock, transport, paths=paths)
     from kvmesh.engines.simulated.rendezvous.http_wire import HttpWire
 
-    wire = HttpWire(host.address, rank_port(settings.bootstrap_port, rank=rank, host=host))
+    wire = HttpWire(host.address, free_port(host))
     # Every request needs the transport, so there is nothing to serve before it has started.
     settings = replace(settings, kv_transport_delay_s=0.0)
     return SimulatedEngine(settings, host.clock, transport, wire=wire, paths=paths)
@@ -62,7 +63,15 @@ SIMULATED = EngineRegistration(
     title="simulated",
     settings_type=SimulatedSettings,
     make_settings=lambda: SimulatedSettings(kv_transport_delay_s=1.0, eos_after_tokens=64),
-    set_by_host=("model", "model_dir", "role", "lease_s", "pull_timeout_s", "data_parallel_rank"),
+    set_by_host=(
+        "model",
+        "model_dir",
+        "role",
+        "waiting_requests_max",
+        "lease_s",
+        "pull_timeout_s",
+        "data_parallel_rank",
+    ),
     make=make,
     capabilities=all_capabilities,
     # NIXL takes a second to load. Decode workers compute prompts until prefill workers are registered.

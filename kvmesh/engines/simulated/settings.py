@@ -56,18 +56,12 @@ class SimulatedSettings:
     model_dir: str = setting(
         "", "Hugging Face model directory (config.json, tokenizer.json); empty: the values below alone."
     )
-    revision: str = setting("", "Model revision, part of the compatibility hash.")
+    revision: str = internal("", "Model revision, part of the compatibility hash.")
     context_tokens_max: int = setting(
         0, "Context length; 0: the model directory's, or 8192 without one. Never more than the blocks hold.", min=0
     )
-    vocabulary_size: int = setting(0, "Token ids are below it; 0: the model directory's, or 32000 without one.", min=0)
-    eos_token_id: int = setting(-1, "End-of-sequence id; -1: the model directory's, or 2 without one.", min=-1)
-    first_token_id: int = setting(
-        -1,
-        "Smallest id that the engine generates; -1: the start of the widest run of ids without special tokens.",
-        min=-1,
-    )
-    token_span: int = setting(0, "How many ids from `first_token_id` on are generated; 0: all of that run.", min=0)
+    vocabulary_size: int = internal(0, "Token ids are below it; 0: the model directory's, or 32000 without one.")
+    eos_token_id: int = internal(-1, "End-of-sequence id; -1: the model directory's, or 2 without one.")
     eos_after_tokens: int = setting(
         0, "An answer ends with eos as this token, unless the request ignores eos; 0: never.", min=0
     )
@@ -84,24 +78,23 @@ class SimulatedSettings:
         "Token budget of a step: one per decoding request, the rest for prompts. At least `running_requests_max`.",
         min=1,
     )
-    step_budget_s: float = setting(
+    step_budget_s: float = internal(
         0.2,
         "Target for the longest step. Long prompts are computed in parts that fit, so that cancels take effect soon and other"
         " answers go on. 0: no limit.",
-        min=0,
     )
     decode_tokens_per_step: int = setting(
         1, "Tokens that each decoding request gains in a step (more than 1: as with speculative decoding).", min=1
     )
     running_requests_max: int = setting(256, "Requests that run at once.", min=1)
-    waiting_requests_max: int = setting(1024, "Requests that wait; more are refused as overloaded.", min=1)
+    waiting_requests_max: int = 1024
     output_buffer_steps: int = internal(64, "Step outputs that the consumer may lag behind before the engine pauses.")
     kv_event_buffer_blocks: int = internal(
         65536, "Block changes kept for a slow reader of KV events; a snapshot replaces them when there are more."
     )
     lease_s: float = 30.0
     pull_timeout_s: float = 10.0
-    adapters: tuple[str, ...] = setting((), "Adapters that are loaded at the start.")
+    adapters: tuple[str, ...] = internal((), "Adapters that are loaded at the start.")
     verify_kv: bool = internal(
         True, "Checks guards and checksum after a pull. False shows what an engine without them would answer."
     )
@@ -116,14 +109,12 @@ class SimulatedSettings:
         "How prefill and decode meet: `sequential` as vLLM (decode pulls after prefill), `rendezvous` as SGLang (both start at once).",
         choices=("sequential", "rendezvous"),
     )
-    bootstrap_port: int = setting(
-        0, "Port of a prefill worker's bootstrap server (rendezvous); 0: any free one.", min=0, max=65535
+    handshake_timeout_s: float = internal(
+        4.0, "Rendezvous: how long a leg waits for its counterpart to appear before it fails."
     )
-    handshake_timeout_s: float = setting(
-        4.0, "Rendezvous: how long a leg waits for its counterpart to appear before it fails.", min=0.01
-    )
-    reserved_output_tokens: int = setting(
-        512, "Rendezvous: output tokens for which a decode worker reserves KV blocks before it takes a request.", min=0
+    reserved_output_tokens: int = internal(
+        512,
+        "Rendezvous: output tokens for which a decode worker reserves KV blocks before it takes a request, as SGLang.",
     )
     kv_transport_delay_s: float = setting(
         0.0, "Delay from the start of a decode engine until it loads the transport.", min=0

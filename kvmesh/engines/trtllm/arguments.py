@@ -31,11 +31,12 @@ OWN: Mapping[str, str] = {
     "cache_transceiver_config.kv_transfer_timeout_ms": "it is the lease of the mesh (kv-lease-s, kv-pull-timeout-s)",
     "kv_cache_config.tokens_per_block": "use block_size_tokens, which is part of the compatibility hash",
     "kv_cache_config.enable_block_reuse": "the router places requests by cached blocks",
-    "kv_cache_config.event_buffer_max_size": "use kv_events_max",
     "kv_cache_config.kv_events_config": "use kv_events and kv_events_endpoint",
     "scheduler_config.waiting_queue_policy": "requests have priorities",
 }
 """Arguments that kvmesh sets itself, and why they cannot be passed through."""
+KV_EVENTS_MAX = 65_536
+"""KV events that the engine keeps until they are fetched, 20 times a second. `engine_arguments` may set another number."""
 LAUNCHED = "TLLM_SPAWN_PROXY_PROCESS"
 """`trtllm-llmapi-launch` sets it to 1 for the command that it runs."""
 
@@ -116,7 +117,7 @@ def cache_arguments(settings: TrtllmSettings) -> dict[str, Any]:
     if settings.kv_cache_tokens:
         values["max_tokens"] = settings.kv_cache_tokens
     if settings.kv_events == "pull":
-        values["event_buffer_max_size"] = settings.kv_events_max
+        values["event_buffer_max_size"] = KV_EVENTS_MAX
     if settings.kv_events == "push":
         values["use_kv_cache_manager_v2"] = True
         values["kv_events_config"] = {

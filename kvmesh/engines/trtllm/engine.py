@@ -132,9 +132,9 @@ class TrtllmEngine:
 
     def _read_feeds(self, llm: "LLM") -> None:
         settings = self._settings
-        feeds = [read_statistics(llm, settings.poll_s, self._counts.on_statistics, check=self._check_health)]
+        feeds = [read_statistics(llm, self._counts.on_statistics, check=self._check_health)]
         if settings.kv_events == "pull":
-            feeds.append(pull_events(llm, settings.poll_s, self._take_event))
+            feeds.append(pull_events(llm, self._take_event))
         if settings.kv_events == "push":
             feeds.append(subscribe_events(settings, self._take_event))
         for feed in feeds:

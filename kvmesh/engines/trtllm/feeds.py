@@ -11,24 +11,26 @@ if TYPE_CHECKING:
     from tensorrt_llm.llmapi.llm import LLM
 
 LOG = logging.getLogger(__name__)
+POLL_S = 0.05
+"""Interval of fetching KV events and statistics: the router's index and the load record lag by about so much. A shorter one costs CPU."""
 Take = Callable[[Mapping[str, Any]], None]
 
 
-async def read_statistics(llm: "LLM", poll_s: float, take: Take, *, check: Callable[[], None]) -> None:
+async def read_statistics(llm: "LLM", take: Take, *, check: Callable[[], None]) -> None:
     """Passes each entry to `take`. Calls `check` after each fetch."""
     while True:
-        async for entry in llm.get_stats_async(timeout=poll_s):
+        async for entry in llm.get_stats_async(timeout=POLL_S):
             take(entry)
         check()
-        await asyncio.sleep(poll_s)
+        await asyncio.sleep(POLL_S)
 
 
-async def pull_events(llm: "LLM", poll_s: float, take: Take) -> None:
+async def pull_events(llm: "LLM", take: Take) -> None:
     """Passes each event to `take`, in the engine's order."""
     while True:
-        async for event in llm.get_kv_cache_events_async(timeout=poll_s):
+        async for event in llm.get_kv_cache_events_async(timeout=POLL_S):
             take(event)
-        await asyncio.sleep(poll_s)
+        await asyncio.sleep(POLL_S)
 
 
 async def subscribe_events(settings: TrtllmSettings, take: Take) -> None:

@@ -19,6 +19,7 @@ def make(settings: TrtllmSettings, host: EngineHost) -> Engine:
             model=host.model,
             served_name=host.served_name,
             role=host.role.value,
+            waiting_requests_max=host.requests_max,
             lease_s=host.kv.lease_s,
             pull_timeout_s=host.kv.pull_timeout_s,
         ),
@@ -46,7 +47,7 @@ TRTLLM = EngineRegistration(
     title="TensorRT-LLM",
     settings_type=TrtllmSettings,
     make_settings=lambda: TrtllmSettings(model="set by the host"),
-    set_by_host=("model", "served_name", "role", "lease_s", "pull_timeout_s"),
+    set_by_host=("model", "served_name", "role", "waiting_requests_max", "lease_s", "pull_timeout_s"),
     make=make,
     capabilities=all_capabilities,
     unsupported={

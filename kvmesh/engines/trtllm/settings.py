@@ -30,7 +30,7 @@ class TrtllmSettings:
     kv_cache_tokens: int = setting(0, "Most tokens in the KV cache; 0: what `gpu_memory_fraction` gives.", min=0)
     context_tokens_max: int = setting(0, "Context length; 0: the model's.", min=0)
     running_requests_max: int = setting(256, "Requests that run at once (`max_batch_size`).", min=1)
-    waiting_requests_max: int = setting(1024, "Requests that wait; more are refused as overloaded.", min=1)
+    waiting_requests_max: int = 1024
     step_tokens_max: int = setting(0, "Most tokens of a step (`max_num_tokens`); 0: the engine's default, 8192.", min=0)
     tensor_parallel_size: int = setting(1, "Tensor-parallel ranks. The engine starts them over MPI.", min=1)
     pipeline_parallel_size: int = setting(1, "Pipeline-parallel ranks.", min=1)
@@ -67,12 +67,10 @@ class TrtllmSettings:
         "`pull`: the adapter asks for KV events. `push`: the engine publishes them over ZMQ (KV cache manager V2). `off`: none.",
         choices=("pull", "push", "off"),
     )
-    kv_events_max: int = setting(65536, "Events that the engine keeps until they are fetched.", min=1)
     kv_events_endpoint: str = setting(
         "tcp://127.0.0.1:5557",
         "With `push`: where the engine publishes; each data-parallel rank adds its number to the port.",
     )
-    poll_s: float = setting(0.05, "Interval of fetching KV events and statistics.", min=0.001)
     guided_backend: str = setting(
         "xgrammar", "Grammar library for structured output.", choices=("xgrammar", "llguidance")
     )

@@ -13,21 +13,25 @@ from kvmesh.constraint_costs import check_constraint, constraint_digest, is_long
 from kvmesh.core import Constraint, ConstraintKind
 from kvmesh.engines.sampling_names import FIELD
 from kvmesh.engines.vllm.core import VllmCore
-from kvmesh.engines.vllm.grammar_check import GrammarChecker, GrammarSettings
+from kvmesh.engines.vllm.grammar_check import GrammarChecker
 from kvmesh.engines.vllm.sampling import CONSTRAINTS, constraint_arguments
 from kvmesh.errors import InvalidRequestError, OverloadedError
 
 KEPT_MAX = 256
+INLINE_COST_MAX = 500
+"""Estimated cost up to which a constraint is checked on the event loop, in about a millisecond. A process of its own takes seconds to start."""
+CHECKS_MAX = 16
+"""Constraints that wait to be compiled; more are refused with Retry-After. Each takes up to `grammar_cpu_s_max`, one after the other."""
 CONSTRAINT_FIELD = f"{FIELD}.constraint"
 
 
 class VllmConstraints:
     """Validated constraints. Use it on the event loop only."""
 
-    def __init__(self, core: VllmCore, settings: GrammarSettings) -> None:
+    def __init__(self, core: VllmCore, *, cpu_s_max: int, wait_s_max: float) -> None:
+        """The limits of compiling one constraint: CPU time, and the wait for it."""
         self._core = core
-        self._settings = settings
-        self._checker = GrammarChecker(settings, self._tokenizer)
+        self._checker = GrammarChecker(self._tokenizer, cpu_s_max=cpu_s_max, wait_s_max=wait_s_max)
         self._one_at_a_time = asyncio.Lock()
         self._waiting = 0
         self._kept: OrderedDict[bytes, Any] = OrderedDict()
@@ -39,7 +43,7 @@ class VllmConstraints:
             return True
         if is_long(constraint):
             return constraint_digest(constraint) in self._kept
-        return judge(constraint).cost <= self._settings.inline_cost_max or constraint_digest(constraint) in self._kept
+        return judge(constraint).cost <= INLINE_COST_MAX or constraint_digest(constraint) in self._kept
 
     def validated(self, constraint: Constraint | None) -> Any:
         """Returns vLLM's parameters of a constraint that was `prepared`; None if vLLM has to validate it. Raises its refusal."""
@@ -54,7 +58,7 @@ class VllmConstraints:
 
         Raises OverloadedError or UnavailableError.
         """
-        if self._waiting >= self._settings.checks_max:
+        if self._waiting >= CHECKS_MAX:
             raise OverloadedError("too many constraints are compiled", reason="constraints_full", retry_after_s=1.0)
         self._waiting += 1
         try:

@@ -356,7 +356,9 @@ class VllmEngine:
         has_tokenizer = loads_tokenizer(self._settings)
         self._runner = Runner(core, settings=self._settings, form=form, now=self._now, paths=self.kv_paths)
         card = model_card(core, self._settings)
-        self._constraints = VllmConstraints(core, self._settings.grammar)
+        self._constraints = VllmConstraints(
+            core, cpu_s_max=self._settings.grammar_cpu_s_max, wait_s_max=self._settings.grammar_wait_s_max
+        )
         self._intake = VllmIntake(
             core=core,
             settings=self._settings,

@@ -11,11 +11,9 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from kvmesh.errors import InvalidRequestError, OverloadedError, UnavailableError
-from kvmesh.settings import setting
 from kvmesh.telemetry import event_logger
 
 _log = event_logger(__name__)
@@ -25,31 +23,20 @@ START_TIMEOUT_S = 120.0
 """It imports torch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrammarSettings:
-    """What the compilation of one constraint may take."""
-
-    inline_cost_max: int = setting(
-        500,
-        "Estimated cost up to which a constraint is checked on the event loop, in about a millisecond. 0: none is.",
-        min=0,
-    )
-    cpu_s_max: int = setting(5, "CPU time of compiling one constraint; above it the request is refused.", min=1)
-    wait_s_max: float = setting(
-        30.0, "Longest wait for the compilation of one constraint, where the process gets little CPU.", min=1
-    )
-    memory_bytes_max: int = setting(2 << 30, "Memory for compiling one constraint.", min=64 << 20)
-    checks_max: int = setting(16, "Constraints that wait to be compiled; more are refused with Retry-After.", min=1)
+MEMORY_BYTES_MAX = 2 << 30
+"""Memory for compiling one constraint, so that it cannot take that of the worker."""
 
 
 class GrammarChecker:
     """Compiles one constraint at a time; the caller waits for its turn.
 
-    `tokenizer` returns xgrammar's serialised TokenizerInfo; it is called in a thread.
+    `cpu_s_max` limits the CPU time of each, `wait_s_max` the wait for it. `tokenizer` returns xgrammar's serialised TokenizerInfo; it is
+    called in a thread.
     """
 
-    def __init__(self, settings: GrammarSettings, tokenizer: Callable[[], str]) -> None:
-        self._settings = settings
+    def __init__(self, tokenizer: Callable[[], str], *, cpu_s_max: int, wait_s_max: float) -> None:
+        self._cpu_s_max = cpu_s_max
+        self._wait_s_max = wait_s_max
         self._tokenizer = tokenizer
         self._process: Process | None = None
         self._number = 0
@@ -61,17 +48,11 @@ class GrammarChecker:
         """
         process = await self._running()
         self._number += 1
-        number, settings = self._number, self._settings
-        message = {
-            "id": number,
-            "kind": kind,
-            "text": text,
-            "cpu_s": settings.cpu_s_max,
-            "bytes": settings.memory_bytes_max,
-        }
+        number = self._number
+        message = {"id": number, "kind": kind, "text": text, "cpu_s": self._cpu_s_max, "bytes": MEMORY_BYTES_MAX}
         try:
             _write(process, message)
-            async with asyncio.timeout(settings.wait_s_max):
+            async with asyncio.timeout(self._wait_s_max):
                 outcome = await self._outcome(process, number)
         except TimeoutError:
             _write(process, {"cancel": number})
@@ -82,7 +63,7 @@ class GrammarChecker:
             _write(process, {"cancel": number})
             raise
         if outcome == "stopped":
-            limit = f"{settings.cpu_s_max} s of CPU time or {settings.memory_bytes_max} bytes"
+            limit = f"{self._cpu_s_max} s of CPU time or {MEMORY_BYTES_MAX} bytes"
             message_text = f"{field} is too complex: compiling it takes more than {limit}"
             raise InvalidRequestError(message_text, field=field, reason="constraint_too_complex")
 

@@ -1,13 +1,12 @@
 """Settings of the vLLM engine."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from kvmesh.engines.nodes import check_nodes, node_rank_setting, nodes_address_setting, nodes_setting
-from kvmesh.engines.vllm.grammar_check import GrammarSettings
 from kvmesh.errors import InvalidRequestError
-from kvmesh.settings import setting
+from kvmesh.settings import internal, setting
 
 CPU_BLOCK_SIZE_TOKENS = 32
 CPU_KV_CACHE_BYTES = 128 << 20
@@ -54,7 +53,7 @@ class VllmSettings:
         "Requests that run at once; 0: 64 on CPU, the default of vLLM's own server on a GPU (1024 on an H100).",
         min=0,
     )
-    waiting_requests_max: int = setting(1024, "Requests that wait; more are refused as overloaded.", min=1)
+    waiting_requests_max: int = 1024
     step_tokens_max: int = setting(0, "Most tokens of a step; 0: vLLM's default.", min=0)
     step_budget_s: float | None = setting(
         None,
@@ -86,7 +85,10 @@ class VllmSettings:
         "Constrained JSON may contain whitespace between its parts. Small models may write it without end: False forbids it and"
         " leaves xgrammar as the only grammar backend (schemas that xgrammar does not support are refused then).",
     )
-    grammar: GrammarSettings = field(default_factory=GrammarSettings)
+    grammar_cpu_s_max: int = setting(5, "CPU time of compiling one constraint; above it the request is refused.", min=1)
+    grammar_wait_s_max: float = internal(
+        30.0, "Longest wait for the compilation of one constraint, where the process gets little CPU."
+    )
     has_kv_transfer: bool = setting(True, "False starts without a connector: the engine computes every prompt itself.")
     lease_s: float = 30.0
     pull_timeout_s: float = 10.0
