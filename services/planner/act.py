@@ -30,11 +30,10 @@ class Actuator:
     Invariant: each call carries the token of the lead in which its decision was made, so that one that is late is refused.
     """
 
-    def __init__(self, connector: Connector, lead: Lead, *, acts: bool, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
+    def __init__(self, connector: Connector, lead: Lead, *, acts: bool) -> None:
         self._connector = connector
         self._lead = lead
         self._acts = acts
-        self._timeout_s = call_timeout_s
 
     async def apply(self, decision: Decision, *, ttft_s: float = 0.0) -> Decision:
         """Returns the decision with its outcome. `ttft_s`: the model's target, which routers get with the bound of deflection; 0: none.
@@ -72,7 +71,7 @@ class Actuator:
                 return
             try:
                 await self._connector.set_bounds(
-                    model, bounds, fencing_token=self._lead.fencing_token, timeout_s=self._timeout_s
+                    model, bounds, fencing_token=self._lead.fencing_token, timeout_s=CALL_TIMEOUT_S
                 )
             except MeshError as error:
                 log.warning("bounds_not_repeated", extra={"data": {"model": model, "reason": error.reason}})
@@ -82,7 +81,7 @@ class Actuator:
             decision.model,
             PlacementBounds(deflect_tokens=decision.shape.deflect_tokens, ttft_s=ttft_s),
             fencing_token=decision.fencing_token,
-            timeout_s=self._timeout_s,
+            timeout_s=CALL_TIMEOUT_S,
         )
         return ""
 
@@ -90,7 +89,7 @@ class Actuator:
         """Moves the workers with the fewest requests."""
         moved = decision.shape.prefill_workers - decision.inputs.wanted.prefill_workers
         source, target = (Role.DECODE, Role.PREFILL) if moved > 0 else (Role.PREFILL, Role.DECODE)
-        candidates = await self._connector.idle_first(decision.model, source, timeout_s=self._timeout_s)
+        candidates = await self._connector.idle_first(decision.model, source, timeout_s=CALL_TIMEOUT_S)
         # A pool is never emptied: its last worker would take the requests of the whole mesh with it.
         chosen = candidates[: min(abs(moved), len(candidates) - 1)]
         if not chosen:
@@ -98,7 +97,7 @@ class Actuator:
         for worker_id in chosen:
             self._check_lead(decision)
             await self._connector.flip(
-                worker_id, target, fencing_token=decision.fencing_token, timeout_s=self._timeout_s
+                worker_id, target, fencing_token=decision.fencing_token, timeout_s=CALL_TIMEOUT_S
             )
         return f"{', '.join(chosen)} to {target.value}"
 
@@ -112,12 +111,12 @@ class Actuator:
             self._check_lead(decision)
             drained: tuple[str, ...] = ()
             if workers < wanted:
-                candidates = await self._connector.idle_first(decision.model, role, timeout_s=self._timeout_s)
+                candidates = await self._connector.idle_first(decision.model, role, timeout_s=CALL_TIMEOUT_S)
                 # The wanted ones that do not serve yet go first: the pool keeps as many of those that serve as it will have.
                 drained = tuple(candidates[: max(0, len(candidates) - workers)])
             target = PoolTarget(model=decision.model, role=role, workers=workers, drain_worker_ids=drained)
             accepted = await self._connector.scale(
-                target, fencing_token=decision.fencing_token, timeout_s=self._timeout_s
+                target, fencing_token=decision.fencing_token, timeout_s=CALL_TIMEOUT_S
             )
             details.append(f"{role.value} {wanted} to {accepted.workers_wanted}")
         return ", ".join(details)

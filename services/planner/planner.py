@@ -13,7 +13,7 @@ from kvmesh.core.planning import Decision, DecisionOutcome, PlacementBounds, Poo
 from kvmesh.core.whatif import SimulationRequest
 from kvmesh.discovery.base import SERVICES, Instance, Registry, View
 from kvmesh.errors import MeshError, OverloadedError
-from services.planner.act import Actuator
+from services.planner.act import CALL_TIMEOUT_S, Actuator
 from services.planner.connectors.base import Connector
 from services.planner.connectors.none import NoConnector
 from services.planner.decide.budget import cost_of, within_budget
@@ -77,12 +77,7 @@ class Planner:
         self._lead = lead or NoLead()
         decide = settings.decide
         self._decide_settings = decide if self._connector.can_flip else replace(decide, flips=False)
-        self._actuator = Actuator(
-            self._connector,
-            self._lead,
-            acts=settings.mode == "act",
-            call_timeout_s=settings.connector_timeout_s,
-        )
+        self._actuator = Actuator(self._connector, self._lead, acts=settings.mode == "act")
         self._history: Mapping[str, Sequence[float]] = history or {}
         self._problems: frozenset[str] = frozenset()
         self._targets: dict[str, Targets] = {}
@@ -259,7 +254,7 @@ class Planner:
     async def _pools(self) -> tuple[Sequence[PoolState], list[str]]:
         """Returns the pools as the connector sees them."""
         try:
-            return await self._connector.pools(timeout_s=self._settings.connector_timeout_s), []
+            return await self._connector.pools(timeout_s=CALL_TIMEOUT_S), []
         except MeshError as error:
             return (), [f"the connector {self._connector.name} does not answer: {error.message}"]
 

@@ -98,7 +98,6 @@ class PlannerSettings(NetworkSettings):
     age_s_max: float = setting(30.0, "Age from which on samples are too old to act on.", min=1)
     planner_id: str = setting("", "Registered id, unique in the mesh. Empty: host name and process id.")
     fetch_timeout_s: float = setting(2.0, "Longest wait for one response.", min=0.01)
-    connector_timeout_s: float = setting(10.0, "Longest wait for one call of the connector.", min=0.1)
     targets: TargetSettings = field(default_factory=TargetSettings)
     decide: DecideSettings = field(default_factory=DecideSettings)
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)

@@ -27,6 +27,7 @@ from kvmesh.errors import (
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.simulation.registry import MemoryAgent
+from services.planner.connectors import compose as compose_module
 from services.planner.connectors.base import Connector
 from services.planner.connectors.compose import ComposeOrchestrator, ComposeSettings
 from services.planner.connectors.kubernetes import KubernetesOrchestrator, KubernetesSettings, kind_and_name
@@ -95,20 +96,21 @@ async def compose(folder: Path) -> AsyncIterator[World]:
     def change(**values: object) -> None:
         state.write_text(json.dumps({**json.loads(state.read_text()), **values}))
 
-    settings = ComposeSettings(
-        command=(str(program), "compose"), project="p", files=("mesh.yml",), accepted_s=PATIENCE_S
-    )
+    settings = ComposeSettings(command=(str(program), "compose"), project="p", files=("mesh.yml",))
     connector = SizedConnector(ComposeOrchestrator(settings), read_pools(POOLS, field="pools"), actions())
-    try:
-        yield World(
-            connector=connector,
-            calls=lambda: int(json.loads(state.read_text())["ups"]),
-            hang=lambda: change(mode="hang"),
-            fail=lambda: change(mode="fail"),
-            start_workers=lambda: change(running=json.loads(state.read_text())["sizes"]),
-        )
-    finally:
-        await connector.aclose()
+    with pytest.MonkeyPatch.context() as patch:
+        # A loaded machine is slow to fail.
+        patch.setattr(compose_module, "ACCEPTED_S", PATIENCE_S)
+        try:
+            yield World(
+                connector=connector,
+                calls=lambda: int(json.loads(state.read_text())["ups"]),
+                hang=lambda: change(mode="hang"),
+                fail=lambda: change(mode="fail"),
+                start_workers=lambda: change(running=json.loads(state.read_text())["sizes"]),
+            )
+        finally:
+            await connector.aclose()
 
 
 # --- Kubernetes: a server that speaks the scale subresource (autoscaling/v1 Scale).

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvmesh.core.planning import Decision, DecisionAction, Load, ObservationState, PoolLimits, Shape, Targets
+from services.planner.decide import model_planner
 from services.planner.decide.budget import cost_of, within_budget
 from services.planner.decide.model_planner import Choice, ModelPlanner
 from services.planner.decide.settings import DecideSettings
@@ -18,7 +19,14 @@ from tests.demand import demand_of
 
 TRANSCRIPT = Path(__file__).parents[1] / "transcripts" / "planner.txt"
 TARGETS = Targets(model="m", ttft_s=2.0, itl_s=0.05)
-SETTINGS = DecideSettings(start_s=30.0, calm_s=60.0, flip_dwell_s=30.0, hold_s=120.0, deflect_calm_s=10.0)
+SETTINGS = DecideSettings(start_s=30.0, calm_s=60.0, hold_s=120.0)
+
+
+@pytest.fixture(autouse=True)
+def quick_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story below shows a second flip, and the end of a deflection."""
+    monkeypatch.setattr(model_planner, "FLIP_DWELL_S", 30.0)
+    monkeypatch.setattr(model_planner, "DEFLECT_CALM_S", 10.0)
 
 
 class Drive:

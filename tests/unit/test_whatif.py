@@ -6,6 +6,7 @@ import pytest
 
 from bench.planner.reversals import reversals
 from kvmesh.core.planning import Decision, DecisionAction, Load, Shape, Targets
+from services.planner.decide import model_planner
 from services.planner.decide.settings import DecideSettings
 from services.planner.observation import ModelObservation
 from services.planner.sizing.forecast import Forecast
@@ -137,11 +138,12 @@ def test_late_requests_wait_so_that_fewer_are_late():
     assert max(waits.ttft_s) < max(plain.ttft_s) + 25
 
 
-def test_no_request_is_lost_while_pools_change():
+def test_no_request_is_lost_while_pools_change(monkeypatch):
     """Five times in a row the load triples and falls: all requests end, workers drain before they stop, and hours add up."""
     rate = lambda at_s: 24.0 if at_s % 60 < 30 else 8.0  # noqa: E731
     trace = make_load(rate, peak=24.0, duration_s=300.0, prompt_tokens=800, output_tokens=60)
-    settings = DecideSettings(start_s=5.0, calm_s=10.0, interval_s=2.0, flip_dwell_s=10.0)
+    monkeypatch.setattr(model_planner, "FLIP_DWELL_S", 10.0)
+    settings = DecideSettings(start_s=5.0, calm_s=10.0, interval_s=2.0)
     result = simulate(
         trace,
         Shape(prefill_workers=1, decode_workers=1),

@@ -11,6 +11,8 @@ from kvmesh.errors import UnavailableError
 from kvmesh.settings import setting
 
 OUTPUT_SHOWN = 400
+ACCEPTED_S = 2.0
+"""A command that has not failed after this time counts as accepted, and continues: containers may drain for long."""
 RUNS = frozenset({"running", "restarting", "created", "paused"})
 """States of containers that are there or will be."""
 
@@ -22,11 +24,6 @@ class ComposeSettings:
     command: tuple[str, ...] = setting(("docker", "compose"), "The command, word by word.")
     project: str = setting("", "Name of the project. Empty: that of the folder.")
     files: tuple[str, ...] = setting((), "Compose files. Empty: those of the folder.")
-    accepted_s: float = setting(
-        2.0,
-        "A command that has not failed after this time counts as accepted, and continues: containers may drain for long.",
-        min=0.0,
-    )
 
 
 class ComposeOrchestrator:
@@ -50,7 +47,7 @@ class ComposeOrchestrator:
         self._wanted[unit] = workers
         if self._running is None:
             self._running = asyncio.create_task(self._apply())
-        await asyncio.wait({self._running}, timeout=self._settings.accepted_s)
+        await asyncio.wait({self._running}, timeout=ACCEPTED_S)
         self._raise_failure()
 
     async def sizes(self, unit: str) -> tuple[int, int]:

@@ -8,6 +8,8 @@ from typing import Any
 from kvmesh.errors import InvalidRequestError, MeshError, NotFoundError, UnavailableError, UnsupportedError
 from kvmesh.settings import setting
 
+REQUEST_TIMEOUT_S = 5.0
+"""Longest wait for one response of the API server. The planner decides again some seconds later."""
 KINDS = ("deployment", "statefulset", "replicaset")
 
 
@@ -18,7 +20,6 @@ class KubernetesSettings:
     namespace: str = setting("default", "Namespace of the workloads.")
     config_file: str = setting("", "A kubeconfig file. Empty: the account of the pod in which the planner runs.")
     context: str = setting("", "Context of the kubeconfig file. Empty: its current one.")
-    request_timeout_s: float = setting(5.0, "Longest wait for one response of the API server.", min=0.1)
 
 
 class KubernetesOrchestrator:
@@ -47,10 +48,9 @@ class KubernetesOrchestrator:
     async def _call(self, verb: str, unit: str, **options: Any) -> Any:
         kind, name = kind_and_name(unit)
         method: Callable[..., Any] = getattr(self._api, f"{verb}_namespaced_{kind.replace('set', '_set')}_scale")
-        timeout_s = self._settings.request_timeout_s
         try:
             return await asyncio.to_thread(
-                method, name, self._settings.namespace, _request_timeout=timeout_s, **options
+                method, name, self._settings.namespace, _request_timeout=REQUEST_TIMEOUT_S, **options
             )
         except Exception as error:  # The client raises its own errors and those of urllib3.
             raise _translated(error, unit) from error

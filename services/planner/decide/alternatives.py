@@ -9,6 +9,8 @@ from services.planner.sizing.demand import Demand
 from services.planner.sizing.size import Sizer
 
 DEFLECT_TOKENS_MIN = 256
+FLIP_WORKERS_MAX = 2
+"""Workers that flip at once: while they flip neither pool has them."""
 FIXED_BOUND = (DecisionAction.KEEP, DecisionAction.DEFLECT)
 TOLERANCE = 0.005
 """Shares of goodput that differ by less count as equal."""
@@ -72,9 +74,9 @@ class Evaluator:
         )
 
     def flips(self) -> Iterator[Alternative]:
-        """Moves up to `flip_workers_max` workers either way."""
+        """Moves up to FLIP_WORKERS_MAX workers either way."""
         targets, ready = self._sizer.targets, self._situation.ready
-        for count in range(1, self._settings.flip_workers_max + 1):
+        for count in range(1, FLIP_WORKERS_MAX + 1):
             if ready.decode_workers - count >= max(1, targets.decode.workers_min):
                 yield self.flip(count)
             if ready.prefill_workers - count >= max(1, targets.prefill.workers_min):

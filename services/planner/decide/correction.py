@@ -2,25 +2,25 @@
 
 import math
 
-from services.planner.decide.settings import DecideSettings
 from services.planner.observation import ModelObservation
 from services.planner.sizing.forecast import Corrections, Forecast
 from services.planner.sizing.size import Sizer
 
 SMOOTHING_S = 60.0
 SMALL = 0.1
+CORRECTION_MAX = 2.0
+"""Largest factor, and smallest divisor, of a correction. Beyond, the worker's profile is wrong, and so are predictions for other loads."""
 SETTLE_S = 60.0
 """After a change of the pools, observed latencies are those of the old ones for the length of a window."""
 
 
 class Correction:
-    """Smoothed ratios of observed to predicted means, within the settings' bounds.
+    """Smoothed ratios of observed to predicted means, within CORRECTION_MAX.
 
     Source of the idea: the correction factors of Dynamo's first planner. Unlike these, they are bounded and follow only steady pools.
     """
 
-    def __init__(self, settings: DecideSettings) -> None:
-        self._max = settings.correction_max
+    def __init__(self) -> None:
         self._newest_s: float | None = None
         self._settles_s = -math.inf
         self.value = Corrections()
@@ -55,7 +55,7 @@ class Correction:
     def _blend(self, *, known: float, observed_s: float | None, predicted_s: float, weight: float) -> float:
         if not observed_s or predicted_s <= 0:
             return known
-        ratio = min(self._max, max(1 / self._max, observed_s / predicted_s))
+        ratio = min(CORRECTION_MAX, max(1 / CORRECTION_MAX, observed_s / predicted_s))
         return known + weight * (ratio - known)
 
 

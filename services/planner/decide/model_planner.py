@@ -40,7 +40,18 @@ CATCH_UP_S = 15.0
 """New workers remove a backlog within this time once they are ready."""
 BACKLOG_S = 10.0
 """A backlog counts as load that must be served within this time."""
+GAIN_MIN = 0.01
+"""Part of the load by which a change must raise the goodput; less is within the error of the model."""
 RETUNING = 5.0
+"""Factor of GAIN_MIN for another bound of deflection."""
+SHRINK_MARGIN = 0.1
+"""Part of the load on top that a smaller pool must serve within the targets, so that the pool does not grow again at once."""
+FLIP_DWELL_S = 60.0
+"""Time between two flips; twice that before a flip back. Observed latencies follow a flip within the window of a minute."""
+DEFLECT_CALM_S = 20.0
+"""Time without a shortage before a deflection ends."""
+DEFLECT_DWELL_S = 5.0
+"""Time between two changes of the bound of deflection: routers place with the new one before the next is chosen."""
 ACTION_SETTLES_S = 30.0
 """After a change of the planner, other sizes than it wants are not a change by hand for so long."""
 NEVER = float("-inf")
@@ -64,7 +75,7 @@ class ModelPlanner:
         self._settings = settings
         self.history = LoadHistory(settings)
         self._stabiliser = Stabiliser(settings.calm_s)
-        self._correction = Correction(settings)
+        self._correction = Correction()
         self._thresholds: Thresholds | None = None
         if settings.sizing == "thresholds":
             self._thresholds = Thresholds(
@@ -301,7 +312,7 @@ class ModelPlanner:
         best = ordered[0]
         if best.action is DecisionAction.KEEP:
             reason = f"limited_by_{sizing.limit}" if sizing.limit else "waits_for_workers"
-            detail = f"no change raises the goodput by {self._settings.gain_min:.0%}{_because(sizing.limit)}"
+            detail = f"no change raises the goodput by {GAIN_MIN:.0%}{_because(sizing.limit)}"
             return Choice(action=best.action, reason=reason, detail=detail, alternatives=ordered)
         detail = (
             f"{best.goodput_per_s:.2f} of {rate:.2f} requests/s within targets instead of {keep.goodput_per_s:.2f}"
@@ -319,7 +330,7 @@ class ModelPlanner:
         surge = situation.now.at_rate(rate)
         evaluator = Evaluator(sizer, self._settings, replace(situation, now=surge, coming=surge))
         keep = evaluator.keep()
-        least = keep.goodput_per_s + self._settings.gain_min * rate
+        least = keep.goodput_per_s + GAIN_MIN * rate
         better = [each for each in self._deflections(evaluator, now_s) if each.goodput_per_s >= least]
         if not better:
             return None
@@ -351,7 +362,7 @@ class ModelPlanner:
     ) -> Choice:
         """The targets are kept. Ends a deflection, or shrinks, if the targets are kept then too."""
         wanted = situation.wanted
-        if wanted.deflect_tokens and now_s - self._short_s >= self._settings.deflect_calm_s:
+        if wanted.deflect_tokens and now_s - self._short_s >= DEFLECT_CALM_S:
             plain = evaluator.deflect(0)
             if plain.goodput_per_s >= keep.goodput_per_s * (1 - TOLERANCE):
                 detail = "the prefill workers keep the targets by themselves"
@@ -363,7 +374,7 @@ class ModelPlanner:
                 )
         if sizer.cost(sized) < sizer.cost(wanted):
             # Headroom for past errors is a margin already.
-            least = situation.now.requests_per_s * (1 + self._settings.shrink_margin)
+            least = situation.now.requests_per_s * (1 + SHRINK_MARGIN)
             margin = situation.coming.at_rate(max(least, situation.coming.requests_per_s))
             if sizer.forecast(margin, replace(sized, deflect_tokens=0)).meets:
                 smaller = evaluator.scale(sized)
@@ -379,18 +390,18 @@ class ModelPlanner:
         """Changing one bound of deflection for another must gain more: the formulas only estimate what the router does with it."""
         is_retuned = self._wanted is not None and self._wanted.deflect_tokens > 0
         is_deflection = alternative.action is DecisionAction.DEFLECT
-        return self._settings.gain_min * (RETUNING if is_deflection and is_retuned else 1.0)
+        return GAIN_MIN * (RETUNING if is_deflection and is_retuned else 1.0)
 
     def _deflections(self, evaluator: Evaluator, now_s: float) -> list[Alternative]:
-        if now_s - self._deflected_s < self._settings.deflect_dwell_s:
+        if now_s - self._deflected_s < DEFLECT_DWELL_S:
             return []
         return list(evaluator.deflections())
 
     def _flips(self, evaluator: Evaluator, now_s: float) -> list[Alternative]:
-        settings, since_s = self._settings, now_s - self._flipped_s
-        if not settings.flips or since_s < settings.flip_dwell_s:
+        since_s = now_s - self._flipped_s
+        if not self._settings.flips or since_s < FLIP_DWELL_S:
             return []
-        is_new = since_s >= 2 * settings.flip_dwell_s
+        is_new = since_s >= 2 * FLIP_DWELL_S
         flips = list(evaluator.flips())
         return [each for each in flips if is_new or _to_prefill(each, self._wanted) * self._flipped_to_prefill > 0]
 

@@ -40,28 +40,12 @@ class DecideSettings:
         " starting one.",
         min=0,
     )
-    shrink_margin: float = setting(
-        0.1, "Part of the load on top that a smaller pool must serve within the targets.", min=0, max=2
-    )
     flips: bool = setting(True, "Workers change between the pools.")
-    flip_dwell_s: float = setting(60.0, "Time between two flips; twice that before a flip back.", min=0)
-    flip_workers_max: int = setting(2, "Workers that flip at once.", min=1, max=100)
     deflects: bool = setting(
         True, "Routers are told to let decode workers compute short prompts when prefill is short."
     )
     deflect_tokens_max: int = setting(4096, "Longest prompt that decode workers compute.", min=1)
-    deflect_calm_s: float = setting(20.0, "Time without a shortage before a deflection ends.", min=0)
-    deflect_dwell_s: float = setting(5.0, "Time between two changes of the bound.", min=0)
-    gain_min: float = setting(
-        0.01,
-        "Part of the load by which a change must raise the goodput; less is within the error of the model.",
-        min=0,
-        max=1,
-    )
     hold_s: float = setting(600.0, "Time for which the planner leaves a pool alone after a change by hand.", min=0)
-    correction_max: float = setting(
-        2.0, "Largest factor, and smallest divisor, by which observed latencies correct predicted ones. 1: none.", min=1
-    )
     workers_max: int = setting(64, "Largest pool of a model whose targets name no maximum.", min=1, max=100_000)
 
     def __post_init__(self) -> None:
