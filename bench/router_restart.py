@@ -34,7 +34,6 @@ from services.router.core import RouterCore
 from services.router.core_settings import CoreSettings
 from services.router.index.kv_feed import Trust
 from services.router.serving.membership import FleetMembership
-from services.router.settings import MembershipSettings
 
 SEED = 7
 EPOCH = 1
@@ -130,7 +129,6 @@ async def restart(ports: list[int], blocks: int) -> tuple[float, float, int]:
         core.fleet,
         clock=SystemClock(),
         generator=Random(SEED),
-        settings=MembershipSettings(),
     )
     started_s = last_s = time.perf_counter()
     running = asyncio.create_task(membership.run())

@@ -24,7 +24,7 @@ SLACK_TOKENS = 1000.0
 """Difference of token counts that scrapes at different times explain."""
 SLACK_RATIO = 1.5
 OUTPUT_USUAL_TOKENS = 256.0
-"""As routers assume for requests that do not say how long their answers will be (`cost.output_tokens`)."""
+"""As routers assume for requests that do not say how long their answers will be (`OUTPUT_TOKENS`)."""
 OUTPUT_USUAL_REQUESTS = 10.0
 
 

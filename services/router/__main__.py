@@ -82,7 +82,6 @@ class Router:
             self.core.fleet,
             clock=clock,
             generator=generator,
-            settings=settings.membership,
         )
         self._server = RpcServer(
             settings.rpc,

@@ -10,7 +10,7 @@ from random import Random
 from kvmesh.core import Ask, Handoff, Placement, Report, Role
 from kvmesh.core.routing import FINISHED, PROGRESS, SETTLING
 from kvmesh.errors import InvalidRequestError, MeshError, OverloadedError, UnavailableError
-from services.router.core_settings import CoreSettings
+from services.router.core_settings import RETRY_AFTER_S, CoreSettings
 from services.router.explain import DecisionHistory, DecisionRecord
 from services.router.health.monitor import HealthEvent
 from services.router.index.kv_index import KvIndex
@@ -24,7 +24,7 @@ from services.router.queue.lateness import LATE, is_late, may_go
 from services.router.queue.subqueues import QueuedAsk
 from services.router.workers.fleet import Fleet
 from services.router.workers.learning import learn
-from services.router.workers.reservations import Reservation, ReservationBook
+from services.router.workers.reservations import RESERVATION_S_MAX, Reservation, ReservationBook
 from services.router.workers.worker import Target
 
 
@@ -58,7 +58,7 @@ class RouterCore:
         )
         self.admission = Admission(settings)
         self.queue = self.admission.queue
-        self.charges = Charges(settings.queue.output_token_weight)
+        self.charges = Charges()
         self._id_prefix = f"{router_id}-{run_id}-" if run_id else f"{router_id}-"
         self._placements = 0
         self._now = 0.0
@@ -236,14 +236,14 @@ class RouterCore:
             return self._place(frontend_id, ask, now)
 
     def _check_reservations(self) -> None:
-        if len(self.book) >= self.settings.reservations_max:
+        if self.book.is_full:
             self.apply_buffered_reports()
-            if len(self.book) >= self.settings.reservations_max:
+            if self.book.is_full:
                 raise self._full()
 
     def _full(self) -> OverloadedError:
-        message = f"the router holds {len(self.book)} reservations, which is its limit (reservations_max)"
-        return OverloadedError(message, reason="router_full", retry_after_s=self.settings.retry_after_s)
+        message = f"the router holds {len(self.book)} reservations, which is its limit"
+        return OverloadedError(message, reason="router_full", retry_after_s=RETRY_AFTER_S)
 
     def _release_ask_number(self, frontend_id: str, ask_id: int, request_id: str) -> None:
         """Ends an older reservation with the ask's number.
@@ -307,7 +307,7 @@ class RouterCore:
 
     def _place_queued(self, queued: QueuedAsk, now: float, wall: float) -> tuple[Placement, float]:
         """Decides again, since workers and blocks changed meanwhile. Returns the placement and the tokens that the tenant is charged."""
-        if len(self.book) >= self.settings.reservations_max:
+        if self.book.is_full:
             raise self._full()
         ask, record, queued_s = queued.ask, queued.record, now - queued.arrived_s
         if ask.timeout_s is not None:
@@ -319,8 +319,7 @@ class RouterCore:
             raise self.health.refusal(problem, frontend_id=queued.frontend_id, model=ask.model, now=now) from None
         if queued.late_until_s is not None:
             if not may_go(decision, self.placer.bounds_of(ask.model).ttft_s, waited_s=queued_s):
-                retry_after_s = self.settings.retry_after_s
-                raise OverloadedError("the request waits for spare time", reason=LATE, retry_after_s=retry_after_s)
+                raise OverloadedError("the request waits for spare time", reason=LATE, retry_after_s=RETRY_AFTER_S)
             decision.reasons = (*decision.reasons, LATE)
         record.considered = self.placer.considered
         placement = self._reserve(queued.frontend_id, queued.ask_id, ask, decision=decision, now=now)
@@ -342,8 +341,7 @@ class RouterCore:
         self, frontend_id: str, ask_id: int, ask: Ask, *, decision: PlacementDecision, now: float
     ) -> Placement:
         self._placements += 1
-        lifetime_s = self.settings.reservation_s_max
-        ends_at = now + (lifetime_s if ask.timeout_s is None else min(lifetime_s, ask.timeout_s))
+        ends_at = now + (RESERVATION_S_MAX if ask.timeout_s is None else min(RESERVATION_S_MAX, ask.timeout_s))
         prefill, decode, block_hashes = decision.prefill, decision.decode, ask.block_hashes
         uses_decode = not _is_answered_by_prefill(ask, decision)
         kv_tokens = ask.prompt_tokens + ask.expected_output_tokens

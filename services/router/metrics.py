@@ -19,6 +19,8 @@ from services.router.replicas.peer_reservations import PeerReservations
 from services.router.workers.reservations import Reservation
 from services.router.workers.worker import Target
 
+LABELLED_WORKERS_MAX = 64
+"""Workers with a label of their own in the metric of prediction errors; the others share one. Each has a histogram per phase."""
 # A decision takes tens of microseconds.
 DECISION_BUCKETS_S = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05)
 
@@ -62,7 +64,7 @@ class RouterMetrics:
         )
         self._errors_by_worker: dict[str, dict[str, Spread]] = {"prefill": {}, "ttft": {}}
         """By phase, for workers with a label of their own."""
-        self._labels = WorkerLabels(core.settings.health.labelled_workers_max)
+        self._labels = WorkerLabels(LABELLED_WORKERS_MAX)
         self._health_events = instruments.counter(
             "health_events", help="Changes of the health of workers, by kind.", labels=("kind",)
         )

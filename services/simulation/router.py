@@ -63,7 +63,6 @@ class SimulatedRouter:
             self.core.fleet,
             clock=clock,
             generator=generator,
-            settings=settings.membership,
         )
         self._upkeep = Maintenance(self.core, metrics, clock)
         self._telemetry = telemetry

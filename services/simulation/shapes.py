@@ -5,7 +5,6 @@ a run needs little time to settle.
 """
 
 from services.frontend.settings import PipelineSettings
-from services.router.core_settings import HealthSettings
 from services.router.health.breaker import BreakerSettings
 from services.router.settings import RouterSettings
 from services.simulation.draw import ADAPTERS
@@ -14,7 +13,7 @@ from services.simulation.schedule import Topology
 
 LEASE_S = 60.0
 CANDIDATES = 2
-HEALTH = HealthSettings(breaker=BreakerSettings(pause_min_s=0.5, pause_max_s=3.0))
+BREAKER = BreakerSettings(pause_min_s=0.5, pause_max_s=3.0)
 
 
 def shape_of(topology: Topology) -> MeshShape:
@@ -26,10 +25,10 @@ def shape_of(topology: Topology) -> MeshShape:
     )
     router = (
         RouterSettings(
-            requests_per_decode_max=6, prompt_tokens_per_prefill_max=1024, health=HEALTH, reservation_grace_s=3.0
+            requests_per_decode_max=6, prompt_tokens_per_prefill_max=1024, breaker=BREAKER, reservation_grace_s=3.0
         )
         if topology.is_crowded
-        else RouterSettings(health=HEALTH, reservation_grace_s=3.0)
+        else RouterSettings(breaker=BREAKER, reservation_grace_s=3.0)
     )
     return MeshShape(
         prefill=topology.prefill,

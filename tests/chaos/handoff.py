@@ -38,7 +38,7 @@ PROMPT_TOKENS = (130, 400)
 ANSWER_TOKENS = 8
 # Every request is to be handed off, also those that a cost model leaves to the decode worker. Breakers stay open for a moment only:
 # after a few faults in a row the requests of whole rounds would be refused.
-ROUTER_ARGV = ("--policy", "round_robin", "--health-breaker-pause-min-s", "0.2", "--health-breaker-pause-max-s", "0.2")
+ROUTER_ARGV = ("--policy", "round_robin", "--breaker-pause-min-s", "0.2", "--breaker-pause-max-s", "0.2")
 CLIENTS = 6
 """Requests in flight per frontend."""
 BEFORE_S = 0.3

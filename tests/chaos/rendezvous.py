@@ -38,7 +38,7 @@ FLAGS = (
     """ --sglang-engine-arguments '{"constrained_json_disable_any_whitespace": true}'""",
     f"--decode-args={SMALL_DECODE}",
     # Breakers stay open for a moment only: the same workers fail again and again here.
-    "--router-args=--health-breaker-pause-min-s 0.2 --health-breaker-pause-max-s 0.2",
+    "--router-args=--breaker-pause-min-s 0.2 --breaker-pause-max-s 0.2",
 )
 VOCABULARY = 2048
 SEED = 5

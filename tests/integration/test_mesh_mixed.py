@@ -38,7 +38,7 @@ pytestmark = [
 ]
 REQUESTS, AT_ONCE = 120, 12
 PROMPTS = [[Random(number).randrange(10, VOCABULARY) for _ in range(40 + 7 * number)] for number in range(20)]
-ROUND_ROBIN = "--router-args=--policy round_robin --health-breaker-pause-min-s 0.2 --health-breaker-pause-max-s 0.2"
+ROUND_ROBIN = "--router-args=--policy round_robin --breaker-pause-min-s 0.2 --breaker-pause-max-s 0.2"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,19 +5,24 @@ import pytest
 from kvmesh.core import KvStored, LoadRecord, Report, ReportKind, WorkerView
 from kvmesh.errors import LostError, UnavailableError
 from kvmesh.rpc.router.client import GrpcRouterClient
+from services.router.health import breaker, overlap, wedge
 from services.router.health.breaker import BreakerSettings
-from services.router.health.monitor import HealthSettings
-from services.router.health.overlap import OverlapSettings
-from services.router.health.wedge import WedgeSettings
 from tests.integration.test_router_service import Mesh, Router, eventually, running_mesh
 from tests.patience import PATIENCE_S
 from tests.unit.router_fleets import ask
 
-SETTINGS = HealthSettings(
-    breaker=BreakerSettings(failures_max=3, pause_min_s=1.5, probes_max=1, probe_successes=1),
-    wedge=WedgeSettings(wait_min_s=0.3, wait_max_s=0.3),
-    overlap=OverlapSettings(repeats=3, settle_s=0),
-)
+BREAKER = BreakerSettings(failures_max=3, pause_min_s=1.5)
+
+
+@pytest.fixture(autouse=True)
+def quick_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One probe closes a breaker; less evidence and time until a worker is wedged or an overlap impossible."""
+    monkeypatch.setattr(breaker, "PROBES_MAX", 1)
+    monkeypatch.setattr(breaker, "PROBE_SUCCESSES", 1)
+    monkeypatch.setattr(wedge, "WAIT_MIN_S", 0.3)
+    monkeypatch.setattr(wedge, "WAIT_MAX_S", 0.3)
+    monkeypatch.setattr(overlap, "REPEATS", 3)
+    monkeypatch.setattr(overlap, "SETTLE_S", 0)
 
 
 async def views(mesh: Mesh, router: Router) -> dict[str, WorkerView]:
@@ -33,7 +38,7 @@ async def test_failures_open_a_breaker_and_a_probe_closes_it():
     """Over the wire: reports in, refusal with a time out, states in ListWorkers, news in the metrics."""
     async with running_mesh() as mesh:
         await mesh.worker("d1", "decode")
-        router = await mesh.router(health=SETTINGS)
+        router = await mesh.router(breaker=BREAKER)
         await eventually(lambda: router.takes() == {"d1"})
         link = await mesh.link()
         for number in range(3):
@@ -68,7 +73,7 @@ async def test_a_worker_that_works_and_does_not_step(name, role):
     """Load records with work and the same step number, on the real stream."""
     async with running_mesh() as mesh:
         workers = {each: await mesh.worker(each, "prefill" if each[0] == "p" else "decode") for each in ("p1", "d1")}
-        router = await mesh.router(health=SETTINGS)
+        router = await mesh.router(breaker=BREAKER)
         await eventually(lambda: router.takes() == {"p1", "d1"})
         stuck = workers[name]
         stuck.load = LoadRecord(worker_id=name, epoch=1, step=9, running_requests=2)
@@ -84,7 +89,7 @@ async def test_overlap_that_cannot_be_is_said_loudly_once(caplog):
     """A worker that names its blocks by another seed: one line in the log, a word in ListWorkers, a gauge."""
     async with running_mesh() as mesh:
         d1 = await mesh.worker("d1", "decode")
-        router = await mesh.router(health=SETTINGS)
+        router = await mesh.router(breaker=BREAKER)
         await eventually(lambda: router.takes() == {"d1"})
         d1.tell(KvStored(block_hashes=[901, 902]))
         await eventually(lambda: router.core.fleet.workers["d1"].feed.blocks == 2)

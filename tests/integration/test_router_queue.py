@@ -22,13 +22,11 @@ from tests.unit.router_fleets import ask
 
 
 @asynccontextmanager
-async def busy_mesh(*, requests_max: int = 1, retry_after_s: float = 1.0, **queue):
+async def busy_mesh(*, requests_max: int = 1, **queue):
     """A mesh with one decode worker that takes `requests_max` requests at a time."""
     async with running_mesh() as mesh:
         await mesh.worker("d1", "decode")
-        router = await mesh.router(
-            requests_per_decode_max=requests_max, retry_after_s=retry_after_s, queue=QueueSettings(**queue)
-        )
+        router = await mesh.router(requests_per_decode_max=requests_max, queue=QueueSettings(**queue))
         await eventually(lambda: router.takes() == {"d1"})
         yield mesh, router
 
@@ -167,7 +165,7 @@ async def test_room_that_no_report_tells_of_is_found():
 
 async def test_time_and_space_end_a_wait_with_a_time_to_retry():
     """The queue's own limit, the request's own time, and a full queue each have their word."""
-    async with busy_mesh(requests_max=1, wait_s_max=0.3, retry_after_s=0.7) as (mesh, router):
+    async with busy_mesh(requests_max=1, wait_s_max=0.3) as (mesh, router):
         async with Stream(mesh, router) as stream:
             await stream.ask(1)
             await stream.answer()
@@ -180,7 +178,7 @@ async def test_time_and_space_end_a_wait_with_a_time_to_retry():
         await link.place(ask("r1", [1]), timeout_s=PATIENCE_S)
         with pytest.raises(OverloadedError) as refusal:
             await link.place(ask("r2", [1]), timeout_s=PATIENCE_S)
-        assert (refusal.value.reason, refusal.value.retry_after_s) == ("queue_wait_over", 0.7)
+        assert (refusal.value.reason, refusal.value.retry_after_s) == ("queue_wait_over", 1.0)
         assert refusal.value.request_id == "r2"
 
 

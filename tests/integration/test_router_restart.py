@@ -16,7 +16,6 @@ from services.router.core import RouterCore
 from services.router.core_settings import CoreSettings
 from services.router.index.kv_feed import Trust
 from services.router.serving.membership import FleetMembership
-from services.router.settings import MembershipSettings
 from services.simulation.index_blocks import blocks_of
 from tests.index_checks import flush_all
 from tests.integration.test_router_service import end, eventually
@@ -35,7 +34,6 @@ async def start_router(registry, channels: ChannelPool, stack: AsyncExitStack) -
         core.fleet,
         clock=SystemClock(),
         generator=Random(1),
-        settings=MembershipSettings(),
     )
     stack.push_async_callback(end, asyncio.create_task(membership.run()))
     return core

@@ -34,9 +34,9 @@ from services.router.core import RouterCore
 from services.router.core_settings import CoreSettings
 from services.router.metrics import RouterMetrics
 from services.router.servicer import BOUNDED_MODELS_MAX, SERVICE_NAME, RouterServicer
+from services.router.serving import membership
 from services.router.serving.maintenance import Maintenance
 from services.router.serving.membership import FleetMembership
-from services.router.settings import MembershipSettings
 from tests.integration.workers import ToldWorker
 from tests.patience import PATIENCE_S
 from tests.unit.router_fleets import ask
@@ -52,9 +52,7 @@ async def eventually(is_so: Callable[[], bool], *, within_s: float = PATIENCE_S)
 class Router:
     """The parts of `services.router.__main__`, in this process."""
 
-    def __init__(
-        self, name: str, registry: ConsulRegistry, channels: ChannelPool, *, silence_s: float = 2.5, **core
-    ) -> None:
+    def __init__(self, name: str, registry: ConsulRegistry, channels: ChannelPool, **core) -> None:
         clock = SystemClock()
         telemetry = Telemetry.create("router", registry=CollectorRegistry())
         self.name = name
@@ -70,8 +68,6 @@ class Router:
             self.core.fleet,
             clock=clock,
             generator=Random(1),
-            # Not shorter: router, workers and registry share this loop, and when it has to wait for a processor all are silent.
-            settings=MembershipSettings(silence_s=silence_s, load_interval_s=0.02, reconnect_max_s=0.2),
         )
         self.upkeep = Maintenance(self.core, metrics, clock)
         self.server = RpcServer(
@@ -238,11 +234,12 @@ async def test_a_silent_worker_is_excluded_until_it_speaks():
         await eventually(lambda: router.takes() == {"d1"})
 
 
-async def test_a_router_that_stood_still_blames_nobody(caplog):
+async def test_a_router_that_stood_still_blames_nobody(caplog, monkeypatch):
     """What workers told while the router had no processor is read before any of them is called silent."""
+    monkeypatch.setattr(membership, "SILENCE_S", 1.0)
     async with running_mesh() as mesh:
         await mesh.worker("d1", "decode")
-        router = await mesh.router(silence_s=1.0)
+        router = await mesh.router()
         await eventually(lambda: router.takes() == {"d1"})
         time.sleep(1.5)  # noqa: ASYNC251 - that nothing else runs is the point.
         for _ in range(50):

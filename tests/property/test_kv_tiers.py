@@ -49,7 +49,7 @@ class Obvious:
 @given(steps)
 def test_every_index_has_the_same_bit_for_a_holder(history):
     """Stored, removed, placed, dropped, replaced, swept and waited for in any order: depths per holder, tier by tier."""
-    index = KvIndex(IndexSettings(predicted_s=4.0, approximate_s=9.0, placements_max=99))
+    index = KvIndex(IndexSettings(predicted_s=4.0, approximate_s=9.0))
     slots = [index.add_holder() for _ in range(HOLDERS)]
     known = {bit: Obvious() for bit in slots}
     now = 0.0

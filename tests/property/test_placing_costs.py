@@ -1,6 +1,7 @@
 """The fast evaluation of the cost equals a slow obvious one, candidate by candidate, as docs/understand/routing-cost.md states it."""
 
 import math
+from collections.abc import Iterator
 from random import Random
 
 import pytest
@@ -11,15 +12,24 @@ from kvmesh.core import Ask, LoadRecord, PerformanceProfile, Report, ReportKind
 from services.router.core import RouterCore
 from services.router.core_settings import CoreSettings
 from services.router.index.cached_tokens import deepest_prefixes, tokens_by_bit
+from services.router.placement import pair_search
 from services.router.queue.admission import Queued
 from services.router.workers.cost_settings import CostSettings
-from services.router.workers.handoff_times import Distance
-from services.router.workers.worker import Target
+from services.router.workers.handoff_times import BYTES_PER_S, HANDOFF_S, Distance
+from services.router.workers.worker import OUTPUT_TOKENS, Target
 from tests.index_checks import matches
 from tests.unit.router_fleets import BLOCK, holds, join
 
-COST = CostSettings(tie_ratio=0.0, learning=False)
+COST = CostSettings(learning=False)
 FAR_APART = CoreSettings(cost=COST, local_prefill_tokens_max=0, prefill_congested_s=1e9)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_ties() -> Iterator[None]:
+    """The cheapest candidate is taken, so that there is one right answer."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pair_search, "TIE_RATIO", 0.0)
+        yield
 
 
 def slow_distance(first: Target, second: Target) -> Distance:
@@ -36,9 +46,7 @@ def slow_held(target: Target, ask: Ask, cached: dict[str, int]) -> int:
     return min(cached.get(target.ref.worker_id, 0) * BLOCK, ask.prompt_tokens - 1)
 
 
-SETTINGS_TIMES = [
-    (COST.handoff_s, 1 / each) for each in (COST.host_bytes_per_s, COST.zone_bytes_per_s, COST.far_bytes_per_s)
-]
+SETTINGS_TIMES = [(HANDOFF_S, 1 / each) for each in BYTES_PER_S.values()]
 
 
 def slow_cost(
@@ -53,7 +61,7 @@ def slow_cost(
     handoff_s, s_per_byte = times[slow_distance(prefill, decode)]
     transfer_s = handoff_s + moved * s_per_byte
     _, per_request_s, per_kv_token_s = decode.coefficients.decode.values
-    output = ask.expected_output_tokens or COST.output_tokens
+    output = ask.expected_output_tokens or OUTPUT_TOKENS
     newcomer_tokens = ask.prompt_tokens + output
     to_newcomer_s = per_request_s * decode.requests_active + per_kv_token_s * decode.kv_tokens_active
     to_others_s = decode.requests_active * (per_request_s + per_kv_token_s * newcomer_tokens)
@@ -181,7 +189,7 @@ def grown_fleet(seed: int) -> RouterCore:
     """Up to 24 workers on a few hosts of one or two zones."""
     chance = Random(seed)
     hosts, zones = chance.choice([2, 5, 99]), chance.choice([1, 2])
-    router = RouterCore(CoreSettings(cost=CostSettings(tie_ratio=0.0)), router_id="r", generator=Random(seed))
+    router = RouterCore(CoreSettings(), router_id="r", generator=Random(seed))
     for i in range(chance.randint(2, 24)):
         role, host = ("prefill", "decode")[i % 2], chance.randrange(hosts)
         labels = {"zone": str(host % zones)}

@@ -30,7 +30,6 @@ from services.router.core_settings import CoreSettings
 from services.router.index.holder_index import bits
 from services.router.index.kv_feed import Trust
 from services.router.serving.membership import FleetMembership
-from services.router.settings import MembershipSettings
 from services.simulation.index_blocks import blocks_of
 from tests.index_checks import flush_all, matches
 from tests.unit.router_fleets import description
@@ -262,7 +261,6 @@ class IndexSimulation:
             self.router.fleet,
             clock=SystemClock(),
             generator=self.random,
-            settings=MembershipSettings(reconnect_max_s=0.5),
         )
         self._membership = asyncio.create_task(membership.run())
 

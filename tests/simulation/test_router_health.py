@@ -6,18 +6,20 @@ from dataclasses import replace
 import pytest
 
 from kvmesh.simulation.faulty_engine import Stall
-from services.router.health.monitor import HealthSettings
-from services.router.health.wedge import WedgeSettings
-from services.router.settings import RouterSettings
+from services.router.health import wedge
 from services.simulation.load import LOADS, plan_load
 from services.simulation.mesh import MeshShape, SimulatedMesh
 from tests.virtual_loop import run_virtual
 
 WAIT_S = 3.0
 STALL_S = 6.0
-SHAPE = MeshShape(
-    router=RouterSettings(health=HealthSettings(wedge=WedgeSettings(wait_min_s=WAIT_S, wait_max_s=WAIT_S)))
-)
+SHAPE = MeshShape()
+
+
+@pytest.fixture(autouse=True)
+def quick_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wedge, "WAIT_MIN_S", WAIT_S)
+    monkeypatch.setattr(wedge, "WAIT_MAX_S", WAIT_S)
 
 
 async def until(mesh: SimulatedMesh, worker_id: str, state: str, within_s: float) -> float:

@@ -22,7 +22,6 @@ from services.router.core_settings import CoreSettings
 from services.router.metrics import RouterMetrics
 from services.router.servicer import RouterServicer
 from services.router.serving.membership import FleetMembership
-from services.router.settings import MembershipSettings
 from tests.integration.workers import ToldWorker
 from tests.unit.router_fleets import ask
 from tests.virtual_loop import run_virtual
@@ -96,7 +95,6 @@ class Stage:
             core.fleet,
             clock=self.clock,
             generator=self.generator,
-            settings=MembershipSettings(),
         )
         self.tasks.append(asyncio.create_task(membership.run()))
         servicer = RouterServicer(core, metrics, self.clock)

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.health.breaker import NEVER_S, Breaker, BreakerSettings, BreakerState
+from services.router.health.breaker import NEVER_S, PROBE_S_MAX, PROBES_MAX, Breaker, BreakerSettings, BreakerState
 
-SETTINGS = BreakerSettings(failures_max=3, outcomes_min=10, pause_min_s=1, pause_max_s=8, probe_s_max=5)
+SETTINGS = BreakerSettings(failures_max=3, pause_min_s=1, pause_max_s=8)
 
 
 def opened(now: float = 0.0) -> Breaker:
@@ -37,7 +37,7 @@ def test_failures_in_a_row_open_it_and_a_success_between_does_not():
 def test_half_of_the_newest_outcomes_open_it():
     """A worker that fails every second request never fails three in a row."""
     breaker = Breaker(SETTINGS)
-    for number in range(5):
+    for number in range(10):
         breaker.on_success("a", number)
         assert breaker.admits
         breaker.on_failure("b", number)
@@ -123,8 +123,8 @@ def test_a_lost_probe_makes_room():
     breaker = half_open()
     breaker.on_placed("p1", 1.0)
     breaker.on_placed("p2", 1.0)
-    assert breaker.next_change_at == 6.0
-    breaker.advance(6.0)
+    assert breaker.next_change_at == 1.0 + PROBE_S_MAX
+    breaker.advance(1.0 + PROBE_S_MAX)
     assert breaker.admits
 
 
@@ -154,8 +154,8 @@ def test_it_never_stays_shut_for_ever(steps):
             breaker.trip(now, "silent")
         else:
             getattr(breaker, f"on_{what}")(name, now)
-        assert len(breaker._probes) <= SETTINGS.probes_max
-        assert breaker.admits or breaker.next_change_at <= now + SETTINGS.pause_max_s
+        assert len(breaker._probes) <= PROBES_MAX
+        assert breaker.admits or breaker.next_change_at <= now + max(SETTINGS.pause_max_s, PROBE_S_MAX)
     for _ in range(3):
         if not breaker.admits:
             now = max(now, breaker.next_change_at)

@@ -18,7 +18,7 @@ def note(kind: str, elapsed_s: float, **options) -> Report:
 
 def learned(true_base_s: float, true_per_token_s: float, *, outliers: float = 0.0, rounds: int = 400) -> Coefficients:
     generator = Random(3)
-    coefficients = Coefficients(None, CostSettings())
+    coefficients = Coefficients(None, itl_target_s=0.1)
     for _ in range(rounds):
         tokens = int(2 ** generator.uniform(3, 13))
         took_s = (true_base_s + true_per_token_s * tokens) * generator.uniform(0.9, 1.1)
@@ -44,7 +44,7 @@ def test_outliers_move_little():
 
 def test_values_stay_within_bounds_whatever_is_told():
     """Nonsense times neither break nor drive a coefficient away."""
-    coefficients = Coefficients(None, CostSettings())
+    coefficients = Coefficients(None, itl_target_s=0.1)
     for took_s in (0.0, -1.0, float("inf"), float("nan")):
         coefficients.prefill.learn(took_s, 1, 100, 0)
     assert coefficients.prefill.observations == [0, 0, 0]
@@ -55,7 +55,7 @@ def test_values_stay_within_bounds_whatever_is_told():
 
 def test_it_is_said_where_a_value_comes_from():
     """Default, profile, learned, with the number of observations."""
-    coefficients = Coefficients(PerformanceProfile(prefill_s_per_token=0.001), CostSettings())
+    coefficients = Coefficients(PerformanceProfile(prefill_s_per_token=0.001), itl_target_s=0.1)
     told = {each.name: each for each in coefficients.all()}
     assert told["prefill_base_s"].source is Source.DEFAULT
     assert (told["prefill_s_per_token"].source, told["prefill_s_per_token"].value) == (Source.PROFILE, 0.001)
@@ -147,7 +147,7 @@ def test_near_pairs_are_taken_and_never_believed_slower():
             == "d1"
         )
         router.report("f", number, note("finished", 0.0))
-    links = HandoffEstimator(CostSettings())
+    links = HandoffEstimator()
     for _ in range(100):
         links.learn(Distance.HOST, transfer_bytes=1e9, observed_s=5.0)
     host, zone, far = links.times

@@ -8,24 +8,28 @@ import pytest
 from kvmesh.core import KvBatch, KvStored, KvTier, LoadRecord, Report, ReportKind
 from kvmesh.errors import DeadlineError, InvalidRequestError, KvLostError, LostError, OverloadedError, UnavailableError
 from services.router.core import RouterCore
+from services.router.health import overlap, wedge
 from services.router.health.breaker import BreakerSettings, BreakerState
-from services.router.health.monitor import HealthSettings, is_worker_fault
-from services.router.health.overlap import OverlapSettings
-from services.router.health.wedge import WedgeSettings
+from services.router.health.monitor import is_worker_fault
 from tests.unit.router_fleets import ask, core, description, holds, join
 
-SETTINGS = HealthSettings(
-    breaker=BreakerSettings(failures_max=3, pause_min_s=1, probes_max=2, probe_successes=2),
-    wedge=WedgeSettings(wait_min_s=5, wait_max_s=5),
-    overlap=OverlapSettings(repeats=5, settle_s=0),
-)
+BREAKER = BreakerSettings(failures_max=3, pause_min_s=1)
 numbers = count(1)
 DIED = LostError("the engine failed", reason="engine_died")
 """Of the worker, not of its link, so pauses grow to a minute."""
 
 
+@pytest.fixture(autouse=True)
+def quick_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less evidence and time until a worker is wedged or an overlap impossible."""
+    monkeypatch.setattr(wedge, "WAIT_MIN_S", 5)
+    monkeypatch.setattr(wedge, "WAIT_MAX_S", 5)
+    monkeypatch.setattr(overlap, "REPEATS", 5)
+    monkeypatch.setattr(overlap, "SETTLE_S", 0)
+
+
 def fleet_of(*names: str) -> RouterCore:
-    router = core(health=SETTINGS)
+    router = core(breaker=BREAKER)
     for name in names:
         join(router, name, "prefill" if name[0] == "p" else "decode")
     return router
@@ -141,7 +145,7 @@ def test_where_all_are_paused_a_request_is_the_trial_of_the_first():
         place(router, now + 1.0)
     assert (refusal.value.reason, refusal.value.retry_after_s) == (
         "breakers_open",
-        0.0 + SETTINGS.breaker.pause_min_s / 10,
+        BREAKER.pause_min_s / 10,
     )
     tell(router, first, "failed", now + 1.5, error=DIED, failed="d1")
     second, placement = place(router, now + 1.5)
@@ -345,7 +349,7 @@ def test_another_block_size_is_told_at_once():
 
 def test_good_overlap_and_unknown_caches_are_not_told():
     """No report for a worker that matches, one that is recovering, and one without events."""
-    router = core(health=SETTINGS)
+    router = core(breaker=BREAKER)
     join(router, "d1", "decode")
     join(router, "d2", "decode", features=())
     join(router, "d3", "decode")

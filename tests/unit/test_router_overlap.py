@@ -5,25 +5,23 @@ from random import Random
 from services.router.health.overlap import (
     FULL_FACTOR,
     PREFIXES_MAX,
+    REPEATS,
     OverlapFault,
-    OverlapSettings,
     OverlapWatch,
 )
 
-SETTINGS = OverlapSettings(repeats=5, settle_s=1.0)
-
 
 def feed(watch: OverlapWatch, first_hash: int, now: float, *, held: bool = False, told: int = 50) -> bool:
-    if watch.has_matched or not watch.is_repeat(SETTINGS, first_hash, now):
+    if watch.has_matched or not watch.is_repeat(first_hash, now):
         return False
-    return watch.on_repeat(SETTINGS, is_cached=held, cached_blocks=told, blocks_total=1000)
+    return watch.on_repeat(is_cached=held, cached_blocks=told, blocks_total=1000)
 
 
 def test_repeats_that_never_match_are_a_fault_told_once():
-    """Six placements of one prompt are five repeats."""
+    """The first placement of a prompt repeats none."""
     watch = OverlapWatch()
-    news = [feed(watch, 7, 2.0 * n) for n in range(10)]
-    assert news.index(True) == 5
+    news = [feed(watch, 7, 2.0 * n) for n in range(2 * REPEATS)]
+    assert news.index(True) == REPEATS
     assert news.count(True) == 1
     assert watch.fault is OverlapFault.HASHES
 
@@ -31,7 +29,7 @@ def test_repeats_that_never_match_are_a_fault_told_once():
 def test_a_worker_that_tells_of_no_block_has_another_fault():
     """Prefix caching that is off is not a seed that differs."""
     watch = OverlapWatch()
-    assert any(feed(watch, 7, 2.0 * n, told=0) for n in range(10))
+    assert any(feed(watch, 7, 2.0 * n, told=0) for n in range(2 * REPEATS))
     assert watch.fault is OverlapFault.NO_BLOCKS
 
 
@@ -61,8 +59,8 @@ def test_one_match_proves_that_hashes_agree():
 def test_a_full_cache_needs_more_evidence():
     """Small caches evict a prompt before it comes again."""
     watch = OverlapWatch()
-    news = [feed(watch, 7, 2.0 * n, told=950 if n == 3 else 10) for n in range(100)]
-    assert news.index(True) == 5 * FULL_FACTOR
+    news = [feed(watch, 7, 2.0 * n, told=950 if n == 3 else 10) for n in range(2 * REPEATS * FULL_FACTOR)]
+    assert news.index(True) == REPEATS * FULL_FACTOR
 
 
 def test_block_sizes_are_compared_at_once():

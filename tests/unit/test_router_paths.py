@@ -8,20 +8,20 @@ from kvmesh.core import Placement, Report, ReportKind, Role, WorkerRef, WorkerVi
 from kvmesh.errors import DeadlineError, InternalError, LostError, MeshError, UnavailableError
 from kvmesh.rpc.codec.router import from_report, from_worker_view, to_worker_view
 from services.router.core import RouterCore
-from services.router.core_settings import HealthSettings, QueueSettings
+from services.router.core_settings import QueueSettings
 from services.router.explain import explain
 from services.router.health.breaker import BreakerSettings, BreakerState
 from services.router.health.paths import FORGET_S, PAUSE_MAX_S
 from tests.messages import to_report
 from tests.unit.router_fleets import ask, core, description, join
 
-SETTINGS = HealthSettings(breaker=BreakerSettings(failures_max=3, pause_min_s=1, probes_max=2, probe_successes=2))
+BREAKER = BreakerSettings(failures_max=3, pause_min_s=1)
 CUT = LostError("the worker has gone silent", reason="worker_silent")
 numbers = count(1)
 
 
 def fleet_of(*names: str, frontends: tuple[str, ...] = ("f1", "f2"), **settings) -> RouterCore:
-    router = core(health=SETTINGS, **settings)
+    router = core(breaker=BREAKER, **settings)
     for name in names:
         join(router, name, "prefill" if name[0] == "p" else "decode")
     for frontend_id in frontends:

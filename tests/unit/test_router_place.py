@@ -18,6 +18,7 @@ from kvmesh.errors import (
 from services.router.core import RouterCore
 from services.router.core_settings import CoreSettings
 from services.router.explain import explain_candidates
+from services.router.workers import reservations
 from tests.unit.router_fleets import ask, core, description, holds, join
 
 
@@ -114,18 +115,14 @@ def test_the_last_token_is_never_cached():
 
 def test_full_workers_refuse_with_a_time():
     """Requests per decode worker and tokens per prefill worker are bounded; an idle prefill worker takes any prompt."""
-    router = core(
-        retry_after_s=0.5,
-        requests_per_decode_max=3,
-        prompt_tokens_per_prefill_max=40,
-    )
+    router = core(requests_per_decode_max=3, prompt_tokens_per_prefill_max=40)
     join(router, "p1", "prefill")
     join(router, "d1", "decode")
     assert place(router, 1, ask("r1", [1, 2, 3, 4])).prefill is not None
     assert place(router, 2, ask("r2", [5, 6, 7])).reasons[0] == "prefill_congested"
     with pytest.raises(OverloadedError) as refusal:
         place(router, 3)
-    assert (refusal.value.reason, refusal.value.retry_after_s, refusal.value.request_id) == ("workers_full", 0.5, "r3")
+    assert (refusal.value.reason, refusal.value.retry_after_s, refusal.value.request_id) == ("workers_full", 1.0, "r3")
     router.report("f", 1, Report(kind=ReportKind.PREFILLED, elapsed_s=0.1))
     assert place(router, 3).prefill is not None
     with pytest.raises(OverloadedError):
@@ -146,9 +143,10 @@ def test_a_reservation_is_reported_of_by_its_own_frontend_only():
     assert len(router.book) == 0
 
 
-def test_the_routers_own_bound():
+def test_the_routers_own_bound(monkeypatch):
     """Reservations are bounded over all workers together."""
-    router = two_by_two(reservations_max=1)
+    monkeypatch.setattr(reservations, "RESERVATIONS_MAX", 1)
+    router = two_by_two()
     place(router, 1)
     with pytest.raises(OverloadedError) as refusal:
         place(router, 2)

@@ -7,8 +7,8 @@ from prometheus_client import CollectorRegistry
 
 from kvmesh.core import Report, ReportKind
 from kvmesh.telemetry import Telemetry
+from services.router import metrics as metrics_module
 from services.router.core_settings import SyncSettings
-from services.router.health.monitor import HealthSettings
 from services.router.health.prediction_error import OTHER, WorkerLabels, error_ratio
 from services.router.metrics import RouterMetrics
 from services.router.replicas.peer_reservations import PeerReservations
@@ -33,9 +33,10 @@ def test_labels_are_bounded_and_leave_with_their_workers():
     assert labels.remove_absent(["b", "c"]) == []
 
 
-def test_reports_fill_the_histogram_of_the_worker_that_they_are_about():
+def test_reports_fill_the_histogram_of_the_worker_that_they_are_about(monkeypatch):
     """Prefill time against the prefill worker, first token against the decode worker; a worker that leaves takes them along."""
-    router = core(health=HealthSettings(labelled_workers_max=2))
+    monkeypatch.setattr(metrics_module, "LABELLED_WORKERS_MAX", 2)
+    router = core()
     for name, role in (("p1", "prefill"), ("d1", "decode"), ("d2", "decode")):
         join(router, name, role)
     telemetry = Telemetry.create("router", registry=CollectorRegistry())

@@ -12,22 +12,19 @@ from kvmesh.errors import (
 )
 from services.router.core import RouterCore
 from services.router.core_settings import QueueSettings
+from services.router.queue import charges
 from services.router.queue.accounts import read_weights
 from services.router.queue.admission import PLACEMENTS_PER_DRAIN_MAX, Queued
 from services.router.queue.drain_rate import DECAY_S, DrainRate
+from services.router.workers import reservations
 from tests.unit.router_fleets import ask, core, holds, join
 
 
 class Stage:
     """One core with one decode worker for `room` requests, and a clock that the test moves."""
 
-    def __init__(self, *, room: int = 1, reservations_max: int = 1000, retry_after_s: float = 1.0, **queue) -> None:
-        self.router: RouterCore = core(
-            requests_per_decode_max=room,
-            queue=QueueSettings(**queue),
-            reservations_max=reservations_max,
-            retry_after_s=retry_after_s,
-        )
+    def __init__(self, *, room: int = 1, **queue) -> None:
+        self.router: RouterCore = core(requests_per_decode_max=room, queue=QueueSettings(**queue))
         join(self.router, "d1", "decode")
         self.now = 0.0
         self.numbers: dict[str, int] = {}
@@ -147,9 +144,10 @@ def test_tenants_share_by_weight():
     assert sum(name.startswith("flood") for name in order[: order.index("heavy7")]) == 4
 
 
-def test_a_tenant_pays_for_what_it_really_lacked():
+def test_a_tenant_pays_for_what_it_really_lacked(monkeypatch):
     """Cached blocks are looked up when a request leaves the queue, so blocks that arrived meanwhile are free."""
-    stage = Stage(output_token_weight=0.0)
+    monkeypatch.setattr(charges, "OUTPUT_TOKEN_WEIGHT", 0.0)
+    stage = Stage()
     stage.ask("first")
     for number in range(4):
         stage.ask(f"a{number}", hashes=[1, 2, 3, 4], tokens=64, tenant="a")
@@ -250,7 +248,7 @@ def test_a_refused_newcomer_displaces_nobody():
 
 def test_time_ends_a_wait():
     """The request's own time is a deadline; the queue's limit is a refusal with a time to retry."""
-    stage = Stage(wait_s_max=10.0, retry_after_s=0.5)
+    stage = Stage(wait_s_max=10.0)
     stage.ask("a")
     stage.ask("b", timeout_s=3.0)
     stage.ask("c", timeout_s=60.0)
@@ -260,7 +258,7 @@ def test_time_ends_a_wait():
     assert stage.drain() == [("b", "deadline_exceeded")]
     stage.now = 10.0
     [answer] = stage.router.drain_queue(now=10.0, wall=0.0)
-    assert (answer.outcome.reason, answer.outcome.retry_after_s) == ("queue_wait_over", 0.5)
+    assert (answer.outcome.reason, answer.outcome.retry_after_s) == ("queue_wait_over", 1.0)
     assert isinstance(stage.router.history.get("b").error, DeadlineError)
 
 
@@ -346,9 +344,10 @@ def test_a_request_that_waited_ends_with_its_own_time():
     assert [r.request_id for r in stage.router.expire(now=10.0)] == ["b"]
 
 
-def test_asks_that_waited_count_against_the_routers_own_bound():
+def test_asks_that_waited_count_against_the_routers_own_bound(monkeypatch):
     """New workers have room for all who wait; the router places no more of them than it may keep account of."""
-    stage = Stage(reservations_max=2)
+    monkeypatch.setattr(reservations, "RESERVATIONS_MAX", 2)
+    stage = Stage()
     for name in "abcd":
         stage.ask(name)
     for worker in ("d2", "d3", "d4"):

@@ -1,13 +1,12 @@
 """State that routers share: each reservation counts once and ends once, whichever router is lost."""
 
-from dataclasses import replace
-
 import pytest
 
 from kvmesh.core import PeerReservation, PeerUpdate, ReportKind
 from kvmesh.errors import InvalidRequestError, LostError
 from kvmesh.rpc.codec.peers import from_peer_update, to_peer_update
 from services.router.core_settings import SyncSettings
+from services.router.workers import reservations
 from tests.unit.router_fleets import join
 from tests.unit.router_replicas import GRACE_S, WORKERS, Routers
 
@@ -345,12 +344,12 @@ def test_the_first_message_says_who_speaks():
         assert refused.value.field == field
 
 
-def test_peers_cannot_fill_the_book():
+def test_peers_cannot_fill_the_book(monkeypatch):
     """Reservations of peers beyond the limit do not count, and end without error."""
     routers = pair()
     core = routers.cores["b"]
-    core.settings = replace(core.settings, reservations_max=1)
     numbers = [routers.place("a")[0] for _ in range(2)]
+    monkeypatch.setattr(reservations, "RESERVATIONS_MAX", 1)
     routers.sync()
     assert len(core.book) == 1
     for number in numbers:

@@ -12,13 +12,14 @@ from kvmesh.errors import InvalidRequestError, LostError, UnavailableError
 from kvmesh.telemetry import Telemetry
 from services.router.core import RouterCore
 from services.router.core_settings import QueueSettings
+from services.router.health import breaker
 from services.router.health.breaker import BreakerSettings
-from services.router.health.monitor import HealthSettings
 from services.router.metrics import RouterMetrics
 from services.router.queue.admission import Queued
 from services.router.serving.queue_dispatcher import QueueDispatcher
 from services.router.serving.report_buffer import REPORTS_MAX, REPORTS_PER_ITERATION, ReportBuffer
 from services.router.serving.response_queue import ResponseQueue
+from services.router.workers import reservations
 from tests.unit.router_fleets import ask, core, join
 
 
@@ -86,19 +87,21 @@ async def test_reports_make_room_for_an_ask_that_would_wait():
     assert isinstance(on.ask(), Queued)
 
 
-async def test_reports_make_room_where_nobody_may_wait():
+@pytest.mark.parametrize(("queue_requests_max", "reservations_max"), [(0, 1000), (4096, 1)])
+async def test_reports_make_room_where_nobody_may_wait(monkeypatch, queue_requests_max, reservations_max):
     """The same with a router that keeps no queue, and with one that holds as many reservations as it may."""
-    for limits in ({"queue": QueueSettings(requests_max=0)}, {"reservations_max": 1}):
-        on = stage(1, **limits)
-        on.ask()
-        on.report(1)
-        assert isinstance(on.ask(), Placement)
+    monkeypatch.setattr(reservations, "RESERVATIONS_MAX", reservations_max)
+    on = stage(1, queue=QueueSettings(requests_max=queue_requests_max))
+    on.ask()
+    on.report(1)
+    assert isinstance(on.ask(), Placement)
 
 
-async def test_a_probe_that_went_well_opens_the_worker_for_the_next_ask():
+async def test_a_probe_that_went_well_opens_the_worker_for_the_next_ask(monkeypatch):
     """An ask is not refused for a breaker that a buffered report would close."""
-    health = HealthSettings(breaker=BreakerSettings(failures_max=1, pause_min_s=1.0, probes_max=1, probe_successes=1))
-    on = stage(100, health=health)
+    monkeypatch.setattr(breaker, "PROBES_MAX", 1)
+    monkeypatch.setattr(breaker, "PROBE_SUCCESSES", 1)
+    on = stage(100, breaker=BreakerSettings(failures_max=1, pause_min_s=1.0))
     on.ask()
     lost = LostError("gone", where="d1")
     on.report(1, kind=ReportKind.FAILED, error=lost, failed_worker_id="d1")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from services.router.placement import sessions as sessions_module
 from services.router.placement.pair_search import Selector
 from services.router.placement.sessions import Sessions
 from services.router.workers.cost_settings import CostSettings
@@ -19,7 +20,7 @@ def target(requests: int, placed_last: int = 0) -> Any:
 
 def taken(costs: list[float], targets: list[Any], held: list[float] | None = None) -> set[int | None]:
     """All places that a hundred draws give."""
-    selector = Selector(CostSettings(tie_ratio=0.05), Random(1), estimates_time=True)
+    selector = Selector(CostSettings(), Random(1), estimates_time=True)
     tokens = np.zeros(len(costs)) if held is None else np.array(held)
     return {selector.choose(np.array(costs), tokens, targets) for _ in range(100)}
 
@@ -48,9 +49,10 @@ def test_what_is_cached_is_not_given_up_for_a_tie() -> None:
     assert taken([1.0, 1.04], [target(5), target(0)], held=[64.0, 64.0]) == {0, 1}
 
 
-def test_sessions_are_bounded_in_number_and_time() -> None:
+def test_sessions_are_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one unused longest goes first; a session that is too old is none."""
-    sessions, worker = Sessions(sessions_max=2, session_s=10.0), target(0)
+    monkeypatch.setattr(sessions_module, "SESSIONS_MAX", 2)
+    sessions, worker = Sessions(session_s=10.0), target(0)
     for number, name in enumerate(("a", "b")):
         sessions.bind(name, None, worker, now=float(number))
     sessions.bind("a", None, worker, now=2.0)

@@ -9,17 +9,22 @@ from kvmesh.errors import LostError, OverloadedError
 from services.router.core import RouterCore
 from services.router.core_settings import QueueSettings
 from services.router.explain import explain_candidates
+from services.router.health import breaker
 from services.router.health.breaker import BreakerSettings, BreakerState
-from services.router.health.monitor import HealthSettings
 from services.router.queue.admission import Queued
 from tests.unit.router_fleets import ask, core, join
 
-BREAKER = BreakerSettings(failures_max=3, pause_min_s=1, probes_max=2, probe_successes=1)
+BREAKER = BreakerSettings(failures_max=3, pause_min_s=1)
 numbers = count(1)
 
 
+@pytest.fixture(autouse=True)
+def one_probe_closes_a_breaker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(breaker, "PROBE_SUCCESSES", 1)
+
+
 def pair(**options) -> RouterCore:
-    router = core(health=HealthSettings(breaker=BREAKER))
+    router = core(breaker=BREAKER)
     join(router, "p1", "prefill", **options)
     join(router, "d1", "decode", **options)
     return router

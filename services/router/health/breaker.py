@@ -5,17 +5,17 @@
     OPEN --`half_open_early`--> HALF_OPEN
                          HALF_OPEN --a probe failed--> OPEN, with a pause twice as long
 
-1. While OPEN nothing is placed; while HALF_OPEN at most `probes_max` requests are in flight, the probes; after
+1. While OPEN nothing is placed; while HALF_OPEN at most `PROBES_MAX` requests are in flight, the probes; after
    `half_open_early` one.
 2. While OPEN no outcome counts; while HALF_OPEN only those of probes do. Requests placed before say nothing new.
-3. A probe without a report for `probe_s_max` gives its place back without a verdict.
+3. A probe without a report for `PROBE_S_MAX` gives its place back without a verdict.
 """
 
 from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvmesh.settings import internal, setting
+from kvmesh.settings import setting
 
 NEVER_S = float("inf")
 
@@ -28,27 +28,32 @@ class BreakerState(StrEnum):
     HALF_OPEN = "half_open"
 
 
+FAILED_FRACTION = 0.5
+"""Share of failures among the newest outcomes that opens the breaker, also when they are not consecutive.
+
+A worker that fails every other request does harm; below that, retries on other workers cost less than a worker that is missing.
+"""
+OUTCOMES_MIN = 20
+"""Outcomes before their share of failures counts; also how many are kept."""
+PROBES_MAX = 2
+"""Requests at a time that try whether the worker is well again: what is lost if it is not."""
+PROBE_SUCCESSES = 2
+"""Probes that must reach their first token before the breaker closes. One may succeed by chance."""
+PROBE_S_MAX = 60.0
+"""Longest time that a probe without a report blocks another one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerSettings:
-    """When a worker's breaker opens, and how it closes again."""
+    """When a worker's breaker opens, and for how long."""
 
     failures_max: int = setting(
         5, "Consecutive failures for which the worker is to blame that open its breaker.", min=1
     )
-    failed_fraction: float = setting(
-        0.5,
-        "Share of failures among the newest outcomes that opens the breaker, also when they are not consecutive.",
-        min=0.01,
-        max=1,
-    )
-    outcomes_min: int = internal(20, "Outcomes before their share of failures counts; also how many are kept.")
     pause_min_s: float = setting(1.0, "First pause of an open breaker; it doubles each time a probe fails.", min=0.001)
     pause_max_s: float = setting(
         60.0, "Longest pause; a breaker that was closed for so long starts with the first pause again.", min=0.001
     )
-    probes_max: int = setting(2, "Requests at a time that try whether the worker is well again.", min=1)
-    probe_successes: int = setting(2, "Probes that must reach their first token before the breaker closes.", min=1)
-    probe_s_max: float = internal(60.0, "Longest time that a probe without a report blocks another one.")
 
 
 class Breaker:
@@ -60,11 +65,11 @@ class Breaker:
         self.cause = ""
         """Why it is not closed: `failures` or the cause given to `trip`."""
         self._consecutive_failures = 0
-        self._outcomes: deque[bool] = deque(maxlen=settings.outcomes_min)
+        self._outcomes: deque[bool] = deque(maxlen=OUTCOMES_MIN)
         self._pause_s = 0.0
         self._half_open_at = NEVER_S
         self._early_at = NEVER_S
-        self._probes_max = settings.probes_max
+        self._probes_max = PROBES_MAX
         self._closed_at = -NEVER_S
         self._probes: dict[str, float] = {}
         self._succeeded_probes = 0
@@ -103,20 +108,20 @@ class Breaker:
     def advance(self, now: float) -> None:
         """Half-opens after the pause, and drops probes that are too old."""
         if self.state is BreakerState.OPEN and now >= self._half_open_at:
-            self._half_open(probes_max=self._settings.probes_max)
+            self._half_open(probes_max=PROBES_MAX)
         for probe in [probe for probe, ends_at in self._probes.items() if now >= ends_at]:
             del self._probes[probe]
 
     def on_placed(self, reservation_id: str, now: float) -> None:
         """A request was placed; while half open it is a probe."""
         if self.state is BreakerState.HALF_OPEN:
-            self._probes[reservation_id] = now + self._settings.probe_s_max
+            self._probes[reservation_id] = now + PROBE_S_MAX
 
     def on_first_result(self, reservation_id: str, now: float) -> None:
         """A request got its first result: a success for a probe, no verdict for others, which may still fail."""
         if self._probes.pop(reservation_id, None) is not None and self.state is BreakerState.HALF_OPEN:
             self._succeeded_probes += 1
-            if self._succeeded_probes >= self._settings.probe_successes:
+            if self._succeeded_probes >= PROBE_SUCCESSES:
                 self.close(now)
 
     def on_success(self, reservation_id: str, now: float) -> None:
@@ -157,8 +162,8 @@ class Breaker:
         self._probes_max = probes_max
 
     def _fails_too_often(self) -> bool:
-        outcomes, outcomes_min = self._outcomes, self._settings.outcomes_min
-        return len(outcomes) == outcomes_min and outcomes.count(False) >= self._settings.failed_fraction * outcomes_min
+        outcomes = self._outcomes
+        return len(outcomes) == OUTCOMES_MIN and outcomes.count(False) >= FAILED_FRACTION * OUTCOMES_MIN
 
     def _open(self, now: float, cause: str, pause_max_s: float) -> None:
         settings = self._settings

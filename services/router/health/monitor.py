@@ -18,8 +18,7 @@ from kvmesh.errors import (
     MeshError,
     UnavailableError,
 )
-from services.router.core_settings import HealthSettings
-from services.router.health.breaker import NEVER_S, Breaker, BreakerState
+from services.router.health.breaker import NEVER_S, Breaker, BreakerSettings, BreakerState
 from services.router.health.overlap import ADVICE, OverlapFault, OverlapWatch
 from services.router.health.paths import PATHS_OPEN, PAUSE_MAX_S, PathBreakers, is_link_fault
 from services.router.health.wedge import StepWatch
@@ -81,13 +80,13 @@ class HealthMonitor:
     """The health of all workers. `workers` is the fleet's table; `on_change` is called when a worker leaves or enters the pools."""
 
     def __init__(
-        self, settings: HealthSettings, workers: Mapping[str, RegisteredWorker], on_change: Callable[[], None]
+        self, settings: BreakerSettings, workers: Mapping[str, RegisteredWorker], on_change: Callable[[], None]
     ) -> None:
-        self.settings = settings
+        self._breaker_settings = settings
         self._workers = workers
         self._on_change = on_change
         self._health: dict[str, WorkerHealth] = {}
-        self.paths = PathBreakers(settings.breaker)
+        self.paths = PathBreakers(settings)
         self._not_closed: dict[str, WorkerHealth] = {}
         """Those whose breaker is not closed."""
         self._announced_faults: set[tuple[str, OverlapFault]] = set()
@@ -103,8 +102,8 @@ class HealthMonitor:
         """The worker is a new process, with a closed breaker."""
         self.paths.remove_worker(worker.worker_id)
         health = self._health[worker.worker_id] = WorkerHealth(
-            breaker=Breaker(self.settings.breaker),
-            steps=[StepWatch(self.settings.wedge) for _ in range(max(1, len(worker.targets)))],
+            breaker=Breaker(self._breaker_settings),
+            steps=[StepWatch() for _ in range(max(1, len(worker.targets)))],
         )
         self._update(worker, health)
         return health
@@ -201,7 +200,7 @@ class HealthMonitor:
             for worker in self._workers.values()
             if not worker.excluded_by and worker.worker_id in self._health
             for target, watch in zip(worker.targets, self._health[worker.worker_id].steps, strict=False)
-            if target.requests_in_flight and not watch.has_stepped_since(now - self.settings.wedge.wait_min_s)
+            if target.requests_in_flight and not watch.has_stepped_lately(now)
         }
         if not suspects:
             return
@@ -239,7 +238,7 @@ class HealthMonitor:
         if error.reason == PATHS_OPEN:
             decodes = [w.worker_id for w in self._workers.values() if w.role is Role.DECODE and w.model_name == model]
             wait_s = self.paths.retry_after_s(frontend_id, decodes, now)
-            error.retry_after_s = max(wait_s, self.settings.breaker.pause_min_s / 10)
+            error.retry_after_s = max(wait_s, self._breaker_settings.pause_min_s / 10)
             return error
         if error.reason != "no_worker":
             return error
@@ -254,7 +253,7 @@ class HealthMonitor:
         ]
         if not waits:
             return error
-        wait_s = max(min(waits), self.settings.breaker.pause_min_s / 10)
+        wait_s = max(min(waits), self._breaker_settings.pause_min_s / 10)
         message = f"all available decode workers of model {model!r} failed or hang; the router tries the next one in {wait_s:.1f} s"
         return UnavailableError(message, reason="breakers_open", retry_after_s=wait_s)
 
@@ -360,8 +359,7 @@ class HealthMonitor:
             return
         else:
             first_hash = ask.block_hashes[0]
-            is_new_fault = watch.is_repeat(self.settings.overlap, first_hash, now) and watch.on_repeat(
-                self.settings.overlap,
+            is_new_fault = watch.is_repeat(first_hash, now) and watch.on_repeat(
                 is_cached=bool(holders_of(first_hash) >> target.bits[target.rank] & 1),
                 cached_blocks=feed.blocks,
                 blocks_total=description.kv_blocks_total,

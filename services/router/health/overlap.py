@@ -10,8 +10,10 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from kvmesh.settings import internal
-
+REPEATS = 20
+"""Prompts that repeat a first block on one worker without a match before that is a fault."""
+SETTLE_S = 2.0
+"""Age of a placement from which on the worker's cache events must have named its blocks."""
 FULL_FACTOR = 10
 """Times as many misses are needed of a cache that is or was nearly full."""
 PREFIXES_MAX = 512
@@ -36,18 +38,6 @@ ADVICE = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverlapSettings:
-    """When zero overlap counts as a fault of the configuration."""
-
-    repeats: int = internal(
-        20, "Prompts that repeat a first block on one worker without a match before that is a fault."
-    )
-    settle_s: float = internal(
-        2.0, "Age of a placement from which on the worker's cache events must have named its blocks."
-    )
-
-
 @dataclass(slots=True, eq=False, kw_only=True)
 class OverlapWatch:
     """The overlap of one worker process."""
@@ -69,10 +59,10 @@ class OverlapWatch:
         self.fault = OverlapFault.BLOCK_SIZE
         return is_new
 
-    def is_repeat(self, settings: OverlapSettings, first_hash: int, now: float) -> bool:
+    def is_repeat(self, first_hash: int, now: float) -> bool:
         """Whether a prompt with this first block was placed here so long ago that the worker's events must have named it."""
         placed_at = self.first_blocks.get(first_hash)
-        if placed_at is not None and now - placed_at < settings.settle_s:
+        if placed_at is not None and now - placed_at < SETTLE_S:
             return False
         self.first_blocks[first_hash] = now
         self.first_blocks.move_to_end(first_hash)
@@ -80,7 +70,7 @@ class OverlapWatch:
             self.first_blocks.popitem(last=False)
         return placed_at is not None
 
-    def on_repeat(self, settings: OverlapSettings, *, is_cached: bool, cached_blocks: int, blocks_total: int) -> bool:
+    def on_repeat(self, *, is_cached: bool, cached_blocks: int, blocks_total: int) -> bool:
         """A repeat was placed. True: the fault is new.
 
         `is_cached`: the worker's events named the first block, so hashes agree from then on. `cached_blocks`: blocks its events named.
@@ -91,7 +81,7 @@ class OverlapWatch:
             return False
         self.was_full = self.was_full or cached_blocks >= FULL_FRACTION * blocks_total
         self.misses += 1
-        if self.fault is not None or self.misses < settings.repeats * (FULL_FACTOR if self.was_full else 1):
+        if self.fault is not None or self.misses < REPEATS * (FULL_FACTOR if self.was_full else 1):
             return False
         self.fault = OverlapFault.HASHES if cached_blocks else OverlapFault.NO_BLOCKS
         return True

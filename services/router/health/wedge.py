@@ -4,37 +4,26 @@ A worker can answer all its RPCs while its engine hangs. Its load records show i
 its first step shows no work either; then the router's own placements do, once they are overdue.
 """
 
-from dataclasses import dataclass
-
 from kvmesh.core import LoadRecord, PerformanceProfile
-from kvmesh.settings import setting
 
 _SLOWEST_STEP_DECAY = 0.95
 """Per step: a single long prompt is forgotten after a hundred steps."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WedgeSettings:
-    """When a worker counts as wedged."""
-
-    step_factor: float = setting(
-        10.0, "A worker with work that makes no step for so many times its expected step is wedged.", min=1
-    )
-    wait_min_s: float = setting(
-        15.0,
-        "Shortest time without a step that counts: a transfer may hang, and a first step may compile.",
-        min=0.01,
-    )
-    wait_max_s: float = setting(120.0, "Longest time without a step, however slow the worker's steps are.", min=0.01)
+STEP_FACTOR = 10.0
+"""A worker with work that makes no step for so many times its expected step is wedged. Steps of one load differ by less."""
+WAIT_MIN_S = 15.0
+"""Shortest time without a step that counts: a transfer may hang until it times out, and a first step may compile."""
+WAIT_MAX_S = 120.0
+"""Longest time without a step, however slow the worker's steps are: requests wait meanwhile."""
 
 
 class StepWatch:
     """The steps of one rank of a worker."""
 
-    __slots__ = ("_progress", "_settings", "_slowest_step_s", "_stepped_at", "_working_since")
+    __slots__ = ("_progress", "_slowest_step_s", "_stepped_at", "_working_since")
 
-    def __init__(self, settings: WedgeSettings) -> None:
-        self._settings = settings
+    def __init__(self) -> None:
         self._progress: tuple[int, ...] | None = None
         self._stepped_at = -float("inf")
         self._working_since: float | None = None
@@ -74,16 +63,15 @@ class StepWatch:
         if profile is not None:
             per_token_s = profile.prefill_s_per_token or 0.0
             expected_s = max(expected_s, (profile.prefill_base_s or 0.0) + per_token_s * prompt_tokens)
-        settings = self._settings
-        return min(settings.wait_max_s, max(settings.wait_min_s, settings.step_factor * expected_s))
+        return min(WAIT_MAX_S, max(WAIT_MIN_S, STEP_FACTOR * expected_s))
 
     def is_stuck(self, now: float, *, allowed_s: float) -> bool:
         """The records show work, and no step for longer than allowed."""
         return self._working_since is not None and now - self._working_since > allowed_s
 
-    def has_stepped_since(self, since: float) -> bool:
-        """True when a step was made, or the first record came, after that time."""
-        return self._stepped_at > since
+    def has_stepped_lately(self, now: float) -> bool:
+        """True when a step was made, or the first record came, within `WAIT_MIN_S`."""
+        return self._stepped_at > now - WAIT_MIN_S
 
     def is_overdue(self, now: float, *, allowed_s: float, due_at: float) -> bool:
         """Work that was placed at `due_at` led to no step. A later step shows that the engine is alive."""

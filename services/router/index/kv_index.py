@@ -12,6 +12,11 @@ from services.router.index.holder_index import HolderIndex
 from services.router.index.lazy_index import LazyIndex
 from services.router.index.predicted_index import Lifetime, PredictedIndex
 
+PLACEMENTS_MAX = 65_536
+"""Placements with predicted blocks, of workers with cache events and of those without: as many as a router may have reservations."""
+PREDICTED_BLOCKS_MAX = 1_048_576
+"""Blocks of those placements, each counted once: 40 to 80 MB."""
+
 
 class KvIndex:
     """The indexes and the bits of their holders. Feeds apply the workers' events; `predict` and `approximate` take placements."""
@@ -20,11 +25,11 @@ class KvIndex:
         self.tiers: Mapping[KvTier, LazyIndex] = {tier: LazyIndex() for tier in KvTier}
         self.device = self.tiers[KvTier.DEVICE]
         """The tier whose blocks an engine can use without moving them."""
-        self.predicted = PredictedIndex(blocks_max=settings.predicted_blocks_max)
+        self.predicted = PredictedIndex(blocks_max=PREDICTED_BLOCKS_MAX)
         """Placements that no event has confirmed yet, and those of engines without events."""
         self._indexes: Sequence[HolderIndex | PredictedIndex] = (*self.tiers.values(), self.predicted)
-        self._predicted_lifetime = Lifetime(ttl_s=settings.predicted_s, placements_max=settings.placements_max)
-        self._approximate_lifetime = Lifetime(ttl_s=settings.approximate_s, placements_max=settings.placements_max)
+        self._predicted_lifetime = Lifetime(ttl_s=settings.predicted_s, placements_max=PLACEMENTS_MAX)
+        self._approximate_lifetime = Lifetime(ttl_s=settings.approximate_s, placements_max=PLACEMENTS_MAX)
         self._bits = 0
         self._retired = 0
 

@@ -14,6 +14,8 @@ from services.router.workers.target_arrays import Floats
 from services.router.workers.worker import Target
 
 INFINITE = float("inf")
+TIE_RATIO = 0.05
+"""Candidates whose cost is within this ratio of the lowest are equal: coefficients are accurate to a few percent at best."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -49,7 +51,7 @@ class Selector:
 
     def __init__(self, settings: CostSettings, generator: Random, *, estimates_time: bool) -> None:
         self._random = generator.random
-        self._tie_ratio = settings.tie_ratio if estimates_time else 0.0
+        self._tie_ratio = TIE_RATIO if estimates_time else 0.0
         self._temperature = settings.temperature if estimates_time else 0.0
 
     def choose(

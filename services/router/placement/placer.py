@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from kvmesh.core import Ask, Handoff, KvTier
 from kvmesh.core.planning import PlacementBounds
 from kvmesh.errors import NotFoundError, OverloadedError, UnavailableError
-from services.router.core_settings import CoreSettings
+from services.router.core_settings import RETRY_AFTER_S, CoreSettings
 from services.router.health.paths import PATHS_OPEN
 from services.router.index.cached_tokens import CachedTokens, CandidateTokens
 from services.router.index.kv_index import KvIndex
@@ -48,6 +48,13 @@ NO_KV_PATH = "no_kv_path"
 
 DEFLECTED = "deflected"
 """Reason of a placement: the decode worker lacks at most as many tokens of the prompt as the planner's bound allows."""
+CHUNK_TOKENS = 512
+"""Prompt tokens that a decode worker is taken to compute in one step beside its batch, which must keep the inter-token latency target.
+
+Engines compute long prompts in chunks of some hundred to some thousand tokens.
+"""
+ADAPTER_S = 0.05
+"""Seconds of cost on top for a worker that has not run the adapter lately: about the time to load it."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -84,11 +91,11 @@ class Placer:
             KvTier.OBJECT: cost.object_credit,
         }
         self.cached_tokens = CachedTokens(index, tier_credits)
-        self._pools = Pools(fleet, retry_after_s=settings.retry_after_s)
+        self._pools = Pools(fleet)
         self._selector = Selector(cost, generator, estimates_time=policy.cost_unit == "s")
-        self.handoffs = HandoffEstimator(cost)
+        self.handoffs = HandoffEstimator()
         self.slow_pairs = SlowPairs()
-        self.sessions = Sessions(sessions_max=settings.sessions_max, session_s=settings.session_s)
+        self.sessions = Sessions(session_s=settings.session_s)
         self.bounds: dict[str, PlacementBounds] = {}
         """By model: what the planner wants. Prompts within the bound of deflection are compared with pairs, congested or not."""
         self.considered: Pool | None = None
@@ -227,7 +234,7 @@ class Placer:
             raise UnavailableError(
                 f"no prefill worker of model {ask.model!r} takes requests, and its decode workers cannot compute prompts",
                 reason=NO_PREFILL_WORKER,
-                retry_after_s=self._settings.retry_after_s,
+                retry_after_s=RETRY_AFTER_S,
             )
         leg = self._score(query, LegKind.ALONE)
         if requires_prefill is not None:
@@ -297,7 +304,7 @@ class Placer:
         """A decode worker whose steps keep its inter-token latency with a chunk of the prompt in each. None: there is none."""
         arrays, columns = self._fleet.arrays, query.pool.decodes.columns
         s_per_token, step_room_s = arrays.prefill.s_per_token.take(columns), arrays.decode.step_room_s.take(columns)
-        chunk_tokens = np.minimum(query.ask.prompt_tokens - query.cached.decode, self._settings.cost.chunk_tokens)
+        chunk_tokens = np.minimum(query.ask.prompt_tokens - query.cached.decode, CHUNK_TOKENS)
         try:
             return self._alone(query, reason, s_per_token * chunk_tokens > step_room_s)
         except (OverloadedError, UnavailableError):
@@ -342,7 +349,7 @@ class Placer:
         if ask.preferred_labels:
             preference += self.policy.preference * side.lacking_labels(ask.preferred_labels)
         if ask.adapter and self.policy.counts_transfer:
-            preference += self._settings.cost.adapter_s * side.lacking_adapter(ask.adapter)
+            preference += ADAPTER_S * side.lacking_adapter(ask.adapter)
         if (pair := self.sessions.get(ask.session_id, query.now)) is not None:
             position = side.position_of(pair[0] if kind is LegKind.PREFILL else pair[1])
             if position is not None:
@@ -365,7 +372,7 @@ class Placer:
         return OverloadedError(
             f"all workers of model {ask.model!r} are full",
             reason="workers_full",
-            retry_after_s=self._settings.retry_after_s,
+            retry_after_s=RETRY_AFTER_S,
         )
 
     def _check_paths(self, ask: Ask) -> None:
@@ -374,7 +381,7 @@ class Placer:
         raise UnavailableError(
             f"the frontend has lost its connections to all available decode workers of model {ask.model!r}",
             reason=PATHS_OPEN,
-            retry_after_s=self._settings.retry_after_s,
+            retry_after_s=RETRY_AFTER_S,
         )
 
     def _filtered(self, pool: Pool, ask: Ask) -> Pool:
@@ -386,7 +393,7 @@ class Placer:
             raise UnavailableError(
                 "no worker that the request allows takes requests",
                 reason="no_worker",
-                retry_after_s=self._settings.retry_after_s,
+                retry_after_s=RETRY_AFTER_S,
             )
         filtered = Pool(prefills, decodes, removed=pool.removed)
         if ask.pinned_prefill_worker_id and not filtered.groups:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from kvmesh.core import Ask, Role
 from kvmesh.errors import MeshError, NotFoundError, UnavailableError, UnsupportedError
+from services.router.core_settings import RETRY_AFTER_S
 from services.router.health.paths import PATH_OPEN
 from services.router.index.cached_tokens import CandidateTokens
 from services.router.placement.bad_pairs import BadPairs, SlowFactors, failing_paths, make_bad_pairs
@@ -201,9 +202,8 @@ def _unpaired(groups: Iterable[Group], decodes: int) -> NDArray[np.bool_] | None
 class Pools:
     """The pools of a fleet."""
 
-    def __init__(self, fleet: Fleet, *, retry_after_s: float) -> None:
+    def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._retry_after_s = retry_after_s
         self._version = -1
         self._pools: dict[RequestKind, Pool | MeshError] = {}
         self._removed: dict[RequestKind, Sequence[tuple[RegisteredWorker, str]]] = {}
@@ -298,7 +298,7 @@ class Pools:
         return UnsupportedError(message, reason="feature_unsupported", field="required_features")
 
     def _unavailable(self, message: str) -> UnavailableError:
-        return UnavailableError(message, reason="no_worker", retry_after_s=self._retry_after_s)
+        return UnavailableError(message, reason="no_worker", retry_after_s=RETRY_AFTER_S)
 
 
 def _removed_by(worker: RegisteredWorker, kind: RequestKind) -> str:

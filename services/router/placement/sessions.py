@@ -4,6 +4,8 @@ from collections import OrderedDict
 
 from services.router.workers.worker import Target
 
+SESSIONS_MAX = 65_536
+"""Sessions that are remembered: all that are active within `session_s` at a hundred new ones a second, in some 25 MB."""
 SessionPair = tuple[Target | None, Target]
 """Prefill and decode target."""
 
@@ -11,9 +13,8 @@ SessionPair = tuple[Target | None, Target]
 class Sessions:
     """Bounded in number and time. Beyond the number the session that is unused for the longest time is forgotten."""
 
-    def __init__(self, *, sessions_max: int, session_s: float) -> None:
+    def __init__(self, *, session_s: float) -> None:
         self._pairs: OrderedDict[str, tuple[SessionPair, float]] = OrderedDict()
-        self._sessions_max = sessions_max
         self._session_s = session_s
 
     def __len__(self) -> int:
@@ -22,7 +23,7 @@ class Sessions:
     def bind(self, session_id: str, prefill: Target | None, decode: Target, *, now: float) -> None:
         self._pairs[session_id] = ((prefill, decode), now + self._session_s)
         self._pairs.move_to_end(session_id)
-        if len(self._pairs) > self._sessions_max:
+        if len(self._pairs) > SESSIONS_MAX:
             self._pairs.popitem(last=False)
 
     def get(self, session_id: str, now: float) -> SessionPair | None:

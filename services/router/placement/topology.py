@@ -17,6 +17,9 @@ from services.router.workers.handoff_times import Distance
 from services.router.workers.target_arrays import Floats, Positions
 from services.router.workers.worker import Target
 
+ZONE_LABEL = "zone"
+"""Label that names the zone of a worker (`--worker-labels zone=...`)."""
+
 
 class NearPairs:
     """The prefill candidates at one distance or nearer, as segments: all candidates of one host, or of one zone.
@@ -80,7 +83,7 @@ def host_of(target: Target) -> str:
 
 def zone_of(target: Target) -> str:
     """The zone by the worker's label; workers without it are in one zone."""
-    return target.worker.labels.get(target.settings.cost.zone_label, "")
+    return target.worker.labels.get(ZONE_LABEL, "")
 
 
 def sort_key(target: Target) -> tuple[str, str, str, str, int]:

@@ -20,6 +20,8 @@ from kvmesh.errors import InvalidRequestError
 
 OTHERS = "\x00others"
 """The account shared by all tenants beyond `tenants_max`. A tenant with this name shares it too."""
+TENANTS_MAX = 256
+"""Tenants with an account of their own per model and priority. A drain compares them all."""
 
 WEIGHT_MIN, WEIGHT_MAX = 0.001, 1000.0
 
@@ -67,7 +69,7 @@ class Account:
 class Accounts:
     """The accounts of one model and priority."""
 
-    def __init__(self, *, weights: Mapping[str, float], tenants_max: int) -> None:
+    def __init__(self, *, weights: Mapping[str, float], tenants_max: int = TENANTS_MAX) -> None:
         self._weights = weights
         self._tenants_max = tenants_max
         self._active: dict[str, Account] = {}

@@ -18,7 +18,7 @@ from math import inf
 
 from kvmesh.core import Ask
 from kvmesh.errors import OverloadedError
-from services.router.core_settings import CoreSettings
+from services.router.core_settings import RETRY_AFTER_S, CoreSettings
 from services.router.queue.accounts import Account, Accounts, read_weights
 from services.router.queue.drain_rate import DrainRates
 from services.router.queue.fair_queue import FairQueue, TenantQueue
@@ -29,6 +29,8 @@ SUBQUEUES_PER_TENANT = 0.25
 """Share of the subqueues in which one tenant's asks may wait. Without keys, all asks are of one tenant without a name."""
 DISPLACED_MAX = 16
 """Asks that one new ask may displace."""
+RETRY_AFTER_S_MAX = 60.0
+"""Longest retry delay sent to refused callers: the load changes within a minute, so a longer forecast means little."""
 
 
 class AskQueue:
@@ -37,7 +39,6 @@ class AskQueue:
     def __init__(self, settings: CoreSettings) -> None:
         self._settings = settings.queue
         self._tenant_weights = read_weights(settings.queue.tenant_weights)
-        self._retry_after_s_min = settings.retry_after_s
         self.requests = 0
         self.prompt_tokens = 0
         self._subqueues: dict[SubqueueKey, Subqueue] = {}
@@ -100,7 +101,7 @@ class AskQueue:
 
     def retry_after_s(self, wait_s: float | None) -> float:
         """The time after which a refused caller should retry, given the wait that its ask would have had."""
-        return max(self._retry_after_s_min, min(self._settings.retry_after_s_max, wait_s or 0.0))
+        return max(RETRY_AFTER_S, min(RETRY_AFTER_S_MAX, wait_s or 0.0))
 
     def add(self, queued: QueuedAsk, now: float, *, is_late: bool = False) -> tuple[float | None, list[QueuedAsk]]:
         """Adds an ask. Returns the expected wait and the asks that it displaced. Raises OverloadedError when it cannot be added."""
@@ -176,8 +177,7 @@ class AskQueue:
         of_model = self._accounts.setdefault(model, {})
         known = of_model.get(priority)
         if known is None:
-            tenants_max = self._settings.tenants_max
-            known = of_model[priority] = Accounts(weights=self._tenant_weights, tenants_max=tenants_max)
+            known = of_model[priority] = Accounts(weights=self._tenant_weights)
         return known
 
     def _detach(self, queued: QueuedAsk, now: float, *, served_tokens: int) -> tuple[Subqueue, TenantQueue[QueuedAsk]]:

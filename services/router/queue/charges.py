@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from kvmesh.core import Ask
 from services.router.queue.accounts import Account
 
+OUTPUT_TOKEN_WEIGHT = 4.0
+"""Prompt tokens that an output token counts as: a worker takes about so much longer for it. Prices of public APIs have about this ratio."""
 TYPICAL_TOKENS = 256.0
 """Output tokens of a choice as long as no request of the model has ended."""
 NEWEST_SHARE = 0.05
@@ -27,10 +29,9 @@ class OutputCharge:
 
 
 class Charges:
-    """Charges of all models. `output_weight`: prompt tokens that an output token counts as."""
+    """Charges of all models."""
 
-    def __init__(self, output_weight: float) -> None:
-        self._output_weight = output_weight
+    def __init__(self) -> None:
         self._typical: dict[str, float] = {}
 
     def typical_tokens(self, model: str) -> float:
@@ -39,7 +40,7 @@ class Charges:
 
     def tokens(self, ask: Ask, uncached_tokens: int) -> float:
         """What a request is charged when it is placed."""
-        return max(1, uncached_tokens) + self._output_weight * self._output_tokens(ask)
+        return max(1, uncached_tokens) + OUTPUT_TOKEN_WEIGHT * self._output_tokens(ask)
 
     def begin(self, ask: Ask, account: Account) -> OutputCharge:
         """The record for `correct`, of a request that is charged `tokens` now."""
@@ -54,7 +55,7 @@ class Charges:
     def correct(self, charge: OutputCharge, output_tokens: int, *, has_ended: bool, is_complete: bool) -> None:
         """Applies a report: `output_tokens` is the number up to now. `is_complete`: the request ended by itself."""
         if has_ended or output_tokens > charge.output_tokens:
-            charge.account.charge(self._output_weight * (output_tokens - charge.output_tokens))
+            charge.account.charge(OUTPUT_TOKEN_WEIGHT * (output_tokens - charge.output_tokens))
             charge.output_tokens = output_tokens
         if is_complete and output_tokens and (charge.model in self._typical or len(self._typical) < MODELS_MAX):
             typical = self.typical_tokens(charge.model)

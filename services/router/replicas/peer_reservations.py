@@ -16,7 +16,7 @@ from kvmesh.errors import InvalidRequestError, LostError
 from services.router.core import RouterCore
 from services.router.core_settings import SyncSettings
 from services.router.replicas.peer_updates import PeerUpdates
-from services.router.workers.reservations import Reservation
+from services.router.workers.reservations import RESERVATION_S_MAX, Reservation
 from services.router.workers.worker import Target
 
 
@@ -262,7 +262,7 @@ class PeerReservations:
         prefill = self._target(news.prefill_worker_id, news.prefill_rank) if news.prefill_worker_id else None
         if decode is None or (news.prefill_worker_id and prefill is None):
             return False
-        if len(self._book) >= self._core.settings.reservations_max:
+        if self._book.is_full:
             self.counts.ignored += 1
             return True
         reservation = Reservation(
@@ -277,7 +277,7 @@ class PeerReservations:
             choices=news.choices,
             ends_at=ends_at,
             # An orphaned reservation was sent with the end of its grace, not with its latest end.
-            ends_at_latest=now + self._core.settings.reservation_s_max if news.is_orphaned else ends_at,
+            ends_at_latest=now + RESERVATION_S_MAX if news.is_orphaned else ends_at,
             is_prefilled=news.is_prefilled,
             due_at=now,
             placed_at=now,

@@ -1,7 +1,7 @@
 """Keeps one SyncPeers stream with every other router.
 
 The router with the smaller id opens the stream. The registry lists the routers, also those that take no requests yet. A stream that
-breaks, is silent for `silence_s`, misses a message, or whose peer does not take its messages is opened again and starts with a snapshot.
+breaks, is silent for `SILENCE_S`, misses a message, or whose peer does not take its messages is opened again and starts with a snapshot.
 """
 
 import asyncio
@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 WAIT_S_MIN = 0.0005
 """A timer may fire slightly early; without a minimum the wait would be repeated in a busy loop."""
+SILENCE_S = 2.0
+"""A peer without a message for so long is lost. It is four heartbeats, and as long as a frontend waits for a router that hangs."""
 RECONNECT_S_MIN, RECONNECT_S_MAX = 0.05, 1.0
 """Pause before a stream is opened again; doubles with each failure, up to the maximum."""
 
@@ -208,12 +210,12 @@ class PeerStreams:
         """Applies the peer's messages. Raises DeadlineError when the peer is silent."""
         while True:
             try:
-                async with asyncio.timeout(self._settings.silence_s):
+                async with asyncio.timeout(SILENCE_S):
                     news = await anext(messages)
             except StopAsyncIteration:
                 return
             except TimeoutError:
-                message = f"no message for {self._settings.silence_s:g} s"
+                message = f"no message for {SILENCE_S:g} s"
                 raise DeadlineError(message, reason="silent", where=session.origin) from None
             is_first = not session.origin
             self.reservations.on_message(session, news, now=self._clock.now())

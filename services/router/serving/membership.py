@@ -22,15 +22,23 @@ from kvmesh.errors import DeadlineError, LostError, MeshError, OverloadedError, 
 from kvmesh.lifecycle import run_together
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 from services.router.serving.silence_timeout import silence_timeout
-from services.router.settings import MembershipSettings
 from services.router.workers.fleet import Fleet
 from services.router.workers.worker import RegisteredWorker
 
 log = logging.getLogger(__name__)
 
 POOLS = {PREFILL: Role.PREFILL, DECODE: Role.DECODE}
-READING_FRACTION = 0.1
-"""Of `silence_s`: time in which records are read that arrived while this process stood still."""
+SILENCE_S = 3.0
+"""A worker without a load record for so long gets no requests. Workers repeat their record every second, so three are missing."""
+READING_S = 0.3
+"""Time in which records are read that arrived while this process stood still."""
+DESCRIBE_TIMEOUT_S = 2.0
+DESCRIBE_INTERVAL_S = 5.0
+"""Time between two requests for a worker's description; adapters come and go."""
+LOAD_INTERVAL_S = 0.1
+"""Shortest time between two load records of a worker."""
+RECONNECT_S_MIN, RECONNECT_S_MAX = 0.1, 2.0
+"""Pause before the router connects to a worker again; doubles with each failure, up to the maximum."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -61,14 +69,12 @@ class FleetMembership:
         *,
         clock: Clock,
         generator: Random,
-        settings: MembershipSettings,
     ) -> None:
         self._registry = registry
         self._client = client
         self._fleet = fleet
         self._clock = clock
         self._random = generator
-        self._settings = settings
         self._followed: dict[str, _FollowedWorker] = {}
         self._snapshot_lock = asyncio.Lock()
         self._tasks: asyncio.TaskGroup | None = None
@@ -149,14 +155,14 @@ class FleetMembership:
         log.info("worker_left", extra={"data": {"worker": worker_id}})
 
     async def _follow(self, worker: RegisteredWorker) -> None:
-        pause_s = self._settings.reconnect_min_s
+        pause_s = RECONNECT_S_MIN
         logged = ""
         while True:
             was_connected, problem = await self._connect(worker)
             if was_connected:
                 self._fleet.disconnected(worker, "silent" if problem.reason == "silent" else "unreachable")
                 self._fleet.health.on_disconnected(worker, worker.stream_fault, self._clock.now())
-                pause_s = self._settings.reconnect_min_s
+                pause_s = RECONNECT_S_MIN
                 data = {"worker": worker.worker_id, "reason": problem.reason, "message": problem.message}
                 log.warning("worker_streams_broken", extra={"data": data})
             elif logged != problem.message:
@@ -165,7 +171,7 @@ class FleetMembership:
                 log.warning("worker_not_joined", extra={"data": data})
             logged = problem.message
             await self._clock.sleep(pause_s * (0.5 + self._random.random() / 2))
-            pause_s = min(2 * pause_s, self._settings.reconnect_max_s)
+            pause_s = min(2 * pause_s, RECONNECT_S_MAX)
 
     async def _connect(self, worker: RegisteredWorker) -> tuple[bool, MeshError]:
         """Connects and stays connected until something breaks. Returns whether the worker got requests, and what broke."""
@@ -178,7 +184,7 @@ class FleetMembership:
         raise AssertionError("the streams of a worker end with an error only")
 
     async def _describe(self, worker: RegisteredWorker) -> None:
-        description = await self._client.describe(worker.address, timeout_s=self._settings.describe_timeout_s)
+        description = await self._client.describe(worker.address, timeout_s=DESCRIBE_TIMEOUT_S)
         if description.worker.worker_id != worker.worker_id:
             message = f"{worker.address} answers as {description.worker.worker_id}, not as {worker.worker_id}"
             raise UnavailableError(message, reason="wrong_worker")
@@ -189,7 +195,7 @@ class FleetMembership:
     async def _keep_description(self, worker: RegisteredWorker) -> None:
         """Renews the description: adapters and roles change while a worker runs. A short delay is harmless."""
         while True:
-            await self._clock.sleep(self._settings.describe_interval_s)
+            await self._clock.sleep(DESCRIBE_INTERVAL_S)
             try:
                 await self._describe(worker)
             except (DeadlineError, UnavailableError) as error:
@@ -212,7 +218,7 @@ class FleetMembership:
                 # This router fell behind the worker's buffer; the worker is well.
                 log.warning("kv_watch_fell_behind", extra={"data": {"worker": worker.worker_id}})
             log.info("kv_watch_renewed", extra={"data": {"worker": worker.worker_id, "reason": feed.reason}})
-            await self._clock.sleep(self._settings.reconnect_min_s)
+            await self._clock.sleep(RECONNECT_S_MIN)
 
     async def _yield_to_loop(self) -> None:
         """Lets other work of the event loop run before each part of a snapshot, so that the router goes on placing requests."""
@@ -220,13 +226,13 @@ class FleetMembership:
             await asyncio.sleep(0)
 
     async def _watch_load(self, worker: RegisteredWorker) -> None:
-        records = self._client.watch_load(worker.address, interval_s=self._settings.load_interval_s)
+        records = self._client.watch_load(worker.address, interval_s=LOAD_INTERVAL_S)
         async with aclosing(records):
             while True:
                 try:
                     record = await self._next_record(records)
                 except TimeoutError:
-                    message = f"no load record for {self._settings.silence_s:g} s"
+                    message = f"no load record for {SILENCE_S:g} s"
                     raise DeadlineError(message, reason="silent", where=worker.worker_id) from None
                 if worker.description is None or record.epoch != worker.description.worker.epoch:
                     raise LostError("the worker process was replaced", reason="epoch_changed", where=worker.worker_id)
@@ -236,8 +242,7 @@ class FleetMembership:
 
     async def _next_record(self, records: AsyncGenerator[LoadRecord, None]) -> LoadRecord:
         """Raises TimeoutError when the worker is silent. The router's own pause must not look like silence of all workers."""
-        silence_s = self._settings.silence_s
-        async with silence_timeout(silence_s, reading_s=silence_s * READING_FRACTION):
+        async with silence_timeout(SILENCE_S, reading_s=READING_S):
             return await anext(records)
 
 

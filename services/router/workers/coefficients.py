@@ -14,7 +14,6 @@ from math import exp, inf, log
 from operator import mul
 
 from kvmesh.core import Coefficient, PerformanceProfile
-from services.router.workers.cost_settings import CostSettings
 
 CLIP = 1.0
 """Bound of the error, and of the change of a logarithm: one observation moves a value by a factor of e at most."""
@@ -26,6 +25,21 @@ PRIOR = {"default": 5.0, "profile": 0.25}
 """Variance of the logarithms at the start: defaults may be wrong by ten times, a profile by half."""
 FACTOR_MAX = 1000.0
 """A value stays within this factor of its start."""
+DEFAULTS = PerformanceProfile(
+    prefill_base_s=0.004,
+    prefill_s_per_token=0.00004,
+    prefill_s_per_token_pair=0.0,
+    decode_step_base_s=0.006,
+    decode_s_per_request=0.00002,
+    decode_s_per_kv_token=0.00000004,
+)
+"""Of workers whose profile lacks a coefficient: an 8-billion-parameter model on one current datacentre GPU.
+
+After some requests they do not matter, since the coefficients of each worker are learned. docs/understand/routing-cost.md gives the reason
+of each.
+"""
+KV_BYTES_PER_TOKEN = 131_072
+"""Of workers that do not say it: 32 layers, 8 heads of 128, 2 bytes, keys and values."""
 
 
 class Source(StrEnum):
@@ -97,12 +111,12 @@ class Coefficients:
 
     __slots__ = ("decode", "itl_target_s", "kv_bytes_per_token", "prefill")
 
-    def __init__(self, profile: PerformanceProfile | None, settings: CostSettings) -> None:
+    def __init__(self, profile: PerformanceProfile | None, *, itl_target_s: float) -> None:
         profile = profile or PerformanceProfile()
 
         def start(name: str) -> tuple[str, float, Source]:
             value = getattr(profile, name)
-            return (name, getattr(settings, name), Source.DEFAULT) if value is None else (name, value, Source.PROFILE)
+            return (name, getattr(DEFAULTS, name), Source.DEFAULT) if value is None else (name, value, Source.PROFILE)
 
         self.prefill = LinearModel(
             [start("prefill_base_s"), start("prefill_s_per_token"), start("prefill_s_per_token_pair")]
@@ -110,8 +124,8 @@ class Coefficients:
         self.decode = LinearModel(
             [start("decode_step_base_s"), start("decode_s_per_request"), start("decode_s_per_kv_token")]
         )
-        self.kv_bytes_per_token = profile.kv_bytes_per_token or settings.kv_bytes_per_token
-        self.itl_target_s = profile.itl_target_s or settings.itl_target_s
+        self.kv_bytes_per_token = profile.kv_bytes_per_token or KV_BYTES_PER_TOKEN
+        self.itl_target_s = profile.itl_target_s or itl_target_s
 
     def prefill_s(self, uncached_tokens: float, prompt_tokens: int) -> float:
         """Time to compute the last `uncached_tokens` of a prompt."""

@@ -25,7 +25,7 @@ class Fleet:
         self._settings = settings
         self.workers: dict[str, RegisteredWorker] = {}
         self.version = 0
-        self.health = HealthMonitor(settings.health, self.workers, self._increase_version)
+        self.health = HealthMonitor(settings.breaker, self.workers, self._increase_version)
 
     def targets(self) -> Iterable[Target]:
         return (target for worker in self.workers.values() for target in worker.targets)
@@ -154,7 +154,7 @@ class Fleet:
                 bits=worker.feed.bits,
                 arrays=self.arrays,
                 settings=self._settings,
-                coefficients=Coefficients(description.profile, self._settings.cost),
+                coefficients=Coefficients(description.profile, itl_target_s=self._settings.cost.itl_target_s),
                 ref=WorkerRef(
                     worker_id=ref.worker_id,
                     address=worker.address,

@@ -5,7 +5,6 @@ from enum import IntEnum
 from typing import NamedTuple, TypeVar
 
 from services.router.workers.coefficients import LinearModel, Source
-from services.router.workers.cost_settings import CostSettings
 from services.router.workers.target_arrays import Floats
 
 F = TypeVar("F", float, Floats)
@@ -17,6 +16,12 @@ class Distance(IntEnum):
     HOST = 0
     ZONE = 1
     FAR = 2
+
+
+HANDOFF_S = 0.002
+"""Seconds of a handoff that do not depend on its size, until they are learned: one more call and one read."""
+BYTES_PER_S = {Distance.HOST: 20e9, Distance.ZONE: 10e9, Distance.FAR: 2.5e9}
+"""Bytes of KV per second by distance, until they are learned: shared memory or PCIe, RDMA, TCP."""
 
 
 class HandoffTime(NamedTuple):
@@ -46,16 +51,15 @@ class HandoffEstimator:
     pair search (`placement/pair_search.py`) relies on it.
     """
 
-    def __init__(self, settings: CostSettings) -> None:
-        bandwidths = (settings.host_bytes_per_s, settings.zone_bytes_per_s, settings.far_bytes_per_s)
+    def __init__(self) -> None:
         self._models = [
             LinearModel(
                 [
-                    (f"{distance.name.lower()}_handoff_s", settings.handoff_s, Source.DEFAULT),
+                    (f"{distance.name.lower()}_handoff_s", HANDOFF_S, Source.DEFAULT),
                     (f"{distance.name.lower()}_s_per_byte", 1 / bandwidth, Source.DEFAULT),
                 ]
             )
-            for distance, bandwidth in zip(Distance, bandwidths, strict=True)
+            for distance, bandwidth in BYTES_PER_S.items()
         ]
         self.times: HandoffTimes = self._ordered_times()
 

@@ -16,6 +16,11 @@ from services.router.queue.charges import OutputCharge
 from services.router.workers.handoff_times import Distance
 from services.router.workers.worker import Target
 
+RESERVATIONS_MAX = 65_536
+"""Of all workers: bounds the memory, far above what the workers of one mesh run at a time."""
+RESERVATION_S_MAX = 3600.0
+"""Longest life of a reservation whose request states no shorter time. Only a bound: its frontend's stream ends it long before."""
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Forecast:
@@ -127,6 +132,10 @@ class ReservationBook:
 
     def __iter__(self) -> Iterator[Reservation]:
         return iter(self._by_id.values())
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._by_id) >= RESERVATIONS_MAX
 
     def get_own(self, frontend_id: str, ask_id: int) -> Reservation | None:
         return self._own.get(frontend_id, {}).get(ask_id)

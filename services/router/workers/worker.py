@@ -18,6 +18,13 @@ from services.router.workers.target_arrays import TargetArrays
 INFINITE = float("inf")
 CONNECTING = "unreachable"
 """Why a worker gets no requests before its streams are open, and after one of them breaks."""
+OUTPUT_TOKENS = 256
+"""Expected output tokens of a request that does not say how many it wants: about a chat answer."""
+PREALLOCATING_REQUESTS_MAX = 2
+"""Requests that may wait for KV blocks on a decode worker with rendezvous handoff; with more it gets no requests.
+
+One or two wait for a moment in normal operation. More show that the worker has no blocks left, whatever its running batch says.
+"""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -148,7 +155,7 @@ class Target:
 
         Only the worker's own report counts for KV blocks: the router counts a prefix that requests share once for each of them.
         """
-        if self.reported_blocked > self.settings.preallocating_requests_max:
+        if self.reported_blocked > PREALLOCATING_REQUESTS_MAX:
             return False
         if not self.requests_in_flight:
             return True
@@ -173,7 +180,7 @@ class Target:
             slots = min(slots, max(1, self.reported_requests - self.reported_blocked))
         if not slots or active < slots:
             return 0.0
-        request_s = self.settings.cost.output_tokens * self.coefficients.step_s(slots, self.kv_tokens_active)
+        request_s = OUTPUT_TOKENS * self.coefficients.step_s(slots, self.kv_tokens_active)
         return request_s * (active - slots + 1) / slots
 
     def add_prompt(self, tokens: int, *, prefill_s: float, now: float | None) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 
 from services.router.placement.policies.base import Candidates, LegKind, Policy, PolicyContext
 from services.router.workers.target_arrays import Floats
+from services.router.workers.worker import OUTPUT_TOKENS
 
 
 class KvPolicy(Policy):
@@ -19,7 +20,6 @@ class KvPolicy(Policy):
         super().__init__(context)
         self.preference = context.cost.preference_s
         self._decode_weight = context.cost.decode_weight
-        self._output_tokens = context.cost.output_tokens
 
     def terms(self, candidates: Candidates) -> dict[str, Floats]:
         if candidates.kind is LegKind.PREFILL:
@@ -40,7 +40,7 @@ class KvPolicy(Policy):
     def _decode_s(self, candidates: Candidates) -> Floats:
         """Each of m output tokens is delayed by the batch, and delays the batch."""
         decode, columns, ask = candidates.arrays.decode, candidates.columns, candidates.ask
-        m = ask.expected_output_tokens or self._output_tokens
+        m = ask.expected_output_tokens or OUTPUT_TOKENS
         delay_s = decode.delay_s.take(columns) + decode.delay_s_per_token.take(columns) * (ask.prompt_tokens + m)
         return delay_s * (self._decode_weight * m * (ask.choices or 1))
 
