@@ -138,19 +138,19 @@ ROWS: Mapping[str, Callable[[Tree], str]] = {
 
 
 def _settings(tree: Tree) -> list[str]:
-    """Returns the fields of classes named Settings that are no groups of further settings."""
+    """Returns the fields of classes named Settings that have a flag: no groups of further settings, nothing internal."""
     classes = [node for nodes in tree.nodes.values() for node in nodes if isinstance(node, ast.ClassDef)]
     return [
         each.target.id
         for node in classes
         if node.name.endswith("Settings")
         for each in node.body
-        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name) and not _is_group(each.value)
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name) and not _is_without_flag(each.value)
     ]
 
 
-def _is_group(value: ast.expr | None) -> bool:
-    return isinstance(value, ast.Call) and getattr(value.func, "id", "") in ("field", "group")
+def _is_without_flag(value: ast.expr | None) -> bool:
+    return isinstance(value, ast.Call) and getattr(value.func, "id", "") in ("field", "group", "internal")
 
 
 def _messages(tree: Tree) -> list[DescriptorProto]:

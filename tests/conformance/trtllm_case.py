@@ -7,7 +7,10 @@ from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
+
 from kvmesh.engines.base import Engine
+from kvmesh.engines.trtllm import feeds
 from kvmesh.engines.trtllm.engine import TrtllmEngine
 from kvmesh.engines.trtllm.settings import TrtllmSettings
 from tests.conformance.engine_cases import EngineOptions, Make
@@ -47,6 +50,7 @@ def write_adapter(folder: Path) -> Path:
 
 async def open_trtllm(stack: AsyncExitStack) -> Make:
     stack.enter_context(fake_tensorrt_llm())
+    stack.enter_context(pytest.MonkeyPatch.context()).setattr(feeds, "POLL_S", 0.01)
     model = write_model(Path(stack.enter_context(TemporaryDirectory())))
 
     def make(options: EngineOptions) -> Engine:

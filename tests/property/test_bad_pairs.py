@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvmesh.core import FailingKvPath
-from tests.property.test_placing_costs import SETTINGS_TIMES, fleets, slow_cost
+from tests.property.test_placing_costs import SETTINGS_TIMES, fleets, slow_cost, without_ties  # noqa: F401 (a fixture)
 from tests.unit.router_fleets import BLOCK
 
 KV_PATHS = st.sampled_from(["good", "good", "failing", "slow"])
