@@ -1,9 +1,11 @@
 """How commands reach a running mesh: its registry, and the services that the registry lists."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from kvmesh.cli.state import MeshState, find_mesh, running_meshes
 from kvmesh.clock import SystemClock
@@ -12,7 +14,7 @@ from kvmesh.discovery.base import ROUTER, Instance, Registry
 from kvmesh.discovery.identity import ServiceIdentity, open_identity
 from kvmesh.discovery.sealed import open_registry
 from kvmesh.discovery.settings import DiscoverySettings
-from kvmesh.errors import UnavailableError
+from kvmesh.errors import MeshError, UnavailableError
 from kvmesh.identity.certificates import source_of
 from kvmesh.identity.credentials import Credentials, find_credentials
 from kvmesh.identity.roles import MeshRole
@@ -22,9 +24,10 @@ from kvmesh.network.settings import NetworkSettings
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.router.client import GrpcRouterClient
 from kvmesh.rpc.settings import RpcSettings
-from kvmesh.settings import group, setting
+from kvmesh.settings import SettingsError, group, load, setting
 from kvmesh.settings.declare import specs
 
+S = TypeVar("S")
 CALL_TIMEOUT_S = 2.0
 IDENTITY_WAIT_S = 5.0
 """For a certificate of Consul: a person waits."""
@@ -135,6 +138,28 @@ class _ServiceNetwork(NetworkSettings):
 
 SERVICE_VARIABLES = frozenset(spec.variable for spec in specs(_ServiceNetwork))
 """Variables that a shell has exported for services, which commands ignore without a warning."""
+
+
+def run_command(
+    settings_type: type[S], argv: Sequence[str], act: Callable[[S], int], *, program: str, description: str | None
+) -> int:
+    """Loads the settings of a command, and returns what `act` does: the exit status. 2 for wrong settings, 1 for a MeshError, printed."""
+    try:
+        settings = load(
+            settings_type,
+            argv=argv,
+            program=program,
+            description=description or "",
+            foreign_variables=SERVICE_VARIABLES,
+        )
+    except SettingsError as error:
+        print(error, file=sys.stderr)
+        return 2
+    try:
+        return act(settings)
+    except MeshError as error:
+        print(f"kvmesh: {error.message}", file=sys.stderr)
+        return 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from pathlib import Path
 import aiohttp
 
 from kvmesh.cli import probe
-from kvmesh.cli.connection import SERVICE_VARIABLES, MeshTarget, choose_target, connect, target_of
+from kvmesh.cli.connection import MeshTarget, choose_target, connect, run_command, target_of
 from kvmesh.cli.gpu_needs import compiler_needs, driver_needs
 from kvmesh.cli.gpu_plan import installed_build
 from kvmesh.cli.mesh_doctor import MeshDoctor
@@ -52,7 +52,7 @@ from kvmesh.errors import MeshError, UnavailableError
 from kvmesh.identity.settings import IdentitySource
 from kvmesh.network.names import host_port
 from kvmesh.rpc.worker_client import GrpcWorkerClient
-from kvmesh.settings import SettingsError, load, setting
+from kvmesh.settings import setting
 
 EXIT_STOPPED = 130
 MESH_CHECKS = ("mesh", "UCX transport", "KV moved", "exactness", "throughput")
@@ -391,33 +391,21 @@ def check_running_mesh(settings: DoctorSettings) -> int:
             doctor = MeshDoctor(connection.registry, client, registry_address=target.address)
             return await doctor.run(lambda finding: print_finding(next(numbers), finding))
 
-    try:
-        target = choose_target(
-            mesh=settings.mesh,
-            consul=settings.consul,
-            token=settings.discovery_token,
-            credentials=settings.credentials,
-            source=settings.mesh_identity,
-        )
-        return asyncio.run(run(target))
-    except MeshError as error:
-        print(f"kvmesh: {error.message}", file=sys.stderr)
-        return 1
+    target = choose_target(
+        mesh=settings.mesh,
+        consul=settings.consul,
+        token=settings.discovery_token,
+        credentials=settings.credentials,
+        source=settings.mesh_identity,
+    )
+    return asyncio.run(run(target))
 
 
 def main(argv: Sequence[str]) -> int:
-    try:
-        settings = load(
-            DoctorSettings,
-            argv=argv,
-            environ=os.environ,
-            program="kvmesh doctor",
-            description=__doc__ or "",
-            foreign_variables=SERVICE_VARIABLES,
-        )
-    except SettingsError as error:
-        print(error, file=sys.stderr)
-        return 2
+    return run_command(DoctorSettings, argv, _check, program="kvmesh doctor", description=__doc__)
+
+
+def _check(settings: DoctorSettings) -> int:
     if settings.mesh or settings.consul:
         return check_running_mesh(settings)
     if problem := model_problem(settings.model):

@@ -5,19 +5,17 @@ the answer, with or without its prefix such as `chatcmpl-`, or `request_id` in t
 """
 
 import asyncio
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from kvmesh.cli.connection import SERVICE_VARIABLES, MeshChoice, MeshTarget, connect
+from kvmesh.cli.connection import MeshChoice, MeshTarget, connect, run_command
 from kvmesh.cli.tables import Row, render_table
 from kvmesh.core import Candidate, EarlierPlacement, Explanation, Report
 from kvmesh.discovery.base import ROUTER
-from kvmesh.errors import MeshError
 from kvmesh.rpc.router.explanations import find_explanation, is_chosen, request_id_in, shown_candidates, worker_name
-from kvmesh.settings import SettingsError, load, setting, split_operands
+from kvmesh.settings import setting, split_operands
 
 SECONDS = "s"
 USAGE = (
@@ -153,25 +151,13 @@ async def _explain(settings: ExplainSettings, target: MeshTarget, request_id: st
 
 def main(argv: Sequence[str]) -> int:
     operands, flags = split_operands(ExplainSettings, argv)
-    try:
-        settings = load(
-            ExplainSettings,
-            argv=flags,
-            environ=os.environ,
-            program="kvmesh explain ID",
-            description=__doc__ or "",
-            foreign_variables=SERVICE_VARIABLES,
-        )
-    except SettingsError as error:
-        print(error, file=sys.stderr)
-        return 2
-    if len(operands) != 1:
-        problem = f"{len(operands)} ids are given: {' '.join(operands)}" if operands else "no request is named"
-        print(f"kvmesh: {problem}. {USAGE}", file=sys.stderr)
-        return 2
-    try:
+
+    def act(settings: ExplainSettings) -> int:
+        if len(operands) != 1:
+            problem = f"{len(operands)} ids are given: {' '.join(operands)}" if operands else "no request is named"
+            print(f"kvmesh: {problem}. {USAGE}", file=sys.stderr)
+            return 2
         print(asyncio.run(_explain(settings, settings.target(), request_id_in(operands[0]))))
         return 0
-    except MeshError as error:
-        print(f"kvmesh: {error.message}", file=sys.stderr)
-        return 1
+
+    return run_command(ExplainSettings, flags, act, program="kvmesh explain ID", description=__doc__)

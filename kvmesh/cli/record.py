@@ -7,7 +7,6 @@ of the file share a prefix, and nothing else.
 import asyncio
 import gzip
 import json
-import os
 import secrets
 import sys
 from collections.abc import Sequence
@@ -15,12 +14,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvmesh.cli.connection import SERVICE_VARIABLES, MeshChoice, MeshTarget, connect
+from kvmesh.cli.connection import MeshChoice, MeshTarget, connect, run_command
 from kvmesh.core.recording import RecordedTraffic
 from kvmesh.discovery.base import ROUTER
 from kvmesh.errors import MeshError, UnavailableError
 from kvmesh.rpc.router.client import GrpcRouterClient
-from kvmesh.settings import SettingsError, load, setting
+from kvmesh.settings import setting
 
 SALT_BYTES = 32
 
@@ -103,18 +102,10 @@ def _write(path: Path, lines: Sequence[str]) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    try:
-        settings = load(
-            RecordSettings,
-            argv=argv,
-            environ=os.environ,
-            program="kvmesh record",
-            description=__doc__ or "",
-            foreign_variables=SERVICE_VARIABLES,
-        )
-    except SettingsError as error:
-        print(error, file=sys.stderr)
-        return 2
+    return run_command(RecordSettings, argv, _record_to_file, program="kvmesh record", description=__doc__)
+
+
+def _record_to_file(settings: RecordSettings) -> int:
     path = Path(settings.out)
     if path.exists() or not path.name.removesuffix(".gz").endswith(".jsonl"):
         print(f"kvmesh record: {path} exists already, or is neither .jsonl nor .jsonl.gz", file=sys.stderr)

@@ -1,18 +1,17 @@
 """`kvmesh rollout`: restarts the workers of a mesh one after the other, and stops at the first that does not return healthy."""
 
 import asyncio
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from kvmesh.cli.connection import MeshChoice, MeshConnection, connect
+from kvmesh.cli.connection import MeshChoice, MeshConnection, connect, run_command
 from kvmesh.discovery.base import DECODE, PREFILL, Instance
 from kvmesh.errors import LostError, MeshError, UnavailableError
 from kvmesh.rpc.worker_client import GrpcWorkerClient
-from kvmesh.settings import SettingsError, load, setting
+from kvmesh.settings import setting
 
 POLL_S = 0.2
 REPLY_S = 10.0
@@ -202,18 +201,14 @@ async def _run(settings: RolloutSettings) -> int:
 
 
 def main(argv: Sequence[str]) -> int:
-    try:
-        settings = load(
-            RolloutSettings, argv=argv, environ=os.environ, program="kvmesh rollout", description=__doc__ or ""
-        )
-    except SettingsError as error:
-        print(error, file=sys.stderr)
-        return 2
-    try:
-        restarted = asyncio.run(_run(settings))
-    except MeshError as error:
-        what = "the rollback" if isinstance(error, RollbackError) else "the rollout"
-        print(f"kvmesh: {what} stops: {error.message}", file=sys.stderr)
-        return 1
-    _say(f"{restarted} workers were restarted")
-    return 0
+    def act(settings: RolloutSettings) -> int:
+        try:
+            restarted = asyncio.run(_run(settings))
+        except MeshError as error:
+            what = "the rollback" if isinstance(error, RollbackError) else "the rollout"
+            print(f"kvmesh: {what} stops: {error.message}", file=sys.stderr)
+            return 1
+        _say(f"{restarted} workers were restarted")
+        return 0
+
+    return run_command(RolloutSettings, argv, act, program="kvmesh rollout", description=__doc__)

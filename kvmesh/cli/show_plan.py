@@ -1,22 +1,20 @@
 """`kvmesh plan`: what the planner observes, wants and did, the alternatives that it compared, and why."""
 
 import asyncio
-import os
-import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
 import msgspec
 
-from kvmesh.cli.connection import CALL_TIMEOUT_S, SERVICE_VARIABLES, MeshChoice, MeshConnection, MeshTarget, connect
+from kvmesh.cli.connection import CALL_TIMEOUT_S, MeshChoice, MeshConnection, MeshTarget, connect, run_command
 from kvmesh.cli.tables import Row, render_table
 from kvmesh.core.plan import PlanReport
 from kvmesh.core.planning import Alternative, Decision, Load, Shape, Targets
 from kvmesh.discovery.base import PLANNER
-from kvmesh.errors import MeshError, UnavailableError
+from kvmesh.errors import UnavailableError
 from kvmesh.rpc.planner_client import GrpcPlannerClient
-from kvmesh.settings import SettingsError, load, setting
+from kvmesh.settings import setting
 
 POOL_COLUMNS = ("MODEL", "ROLE", "READY", "PLANNED", "DRAINING", "FAILING", "RUNNING", "WAITING", "KV USED")
 CHOICE_COLUMNS = ("CHOICE", "POOLS", "GOODPUT/S", "WITHIN", "COST/H", "TTFT", "ITL", "TAKES", "LIMITED BY")
@@ -163,21 +161,8 @@ async def _show(settings: PlanSettings, target: MeshTarget) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    try:
-        settings = load(
-            PlanSettings,
-            argv=argv,
-            environ=os.environ,
-            program="kvmesh plan",
-            description=__doc__ or "",
-            foreign_variables=SERVICE_VARIABLES,
-        )
-    except SettingsError as error:
-        print(error, file=sys.stderr)
-        return 2
-    try:
+    def act(settings: PlanSettings) -> int:
         asyncio.run(_show(settings, settings.target()))
         return 0
-    except MeshError as error:
-        print(f"kvmesh: {error.message}", file=sys.stderr)
-        return 1
+
+    return run_command(PlanSettings, argv, act, program="kvmesh plan", description=__doc__)

@@ -1,20 +1,17 @@
 """`kvmesh status`: the mesh as tables, from the registry and the services themselves."""
 
 import asyncio
-import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from kvmesh.cli.connection import CALL_TIMEOUT_S, SERVICE_VARIABLES, MeshChoice, MeshConnection, MeshTarget, connect
+from kvmesh.cli.connection import CALL_TIMEOUT_S, MeshChoice, MeshTarget, connect, run_command
 from kvmesh.cli.path_warnings import path_warnings
 from kvmesh.cli.state import running_meshes
 from kvmesh.cli.tables import Row, render_table
 from kvmesh.core import KvTier, LoadRecord, WorkerView
 from kvmesh.core.plan import PlanReport
 from kvmesh.discovery.base import PLANNER, ROUTER, SERVICES, Instance, Registry
-from kvmesh.errors import MeshError
 from kvmesh.rpc.planner_client import GrpcPlannerClient
-from kvmesh.settings import SettingsError, load
 
 ROUTERS_MAX = 16
 """Routers that are asked for warnings: each knows the paths of its own frontends."""
@@ -113,54 +110,33 @@ async def _instances(registry: Registry) -> Mapping[str, Sequence[Instance]]:
     return {view.service: view.instances for view in views}
 
 
-async def _show(target: MeshTarget) -> int:
-    try:
-        async with connect(target) as connection:
-            await _print_tables(connection)
-        return 0
-    except MeshError as error:
-        print(f"kvmesh: {error.message}", file=sys.stderr)
-        return 1
-
-
-async def _print_tables(connection: MeshConnection) -> None:
-    instances = await _instances(connection.registry)
-    rows = [service_row(instance) for service in SERVICES for instance in instances[service]]
-    print(render_table(SERVICE_COLUMNS, rows))
-    seen = await asyncio.gather(*(connection.list_workers(router) for router in instances[ROUTER][:ROUTERS_MAX]))
-    for views in seen[:1]:
-        print("\n" + render_table(WORKER_COLUMNS, [worker_row(view) for view in views]))
-    for warning in path_warnings(view for views in seen for view in views):
-        print(f"warning: {warning}")
-    for planner in instances[PLANNER][:1]:
-        plan = await GrpcPlannerClient(connection.channels, planner.address).get_plan(timeout_s=CALL_TIMEOUT_S)
-        print("\n" + render_table(LATENCY_COLUMNS, latency_rows(plan)))
-        for problem in plan.problems:
-            print(f"planner: {problem}")
+async def _print_tables(target: MeshTarget) -> None:
+    async with connect(target) as connection:
+        instances = await _instances(connection.registry)
+        rows = [service_row(instance) for service in SERVICES for instance in instances[service]]
+        print(render_table(SERVICE_COLUMNS, rows))
+        seen = await asyncio.gather(*(connection.list_workers(router) for router in instances[ROUTER][:ROUTERS_MAX]))
+        for views in seen[:1]:
+            print("\n" + render_table(WORKER_COLUMNS, [worker_row(view) for view in views]))
+        for warning in path_warnings(view for views in seen for view in views):
+            print(f"warning: {warning}")
+        for planner in instances[PLANNER][:1]:
+            plan = await GrpcPlannerClient(connection.channels, planner.address).get_plan(timeout_s=CALL_TIMEOUT_S)
+            print("\n" + render_table(LATENCY_COLUMNS, latency_rows(plan)))
+            for problem in plan.problems:
+                print(f"planner: {problem}")
 
 
 def main(argv: Sequence[str]) -> int:
-    try:
-        settings = load(
-            MeshChoice,
-            argv=argv,
-            environ=os.environ,
-            program="kvmesh status",
-            description=__doc__ or "",
-            foreign_variables=SERVICE_VARIABLES,
-        )
-    except SettingsError as error:
-        print(error, file=sys.stderr)
-        return 2
+    return run_command(MeshChoice, argv, _show, program="kvmesh status", description=__doc__)
+
+
+def _show(settings: MeshChoice) -> int:
     meshes = running_meshes()
     if not settings.consul and not settings.mesh and len(meshes) > 1:
         rows = [(mesh.name, mesh.url or "starting", mesh.registry, str(mesh.pid), mesh.run_dir) for mesh in meshes]
         print(render_table(MESH_COLUMNS, rows))
         print("kvmesh: choose one with --mesh NAME", file=sys.stderr)
         return 0
-    try:
-        target = settings.target()
-    except MeshError as error:
-        print(f"kvmesh: {error.message}", file=sys.stderr)
-        return 1
-    return asyncio.run(_show(target))
+    asyncio.run(_print_tables(settings.target()))
+    return 0

@@ -2,18 +2,16 @@
 
 import asyncio
 import importlib.util
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvmesh.cli.connection import CALL_TIMEOUT_S, SERVICE_VARIABLES, MeshChoice, MeshConnection, MeshTarget, connect
+from kvmesh.cli.connection import CALL_TIMEOUT_S, MeshChoice, MeshConnection, MeshTarget, connect, run_command
 from kvmesh.cli.tables import Row, render_table
 from kvmesh.core import WorkerView
-from kvmesh.errors import MeshError
 from kvmesh.rpc.mesh.rows import OK, WorkerRow, by_name, worker_rows
 from kvmesh.rpc.mesh.view import MeshView
-from kvmesh.settings import SettingsError, load, setting
+from kvmesh.settings import setting
 
 COLUMNS = (
     "WORKER",
@@ -102,26 +100,14 @@ async def _watch(settings: TopSettings, target: MeshTarget) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    try:
-        settings = load(
-            TopSettings,
-            argv=argv,
-            environ=os.environ,
-            program="kvmesh top",
-            description=__doc__ or "",
-            foreign_variables=SERVICE_VARIABLES,
-        )
-    except SettingsError as error:
-        print(error, file=sys.stderr)
-        return 2
+    return run_command(TopSettings, argv, _show, program="kvmesh top", description=__doc__)
+
+
+def _show(settings: TopSettings) -> int:
     has_terminal = sys.stdout.isatty() and sys.stdin.isatty()
     has_library = importlib.util.find_spec(LIBRARY) is not None
     show = _watch if has_terminal and has_library and not settings.once else _print_once
-    try:
-        asyncio.run(show(settings, settings.target()))
-        if has_terminal and not has_library and not settings.once:
-            print(HINT, file=sys.stderr)
-        return 0
-    except MeshError as error:
-        print(f"kvmesh: {error.message}", file=sys.stderr)
-        return 1
+    asyncio.run(show(settings, settings.target()))
+    if has_terminal and not has_library and not settings.once:
+        print(HINT, file=sys.stderr)
+    return 0

@@ -1,17 +1,16 @@
 """`kvmesh drain WORKER` and `kvmesh role WORKER ROLE`: what operators do to one worker."""
 
 import asyncio
-import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from kvmesh.cli.connection import MeshChoice, MeshConnection, MeshTarget, connect
+from kvmesh.cli.connection import MeshChoice, MeshConnection, MeshTarget, connect, run_command
 from kvmesh.core import Role
 from kvmesh.discovery.base import DECODE, PREFILL, Instance
-from kvmesh.errors import MeshError, NotFoundError
+from kvmesh.errors import NotFoundError
 from kvmesh.rpc.worker_client import GrpcWorkerClient
-from kvmesh.settings import SettingsError, load, setting, split_operands
+from kvmesh.settings import setting, split_operands
 
 REPLY_S = 5.0
 """Beyond the time that the worker may take."""
@@ -38,65 +37,51 @@ class RoleSettings(MeshChoice):
 def drain(argv: Sequence[str]) -> int:
     """`kvmesh drain WORKER`."""
     operands, flags = split_operands(DrainSettings, argv)
-    try:
-        settings = load(
-            DrainSettings,
-            argv=flags,
-            environ=os.environ,
-            program="kvmesh drain WORKER",
-            description="Rejects new requests on a worker and waits for those in flight.",
-        )
-    except SettingsError as error:
-        return _misused(str(error))
-    if len(operands) != 1:
-        return _misused("kvmesh: name one worker: kvmesh drain WORKER. `kvmesh status` lists them")
 
-    async def act(client: GrpcWorkerClient, address: str) -> str:
-        left = await client.drain(
-            address, undo=settings.undo, drain_timeout_s=settings.timeout_s, timeout_s=settings.timeout_s + REPLY_S
-        )
-        if settings.undo:
-            return "accepts requests again"
-        return f"is draining; {left} requests are still in flight" if left else "is drained"
+    def act(settings: DrainSettings) -> int:
+        if len(operands) != 1:
+            return _misused("name one worker: kvmesh drain WORKER. `kvmesh status` lists them")
 
-    return _run(settings, operands[0], act)
+        async def drain_one(client: GrpcWorkerClient, address: str) -> str:
+            left = await client.drain(
+                address, undo=settings.undo, drain_timeout_s=settings.timeout_s, timeout_s=settings.timeout_s + REPLY_S
+            )
+            if settings.undo:
+                return "accepts requests again"
+            return f"is draining; {left} requests are still in flight" if left else "is drained"
+
+        return _run(settings, operands[0], drain_one)
+
+    description = "Rejects new requests on a worker and waits for those in flight."
+    return run_command(DrainSettings, flags, act, program="kvmesh drain WORKER", description=description)
 
 
 def role(argv: Sequence[str]) -> int:
     """`kvmesh role WORKER prefill|decode`."""
     operands, flags = split_operands(RoleSettings, argv)
-    try:
-        settings = load(
-            RoleSettings,
-            argv=flags,
-            environ=os.environ,
-            program="kvmesh role WORKER prefill|decode",
-            description="Moves a worker to the other pool without a restart. Requests in flight continue.",
-        )
-    except SettingsError as error:
-        return _misused(str(error))
-    wanted = next((each for each in POOLS if operands[1:] == [each.value]), None)
-    if wanted is None:
-        return _misused("kvmesh: name one worker and its new role: kvmesh role WORKER prefill|decode")
 
-    async def act(client: GrpcWorkerClient, address: str) -> str:
-        present = await client.set_role(address, wanted, timeout_s=settings.timeout_s)
-        return f"is a {present.value} worker"
+    def act(settings: RoleSettings) -> int:
+        wanted = next((each for each in POOLS if operands[1:] == [each.value]), None)
+        if wanted is None:
+            return _misused("name one worker and its new role: kvmesh role WORKER prefill|decode")
 
-    return _run(settings, operands[0], act)
+        async def set_role(client: GrpcWorkerClient, address: str) -> str:
+            present = await client.set_role(address, wanted, timeout_s=settings.timeout_s)
+            return f"is a {present.value} worker"
+
+        return _run(settings, operands[0], set_role)
+
+    description = "Moves a worker to the other pool without a restart. Requests in flight continue."
+    return run_command(RoleSettings, flags, act, program="kvmesh role WORKER prefill|decode", description=description)
 
 
 def _misused(problem: str) -> int:
-    print(problem, file=sys.stderr)
+    print(f"kvmesh: {problem}", file=sys.stderr)
     return 2
 
 
 def _run(choice: MeshChoice, worker_id: str, act: Action) -> int:
-    try:
-        print(f"{worker_id} {asyncio.run(_act(choice.target(), worker_id, act))}")
-    except MeshError as error:
-        print(f"kvmesh: {error.message}", file=sys.stderr)
-        return 1
+    print(f"{worker_id} {asyncio.run(_act(choice.target(), worker_id, act))}")
     return 0
 
 

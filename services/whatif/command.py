@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from kvmesh.cli.tables import Row, render_table
 from kvmesh.core import PerformanceProfile
 from kvmesh.core.engine_profile import read_engine_profile
 from kvmesh.core.planning import Decision, Targets
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(msgspec.json.encode([run.outcome for run in outcomes]).decode())
         return 0
     rows = [_row(run.name, run.outcome) for run in outcomes]
-    print(_table([COLUMNS, *rows]))
+    print(render_table(COLUMNS, rows))
     print(_summary(outcomes[0].outcome))
     return 0
 
@@ -155,7 +156,7 @@ def _profile(path: Path | None) -> PerformanceProfile | None:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _row(name: str, outcome: SimulationOutcome) -> Sequence[str]:
+def _row(name: str, outcome: SimulationOutcome) -> Row:
     return (
         name,
         f"{outcome.attainment:.1%}",
@@ -176,13 +177,6 @@ def _summary(outcome: SimulationOutcome) -> str:
     return (
         f"{outcome.requests} requests. At the mean load the formulas expect {expected.attainment:.1%} within the targets, "
         f"TTFT {expected.ttft_s:.3f} s and ITL {1000 * expected.itl_s:.1f} ms at the targets' percentile.{limit}"
-    )
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
 
 

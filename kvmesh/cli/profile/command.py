@@ -4,7 +4,6 @@ The mesh should serve nothing else meanwhile. The file gives the points, the fit
 """
 
 import asyncio
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
-from kvmesh.cli.connection import CALL_TIMEOUT_S, SERVICE_VARIABLES, MeshChoice, MeshTarget, connect
+from kvmesh.cli.connection import CALL_TIMEOUT_S, MeshChoice, MeshTarget, connect, run_command
 from kvmesh.cli.profile.frontend_legs import FrontendLegs
 from kvmesh.cli.profile.measure import EngineMeter, Legs
 from kvmesh.cli.profile.page import page
@@ -27,7 +26,7 @@ from kvmesh.discovery.base import DECODE, FRONTEND, PREFILL, Instance
 from kvmesh.errors import InvalidRequestError, MeshError, NotFoundError
 from kvmesh.rpc.plain_legs import PlainLegClient
 from kvmesh.rpc.worker_client import GrpcWorkerClient
-from kvmesh.settings import SettingsError, load, setting
+from kvmesh.settings import setting
 
 CALLS = 21
 
@@ -162,18 +161,10 @@ def summary_of(profile: EngineProfile) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    try:
-        settings = load(
-            ProfileCommandSettings,
-            argv=argv,
-            environ=os.environ,
-            program="kvmesh profile",
-            description=__doc__ or "",
-            foreign_variables=SERVICE_VARIABLES,
-        )
-    except SettingsError as error:
-        print(error, file=sys.stderr)
-        return 2
+    return run_command(ProfileCommandSettings, argv, _profile, program="kvmesh profile", description=__doc__)
+
+
+def _profile(settings: ProfileCommandSettings) -> int:
     try:
         if settings.show:
             profile = read_engine_profile(Path(settings.show).read_bytes(), field="show")
