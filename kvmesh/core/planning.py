@@ -69,6 +69,10 @@ class Shape:
     decode_workers: int = 0
     deflect_tokens: int = 0
 
+    def workers(self, role: Role) -> int:
+        """The size of one pool."""
+        return self.prefill_workers if role is Role.PREFILL else self.decode_workers
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementBounds:

@@ -29,14 +29,11 @@ from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.settings import load_or_exit
 from kvmesh.telemetry import MetricsServer, Telemetry, configure_logging
-from services.planner.connectors.base import Connector
+from services.planner.connectors.base import Connector, NoConnector
 from services.planner.connectors.compose import ComposeOrchestrator
 from services.planner.connectors.kubernetes import KubernetesOrchestrator
-from services.planner.connectors.mesh import MeshConnector
-from services.planner.connectors.mesh_actions import MeshActions
-from services.planner.connectors.none import NoConnector
+from services.planner.connectors.mesh import MeshConnector, ScalerConnector
 from services.planner.connectors.pools import read_pools
-from services.planner.connectors.scaler import ScalerConnector
 from services.planner.connectors.sized import Orchestrator, SizedConnector
 from services.planner.keda.servicer import SERVICE_NAME as KEDA_SERVICE_NAME
 from services.planner.keda.servicer import ExternalScalerServicer
@@ -60,20 +57,20 @@ def make_source(settings: PlannerSettings, session: ClientSession, clock: System
 
 def make_connector(settings: PlannerSettings, registry: Registry, channels: ChannelPool) -> Connector:
     """Returns the connector that the settings name."""
-    actions = MeshActions(registry, channels)
     kind = settings.connector or ("scaler" if settings.scaler_address else "mesh")
     match kind:
         case "none":
             return NoConnector()
         case "scaler":
-            return ScalerConnector(GrpcScalerClient(channels, settings.scaler_address), actions)
+            return ScalerConnector(GrpcScalerClient(channels, settings.scaler_address), registry, channels)
         case "compose":
             orchestrator: Orchestrator = ComposeOrchestrator(settings.compose)
         case "kubernetes":
             orchestrator = KubernetesOrchestrator(settings.kubernetes)
         case _:
-            return MeshConnector(actions)
-    return SizedConnector(orchestrator, read_pools(settings.pools, field="pools"), actions)
+            return MeshConnector(registry, channels)
+    pools = read_pools(settings.pools, field="pools")
+    return SizedConnector(orchestrator, pools, registry=registry, channels=channels)
 
 
 def read_history(path: str) -> Mapping[str, Sequence[float]]:

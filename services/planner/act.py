@@ -7,7 +7,7 @@ from functools import partial
 from typing import Protocol
 
 from kvmesh.core import Role
-from kvmesh.core.planning import Decision, DecisionAction, DecisionOutcome, PlacementBounds, PoolTarget, Shape
+from kvmesh.core.planning import Decision, DecisionAction, DecisionOutcome, PlacementBounds, PoolTarget
 from kvmesh.errors import MeshError, NotFoundError, UnavailableError
 from services.planner.connectors.base import Connector
 
@@ -104,7 +104,7 @@ class Actuator:
     async def _scale(self, decision: Decision) -> str:
         """Grows pools before it shrinks others, so that capacity never falls below that of either shape."""
         details = []
-        changes = [(role, workers_of(decision.shape, role), workers_of(decision.inputs.wanted, role)) for role in POOLS]
+        changes = [(role, decision.shape.workers(role), decision.inputs.wanted.workers(role)) for role in POOLS]
         for role, workers, wanted in sorted(changes, key=lambda change: change[2] - change[1]):
             if workers == wanted:
                 continue
@@ -124,7 +124,3 @@ class Actuator:
     def _check_lead(self, decision: Decision) -> None:
         if self._lead.fencing_token != decision.fencing_token:
             raise UnavailableError("this planner does not lead any more", reason="not_leader")
-
-
-def workers_of(shape: Shape, role: Role) -> int:
-    return shape.prefill_workers if role is Role.PREFILL else shape.decode_workers

@@ -13,10 +13,8 @@ from kvmesh.core.planning import Decision, DecisionOutcome, PlacementBounds, Poo
 from kvmesh.core.whatif import SimulationRequest
 from kvmesh.discovery.base import SERVICES, Instance, Registry, View
 from kvmesh.errors import MeshError, OverloadedError
-from services.planner.act import CALL_TIMEOUT_S, Actuator
-from services.planner.connectors.base import Connector
-from services.planner.connectors.none import NoConnector
-from services.planner.decide.budget import cost_of, within_budget
+from services.planner.act import CALL_TIMEOUT_S, Actuator, Lead
+from services.planner.connectors.base import Connector, NoConnector
 from services.planner.decide.model_planner import ModelPlanner
 from services.planner.decisions import DecisionLog
 from services.planner.metrics import PlannerMetrics
@@ -24,6 +22,7 @@ from services.planner.observation import ModelObservation, ObservationLimits, ob
 from services.planner.observe import FetchError, MetricsSource
 from services.planner.plan import Window, latencies, pools
 from services.planner.settings import PlannerSettings
+from services.planner.sizing.size import cost_of
 from services.planner.sizing.speed import Speed, profile_of
 from services.planner.speeds import WorkerSpeeds
 
@@ -34,13 +33,10 @@ MODELS_MAX = 256
 """Models with targets. SetTargets could otherwise fill the memory."""
 
 
-class PlannerLead(Protocol):
-    """Which planner acts; see LeaderElection. `fencing_token` 0: this one does not. `leader_id` empty: none, or unknown."""
+class PlannerLead(Lead, Protocol):
+    """Which planner acts. `leader_id` empty: none, or unknown."""
 
     leader_id: str
-
-    @property
-    def fencing_token(self) -> int: ...
 
 
 class NoLead:
@@ -260,11 +256,7 @@ class Planner:
 
     def _planned(self, pool: PoolReport) -> PoolReport:
         decision = self._log.newest(pool.model)
-        if decision is None:
-            return pool
-        shape = decision.shape
-        is_prefill = pool.role is Role.PREFILL
-        return replace(pool, workers_planned=shape.prefill_workers if is_prefill else shape.decode_workers)
+        return pool if decision is None else replace(pool, workers_planned=decision.shape.workers(pool.role))
 
     def _publish(self, report: PlanReport) -> None:
         self.newest = report
@@ -308,6 +300,19 @@ def limited(targets: Targets, states: Sequence[PoolState]) -> Targets:
         prefill=_at_most(targets.prefill, most.get(Role.PREFILL)),
         decode=_at_most(targets.decode, most.get(Role.DECODE)),
     )
+
+
+def within_budget(targets: Targets, budget: float | None, costs: Mapping[str, float]) -> Targets:
+    """Limits a model to what the others leave. `costs`: what each model wants at present, by its name. `budget` None: no limit.
+
+    Together the models never want more than the budget if each of them is limited by the present wants of the others. A model that wants
+    workers already keeps them, so that one model's load never stops another's workers; it gives them back when it needs them no more.
+    """
+    if budget is None:
+        return targets
+    others = sum(cost for model, cost in costs.items() if model != targets.model)
+    left = max(costs.get(targets.model, 0.0), budget - others, 1e-9)
+    return replace(targets, cost_max=left if targets.cost_max is None else min(left, targets.cost_max))
 
 
 def _at_most(limits: PoolLimits, most: int | None) -> PoolLimits:

@@ -31,9 +31,8 @@ from services.planner.connectors import compose as compose_module
 from services.planner.connectors.base import Connector
 from services.planner.connectors.compose import ComposeOrchestrator, ComposeSettings
 from services.planner.connectors.kubernetes import KubernetesOrchestrator, KubernetesSettings, kind_and_name
-from services.planner.connectors.mesh_actions import MeshActions
 from services.planner.connectors.pools import read_pools
-from services.planner.connectors.sized import SizedConnector
+from services.planner.connectors.sized import Orchestrator, SizedConnector
 from tests.patience import PATIENCE_S
 
 POOLS = ("m/prefill=prefill:4", "m/decode=decode")
@@ -52,8 +51,9 @@ class World:
     """All wanted workers run."""
 
 
-def actions() -> MeshActions:
-    return MeshActions(MemoryAgent().registry(), ChannelPool(settings=RpcSettings()))
+def sized(orchestrator: Orchestrator) -> SizedConnector:
+    registry, channels = MemoryAgent().registry(), ChannelPool(settings=RpcSettings())
+    return SizedConnector(orchestrator, read_pools(POOLS, field="pools"), registry=registry, channels=channels)
 
 
 # --- Docker compose: a program in its place that keeps containers in a file.
@@ -97,7 +97,7 @@ async def compose(folder: Path) -> AsyncIterator[World]:
         state.write_text(json.dumps({**json.loads(state.read_text()), **values}))
 
     settings = ComposeSettings(command=(str(program), "compose"), project="p", files=("mesh.yml",))
-    connector = SizedConnector(ComposeOrchestrator(settings), read_pools(POOLS, field="pools"), actions())
+    connector = sized(ComposeOrchestrator(settings))
     with pytest.MonkeyPatch.context() as patch:
         # A loaded machine is slow to fail.
         patch.setattr(compose_module, "ACCEPTED_S", PATIENCE_S)
@@ -189,7 +189,7 @@ async def kubernetes(folder: Path) -> AsyncIterator[World]:
         )
     )
     settings = KubernetesSettings(namespace="inference", config_file=str(config))
-    connector = SizedConnector(KubernetesOrchestrator(settings), read_pools(POOLS, field="pools"), actions())
+    connector = sized(KubernetesOrchestrator(settings))
     try:
         yield World(
             connector=connector,

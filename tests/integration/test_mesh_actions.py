@@ -12,7 +12,7 @@ from kvmesh.errors import DeadlineError, NotFoundError
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.simulation.registry import MemoryAgent
-from services.planner.connectors.mesh_actions import MeshActions
+from services.planner.connectors.mesh import MeshActions
 from tests.integration.workers import ToldWorker
 from tests.patience import PATIENCE_S
 

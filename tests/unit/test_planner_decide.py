@@ -9,11 +9,12 @@ import pytest
 
 from kvmesh.core.planning import Decision, DecisionAction, Load, ObservationState, PoolLimits, Shape, Targets
 from services.planner.decide import model_planner
-from services.planner.decide.budget import cost_of, within_budget
 from services.planner.decide.model_planner import Choice, ModelPlanner
 from services.planner.decide.settings import DecideSettings
 from services.planner.decide.stabiliser import Stabiliser
 from services.planner.observation import ModelObservation
+from services.planner.planner import within_budget
+from services.planner.sizing.size import cost_of
 from services.planner.sizing.speed import Speed
 from tests.demand import demand_of
 

@@ -7,9 +7,11 @@ from typing import Protocol
 
 from kvmesh.core import Role
 from kvmesh.core.fence import Fence
-from kvmesh.core.planning import PlacementBounds, PoolState, PoolTarget
+from kvmesh.core.planning import PoolState, PoolTarget
+from kvmesh.discovery.base import Registry
 from kvmesh.errors import DeadlineError, UnsupportedError
-from services.planner.connectors.mesh_actions import MeshActions
+from kvmesh.rpc.channels import ChannelPool
+from services.planner.connectors.mesh import MeshActions
 from services.planner.connectors.pools import ManagedPool, pool_of
 
 
@@ -31,7 +33,7 @@ class Orchestrator(Protocol):
         ...
 
 
-class SizedConnector:
+class SizedConnector(MeshActions):
     """Implements Connector. Workers keep their role here: an orchestrator would start a flipped worker's replacement in the old role.
 
     The orchestrator chooses which workers end; each drains at its SIGTERM. It does not know fencing tokens, so they are checked in this process.
@@ -39,10 +41,12 @@ class SizedConnector:
 
     can_flip = False
 
-    def __init__(self, orchestrator: Orchestrator, pools: Sequence[ManagedPool], actions: MeshActions) -> None:
+    def __init__(
+        self, orchestrator: Orchestrator, pools: Sequence[ManagedPool], *, registry: Registry, channels: ChannelPool
+    ) -> None:
+        super().__init__(registry, channels)
         self._orchestrator = orchestrator
         self._pools = pools
-        self._actions = actions
         self._fence = Fence()
         self.name = orchestrator.name
 
@@ -71,12 +75,6 @@ class SizedConnector:
 
     async def flip(self, worker_id: str, role: Role, *, fencing_token: int, timeout_s: float) -> None:
         raise UnsupportedError(f"workers of {self.name} keep their role", reason="no_flips")
-
-    async def set_bounds(self, model: str, bounds: PlacementBounds, *, fencing_token: int, timeout_s: float) -> None:
-        await self._actions.set_bounds(model, bounds, fencing_token=fencing_token, timeout_s=timeout_s)
-
-    async def idle_first(self, model: str, role: Role, *, timeout_s: float) -> Sequence[str]:
-        return await self._actions.idle_first(model, role, timeout_s=timeout_s)
 
     async def aclose(self) -> None:
         await self._orchestrator.aclose()

@@ -12,6 +12,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from kvmesh.core.planning import (
     Alternative,
@@ -33,7 +34,7 @@ from services.planner.decide.thresholds import Thresholds
 from services.planner.observation import ModelObservation
 from services.planner.sizing.bursts import BurstHistory, Bursts
 from services.planner.sizing.demand import Demand
-from services.planner.sizing.size import Sizer, Sizing
+from services.planner.sizing.size import Sizer, Sizing, cost_of
 from services.planner.sizing.speed import Speed
 
 CATCH_UP_S = 15.0
@@ -257,7 +258,7 @@ class ModelPlanner:
         if sizes(shape) == sizes(wanted):
             return Choice(action=DecisionAction.KEEP, reason="within_thresholds", detail=detail)
         grows = sum(sizes(shape)) > sum(sizes(wanted))
-        cost = Sizer(speed=Speed(), targets=targets or Targets(model=self.model)).cost
+        cost = partial(cost_of, targets=targets or Targets(model=self.model))
         return Choice(
             action=DecisionAction.SCALE,
             reason="above_threshold" if grows else "below_threshold",

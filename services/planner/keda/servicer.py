@@ -93,6 +93,5 @@ def wanted_workers(plan: PlanReport, model: str, role: Role) -> int:
     """Returns the newest wanted size. Raises UnavailableError while the planner does not size the pool."""
     for decision in plan.decisions:
         if decision.model == model:
-            shape = decision.shape
-            return shape.prefill_workers if role is Role.PREFILL else shape.decode_workers
+            return decision.shape.workers(role)
     raise UnavailableError(f"the planner has no plan for the {role.value} pool of {model}", reason="no_plan")

@@ -53,10 +53,7 @@ class Sizer:
 
     def cost(self, shape: Shape) -> float:
         """Cost per hour."""
-        return (
-            shape.prefill_workers * self.targets.prefill.cost_per_worker
-            + shape.decode_workers * self.targets.decode.cost_per_worker
-        )
+        return cost_of(shape, self.targets)
 
     def goodput_per_s(self, demand: Demand, shape: Shape) -> float:
         """The highest rate, at most that of the demand, of which the targets' percentile is within the targets."""
@@ -203,6 +200,13 @@ class Sizer:
 
     def _sizing(self, demand: Demand, shape: Shape, limit: str = "") -> Sizing:
         return Sizing(shape=shape, forecast=self.forecast(demand, shape), cost=self.cost(shape), limit=limit)
+
+
+def cost_of(shape: Shape, targets: Targets) -> float:
+    """Cost per hour."""
+    return (
+        shape.prefill_workers * targets.prefill.cost_per_worker + shape.decode_workers * targets.decode.cost_per_worker
+    )
 
 
 def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
