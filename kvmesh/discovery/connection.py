@@ -3,7 +3,7 @@
 import asyncio
 import json
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -20,6 +20,8 @@ from kvmesh.network.names import host_port
 
 DEFAULT_PORT = 8500
 _INDEX_HEADER = "X-Consul-Index"
+# Consul lengthens a blocking query by up to a sixteenth of its wait, at random.
+_WAIT_JITTER = 1 / 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +54,15 @@ class ConsulConnection:
         except TimeoutError:
             raise self._unavailable("did not answer in time", reason="registry_timeout") from None
 
-    async def wait(self, path: str, *, params: Mapping[str, str], timeout_s: float) -> ConsulResponse:
-        """A blocking query. It does not count towards `calls_max`."""
+    async def wait(self, path: str, index: int, *, random: Callable[[], float]) -> ConsulResponse:
+        """A blocking query: waits for another index than `index`, for about `watch_wait_s`. It does not count towards `calls_max`.
+
+        A random part of the wait, at most a tenth, is subtracted, so that watches that start together spread out.
+        """
+        wait_s = self._settings.watch_wait_s * (1.0 - 0.1 * random())
+        params = {"index": str(index), "wait": wire.duration_text(wait_s)}
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(wait_s * (1.0 + _WAIT_JITTER) + self._settings.call_timeout_s):
                 return await self._send(method="GET", path=path, params=params, body=b"")
         except TimeoutError:
             raise self._unavailable("did not answer in time", reason="registry_timeout") from None

@@ -25,9 +25,6 @@ from kvmesh.discovery.watching import WatchState
 from kvmesh.errors import MeshError, NotFoundError, OverloadedError, UnavailableError
 
 _log = logging.getLogger(__name__)
-
-# Consul lengthens a blocking query by up to a sixteenth of its wait, at random.
-_WAIT_JITTER = 1 / 16
 SLOW_S = 1.5
 """A call that takes longer shows that the registry was away. Services send a heartbeat every 2 s; an outage that costs them their TTL
 of 6 s delays at least one by more than this."""
@@ -136,15 +133,7 @@ class ConsulRegistry:
         path = f"/v1/health/service/{_quoted(service)}"
         if index == 0:
             return await self._call("GET", path=path)
-        # A random part, at most a tenth, is subtracted, so that watches that start together spread out.
-        wait_s = self._settings.watch_wait_s * (1.0 - 0.1 * self._random())
-        return await self._counted(
-            self._connection.wait(
-                path,
-                params={"index": str(index), "wait": wire.duration_text(wait_s)},
-                timeout_s=wait_s * (1.0 + _WAIT_JITTER) + self._settings.call_timeout_s,
-            )
-        )
+        return await self._counted(self._connection.wait(path, index, random=self._random))
 
     async def get(self, key: str) -> Entry | None:
         limits.check_key(key)

@@ -4,14 +4,10 @@ from collections.abc import AsyncGenerator
 from random import Random
 
 from kvmesh.clock import Clock
-from kvmesh.discovery import wire
 from kvmesh.discovery.connection import ConsulConnection
 from kvmesh.discovery.retry import Backoff
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import MeshError
-
-_WAIT_JITTER = 1 / 16
-"""Consul lengthens a blocking query by up to this part of its wait."""
 
 
 class BlockingQuery:
@@ -52,9 +48,9 @@ class BlockingQuery:
 
     async def next(self) -> bytes:
         """One answer: at once for the first, else after a change or the longest wait."""
-        wait_s = self._settings.watch_wait_s * (1.0 - 0.1 * self._random())
-        blocking = {"index": str(self._index), "wait": wire.duration_text(wait_s)} if self._index else {}
-        limit_s = (wait_s * (1.0 + _WAIT_JITTER) if self._index else 0.0) + self._settings.call_timeout_s
-        response = await self._connection.wait(self._path, params=blocking, timeout_s=limit_s)
+        if self._index:
+            response = await self._connection.wait(self._path, self._index, random=self._random)
+        else:
+            response = await self._connection.call("GET", self._path)
         self._index = 0 if response.index < self._index else max(1, response.index)
         return response.body
