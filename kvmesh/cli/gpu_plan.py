@@ -1,6 +1,5 @@
 """Plans the GPUs of a mesh's workers: flags and variables for each worker, and a table for people."""
 
-import importlib.metadata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 from kvmesh.cli.devices import GIB, MemoryShare, WorkerDevices, WorkerGroup, place_workers, share_memory, topology_order
 from kvmesh.cli.nvidia import FARTHEST_DISTANCE, Driver, NvidiaDevice, visible_devices
 from kvmesh.cli.tables import Row, render_table
-from kvmesh.engines.registration import DeviceAssignment, EngineRegistration, GpuSupport
+from kvmesh.engines.registration import DeviceAssignment, EngineRegistration, GpuSupport, installed_version
 from kvmesh.errors import InvalidRequestError
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
@@ -31,13 +30,7 @@ def installed_build(gpu: GpuSupport) -> str:
     """`gpu` or `cpu`, by the engine's installed distribution; empty if the engine is not installed."""
     if gpu.find_build is not None:
         return gpu.find_build()
-    for name, build in gpu.builds.items():
-        try:
-            importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        return build
-    return ""
+    return next((build for name, build in gpu.builds.items() if installed_version(name)), "")
 
 
 def place_on_gpus(

@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from kvmesh.core import KvCleared, KvEvent
+from kvmesh.core import KvCleared, KvEvent, LoadRecord
 from kvmesh.engines.base import StepOutput
 from kvmesh.errors import MeshError
 
@@ -130,6 +130,34 @@ class KvEventBuffer:
             else:
                 self._filled = asyncio.get_running_loop().create_future()
                 await self._filled
+
+
+class BufferedEngine:
+    """The part of `Engine` that engines with one buffer for outputs and one for KV events share. By default in this process, with one rank."""
+
+    _outputs: StepOutputBuffer
+    _events: KvEventBuffer
+
+    def load(self) -> LoadRecord:
+        raise NotImplementedError
+
+    def rank_loads(self) -> Sequence[LoadRecord]:
+        return (self.load(),)
+
+    @property
+    def is_responsive(self) -> bool:
+        """Always: an engine in this process reports when a process of its own ends."""
+        return True
+
+    def steps(self) -> AsyncIterator[StepOutput]:
+        return self._outputs.outputs()
+
+    async def deliver(self, take: Callable[[StepOutput], None]) -> None:
+        await self._outputs.deliver(take)
+
+    def kv_events(self) -> AsyncIterator[Sequence[KvEvent]]:
+        """See Engine. A slow reader gets a cleared event and the present blocks instead of what it missed."""
+        return self._events.batches()
 
 
 def _resolve(future: asyncio.Future[None] | None) -> None:

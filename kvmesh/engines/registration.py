@@ -1,7 +1,9 @@
 """The record of an adapter package that a worker process and `kvmesh up` read before they import the engine."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
 from typing import Generic, TypeVar
 
 from kvmesh.clock import Clock
@@ -33,6 +35,14 @@ class EngineHost:
     """Requests that the worker accepts at once. It has limits of what may wait, so its engine refuses no request before that number."""
     mesh_secret_file: str = ""
     """File with the mesh's secret, for channels of an engine's own between workers. Empty: none."""
+
+
+def installed_version(*distributions: str) -> str:
+    """The version of the first of these distributions that is installed; empty if none is. Importing an engine instead takes seconds."""
+    for name in distributions:
+        with suppress(PackageNotFoundError):
+            return version(name)
+    return ""
 
 
 def with_features(capabilities: Capabilities, *names: str) -> Capabilities:

@@ -7,13 +7,12 @@ import asyncio
 import dataclasses
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
 from random import Random
 
-from kvmesh.core import KvEvent, KvHandle, LoadRecord, PerformanceProfile, Role
+from kvmesh.core import KvHandle, LoadRecord, PerformanceProfile, Role
+from kvmesh.engines.adapters import EngineAdapters
 from kvmesh.engines.base import EngineDescription, EngineRequest, StepOutput
-from kvmesh.engines.output_buffers import KvEventBuffer, StepOutputBuffer
-from kvmesh.engines.sglang.adapters import SglangAdapters
+from kvmesh.engines.output_buffers import BufferedEngine, KvEventBuffer, StepOutputBuffer
 from kvmesh.engines.sglang.bootstrap import wait_registered
 from kvmesh.engines.sglang.description import capabilities, kv_hash, model_card
 from kvmesh.engines.sglang.host_process import HostLink, HostProcess, Launch, find_python, launcher, listening
@@ -58,14 +57,14 @@ SILENCE_S = 4 * ALIVE_INTERVAL_S
 SETTINGS_ERRORS = frozenset(("ValueError", "OSError", "InvalidRequestError", "FileNotFoundError", "AssertionError"))
 
 
-class SglangEngine:
+class SglangEngine(BufferedEngine):
     """One SGLang engine. `launch` starts its process; by default a program of the Python that has SGLang."""
 
     def __init__(self, settings: SglangSettings, *, launch: Launch | None = None, random: Random | None = None) -> None:
         self.settings = settings
         self._launch = launch or launcher(find_python(settings.python))
         self._random = random or Random()
-        self._adapters = SglangAdapters(adapters_max=settings.adapters_max, is_enabled=settings.enable_lora)
+        self._adapters = EngineAdapters[str](adapters_max=settings.adapters_max, is_enabled=settings.enable_lora)
         self._retired: dict[str, str] = {}
         self._legs: dict[int, SglangLeg] = {}
         self._numbers: dict[int, int] = {}
@@ -172,7 +171,10 @@ class SglangEngine:
             raise InvalidRequestError(f"key {request.key} is in use", field="key")
         if len(self._legs) >= ready.running_requests_max + self.settings.waiting_requests_max:
             raise OverloadedError("too many requests wait", retry_after_s=OVERLOAD_RETRY_S)
-        adapter_id = self._adapters.id_of(request.generation.adapter)
+        if request.generation.adapter and not self.settings.enable_lora:
+            raise UnsupportedError("the engine was started without --sglang-enable-lora", field="generation.adapter")
+        # SGLang knows adapters by their identity.
+        adapter_id = self._adapters.get(request.generation.adapter) or ""
         number = next(self._next)
         message = self._intake.message(request, number=number, adapter_id=adapter_id)
         self._legs[number] = SglangLeg(
@@ -196,39 +198,27 @@ class SglangEngine:
         """0: this engine hands out no handles."""
         return 0
 
-    def steps(self) -> AsyncIterator[StepOutput]:
-        return self._outputs.outputs()
-
-    async def deliver(self, take: Callable[[StepOutput], None]) -> None:
-        await self._outputs.deliver(take)
-
     def kv_source(self, handle: KvHandle) -> str:
         """Nothing: a rendezvous has no handles. See Engine."""
         return ""
 
-    def kv_events(self) -> AsyncIterator[Sequence[KvEvent]]:
-        return self._events.batches()
-
     def load(self) -> LoadRecord:
         return self._load
-
-    def rank_loads(self) -> Sequence[LoadRecord]:
-        return (self.load(),)
 
     @property
     def is_responsive(self) -> bool:
         return self._link is None or self._link.silent_s < SILENCE_S
 
     async def load_adapter(self, name: str, source: str) -> None:
-        adapter_id = await asyncio.to_thread(self._adapters.new_id, name, source)
-        if self._adapters.is_loaded(name, adapter_id=adapter_id):
+        adapter_id = await asyncio.to_thread(self._adapters.identity, name, source)
+        if self._adapters.is_loaded(adapter_id):
             return
         if self._retired.pop(adapter_id, None) is None:
             answer = await self._call("load_adapter", name, adapter_id, source)
             if not answer.is_done:
                 problem = (answer.problem.splitlines() or ["no reason given"])[-1]
                 raise InvalidRequestError(f"SGLang cannot load adapter {name}: {problem}", field="source")
-        self._adapters.add(name, adapter_id)
+        self._adapters.add(adapter_id, adapter_id)
 
     async def unload_adapter(self, name: str) -> None:
         """Refuses new legs with the adapter at once. SGLang unloads it after the last leg that uses it."""

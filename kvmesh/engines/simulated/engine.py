@@ -2,17 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from random import Random, SystemRandom
 
 from xxhash import xxh3_64_hexdigest
 
 from kvmesh.clock import Clock
-from kvmesh.core import Capabilities, Handoff, KvEvent, KvHandle, LoadRecord, ModelCard, Role
-from kvmesh.engines.base import EngineDescription, EngineRequest, StepOutput
+from kvmesh.core import Capabilities, Handoff, KvHandle, LoadRecord, ModelCard, Role
+from kvmesh.engines.base import EngineDescription, EngineRequest
 from kvmesh.engines.held_blocks import BlockCount, HeldBlocks
-from kvmesh.engines.output_buffers import KvEventBuffer, StepOutputBuffer
+from kvmesh.engines.output_buffers import BufferedEngine, KvEventBuffer, StepOutputBuffer
 from kvmesh.engines.simulated.handles import FORMAT, unpack
 from kvmesh.engines.simulated.model_card import TokenRange, read_card
 from kvmesh.engines.simulated.pulls import RELEASED, Pulls
@@ -46,7 +45,7 @@ FEATURES = (
 WRITER_FEATURES = ("structured_output", "continued_structured_output")
 
 
-class SimulatedEngine:
+class SimulatedEngine(BufferedEngine):
     """An Engine without a model. Without a `transport` it refuses prefill legs and serves alone.
 
     The engine starts and closes the transport, and the `wire`, which a rendezvous handoff needs. `paths` None: it has its own.
@@ -215,23 +214,6 @@ class SimulatedEngine:
         if self._transport is not None:
             self._transport.expect_messages(self._is_listening)
         self._wake()
-
-    def steps(self) -> AsyncIterator[StepOutput]:
-        return self._outputs.outputs()
-
-    async def deliver(self, take: Callable[[StepOutput], None]) -> None:
-        await self._outputs.deliver(take)
-
-    def kv_events(self) -> AsyncIterator[Sequence[KvEvent]]:
-        """See Engine. A slow reader gets a cleared event and the present blocks instead of what it missed."""
-        return self._events.batches()
-
-    def rank_loads(self) -> Sequence[LoadRecord]:
-        return (self.load(),)
-
-    @property
-    def is_responsive(self) -> bool:
-        return True
 
     def load(self) -> LoadRecord:
         scheduler = self.scheduler

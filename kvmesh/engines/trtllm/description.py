@@ -10,12 +10,14 @@ from kvmesh.core.sampling import MODEL_DEFAULTS
 from kvmesh.engines.file_hashes import FileHashes
 from kvmesh.engines.fingerprint import compatibility_hash, model_files, model_fingerprint
 from kvmesh.engines.ranked import FEATURE
+from kvmesh.engines.registration import installed_version
 from kvmesh.engines.trtllm.arguments import loads_tokenizer
 from kvmesh.engines.trtllm.handles import TrtllmHandleForm
 from kvmesh.engines.trtllm.settings import TrtllmSettings
-from kvmesh.engines.trtllm.version import installed_version
 from kvmesh.errors import InvalidRequestError
 
+WRITTEN_FOR = "1.3.0rc29"
+"""The release whose published API the adapter is written for."""
 LOGPROBS_MAX = 20
 KV_ARGUMENTS = (
     "kv_cache_config.dtype",
@@ -111,7 +113,7 @@ def capabilities(settings: TrtllmSettings, *, version: str = "") -> Capabilities
     handoff = Handoff.RENDEZVOUS if settings.is_generation_first else Handoff.SEQUENTIAL
     return Capabilities(
         engine="trtllm",
-        engine_version=version or installed_version(),
+        engine_version=version or installed_version("tensorrt-llm") or WRITTEN_FOR,
         handoffs=(handoff,) if settings.has_kv_transfer else (),
         roles=(Role(settings.role),),
         features=tuple(features),

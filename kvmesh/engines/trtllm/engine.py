@@ -4,15 +4,15 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kvmesh.core import KvEvent, KvHandle, LoadRecord, Role
-from kvmesh.engines.base import EngineDescription, EngineRequest, StepOutput
-from kvmesh.engines.output_buffers import KvEventBuffer, StepOutputBuffer
+from kvmesh.core import KvHandle, LoadRecord, Role
+from kvmesh.engines.adapters import EngineAdapters
+from kvmesh.engines.base import EngineDescription, EngineRequest
+from kvmesh.engines.output_buffers import BufferedEngine, KvEventBuffer, StepOutputBuffer
 from kvmesh.engines.rank_loads import share_of_load
-from kvmesh.engines.trtllm.adapters import LoadedAdapter, TrtllmAdapters
 from kvmesh.engines.trtllm.arguments import check_launcher, engine_arguments, loads_tokenizer
 from kvmesh.engines.trtllm.claims import SeedClaims
 from kvmesh.engines.trtllm.description import capabilities, generation_defaults, handle_form, model_card
@@ -34,6 +34,7 @@ from kvmesh.errors import (
 from kvmesh.kv.paths import KvPaths
 
 if TYPE_CHECKING:
+    from tensorrt_llm.executor.request import LoRARequest
     from tensorrt_llm.llmapi.llm import LLM
 
 LOG = logging.getLogger(__name__)
@@ -46,13 +47,15 @@ ADAPTER_TIMEOUT_S = 60.0
 """How long loading an adapter may take."""
 
 
-class TrtllmEngine:
+class TrtllmEngine(BufferedEngine):
     """One TensorRT-LLM engine, in the process of the worker that is rank 0."""
 
     def __init__(self, settings: TrtllmSettings, *, now: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
         self._now = now
-        self._adapters = TrtllmAdapters(adapters_max=settings.adapters_max, is_enabled=settings.enable_lora)
+        self._adapters: EngineAdapters[LoRARequest] = EngineAdapters(
+            adapters_max=settings.adapters_max, is_enabled=settings.enable_lora
+        )
         self._claims = SeedClaims(settings.block_size_tokens)
         self._translator = TrtllmEvents(settings.block_size_tokens, self._claims)
         self._outputs = StepOutputBuffer(OUTPUT_BUFFER_STEPS)
@@ -153,11 +156,10 @@ class TrtllmEngine:
             raise InvalidRequestError(f"key {request.key} is in use", field="key")
         if len(streams.legs) >= self._settings.running_requests_max + self._settings.waiting_requests_max:
             raise OverloadedError("too many requests wait", retry_after_s=OVERLOAD_RETRY_S)
-        adapter = self._adapters.get(request.generation.adapter)
-        self._start_leg(streams, request, adapter)
-
-    def _start_leg(self, streams: Streams, request: EngineRequest, adapter: LoadedAdapter | None) -> None:
-        leg = self._intake.make_leg(request, adapter=adapter, now=self._now())
+        name = request.generation.adapter
+        leg = self._intake.make_leg(
+            request, adapter=self._adapters.get(name), identity=self._adapters.identity_of(name), now=self._now()
+        )
         try:
             streams.start(leg)
         except RuntimeError as error:
@@ -180,18 +182,9 @@ class TrtllmEngine:
         """See Engine, and LoadCounts on when a pull is noticed."""
         return self._counts.leases(self._now())
 
-    def steps(self) -> AsyncIterator[StepOutput]:
-        return self._outputs.outputs()
-
-    async def deliver(self, take: Callable[[StepOutput], None]) -> None:
-        await self._outputs.deliver(take)
-
     def kv_source(self, handle: KvHandle) -> str:
         """Nothing: the engine's handles are opaque. See Engine."""
         return ""
-
-    def kv_events(self) -> AsyncIterator[Sequence[KvEvent]]:
-        return self._events.batches()
 
     def rank_loads(self) -> Sequence[LoadRecord]:
         """The engine reports all ranks together. Each rank's requests are its own; other numbers are even shares."""
@@ -214,11 +207,6 @@ class TrtllmEngine:
             )
         return records
 
-    @property
-    def is_responsive(self) -> bool:
-        """Always: it runs in this process, and reports when a process of its own ends."""
-        return True
-
     def load(self) -> LoadRecord:
         """See Engine. Blocks are those of the newest statistics."""
         legs = self._streams.legs.values() if self._streams is not None else ()
@@ -228,23 +216,25 @@ class TrtllmEngine:
         """The engine loads an adapter with the first request that names it, so one token is generated to see whether that works."""
         self._running()
         identity = await asyncio.to_thread(self._adapters.identity, name, source)
-        adapter = self._adapters.prepare(name, source=source, identity=identity)
-        if adapter is None:
+        if self._adapters.is_loaded(identity):
             return
+        from tensorrt_llm.executor.request import LoRARequest
+
+        adapter = LoRARequest(lora_name=identity, lora_int_id=next(self._adapters.numbers), lora_path=source)
         try:
             await self._try_adapter(adapter)
         except Exception as error:  # The engine's loaders raise errors of any class.
             raise InvalidRequestError(
                 f"TensorRT-LLM cannot load adapter {name}: {first_line(error)}", field="source"
             ) from error
-        self._adapters.add(adapter)
+        self._adapters.add(identity, adapter)
 
-    async def _try_adapter(self, adapter: LoadedAdapter) -> None:
+    async def _try_adapter(self, adapter: "LoRARequest") -> None:
         from tensorrt_llm.sampling_params import SamplingParams
 
         assert self._llm is not None
         params = SamplingParams(end_id=-1, max_tokens=1, top_k=1, detokenize=False)
-        result = self._llm.generate_async([0], sampling_params=params, lora_request=adapter.request, streaming=True)
+        result = self._llm.generate_async([0], sampling_params=params, lora_request=adapter, streaming=True)
         try:
             async with asyncio.timeout(ADAPTER_TIMEOUT_S):
                 async for each in result:

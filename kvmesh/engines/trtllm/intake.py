@@ -8,7 +8,6 @@ from kvmesh.checks import check_generation
 from kvmesh.core import LegTask, ModelCard, Rendezvous
 from kvmesh.engines.base import EngineRequest
 from kvmesh.engines.sampling_names import FIELD
-from kvmesh.engines.trtllm.adapters import LoadedAdapter
 from kvmesh.engines.trtllm.handles import TrtllmHandleForm, prompt_hash, read_handle
 from kvmesh.engines.trtllm.leg import TrtllmLeg
 from kvmesh.engines.trtllm.sampling import (
@@ -25,6 +24,7 @@ from kvmesh.kv.blocks import seed_hash
 
 if TYPE_CHECKING:
     from tensorrt_llm.disaggregated_params import DisaggregatedParams
+    from tensorrt_llm.executor.request import LoRARequest
     from tensorrt_llm.llmapi.llm import LLM, RequestOutput
 
 
@@ -38,7 +38,9 @@ class TrtllmIntake:
     has_tokenizer: bool
     defaults: Mapping[str, Any]
 
-    def make_leg(self, request: EngineRequest, *, adapter: LoadedAdapter | None, now: float) -> TrtllmLeg:
+    def make_leg(
+        self, request: EngineRequest, *, adapter: "LoRARequest | None", identity: str, now: float
+    ) -> TrtllmLeg:
         """A leg that is ready to start. Raises InvalidRequestError, UnsupportedError or KvLostError, without side effects."""
         generation = request.generation
         check_generation(
@@ -47,7 +49,6 @@ class TrtllmIntake:
         check_emitted(generation, self.defaults)
         self._check(request)
         tokens = [*generation.token_ids, *generation.emitted_token_ids]
-        identity = adapter.identity if adapter is not None else ""
         prompt = prompt_hash(seed_hash(adapter=identity, cache_salt=generation.cache_salt), tokens)
         params, is_late = self._params(request, tokens, prompt)
         return TrtllmLeg(
@@ -61,7 +62,7 @@ class TrtllmIntake:
                 tokens_left=self.card.context_tokens_max - len(tokens),
             ),
             params=params,
-            adapter=adapter.request if adapter is not None else None,
+            adapter=adapter,
             was_recomputed=is_late,
             submitted_at_s=now,
         )

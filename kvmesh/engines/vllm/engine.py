@@ -10,16 +10,16 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from kvmesh.core import KvEvent, KvHandle, LegTask, LoadRecord, PerformanceProfile, Role
+from kvmesh.engines.adapters import EngineAdapters
 from kvmesh.engines.base import EngineDescription, EngineRequest, StepOutput
 from kvmesh.engines.node_watch import NodeWatch
-from kvmesh.engines.output_buffers import KvEventBuffer, StepOutputBuffer
+from kvmesh.engines.output_buffers import BufferedEngine, KvEventBuffer, StepOutputBuffer
 from kvmesh.engines.vllm import environment
-from kvmesh.engines.vllm.adapters import VllmAdapters
 from kvmesh.engines.vllm.arguments import loads_tokenizer
 from kvmesh.engines.vllm.constraints import VllmConstraints
 from kvmesh.engines.vllm.core import VllmCore
@@ -58,14 +58,14 @@ CLOSE_TIMEOUT_S = 10.0
 """How long closing waits for the engine thread."""
 
 
-class VllmEngine:
+class VllmEngine(BufferedEngine):
     """One vLLM engine in this process; vLLM's globals allow one at a time."""
 
     def __init__(self, settings: VllmSettings, *, now: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
         self._now = now
         self._role = Role(settings.role)
-        self._adapters = VllmAdapters(adapters_max=settings.adapters_max, is_enabled=settings.enable_lora)
+        self._adapters = EngineAdapters[Any](adapters_max=settings.adapters_max, is_enabled=settings.enable_lora)
         self._retired: dict[int, Any] = {}
         self._keys: set[int] = set()
         self._preparing: dict[int, asyncio.Task[None]] = {}
@@ -210,37 +210,22 @@ class VllmEngine:
         """As of the newest iteration of the engine thread."""
         return self._leased_handles
 
-    def steps(self) -> AsyncIterator[StepOutput]:
-        return self._outputs.outputs()
-
-    async def deliver(self, take: Callable[[StepOutput], None]) -> None:
-        await self._outputs.deliver(take)
-
     def kv_source(self, handle: KvHandle) -> str:
         """The side channel. See Engine."""
         parameters = unpack(handle.payload)[1]
         return host_port(parameters["remote_host"], parameters["remote_port"])
-
-    def kv_events(self) -> AsyncIterator[Sequence[KvEvent]]:
-        return self._events.batches()
-
-    def rank_loads(self) -> Sequence[LoadRecord]:
-        return (self.load(),)
-
-    @property
-    def is_responsive(self) -> bool:
-        """Always: it runs in this process, and reports when a process of its own ends."""
-        return True
 
     def load(self) -> LoadRecord:
         """The load after the newest iteration of the engine thread."""
         return replace(self._load, **self.kv_paths.load_fields())
 
     async def load_adapter(self, name: str, source: str) -> None:
-        full_name = await asyncio.to_thread(self._adapters.full_name, name, source)
-        request = self._adapters.prepare(full_name, source)
-        if request is None:
+        identity = await asyncio.to_thread(self._adapters.identity, name, source)
+        if self._adapters.is_loaded(identity):
             return
+        from vllm.lora.request import LoRARequest
+
+        request = LoRARequest(lora_name=identity, lora_int_id=next(self._adapters.numbers), lora_path=source)
         try:
             is_loaded = await self._call(lambda core: core.add_adapter(request))
         except MeshError:
@@ -251,7 +236,7 @@ class VllmEngine:
             ) from error
         if not is_loaded:
             raise InvalidRequestError(f"vLLM did not load adapter {name}", field="source")
-        self._adapters.add(request)
+        self._adapters.add(identity, request)
 
     async def unload_adapter(self, name: str) -> None:
         """Refuses new legs with the adapter at once. vLLM unloads it after the last leg that uses it."""

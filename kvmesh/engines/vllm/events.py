@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvmesh.core import KvTier
+from kvmesh.engines.adapters import name_of
 from kvmesh.engines.event_translator import EventTranslator
-from kvmesh.engines.vllm.adapters import mesh_name
 from kvmesh.kv.blocks import seed_hash
 
 TIERS: Mapping[str | None, KvTier] = {
@@ -44,7 +44,7 @@ class VllmEvents(EventTranslator):
         return event.group_idx in (None, self._group)
 
     def seed(self, event: Any) -> int:
-        return seed_hash(adapter=mesh_name(event.lora_name or ""), cache_salt=salt_of(event))
+        return seed_hash(adapter=name_of(event.lora_name or ""), cache_salt=salt_of(event))
 
     def tier(self, event: Any) -> KvTier:
         return tier_of(event)
