@@ -39,7 +39,9 @@ from kvmesh.cli.verdicts import (
     driver_finding,
     exactness_finding,
     exit_status,
+    failed,
     moved_finding,
+    ok,
     skipped,
     throughput_finding,
     transport_finding,
@@ -161,7 +163,7 @@ class Doctor:
             except TimeoutError:
                 status = None
         if status == 0:
-            return Finding(check=name, status=Status.OK, found="an agent with UCX starts")
+            return ok(name, "an agent with UCX starts")
         advice = "without NIXL no KV is transferred; --prefill 0 serves without it. KVMESH_ENGINE_BUILD=cpu make up, or gpu, installs it"
         found = tail(log) if status is not None else f"no agent after {NIXL_TIMEOUT_S:g} s"
         return Finding(check=name, status=Status.FAILED if self._build else Status.WARNING, found=found, advice=advice)
@@ -170,7 +172,7 @@ class Doctor:
         """Checks 6 to 10."""
         try:
             async with self._running_mesh() as mesh:
-                self._report(Finding(check="mesh", status=Status.OK, found=f"answers as {mesh.model} at {mesh.url}"))
+                self._report(ok("mesh", f"answers as {mesh.model} at {mesh.url}"))
                 prompts, answers = await self._check_transfers(mesh)
                 speed = await self._measure_tokens_per_s(mesh.url, model=mesh.model, first=1000)
             if self._build:
@@ -180,7 +182,7 @@ class Doctor:
                     self._report(skipped(check, why="there is no vLLM to compare with"))
         except (MeshError, OSError, TimeoutError, aiohttp.ClientError) as error:
             check = MESH_CHECKS[len(self.findings) - 5]
-            self._report(Finding(check=check, status=Status.FAILED, found=_text(error, self._settings.timeout_s)))
+            self._report(failed(check, _text(error, self._settings.timeout_s)))
 
     async def _check_transfers(self, mesh: OwnMesh) -> tuple[list[list[int]], list[list[int]]]:
         """Checks 7 and 8. Returns the prompts and the mesh's answers."""

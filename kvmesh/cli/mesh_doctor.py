@@ -19,7 +19,7 @@ from kvmesh.cli.mesh_verdicts import (
     side_channels_finding,
     versions_finding,
 )
-from kvmesh.cli.verdicts import Finding, Status, exit_status
+from kvmesh.cli.verdicts import Finding, exit_status, failed
 from kvmesh.core import Role
 from kvmesh.discovery.base import SERVICES, Instance, Registry
 from kvmesh.errors import MeshError, UnsupportedError
@@ -83,7 +83,7 @@ class MeshDoctor:
         except MeshError as error:
             found = f"{instance.instance_id} at {instance.address} does not answer: {error.message}"
             advice = "see its log; with mesh TLS, give the doctor --credentials DIR"
-            return Finding(check="workers", status=Status.FAILED, found=found, advice=advice)
+            return failed("workers", found, advice)
         return WorkerState(instance=instance, description=description, paths=paths, clock_ahead_s=ahead_s)
 
     async def _clock_ahead_s(self, address: str) -> float | None:

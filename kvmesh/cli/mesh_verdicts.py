@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from kvmesh.cli.verdicts import Finding, Status
+from kvmesh.cli.verdicts import Finding, failed, ok, skipped, warning
 from kvmesh.core import KvPath, KvPathCheck, Role, WorkerDescription
 from kvmesh.discovery.base import VERSION_KEY, Instance
 from kvmesh.network.names import is_loopback
@@ -60,12 +60,12 @@ def services_finding(services: Sequence[ServiceState]) -> Finding:
     if missing:
         found = f"the registry lists no {' and no '.join(missing)}"
         advice = "start it, with --discovery-address of this registry; its log says whether it registered"
-        return Finding(check=name, status=Status.FAILED, found=found, advice=advice)
+        return failed(name, found, advice)
     if ill:
         states = _names(f"{each.instance_id} {'draining' if each.is_draining else each.health.value}" for each in ill)
         advice = "see their logs; the registry must reach their gRPC ports to check them"
-        return Finding(check=name, status=Status.WARNING, found=states, advice=advice)
-    return Finding(check=name, status=Status.OK, found=f"{len(services)} are registered and pass their checks")
+        return warning(name, states, advice)
+    return ok(name, f"{len(services)} are registered and pass their checks")
 
 
 def addresses_finding(services: Sequence[ServiceState], *, is_remote: bool) -> Finding:
@@ -76,8 +76,8 @@ def addresses_finding(services: Sequence[ServiceState], *, is_remote: bool) -> F
     if loopback and (is_remote or len(loopback) < len(services)):
         found = _names(f"{each.instance_id} registers {each.address}" for each in loopback)
         advice = "start them with --address HOST, their host's address: other machines cannot connect to loopback"
-        return Finding(check=name, status=Status.FAILED, found=found, advice=advice)
-    return Finding(check=name, status=Status.OK, found=f"{len(services)} services on {_names(hosts)}")
+        return failed(name, found, advice)
+    return ok(name, f"{len(services)} services on {_names(hosts)}")
 
 
 def reachability_finding(services: Sequence[ServiceState]) -> Finding:
@@ -86,8 +86,8 @@ def reachability_finding(services: Sequence[ServiceState]) -> Finding:
     closed = [f"{each.instance.instance_id}: {problem}" for each in services for problem in each.unreachable]
     if closed:
         advice = "check that the process runs, that this machine is part of the mesh's network, and the firewall (--port-range)"
-        return Finding(check=name, status=Status.FAILED, found=_names(closed), advice=advice)
-    return Finding(check=name, status=Status.OK, found="all gRPC, metrics and HTTP ports answer from here")
+        return failed(name, _names(closed), advice)
+    return ok(name, "all gRPC, metrics and HTTP ports answer from here")
 
 
 def clocks_finding(workers: Sequence[WorkerState]) -> Finding:
@@ -95,7 +95,7 @@ def clocks_finding(workers: Sequence[WorkerState]) -> Finding:
     name = "clocks"
     skews = {each.instance.instance_id: each.clock_ahead_s for each in workers if each.clock_ahead_s is not None}
     if not skews:
-        return Finding(check=name, status=Status.SKIPPED, found="no worker sent a load record")
+        return skipped(name, "no worker sent a load record")
     ahead = max(skews.values(), key=abs)
     spread = max(0.0, *skews.values()) - min(0.0, *skews.values())
     found = f"{spread:.3f} s apart at most"
@@ -103,8 +103,8 @@ def clocks_finding(workers: Sequence[WorkerState]) -> Finding:
         worst = next(worker for worker, skew in skews.items() if skew == ahead)
         found += f"; {worst} is {abs(ahead):.3f} s {'ahead of' if ahead > 0 else 'behind'} this machine"
         advice = "run an NTP client (chrony, systemd-timesyncd) on every host: logs and traces cannot be put in order"
-        return Finding(check=name, status=Status.WARNING, found=found, advice=advice)
-    return Finding(check=name, status=Status.OK, found=found)
+        return warning(name, found, advice)
+    return ok(name, found)
 
 
 def versions_finding(services: Sequence[ServiceState], workers: Sequence[WorkerState]) -> Finding:
@@ -121,8 +121,8 @@ def versions_finding(services: Sequence[ServiceState], workers: Sequence[WorkerS
     )
     if len(kvmesh) > 1 or any(len(each) > 1 for each in versions.values()):
         advice = "install one version everywhere; during an upgrade this is expected"
-        return Finding(check=name, status=Status.WARNING, found=found, advice=advice)
-    return Finding(check=name, status=Status.OK, found=found)
+        return warning(name, found, advice)
+    return ok(name, found)
 
 
 def fingerprint_findings(workers: Sequence[WorkerState]) -> Sequence[Finding]:
@@ -144,7 +144,7 @@ def _fingerprints(model: str, workers: Sequence[WorkerState]) -> Finding:
         ]
         found = f"{model}: no prefill worker's KV fits {_names(alone)}"
         advice = "weights, dtype, block size or engine version differ; they compute every prompt themselves meanwhile"
-        return Finding(check=name, status=Status.FAILED, found=found, advice=advice)
+        return failed(name, found, advice)
     differing = [
         f"{what} {_counts(values)}"
         for what, values in (
@@ -156,23 +156,21 @@ def _fingerprints(model: str, workers: Sequence[WorkerState]) -> Finding:
     if differing:
         advice = "answers depend on which worker serves; give all workers the same model directory or revision"
         found = f"{model}: {'; '.join(differing)}"
-        return Finding(check=name, status=Status.WARNING, found=found, advice=advice)
+        return warning(name, found, advice)
     compatibility = ", ".join(sorted(each[:12] for each in prefill | decode))
-    return Finding(check=name, status=Status.OK, found=f"{model}: {len(workers)} workers, KV {compatibility}")
+    return ok(name, f"{model}: {len(workers)} workers, KV {compatibility}")
 
 
 def pair_finding(pair: PairCheck) -> Finding:
     """A decode worker pulls KV from a prefill worker, now."""
     name, way = "KV transfer", f"{pair.prefill} -> {pair.decode}"
     if pair.check is None:
-        return Finding(check=name, status=Status.SKIPPED, found=f"{way}: {pair.skipped}")
+        return skipped(name, f"{way}: {pair.skipped}")
     if pair.check.is_ok:
-        return Finding(check=name, status=Status.OK, found=f"{way}: pulled in {1000 * pair.check.elapsed_s:.0f} ms")
+        return ok(name, f"{way}: pulled in {1000 * pair.check.elapsed_s:.0f} ms")
     advice = PATH_ADVICE.get(pair.check.reason, "see the logs of both workers")
     found = f"{way}: {pair.check.reason}: {pair.check.detail}"
-    return Finding(
-        check=name, status=Status.FAILED, found=found, advice=f"{advice}. Prompts are computed twice meanwhile"
-    )
+    return failed(name, found, f"{advice}. Prompts are computed twice meanwhile")
 
 
 def side_channels_finding(workers: Sequence[WorkerState]) -> Finding:
@@ -187,9 +185,9 @@ def side_channels_finding(workers: Sequence[WorkerState]) -> Finding:
     ]
     if failing:
         advice = "the checks of KV transfers below say whether it still fails"
-        return Finding(check=name, status=Status.WARNING, found=_names(failing), advice=advice)
+        return warning(name, _names(failing), advice)
     pulls = sum(path.pulls_total for each in workers for path in each.paths)
-    return Finding(check=name, status=Status.OK, found=f"no worker reports a failing path; {pulls} pulls so far")
+    return ok(name, f"no worker reports a failing path; {pulls} pulls so far")
 
 
 def _by(values: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]]:

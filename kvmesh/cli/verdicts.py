@@ -41,6 +41,18 @@ def exit_status(findings: Sequence[Finding]) -> int:
     return int(any(finding.status is Status.FAILED for finding in findings))
 
 
+def ok(check: str, found: str) -> Finding:
+    return Finding(check=check, status=Status.OK, found=found)
+
+
+def warning(check: str, found: str, advice: str) -> Finding:
+    return Finding(check=check, status=Status.WARNING, found=found, advice=advice)
+
+
+def failed(check: str, found: str, advice: str = "") -> Finding:
+    return Finding(check=check, status=Status.FAILED, found=found, advice=advice)
+
+
 def skipped(check: str, why: str) -> Finding:
     """A check that does not apply, or that depends on a failed one."""
     return Finding(check=check, status=Status.SKIPPED, found=why)
@@ -51,37 +63,29 @@ def build_finding(build: str, driver: Driver) -> Finding:
     name = "engine build"
     if not build:
         advice = "KVMESH_ENGINE_BUILD=cpu make up, or gpu, installs it"
-        return Finding(check=name, status=Status.WARNING, found="no vLLM: simulated engines only", advice=advice)
+        return warning(name, "no vLLM: simulated engines only", advice)
     if build == "cpu" and driver.devices:
-        return Finding(
-            check=name,
-            status=Status.WARNING,
-            found=f"vLLM's CPU build, and {len(driver.devices)} NVIDIA devices are here",
-            advice="KVMESH_ENGINE_BUILD=gpu make up installs the CUDA build",
+        return warning(
+            name,
+            f"vLLM's CPU build, and {len(driver.devices)} NVIDIA devices are here",
+            "KVMESH_ENGINE_BUILD=gpu make up installs the CUDA build",
         )
     if build == "gpu" and not driver.devices:
         advice = "install the driver, give the container its devices (--gpus all), or KVMESH_ENGINE_BUILD=cpu make up"
-        return Finding(
-            check=name,
-            status=Status.FAILED,
-            found=f"vLLM's CUDA build without a device: {driver.problem}",
-            advice=advice,
-        )
-    return Finding(check=name, status=Status.OK, found=f"vLLM's {'CUDA' if build == 'gpu' else 'CPU'} build")
+        return failed(name, f"vLLM's CUDA build without a device: {driver.problem}", advice)
+    return ok(name, f"vLLM's {'CUDA' if build == 'gpu' else 'CPU'} build")
 
 
 def driver_finding(build: str, driver: Driver, needs: Sequence[Need]) -> Finding:
     """Check 2: the driver answers and is new enough."""
     name = "driver"
     if needs:
-        return Finding(check=name, status=Status.FAILED, found=needs[0].problem, advice=needs[0].command)
+        return failed(name, needs[0].problem, needs[0].command)
     if driver.devices:
         cuda = f", CUDA {driver.cuda[0]}.{driver.cuda[1]}" if driver.cuda[0] else ""
-        return Finding(check=name, status=Status.OK, found=f"{driver.version}{cuda}, by {driver.source}")
+        return ok(name, f"{driver.version}{cuda}, by {driver.source}")
     if build == "gpu":
-        return Finding(
-            check=name, status=Status.FAILED, found=driver.problem, advice="install or repair the NVIDIA driver"
-        )
+        return failed(name, driver.problem, "install or repair the NVIDIA driver")
     return skipped(name, why=driver.problem)
 
 
@@ -103,8 +107,8 @@ def devices_finding(build: str, driver: Driver, visible: Sequence[NvidiaDevice],
     )
     if len(kinds) > 1:
         advice = "workers of different devices differ in speed; CUDA_VISIBLE_DEVICES can name those of one kind"
-        return Finding(check=name, status=Status.WARNING, found=found, advice=advice)
-    return Finding(check=name, status=Status.OK, found=found)
+        return warning(name, found, advice)
+    return ok(name, found)
 
 
 def compiler_finding(build: str, needs: Sequence[Need]) -> Finding:
@@ -113,13 +117,8 @@ def compiler_finding(build: str, needs: Sequence[Need]) -> Finding:
     if build != "gpu":
         return skipped(name, why="only kernels on a GPU are compiled when an engine starts")
     if needs:
-        return Finding(
-            check=name,
-            status=Status.FAILED,
-            found="; ".join(need.problem for need in needs),
-            advice="; ".join(need.command for need in needs),
-        )
-    return Finding(check=name, status=Status.OK, found="a C compiler and Python.h")
+        return failed(name, "; ".join(need.problem for need in needs), "; ".join(need.command for need in needs))
+    return ok(name, "a C compiler and Python.h")
 
 
 def transport_finding(build: str, transports: Sequence[str], *, is_one_device: bool) -> Finding:
@@ -127,7 +126,7 @@ def transport_finding(build: str, transports: Sequence[str], *, is_one_device: b
     name = "UCX transport"
     if not transports:
         advice = "see the decode worker's log; UCX_LOG_LEVEL=info makes UCX log its transports"
-        return Finding(check=name, status=Status.WARNING, found="UCX did not log its transports", advice=advice)
+        return warning(name, "UCX did not log its transports", advice)
     found = " ".join(transports)
     if build == "gpu" and not any(each in DEVICE_TRANSPORTS for each in transports):
         return Finding(
@@ -137,13 +136,12 @@ def transport_finding(build: str, transports: Sequence[str], *, is_one_device: b
             advice="UCX_TLS must allow cuda_copy and cuda_ipc; in containers share IPC and PID namespaces (--ipc=host --pid=host)",
         )
     if build != "gpu" and not any(each in LOCAL_TRANSPORTS for each in transports):
-        return Finding(
-            check=name,
-            status=Status.WARNING,
-            found=f"{found}: no shared memory between workers, so KV goes through sockets",
-            advice="UCX_TLS must allow cma; in containers share the PID namespace and allow ptrace",
+        return warning(
+            name,
+            f"{found}: no shared memory between workers, so KV goes through sockets",
+            "UCX_TLS must allow cma; in containers share the PID namespace and allow ptrace",
         )
-    return Finding(check=name, status=Status.OK, found=found)
+    return ok(name, found)
 
 
 def moved_finding(moved_tokens: float, prompt_tokens: int) -> Finding:
@@ -152,11 +150,11 @@ def moved_finding(moved_tokens: float, prompt_tokens: int) -> Finding:
     found = f"transferred_tokens_total rose by {moved_tokens:.0f} for {prompt_tokens} prompt tokens"
     if moved_tokens <= 0:
         advice = "the decode worker computed the prompts itself: its log names the pulls that failed; check 7 shows UCX's transports"
-        return Finding(check=name, status=Status.FAILED, found=found, advice=advice)
+        return failed(name, found, advice)
     if moved_tokens < prompt_tokens / 2:
         advice = "prompts that are short or cached at the decode worker do not move; `kvmesh explain` shows why"
-        return Finding(check=name, status=Status.WARNING, found=found, advice=advice)
-    return Finding(check=name, status=Status.OK, found=found)
+        return warning(name, found, advice)
+    return ok(name, found)
 
 
 def exactness_finding(build: str, through_mesh: Sequence[Sequence[int]], alone: Sequence[Sequence[int]]) -> Finding:
@@ -170,14 +168,14 @@ def exactness_finding(build: str, through_mesh: Sequence[Sequence[int]], alone: 
     begun = sum(list(ours[:1]) == list(theirs[:1]) for ours, theirs in zip(through_mesh, alone, strict=True))
     found = f"{equal} of {len(alone)} answers equal those of one engine, token by token"
     if equal == len(alone):
-        return Finding(check=name, status=Status.OK, found=found)
+        return ok(name, found)
     if build == "gpu" and begun >= len(alone) - 1 and equal * 2 >= len(alone):
         advice = (
             "rounding can cause this; VLLM_BATCH_INVARIANT=1 for mesh and engine distinguishes it from wrong blocks"
         )
-        return Finding(check=name, status=Status.WARNING, found=found, advice=advice)
+        return warning(name, found, advice)
     advice = "do not serve: blocks arrive damaged. Report this with both logs; --prefill 0 serves without transfers"
-    return Finding(check=name, status=Status.FAILED, found=found, advice=advice)
+    return failed(name, found, advice)
 
 
 def throughput_finding(mesh_tokens_s: float, serve_tokens_s: float) -> Finding:
@@ -187,11 +185,11 @@ def throughput_finding(mesh_tokens_s: float, serve_tokens_s: float) -> Finding:
     found = f"{mesh_tokens_s:.0f} tokens/s, `vllm serve` {serve_tokens_s:.0f}: {ratio:.2f} of it"
     if ratio < THROUGHPUT_RATIO_BROKEN:
         advice = "something waits for a timeout: the workers' logs name transfers and requests that timed out; see also check 7"
-        return Finding(check=name, status=Status.FAILED, found=found, advice=advice)
+        return failed(name, found, advice)
     if ratio < THROUGHPUT_RATIO_MIN:
         advice = "prefill and decode share a device or its cores, or transfers are slow (check 7); compare --prefill 0"
-        return Finding(check=name, status=Status.WARNING, found=found, advice=advice)
-    return Finding(check=name, status=Status.OK, found=found)
+        return warning(name, found, advice)
+    return ok(name, found)
 
 
 def transports_in(log: str) -> Sequence[str]:
