@@ -17,8 +17,7 @@ import grpc
 
 from kvmesh.identity.authority import Authority
 from kvmesh.identity.certificates import Certificates, CertificateSource
-from kvmesh.identity.names import ConnectNames
-from kvmesh.identity.roles import MeshRole, uri_of
+from kvmesh.identity.roles import ConnectNames, MeshRole, uri_of
 from kvmesh.lifecycle import run
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.interceptors import server_interceptors

@@ -10,8 +10,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from kvmesh.identity.certificates import Certificates
-from kvmesh.identity.names import ConnectNames
-from kvmesh.identity.roles import MeshRole
+from kvmesh.identity.roles import ConnectNames, MeshRole
 
 PREFIX = "spiffe://11111111-2222-3333.consul/ns/default/dc/dc1"
 LIFETIME = datetime.timedelta(hours=1)

@@ -32,12 +32,11 @@ from services.planner.decide.settings import DecideSettings
 from services.planner.sizing.size import Sizer
 from services.planner.sizing.speed import Speed
 from services.whatif.fleet import FleetTimes
-from services.whatif.loads import make_load
 from services.whatif.placers import MODEL
 from services.whatif.planning import PlannerPolicy
 from services.whatif.result import Result, percentile
 from services.whatif.simulation import PoolPolicy, Simulation, SimulationSettings, Static
-from services.whatif.traces import TraceRequest, load_trace
+from services.whatif.traces import TraceRequest, load_trace, make_load
 
 SHAPES = ("constant", "step", "ramp", "spike", "diurnal")
 RECORDED = {"azure-conv": "AzureLLMInferenceTrace_conv.csv.gz", "azure-code": "AzureLLMInferenceTrace_code.csv.gz",

@@ -31,7 +31,7 @@ COMMANDS = {
     "advise": ("kvmesh.cli.advise.command:main", "propose an engine, a layout and the command that starts it"),
     "record": ("kvmesh.cli.record:main", "record lengths, times and shared blocks of the traffic for simulations"),
     "simulate": ("services.whatif.command:main", "simulate a load on pools of workers, or faults in a mesh"),
-    "translate-args": ("kvmesh.cli.translate_args:main", "translate the flags of an engine's own server"),
+    "translate-args": ("kvmesh.cli.engine_flags.command:main", "translate the flags of an engine's own server"),
 }
 
 

@@ -1,17 +1,34 @@
-"""Child processes of `kvmesh up`: starts, watches and stops them. No child outlives this process."""
+"""Child processes of `kvmesh up`: starts, watches and stops them, and finds the line of a log that explains why one ended. No child outlives
+this process."""
 
 import asyncio
 import contextlib
+import json
 import os
+import re
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from kvmesh.cli.log_tail import failure_line, log_tail
-from kvmesh.worker.fork_server import ForkedChild, ForkServer
+from kvmesh.engines.registration import EngineRegistration
+from kvmesh.errors import UnavailableError
+from kvmesh.worker.fork_server import THREADS, ForkedChild, ForkServer
+
+LINES = 200
+BYTES_MAX = 256 << 10
+CHARACTERS_MAX = 300
+_EXCEPTION = re.compile(
+    r"^(?:\([^)]*\)\s*)?(?:ERROR [^\]]*\]\s*)?([\w.]*(?:Error|Exception|Interrupt|Exit)\b(?:: .*)?)$"
+)
+"""Matches the last line of a traceback, also after the prefixes of vLLM's log."""
+_VAGUE = re.compile(
+    r"Engine core initialization failed|See (?:root cause|stack trace) above|--help` lists all settings"
+)
+"""Messages that only refer to an earlier one."""
 
 
 class Process(Protocol):
@@ -131,3 +148,87 @@ async def wait_first_exit(children: Sequence[Child]) -> Child:
     finally:
         for task in tasks:
             task.cancel()
+
+
+def log_tail(path: Path) -> Sequence[str]:
+    """Returns the last lines of a file; none if it cannot be read."""
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - BYTES_MAX))
+        return file.read().decode(errors="replace").splitlines()[-LINES:]
+    return ()
+
+
+def failure_line(lines: Sequence[str]) -> str:
+    """Returns the line that names the failure: the last line for people, else the newest exception or event at level error."""
+    found = [text for line in lines if (text := _text(line)) and not _VAGUE.search(text[0])]
+    if not found:
+        return ""
+    last = found[-1][0]
+    failures = [text for text, is_failure in found if is_failure]
+    has_last_words = not lines[-1].startswith("{") and "Warning" not in last
+    return (last if has_last_words or not failures else failures[-1])[:CHARACTERS_MAX]
+
+
+def _text(line: str) -> tuple[str, bool] | None:
+    """A line for people, and whether it names a failure. None: a frame of a traceback, or nothing."""
+    if line.startswith("{"):
+        with suppress(ValueError, AttributeError):
+            event = json.loads(line)
+            cause = event.get("error") or event.get("message") or ""
+            text = f"{event.get('event', '')}: {cause}" if cause else str(event.get("event", ""))
+            return text, event.get("level") in ("error", "critical")
+    if found := _EXCEPTION.match(line.strip()):
+        return found[1], True
+    if not line.strip() or line.startswith((" ", "Traceback ")):
+        return None
+    return line.strip(), False
+
+
+class WorkerForks:
+    """Starts workers. If the imports start threads, forking is not safe, and each worker starts with a new interpreter."""
+
+    def __init__(
+        self, engine: EngineRegistration[Any], *, log_path: Path, timeout_s: float, say: Callable[[str], None]
+    ) -> None:
+        self._engine = engine
+        self._log_path = log_path
+        self._timeout_s = timeout_s
+        self._say = say
+        self._server: ForkServer | None = None
+        self._forks = True
+        self._one_at_a_time = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Imports the engine once. Raises UnavailableError with the log's path if the import fails."""
+        async with self._one_at_a_time:
+            if not self._forks or (self._server is not None and not self._server.has_ended):
+                return
+            await self._close_server()
+            self._say(f"importing {self._engine.title}")
+            try:
+                self._server = await ForkServer.start(
+                    self._engine.preload, timeout_s=self._timeout_s, log=str(self._log_path)
+                )
+            except UnavailableError as error:
+                if error.reason != THREADS:
+                    line = failure_line(log_tail(self._log_path))
+                    raise UnavailableError(
+                        f"{self._engine.title} cannot be imported: {line or error.message}; log: {self._log_path}",
+                        reason=error.reason,
+                    ) from error
+                self._forks = False
+                self._say(f"{error.message}: workers start as programs of their own, which takes longer")
+
+    async def start(self, spec: ChildSpec) -> Child:
+        """Starts a worker. Raises the errors of `open`, and OSError if no process can be created."""
+        await self.open()
+        return await (start_child(spec) if self._server is None else fork_child(self._server, spec))
+
+    async def aclose(self) -> None:
+        """Ends the process that forks, and every worker that still runs."""
+        await self._close_server()
+
+    async def _close_server(self) -> None:
+        if self._server is not None:
+            server, self._server = self._server, None
+            await server.aclose()

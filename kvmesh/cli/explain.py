@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from kvmesh.cli.connection import MeshChoice, MeshTarget, connect, run_command
-from kvmesh.cli.tables import Row, render_table
+from kvmesh.cli.output import Row, render_table
 from kvmesh.core import Candidate, EarlierPlacement, Explanation, Report
 from kvmesh.discovery.base import ROUTER
 from kvmesh.rpc.router.explanations import find_explanation, is_chosen, request_id_in, shown_candidates, worker_name

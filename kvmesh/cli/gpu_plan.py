@@ -7,7 +7,7 @@ from typing import Any
 
 from kvmesh.cli.devices import GIB, MemoryShare, WorkerDevices, WorkerGroup, place_workers, share_memory, topology_order
 from kvmesh.cli.nvidia import FARTHEST_DISTANCE, Driver, NvidiaDevice, visible_devices
-from kvmesh.cli.tables import Row, render_table
+from kvmesh.cli.output import Row, render_table
 from kvmesh.engines.registration import DeviceAssignment, EngineRegistration, GpuSupport, installed_version
 from kvmesh.errors import InvalidRequestError
 

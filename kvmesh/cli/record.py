@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvmesh.cli.connection import MeshChoice, MeshTarget, connect, run_command
-from kvmesh.core.recording import RecordedTraffic
+from kvmesh.core.whatif import RecordedTraffic
 from kvmesh.discovery.base import ROUTER
 from kvmesh.errors import MeshError, UnavailableError
 from kvmesh.rpc.router.client import GrpcRouterClient

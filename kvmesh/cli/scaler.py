@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from kvmesh.cli.children import ChildSpec
 from kvmesh.cli.keeper import Keeper, Slot, Start, instance_id
 from kvmesh.core import Role
-from kvmesh.core.fence import Fence
-from kvmesh.core.planning import PoolState, PoolTarget
+from kvmesh.core.planning import Fence, PoolState, PoolTarget
 from kvmesh.discovery.base import DECODE, PREFILL
 from kvmesh.errors import InvalidRequestError, MeshError, NotFoundError
 

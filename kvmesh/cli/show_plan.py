@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import msgspec
 
 from kvmesh.cli.connection import CALL_TIMEOUT_S, MeshChoice, MeshConnection, MeshTarget, connect, run_command
-from kvmesh.cli.tables import Row, render_table
-from kvmesh.core.plan import PlanReport
-from kvmesh.core.planning import Alternative, Decision, Load, Shape, Targets
+from kvmesh.cli.output import Row, render_table
+from kvmesh.core.planning import Alternative, Decision, Load, PlanReport, Shape, Targets
 from kvmesh.discovery.base import PLANNER
 from kvmesh.errors import UnavailableError
 from kvmesh.rpc.planner_client import GrpcPlannerClient

@@ -2,14 +2,13 @@
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kvmesh.cli.connection import CALL_TIMEOUT_S, MeshChoice, MeshTarget, connect, run_command
-from kvmesh.cli.path_warnings import path_warnings
+from kvmesh.cli.output import Row, render_table
 from kvmesh.cli.state import running_meshes
-from kvmesh.cli.tables import Row, render_table
 from kvmesh.core import KvTier, LoadRecord, WorkerView
-from kvmesh.core.plan import PlanReport
+from kvmesh.core.planning import PlanReport
 from kvmesh.discovery.base import PLANNER, ROUTER, SERVICES, Instance, Registry
 from kvmesh.rpc.planner_client import GrpcPlannerClient
 
@@ -31,6 +30,14 @@ WORKER_COLUMNS = (
     "STATE",
 )
 LATENCY_COLUMNS = ("MODEL", "REQ/S", "TTFT MEAN", "TTFT P99", "ITL MEAN", "ITL P99")
+ADVICE: Mapping[str, str] = {
+    "loopback_address": "it is handed out with a loopback address; start both with --address",
+    "unreachable": "its KV address does not answer; check --address of both, and that the firewall lets the KV ports pass",
+    "timed_out": "the transfer does not end in time; check the network between both hosts",
+    "incompatible": "the two cannot exchange KV; start both with the same model, engine and KV settings",
+    "failed": "the log of {decode} has the cause",
+}
+"""What to do, by `FailingKvPath.reason`."""
 
 
 def service_row(instance: Instance) -> Row:
@@ -140,3 +147,19 @@ def _show(settings: MeshChoice) -> int:
         return 0
     asyncio.run(_print_tables(settings.target()))
     return 0
+
+
+def path_warnings(views: Iterable[WorkerView]) -> list[str]:
+    """One line per failing pair and per lost path, each once; `views` may come from several routers."""
+    warnings: dict[str, None] = {}
+    for view in views:
+        decode = view.worker.worker_id
+        for path in view.load.failing_kv_paths if view.load is not None else ():
+            advice = ADVICE.get(path.reason, ADVICE["failed"]).format(decode=decode)
+            warnings[f"{decode} cannot pull KV from {path.worker_id}: {path.reason}; {advice}"] = None
+        for frontend_id in view.paused_frontend_ids:
+            warnings[
+                f"{frontend_id} has lost its connection to {decode}, and its requests go to other workers;"
+                " check the network between both hosts"
+            ] = None
+    return list(warnings)

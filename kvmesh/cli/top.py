@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvmesh.cli.connection import CALL_TIMEOUT_S, MeshChoice, MeshConnection, MeshTarget, connect, run_command
-from kvmesh.cli.tables import Row, render_table
+from kvmesh.cli.output import Row, render_table
 from kvmesh.core import WorkerView
 from kvmesh.rpc.mesh.rows import OK, WorkerRow, by_name, worker_rows
 from kvmesh.rpc.mesh.view import MeshView

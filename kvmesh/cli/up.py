@@ -16,23 +16,21 @@ from typing import Any, TypeVar
 import aiohttp
 
 from kvmesh.cli.answer import stream_answer
-from kvmesh.cli.children import Child, ChildSpec, start_child, stop_children, wait_first_exit
+from kvmesh.cli.children import Child, ChildSpec, WorkerForks, start_child, stop_children, wait_first_exit
 from kvmesh.cli.connection import MeshTarget
 from kvmesh.cli.forked import Forked, fork_all
 from kvmesh.cli.gpu_plan import WorkerPlaces, installed_build, place_on_gpus
-from kvmesh.cli.keeper import Keeper, Slot, Start, with_ports
+from kvmesh.cli.keeper import Keeper, RestartPolicy, Slot, Start, with_ports
 from kvmesh.cli.loading import POLL_S, LogWatch, wait_while_it_goes_on
 from kvmesh.cli.nvidia import read_driver
 from kvmesh.cli.output import discard
 from kvmesh.cli.plan import MeshPlan, plan_mesh
 from kvmesh.cli.progress import Progress, http_url
-from kvmesh.cli.restarts import RestartPolicy
 from kvmesh.cli.scaling import ScalingPart
 from kvmesh.cli.start_checks import consul_problem, engine_problem, hub_problem, is_hub_name, port_problems
 from kvmesh.cli.state import MeshPlace, claim_place, default_name, find_mesh
 from kvmesh.cli.up_credentials import has_mesh_tls, keep_renewed, own_credentials
 from kvmesh.cli.up_settings import UpSettings, adapt_to_packages, mesh_shape, model_problem, worker_groups
-from kvmesh.cli.worker_forks import WorkerForks
 from kvmesh.clock import SystemClock
 from kvmesh.discovery.base import Registry
 from kvmesh.discovery.embedded import EmbeddedAgent

@@ -5,12 +5,10 @@ with Client("127.0.0.1:50051") as client:
     print(answer.text)
 """
 
-from kvmesh.client.aio import AsyncClient
-from kvmesh.client.aio_stream import AsyncStream
+from kvmesh.client.aio import AsyncClient, AsyncStream
 from kvmesh.client.answer import Answer, Choice, ToolCall
 from kvmesh.client.settings import ClientSettings, RetryPolicy
-from kvmesh.client.sync import Client
-from kvmesh.client.sync_stream import Stream
+from kvmesh.client.sync import Client, Stream
 from kvmesh.core import Constraint, ConstraintKind, SamplingParams, Usage
 from kvmesh.rpc.codec.client_batches import Batch, BatchAnswer, BatchProblem
 from kvmesh.rpc.codec.client_inference import Embedded, ModelInfo, Piece

@@ -1,18 +1,28 @@
 """The client for asyncio."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from random import Random, SystemRandom
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any, Generic, Unpack
 
 import grpc.aio
 
-from kvmesh.client.aio_batches import AsyncBatches
-from kvmesh.client.aio_stream import AsyncStream
 from kvmesh.client.answer import Answer, gathered
 from kvmesh.client.calling import Calling, ChatArguments, GenerateArguments, Messages, StreamingCall, T
 from kvmesh.client.settings import ClientSettings
+from kvmesh.errors import CancelledByCallerError, DeadlineError
+from kvmesh.rpc.codec.client_batches import (
+    Batch,
+    BatchAnswer,
+    batch_results_message,
+    cancel_batch_message,
+    create_batch_message,
+    from_batch,
+    from_batch_result,
+    get_batch_message,
+    list_batches_message,
+)
 from kvmesh.rpc.codec.client_inference import (
     Embedded,
     ModelInfo,
@@ -25,6 +35,134 @@ from kvmesh.rpc.codec.client_inference import (
     models_message,
     tokenize_message,
 )
+from kvmesh.rpc.status import from_rpc_error
+
+
+class AsyncStream(Generic[T]):
+    """The pieces of an answer as they arrive. Leaving it (`async with`), `aclose` or `cancel` stops the request on the mesh.
+
+    The last piece of an answer has its usage. Raises MeshError on failure; a call that has returned nothing yet is retried first.
+    """
+
+    def __init__(self, calling: Calling, question: StreamingCall[T]) -> None:
+        self._calling = calling
+        self._question = question
+        self._call: Any = None
+        self._is_cancelled = False
+        self._pieces = self._run()
+
+    def __aiter__(self) -> "AsyncStream[T]":
+        return self
+
+    async def __anext__(self) -> T:
+        return await anext(self._pieces)
+
+    async def __aenter__(self) -> "AsyncStream[T]":
+        return self
+
+    async def __aexit__(self, kind: object, error: object, traceback: TracebackType | None) -> None:
+        await self.aclose()
+
+    def cancel(self) -> None:
+        """Cancels the request. The iterator raises CancelledByCallerError."""
+        self._is_cancelled = True
+        if self._call is not None:
+            self._call.cancel()
+
+    async def aclose(self) -> None:
+        """Stops the request if it has not ended. Idempotent; not while another task iterates: use `cancel` there."""
+        self._is_cancelled = True
+        await self._pieces.aclose()
+
+    async def _run(self) -> AsyncGenerator[T, None]:
+        calling, question = self._calling, self._question
+        attempt = 0
+        while True:
+            self._check_cancelled()
+            has_begun = False
+            self._call = call = calling.begin(question.method, question.message, question.deadline_s)
+            try:
+                async for message in call:
+                    has_begun = True
+                    yield question.read(message)
+                return
+            except grpc.aio.AioRpcError as error:
+                self._check_cancelled()
+                failure = from_rpc_error(error, where=calling.address, has_begun=has_begun)
+                wait_s = None if has_begun else calling.wait_s(failure, attempt, question.deadline_s)
+                if wait_s is None:
+                    raise failure from error
+            except asyncio.CancelledError:
+                # gRPC raises it also when only the call was cancelled; a cancelled task must stay cancelled.
+                task = asyncio.current_task()
+                if self._is_cancelled and not (task is not None and task.cancelling()):
+                    self._check_cancelled()
+                raise
+            finally:
+                call.cancel()
+            await asyncio.sleep(wait_s)
+            attempt += 1
+
+    def _check_cancelled(self) -> None:
+        if self._is_cancelled:
+            raise CancelledByCallerError("the stream was cancelled")
+
+
+class AsyncBatches:
+    """Batches: many requests that run when the mesh has room. `client.batches`."""
+
+    def __init__(
+        self, stub: Any, one: Callable[..., Awaitable[Any]], stream: Callable[..., AsyncStream[BatchAnswer]]
+    ) -> None:
+        self._stub = stub
+        self._one = one
+        self._stream = stream
+
+    async def create(
+        self,
+        endpoint: str,
+        requests: Mapping[str, Mapping[str, Any]] | None = None,
+        *,
+        input_file_id: str = "",
+        window_s: float | None = None,
+        metadata: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Batch:
+        """Creates a batch of request bodies of `endpoint`, such as /v1/chat/completions, by custom id; or of a file that was
+        uploaded over HTTP. Retried only if the server refused it: after LostError the batch may exist."""
+        message = create_batch_message(
+            endpoint, requests, input_file_id=input_file_id, window_s=window_s, metadata=metadata
+        )
+        return from_batch((await self._one(self._stub.CreateBatch, message, timeout_s, is_repeatable=False)).batch)
+
+    async def get(self, batch_id: str, *, timeout_s: float | None = None) -> Batch:
+        return from_batch((await self._one(self._stub.GetBatch, get_batch_message(batch_id), timeout_s)).batch)
+
+    async def list(self, *, limit: int = 20, after: str = "", timeout_s: float | None = None) -> list[Batch]:
+        """The caller's batches, the newest first. `after`: id of the last one of the previous page."""
+        page = await self._one(self._stub.ListBatches, list_batches_message(limit, after), timeout_s)
+        return [from_batch(each) for each in page.batches]
+
+    async def cancel(self, batch_id: str, *, timeout_s: float | None = None) -> Batch:
+        """Starts to cancel. Results that exist are kept."""
+        return from_batch((await self._one(self._stub.CancelBatch, cancel_batch_message(batch_id), timeout_s)).batch)
+
+    async def wait(self, batch_id: str, *, poll_s: float = 1.0, timeout_s: float | None = None) -> Batch:
+        """Waits for the end. Raises DeadlineError after `timeout_s`; None: waits until the batch's window is over."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    batch = await self.get(batch_id)
+                    if batch.has_ended:
+                        return batch
+                    await asyncio.sleep(poll_s)
+        except TimeoutError as error:
+            raise DeadlineError(f"{batch_id} has not ended yet") from error
+
+    def results(self, batch_id: str, *, timeout_s: float | None = None) -> AsyncStream[BatchAnswer]:
+        """The answers of a batch that has ended, one per request."""
+        message = batch_results_message(batch_id)
+        return self._stream(self._stub.ListBatchResults, message, from_batch_result, timeout_s=timeout_s)
 
 
 class AsyncClient:

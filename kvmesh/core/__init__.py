@@ -1,6 +1,16 @@
 """The values of the mesh: plain data, used by all other packages."""
 
-from kvmesh.core.generation import Generation, Media, MediaKind
+from kvmesh.core.generation import (
+    FinishReason,
+    Generation,
+    Leg,
+    LegFinish,
+    LegTask,
+    Media,
+    MediaKind,
+    TokenLogprob,
+    Usage,
+)
 from kvmesh.core.inspection import (
     Candidate,
     Coefficient,
@@ -12,8 +22,6 @@ from kvmesh.core.inspection import (
     WorkerView,
 )
 from kvmesh.core.kv import KvBatch, KvCleared, KvEvent, KvHandle, KvReader, KvRemoved, KvStored, KvTier, Rendezvous
-from kvmesh.core.leg import Leg, LegFinish, LegTask
-from kvmesh.core.output import FinishReason, TokenLogprob, Usage
 from kvmesh.core.routing import Ask, PeerReservation, PeerUpdate, Placement, Report, ReportKind
 from kvmesh.core.sampling import Constraint, ConstraintKind, SamplingParams
 from kvmesh.core.worker import (

@@ -1,4 +1,4 @@
-"""Simulations of a mesh; fields as in `protos/kvmesh/planner/v1/planner.proto`."""
+"""Recorded traffic, and simulations of a mesh; fields as in `router.proto` and `planner.proto`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -68,3 +68,21 @@ class SimulationOutcome:
     worker_hours: float = 0.0
     cost: float = 0.0
     expected: Alternative | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedTraffic:
+    """A request that finished. `block_ids`: salted ids of its blocks of 512 tokens; equal ones mean that the prompts are equal up to there."""
+
+    arrived_at_s: float
+    prompt_tokens: int
+    output_tokens: int
+    block_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedBatch:
+    """`lost_requests`: that the reader was too slow for, before this batch."""
+
+    requests: tuple[RecordedTraffic, ...]
+    lost_requests: int = 0

@@ -7,9 +7,8 @@ from typing import Any
 from kvmesh.discovery.connection import ConsulConnection
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import PermissionDeniedError, UnauthenticatedError, UnavailableError
-from kvmesh.identity.names import SERVICE_PREFIX
 from kvmesh.identity.permissions import callers_of
-from kvmesh.identity.roles import SERVING
+from kvmesh.identity.roles import SERVICE_PREFIX, SERVING
 
 NEEDED_INTENTIONS: Collection[tuple[str, str]] = sorted(
     (SERVICE_PREFIX + caller, SERVICE_PREFIX + server) for server in SERVING for caller in callers_of(server)

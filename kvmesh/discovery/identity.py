@@ -1,23 +1,69 @@
 """How a service proves who it is and knows its peers: files, or Consul Connect."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from random import SystemRandom
-from typing import cast
+from typing import Any, cast
 
 from kvmesh.clock import Clock
-from kvmesh.discovery.addresses import AddressBook, NotedRegistry
-from kvmesh.discovery.base import Registry
+from kvmesh.discovery.base import Registry, View
 from kvmesh.discovery.connect.identity import ConnectIdentity
 from kvmesh.discovery.sealed import open_registry
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import InvalidRequestError
 from kvmesh.identity.certificates import CertificateSource, source_of
-from kvmesh.identity.intentions import Intentions
-from kvmesh.identity.roles import SERVING, MeshRole
+from kvmesh.identity.permissions import Intentions
+from kvmesh.identity.roles import SERVICE_PREFIX, SERVING, MeshRole
 from kvmesh.identity.settings import IdentitySource, MeshSettings
 from kvmesh.lifecycle import Part
 from kvmesh.telemetry import Instruments
+
+ADDRESSES_MAX = 16_384
+
+
+class AddressBook:
+    """The roles of addresses as the registry listed them last. Addresses that it lists no more stay until there are too many."""
+
+    def __init__(self) -> None:
+        self._roles: OrderedDict[str, MeshRole] = OrderedDict()
+
+    def note(self, view: View) -> None:
+        role = MeshRole(view.service.removeprefix(SERVICE_PREFIX))
+        for instance in view.instances:
+            self._roles[instance.address] = role
+            self._roles.move_to_end(instance.address)
+        while len(self._roles) > ADDRESSES_MAX:
+            self._roles.popitem(last=False)
+
+    def role_of(self, address: str) -> MeshRole | None:
+        """None: the registry has not listed it."""
+        return self._roles.get(address)
+
+
+class NotedRegistry:
+    """Writes the instances that pass through it into a book. The rest of the interface is the inner registry's."""
+
+    def __init__(self, registry: Registry, book: AddressBook) -> None:
+        self._registry = registry
+        self._book = book
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._registry, name)
+
+    async def instances(self, service: str) -> View:
+        """See `Registry.instances`."""
+        view = await self._registry.instances(service)
+        self._book.note(view)
+        return view
+
+    async def watch(self, service: str) -> AsyncGenerator[View, None]:
+        """See `Registry.watch`."""
+        async with aclosing(self._registry.watch(service)) as views:
+            async for view in views:
+                self._book.note(view)
+                yield view
 
 
 async def _unchanged(role: MeshRole) -> Callable[[], None]:

@@ -1,11 +1,12 @@
-"""Bounded buffers between an engine and the consumers of its step outputs and KV events. All methods run on one event loop."""
+"""Builds an engine's step outputs, and buffers them and its KV events for their consumers. All methods run on one event loop."""
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
 
-from kvmesh.core import KvCleared, KvEvent, LoadRecord
-from kvmesh.engines.base import StepOutput
+from kvmesh.core import KvCleared, KvEvent, LoadRecord, TokenLogprob
+from kvmesh.engines.base import EngineFinish, StepOutput
 from kvmesh.errors import MeshError
 
 
@@ -163,3 +164,39 @@ class BufferedEngine:
 def _resolve(future: asyncio.Future[None] | None) -> None:
     if future is not None and not future.done():
         future.set_result(None)
+
+
+@dataclass(slots=True, kw_only=True)
+class StepBuilder:
+    """Collects the entries of one StepOutput."""
+
+    keys: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    logprobs: dict[int, Sequence[TokenLogprob]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, Sequence[TokenLogprob]] = field(default_factory=dict)
+    finishes: list[EngineFinish] = field(default_factory=list)
+
+    def add(self, key: int, token_ids: Sequence[int]) -> None:
+        self.keys.append(key)
+        self.token_ids.extend(token_ids)
+        self.counts.append(len(token_ids))
+
+    @property
+    def has_output(self) -> bool:
+        return bool(self.keys or self.finishes or self.prompt_logprobs)
+
+    def take(self, step: int) -> StepOutput | None:
+        """The output; None when there are no entries."""
+        if not self.has_output:
+            return None
+        is_plain = len(self.token_ids) == len(self.keys) and all(count == 1 for count in self.counts)
+        return StepOutput(
+            step=step,
+            keys=self.keys,
+            token_ids=self.token_ids,
+            counts=None if is_plain else self.counts,
+            logprobs=self.logprobs,
+            finishes=self.finishes,
+            prompt_logprobs=self.prompt_logprobs,
+        )

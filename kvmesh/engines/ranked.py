@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from kvmesh.core import Capabilities, KvEvent, KvHandle, LoadRecord, Role
 from kvmesh.engines.base import Engine, EngineDescription, EngineRequest, StepOutput
-from kvmesh.engines.rank_loads import sum_loads
+from kvmesh.engines.loads import sum_loads
 from kvmesh.engines.registration import with_features
 from kvmesh.errors import InvalidRequestError
 from kvmesh.kv.paths import KvPaths

@@ -1,15 +1,18 @@
-"""Where a member's certificate comes from. A folder is one source, Consul Connect another (`kvmesh/discovery/connect`)."""
+"""Where a member's certificate comes from, and gRPC credentials of it. A folder is one source, Consul Connect another."""
 
 import logging
 import ssl
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+import grpc
 
 from kvmesh.errors import InvalidRequestError
-from kvmesh.identity.names import FILE_NAMES, PeerNames
+from kvmesh.identity.roles import FILE_NAMES, PeerNames
 
 CERTIFICATE_FILE, KEY_FILE, AUTHORITY_FILE = "tls.crt", "tls.key", "ca.crt"
 RECHECK_S = 1.0
@@ -101,3 +104,38 @@ def _unusable(folder: Path, error: OSError) -> InvalidRequestError:
 def source_of(folder: str) -> CertificateSource | None:
     """The certificates in a folder; None for an empty name."""
     return DirectorySource(folder) if folder else None
+
+
+def mesh_channel_options(server_name: str) -> Sequence[tuple[str, str]]:
+    """The name that the server's certificate must have, whatever the address."""
+    return (("grpc.ssl_target_name_override", server_name),)
+
+
+def mesh_server_credentials(source: CertificateSource) -> grpc.ServerCredentials:
+    """Each handshake uses the newest certificates. Connections that exist keep theirs."""
+    served = source.current()
+
+    def fetch() -> Any:
+        """None: as before. Called by threads of gRPC."""
+        nonlocal served
+        newest = source.current()
+        if newest is served:
+            return None
+        served = newest
+        return _configuration(newest)
+
+    return grpc.dynamic_ssl_server_credentials(_configuration(served), fetch, require_client_authentication=True)
+
+
+def mesh_channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(
+        root_certificates=certificates.authority,
+        private_key=certificates.key,
+        certificate_chain=certificates.certificate,
+    )
+
+
+def _configuration(certificates: Certificates) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration(
+        [(certificates.key, certificates.certificate)], root_certificates=certificates.authority
+    )

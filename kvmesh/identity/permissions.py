@@ -3,7 +3,8 @@
 Frontends' public API is not in the table: API keys protect it (docs/use/access.md).
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import Protocol
 
 from kvmesh.identity.roles import MeshRole
 
@@ -11,7 +12,6 @@ _FRONTEND, _ROUTER, _OPERATOR = MeshRole.FRONTEND, MeshRole.ROUTER, MeshRole.OPE
 _PLANNER = MeshRole.PLANNER
 _WORKERS = (MeshRole.PREFILL, MeshRole.DECODE)
 _EVERYONE = frozenset(MeshRole)
-
 PERMISSIONS: Mapping[str, Collection[MeshRole]] = {
     "/kvmesh.router.v1.RouterService/Route": {_FRONTEND},
     "/kvmesh.router.v1.RouterService/SyncPeers": {_ROUTER},
@@ -81,6 +81,7 @@ READING = frozenset(
     }
 )
 """Methods that change nothing: an operator's calls of them are not written to the audit log."""
+OnDenied = Callable[[Collection[MeshRole]], None]
 
 
 def may_call(role: MeshRole, method: str) -> bool:
@@ -114,3 +115,15 @@ def servers_of(method: str) -> Collection[MeshRole]:
 def callers_of(server: MeshRole) -> frozenset[MeshRole]:
     """The roles that have a method to call on a server, health checks aside."""
     return frozenset(role for method, roles in PERMISSIONS.items() if server in servers_of(method) for role in roles)
+
+
+class Intentions(Protocol):
+    """The rules for calls of one service."""
+
+    def allows(self, role: MeshRole) -> bool:
+        """By the newest rules that are known; False before the first. It must not wait."""
+        ...
+
+    def on_denied(self, callback: OnDenied) -> None:
+        """From now on `callback` gets the roles that lose their permission, in the event loop of the calls."""
+        ...

@@ -9,8 +9,7 @@ import grpc.aio
 
 from kvmesh.errors import PermissionDeniedError
 from kvmesh.identity.certificates import CertificateSource
-from kvmesh.identity.intentions import Intentions
-from kvmesh.identity.permissions import is_audited, may_call
+from kvmesh.identity.permissions import Intentions, is_audited, may_call
 from kvmesh.identity.roles import MeshRole
 from kvmesh.rpc.revoking import RunningCalls, denied
 from kvmesh.telemetry import event_logger

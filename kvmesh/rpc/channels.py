@@ -8,8 +8,7 @@ import grpc.aio
 
 from kvmesh.clock import Clock, SystemClock
 from kvmesh.errors import OverloadedError, UnavailableError
-from kvmesh.identity.certificates import Certificates, CertificateSource
-from kvmesh.identity.grpc_credentials import mesh_channel_credentials, mesh_channel_options
+from kvmesh.identity.certificates import Certificates, CertificateSource, mesh_channel_credentials, mesh_channel_options
 from kvmesh.identity.roles import MeshRole
 from kvmesh.rpc.settings import RpcSettings, channel_options
 from kvmesh.rpc.tls_relay import TlsRelay

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 
 from kvmesh.errors import InternalError, InvalidRequestError, MeshError
 from kvmesh.identity.certificates import CertificateSource
-from kvmesh.identity.intentions import Intentions
+from kvmesh.identity.permissions import Intentions
 from kvmesh.rpc.authorisation import AuthorisationInterceptor
 from kvmesh.rpc.channels import ChannelInterceptor
 from kvmesh.rpc.status import abort_with

@@ -7,8 +7,7 @@ from grpc.aio import AioRpcError
 
 from kvmesh.api.planner.v1 import planner_pb2 as pb
 from kvmesh.api.planner.v1.planner_pb2_grpc import PlannerServiceStub
-from kvmesh.core.plan import PlanReport
-from kvmesh.core.planning import Targets
+from kvmesh.core.planning import PlanReport, Targets
 from kvmesh.core.whatif import SimulationOutcome, SimulationRequest
 from kvmesh.identity.roles import MeshRole
 from kvmesh.rpc.channels import ChannelPool

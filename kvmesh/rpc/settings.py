@@ -6,8 +6,7 @@ from typing import Any
 
 import grpc
 
-from kvmesh.identity.certificates import CertificateSource
-from kvmesh.identity.grpc_credentials import mesh_server_credentials
+from kvmesh.identity.certificates import CertificateSource, mesh_server_credentials
 from kvmesh.network.names import LOOPBACK
 from kvmesh.settings import internal, setting
 

@@ -1,1 +1,1 @@
-"""In-memory transports and registry: what runs a whole mesh in one event loop, without sockets. Used by tests and benchmarks only."""
+"""In-memory transports and registry: what runs a whole mesh in one event loop, without sockets. For simulations, tests and benchmarks."""

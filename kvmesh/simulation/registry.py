@@ -18,11 +18,10 @@ import grpc.aio
 from kvmesh.clock import Clock, SystemClock
 from kvmesh.discovery import limits, wire
 from kvmesh.discovery.agent import requests, shapes
-from kvmesh.discovery.agent.keys import KeyRecord
+from kvmesh.discovery.agent.keys import KeyRecord, SessionDefinition
 from kvmesh.discovery.agent.live import LiveState
 from kvmesh.discovery.agent.probes import Probes
 from kvmesh.discovery.agent.records import CheckDefinition
-from kvmesh.discovery.agent.sessions import SessionDefinition
 from kvmesh.discovery.agent.state import AgentState
 from kvmesh.discovery.base import Entry, Health, Instance, Registration, View
 from kvmesh.discovery.settings import AgentSettings

@@ -10,7 +10,7 @@ from grpc.aio import ServicerContext
 from kvmesh.api.worker.v1 import worker_pb2 as pb
 from kvmesh.api.worker.v1 import worker_pb2_grpc
 from kvmesh.clock import Clock
-from kvmesh.core.fence import Fence
+from kvmesh.core.planning import Fence
 from kvmesh.errors import InvalidRequestError, UnavailableError, UnsupportedError
 from kvmesh.rpc.codec.scalars import known_enum, optional_duration, optional_field, required_text
 from kvmesh.rpc.codec.types import from_worker_ref

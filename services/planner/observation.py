@@ -4,8 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvmesh.core import Role
-from kvmesh.core.plan import LatencyReport, PoolReport
-from kvmesh.core.planning import ObservationState, Shape
+from kvmesh.core.planning import LatencyReport, ObservationState, PoolReport, Shape
 from services.planner.plan import (
     BLOCKS_TOTAL,
     BLOCKS_USED,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvmesh.core import Role
-from kvmesh.core.plan import LatencyReport, PoolReport
+from kvmesh.core.planning import LatencyReport, PoolReport
 from kvmesh.discovery.base import Health, Instance
 from services.planner.arrivals import Arrivals
 

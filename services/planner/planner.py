@@ -8,8 +8,18 @@ from typing import Protocol
 
 from kvmesh.clock import Clock
 from kvmesh.core import Role
-from kvmesh.core.plan import LatencyReport, PlanReport, PoolReport
-from kvmesh.core.planning import Decision, DecisionOutcome, PlacementBounds, PoolLimits, PoolState, Shape, Targets
+from kvmesh.core.planning import (
+    Decision,
+    DecisionOutcome,
+    LatencyReport,
+    PlacementBounds,
+    PlanReport,
+    PoolLimits,
+    PoolReport,
+    PoolState,
+    Shape,
+    Targets,
+)
 from kvmesh.core.whatif import SimulationRequest
 from kvmesh.discovery.base import SERVICES, Instance, Registry, View
 from kvmesh.errors import MeshError, OverloadedError

@@ -8,7 +8,7 @@ from grpc.aio import Server, ServicerContext
 
 from kvmesh.api.planner.v1 import planner_pb2 as pb
 from kvmesh.api.planner.v1 import planner_pb2_grpc
-from kvmesh.core.plan import PlanReport
+from kvmesh.core.planning import PlanReport
 from kvmesh.errors import InvalidRequestError, UnavailableError
 from kvmesh.rpc.codec.planner import from_targets, to_plan, to_targets
 from kvmesh.rpc.codec.whatif import from_simulation_request, to_simulation_outcome

@@ -13,8 +13,7 @@ from kvmesh.api.router.v1 import router_pb2_grpc
 from kvmesh.checks import check_range
 from kvmesh.clock import Clock
 from kvmesh.core import WorkerView
-from kvmesh.core.fence import Fence
-from kvmesh.core.planning import PlacementBounds
+from kvmesh.core.planning import Fence, PlacementBounds
 from kvmesh.errors import (
     InvalidRequestError,
     MeshError,

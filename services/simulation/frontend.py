@@ -1,13 +1,15 @@
 """A frontend process of the simulation: the real pipeline on the real clients, without HTTP."""
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from kvmesh.clock import Clock
 from kvmesh.core import Ask, FinishReason, Leg, LegFinish, LegTask, Report, Role, TokenLogprob, WorkerRef
+from kvmesh.discovery.base import Registry
 from kvmesh.rpc.clients import LegLink, LegLinks, LegSink, Placed, RouterLink
 from kvmesh.rpc.interceptors import channel_interceptors
 from kvmesh.rpc.leg_link import GrpcLegLinks
@@ -15,20 +17,40 @@ from kvmesh.rpc.router.link import GrpcRouterLink
 from kvmesh.rpc.router.settings import RouterLinkSettings
 from kvmesh.telemetry import Telemetry
 from services.frontend.metrics import FrontendMetrics
+from services.frontend.model_cards import Described
+from services.frontend.models import DiscoveredModels
 from services.frontend.pipeline.fallback_router import WITHOUT_ROUTER_AFTER_S, FallbackRouterLink
 from services.frontend.pipeline.local_placement import LocalPlacer
 from services.frontend.pipeline.losses import LostWorkers
 from services.frontend.pipeline.pipeline import Pipeline
-from services.frontend.settings import PipelineSettings
+from services.frontend.settings import ModelSettings, PipelineSettings
 from services.frontend.text.text_model import TextModel
 from services.simulation.ledger import Phase
-from services.simulation.models import SimulatedModels
 from services.simulation.world import World
 
 MODEL = "bytes"
 EOS_TOKEN_ID = 256
 VOCABULARY_SIZE = 257
 OnPhase = Callable[[str, Phase], None]
+
+
+class _NoFiles:
+    """Workers of a simulation have no files of a model."""
+
+    async def fetch_model_files(self, address: str, digest: str, *, timeout_s: float) -> Mapping[str, bytes]:
+        """See FileSource."""
+        raise AssertionError("a simulated frontend loads no files")
+
+
+class SimulatedModels(DiscoveredModels):
+    """Follows the workers and their cards in the registry as every frontend does. Its text model is given, not loaded from files."""
+
+    def __init__(self, registry: Registry, text: TextModel, clock: Clock) -> None:
+        super().__init__(registry=registry, source=_NoFiles(), settings=ModelSettings(), clock=clock)
+        self._given = text
+
+    async def _text(self, described: Sequence[Described]) -> TextModel:
+        return self._given
 
 
 @cache

@@ -2,11 +2,20 @@
 
 from collections.abc import Collection, Mapping
 
+from services.router.index.holder_index import HolderIndex
 from services.router.index.kv_feed import Trust
+from services.router.index.lazy_index import LazyIndex
 from services.simulation.frontend import SimulatedFrontend
-from services.simulation.index_blocks import blocks_of
 from services.simulation.router import SimulatedRouter
 from services.simulation.worker import SimulatedWorker
+
+
+def blocks_of(index: HolderIndex, bit: int) -> set[int]:
+    """All cached blocks of a holder."""
+    stored = {block for block, holders in index.holders.items() if holders & index._live & 1 << bit}
+    if not isinstance(index, LazyIndex) or bit not in index._pending:
+        return stored
+    return stored.union(*[run.blocks for run in index._pending[bit].runs.values()])
 
 
 def worker_problems(worker: SimulatedWorker, excused: Collection[str] = ()) -> list[str]:

@@ -5,16 +5,39 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from kvmesh.core import FinishReason, SamplingParams, TokenLogprob, Usage
+from kvmesh.core import FinishReason, Generation, SamplingParams, TokenLogprob, Usage
 from kvmesh.engines.simulated.model_card import TokenRange
-from kvmesh.engines.simulated.tokens import made_up_logprob
+from kvmesh.engines.simulated.tokens import biased_token, constant_of, made_up_logprob
 from kvmesh.errors import MeshError
 from services.frontend.parsers.parser import AnswerParser
 from services.frontend.parsers.parts import Part
 from services.frontend.pipeline.prepare import Prepared
 from services.frontend.pipeline.request import Ending, Request, RequestResult
-from services.simulation.reference import expected_tokens
 from services.simulation.tools import call_parser, call_problems, expected_document
+
+
+def checksum(token_ids: Sequence[int], first_position: int = 0) -> int:
+    """The part of S that these tokens contribute when the first stands at `first_position`."""
+    return sum((first_position + i + 1) * token for i, token in enumerate(token_ids))
+
+
+def expected_tokens(
+    generation: Generation, token_range: TokenRange, count: int, *, eos_after_tokens: int = 0, eos_token_id: int = 2
+) -> list[int]:
+    """The next `count` tokens of a correct engine. Stop tokens and limits are ignored."""
+    sequence = [*generation.token_ids, *generation.emitted_token_ids]
+    constant = constant_of(generation.sampling, generation.adapter, token_range.span)
+    start = len(sequence)
+    total = checksum(sequence)
+    bias = dict(generation.sampling.logit_bias)
+    for _ in range(count):
+        token_id = token_range.first_id + (total + constant) % token_range.span
+        sequence.append(biased_token(token_id, bias, token_range) if bias else token_id)
+        if eos_after_tokens and len(sequence) - len(generation.token_ids) == eos_after_tokens:
+            sequence[-1] = eos_token_id
+            break
+        total += len(sequence) * sequence[-1]
+    return sequence[start:]
 
 
 class Phase(IntEnum):
@@ -26,6 +49,14 @@ class Phase(IntEnum):
     SUBMITTED = 3
     DECODING = 4
     ENDED = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel:
+    """The client leaves `after_s` after the request has entered a phase, if it ever does."""
+
+    phase: Phase
+    after_s: float
 
 
 @dataclass(slots=True, kw_only=True)

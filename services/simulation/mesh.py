@@ -12,7 +12,7 @@ simulated engines, health checks. The same seed gives the same run, message by m
 """
 
 import asyncio
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Collection, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,8 +31,7 @@ from services.router.settings import RouterSettings
 from services.simulation.candidate import SimulatedCandidate
 from services.simulation.frontend import EOS_TOKEN_ID, MODEL, VOCABULARY_SIZE, SimulatedFrontend, request_of
 from services.simulation.invariants import frontend_problems, router_problems, worker_problems
-from services.simulation.ledger import Ledger, Phase, check_ledger
-from services.simulation.load import Cancel, Planned
+from services.simulation.ledger import Cancel, Ledger, Phase, check_ledger
 from services.simulation.router import PORT as ROUTER_PORT
 from services.simulation.router import SimulatedRouter
 from services.simulation.worker import PORT as WORKER_PORT
@@ -127,7 +126,6 @@ class SimulatedMesh:
         self.workers: dict[str, SimulatedWorker] = {}
         self.dead: list[SimulatedWorker] = []
         self.ledgers: dict[str, Ledger] = {}
-        self.is_loaded = False
         """Whether `play` still begins requests or waits for them. Between two requests it is true as well."""
         self.registry_lost_s = float("-inf")
         """When the registry last lost its state."""
@@ -245,16 +243,6 @@ class SimulatedMesh:
         ledger = self.begin(request)
         await asyncio.wait([self._requests[request.request_id]])
         return ledger
-
-    async def play(self, load: Sequence[Planned]) -> None:
-        """Begins each request at its time, counted from now, and waits for all."""
-        began_s = self.now_s
-        self.is_loaded = True
-        for planned in load:
-            await self.world.clock.sleep(began_s + planned.at_s - self.now_s)
-            self.begin(planned.request, planned.cancel, is_whole=planned.is_whole)
-        await asyncio.wait([self._requests[planned.request.request_id] for planned in load])
-        self.is_loaded = False
 
     async def _run(self, ledger: Ledger) -> None:
         trace, request_id = self.world.trace, ledger.request.request_id

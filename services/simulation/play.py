@@ -9,13 +9,11 @@ from kvmesh.errors import WORKER_LOST_TWICE
 from kvmesh.simulation.virtual_loop import DeadlockError, run_virtual
 from services.frontend.pipeline.placements import SILENT_WORKER_RETURNS_S
 from services.simulation.inject import Injector
-from services.simulation.ledger import Ledger
-from services.simulation.load import Cancel
+from services.simulation.ledger import Cancel, Ledger
 from services.simulation.mesh import SimulatedMesh
-from services.simulation.requests import make_cancel, make_request
 from services.simulation.schedule import RequestPlan, Schedule
 from services.simulation.settling import LAST, PROBE, settle
-from services.simulation.shapes import shape_of
+from services.simulation.shapes import make_cancel, make_request, shape_of
 from services.simulation.watching import Watcher
 
 ENDED_S_MAX = 90.0

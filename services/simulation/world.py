@@ -1,7 +1,9 @@
-"""What all processes of one simulated mesh stand on: virtual time, the networks, the registry, seeded randomness."""
+"""What all processes of one simulated mesh stand on: virtual time, the networks, the registry, seeded randomness, the trace of events."""
 
 import asyncio
-from collections.abc import Coroutine
+import hashlib
+import struct
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeVar
@@ -14,11 +16,40 @@ from kvmesh.simulation.registry import MemoryAgent
 from kvmesh.simulation.rendezvous import MemoryRendezvousNetwork
 from kvmesh.simulation.rpc import MemoryNetwork
 from kvmesh.simulation.virtual_loop import VirtualLoop, process_context
-from services.simulation.trace import Trace
 
+_CROSSING = struct.Struct("<dd")
 T = TypeVar("T")
 EPOCH_S = 1_700_000_000.0
 """The wall clock's time when the loop's is 0."""
+
+
+class Trace:
+    """Lines of (time, event, ids), and the time of every crossing of the network.
+
+    Two runs are equal when their hashes are: a message that takes another turn anywhere changes the hash.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._digest = hashlib.sha256()
+        self.lines: list[str] = []
+        self.crossings = 0
+
+    def note(self, event: str, *ids: object) -> None:
+        """Something happened now."""
+        line = f"{self._now():.6f} #{self.crossings} {event} {' '.join(map(str, ids))}"
+        self.lines.append(line)
+        self._digest.update(line.encode())
+
+    def crossed(self, latency_s: float) -> None:
+        """A message left for the other side of a link."""
+        self.crossings += 1
+        self._digest.update(_CROSSING.pack(self._now(), latency_s))
+
+    @property
+    def hash(self) -> str:
+        """Of everything so far."""
+        return self._digest.hexdigest()
 
 
 class VirtualClock:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvmesh.cli.tables import Row, render_table
+from kvmesh.cli.output import Row, render_table
 from kvmesh.core import PerformanceProfile
 from kvmesh.core.engine_profile import read_engine_profile
 from kvmesh.core.planning import Decision, Targets

@@ -13,11 +13,10 @@ from services.planner.sizing.size import Sizer
 from services.planner.sizing.speed import Speed, speed_of
 from services.whatif.engine import EngineShape
 from services.whatif.fleet import FleetTimes
-from services.whatif.loads import make_load
 from services.whatif.planning import PlannerPolicy
 from services.whatif.result import Result, percentile
 from services.whatif.simulation import PoolPolicy, Simulation, SimulationSettings, Static
-from services.whatif.traces import TraceRequest
+from services.whatif.traces import TraceRequest, make_load
 
 RUN_S = 1.0
 LENGTH_POINTS = 16

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvmesh.core import Role
-from kvmesh.core.plan import LatencyReport, PoolReport
-from kvmesh.core.planning import Shape, Targets
+from kvmesh.core.planning import LatencyReport, PoolReport, Shape, Targets
 from services.planner.observation import ModelObservation, ObservationLimits, observe_model
 from services.planner.plan import Window, WindowKeeper, latencies
 from services.router.core_settings import CoreSettings

@@ -18,8 +18,7 @@ from kvmesh.clock import SystemClock
 from kvmesh.core import FinishReason, Generation, Handoff, LegTask, Rendezvous, Role
 from kvmesh.engines.base import Engine
 from kvmesh.engines.simulated.engine import SimulatedEngine
-from kvmesh.engines.simulated.rendezvous.http_wire import HttpWire
-from kvmesh.engines.simulated.rendezvous.wire import Wire
+from kvmesh.engines.simulated.rendezvous.wire import HttpWire, Wire
 from kvmesh.engines.simulated.settings import SimulatedSettings, StepProfile
 from kvmesh.kv.transport import KvTransport
 from kvmesh.simulation.kv_transport import MemoryKvNetwork, MemoryTransport

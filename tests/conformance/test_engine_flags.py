@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvmesh.cli.engine_flags.command_line import MODEL_FLAGS
 from kvmesh.cli.engine_flags.table import Subject, load_table
+from kvmesh.cli.engine_flags.translate import MODEL_FLAGS
 from kvmesh.engines.trtllm.arguments import OWN, own_arguments, paths
 from kvmesh.engines.trtllm.settings import TrtllmSettings
 from tests.parts import require_part

@@ -9,8 +9,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from kvmesh.identity.names import ConnectNames
-from kvmesh.identity.roles import MeshRole
+from kvmesh.identity.roles import ConnectNames, MeshRole
 from tests.connect_identities import (
     ACCEPTED,
     REFUSED,

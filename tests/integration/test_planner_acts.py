@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvmesh.core import Role
-from kvmesh.core.plan import PlanReport
-from kvmesh.core.planning import DecisionAction, DecisionOutcome
+from kvmesh.core.planning import DecisionAction, DecisionOutcome, PlanReport
 from kvmesh.discovery.base import PLANNER as PLANNER_SERVICE
 from kvmesh.discovery.base import ROUTER
 from kvmesh.rpc.planner_client import GrpcPlannerClient

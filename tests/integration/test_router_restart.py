@@ -16,7 +16,7 @@ from services.router.core import RouterCore
 from services.router.core_settings import CoreSettings
 from services.router.index.kv_feed import Trust
 from services.router.serving.membership import FleetMembership
-from services.simulation.index_blocks import blocks_of
+from services.simulation.invariants import blocks_of
 from tests.index_checks import flush_all
 from tests.integration.test_router_service import end, eventually
 from tests.integration.workers import ToldWorker

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from services.router.index.holder_index import HolderIndex, bits
 from services.router.index.lookup_cache import ENTRIES_MAX, SENTINELS_MAX, LookupCache
-from services.simulation.index_blocks import blocks_of
+from services.simulation.invariants import blocks_of
 from tests.index_checks import matches
 
 HOLDERS = 4

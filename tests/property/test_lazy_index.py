@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from services.router.index.holder_index import bits
 from services.router.index.lazy_index import PENDING_HOLDERS_MAX, RUN_BLOCKS_MIN, LazyIndex
-from services.simulation.index_blocks import blocks_of
+from services.simulation.invariants import blocks_of
 from tests.index_checks import flush_all, matches
 
 HOLDERS = 4

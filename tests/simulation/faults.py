@@ -6,6 +6,7 @@ from random import Random
 from kvmesh.simulation.faulty_engine import Die, LoseKv, Refuse, Stall
 from services.simulation.ledger import Phase
 from services.simulation.mesh import SimulatedMesh
+from tests.simulation.load import PLAYING
 
 Script = Callable[[SimulatedMesh], Awaitable[None]]
 FAULT_AT_S = 3.0
@@ -22,7 +23,7 @@ async def no_faults(mesh: SimulatedMesh) -> None:
 
 def _check_load_goes_on(mesh: SimulatedMesh) -> None:
     """Fails once the load has ended: what a script waits for will not happen then."""
-    assert mesh.is_loaded, "the load is over and never was in that state"
+    assert mesh in PLAYING, "the load is over and never was in that state"
 
 
 async def _until_busy(mesh: SimulatedMesh, worker_id: str, legs: int) -> None:
@@ -98,7 +99,7 @@ async def kills(mesh: SimulatedMesh) -> None:
     down_s = 0.0
     while True:
         await mesh.world.clock.sleep(KILL_PAUSE_S - down_s)
-        if not mesh.is_loaded:
+        if mesh not in PLAYING:
             return
         worker_id = generator.choice(sorted(mesh.workers))
         role = mesh.workers[worker_id].role

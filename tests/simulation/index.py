@@ -30,7 +30,7 @@ from services.router.core_settings import CoreSettings
 from services.router.index.holder_index import bits
 from services.router.index.kv_feed import Trust
 from services.router.serving.membership import FleetMembership
-from services.simulation.index_blocks import blocks_of
+from services.simulation.invariants import blocks_of
 from tests.index_checks import flush_all, matches
 from tests.unit.router_fleets import description
 from tests.virtual_loop import run_virtual

@@ -7,9 +7,9 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 
 from services.simulation.ledger import Ledger
-from services.simulation.load import LOADS, plan_load
 from services.simulation.mesh import MESHES, SimulatedMesh
 from tests.simulation.faults import SCRIPTS, Script
+from tests.simulation.load import LOADS, plan_load, play_load
 from tests.virtual_loop import run_virtual
 
 ENDED_WELL = frozenset({"answered", "cancelled", "deadline_exceeded"})
@@ -77,7 +77,7 @@ async def _play(seed: int, requests: int, faults: str, shape: str, load: str, sc
         await mesh.start()
         planned = plan_load(mesh.world.random("load"), requests, LOADS[load])
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(mesh.play(planned))
+            tasks.create_task(play_load(mesh, planned))
             tasks.create_task(_awaited(script(mesh)))
         await mesh.idle()
         problems = mesh.problems()

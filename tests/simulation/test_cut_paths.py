@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from services.simulation.ledger import Ledger
-from services.simulation.load import LOADS, plan_load
 from services.simulation.mesh import MeshShape, SimulatedMesh
+from tests.simulation.load import LOADS, plan_load
 from tests.virtual_loop import run_virtual
 
 SHAPE = MeshShape(frontends=2)

@@ -13,8 +13,8 @@ from services.router.core_settings import CoreSettings
 from services.simulation.frontend import MODEL
 from services.simulation.ledger import Ledger, Phase
 from services.simulation.mesh import MeshShape, SimulatedMesh, default_engine
-from services.simulation.requests import make_request
 from services.simulation.schedule import RequestPlan
+from services.simulation.shapes import make_request
 from tests.virtual_loop import VirtualLoop, run_virtual
 
 PHASES = (Phase.ASKING, Phase.PREFILLING, Phase.SUBMITTED, Phase.DECODING)

@@ -12,8 +12,8 @@ from kvmesh.simulation.faulty_engine import LoseKv
 from services.frontend.pipeline.request import Request
 from services.simulation.frontend import MODEL
 from services.simulation.ledger import Ledger
-from services.simulation.load import CANCEL_PHASES
 from services.simulation.mesh import MeshShape, SimulatedMesh, default_engine
+from tests.simulation.load import CANCEL_PHASES
 from tests.simulation.runs import Report, run
 from tests.virtual_loop import run_virtual
 

@@ -10,9 +10,9 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 import kvmesh.api
-from services.simulation.load import LOADS, plan_load
 from services.simulation.mesh import MeshShape, SimulatedMesh
 from tests.release import Release
+from tests.simulation.load import LOADS, plan_load, play_load
 from tests.virtual_loop import run_virtual
 
 RELEASE = Release()
@@ -47,7 +47,7 @@ def test_a_mesh_of_both_releases_answers_as_one(old: str) -> None:
 
         network.channel = channel
         await mesh.start()
-        await mesh.play(plan_load(mesh.world.random("load"), REQUESTS, LOADS["calm"]))
+        await play_load(mesh, plan_load(mesh.world.random("load"), REQUESTS, LOADS["calm"]))
         await mesh.idle()
         assert mesh.problems() == []
         assert {each.outcome for each in mesh.ledgers.values()} <= {"answered", "cancelled"}

@@ -3,8 +3,8 @@
 import pytest
 
 from services.simulation.ledger import Phase
-from services.simulation.load import CANCEL_PHASES
 from services.simulation.mesh import SimulatedMesh
+from tests.simulation.load import CANCEL_PHASES
 from tests.simulation.runs import run
 from tests.simulation.test_mesh import hash_elsewhere
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from kvmesh.core import Role
-from services.simulation.load import LOADS, plan_load
 from services.simulation.mesh import MeshShape, SimulatedMesh
+from tests.simulation.load import LOADS, plan_load, play_load
 from tests.virtual_loop import run_virtual
 
 SHAPE = MeshShape(prefill=2, decode=2, routers=2)
@@ -43,7 +43,7 @@ def test_workers_change_roles_under_load(seed: int) -> None:
         log: list[tuple[float, str, Role]] = []
         await mesh.start()
         load = plan_load(mesh.world.random("load"), REQUESTS, replace(LOADS["calm"], cancelled_fraction=0.0))
-        playing = asyncio.create_task(mesh.play(load))
+        playing = asyncio.create_task(play_load(mesh, load))
         await mesh.world.clock.sleep(1.0)
         await change_roles(mesh, log)
         await playing

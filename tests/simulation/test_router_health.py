@@ -7,8 +7,8 @@ import pytest
 
 from kvmesh.simulation.faulty_engine import Stall
 from services.router.health import wedge
-from services.simulation.load import LOADS, plan_load
 from services.simulation.mesh import MeshShape, SimulatedMesh
+from tests.simulation.load import LOADS, plan_load, play_load
 from tests.virtual_loop import run_virtual
 
 WAIT_S = 3.0
@@ -44,7 +44,7 @@ def test_a_stalled_engine_is_left_alone_until_it_steps(worker_id: str) -> None:
         mesh = SimulatedMesh(11, SHAPE)
         await mesh.start()
         load = plan_load(mesh.world.random("load"), 480, replace(LOADS["calm"], cancelled_fraction=0.0))
-        playing = asyncio.create_task(mesh.play(load))
+        playing = asyncio.create_task(play_load(mesh, load))
         engine = mesh.workers[worker_id].engine
         await mesh.world.clock.sleep(2.0)
         engine.inject(Stall(duration_s=STALL_S))
@@ -83,7 +83,7 @@ def test_a_busy_mesh_is_never_called_wedged() -> None:
                 await mesh.world.clock.sleep(0.02)
 
         watching = asyncio.create_task(watch())
-        await mesh.play(plan_load(mesh.world.random("load"), 400, LOADS["dense"]))
+        await play_load(mesh, plan_load(mesh.world.random("load"), 400, LOADS["dense"]))
         await mesh.idle()
         watching.cancel()
         assert seen == {""}

@@ -15,14 +15,16 @@ from typing import Any, cast
 
 from kvmesh.clock import SystemClock
 from kvmesh.core import LoadRecord, Report, ReportKind, Role
-from kvmesh.core.plan import LatencyReport, PlanReport, PoolReport
 from kvmesh.core.planning import (
     Alternative,
     Decision,
     DecisionAction,
     DecisionInputs,
+    LatencyReport,
     Load,
     ObservationState,
+    PlanReport,
+    PoolReport,
     Shape,
     Targets,
 )

@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 
 from kvmesh.cli.advise.engine_rules import RULES, choose_engine
-from kvmesh.cli.advise.hardware import DEVICES, model_size
+from kvmesh.cli.advise.hardware import DEVICES, estimate_speed, model_size, with_profile
 from kvmesh.cli.advise.layout import plan_layout
 from kvmesh.cli.advise.needs import QUESTIONS, Needs, ask, read_needs
-from kvmesh.cli.advise.speed import estimate_speed, with_profile
 from kvmesh.cli.engine_flags.table import TITLES
 
 FEATURES = {"vllm": ("lora", "seed"), "sglang": ("lora",), "trtllm": ("lora", "image")}

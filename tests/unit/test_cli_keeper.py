@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvmesh.cli.children import Child, ChildSpec
-from kvmesh.cli.keeper import Keeper, with_ports
-from kvmesh.cli.restarts import DELAY_MAX_S, FIRST_DELAY_S, RestartHistory, RestartPolicy
+from kvmesh.cli.keeper import DELAY_MAX_S, FIRST_DELAY_S, Keeper, RestartHistory, RestartPolicy, with_ports
 from kvmesh.discovery.base import DECODE
 from kvmesh.errors import UnavailableError
 from kvmesh.simulation.registry import MemoryAgent

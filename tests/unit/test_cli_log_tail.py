@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvmesh.cli.log_tail import failure_line, log_tail
+from kvmesh.cli.children import failure_line, log_tail
 
 TRACEBACK = [
     "Traceback (most recent call last):",

@@ -1,7 +1,6 @@
 """What `kvmesh status` says of paths that do not work."""
 
-from kvmesh.cli.path_warnings import ADVICE, path_warnings
-from kvmesh.cli.status import worker_row
+from kvmesh.cli.status import ADVICE, path_warnings, worker_row
 from kvmesh.core import FailingKvPath, LoadRecord, Role, WorkerRef, WorkerView
 from kvmesh.core.worker import KV_PATH_REASONS
 

@@ -13,7 +13,6 @@ from kvmesh.api.planner.v1 import planner_pb2_grpc
 from kvmesh.cli.connection import MeshConnection
 from kvmesh.cli.show_plan import PlanSettings, plans_of, render_plan
 from kvmesh.core import Role
-from kvmesh.core.plan import PlanReport, PoolReport
 from kvmesh.core.planning import (
     Alternative,
     Decision,
@@ -22,6 +21,8 @@ from kvmesh.core.planning import (
     DecisionOutcome,
     Load,
     ObservationState,
+    PlanReport,
+    PoolReport,
     Shape,
     Targets,
 )

@@ -6,13 +6,12 @@ import json
 import pytest
 
 from kvmesh.discovery.acl import NEEDED_INTENTIONS
-from kvmesh.discovery.addresses import AddressBook
 from kvmesh.discovery.base import DECODE, PREFILL, Health, Instance, View
 from kvmesh.discovery.connect.documents import read_allowed, read_issued
+from kvmesh.discovery.identity import AddressBook
 from kvmesh.errors import InvalidRequestError, PermissionDeniedError, UnavailableError
-from kvmesh.identity.names import connect_names
 from kvmesh.identity.permissions import PERMISSIONS, callers_of, servers_of
-from kvmesh.identity.roles import MeshRole
+from kvmesh.identity.roles import MeshRole, connect_names
 from kvmesh.rpc.revoking import RunningCalls
 from tests.connect_authority import UriAuthority
 

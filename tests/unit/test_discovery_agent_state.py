@@ -7,9 +7,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from hypothesis.strategies import binary, booleans, sampled_from
 
-from kvmesh.discovery.agent.keys import Keys
+from kvmesh.discovery.agent.keys import Keys, SessionDefinition
 from kvmesh.discovery.agent.records import CheckDefinition, Counter, ServiceDefinition
-from kvmesh.discovery.agent.sessions import SessionDefinition
 from kvmesh.discovery.agent.state import AgentState
 from kvmesh.discovery.base import Health
 from kvmesh.discovery.settings import AgentSettings

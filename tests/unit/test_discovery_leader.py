@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from kvmesh.core.fence import Fence
+from kvmesh.core.planning import Fence
 from kvmesh.discovery.leader import LeaderElection, read_leader
 from kvmesh.errors import UnsupportedError
 from kvmesh.simulation.registry import MemoryAgent

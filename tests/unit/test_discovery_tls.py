@@ -11,9 +11,8 @@ from kvmesh.discovery.embedded import EmbeddedAgent
 from kvmesh.discovery.settings import AgentSettings, DiscoverySettings
 from kvmesh.errors import InvalidRequestError, UnavailableError
 from kvmesh.identity.authority import Authority as MeshAuthority
-from kvmesh.identity.certificates import source_of
+from kvmesh.identity.certificates import mesh_server_credentials, source_of
 from kvmesh.identity.credentials import make_credentials
-from kvmesh.identity.grpc_credentials import mesh_server_credentials
 from kvmesh.identity.roles import MeshRole
 from tests.certificates import Authority
 from tests.conformance.health_server import HealthServer

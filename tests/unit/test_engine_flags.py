@@ -6,10 +6,9 @@ from dataclasses import fields
 
 import pytest
 
-from kvmesh.cli.engine_flags.command_line import read_command_line
 from kvmesh.cli.engine_flags.kvmesh_command import mesh_command
 from kvmesh.cli.engine_flags.table import TITLES, load_table
-from kvmesh.cli.engine_flags.translate import Match, translate
+from kvmesh.cli.engine_flags.translate import Match, read_command_line, translate
 from kvmesh.cli.up_settings import UpSettings
 from kvmesh.engines.registry import ENGINES
 from kvmesh.settings.declare import specs

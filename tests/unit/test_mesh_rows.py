@@ -1,7 +1,7 @@
 """Workers and pools as rows: what the registry, the router and the planner say of each, joined; requests of several routers."""
 
 from kvmesh.core import LoadRecord, RequestList, RequestState, RequestView, Role, WorkerRef, WorkerView
-from kvmesh.core.plan import PlanReport, PoolReport
+from kvmesh.core.planning import PlanReport, PoolReport
 from kvmesh.discovery.base import DECODE, PREFILL, Health, Instance
 from kvmesh.rpc.mesh.rows import pool_rows, worker_rows
 from kvmesh.rpc.mesh.view import MeshView, merge_requests

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from kvmesh.core import Role
-from kvmesh.core.fence import Fence
 from kvmesh.core.planning import (
     Alternative,
     Decision,
     DecisionAction,
     DecisionInputs,
     DecisionOutcome,
+    Fence,
     PlacementBounds,
     PoolState,
     PoolTarget,

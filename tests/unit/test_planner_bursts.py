@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from kvmesh.core.planning import Shape, Targets
-from services.planner.decide.excursions import Excursions
+from services.planner.decide.stabiliser import Excursions
 from services.planner.sizing.bursts import HISTORY_STARTS, LEFT_OUT_STARTS, BurstHistory, Bursts
 from services.planner.sizing.demand import Demand
 from services.planner.sizing.size import Sizer

@@ -5,16 +5,18 @@ from dataclasses import replace
 import pytest
 
 from kvmesh.core import Role
-from kvmesh.core.plan import LatencyReport, PlanReport, PoolReport
 from kvmesh.core.planning import (
     Alternative,
     Decision,
     DecisionAction,
     DecisionInputs,
     DecisionOutcome,
+    LatencyReport,
     Load,
     ObservationState,
+    PlanReport,
     PoolLimits,
+    PoolReport,
     Shape,
     Targets,
 )

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kvmesh.core import Role
-from kvmesh.core.plan import PoolReport
-from kvmesh.core.planning import ObservationState
+from kvmesh.core.planning import ObservationState, PoolReport
 from services.planner.observation import ObservationLimits, observe_model
 from services.planner.plan import (
     BLOCKS_TOTAL,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmesh.core import Role
-from kvmesh.core.plan import PlanReport
+from kvmesh.core.planning import PlanReport
 from kvmesh.discovery.base import DECODE, Health, Instance
 from services.planner.observe import parse
 from services.planner.plan import (

@@ -12,9 +12,17 @@ from services.planner.__main__ import read_history
 from services.planner.decide.history import LoadHistory
 from services.planner.decide.settings import DecideSettings
 from services.planner.observe import _rates
-from services.planner.predict.backtest import HEADROOM_MAX, backtest, predict
 from services.planner.predict.heavy import PACKAGES, heavy_predictor
-from services.planner.predict.predictors import LocalTrend, MovingWindow, SeasonalNaive, constant, predictors
+from services.planner.predict.predictors import (
+    HEADROOM_MAX,
+    LocalTrend,
+    MovingWindow,
+    SeasonalNaive,
+    backtest,
+    constant,
+    predict,
+    predictors,
+)
 
 
 def test_simple_predictors():

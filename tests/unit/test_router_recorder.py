@@ -10,7 +10,7 @@ import pytest
 
 from kvmesh.cli.record import Recording, RecordSettings, lines_of, main
 from kvmesh.core import Ask, Report, ReportKind
-from kvmesh.core.recording import RecordedBatch, RecordedTraffic
+from kvmesh.core.whatif import RecordedBatch, RecordedTraffic
 from kvmesh.errors import OverloadedError
 from kvmesh.kv.blocks import block_hashes
 from kvmesh.rpc.codec.recording import from_recorded, to_recorded

@@ -21,8 +21,8 @@ from kvmesh.core import (
     SamplingParams,
 )
 from kvmesh.engines.base import INTERNAL_SALT, EngineRequest, StepOutput
-from kvmesh.engines.sglang import bootstrap
 from kvmesh.engines.sglang import engine as engine_module
+from kvmesh.engines.sglang import host_process
 from kvmesh.engines.sglang.engine import SglangEngine
 from kvmesh.engines.sglang.messages import (
     Alive,
@@ -526,7 +526,7 @@ class TestReadiness:
             assert rig.engine.describe().rendezvous_address == f"127.0.0.1:{port}"
 
     async def test_an_engine_that_never_registers(self, start: Start_, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(bootstrap, "TIMEOUT_S", 0.3)
+        monkeypatch.setattr(host_process, "TIMEOUT_S", 0.3)
         async with bootstrap_server(iter([404])) as port:
             with pytest.raises(UnavailableError, match="did not register") as raised:
                 async with start(_ready(bootstrap_port=port), has_kv_transfer=True, role="prefill"):

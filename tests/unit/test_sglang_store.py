@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from kvmesh.engines.sglang.host.store import listen
+from kvmesh.engines.sglang.host.patches import listen
 
 
 def test_it_listens_on_the_address_of_the_ranks() -> None:

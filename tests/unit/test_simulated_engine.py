@@ -19,7 +19,7 @@ from kvmesh.errors import InvalidRequestError, LostError, NotFoundError, Overloa
 from kvmesh.kv.transport import Piece
 from kvmesh.simulation.faulty_engine import Die, FaultyEngine, LoseKv, Refuse, Stall
 from kvmesh.simulation.kv_transport import MemoryKvNetwork, MemoryTransport
-from services.simulation.reference import expected_tokens
+from services.simulation.ledger import expected_tokens
 from tests.conformance.engine_driver import EngineDriver, greedy
 from tests.conformance.manual_clock import ManualClock
 from tests.patience import PATIENCE_S

@@ -19,7 +19,7 @@ from kvmesh.engines.simulated.engine import SimulatedEngine
 from kvmesh.engines.simulated.leg_state import SimulatedLeg
 from kvmesh.engines.simulated.memory import KvMemory
 from kvmesh.engines.simulated.model_card import read_card
-from kvmesh.engines.simulated.rendezvous.decode_queues import DecodeQueues
+from kvmesh.engines.simulated.rendezvous.queues import DecodeQueues
 from kvmesh.engines.simulated.rendezvous.wire import FAKE_HOST
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.engines.simulated.validation import make_leg

@@ -14,7 +14,7 @@ from kvmesh.engines.simulated.scheduler import Scheduler
 from kvmesh.engines.simulated.settings import SimulatedSettings, StepProfile
 from kvmesh.engines.simulated.step import PullOrder, Step
 from kvmesh.errors import InvalidRequestError, KvLostError, OverloadedError, UnsupportedError
-from services.simulation.reference import expected_tokens
+from services.simulation.ledger import expected_tokens
 
 BLOCK = 4
 SMALL = SimulatedSettings(

@@ -14,12 +14,11 @@ from services.planner.sizing.speed import Speed
 from services.router.core_settings import CoreSettings, QueueSettings
 from services.whatif.engine import EngineShape
 from services.whatif.fleet import ChangingFleet, FleetTimes
-from services.whatif.loads import make_load
 from services.whatif.placers import MODEL
 from services.whatif.planning import PlannerPolicy
 from services.whatif.result import Result, percentile
 from services.whatif.simulation import PoolPolicy, Simulation, SimulationSettings, Static
-from services.whatif.traces import TraceRequest
+from services.whatif.traces import TraceRequest, make_load
 from tests.demand import demand_of
 
 TARGETS = Targets(model=MODEL, ttft_s=2.0, itl_s=0.05)

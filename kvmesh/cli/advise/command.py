@@ -5,10 +5,9 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from kvmesh.cli.advise.engine_rules import EngineChoice, choose_engine
-from kvmesh.cli.advise.hardware import DEVICES, ModelSize, model_size
+from kvmesh.cli.advise.hardware import DEVICES, ModelSize, WorkerSpeed, estimate_speed, model_size, with_profile
 from kvmesh.cli.advise.layout import Layout, plan_layout
 from kvmesh.cli.advise.needs import Needs, read_needs
-from kvmesh.cli.advise.speed import WorkerSpeed, estimate_speed, with_profile
 from kvmesh.cli.engine_flags.table import TITLES
 
 

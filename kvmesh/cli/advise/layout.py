@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvmesh.cli.advise.hardware import WorkerSpeed
 from kvmesh.cli.advise.needs import Needs
-from kvmesh.cli.advise.speed import WorkerSpeed
 
 LOAD_MAX = 0.7
 """Part of a worker's time that may be planned. Above it queues grow quickly: at 0.7 a random arrival waits about one service time."""

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from kvmesh.cli.engine_flags.command_line import GivenFlag
 from kvmesh.cli.engine_flags.table import TITLES
-from kvmesh.cli.engine_flags.translate import Translation
+from kvmesh.cli.engine_flags.translate import GivenFlag, Translation
 from kvmesh.engines.registration import EngineRegistration
 
 

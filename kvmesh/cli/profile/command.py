@@ -15,8 +15,7 @@ from random import Random
 from statistics import median
 
 from kvmesh.cli.connection import CALL_TIMEOUT_S, MeshChoice, MeshTarget, connect, run_command
-from kvmesh.cli.profile.frontend_legs import FrontendLegs
-from kvmesh.cli.profile.measure import EngineMeter, Legs
+from kvmesh.cli.profile.measure import EngineMeter, FrontendLegs, Legs
 from kvmesh.cli.profile.page import page
 from kvmesh.cli.profile.sweep import SweepPlan, sweep
 from kvmesh.client import AsyncClient

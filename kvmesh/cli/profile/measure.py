@@ -9,9 +9,10 @@ from random import Random
 from statistics import median
 from typing import Protocol
 
+from kvmesh.client import AsyncClient, Options
 from kvmesh.core import Generation, KvHandle, KvReader, Leg, LegFinish, LegTask, Role, SamplingParams, WorkerDescription
 from kvmesh.core.engine_profile import DecodePoint, HandoffPoint, PrefillPoint
-from kvmesh.errors import UnavailableError
+from kvmesh.errors import LostError, UnavailableError
 from kvmesh.rpc.plain_legs import PlainLegClient
 
 FIRST_ID = 100
@@ -133,3 +134,32 @@ class EngineMeter:
     def _leg_id(self) -> str:
         self._legs += 1
         return f"profile-{self.random.getrandbits(48):x}-{self._legs}"
+
+
+class FrontendLegs:
+    """Has the method of PlainLegClient that measures need. The mesh chooses the worker, so that it should have one only."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def run(
+        self, address: str, role: Role, leg: Leg, *, timeout_s: float
+    ) -> AsyncGenerator[int | LegFinish, None]:
+        """As PlainLegClient.run, for a leg without a handle. `address` and `role` are those of the worker, which is not called itself."""
+        generation = leg.generation
+        options = Options(sampling=generation.sampling, returns_token_ids=True)
+        stream = self._client.generate_stream(
+            generation.model, generation.token_ids, options=options, timeout_s=timeout_s
+        )
+        async with stream:
+            finish: LegFinish | None = None
+            async for piece in stream:
+                if piece.token_ids:
+                    yield len(piece.token_ids)
+                if piece.finish_reason is not None and finish is None:
+                    finish = LegFinish(reason=piece.finish_reason)
+                if piece.usage is not None and finish is not None:
+                    finish = LegFinish(reason=finish.reason, usage=piece.usage)
+        if finish is None:
+            raise LostError("the frontend ended the call without a finish", reason="no_finish", where=address)
+        yield finish

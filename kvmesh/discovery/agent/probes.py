@@ -13,8 +13,7 @@ from kvmesh.discovery.agent.live import LiveState
 from kvmesh.discovery.agent.records import CheckDefinition
 from kvmesh.discovery.agent.state import AgentState
 from kvmesh.discovery.base import Health
-from kvmesh.identity.certificates import CertificateSource
-from kvmesh.identity.grpc_credentials import mesh_channel_credentials, mesh_channel_options
+from kvmesh.identity.certificates import CertificateSource, mesh_channel_credentials, mesh_channel_options
 from kvmesh.identity.roles import SERVER_NAME
 
 _CHECK_METHOD = "/grpc.health.v1.Health/Check"

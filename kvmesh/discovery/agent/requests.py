@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from kvmesh.discovery import limits
+from kvmesh.discovery.agent.keys import SessionDefinition
 from kvmesh.discovery.agent.records import CheckDefinition, ServiceDefinition
-from kvmesh.discovery.agent.sessions import SessionDefinition
 from kvmesh.discovery.base import Health
 from kvmesh.discovery.wire import duration_seconds
 from kvmesh.errors import InvalidRequestError

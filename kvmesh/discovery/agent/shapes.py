@@ -4,9 +4,8 @@ import base64
 from dataclasses import dataclass
 from typing import Any
 
-from kvmesh.discovery.agent.keys import KeyRecord
+from kvmesh.discovery.agent.keys import ConsulSession, KeyRecord
 from kvmesh.discovery.agent.records import Check, Service
-from kvmesh.discovery.agent.sessions import ConsulSession
 
 Json = dict[str, Any]
 VERSION = "1.8.7"

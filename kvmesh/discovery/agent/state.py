@@ -5,9 +5,8 @@
 """
 
 from kvmesh.discovery.agent.catalog import Catalog
-from kvmesh.discovery.agent.keys import Keys
+from kvmesh.discovery.agent.keys import ConsulSessions, Keys
 from kvmesh.discovery.agent.records import Counter
-from kvmesh.discovery.agent.sessions import ConsulSessions
 from kvmesh.discovery.settings import AgentSettings
 from kvmesh.errors import NotFoundError
 

@@ -12,8 +12,7 @@ from kvmesh.discovery.connection import ConsulConnection
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import MeshError, UnavailableError
 from kvmesh.identity.certificates import Certificates
-from kvmesh.identity.names import SERVICE_PREFIX
-from kvmesh.identity.roles import MeshRole
+from kvmesh.identity.roles import SERVICE_PREFIX, MeshRole
 from kvmesh.telemetry import event_logger
 
 ROOTS_PATH = "/v1/agent/connect/ca/roots"

@@ -11,8 +11,7 @@ from cryptography.x509.oid import NameOID
 
 from kvmesh.errors import MeshError, UnavailableError
 from kvmesh.identity.certificates import Certificates
-from kvmesh.identity.names import connect_names
-from kvmesh.identity.roles import MeshRole
+from kvmesh.identity.roles import MeshRole, connect_names
 
 ROOTS_MAX = 64
 

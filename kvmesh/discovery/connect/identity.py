@@ -12,7 +12,7 @@ from kvmesh.discovery.retry import Backoff
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import MeshError, UnavailableError
 from kvmesh.identity.certificates import Certificates
-from kvmesh.identity.intentions import OnDenied
+from kvmesh.identity.permissions import OnDenied
 from kvmesh.identity.roles import SERVING, MeshRole
 
 

@@ -12,10 +12,8 @@ from kvmesh.discovery.connection import ConsulConnection
 from kvmesh.discovery.retry import Backoff
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import MeshError
-from kvmesh.identity.intentions import OnDenied
-from kvmesh.identity.names import SERVICE_PREFIX
-from kvmesh.identity.permissions import callers_of
-from kvmesh.identity.roles import MeshRole
+from kvmesh.identity.permissions import OnDenied, callers_of
+from kvmesh.identity.roles import SERVICE_PREFIX, MeshRole
 from kvmesh.telemetry import event_logger
 
 LIST_PATH = "/v1/connect/intentions"

@@ -13,9 +13,16 @@ from kvmesh.core import KvHandle, LoadRecord, PerformanceProfile, Role
 from kvmesh.engines.adapters import EngineAdapters
 from kvmesh.engines.base import EngineDescription, EngineRequest, StepOutput
 from kvmesh.engines.output_buffers import BufferedEngine, KvEventBuffer, StepOutputBuffer
-from kvmesh.engines.sglang.bootstrap import wait_registered
 from kvmesh.engines.sglang.description import capabilities, kv_hash, model_card
-from kvmesh.engines.sglang.host_process import HostLink, HostProcess, Launch, find_python, launcher, listening
+from kvmesh.engines.sglang.host_process import (
+    HostLink,
+    HostProcess,
+    Launch,
+    find_python,
+    launcher,
+    listening,
+    wait_registered,
+)
 from kvmesh.engines.sglang.intake import SglangIntake
 from kvmesh.engines.sglang.leg import SglangLeg, asked_logprobs, cancelled, kv_events, token_logprobs
 from kvmesh.engines.sglang.messages import (

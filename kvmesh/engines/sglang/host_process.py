@@ -1,4 +1,4 @@
-"""Starts the engine process and talks to it over a Unix socket."""
+"""Starts the engine process, talks to it over a Unix socket, and waits until its ranks are registered."""
 
 import asyncio
 import contextlib
@@ -10,12 +10,23 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
+import aiohttp
+
 import kvmesh
 from kvmesh.engines.sglang.messages import FromHost, ToHost, frame, from_host_decoder, take_frames
 from kvmesh.errors import UnavailableError
 
 HOST_MODULE = "kvmesh.engines.sglang.host"
 VENV_SUFFIX = "-sglang"
+ROUTE = {
+    "prefill_dp_rank": "-1",
+    "prefill_cp_rank": "-1",
+    "target_tp_rank": "-1",
+    "target_pp_rank": "-1",
+}
+"""Asks for the whole topology, which the server knows when all ranks are registered."""
+TIMEOUT_S = 20.0
+POLL_S = 0.1
 
 
 class HostProcess(Protocol):
@@ -150,3 +161,27 @@ async def listening(link: HostLink):  # type: ignore[no-untyped-def]
             yield path
         finally:
             server.close()
+
+
+async def wait_registered(address: str) -> None:
+    """Waits until the ranks of a prefill engine are registered with its bootstrap server. UnavailableError after TIMEOUT_S.
+
+    SGLang tries to register for about 13 s and then reports ready, although it does not try again.
+    """
+    try:
+        async with asyncio.timeout(TIMEOUT_S), aiohttp.ClientSession() as session:
+            while not await _is_registered(session, f"http://{address}/route"):  # noqa: ASYNC110 (a server to ask)
+                await asyncio.sleep(POLL_S)
+    except TimeoutError as error:
+        raise UnavailableError(
+            f"the prefill engine did not register with its bootstrap server {address} within {TIMEOUT_S:g} s",
+            reason="engine_start_failed",
+        ) from error
+
+
+async def _is_registered(session: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with session.get(url, params=ROUTE, timeout=aiohttp.ClientTimeout(total=2.0)) as response:
+            return response.status == 200
+    except (aiohttp.ClientError, TimeoutError):
+        return False

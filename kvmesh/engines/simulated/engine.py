@@ -10,7 +10,7 @@ from xxhash import xxh3_64_hexdigest
 from kvmesh.clock import Clock
 from kvmesh.core import Capabilities, Handoff, KvHandle, LoadRecord, ModelCard, Role
 from kvmesh.engines.base import EngineDescription, EngineRequest
-from kvmesh.engines.held_blocks import BlockCount, HeldBlocks
+from kvmesh.engines.loads import BlockCount, HeldBlocks
 from kvmesh.engines.output_buffers import BufferedEngine, KvEventBuffer, StepOutputBuffer
 from kvmesh.engines.simulated.handles import FORMAT, unpack
 from kvmesh.engines.simulated.model_card import TokenRange, read_card

@@ -43,7 +43,7 @@ def make_rank(settings: SimulatedSettings, host: EngineHost, paths: KvPaths, *, 
         transport = SlowTransport(transport, host.clock, settings.kv_transfer_pause_s)
     if settings.handoff != Handoff.RENDEZVOUS:
         return SimulatedEngine(settings, host.clock, transport, paths=paths)
-    from kvmesh.engines.simulated.rendezvous.http_wire import HttpWire
+    from kvmesh.engines.simulated.rendezvous.wire import HttpWire
 
     wire = HttpWire(host.address, free_port(host))
     # Every request needs the transport, so there is nothing to serve before it has started.

@@ -20,15 +20,12 @@ from kvmesh.engines.simulated.leases import Leases
 from kvmesh.engines.simulated.leg_state import Phase, SimulatedLeg, WaitingQueue
 from kvmesh.engines.simulated.memory import KvMemory
 from kvmesh.engines.simulated.model_card import TokenRange
-from kvmesh.engines.simulated.rendezvous.decode_queues import DecodeQueues
-from kvmesh.engines.simulated.rendezvous.prefill_queues import PrefillQueues
-from kvmesh.engines.simulated.rendezvous.signals import Signal, SignalKind
-from kvmesh.engines.simulated.rendezvous.validation import check_rendezvous
+from kvmesh.engines.simulated.rendezvous.queues import DecodeQueues, PrefillQueues, Signal, SignalKind
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.engines.simulated.step import PullOrder, Step
 from kvmesh.engines.simulated.stopping import add_logprob, is_stop, score_prompt, steered_token
 from kvmesh.engines.simulated.tokens import embed
-from kvmesh.engines.simulated.validation import check_request, make_leg, read_handle
+from kvmesh.engines.simulated.validation import check_rendezvous, check_request, make_leg, read_handle
 from kvmesh.errors import InvalidRequestError, KvLostError, MeshError, OverloadedError
 from kvmesh.kv.paths import KvPaths
 

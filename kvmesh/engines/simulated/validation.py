@@ -3,16 +3,19 @@
 from array import array
 
 from kvmesh.checks import check_generation, check_range
-from kvmesh.core import Generation, LegTask, ModelCard, SamplingParams
+from kvmesh.core import Generation, LegTask, ModelCard, Role, SamplingParams
 from kvmesh.engines.base import EngineRequest
 from kvmesh.engines.simulated.constrained_answers import ScriptWriter
 from kvmesh.engines.simulated.handles import HandlePayload, unpack
 from kvmesh.engines.simulated.leg_state import SimulatedLeg
 from kvmesh.engines.simulated.model_card import TokenRange
+from kvmesh.engines.simulated.rendezvous.wire import FAKE_HOST
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.engines.simulated.tokens import constant_of
 from kvmesh.errors import InvalidRequestError, KvLostError, NotFoundError, UnsupportedError
 from kvmesh.kv.blocks import block_hashes, seed_hash
+
+TASKS = {Role.PREFILL: LegTask.PREFILL, Role.DECODE: LegTask.GENERATE}
 
 
 def check_request(
@@ -113,3 +116,26 @@ def _eos_at(generation: Generation, eos_after_tokens: int) -> int:
         return 0
     first_allowed = (generation.sampling.min_tokens or 0) + 1
     return max(1, max(eos_after_tokens, first_allowed) - len(generation.emitted_token_ids))
+
+
+def check_rendezvous(request: EngineRequest, settings: SimulatedSettings, *, role: Role, is_rendezvous: bool) -> None:
+    """Raises InvalidRequestError or UnsupportedError. `is_rendezvous`: the engine serves only legs of a rendezvous."""
+    rendezvous = request.rendezvous
+    if not is_rendezvous:
+        if rendezvous is not None:
+            raise UnsupportedError("this engine does no rendezvous handoff", field="rendezvous")
+        return
+    if request.task is not TASKS[role]:
+        raise UnsupportedError(f"a {role.value} worker of a rendezvous does no {request.task.value} legs", field="task")
+    if rendezvous is None:
+        raise InvalidRequestError(
+            "this worker serves requests in pairs only: the leg needs a rendezvous", field="rendezvous"
+        )
+    if request.handle is not None:
+        raise InvalidRequestError("a leg has a handle or a rendezvous, not both", field="handle")
+    if settings.kv_transport == "fake" and rendezvous.host != FAKE_HOST:
+        raise UnsupportedError(
+            f"this worker moves no KV (kv_transport fake), so it only serves warm-up legs, whose host is {FAKE_HOST}",
+            reason="fake_transfer",
+            field="rendezvous.host",
+        )

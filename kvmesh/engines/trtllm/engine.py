@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from kvmesh.core import KvHandle, LoadRecord, Role
 from kvmesh.engines.adapters import EngineAdapters
 from kvmesh.engines.base import EngineDescription, EngineRequest
+from kvmesh.engines.loads import share_of_load
 from kvmesh.engines.output_buffers import BufferedEngine, KvEventBuffer, StepOutputBuffer
-from kvmesh.engines.rank_loads import share_of_load
 from kvmesh.engines.trtllm.arguments import check_launcher, engine_arguments, loads_tokenizer
 from kvmesh.engines.trtllm.claims import SeedClaims
 from kvmesh.engines.trtllm.description import capabilities, generation_defaults, handle_form, model_card

@@ -7,12 +7,19 @@ from typing import TYPE_CHECKING
 
 from kvmesh.core import FinishReason
 from kvmesh.engines.base import EngineFinish, StepOutput
-from kvmesh.engines.step_builder import StepBuilder
+from kvmesh.engines.output_buffers import StepBuilder
 from kvmesh.engines.trtllm.claims import SeedClaims
 from kvmesh.engines.trtllm.handles import TrtllmHandleForm, make_handle
 from kvmesh.engines.trtllm.intake import TrtllmIntake, first_line
-from kvmesh.engines.trtllm.leg import TrtllmLeg
-from kvmesh.engines.trtllm.outputs import engine_finish, failed, finish, new_logprobs, new_tokens, prompt_logprobs
+from kvmesh.engines.trtllm.leg import (
+    TrtllmLeg,
+    engine_finish,
+    failed,
+    finish,
+    new_logprobs,
+    new_tokens,
+    prompt_logprobs,
+)
 from kvmesh.engines.trtllm.stats import LoadCounts
 from kvmesh.errors import InternalError, InvalidRequestError, KvLostError, LostError, MeshError
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvmesh.core import LoadRecord
-from kvmesh.engines.held_blocks import BlockCount
+from kvmesh.engines.loads import BlockCount
 from kvmesh.engines.vllm.arguments import engine_arguments, usage_context
 from kvmesh.engines.vllm.continuation import Continuations
 from kvmesh.engines.vllm.cpu import allow_model_compiling, forbid_compiling

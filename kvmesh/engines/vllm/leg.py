@@ -1,12 +1,20 @@
-"""One leg inside the vLLM engine."""
+"""One leg inside the vLLM engine, and the translation of vLLM's step outputs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvmesh.core import LegTask, Usage
+from kvmesh.core import FinishReason, LegTask, TokenLogprob, Usage
 from kvmesh.engines.base import EngineRequest
 from kvmesh.kv.paths import Pull
+
+REASONS = {
+    "stop": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "abort": FinishReason.CANCELLED,
+    "error": FinishReason.ERROR,
+    "repetition": FinishReason.STOP,
+}
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -70,3 +78,20 @@ class VllmLeg:
             cached_tokens=self.cached_tokens,
             transferred_tokens=self.transferred_tokens,
         )
+
+
+def stop_token(output: Any, reason: FinishReason) -> int | None:
+    """The token that ended an answer. vLLM reports stop tokens, but not the model's main end token."""
+    if reason is not FinishReason.STOP:
+        return None
+    if isinstance(output.stop_reason, int):
+        return output.stop_reason
+    return int(output.new_token_ids[-1]) if output.new_token_ids else None
+
+
+def token_logprobs(lists: Any, alternatives: int) -> list[TokenLogprob]:
+    """From vLLM's arrays: row i is token i, column 0 the chosen token, then the best alternatives."""
+    return [
+        TokenLogprob(logprob=values[0], alternatives=list(zip(ids[1 : alternatives + 1], values[1:], strict=False)))
+        for ids, values in zip(lists.logprob_token_ids.tolist(), lists.logprobs.tolist(), strict=True)
+    ]

@@ -10,15 +10,14 @@ from typing import Any
 
 from kvmesh.core import FinishReason, LegTask, LoadRecord
 from kvmesh.engines.base import EngineFinish, StepOutput
-from kvmesh.engines.held_blocks import HeldBlocks
+from kvmesh.engines.loads import HeldBlocks
+from kvmesh.engines.output_buffers import StepBuilder
 from kvmesh.engines.sampling_names import FIELD
-from kvmesh.engines.step_builder import StepBuilder
 from kvmesh.engines.vllm.budget import TOKENS_MIN, StepBudget
 from kvmesh.engines.vllm.core import VllmCore
 from kvmesh.engines.vllm.handles import VllmHandleForm, make_handle
 from kvmesh.engines.vllm.intake import prepare_recomputation
-from kvmesh.engines.vllm.leg import VllmLeg
-from kvmesh.engines.vllm.outputs import REASONS, stop_token, token_logprobs
+from kvmesh.engines.vllm.leg import REASONS, VllmLeg, stop_token, token_logprobs
 from kvmesh.engines.vllm.pull_reports import PullReports
 from kvmesh.engines.vllm.settings import CPU_STEP_BUDGET_S, VllmSettings
 from kvmesh.errors import InternalError, InvalidRequestError, MeshError

@@ -2,16 +2,18 @@
 
 from kvmesh.api.planner.v1 import planner_pb2 as pb
 from kvmesh.checks import check_range
-from kvmesh.core.plan import LatencyReport, PlanReport, PoolReport
 from kvmesh.core.planning import (
     Alternative,
     Decision,
     DecisionAction,
     DecisionInputs,
     DecisionOutcome,
+    LatencyReport,
     Load,
     ObservationState,
+    PlanReport,
     PoolLimits,
+    PoolReport,
     Shape,
     Targets,
 )

@@ -1,7 +1,7 @@
 """Recorded traffic on the wire."""
 
 from kvmesh.api.router.v1 import router_pb2 as pb
-from kvmesh.core.recording import RecordedBatch, RecordedTraffic
+from kvmesh.core.whatif import RecordedBatch, RecordedTraffic
 from kvmesh.rpc.codec.scalars import from_timestamp, to_timestamp
 
 

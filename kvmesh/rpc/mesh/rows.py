@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvmesh.core import LoadRecord, Role, WorkerView
-from kvmesh.core.plan import PlanReport
+from kvmesh.core.planning import PlanReport
 from kvmesh.discovery.base import DECODE, PREFILL, Health, Instance
 from kvmesh.rpc.mesh.view import MeshView
 from kvmesh.rpc.router.explanations import worker_name

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvmesh.core import RequestList, RequestState, RequestView, WorkerView
-from kvmesh.core.plan import PlanReport
+from kvmesh.core.planning import PlanReport
 from kvmesh.discovery.base import PLANNER, ROUTER, SERVICES, Instance, Registry
 from kvmesh.errors import MeshError
 from kvmesh.rpc.channels import ChannelPool

@@ -10,7 +10,7 @@ from kvmesh.api.router.v1 import router_pb2 as pb
 from kvmesh.api.router.v1.router_pb2_grpc import RouterServiceStub
 from kvmesh.core import Explanation, PeerUpdate, RequestList, WorkerView
 from kvmesh.core.planning import PlacementBounds
-from kvmesh.core.recording import RecordedBatch
+from kvmesh.core.whatif import RecordedBatch
 from kvmesh.identity.roles import MeshRole
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.codec.peers import from_peer_update, to_peer_update

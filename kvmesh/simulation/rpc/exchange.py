@@ -7,8 +7,7 @@ from typing import Any
 
 import grpc
 
-from kvmesh.simulation.rpc.link import MemoryLink
-from kvmesh.simulation.rpc.pipe import Pipe
+from kvmesh.simulation.rpc.pipe import MemoryLink, Pipe
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 

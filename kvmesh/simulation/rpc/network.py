@@ -12,7 +12,7 @@ from kvmesh.rpc.channels import ChannelInterceptor, ChannelPool
 from kvmesh.rpc.settings import RpcSettings
 from kvmesh.simulation.rpc.channel import MemoryChannel
 from kvmesh.simulation.rpc.exchange import CallStatus, Limits, MemoryExchange
-from kvmesh.simulation.rpc.link import MemoryLink
+from kvmesh.simulation.rpc.pipe import MemoryLink
 from kvmesh.simulation.rpc.server import MemoryServer
 
 _REFUSED = CallStatus(code=grpc.StatusCode.UNAVAILABLE, details="failed to connect to all addresses")

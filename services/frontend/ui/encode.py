@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvmesh.core import EarlierPlacement, Explanation, Report, RequestView
-from kvmesh.core.plan import LatencyReport, PlanReport
-from kvmesh.core.planning import Decision, Shape, Targets
+from kvmesh.core.planning import Decision, LatencyReport, PlanReport, Shape, Targets
 from kvmesh.discovery.base import DECODE, PREFILL, Instance
 from kvmesh.rpc.mesh.rows import PoolRow, WorkerRow, pool_rows
 from kvmesh.rpc.mesh.view import MeshView

@@ -6,8 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from kvmesh.core import Role
-from kvmesh.core.fence import Fence
-from kvmesh.core.planning import PoolState, PoolTarget
+from kvmesh.core.planning import Fence, PoolState, PoolTarget
 from kvmesh.discovery.base import Registry
 from kvmesh.errors import DeadlineError, UnsupportedError
 from kvmesh.rpc.channels import ChannelPool

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from services.planner.decide.settings import DecideSettings
-from services.planner.predict.backtest import Prediction, predict
 from services.planner.predict.heavy import PACKAGES, heavy_predictor
-from services.planner.predict.predictors import predictors
+from services.planner.predict.predictors import Prediction, predict, predictors
 from services.planner.sizing.demand import Demand
 
 GROWTH_MAX = 1.5

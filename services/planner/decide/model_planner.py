@@ -26,10 +26,9 @@ from kvmesh.core.planning import (
 from services.planner.decide.alternatives import TOLERANCE, Evaluator, Situation, best_first, fastest_first
 from services.planner.decide.backlog import catch_up_rate
 from services.planner.decide.correction import Correction
-from services.planner.decide.excursions import Excursions
 from services.planner.decide.history import LoadHistory, coming_demand
 from services.planner.decide.settings import DecideSettings
-from services.planner.decide.stabiliser import Stabiliser
+from services.planner.decide.stabiliser import Excursions, Stabiliser
 from services.planner.decide.thresholds import Thresholds
 from services.planner.observation import ModelObservation
 from services.planner.sizing.bursts import BurstHistory, Bursts

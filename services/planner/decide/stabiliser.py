@@ -1,8 +1,18 @@
-"""Lets pools grow at once and shrink late. Pure."""
+"""Which changes of the load pools follow: they grow at once, shrink late, and do not grow for bursts that go by themselves. Pure."""
 
 from collections import deque
 
 from kvmesh.core.planning import Shape
+
+HIGH, LOW = 1.5, 1.25
+"""A rise begins above so many times the level, and ends below."""
+BRIEF_MIN = 2
+"""Fewer brief rises are no pattern."""
+LEVEL_STARTS = 4.0
+"""The level is a mean over so many times of a worker's start."""
+REMEMBERED_STARTS = 20.0
+RECORDS_MAX = 100
+SPANS_MAX = 1000
 
 
 class Stabiliser:
@@ -45,3 +55,70 @@ class Stabiliser:
     @staticmethod
     def _settle(needed: int, wanted: int, largest: int) -> int:
         return needed if needed > wanted else min(wanted, largest)
+
+
+class Excursions:
+    """Tells bursts that go by themselves from rises of the load that workers should start for.
+
+    A worker that starts for a burst is ready when the burst is over. Whether a rise lasts is not known when it begins; how long the earlier
+    ones lasted is. Bursts are served by what is there: see `services/planner/sizing/bursts.py`.
+    `start_s`: time until a new worker serves; shorter rises are brief.
+    """
+
+    def __init__(self, start_s: float) -> None:
+        self._start_s = max(1.0, start_s)
+        self._spans: deque[tuple[float, float]] = deque(maxlen=SPANS_MAX)
+        self._total_s = self._sum = 0.0
+        self._newest_s: float | None = None
+        self._began_s: float | None = None
+        self._ended: deque[tuple[float, float]] = deque(maxlen=RECORDS_MAX)
+        """(time of the end, length)."""
+        self.are_usual = False
+        """Brief rises are a pattern of this load."""
+
+    def settle(self, rate: float, newest: float, now_s: float) -> float:
+        """Returns the rate to start workers for: the present one, or the level, if rises as the present one did not last so far.
+
+        `newest`: what arrived since the call before, per second. Its mean is the level; the present rate alone begins anew with each rise.
+        """
+        level = self._level(newest, now_s=now_s)
+        if self._total_s < self._start_s:
+            # A level of a few seconds is chance, and so is what exceeds it.
+            return rate
+        self._follow(rate, level=level, now_s=now_s)
+        while self._ended and self._ended[0][0] < now_s - REMEMBERED_STARTS * self._start_s:
+            self._ended.popleft()
+        brief = [length_s for _, length_s in self._ended if length_s < self._start_s]
+        self.are_usual = len(brief) >= BRIEF_MIN
+        if not self.are_usual:
+            return rate
+        if self._began_s is None:
+            return level
+        age_s = now_s - self._began_s
+        lasting = 1 + len(self._ended) - len(brief)
+        return rate if lasting >= sum(length_s >= age_s for length_s in brief) else level
+
+    def _level(self, rate: float, now_s: float) -> float:
+        span_s = 0.0 if self._newest_s is None else now_s - self._newest_s
+        self._newest_s = now_s
+        if len(self._spans) == SPANS_MAX:
+            self._forget()
+        self._spans.append((span_s, rate))
+        self._total_s += span_s
+        self._sum += span_s * rate
+        while self._total_s - self._spans[0][0] > LEVEL_STARTS * self._start_s:
+            self._forget()
+        return self._sum / self._total_s if self._total_s else rate
+
+    def _forget(self) -> None:
+        span_s, rate = self._spans.popleft()
+        self._total_s -= span_s
+        self._sum -= span_s * rate
+
+    def _follow(self, rate: float, level: float, now_s: float) -> None:
+        if self._began_s is None:
+            if rate > HIGH * level:
+                self._began_s = now_s
+        elif rate < LOW * level:
+            self._ended.append((now_s, now_s - self._began_s))
+            self._began_s = None

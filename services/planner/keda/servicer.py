@@ -8,7 +8,7 @@ from grpc.aio import Server, ServicerContext
 from kvmesh.api.externalscaler import externalscaler_pb2 as pb
 from kvmesh.api.externalscaler import externalscaler_pb2_grpc
 from kvmesh.core import Role
-from kvmesh.core.plan import PlanReport
+from kvmesh.core.planning import PlanReport
 from kvmesh.errors import InvalidRequestError, NotFoundError, UnavailableError
 from services.planner.planner import Planner
 

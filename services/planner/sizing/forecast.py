@@ -12,9 +12,8 @@ from functools import cached_property
 from kvmesh.core.planning import Shape, Targets
 from services.planner.sizing.bursts import Bursts, Waits
 from services.planner.sizing.demand import Demand
-from services.planner.sizing.prompt_times import PoolTimes, PromptTimes, prompt_times, uncached_tokens
 from services.planner.sizing.queueing import batching_factor, erlang_c, mean_wait_s, normal_below, wait_within
-from services.planner.sizing.speed import Speed
+from services.planner.sizing.speed import PoolTimes, PromptTimes, Speed, prompt_times, uncached_tokens
 
 FIRST_STEPS = 1.5
 """Decode steps until the first token of a transferred prompt: on average half of the running one, and the next one."""

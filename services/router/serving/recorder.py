@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from hashlib import blake2b
 
 from kvmesh.core import Report
-from kvmesh.core.recording import RecordedBatch, RecordedTraffic
+from kvmesh.core.whatif import RecordedBatch, RecordedTraffic
 from kvmesh.errors import OverloadedError
 from services.router.explain import DecisionHistory, DecisionRecord
 

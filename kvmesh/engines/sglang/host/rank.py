@@ -75,10 +75,8 @@ class Rank:
         """Loads the model. A prefill engine registers with its bootstrap server meanwhile, which must listen before."""
         from sglang.srt.server_args import PortArgs
 
-        from kvmesh.engines.sglang.host.bootstrap_calls import limit_waits
+        from kvmesh.engines.sglang.host.patches import honor_seeds, limit_waits, restrict_store
         from kvmesh.engines.sglang.host.scheduler import MeshScheduler
-        from kvmesh.engines.sglang.host.seeds import honor_seeds
-        from kvmesh.engines.sglang.host.store import restrict_store
 
         if self._is_cpu:
             cpu.prepare_transfers()

@@ -5,9 +5,11 @@ answers leave as token ids, so only the scheduler is used.
 """
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from sglang.srt.managers.io_struct import AbortReq, PdRoleSwitchReqOutput
+from sglang.srt.managers.schedule_batch import FINISH_MATCHED_TOKEN, Req
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_components.ipc_channels import SchedulerIpcChannels
 from sglang.srt.managers.scheduler_components.kv_events_publisher import SchedulerKvEventsPublisher
@@ -15,19 +17,32 @@ from sglang.srt.managers.scheduler_components.output_sender import SenderWrapper
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 from sglang.srt.managers.scheduler_components.request_receiver import SchedulerRequestReceiver
 
-from kvmesh.engines.sglang.host.bootstrap_calls import limit_asks
-from kvmesh.engines.sglang.host.events import SglangEvents, to_changes
+from kvmesh.engines.sglang.host.feeds import SglangEvents, current_load, to_changes
 from kvmesh.engines.sglang.host.link import HostSocket
-from kvmesh.engines.sglang.host.load import current_load
 from kvmesh.engines.sglang.host.outputs import Outputs
+from kvmesh.engines.sglang.host.patches import limit_asks
 from kvmesh.engines.sglang.host.requests import Requests, abort, call_id, operation
 from kvmesh.engines.sglang.host.role_switch import RoleSwitch
-from kvmesh.engines.sglang.host.stops import MeshRequest
 from kvmesh.engines.sglang.messages import Call, CallResult, Cancel, HostLoad, Snapshot, Submit
 
 IDLE_WAIT_S = 1.0
 TRANSFER_WAIT_S = 0.001
 """Pause between polls while requests wait for a transfer or a grammar only. SGLang itself polls without a pause."""
+
+
+class MeshRequest(Req):  # type: ignore[misc]
+    """A request whose `stop_token_ids` end it, whatever `ignore_eos` is: SGLang would ignore them with the end token."""
+
+    def _check_token_based_finish(self, new_accepted_tokens: Sequence[int]) -> bool:
+        stops = self.sampling_params.stop_token_ids
+        if not (stops and self.sampling_params.ignore_eos):
+            return bool(super()._check_token_based_finish(new_accepted_tokens))
+        for position, token_id in enumerate(new_accepted_tokens, len(self.output_ids) - len(new_accepted_tokens)):
+            if token_id in stops:
+                self.finished_reason = FINISH_MATCHED_TOKEN(matched=token_id)
+                self.finished_len = position + 1
+                return True
+        return False
 
 
 class MeshScheduler(Scheduler):  # type: ignore[misc]

@@ -12,8 +12,7 @@ from typing import Any
 from kvmesh.core import LegTask
 from kvmesh.engines.simulated.leg_state import SimulatedLeg
 from kvmesh.engines.simulated.pulls import OVERDUE_S, Pulls
-from kvmesh.engines.simulated.rendezvous.rooms import Rooms
-from kvmesh.engines.simulated.rendezvous.signals import Signal, SignalKind
+from kvmesh.engines.simulated.rendezvous.queues import Signal, SignalKind
 from kvmesh.engines.simulated.rendezvous.wire import (
     DONE,
     FAILED,
@@ -28,6 +27,38 @@ from kvmesh.engines.simulated.scheduler import Scheduler
 from kvmesh.errors import KvLostError
 
 _MESSAGES = {SignalKind.READY: READY, SignalKind.OFFER: OFFER, SignalKind.DONE: DONE}
+
+
+class Rooms:
+    """A room belongs to one leg and lets one counterpart in, once."""
+
+    def __init__(self) -> None:
+        self._legs: dict[int, SimulatedLeg] = {}
+        self._awaited: dict[int, asyncio.Future[SimulatedLeg]] = {}
+
+    def enter(self, room: int, leg: SimulatedLeg) -> None:
+        """Gives the leg to the counterpart that waits for it, or keeps it until one comes."""
+        waiting = self._awaited.get(room)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(leg)
+        else:
+            self._legs[room] = leg
+
+    def leave(self, room: int, leg: SimulatedLeg) -> None:
+        if self._legs.get(room) is leg:
+            del self._legs[room]
+
+    async def wait(self, room: int) -> SimulatedLeg:
+        """The leg of the room. Waits until it comes."""
+        if (leg := self._legs.pop(room, None)) is not None:
+            return leg
+        future: asyncio.Future[SimulatedLeg] = asyncio.get_running_loop().create_future()
+        self._awaited[room] = future
+        try:
+            return await future
+        finally:
+            if self._awaited.get(room) is future:
+                del self._awaited[room]
 
 
 class RendezvousExchange:

@@ -1,19 +1,95 @@
-"""Decode legs of a rendezvous until they decode, and those that lost their blocks meanwhile. No asyncio, no clock.
+"""Legs of a rendezvous before they decode: prefill legs around the computation of their prompt, decode legs until they have its KV.
 
+No asyncio, no clock, no I/O: the queues collect signals, and the engine carries them out by the exchange.
 Order of the blocks: retracted legs first, then by priority and arrival. A leg that finds no room blocks those behind it.
 """
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
 
 from kvmesh.engines.simulated.blocks import BlockPool
 from kvmesh.engines.simulated.handles import read_payload
 from kvmesh.engines.simulated.handoff import is_intact
 from kvmesh.engines.simulated.leg_state import Phase, SimulatedLeg, WaitingQueue
 from kvmesh.engines.simulated.memory import KvMemory
-from kvmesh.engines.simulated.rendezvous.signals import Signal, SignalKind
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.engines.simulated.step import PullOrder
+
+
+class SignalKind(Enum):
+    """ENTERED: find the counterpart. READY, OFFER, DONE: send that message. LEFT: the leg is over, close its channel."""
+
+    ENTERED = "entered"
+    READY = "ready"
+    OFFER = "offer"
+    DONE = "done"
+    LEFT = "left"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signal:
+    """`body` is the packed payload of an OFFER."""
+
+    kind: SignalKind
+    leg: SimulatedLeg
+    body: bytes = b""
+
+
+class PrefillQueues:
+    """The bootstrap queue: legs whose decode engine has no blocks yet. The in-flight queue: legs whose KV is being sent.
+
+    Only legs of the in-flight queue hold blocks. Between the two queues a leg waits and computes as any other prompt.
+    """
+
+    def __init__(
+        self, *, waiting: WaitingQueue, make_offer: Callable[[SimulatedLeg], bytes], signals: list[Signal]
+    ) -> None:
+        self._waiting = waiting
+        self._make_offer = make_offer
+        self._signals = signals
+        self._bootstrapping: dict[SimulatedLeg, None] = {}
+        self._sending: dict[SimulatedLeg, None] = {}
+
+    @property
+    def bootstrapping(self) -> int:
+        return len(self._bootstrapping)
+
+    @property
+    def sending(self) -> int:
+        return len(self._sending)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of the bootstrap queue."""
+        return sum(len(leg.tokens) for leg in self._bootstrapping)
+
+    def enter(self, leg: SimulatedLeg) -> None:
+        if leg.is_fake:
+            self._waiting.push(leg)
+            return
+        leg.phase = Phase.BOOTSTRAPPING
+        self._bootstrapping[leg] = None
+        self._signals.append(Signal(kind=SignalKind.ENTERED, leg=leg))
+
+    def on_ready(self, leg: SimulatedLeg) -> None:
+        """The decode engine has reserved blocks, so the prompt may be computed."""
+        if leg.phase is Phase.BOOTSTRAPPING:
+            del self._bootstrapping[leg]
+            leg.phase = Phase.WAITING
+            self._waiting.push(leg)
+
+    def send(self, leg: SimulatedLeg) -> None:
+        """The prompt is computed: the decode engine may pull its blocks."""
+        leg.phase = Phase.SENDING
+        self._sending[leg] = None
+        self._signals.append(Signal(kind=SignalKind.OFFER, leg=leg, body=self._make_offer(leg)))
+
+    def discard(self, leg: SimulatedLeg) -> None:
+        """Removes a leg that ended."""
+        self._bootstrapping.pop(leg, None)
+        self._sending.pop(leg, None)
 
 
 class DecodeQueues:

@@ -1,23 +1,20 @@
 """Requests and their times, drawn from a seed: mixed lengths, shared prefixes, some cancelled in each phase."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from weakref import WeakSet
 
 from kvmesh.core import SamplingParams
 from services.frontend.pipeline.request import Request
 from services.simulation.frontend import MODEL
-from services.simulation.ledger import Phase
+from services.simulation.ledger import Cancel, Phase
+from services.simulation.mesh import SimulatedMesh
 
+PLAYING: WeakSet[SimulatedMesh] = WeakSet()
+"""Meshes with a load that is not over."""
 CANCEL_PHASES = (Phase.ASKING, Phase.PREFILLING, Phase.SUBMITTED, Phase.DECODING)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cancel:
-    """The client leaves `after_s` after the request has entered a phase, if it ever does."""
-
-    phase: Phase
-    after_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +72,17 @@ def plan_load(generator: Random, count: int, shape: LoadShape) -> Sequence[Plann
             )
         )
     return planned
+
+
+async def play_load(mesh: SimulatedMesh, load: Sequence[Planned]) -> None:
+    """Begins each request at its time, counted from now, and waits for all."""
+    began_s = mesh.now_s
+    PLAYING.add(mesh)
+    for planned in load:
+        await mesh.world.clock.sleep(began_s + planned.at_s - mesh.now_s)
+        mesh.begin(planned.request, planned.cancel, is_whole=planned.is_whole)
+    await asyncio.wait([mesh._requests[planned.request.request_id] for planned in load])
+    PLAYING.discard(mesh)
 
 
 def _cancel(generator: Random) -> Cancel:
