@@ -26,7 +26,6 @@ from kvmesh.worker.settings import WorkerSettings
 from services.frontend.access.caller import ANYBODY
 from services.frontend.pipeline.request import Request
 from services.frontend.settings import PipelineSettings
-from services.router.core_settings import SyncSettings
 from services.router.settings import RouterSettings
 from services.simulation.candidate import SimulatedCandidate
 from services.simulation.frontend import EOS_TOKEN_ID, MODEL, VOCABULARY_SIZE, SimulatedFrontend, request_of
@@ -83,40 +82,6 @@ class MeshShape:
     link: RouterLinkSettings = field(default_factory=RouterLinkSettings)
 
 
-MESHES = {
-    "small": MeshShape(),
-    "tight": MeshShape(engine=default_engine(kv_blocks=130, running_requests_max=16, step_tokens_max=128, lease_s=2.0)),
-    "two-routers": MeshShape(routers=2),
-    "two-quick-routers": MeshShape(routers=2, router=RouterSettings(sync=SyncSettings(interval_s=0.01))),
-    "four-routers": MeshShape(routers=4, link=RouterLinkSettings(move_pause_s=0.2, leave_s=0.5, shun_s=1.0)),
-    "no-prefill": MeshShape(prefill=0),
-    "crowded": MeshShape(router=RouterSettings(requests_per_decode_max=8, prompt_tokens_per_prefill_max=1024)),
-    "crowded-two-routers": MeshShape(routers=2, router=RouterSettings(requests_per_decode_max=4)),
-    "three-and-three": MeshShape(
-        prefill=3, decode=3, routers=2, engine=default_engine(kv_blocks=4000, eos_after_tokens=400)
-    ),
-    "rendezvous": MeshShape(engine=default_engine(handoff="rendezvous")),
-    "rendezvous-tight": MeshShape(
-        engine=default_engine(
-            handoff="rendezvous",
-            kv_blocks=130,
-            running_requests_max=16,
-            step_tokens_max=128,
-            reserved_output_tokens=16,
-            eos_after_tokens=120,
-        )
-    ),
-    "rendezvous-three-and-three": MeshShape(
-        prefill=3,
-        decode=3,
-        routers=2,
-        engine=default_engine(handoff="rendezvous", kv_blocks=4000, eos_after_tokens=400),
-    ),
-    "three-tokens": MeshShape(engine=default_engine(decode_tokens_per_step=3)),
-}
-"""What can be named on the command line, so that every run can be played again."""
-
-
 class SimulatedMesh:
     """Made and used on a virtual loop."""
 
@@ -126,7 +91,6 @@ class SimulatedMesh:
         self.workers: dict[str, SimulatedWorker] = {}
         self.dead: list[SimulatedWorker] = []
         self.ledgers: dict[str, Ledger] = {}
-        """Whether `play` still begins requests or waits for them. Between two requests it is true as well."""
         self.registry_lost_s = float("-inf")
         """When the registry last lost its state."""
         self._epochs = 0

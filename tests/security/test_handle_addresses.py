@@ -7,12 +7,13 @@ import pytest
 
 from kvmesh.core import Generation, LegTask, SamplingParams
 from kvmesh.engines.base import EngineRequest
-from kvmesh.engines.vllm.handles import VllmHandleForm, make_handle
+from kvmesh.engines.handles import HandleForm
+from kvmesh.engines.vllm.handles import make_handle
 from kvmesh.engines.vllm.intake import VllmIntake
 from kvmesh.engines.vllm.settings import VllmSettings
 from kvmesh.kv.paths import KvPaths
 
-FORM = VllmHandleForm(format="vllm/1/nixl-1", compatibility_hash="abc", block_size_tokens=32, kv_bytes_per_block=10)
+FORM = HandleForm(format="vllm/1/nixl-1", compatibility_hash="abc", block_size_tokens=32, kv_bytes_per_block=10)
 CLAIMED = "203.0.113.9"
 PARAMETERS = {
     "do_remote_prefill": True,

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 from services.simulation.command import main as run_campaign
-from services.simulation.mesh import MESHES
 from tests.simulation.faults import SCRIPTS
 from tests.simulation.load import LOADS
+from tests.simulation.meshes import MESHES
 from tests.simulation.runs import run
 
 CAMPAIGN = ("--seeds", "--replay", "--from-seed")

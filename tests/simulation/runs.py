@@ -7,9 +7,10 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 
 from services.simulation.ledger import Ledger
-from services.simulation.mesh import MESHES, SimulatedMesh
+from services.simulation.mesh import SimulatedMesh
 from tests.simulation.faults import SCRIPTS, Script
 from tests.simulation.load import LOADS, plan_load, play_load
+from tests.simulation.meshes import MESHES
 from tests.virtual_loop import run_virtual
 
 ENDED_WELL = frozenset({"answered", "cancelled", "deadline_exceeded"})

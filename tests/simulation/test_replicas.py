@@ -7,9 +7,10 @@ import pytest
 
 from services.router.index.kv_feed import Trust
 from services.router.workers.reservations import Reservation
-from services.simulation.mesh import MESHES, SimulatedMesh
+from services.simulation.mesh import SimulatedMesh
 from services.simulation.router import SimulatedRouter
 from services.simulation.world import Latencies
+from tests.simulation.meshes import MESHES
 from tests.simulation.runs import run
 
 SAMPLE_S = 0.001

@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 
 from kvmesh.core import Role
-from services.simulation.mesh import MESHES, MeshShape, SimulatedMesh
+from services.simulation.mesh import MeshShape, SimulatedMesh
 from services.simulation.play import play as play_schedule
 from services.simulation.schedule import RequestPlan, Schedule, TimedFault, Topology
 from tests.simulation.load import LOADS, plan_load
+from tests.simulation.meshes import MESHES
 from tests.virtual_loop import run_virtual
 
 KILLED_AT_S, AWAY_S = 3.0, 6.0

@@ -9,14 +9,15 @@ import pytest
 from kvmesh.core import Constraint, ConstraintKind, Generation, SamplingParams
 from kvmesh.engines.file_hashes import FileHashes
 from kvmesh.engines.fingerprint import compatibility_hash, model_fingerprint
-from kvmesh.engines.vllm.handles import VllmHandleForm, make_handle, pack, prompt_hash, read_handle
+from kvmesh.engines.handles import HandleForm, prompt_hash
+from kvmesh.engines.vllm.handles import make_handle, pack, read_handle
 from kvmesh.engines.vllm.sampling import Continuable, constraint_arguments, decode_arguments, prefill_arguments
 from kvmesh.engines.vllm.settings import VllmSettings, check_cpu_block_size
 from kvmesh.errors import InvalidRequestError, KvLostError, UnsupportedError
 from kvmesh.settings import SettingsError, load
 from kvmesh.worker.settings import HostSettings
 
-FORM = VllmHandleForm(format="vllm/1/nixl-1", compatibility_hash="abc", block_size_tokens=32, kv_bytes_per_block=10)
+FORM = HandleForm(format="vllm/1/nixl-1", compatibility_hash="abc", block_size_tokens=32, kv_bytes_per_block=10)
 PARAMETERS = {
     "do_remote_prefill": True,
     "remote_block_ids": [[4, 5, 6]],
@@ -132,7 +133,7 @@ def test_a_handle_survives_the_trip() -> None:
         (replace(FORM, block_size_tokens=2 * FORM.block_size_tokens), "kv_payload"),
     ],
 )
-def test_a_handle_of_another_engine_is_refused(form: VllmHandleForm, reason: str) -> None:
+def test_a_handle_of_another_engine_is_refused(form: HandleForm, reason: str) -> None:
     """Each check alone: vLLM itself would answer with wrong tokens."""
     handle = make_handle(FORM, PARAMETERS, tokens=70, prompt="p", lease_s=30)
     with pytest.raises(KvLostError) as caught:

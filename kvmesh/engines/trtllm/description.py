@@ -9,10 +9,10 @@ from kvmesh.core import Capabilities, Handoff, ModelCard, Role
 from kvmesh.core.sampling import MODEL_DEFAULTS
 from kvmesh.engines.file_hashes import FileHashes
 from kvmesh.engines.fingerprint import compatibility_hash, model_files, model_fingerprint
+from kvmesh.engines.handles import HandleForm
 from kvmesh.engines.ranked import FEATURE
 from kvmesh.engines.registration import installed_version
 from kvmesh.engines.trtllm.arguments import loads_tokenizer
-from kvmesh.engines.trtllm.handles import TrtllmHandleForm
 from kvmesh.engines.trtllm.settings import TrtllmSettings
 from kvmesh.errors import InvalidRequestError
 
@@ -83,7 +83,7 @@ def eos_token_ids(settings: TrtllmSettings, config: Mapping[str, Any]) -> tuple[
     return (int(value),) if isinstance(value, int) else tuple(int(each) for each in value)
 
 
-def handle_form(settings: TrtllmSettings, version: str) -> TrtllmHandleForm:
+def handle_form(settings: TrtllmSettings, version: str) -> HandleForm:
     """The engine states no rule for which layouts of ranks may exchange KV, so they must be equal, as must the version."""
     factors = {
         "engine": "trtllm",
@@ -96,7 +96,7 @@ def handle_form(settings: TrtllmSettings, version: str) -> TrtllmHandleForm:
         "block_size_tokens": settings.block_size_tokens,
         "ranks": (settings.tensor_parallel_size, settings.pipeline_parallel_size, settings.enable_attention_dp),
     }
-    return TrtllmHandleForm(
+    return HandleForm(
         format=f"trtllm/{version}/{settings.transfer_backend.lower()}",
         compatibility_hash=compatibility_hash(factors),
         block_size_tokens=settings.block_size_tokens,

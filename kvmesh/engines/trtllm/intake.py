@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from kvmesh.checks import check_generation
 from kvmesh.core import LegTask, ModelCard, Rendezvous
 from kvmesh.engines.base import EngineRequest
+from kvmesh.engines.handles import HandleForm, prompt_hash
 from kvmesh.engines.sampling_names import FIELD
-from kvmesh.engines.trtllm.handles import TrtllmHandleForm, prompt_hash, read_handle
+from kvmesh.engines.trtllm.handles import read_handle
 from kvmesh.engines.trtllm.leg import TrtllmLeg
 from kvmesh.engines.trtllm.sampling import (
     CONTEXT,
@@ -34,7 +35,7 @@ class TrtllmIntake:
 
     settings: TrtllmSettings
     card: ModelCard
-    form: TrtllmHandleForm
+    form: HandleForm
     has_tokenizer: bool
     defaults: Mapping[str, Any]
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from kvmesh.core import FinishReason
 from kvmesh.engines.base import EngineFinish, StepOutput
+from kvmesh.engines.handles import HandleForm
 from kvmesh.engines.output_buffers import StepBuilder
 from kvmesh.engines.trtllm.claims import SeedClaims
-from kvmesh.engines.trtllm.handles import TrtllmHandleForm, make_handle
+from kvmesh.engines.trtllm.handles import make_handle
 from kvmesh.engines.trtllm.intake import TrtllmIntake, first_line
 from kvmesh.engines.trtllm.leg import (
     TrtllmLeg,
@@ -44,7 +45,7 @@ class Streams:
         llm: "LLM",
         *,
         intake: TrtllmIntake,
-        form: TrtllmHandleForm,
+        form: HandleForm,
         counts: LoadCounts,
         claims: SeedClaims,
         now: Callable[[], float],

@@ -8,9 +8,9 @@ from typing import Any
 from kvmesh.core import Capabilities, Handoff, ModelCard, Role
 from kvmesh.engines.file_hashes import FileHashes
 from kvmesh.engines.fingerprint import compatibility_hash, model_fingerprint
+from kvmesh.engines.handles import HandleForm
 from kvmesh.engines.registration import installed_version
 from kvmesh.engines.vllm.core import VllmCore
-from kvmesh.engines.vllm.handles import VllmHandleForm
 from kvmesh.engines.vllm.intake import EMBED_TASK, GENERATE_TASK
 from kvmesh.engines.vllm.sampling import ALL_CONTINUED, Continuable
 from kvmesh.engines.vllm.settings import VllmSettings
@@ -40,7 +40,7 @@ def eos_token_ids(config: Any) -> tuple[int, ...]:
     return (int(value),) if isinstance(value, int) else tuple(int(item) for item in value)
 
 
-def handle_form(core: VllmCore, settings: VllmSettings) -> VllmHandleForm:
+def handle_form(core: VllmCore, settings: VllmSettings) -> HandleForm:
     """The form of this engine's handles.
 
     vLLM's own NIXL hash covers versions, heads, layers, types and the attention backend. Ours adds the content of the model's files,
@@ -69,7 +69,7 @@ def handle_form(core: VllmCore, settings: VllmSettings) -> VllmHandleForm:
         "layout": getattr(cache, "kv_cache_layout", None),
         "ranks": ranks_factor(core.config.parallel_config, splits_heads=core.splits_heads),
     }
-    return VllmHandleForm(
+    return HandleForm(
         format=f"vllm/{vllm_version}/nixl-{factors['connector_version']}",
         compatibility_hash=compatibility_hash(factors),
         block_size_tokens=int(cache.block_size),

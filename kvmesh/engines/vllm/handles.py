@@ -1,15 +1,11 @@
 """Packs and checks the payload of handles."""
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-from xxhash import xxh3_64_intdigest
-
 from kvmesh.core import KvHandle
+from kvmesh.engines.handles import HandleForm, pack_json, unpack_json
 from kvmesh.errors import KvLostError
-from kvmesh.kv.blocks import chain_hash, pack_tokens
 
 PREFILL_PARAMETERS: Mapping[str, Any] = {
     "do_remote_decode": True,
@@ -21,23 +17,8 @@ PREFILL_PARAMETERS: Mapping[str, Any] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VllmHandleForm:
-    """The form of an engine's handles. An engine reads handles of its own form only."""
-
-    format: str
-    compatibility_hash: str
-    block_size_tokens: int
-    kv_bytes_per_block: int = 0
-
-
-def prompt_hash(seed: int, token_ids: Sequence[int]) -> str:
-    """Identifies the prompt whose KV a handle holds. The seed includes adapter and salt."""
-    return f"{chain_hash(seed, pack_tokens(token_ids)):016x}"
-
-
 def make_handle(
-    form: VllmHandleForm, parameters: Mapping[str, Any], *, tokens: int, prompt: str, lease_s: float
+    form: HandleForm, parameters: Mapping[str, Any], *, tokens: int, prompt: str, lease_s: float
 ) -> KvHandle:
     """A handle from the parameters that vLLM's connector returned. The worker adds its id and epoch."""
     blocks = sum(len(group) for group in parameters["remote_block_ids"])
@@ -54,13 +35,10 @@ def make_handle(
     )
 
 
-def read_handle(form: VllmHandleForm, handle: KvHandle, *, tokens: int, prompt: str) -> dict[str, Any]:
+def read_handle(form: HandleForm, handle: KvHandle, *, tokens: int, prompt: str) -> dict[str, Any]:
     """The connector's parameters for the pull. KvLostError when the handle can never be read for this prompt."""
-    if handle.format != form.format:
-        raise KvLostError(f"this engine reads {form.format}, not {handle.format}", reason="kv_format", field="handle")
-    if handle.compatibility_hash != form.compatibility_hash:
-        # The hash covers the block size, too: with unequal sizes vLLM itself would answer with wrong tokens.
-        raise KvLostError("the handle's KV does not fit this engine", reason="kv_incompatible", field="handle")
+    # With unequal block sizes vLLM itself would answer with wrong tokens.
+    form.check(handle)
     try:
         its_prompt, parameters = unpack(handle.payload)
         is_valid = are_valid(parameters, blocks=-(-tokens // form.block_size_tokens))
@@ -74,17 +52,12 @@ def read_handle(form: VllmHandleForm, handle: KvHandle, *, tokens: int, prompt: 
 
 
 def pack(prompt: str, parameters: Mapping[str, Any]) -> bytes:
-    """JSON, preceded by its checksum."""
-    body = json.dumps({"prompt": prompt, "parameters": dict(parameters)}).encode()
-    return b"%016x" % xxh3_64_intdigest(body) + body
+    return pack_json({"prompt": prompt, "parameters": dict(parameters)})
 
 
 def unpack(payload: bytes) -> tuple[str, dict[str, Any]]:
     """Prompt hash and parameters. ValueError, KeyError or TypeError when `pack` did not make the payload."""
-    body = payload[16:]
-    if int(payload[:16], 16) != xxh3_64_intdigest(body):
-        raise ValueError("wrong checksum")
-    data = json.loads(body)
+    data = unpack_json(payload)
     return str(data["prompt"]), dict(data["parameters"])
 
 

@@ -6,10 +6,11 @@ from typing import Any
 from kvmesh.checks import check_generation
 from kvmesh.core import Generation, LegTask, ModelCard
 from kvmesh.engines.base import EngineRequest
+from kvmesh.engines.handles import HandleForm, prompt_hash
 from kvmesh.engines.sampling_names import FIELD
 from kvmesh.engines.vllm.continuation import EMITTED
 from kvmesh.engines.vllm.core import VllmCore
-from kvmesh.engines.vllm.handles import PREFILL_PARAMETERS, VllmHandleForm, prompt_hash, read_handle
+from kvmesh.engines.vllm.handles import PREFILL_PARAMETERS, read_handle
 from kvmesh.engines.vllm.leg import VllmLeg
 from kvmesh.engines.vllm.sampling import (
     constraint_arguments,
@@ -32,7 +33,7 @@ class VllmIntake:
     core: VllmCore
     settings: VllmSettings
     card: ModelCard
-    form: VllmHandleForm
+    form: HandleForm
     has_tokenizer: bool
     defaults: dict[str, Any]
     paths: KvPaths

@@ -10,12 +10,13 @@ from typing import Any
 
 from kvmesh.core import FinishReason, LegTask, LoadRecord
 from kvmesh.engines.base import EngineFinish, StepOutput
+from kvmesh.engines.handles import HandleForm
 from kvmesh.engines.loads import HeldBlocks
 from kvmesh.engines.output_buffers import StepBuilder
 from kvmesh.engines.sampling_names import FIELD
 from kvmesh.engines.vllm.budget import TOKENS_MIN, StepBudget
 from kvmesh.engines.vllm.core import VllmCore
-from kvmesh.engines.vllm.handles import VllmHandleForm, make_handle
+from kvmesh.engines.vllm.handles import make_handle
 from kvmesh.engines.vllm.intake import prepare_recomputation
 from kvmesh.engines.vllm.leg import REASONS, VllmLeg, stop_token, token_logprobs
 from kvmesh.engines.vllm.pull_reports import PullReports
@@ -61,7 +62,7 @@ class Runner:
     """Owns all legs. `now` returns monotonic seconds. Use it on the engine thread only."""
 
     def __init__(
-        self, core: VllmCore, *, settings: VllmSettings, form: VllmHandleForm, now: Callable[[], float], paths: KvPaths
+        self, core: VllmCore, *, settings: VllmSettings, form: HandleForm, now: Callable[[], float], paths: KvPaths
     ) -> None:
         self._core = core
         self._pull_reports = PullReports(core, paths, now)
