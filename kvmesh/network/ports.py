@@ -1,14 +1,18 @@
 """Ports of a fixed range, for machines behind firewalls."""
 
+import os
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 
 from kvmesh.errors import UnavailableError
 from kvmesh.network.hosts import family
+from kvmesh.network.names import host_port
 
 PORTS_MIN = 8
 UCX_PORTS = 2
 """Ports of UCX per agent and interface: one, and one to spare. UCX tries for ever when its range has no free port."""
+PORTS_TRIED = 64
 _claims: list[socket.socket] = []
 """Claims of this process. They end with it."""
 
@@ -87,3 +91,42 @@ def _is_free(host: str, port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def free_port(host: str, port: int, *, listener: str, taken: int = 0) -> int:
+    """`port` if it is free, or for 0 a free port other than `taken`. UnavailableError otherwise. `listener`: who listens, for the message.
+
+    An engine gets a port number and listens some seconds later. Meanwhile the kernel may give any port of its ephemeral range to an
+    outgoing connection, so the port is outside of that range. It depends on the process id, so that engines that start together choose
+    different ports.
+    """
+    if port:
+        _probe(host, port, listener)
+        return port
+    first, count = _quiet_ports()
+    for attempt in range(PORTS_TRIED):
+        candidate = first + (os.getpid() * PORTS_TRIED + attempt) % count
+        if candidate != taken and _is_free(host, candidate):
+            return candidate
+    raise UnavailableError(f"no free port for {listener} on {host}", reason="no_free_port")
+
+
+def _quiet_ports() -> tuple[int, int]:
+    """First port and number of ports below the kernel's ephemeral range; by default from 20000."""
+    try:
+        lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError):
+        lowest = 32768
+    first = min(20000, lowest // 2)
+    return max(1024, first), max(1, lowest - max(1024, first))
+
+
+def _probe(host: str, port: int, listener: str) -> None:
+    with socket.socket(family(host)) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise UnavailableError(
+                f"{listener} cannot listen on {host_port(host, port)}: {error.strerror}", reason="port_in_use"
+            ) from error

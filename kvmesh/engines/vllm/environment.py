@@ -5,15 +5,14 @@ import importlib.metadata
 import logging
 import os
 import re
-import socket
 import sys
 from pathlib import Path
 
 from kvmesh.engines.vllm.settings import VllmSettings
-from kvmesh.errors import UnavailableError
 from kvmesh.kv.nixl_api import set_progress_delay
 from kvmesh.kv.tcp_limits import TCP_LIMITS
-from kvmesh.network.names import LOOPBACK, host_port
+from kvmesh.network.names import LOOPBACK
+from kvmesh.network.ports import free_port
 
 DEFAULTS = {
     # One process: vLLM's engine processes would outlive a killed parent.
@@ -56,7 +55,6 @@ def user_plugins() -> list[str]:
     )
 
 
-PORTS_TRIED = 64
 PROGRESS_DELAY_US = 200
 """Sleep of NIXL's progress thread between polls. At NIXL's default of 0 the thread uses a whole core per engine."""
 
@@ -74,7 +72,7 @@ def prepare(settings: VllmSettings) -> int:
         # The address at which ranks on other machines get the scheduler's messages.
         os.environ.setdefault("VLLM_HOST_IP", settings.side_channel_host or LOOPBACK)
     host = settings.side_channel_host or LOOPBACK
-    port = free_port(host, settings.side_channel_port)
+    port = free_port(host, settings.side_channel_port, listener="the NIXL side channel")
     os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = host
     os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(port)
     return port
@@ -85,49 +83,6 @@ def use_thread_count() -> None:
     torch, count = sys.modules.get("torch"), os.environ["OMP_NUM_THREADS"].partition(",")[0].strip()
     if torch is not None and count.isdecimal() and int(count) > 0:
         torch.set_num_threads(int(count))
-
-
-def free_port(host: str, port: int) -> int:
-    """`port` if it is free, or a free port for 0. UnavailableError otherwise: vLLM would wait for its listener for ever.
-
-    vLLM gets a port number and listens some seconds later. Meanwhile the kernel may give any port of its ephemeral range to an
-    outgoing connection, so the port is outside of that range. It depends on the process id, so that engines that start together choose
-    different ports.
-    """
-    if port:
-        _probe(host, port)
-        return port
-    first, count = _quiet_ports()
-    for attempt in range(PORTS_TRIED):
-        candidate = first + (os.getpid() * PORTS_TRIED + attempt) % count
-        try:
-            _probe(host, candidate)
-        except UnavailableError:
-            continue
-        return candidate
-    raise UnavailableError(f"no free port for the NIXL side channel on {host}", reason="no_free_port")
-
-
-def _quiet_ports() -> tuple[int, int]:
-    """First port and number of ports below the kernel's ephemeral range; by default from 20000."""
-    try:
-        lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    except (OSError, ValueError):
-        lowest = 32768
-    first = min(20000, lowest // 2)
-    return max(1024, first), max(1, lowest - max(1024, first))
-
-
-def _probe(host: str, port: int) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise UnavailableError(
-                f"the NIXL side channel cannot listen on {host_port(host, port)}: {error.strerror}"
-            ) from error
 
 
 def reduce_nixl_polling() -> None:

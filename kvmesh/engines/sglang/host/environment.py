@@ -6,11 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvmesh.engines.sglang.settings import SglangSettings
-from kvmesh.errors import UnavailableError
 
-PORTS_TRIED = 64
-PORTS = range(20000, 32000)
-"""Below the kernel's ephemeral ports, which outgoing connections take at any time."""
 DEFAULTS = {
     # Two engines on two cores with two spinning threads each are several times slower.
     "OMP_NUM_THREADS": "1",
@@ -69,33 +65,3 @@ def uses_cpu() -> bool:
     import torch
 
     return not torch.cuda.is_available()
-
-
-def free_port(host: str, port: int, *, taken: int = 0) -> int:
-    """`port` if it is free, or for 0 a free port other than `taken`.
-
-    It depends on the process, so that engines that start together choose different ones.
-    """
-    if port:
-        _probe(host, port)
-        return port
-    for attempt in range(PORTS_TRIED):
-        candidate = PORTS[(os.getpid() * PORTS_TRIED + attempt) % len(PORTS)]
-        if candidate == taken:
-            continue
-        try:
-            _probe(host, candidate)
-        except UnavailableError:
-            continue
-        return candidate
-    raise UnavailableError(f"no free port on {host}", reason="no_free_port")
-
-
-def _probe(host: str, port: int) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise UnavailableError(f"cannot listen on {host}:{port}: {error.strerror}", reason="port_in_use") from error

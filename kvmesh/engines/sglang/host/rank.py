@@ -6,11 +6,12 @@ import os
 from typing import Any
 
 from kvmesh.engines.sglang.host import cpu
-from kvmesh.engines.sglang.host.environment import bind_ranks, free_port, set_defaults, uses_cpu
+from kvmesh.engines.sglang.host.environment import bind_ranks, set_defaults, uses_cpu
 from kvmesh.engines.sglang.host.link import HostSocket
 from kvmesh.engines.sglang.messages import Ready
 from kvmesh.engines.sglang.settings import SglangSettings
 from kvmesh.kv.nixl_api import SELECTING_MODULE, set_progress_delay
+from kvmesh.network.ports import free_port
 
 PROGRESS_DELAY_US = 1_000
 """Longest sleep of NIXL's progress thread. At NIXL's default of 0 it uses a whole core per engine."""
@@ -27,13 +28,15 @@ class Rank:
         if self._is_cpu:
             cpu.prepare()
             bind_ranks(settings)
-        self.distributed_port = distributed_port or free_port("127.0.0.1", 0)
+        self.distributed_port = distributed_port or free_port("127.0.0.1", 0, listener="SGLang")
         self.bootstrap_port = self._free_bootstrap_port() if self._is_met else 0
         self._configure()
 
     def _free_bootstrap_port(self) -> int:
         settings = self._settings
-        return free_port(settings.bootstrap_host, settings.bootstrap_port, taken=self.distributed_port)
+        return free_port(
+            settings.bootstrap_host, settings.bootstrap_port, listener="SGLang", taken=self.distributed_port
+        )
 
     @property
     def _is_met(self) -> bool:
