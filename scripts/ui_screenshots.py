@@ -25,8 +25,7 @@ sys.path.insert(0, str(ROOT))
 from kvmesh.cli.connection import connect  # noqa: E402
 from kvmesh.cli.top import TopSettings  # noqa: E402
 from kvmesh.cli.top_app import MeshSource, TopApp  # noqa: E402
-from kvmesh.cli.top_columns import WORKERS  # noqa: E402
-from kvmesh.cli.top_table import MeshTable  # noqa: E402
+from kvmesh.cli.top_tables import WORKERS, MeshTable  # noqa: E402
 from tests.integration.mesh import RunningMesh, argv_simulated, running_mesh  # noqa: E402
 from tests.ui.browser import ARGUMENTS, chromium_path  # noqa: E402
 

@@ -16,8 +16,7 @@ from textual.widgets import DataTable, Footer, Input, Static, TabbedContent, Tab
 from kvmesh.cli.connection import MeshConnection
 from kvmesh.cli.explain import render
 from kvmesh.cli.top import TopSettings, plain
-from kvmesh.cli.top_columns import BAD, DECISIONS, POOLS, REQUESTS, WARN, WORKERS, Column, Record, totals
-from kvmesh.cli.top_table import MeshTable
+from kvmesh.cli.top_tables import BAD, DECISIONS, POOLS, REQUESTS, WARN, WORKERS, Column, MeshTable, Record, totals
 from kvmesh.discovery.base import ROUTER
 from kvmesh.errors import MeshError
 from kvmesh.rpc.mesh.rows import WorkerRow, by_name, pool_rows, worker_rows

@@ -17,7 +17,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input, TabbedContent
 
 from kvmesh.cli.top_app import TextScreen, TopApp
-from kvmesh.cli.top_table import MeshTable
+from kvmesh.cli.top_tables import MeshTable
 from kvmesh.core import LoadRecord, RequestList, RequestState, RequestView, Role, WorkerRef, WorkerView
 from kvmesh.errors import NotFoundError, UnavailableError
 from kvmesh.rpc.mesh.view import MeshView

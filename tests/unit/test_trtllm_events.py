@@ -7,8 +7,7 @@ import msgspec
 import pytest
 
 from kvmesh.core import KvCleared, KvRemoved, KvStored, KvTier
-from kvmesh.engines.trtllm.claims import SeedClaims
-from kvmesh.engines.trtllm.events import TrtllmEvents
+from kvmesh.engines.trtllm.events import SeedClaims, TrtllmEvents
 from kvmesh.engines.trtllm.feeds import decode_frames, rank_endpoint
 from kvmesh.kv.blocks import block_hashes, seed_hash
 

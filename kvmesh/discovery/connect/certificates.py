@@ -7,8 +7,7 @@ from random import Random
 
 from kvmesh.clock import Clock
 from kvmesh.discovery.connect.documents import Issued, read_issued
-from kvmesh.discovery.connect.query import BlockingQuery
-from kvmesh.discovery.connection import ConsulConnection
+from kvmesh.discovery.connection import BlockingQuery, ConsulConnection
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import MeshError, UnavailableError
 from kvmesh.identity.certificates import Certificates

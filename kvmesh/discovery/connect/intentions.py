@@ -7,8 +7,7 @@ from random import Random
 
 from kvmesh.clock import Clock
 from kvmesh.discovery.connect.documents import read_allowed
-from kvmesh.discovery.connect.query import BlockingQuery
-from kvmesh.discovery.connection import ConsulConnection
+from kvmesh.discovery.connection import BlockingQuery, ConsulConnection
 from kvmesh.discovery.retry import Backoff
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import MeshError

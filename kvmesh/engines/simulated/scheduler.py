@@ -13,7 +13,7 @@ from kvmesh.engines.base import EngineFinish, EngineRequest
 from kvmesh.engines.simulated.block_writer import compute_prompt, names_of
 from kvmesh.engines.simulated.blocks import BlockPool
 from kvmesh.engines.simulated.constrained_answers import ScriptWriter
-from kvmesh.engines.simulated.decoding import Decoding
+from kvmesh.engines.simulated.decoding import Decoding, add_logprob, is_stop, score_prompt, steered_token
 from kvmesh.engines.simulated.handles import pack
 from kvmesh.engines.simulated.handoff import is_intact, make_handle, make_payload
 from kvmesh.engines.simulated.leases import Leases
@@ -23,7 +23,6 @@ from kvmesh.engines.simulated.model_card import TokenRange
 from kvmesh.engines.simulated.rendezvous.queues import DecodeQueues, PrefillQueues, Signal, SignalKind
 from kvmesh.engines.simulated.settings import SimulatedSettings
 from kvmesh.engines.simulated.step import PullOrder, Step
-from kvmesh.engines.simulated.stopping import add_logprob, is_stop, score_prompt, steered_token
 from kvmesh.engines.simulated.tokens import embed
 from kvmesh.engines.simulated.validation import check_rendezvous, check_request, make_leg, read_handle
 from kvmesh.errors import InvalidRequestError, KvLostError, MeshError, OverloadedError

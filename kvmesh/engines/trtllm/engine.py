@@ -14,9 +14,8 @@ from kvmesh.engines.base import EngineDescription, EngineRequest
 from kvmesh.engines.loads import share_of_load
 from kvmesh.engines.output_buffers import BufferedEngine, KvEventBuffer, StepOutputBuffer
 from kvmesh.engines.trtllm.arguments import check_launcher, engine_arguments, loads_tokenizer
-from kvmesh.engines.trtllm.claims import SeedClaims
 from kvmesh.engines.trtllm.description import capabilities, generation_defaults, handle_form, model_card
-from kvmesh.engines.trtllm.events import TrtllmEvents
+from kvmesh.engines.trtllm.events import SeedClaims, TrtllmEvents
 from kvmesh.engines.trtllm.feeds import pull_events, read_statistics, subscribe_events
 from kvmesh.engines.trtllm.intake import TrtllmIntake, first_line
 from kvmesh.engines.trtllm.settings import TrtllmSettings

@@ -9,7 +9,7 @@ from kvmesh.core import FinishReason
 from kvmesh.engines.base import EngineFinish, StepOutput
 from kvmesh.engines.handles import HandleForm
 from kvmesh.engines.output_buffers import StepBuilder
-from kvmesh.engines.trtllm.claims import SeedClaims
+from kvmesh.engines.trtllm.events import SeedClaims
 from kvmesh.engines.trtllm.handles import make_handle
 from kvmesh.engines.trtllm.intake import TrtllmIntake, first_line
 from kvmesh.engines.trtllm.leg import (
