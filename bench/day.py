@@ -32,8 +32,9 @@ from bench.services import DEMO_MODEL
 from bench.side_parts import roomy_model
 from bench.table import render
 from bench.target import LoadRequest, LoadResult, Target
+from kvmesh.core.whatif import RecordedRequest
 from kvmesh.lifecycle import run
-from services.whatif.traces import TraceRequest, load_trace
+from services.whatif.traces import load_trace
 
 TRACE = "AzureLLMInferenceTrace_conv.csv.gz"
 GENERATED_REQUESTS, GENERATED_RATE_PER_S = 20_000, 5.4
@@ -99,7 +100,9 @@ class Day(Target):
         await self._inner.aclose()
 
 
-def day_requests(trace: Sequence[TraceRequest], *, day_s: float, share: float, seed: int) -> Iterator[TraceRequest]:
+def day_requests(
+    trace: Sequence[RecordedRequest], *, day_s: float, share: float, seed: int
+) -> Iterator[RecordedRequest]:
     """Repeats a share of the trace until the day is full. Times are in trace time."""
     rng = random.Random(seed)
     # A mean gap after the last request separates two rounds.
@@ -113,7 +116,7 @@ def day_requests(trace: Sequence[TraceRequest], *, day_s: float, share: float, s
                 yield replace(request, at_s=at_s)
 
 
-async def replay(served: Served, trace: Sequence[TraceRequest], options: argparse.Namespace) -> Day:
+async def replay(served: Served, trace: Sequence[RecordedRequest], options: argparse.Namespace) -> Day:
     words = one_token_words(served.model_dir)
     day_s = options.hours * HOUR_S
     requests = day_requests(trace, day_s=day_s, share=options.share, seed=options.seed)
@@ -200,7 +203,7 @@ async def _main(options: argparse.Namespace) -> int:
     return 1 if errors or not requests or (grows and not options.memory_may_grow) else 0
 
 
-def _trace(folder: Path | None) -> list[TraceRequest]:
+def _trace(folder: Path | None) -> list[RecordedRequest]:
     path = folder / TRACE if folder else None
     if path is not None and path.exists():
         return load_trace(path)
@@ -208,7 +211,7 @@ def _trace(folder: Path | None) -> list[TraceRequest]:
     return generated(GENERATED_REQUESTS, seed=1)
 
 
-def generated(requests: int, *, seed: int) -> list[TraceRequest]:
+def generated(requests: int, *, seed: int) -> list[RecordedRequest]:
     """Generates an hour with Azure's rate and about its quartiles of lengths, for machines without the file."""
     rng = random.Random(seed)
     at_s, made = 0.0, []
@@ -219,7 +222,7 @@ def generated(requests: int, *, seed: int) -> list[TraceRequest]:
             rng.lognormvariate(math.log(OUTPUT_TOKENS_MEDIAN), 0.8),
         )
         made.append(
-            TraceRequest(
+            RecordedRequest(
                 at_s=at_s, prompt_tokens=min(8192, round(prompt) + 1), output_tokens=min(1000, round(answer) + 1)
             )
         )

@@ -3,10 +3,11 @@
 import math
 import random
 
-from services.whatif.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
+from kvmesh.core.whatif import RecordedRequest
+from services.whatif.traces import MOONCAKE_BLOCK_TOKENS
 
 
-def generate_trace(count: int, *, rate_per_s: float, seed: int) -> list[TraceRequest]:
+def generate_trace(count: int, *, rate_per_s: float, seed: int) -> list[RecordedRequest]:
     """Poisson arrivals of sessions that grow, each turn repeating its session's blocks and adding new ones.
 
     Fitted to the Mooncake conversation trace: prompts of 7 100 tokens in the median (there 6 900), 15 600 and 29 700 at the
@@ -15,7 +16,7 @@ def generate_trace(count: int, *, rate_per_s: float, seed: int) -> list[TraceReq
     rng = random.Random(seed)
     at_s, next_block = 0.0, 1
     sessions: list[tuple[int, ...]] = []
-    requests: list[TraceRequest] = []
+    requests: list[RecordedRequest] = []
     for _ in range(count):
         at_s += rng.expovariate(rate_per_s)
         known = sessions.pop(rng.randrange(len(sessions))) if sessions and rng.random() < 0.35 else (0,)
@@ -23,7 +24,7 @@ def generate_trace(count: int, *, rate_per_s: float, seed: int) -> list[TraceReq
         blocks = (*known, *range(next_block, next_block + fresh))[:250]
         next_block += fresh
         requests.append(
-            TraceRequest(
+            RecordedRequest(
                 at_s=at_s,
                 prompt_tokens=MOONCAKE_BLOCK_TOKENS * len(blocks) - rng.randrange(MOONCAKE_BLOCK_TOKENS),
                 output_tokens=min(2000, max(1, round(rng.lognormvariate(math.log(350), 0.6)))),

@@ -18,8 +18,9 @@ from bench.http_target import HttpTarget
 from bench.loops import arrive, closed_loop, for_seconds, measure, open_loop, poisson
 from bench.prompts import WORDS, PromptShape, make_prompts, one_token_words, trace_prompt
 from bench.target import LoadRequest, LoadResult, Target
+from kvmesh.core.whatif import RecordedRequest
 from kvmesh.lifecycle import run
-from services.whatif.traces import TraceRequest, load_trace
+from services.whatif.traces import load_trace
 
 GENERATED = "generated"
 GENERATED_RATE_PER_S = 3.0
@@ -43,7 +44,7 @@ def trace_requests(options: argparse.Namespace, words: Sequence[str]) -> Iterato
         yield load_request, request.at_s / options.speed
 
 
-def _trace(options: argparse.Namespace) -> Sequence[TraceRequest]:
+def _trace(options: argparse.Namespace) -> Sequence[RecordedRequest]:
     if options.trace == GENERATED:
         return generate_trace(options.requests, rate_per_s=GENERATED_RATE_PER_S, seed=options.seed)
     return load_trace(Path(options.trace))[: options.requests]

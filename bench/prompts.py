@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from services.whatif.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
+from kvmesh.core.whatif import RecordedRequest
+from services.whatif.traces import MOONCAKE_BLOCK_TOKENS
 
 WORDS = (
     "the of and to in is you that it he was for on are as with his they at be this have from or one had by word but not "
@@ -58,7 +59,7 @@ def make_prompts(shape: PromptShape, *, seed: int, words: Sequence[str] = WORDS)
         yield " ".join(filter(None, (rng.choice(starts), middle, rng.choice(ends))))
 
 
-def trace_prompt(request: TraceRequest, *, tokens_scale: float = 1.0, words: Sequence[str] = WORDS) -> str:
+def trace_prompt(request: RecordedRequest, *, tokens_scale: float = 1.0, words: Sequence[str] = WORDS) -> str:
     """Returns text whose 512-word blocks repeat where the trace's block ids do; `tokens_scale` scales every block.
 
     Without block ids, every request has a unique text, the same in each run.

@@ -28,6 +28,7 @@ from bench.planner.others import Present, Thresholds, TrueLoad, demand_of_reques
 from bench.planner.reversals import reversals
 from bench.table import render
 from kvmesh.core.planning import Shape, Targets
+from kvmesh.core.whatif import RecordedRequest
 from services.planner.decide.settings import DecideSettings
 from services.planner.sizing.size import Sizer
 from services.planner.sizing.speed import Speed
@@ -36,7 +37,7 @@ from services.whatif.placers import MODEL
 from services.whatif.planning import PlannerPolicy
 from services.whatif.result import Result, percentile
 from services.whatif.simulation import PoolPolicy, Simulation, SimulationSettings, Static
-from services.whatif.traces import TraceRequest, load_trace, make_load
+from services.whatif.traces import load_trace, make_load
 
 SHAPES = ("constant", "step", "ramp", "spike", "diurnal")
 RECORDED = {"azure-conv": "AzureLLMInferenceTrace_conv.csv.gz", "azure-code": "AzureLLMInferenceTrace_code.csv.gz",
@@ -78,7 +79,7 @@ class Case:
     """A load and its targets. `hit_rate` is what policies count with that know the load."""
 
     name: str
-    trace: Sequence[TraceRequest]
+    trace: Sequence[RecordedRequest]
     targets: Targets
     hit_rate: float = 0.0
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from services.whatif.traces import TraceRequest
+from kvmesh.core.whatif import RecordedRequest
 
 
 def shapes(duration_s: float, low: float, high: float) -> Mapping[str, Callable[[float], float]]:
@@ -18,10 +18,10 @@ def shapes(duration_s: float, low: float, high: float) -> Mapping[str, Callable[
     }
 
 
-def scaled(trace: Sequence[TraceRequest], speed: float, duration_s: float = math.inf) -> list[TraceRequest]:
+def scaled(trace: Sequence[RecordedRequest], speed: float, duration_s: float = math.inf) -> list[RecordedRequest]:
     """The trace `speed` times as fast, up to `duration_s`."""
     return [
-        TraceRequest(
+        RecordedRequest(
             at_s=request.at_s / speed,
             prompt_tokens=request.prompt_tokens,
             output_tokens=request.output_tokens,

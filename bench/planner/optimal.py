@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvmesh.core.planning import Shape, Targets
+from kvmesh.core.whatif import RecordedRequest
 from services.planner.observation import ModelObservation
 from services.planner.sizing.forecast import FIRST_STEPS
 from services.planner.sizing.speed import Speed
 from services.whatif.fleet import ChangingFleet
-from services.whatif.traces import TraceRequest
 
 Values = NDArray[np.float64]
 
@@ -117,7 +117,7 @@ def share_within(pool: Pool, plan: Sequence[int], requests: int) -> float:
 
 
 def prefill_pool(
-    trace: Sequence[TraceRequest], targets: Targets, speed: Speed, *, hit_rate: float, workers_max: int
+    trace: Sequence[RecordedRequest], targets: Targets, speed: Speed, *, hit_rate: float, workers_max: int
 ) -> Pool:
     assert targets.ttft_s is not None
     limit_s = targets.ttft_s
@@ -141,7 +141,7 @@ def prefill_pool(
     return Pool(seconds=seconds, work=work, good=good, workers_max=workers_max, has_queue=True)
 
 
-def decode_pool(trace: Sequence[TraceRequest], targets: Targets, speed: Speed, *, workers_max: int) -> Pool:
+def decode_pool(trace: Sequence[RecordedRequest], targets: Targets, speed: Speed, *, workers_max: int) -> Pool:
     assert targets.itl_s is not None
     seconds = int(trace[-1].at_s) + 1
     arrived = [0.0] * seconds
@@ -160,7 +160,7 @@ def decode_pool(trace: Sequence[TraceRequest], targets: Targets, speed: Speed, *
     return Pool(seconds=seconds, work=[0.0] * seconds, good=good, workers_max=workers_max, has_queue=False)
 
 
-def _largest_batch(trace: Sequence[TraceRequest], itl_s: float, speed: Speed) -> tuple[float, float]:
+def _largest_batch(trace: Sequence[RecordedRequest], itl_s: float, speed: Speed) -> tuple[float, float]:
     """The largest batch that keeps the target, and the time of its steps: the target, unless slots or KV blocks limit the batch."""
     requests = len(trace)
     prompt = sum(request.prompt_tokens for request in trace) / requests
@@ -197,7 +197,7 @@ def cheapest_constant(pool: Pool, *, share: float, requests: int) -> int:
 
 
 def least_missed(
-    trace: Sequence[TraceRequest], targets: Targets, speed: Speed, *, hit_rate: float, workers: int, start_s: float
+    trace: Sequence[RecordedRequest], targets: Targets, speed: Speed, *, hit_rate: float, workers: int, start_s: float
 ) -> float:
     """The share of all requests that a policy without knowledge of the future misses at least in the worst overload, if that begins when it
     has so many prefill workers.

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 from kvmesh.core import Role
 from kvmesh.core.planning import Shape, Targets
+from kvmesh.core.whatif import RecordedRequest
 from services.planner.observation import ModelObservation
 from services.planner.sizing.demand import Demand
 from services.planner.sizing.size import Sizer
 from services.planner.sizing.speed import Speed
 from services.whatif.fleet import ChangingFleet
-from services.whatif.traces import TraceRequest
 
 INTERVAL_S = 15.0
 COOL_S = 300.0
@@ -81,7 +81,7 @@ class TrueLoad:
 
     def __init__(
         self,
-        trace: Sequence[TraceRequest],
+        trace: Sequence[RecordedRequest],
         targets: Targets,
         speed: Speed,
         *,
@@ -92,11 +92,11 @@ class TrueLoad:
         self._sizes = self._needed(trace, Sizer(speed=speed, targets=targets), factor=1.0, hit_rate=hit_rate)
 
     def _needed(
-        self, trace: Sequence[TraceRequest], sizer: Sizer, *, factor: float, hit_rate: float
+        self, trace: Sequence[RecordedRequest], sizer: Sizer, *, factor: float, hit_rate: float
     ) -> Sequence[Shape]:
         """The shape for each step."""
         steps = int(trace[-1].at_s / self.STEP_S) + 1
-        found: list[list[TraceRequest]] = [[] for _ in range(steps)]
+        found: list[list[RecordedRequest]] = [[] for _ in range(steps)]
         for request in trace:
             found[int(request.at_s / self.STEP_S)].append(request)
         overall = demand_of_requests(trace, trace[-1].at_s, hit_rate)
@@ -129,7 +129,7 @@ class TrueLoad:
         if (shape.prefill_workers, shape.decode_workers) != (wanted.prefill_workers, wanted.decode_workers):
             fleet.scale(shape)
 
-    def _near(self, found: Sequence[Sequence[TraceRequest]], i: int, hit_rate: float) -> Demand | None:
+    def _near(self, found: Sequence[Sequence[RecordedRequest]], i: int, hit_rate: float) -> Demand | None:
         """Lengths of two minutes around a step."""
         near = [request for step in found[max(0, i - 3) : i + 3] for request in step]
         return demand_of_requests(near, 1.0, hit_rate) if near else None
@@ -145,7 +145,7 @@ class Present(TrueLoad):
 
     def __init__(
         self,
-        trace: Sequence[TraceRequest],
+        trace: Sequence[RecordedRequest],
         targets: Targets,
         speed: Speed,
         *,
@@ -167,7 +167,7 @@ class Present(TrueLoad):
             fleet.scale(shape)
 
 
-def demand_of_requests(requests: Sequence[TraceRequest], span_s: float, hit_rate: float) -> Demand:
+def demand_of_requests(requests: Sequence[RecordedRequest], span_s: float, hit_rate: float) -> Demand:
     """The exact load of some requests, with 16 equally likely prompt lengths."""
     lengths = sorted(request.prompt_tokens for request in requests)
     points = min(16, len(lengths))

@@ -21,9 +21,10 @@ from bench.generated_trace import generate_trace
 from bench.replay.oracle import OraclePlacer
 from bench.replay.routers import make_placer
 from bench.table import render
+from kvmesh.core.whatif import RecordedRequest
 from services.whatif.mesh import Replay, ReplayResult, ReplayShape
 from services.whatif.placers import Placer
-from services.whatif.traces import TraceRequest, load_trace
+from services.whatif.traces import load_trace
 
 TRACES = ("conversation", "synthetic")
 ORACLES = ("greedy", "informed")
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def replay(
-    trace: Sequence[TraceRequest], *, workers: int, policy: str, shape: str, speed: float, routers: int = 1
+    trace: Sequence[RecordedRequest], *, workers: int, policy: str, shape: str, speed: float, routers: int = 1
 ) -> ReplayResult:
     mesh = dataclasses.replace(_mesh(workers, shape), routers=routers)
     if policy == "informed":
@@ -99,7 +100,7 @@ def _mesh(workers: int, shape: str) -> ReplayShape:
     return ReplayShape(prefills=workers - decodes, decodes=decodes)
 
 
-def pooled_hit_rate(trace: Sequence[TraceRequest], *, workers: int, shape: str) -> float:
+def pooled_hit_rate(trace: Sequence[RecordedRequest], *, workers: int, shape: str) -> float:
     """Returns the hit rate of one LRU cache as large as all workers' together: an upper bound."""
     mesh = _mesh(workers, shape)
     engine = mesh.engine
@@ -121,7 +122,7 @@ def pooled_hit_rate(trace: Sequence[TraceRequest], *, workers: int, shape: str) 
     return hits / prompt
 
 
-def speed_for(trace: Sequence[TraceRequest], *, workers: int, load: float, shape: str) -> float:
+def speed_for(trace: Sequence[RecordedRequest], *, workers: int, load: float, shape: str) -> float:
     """Returns the speed at which the trace keeps the workers that compute prompts busy for `load` of the time.
 
     Iterates with perfect knowledge, because hit rates and batching change a little with the speed.
@@ -138,7 +139,7 @@ def _placer(policy: str) -> Callable[[Replay], Placer]:
     return OraclePlacer if policy == "greedy" else lambda replay: make_placer(replay, policy)
 
 
-def _trace(folder: Path | None, name: str) -> list[TraceRequest]:
+def _trace(folder: Path | None, name: str) -> list[RecordedRequest]:
     path = folder / f"{name}_trace.jsonl.gz" if folder else None
     if path is not None and path.exists():
         return load_trace(path)

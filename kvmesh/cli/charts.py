@@ -1,10 +1,18 @@
-"""Line charts as SVG. Pure."""
+"""Line charts as SVG, and the HTML page around them. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 220, 56, 30, 24
+STYLE = (
+    "body{font:14px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:1340px;padding:0 1rem;color:#1f2328}"
+    "table{border-collapse:collapse}td,th{padding:.2rem .8rem .2rem 0;text-align:left;border-bottom:1px solid #d0d7de}"
+    "svg{width:640px;max-width:100%}.grid{stroke:#d8dee4}polyline{stroke-width:1.4}text{font-size:11px;fill:#57606a}"
+    ".title{font-size:13px;fill:#1f2328}.y,.legend{text-anchor:end}.x{text-anchor:middle}"
+    "@media(prefers-color-scheme:dark){body{background:#0d1117;color:#e6edf3}.title{fill:#e6edf3}.grid{stroke:#30363d}}"
+)
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#8250df", "#9a6700")
 POINTS_MAX = 600
 """More points than pixels would only make the file larger."""
@@ -17,6 +25,15 @@ class Line:
     name: str
     points: Sequence[tuple[float, float]]
     is_step: bool = False
+
+
+def html_page(title: str, body: Sequence[str]) -> str:
+    """A page that needs nothing else: no script, no font and no style from elsewhere. `body`: HTML after the heading."""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><title>{escape(title)}</title>'
+        f"<style>{STYLE}</style></head><body><h1>{escape(title)}</h1>{''.join(body)}</body></html>\n"
+    )
 
 
 def chart(*, title: str, x_name: str, y_name: str, lines: Sequence[Line]) -> str:

@@ -9,7 +9,7 @@ import msgspec
 
 from kvmesh.cli.connection import CALL_TIMEOUT_S, MeshChoice, MeshConnection, MeshTarget, connect, run_command
 from kvmesh.cli.output import Row, render_table
-from kvmesh.core.planning import Alternative, Decision, Load, PlanReport, Shape, Targets
+from kvmesh.core.planning import Alternative, Decision, Load, PlanReport, Targets
 from kvmesh.discovery.base import PLANNER
 from kvmesh.errors import UnavailableError
 from kvmesh.rpc.planner_client import GrpcPlannerClient
@@ -76,7 +76,7 @@ def _model(decision: Decision, targets: Targets | None) -> str:
         error = "" if inputs.predictor_error is None else f", error {inputs.predictor_error:.0%}"
         lines.append(f"  predicted  {_load(inputs.predicted)} by {inputs.predictor}{error}")
         lines.append(f"  corrected  TTFT x {inputs.ttft_correction:.2f}, ITL x {inputs.itl_correction:.2f}")
-    lines.append(f"  pools      ready {pools_text(inputs.ready)}, wanted {pools_text(inputs.wanted)}")
+    lines.append(f"  pools      ready {inputs.ready.text}, wanted {inputs.wanted.text}")
     if decision.alternatives:
         lines += ["", render_table(CHOICE_COLUMNS, [_choice_row(each) for each in decision.alternatives])]
     return "\n".join(lines)
@@ -101,16 +101,10 @@ def _load(load: Load) -> str:
     )
 
 
-def pools_text(shape: Shape) -> str:
-    """`2 + 3`: prefill and decode workers, and the bound of deflection."""
-    deflect = f", deflect {shape.deflect_tokens}" if shape.deflect_tokens else ""
-    return f"{shape.prefill_workers} + {shape.decode_workers}{deflect}"
-
-
 def _choice_row(each: Alternative) -> Row:
     return (
         each.action.value,
-        pools_text(each.shape),
+        each.shape.text,
         f"{each.goodput_per_s:.2f}",
         f"{each.attainment:.1%}",
         f"{each.cost:g}",
@@ -126,7 +120,7 @@ def _decision_row(decision: Decision) -> Row:
         str(decision.number),
         decision.model,
         decision.action.value,
-        pools_text(decision.shape),
+        decision.shape.text,
         decision.reason,
         decision.outcome.value,
         decision.outcome_detail or decision.detail,

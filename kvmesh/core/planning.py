@@ -70,6 +70,12 @@ class Shape:
     decode_workers: int = 0
     deflect_tokens: int = 0
 
+    @property
+    def text(self) -> str:
+        """`2 + 3`: prefill and decode workers, and the bound of deflection."""
+        deflect = f", deflect {self.deflect_tokens}" if self.deflect_tokens else ""
+        return f"{self.prefill_workers} + {self.decode_workers}{deflect}"
+
     def workers(self, role: Role) -> int:
         """The size of one pool."""
         return self.prefill_workers if role is Role.PREFILL else self.decode_workers

@@ -21,12 +21,12 @@ class SteadyLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRequest:
-    """One request of a record."""
+    """One request of a record: seconds from its start, lengths, and ids of the 512-token blocks of its prompt."""
 
     at_s: float
     prompt_tokens: int
     output_tokens: int
-    block_ids: Sequence[int] = ()
+    block_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

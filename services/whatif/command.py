@@ -19,7 +19,7 @@ from kvmesh.cli.output import Row, render_table
 from kvmesh.core import PerformanceProfile
 from kvmesh.core.engine_profile import read_engine_profile
 from kvmesh.core.planning import Decision, Targets
-from kvmesh.core.whatif import RecordedLoad, RecordedRequest, SimulationOutcome, SimulationRequest, SteadyLoad
+from kvmesh.core.whatif import RecordedLoad, SimulationOutcome, SimulationRequest, SteadyLoad
 from kvmesh.errors import InvalidRequestError, MeshError
 from services.planner.decide.settings import DecideSettings
 from services.whatif.placers import MODEL
@@ -82,7 +82,7 @@ def _run(request: SimulationRequest, options: argparse.Namespace) -> Run:
             _print_decision(decision)
 
     outcome, result = run_request(request, decide=decide, on_decision=on_decision)
-    name = f"{outcome.shape.prefill_workers} + {outcome.shape.decode_workers}"
+    name = outcome.shape.text
     changes = (
         f", planner ({result.starts} starts, {result.stops} stops, {result.flips} flips)" if request.has_planner else ""
     )
@@ -95,17 +95,7 @@ def _request(options: argparse.Namespace) -> SimulationRequest:
         trace = [each for each in load_trace(options.trace) if each.at_s / options.speed <= options.duration]
         if not trace:
             raise ValueError(f"{options.trace} has no request within {options.duration:g} s")
-        recorded = RecordedLoad(
-            requests=[
-                RecordedRequest(
-                    at_s=each.at_s / options.speed,
-                    prompt_tokens=each.prompt_tokens,
-                    output_tokens=each.output_tokens,
-                    block_ids=each.block_ids,
-                )
-                for each in trace
-            ]
-        )
+        recorded = RecordedLoad(requests=[replace(each, at_s=each.at_s / options.speed) for each in trace])
     elif options.rate is not None:
         steady = SteadyLoad(
             requests_per_s=options.rate,
@@ -181,13 +171,8 @@ def _summary(outcome: SimulationOutcome) -> str:
 
 
 def _print_decision(decision: Decision) -> None:
-    shape = decision.shape
-    pools = f"{shape.prefill_workers} + {shape.decode_workers}" + (
-        f", deflect {shape.deflect_tokens}" if shape.deflect_tokens else ""
-    )
-    print(
-        f"{decision.decided_at_s:8.0f} s  {decision.action.value:<8} {decision.reason:<20} {pools:<22} {decision.detail}"
-    )
+    what = f"{decision.action.value:<8} {decision.reason:<20} {decision.shape.text:<22} {decision.detail}"
+    print(f"{decision.decided_at_s:8.0f} s  {what}")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvmesh.core import KvEvent
+from kvmesh.core.whatif import RecordedRequest
 from kvmesh.engines.simulated.blocks import BlockPool
 from services.planner.sizing.speed import Speed
-from services.whatif.traces import TraceRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Job:
     """One running request. `names` are the hashes of its full blocks."""
 
     ask_id: int
-    trace: TraceRequest
+    trace: RecordedRequest
     names: tuple[int, ...]
     arrived_s: float
     placed_s: float = 0.0

@@ -11,9 +11,9 @@ from itertools import count
 from random import Random
 from time import process_time
 
+from kvmesh.core.whatif import RecordedRequest
 from services.whatif.engine import EngineShape, Job, ReplayEngine
 from services.whatif.placers import Placer, Spot, Waits
-from services.whatif.traces import TraceRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +72,12 @@ class Replay:
         self._placing_cpu_s = 0.0
         self._placer = placer(self)
 
-    def run(self, trace: Sequence[TraceRequest], *, speed: float) -> ReplayResult:
+    def run(self, trace: Sequence[RecordedRequest], *, speed: float) -> ReplayResult:
         """Replays all requests, `speed` times as fast as recorded."""
         self.play(trace, speed=speed)
         return self._result()
 
-    def play(self, trace: Sequence[TraceRequest], *, speed: float = 1.0) -> None:
+    def play(self, trace: Sequence[RecordedRequest], *, speed: float = 1.0) -> None:
         """Replays all requests until the last one ends. Calls that are scheduled for later are not made."""
         self._unfinished = len(trace)
         for request in trace:
@@ -133,7 +133,7 @@ class Replay:
     def _engine(self, name: str) -> ReplayEngine:
         return ReplayEngine(name, self.shape.engine, on_prompt=self._on_prompt, on_done=self._on_done)
 
-    def _arrive(self, request: TraceRequest) -> None:
+    def _arrive(self, request: RecordedRequest) -> None:
         size = self.shape.engine.block_tokens
         names = tuple(_name(block) for block in request.block_ids[: request.prompt_tokens // size])
         job = Job(ask_id=len(self.jobs) + 1, trace=request, names=names, arrived_s=self.now_s)

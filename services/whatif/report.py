@@ -1,22 +1,14 @@
-"""A simulation as one HTML page that needs nothing else: no script, no font and no style from elsewhere. Pure."""
+"""A simulation as one HTML page. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from kvmesh.cli.charts import Line, chart, distribution
+from kvmesh.cli.charts import Line, chart, distribution, html_page
 from kvmesh.core.planning import Decision, Targets
 from kvmesh.core.whatif import SimulationOutcome
 from services.whatif.result import Result
 
-STYLE = (
-    "body{font:14px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:1340px;padding:0 1rem;color:#1f2328}"
-    "table{border-collapse:collapse}td,th{padding:.2rem .8rem .2rem 0;text-align:left;border-bottom:1px solid #d0d7de}"
-    "svg{width:640px;max-width:100%}.grid{stroke:#d8dee4}polyline{stroke-width:1.4}text{font-size:11px;fill:#57606a}"
-    ".title{font-size:13px;fill:#1f2328}.y,.legend{text-anchor:end}.x{text-anchor:middle}"
-    "@media(prefers-color-scheme:dark){body{background:#0d1117;color:#e6edf3}.title{fill:#e6edf3}.grid{stroke:#30363d}}"
-)
-POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 INTERVALS = 120
 DECISIONS_MAX = 500
 
@@ -46,16 +38,12 @@ def report(title: str, targets: Targets, runs: Sequence[Run]) -> str:
             Line(name=run.name, points=distribution([1000 * value for value in run.result.itl_s])) for run in runs
         ]),
     ]  # fmt: skip
-    body = [f"<h1>{escape(title)}</h1>", f"<p>{_targets(targets)}</p>", _table(COLUMNS, [_row(run) for run in runs])]
+    body = [f"<p>{_targets(targets)}</p>", _table(COLUMNS, [_row(run) for run in runs])]
     body += charts
     for run in runs:
         if run.decisions:
             body += [f"<h2>Decisions: {escape(run.name)}</h2>", _table(DECISION_COLUMNS, _decisions(run.decisions))]
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><title>{escape(title)}</title>'
-        f"<style>{STYLE}</style></head><body>{''.join(body)}</body></html>\n"
-    )
+    return html_page(title, body)
 
 
 COLUMNS = (
@@ -98,13 +86,10 @@ def _row(run: Run) -> Sequence[str]:
 
 
 def _decisions(decisions: Sequence[Decision]) -> list[Sequence[str]]:
-    rows: list[Sequence[str]] = []
-    for each in decisions[:DECISIONS_MAX]:
-        shape = each.shape
-        deflect = f", deflect {shape.deflect_tokens}" if shape.deflect_tokens else ""
-        pools = f"{shape.prefill_workers} + {shape.decode_workers}{deflect}"
-        rows.append((f"{each.decided_at_s:.0f}", each.action.value, pools, each.reason, each.detail))
-    return rows
+    return [
+        (f"{each.decided_at_s:.0f}", each.action.value, each.shape.text, each.reason, each.detail)
+        for each in decisions[:DECISIONS_MAX]
+    ]
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from kvmesh.core import PerformanceProfile
 from kvmesh.core.planning import Alternative, Decision, DecisionAction, Shape, Targets
-from kvmesh.core.whatif import SimulationOutcome, SimulationRequest
+from kvmesh.core.whatif import RecordedRequest, SimulationOutcome, SimulationRequest
 from kvmesh.errors import InvalidRequestError
 from services.planner.decide.settings import DecideSettings
 from services.planner.sizing.demand import Demand
@@ -16,7 +16,7 @@ from services.whatif.fleet import FleetTimes
 from services.whatif.planning import PlannerPolicy
 from services.whatif.result import Result, percentile
 from services.whatif.simulation import PoolPolicy, Simulation, SimulationSettings, Static
-from services.whatif.traces import TraceRequest, make_load
+from services.whatif.traces import make_load
 
 RUN_S = 1.0
 LENGTH_POINTS = 16
@@ -50,18 +50,10 @@ def run_request(
     return outcome_of(result, shape, expected_of(sizer, demand, shape, hit_rate=result.hit_rate)), result
 
 
-def trace_of(request: SimulationRequest) -> Sequence[TraceRequest]:
+def trace_of(request: SimulationRequest) -> Sequence[RecordedRequest]:
     """The requests of a load, at least one."""
     if request.recorded is not None:
-        return [
-            TraceRequest(
-                at_s=each.at_s,
-                prompt_tokens=each.prompt_tokens,
-                output_tokens=each.output_tokens,
-                block_ids=tuple(each.block_ids),
-            )
-            for each in request.recorded.requests
-        ]
+        return request.recorded.requests
     steady = request.steady
     if steady is None:
         raise InvalidRequestError("load is required: steady or recorded", field="load")
@@ -74,7 +66,7 @@ def trace_of(request: SimulationRequest) -> Sequence[TraceRequest]:
         prompt_cv=steady.prompt_variation,
         output_cv=steady.output_variation,
     )
-    return trace or [TraceRequest(at_s=0.0, prompt_tokens=steady.prompt_tokens, output_tokens=steady.output_tokens)]
+    return trace or [RecordedRequest(at_s=0.0, prompt_tokens=steady.prompt_tokens, output_tokens=steady.output_tokens)]
 
 
 def speed_of_request(profile: PerformanceProfile | None) -> Speed:
@@ -86,7 +78,7 @@ def speed_of_request(profile: PerformanceProfile | None) -> Speed:
     return speed
 
 
-def demand_of_trace(trace: Sequence[TraceRequest]) -> Demand:
+def demand_of_trace(trace: Sequence[RecordedRequest]) -> Demand:
     """The mean load of a trace, with equally likely prompt lengths."""
     lengths = sorted(request.prompt_tokens for request in trace)
     points = min(LENGTH_POINTS, len(lengths))

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from kvmesh.core import Role
 from kvmesh.core.planning import LatencyReport, PoolReport, Shape, Targets
+from kvmesh.core.whatif import RecordedRequest
 from services.planner.observation import ModelObservation, ObservationLimits, observe_model
 from services.planner.plan import Window, WindowKeeper, latencies
 from services.router.core_settings import CoreSettings
@@ -18,7 +19,6 @@ from services.whatif.mesh import Replay, ReplayShape
 from services.whatif.metrics import SimulatedMetrics
 from services.whatif.placers import MODEL, RouterPlacer
 from services.whatif.result import Result, make_result
-from services.whatif.traces import TraceRequest
 
 ROLES = (Role.PREFILL, Role.DECODE)
 WINDOW_S = 60.0
@@ -107,7 +107,7 @@ class Simulation:
         self._windows = WindowKeeper(WINDOW_S)
         self.shapes: list[tuple[float, Shape]] = [(0.0, settings.shape)]
 
-    def run(self, trace: Sequence[TraceRequest]) -> Result:
+    def run(self, trace: Sequence[RecordedRequest]) -> Result:
         """Runs until the last request ends. The hours of workers count until the last arrival."""
         if self._settings.tick_s:
             self._mesh.at(self._settings.tick_s, self._tick)

@@ -5,26 +5,17 @@ import gzip
 import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from random import Random
+
+from kvmesh.core.whatif import RecordedRequest
 
 MOONCAKE_BLOCK_TOKENS = 512
 LENGTH_MAX = 100_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceRequest:
-    """One request: time (seconds from the start), lengths, and the 512-token blocks of its prompt."""
-
-    at_s: float
-    prompt_tokens: int
-    output_tokens: int
-    block_ids: tuple[int, ...] = ()
-
-
-def load_trace(path: Path) -> list[TraceRequest]:
+def load_trace(path: Path) -> list[RecordedRequest]:
     """Loads a Mooncake `.jsonl[.gz]` or an Azure 2023 `.csv[.gz]` file, in order of time."""
     name = path.name.removesuffix(".gz")
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
@@ -37,10 +28,10 @@ def load_trace(path: Path) -> list[TraceRequest]:
     return sorted(requests, key=lambda request: request.at_s)
 
 
-def _mooncake(lines: Iterator[str]) -> Iterator[TraceRequest]:
+def _mooncake(lines: Iterator[str]) -> Iterator[RecordedRequest]:
     for line in lines:
         row = json.loads(line)
-        yield TraceRequest(
+        yield RecordedRequest(
             at_s=row["timestamp"] / 1000,
             prompt_tokens=row["input_length"],
             output_tokens=row["output_length"],
@@ -48,12 +39,12 @@ def _mooncake(lines: Iterator[str]) -> Iterator[TraceRequest]:
         )
 
 
-def _azure(lines: Iterator[str]) -> Iterator[TraceRequest]:
+def _azure(lines: Iterator[str]) -> Iterator[RecordedRequest]:
     start: datetime | None = None
     for row in csv.DictReader(lines):
         at = datetime.fromisoformat(row["TIMESTAMP"][:26])
         start = start or at
-        yield TraceRequest(
+        yield RecordedRequest(
             at_s=(at - start).total_seconds(),
             prompt_tokens=max(1, int(row["ContextTokens"])),
             output_tokens=max(1, int(row["GeneratedTokens"])),
@@ -70,14 +61,14 @@ def make_load(
     prompt_cv: float = 0.8,
     output_cv: float = 0.8,
     seed: int = 1,
-) -> list[TraceRequest]:
+) -> list[RecordedRequest]:
     """Draws arrivals by thinning (Lewis and Shedler 1979) and log-normal lengths. `rate` never exceeds `peak`."""
     generator = Random(seed)
     at_s, requests = 0.0, []
     while (at_s := at_s + generator.expovariate(peak)) < duration_s:
         if generator.random() * peak < rate(at_s):
             requests.append(
-                TraceRequest(
+                RecordedRequest(
                     at_s=at_s,
                     prompt_tokens=draw_length(generator, mean=prompt_tokens, cv=prompt_cv),
                     output_tokens=draw_length(generator, mean=output_tokens, cv=output_cv),

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 from bench.day import Hour, day_requests, memory_rows
-from services.whatif.traces import TraceRequest
+from kvmesh.core.whatif import RecordedRequest
 from tests.integration.test_bench import run_module
 
-TRACE = [TraceRequest(at_s=at_s, prompt_tokens=10, output_tokens=1) for at_s in (0.0, 10.0, 30.0)]
+TRACE = [RecordedRequest(at_s=at_s, prompt_tokens=10, output_tokens=1) for at_s in (0.0, 10.0, 30.0)]
 
 
 async def test_a_minute_of_traffic_has_no_error(tmp_path: Path) -> None:

@@ -32,8 +32,9 @@ from bench.side_parts import PARTS, SHAPES, roomy_model, stands
 from bench.side_tables import tables
 from bench.table import render
 from bench.target import LoadRequest, LoadResult
+from kvmesh.core.whatif import RecordedRequest
 from kvmesh.errors import MeshError
-from services.whatif.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest, load_trace
+from services.whatif.traces import MOONCAKE_BLOCK_TOKENS, load_trace
 from tests.worker_rig import running_worker, wait_until
 
 MOONCAKE = [
@@ -52,8 +53,8 @@ def test_mooncake_traces_load_in_order_of_time(tmp_path: Path, name: str) -> Non
     data = "".join(json.dumps(row) + "\n" for row in MOONCAKE).encode()
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     assert load_trace(tmp_path / name) == [
-        TraceRequest(at_s=0.0, prompt_tokens=512, output_tokens=7, block_ids=(4,)),
-        TraceRequest(at_s=3.0, prompt_tokens=700, output_tokens=20, block_ids=(4, 9)),
+        RecordedRequest(at_s=0.0, prompt_tokens=512, output_tokens=7, block_ids=(4,)),
+        RecordedRequest(at_s=3.0, prompt_tokens=700, output_tokens=20, block_ids=(4, 9)),
     ]
 
 
@@ -122,8 +123,8 @@ def test_words_are_one_token_each_in_the_models_tokenizer() -> None:
 
 def test_a_traces_blocks_repeat_exactly_where_its_ids_do() -> None:
     """Same ids, same text; the first block that differs is where texts part; the length is the trace's."""
-    first = trace_prompt(TraceRequest(at_s=0, prompt_tokens=1200, output_tokens=1, block_ids=(7, 8, 9))).split()
-    second = trace_prompt(TraceRequest(at_s=5, prompt_tokens=1500, output_tokens=1, block_ids=(7, 8, 10))).split()
+    first = trace_prompt(RecordedRequest(at_s=0, prompt_tokens=1200, output_tokens=1, block_ids=(7, 8, 9))).split()
+    second = trace_prompt(RecordedRequest(at_s=5, prompt_tokens=1500, output_tokens=1, block_ids=(7, 8, 10))).split()
     shared = 2 * MOONCAKE_BLOCK_TOKENS
     assert (len(first), len(second)) == (1200, 1500)
     assert first[:shared] == second[:shared]
@@ -132,12 +133,12 @@ def test_a_traces_blocks_repeat_exactly_where_its_ids_do() -> None:
 
 def test_scaled_blocks_repeat_too_and_requests_without_ids_share_nothing() -> None:
     """Lengths shrink, sharing stays; an Azure request's text is its own, the same in each run."""
-    blocks = [TraceRequest(at_s=at, prompt_tokens=1024, output_tokens=1, block_ids=(7, at)) for at in (1, 2)]
+    blocks = [RecordedRequest(at_s=at, prompt_tokens=1024, output_tokens=1, block_ids=(7, at)) for at in (1, 2)]
     first, second = (trace_prompt(request, tokens_scale=0.1).split() for request in blocks)
     assert len(first) == len(second) == 102
     assert first[:51] == second[:51]
     assert first[51:60] != second[51:60]
-    bare = [TraceRequest(at_s=at, prompt_tokens=600, output_tokens=1) for at in (1.0, 2.0)]
+    bare = [RecordedRequest(at_s=at, prompt_tokens=600, output_tokens=1) for at in (1.0, 2.0)]
     assert trace_prompt(bare[0]) == trace_prompt(bare[0])
     assert trace_prompt(bare[0]).split()[:8] != trace_prompt(bare[1]).split()[:8]
 

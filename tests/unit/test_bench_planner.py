@@ -15,11 +15,11 @@ from bench.planner.optimal import (
 )
 from bench.planner.others import TrueLoad, desired
 from kvmesh.core.planning import Targets
+from kvmesh.core.whatif import RecordedRequest
 from services.planner.sizing.speed import Speed
 from services.whatif.fleet import FleetTimes
 from services.whatif.placers import MODEL
 from services.whatif.simulation import Simulation, SimulationSettings
-from services.whatif.traces import TraceRequest
 
 SPEED = Speed(
     prefill_base_s=0.01, prefill_s_per_token=1e-4, decode_step_base_s=0.01, decode_s_per_request=1e-3, running_max=64
@@ -88,10 +88,10 @@ def test_the_threshold_scaler_is_kubernetes():
     assert desired(2, 0.0, target=0.1) == 1
 
 
-def burst() -> list[TraceRequest]:
+def burst() -> list[RecordedRequest]:
     """One request per second, and 40 per second for 40 s from 100 s on."""
-    trace = [TraceRequest(at_s=float(i), prompt_tokens=1000, output_tokens=10) for i in range(100)]
-    return trace + [TraceRequest(at_s=100 + i / 40, prompt_tokens=1000, output_tokens=10) for i in range(1600)]
+    trace = [RecordedRequest(at_s=float(i), prompt_tokens=1000, output_tokens=10) for i in range(100)]
+    return trace + [RecordedRequest(at_s=100 + i / 40, prompt_tokens=1000, output_tokens=10) for i in range(1600)]
 
 
 def test_pools_for_the_true_load_are_ready_when_it_comes():
@@ -121,7 +121,7 @@ def test_the_oracle_is_cheaper_than_any_constant_pool_and_keeps_its_share():
 def test_answers_are_faster_where_kv_limits_the_batch():
     """Four requests per second of 12 340 tokens: a worker holds 62 of them, whose steps take 20 ms, not the 50 ms of the target."""
     targets = Targets(model="m", ttft_s=15.0, itl_s=0.05)
-    trace = [TraceRequest(at_s=i / 4, prompt_tokens=12_000, output_tokens=340) for i in range(400)]
+    trace = [RecordedRequest(at_s=i / 4, prompt_tokens=12_000, output_tokens=340) for i in range(400)]
     pool = decode_pool(trace, targets, Speed(), workers_max=4)
     assert cheapest_constant(pool, share=1.0, requests=len(trace)) == 1
 
@@ -140,7 +140,8 @@ def test_policies_that_know_the_load_know_its_hit_rate():
     """Prompts of 2048 tokens share 1536 of them. A load without shared blocks is not simulated for that."""
     targets = Targets(model=MODEL, ttft_s=2.0, itl_s=0.05)
     trace = [
-        TraceRequest(at_s=i / 2, prompt_tokens=2048, output_tokens=2, block_ids=(1, 2, 3, 100 + i)) for i in range(40)
+        RecordedRequest(at_s=i / 2, prompt_tokens=2048, output_tokens=2, block_ids=(1, 2, 3, 100 + i))
+        for i in range(40)
     ]
     found = with_hit_rate(Case(name="shared", trace=trace, targets=targets)).hit_rate
     assert found == pytest.approx(39 * 1536 / (40 * 2048))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from bench.replay.routers import make_placer
 from kvmesh.core import Generation, LegTask, SamplingParams
+from kvmesh.core.whatif import RecordedRequest
 from kvmesh.engines.base import EngineFinish, EngineRequest
 from kvmesh.engines.simulated.model_card import read_card
 from kvmesh.engines.simulated.scheduler import Scheduler
@@ -16,7 +17,6 @@ from kvmesh.kv.blocks import block_hashes
 from services.planner.sizing.speed import Speed
 from services.whatif.engine import EngineShape, Job, ReplayEngine
 from services.whatif.mesh import Replay, ReplayShape
-from services.whatif.traces import TraceRequest
 
 BLOCK, BUDGET = 4, 10
 COMMON = list(range(1, 41))
@@ -43,7 +43,7 @@ def _replayed(prompts: list[list[int]], steps: list[int]) -> list[int]:
     )
     jobs = []
     for i, prompt in enumerate(prompts):
-        trace = TraceRequest(at_s=0.0, prompt_tokens=len(prompt), output_tokens=1)
+        trace = RecordedRequest(at_s=0.0, prompt_tokens=len(prompt), output_tokens=1)
         jobs.append(Job(ask_id=i, trace=trace, names=tuple(block_hashes(prompt, BLOCK)), arrived_s=0.0, decode=engine))
     for step in range(200):
         for job, at in zip(jobs, steps, strict=True):
@@ -97,7 +97,7 @@ def _computed(routers: int) -> int:
         for asker in range(8):
             own = (1_000_000 + 8 * document + asker,)
             at_s = 1.6 * document + 2 * generator.random()
-            trace.append(TraceRequest(at_s=at_s, prompt_tokens=63 * 512, output_tokens=50, block_ids=names + own))
+            trace.append(RecordedRequest(at_s=at_s, prompt_tokens=63 * 512, output_tokens=50, block_ids=names + own))
         block += 62
     replay = Replay(ReplayShape(prefills=12, decodes=4, routers=routers), lambda replay: make_placer(replay, "kv"))
     replay.run(sorted(trace, key=lambda request: request.at_s), speed=1.0)

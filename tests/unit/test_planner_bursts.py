@@ -5,6 +5,7 @@ from random import Random
 import pytest
 
 from kvmesh.core.planning import Shape, Targets
+from kvmesh.core.whatif import RecordedRequest
 from services.planner.decide.stabiliser import Excursions
 from services.planner.sizing.bursts import HISTORY_STARTS, LEFT_OUT_STARTS, BurstHistory, Bursts
 from services.planner.sizing.demand import Demand
@@ -12,14 +13,13 @@ from services.planner.sizing.size import Sizer
 from services.planner.sizing.speed import Speed
 from services.whatif.placers import MODEL
 from services.whatif.simulation import Simulation, SimulationSettings, Static
-from services.whatif.traces import TraceRequest
 
 START_S = 10.0
 PROMPT = 2000
 TARGETS = Targets(model=MODEL, ttft_s=2.0, itl_s=0.05)
 
 
-def bursty(seconds: int, generator: Random) -> list[TraceRequest]:
+def bursty(seconds: int, generator: Random) -> list[RecordedRequest]:
     """Every 20 s or so a burst of 2 s with 20 to 60 requests; 10 requests/s in a few of the seconds between."""
     requests = []
     at_s = 0.0
@@ -27,10 +27,10 @@ def bursty(seconds: int, generator: Random) -> list[TraceRequest]:
         for _ in range(generator.randint(20, 60)):
             requests.append(at_s + generator.uniform(0, 2))
         at_s += generator.uniform(12, 28)
-    return [TraceRequest(at_s=each, prompt_tokens=PROMPT, output_tokens=10) for each in sorted(requests)]
+    return [RecordedRequest(at_s=each, prompt_tokens=PROMPT, output_tokens=10) for each in sorted(requests)]
 
 
-def replay_of(trace: list[TraceRequest]) -> Bursts:
+def replay_of(trace: list[RecordedRequest]) -> Bursts:
     seconds = [0.0] * (int(trace[-1].at_s) + 1)
     for request in trace:
         seconds[int(request.at_s)] += request.prompt_tokens

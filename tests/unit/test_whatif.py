@@ -6,6 +6,7 @@ import pytest
 
 from bench.planner.reversals import reversals
 from kvmesh.core.planning import Decision, DecisionAction, Load, Shape, Targets
+from kvmesh.core.whatif import RecordedRequest
 from services.planner.decide import model_planner
 from services.planner.decide.settings import DecideSettings
 from services.planner.observation import ModelObservation
@@ -18,17 +19,17 @@ from services.whatif.placers import MODEL
 from services.whatif.planning import PlannerPolicy
 from services.whatif.result import Result, percentile
 from services.whatif.simulation import PoolPolicy, Simulation, SimulationSettings, Static
-from services.whatif.traces import TraceRequest, make_load
+from services.whatif.traces import make_load
 from tests.demand import demand_of
 
 TARGETS = Targets(model=MODEL, ttft_s=2.0, itl_s=0.05)
 
 
-def load(rate: float, seconds: float, *, prompt: float = 1000, output: float = 100) -> list[TraceRequest]:
+def load(rate: float, seconds: float, *, prompt: float = 1000, output: float = 100) -> list[RecordedRequest]:
     return make_load(lambda at_s: rate, peak=rate, duration_s=seconds, prompt_tokens=prompt, output_tokens=output)
 
 
-def simulate(trace: list[TraceRequest], shape: Shape, policy: PoolPolicy, **options: object) -> Result:
+def simulate(trace: list[RecordedRequest], shape: Shape, policy: PoolPolicy, **options: object) -> Result:
     return Simulation(SimulationSettings(shape=shape, targets=TARGETS, **options), policy).run(trace)
 
 
@@ -174,7 +175,7 @@ class FlipsThenShrinks:
 
 def test_a_worker_that_flips_goes_before_one_that_serves():
     """A prompt of 100 000 tokens takes 10 s, so the flip is still under way when the pool shrinks."""
-    trace = [TraceRequest(at_s=float(i), prompt_tokens=100_000, output_tokens=2) for i in range(30)]
+    trace = [RecordedRequest(at_s=float(i), prompt_tokens=100_000, output_tokens=2) for i in range(30)]
     policy = FlipsThenShrinks()
     result = simulate(trace, Shape(prefill_workers=2, decode_workers=1), policy)
     assert set(policy.ready) == {1}
@@ -197,7 +198,7 @@ def test_a_constant_load_with_poisson_noise_settles():
 def test_shared_prefixes_are_found_in_caches():
     """Requests with the same block ids compute them once per worker."""
     trace = [
-        TraceRequest(at_s=float(i), prompt_tokens=2048, output_tokens=2, block_ids=(1, 2, 3, 100 + i))
+        RecordedRequest(at_s=float(i), prompt_tokens=2048, output_tokens=2, block_ids=(1, 2, 3, 100 + i))
         for i in range(20)
     ]
     result = simulate(trace, Shape(prefill_workers=1, decode_workers=1), Static(), tick_s=0.0)

@@ -1,20 +1,15 @@
-"""A profile as one HTML page with plots, which needs nothing else. Pure."""
+"""A profile as one HTML page with plots. Pure."""
 
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from statistics import median
 from typing import TypeVar
 
-from kvmesh.cli.charts import Line, chart
+from kvmesh.cli.charts import Line, chart, html_page
 from kvmesh.cli.profile.fit import pairs
 from kvmesh.core import PerformanceProfile
 from kvmesh.core.engine_profile import DecodePoint, EngineProfile, PrefillPoint
 
-STYLE = (
-    "body{font:14px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:1340px;padding:0 1rem}svg{width:640px;max-width:100%}"
-    ".grid{stroke:#d8dee4}text{font-size:11px;fill:#57606a}.title{font-size:13px}.y,.legend{text-anchor:end}.x{text-anchor:middle}"
-)
-POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 MS = 1000.0
 
 Point = TypeVar("Point")
@@ -35,12 +30,8 @@ def page(profile: EngineProfile, summary: str) -> str:
             lines=[Line(name="until the first token", points=handoff)],
         ),
     ]
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><title>{escape(title)}</title><style>{STYLE}</style></head>'
-        f"<body><h1>{escape(title)}</h1><p>{escape(profile.measured_at)} on {escape(machine)}</p><pre>{escape(summary)}</pre>"
-        f"{''.join(charts)}</body></html>\n"
-    )
+    about = f"<p>{escape(profile.measured_at)} on {escape(machine)}</p><pre>{escape(summary)}</pre>"
+    return html_page(title, [about, *charts])
 
 
 def _prefill_lines(profile: EngineProfile) -> list[Line]:
