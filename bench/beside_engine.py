@@ -74,7 +74,7 @@ def servers(options: argparse.Namespace) -> list[AbstractAsyncContextManager[Ser
 
 
 async def measure_streams(served: Served, streams: int, seconds: float, *, seed: int) -> dict[str, Any]:
-    """A few uncounted requests, then `seconds` of load."""
+    """Runs a few uncounted requests, then `seconds` of load."""
     words = one_token_words(served.model_dir)
     prompts = make_prompts(PromptShape(tokens=PROMPT_TOKENS), seed=seed, words=words)
     requests = (LoadRequest(prompt=prompt, output_tokens=OUTPUT_TOKENS) for prompt in prompts)
@@ -128,7 +128,7 @@ def figures_of(
 
 
 def compared(ours: Mapping[int, float], theirs: Mapping[int, float]) -> str:
-    """The medians, and the median of the rounds' ratios; a dash for a system without a point."""
+    """Returns the medians, and the median of the rounds' ratios; a dash for a system without a point."""
     shown = " / ".join(f"{median(each.values()):.3g}" if each else "-" for each in (ours, theirs))
     ratios = [ours[number] / theirs[number] for number in ours.keys() & theirs.keys() if theirs[number]]
     return f"{shown} = {median(ratios):.2f}" if ratios else shown

@@ -12,7 +12,7 @@ from kvmesh.lifecycle import die_with_parent
 
 
 def bound(command: Sequence[str]) -> Sequence[str]:
-    """The command line for a child of this process. Start it from the main thread: the kernel watches the thread that forks."""
+    """Returns the command line for a child of this process. Start it from the main thread: the kernel watches the thread that forks."""
     return (sys.executable, "-m", "bench.bound", str(os.getpid()), *command)
 
 

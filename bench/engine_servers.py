@@ -52,7 +52,7 @@ def vllm_command(model: Path, port: int, *more: str) -> Sequence[str]:
 
 
 def vllm_pair_commands(model: Path, ports: tuple[int, int]) -> list[Sequence[str]]:
-    """A prefill and a decode server, which meet at the prefill server's side channel."""
+    """Returns a prefill and a decode server, which meet at the prefill server's side channel."""
     return [
         [
             *("env", "VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1", f"VLLM_NIXL_SIDE_CHANNEL_PORT={free_port()}"),
@@ -77,7 +77,7 @@ def sglang_command(model: Path, port: int, kv_tokens: int, *more: str) -> Sequen
 def sglang_pair_commands(
     model: Path, ports: tuple[int, int], *, bootstrap_port: int, kv_tokens: int
 ) -> list[Sequence[str]]:
-    """A prefill and a decode server. Each has the port that torch's ranks use set, or the two might choose the same one."""
+    """Returns a prefill and a decode server. Each has the port that torch's ranks use set, or the two might choose the same one."""
     shared = ("--disaggregation-transfer-backend", "nixl", "--disaggregation-bootstrap-port", str(bootstrap_port))
     decode = ("--disaggregation-decode-enable-radix-cache", "--disaggregation-decode-retraction-backup", "cpu_tensor")
     return [
@@ -195,7 +195,7 @@ class VllmPairTarget:
 
 
 def target_of(served: Served, timeout_s: float) -> Target:
-    """The connection of the load generator."""
+    """Returns the connection of the load generator."""
     if not served.prefill_url:
         return HttpTarget(served.url, served.model, timeout_s=timeout_s)
     if served.bootstrap_port:

@@ -25,7 +25,7 @@ def columns(figures: Sequence[str] = USUAL) -> Sequence[str]:
 
 
 def compare(points: Sequence[Mapping[str, Any]], figures: Sequence[str] = USUAL) -> list[list[str]]:
-    """One row per point that both systems have: `ours / theirs = ratio` of the medians over the rounds.
+    """Returns one row per point that both systems have: `ours / theirs = ratio` of the medians over the rounds.
 
     `points` are as in the file, in the order in which they were measured.
     """
@@ -33,7 +33,7 @@ def compare(points: Sequence[Mapping[str, Any]], figures: Sequence[str] = USUAL)
 
 
 def compare_calmest(points: Sequence[Mapping[str, Any]], figures: Sequence[str] = USUAL) -> list[list[str]]:
-    """The same of each point's one round in which unrelated processes used least during the worse of its two halves.
+    """Returns the same of each point's one round in which unrelated processes used least during the worse of its two halves.
 
     Medians mislead if only one system's rounds were disturbed.
     """

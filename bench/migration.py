@@ -142,7 +142,7 @@ class Migrations:
 
 
 def _gap_at(at_s: float, times: Sequence[float]) -> float:
-    """The longest gap that ends after a moment; a gap that began just before it counts whole."""
+    """Returns the longest gap that ends after a moment; a gap that began just before it counts whole."""
     return max((after - before for before, after in pairwise(times) if after >= at_s), default=0.0)
 
 

@@ -114,7 +114,7 @@ async def _ask(
 
 
 def compare(rounds: Sequence[Latencies], simulated: Latencies) -> str:
-    """A table of percentiles: of all rounds of the real mesh together, of the simulated one, and of each round alone."""
+    """Returns a table of percentiles: of all rounds of the real mesh together, of the simulated one, and of each round alone."""
     rows = []
     for place, name in enumerate(("TTFT", "ITL")):
         for share in PERCENTILES:

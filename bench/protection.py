@@ -36,7 +36,7 @@ COMPARED = SHOWN[:3]
 
 
 def modes(keys_file: Path) -> Mapping[str, Callable[[MeshKind], MeshKind]]:
-    """What each mode changes of a mesh."""
+    """Returns what each mode changes of a mesh."""
     keyed = {"KVMESH_ACCESS_KEYS_FILE": str(keys_file)}
     return {
         ON: lambda kind: replace(kind, environment=keyed, key=KEY),
@@ -57,7 +57,7 @@ def scenarios(kind: MeshKind) -> Sequence[Scenario]:
 
 
 async def measure(options: argparse.Namespace, keys_file: Path) -> list[tuple[str, Point]]:
-    """All points with their mode. Modes alternate, so that a slow phase of the machine hits all."""
+    """Returns all points with their mode. Modes alternate, so that a slow phase of the machine hits all."""
     found: list[tuple[str, Point]] = []
     changes = modes(keys_file)
     for number in range(options.rounds):
@@ -102,7 +102,7 @@ def table(rows: Rows) -> str:
 
 
 def ratios(rows: Rows, modes: Sequence[str]) -> str:
-    """The first mode's medians over those of the last one, and the range of the rounds' own ratios."""
+    """Returns the first mode's medians over those of the last one, and the range of the rounds' own ratios."""
     first, last = modes[0], modes[-1]
     lines = []
     for load, of_load in rows.items():

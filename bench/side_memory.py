@@ -30,7 +30,7 @@ class MemoryResult:
     pss_mib: Mapping[str, Sequence[float]]
 
     def rows(self) -> list[list[str]]:
-        """One row per process, and sums: of those that serve requests, of those beside them where there are any, of all.
+        """Returns one row per process, and sums: of those that serve requests, of those beside them where there are any, of all.
 
         `grown` is from the first figure to the last.
         """

@@ -74,7 +74,7 @@ class Load:
 
 
 async def measure(seconds: float) -> list[Sequence[str]]:
-    """A row for each kind of restart. 32 clients throughout."""
+    """Returns a row for each kind of restart. 32 clients throughout."""
     rows: list[Sequence[str]] = []
     async with running_mesh(KIND) as served:
         load = Load(served.url)
@@ -99,7 +99,7 @@ async def measure(seconds: float) -> list[Sequence[str]]:
 
 
 def decode_pids(pid: int) -> list[int]:
-    """The decode workers below a process."""
+    """Returns the decode workers below a process."""
     found = []
     for child in descendants(pid):
         with suppress(OSError), open(f"/proc/{child}/cmdline", "rb") as file:

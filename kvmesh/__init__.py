@@ -15,7 +15,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def _is_not_malformed(record: logging.LogRecord) -> bool:
-    """False for a request that aiohttp has answered with 400. Anybody who reaches a port could fill the disk with their tracebacks."""
+    """Returns False for a request that aiohttp has answered with 400. Anybody who reaches a port could fill the disk with their tracebacks."""
     error = record.exc_info[1] if record.exc_info else None
     return type(error).__module__ != "aiohttp.http_exceptions"
 

@@ -17,11 +17,11 @@ class Clock(Protocol):
     """A source of time that tests and simulations replace."""
 
     def now(self) -> float:
-        """Seconds on a monotonic scale with an arbitrary zero."""
+        """Returns the seconds on a monotonic scale with an arbitrary zero."""
         ...
 
     def wall(self) -> float:
-        """Seconds since the Unix epoch, for people and for other machines."""
+        """Returns the seconds since the Unix epoch, for people and for other machines."""
         ...
 
     async def sleep(self, delay_s: float) -> None:
@@ -33,7 +33,7 @@ class SystemClock:
     """The running event loop's time, so that a loop on virtual time carries everything with it."""
 
     def now(self) -> float:
-        """The running loop's time, or the monotonic clock outside a loop."""
+        """Returns the running loop's time, or the monotonic clock outside a loop."""
         try:
             return asyncio.get_running_loop().time()
         except RuntimeError:
@@ -47,7 +47,10 @@ class SystemClock:
 
 
 def stood_still(due_s: float, now_s: float) -> bool:
-    """True if a timer that was due at `due_s` fires so late that the process was paused. Part of the time was not silence of the peer."""
+    """Returns True if a timer that was due at `due_s` fires so late that the process was paused.
+
+    Part of the time was not silence of the peer.
+    """
     return now_s - due_s >= LATE_S
 
 

@@ -65,7 +65,7 @@ def judge(constraint: Constraint) -> Verdict:
 
 
 def is_long(constraint: Constraint) -> bool:
-    """Whether estimating the cost takes long enough for a thread."""
+    """Returns whether estimating the cost takes long enough for a thread."""
     return len(constraint.text) > INLINE_CHARACTERS
 
 
@@ -183,7 +183,7 @@ class _Schema:
         return min(COST_LIMIT, total)
 
     def has_endless_reference(self) -> bool:
-        """Whether a `$ref` leads back to itself without a step into the value, so that no document could ever be read."""
+        """Returns whether a `$ref` leads back to itself without a step into the value, so that no document could ever be read."""
         settled: set[int] = set()
         return any(self._is_endless(each, settled) for each in self._objects() if "$ref" in each)
 

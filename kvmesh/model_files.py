@@ -35,7 +35,7 @@ _BASE_NAME = re.compile(r"\w[\w.+-]{0,199}", re.ASCII)
 
 
 def is_model_file(name: str) -> bool:
-    """True for the relative paths that a worker may serve and a frontend may write. Never absolute, never with `..`."""
+    """Returns True for the relative paths that a worker may serve and a frontend may write. Never absolute, never with `..`."""
     base = name.removeprefix(f"{TEMPLATE_DIRECTORY}/")
     patterns = NAMES if base == name else ("*.jinja",)
     return _BASE_NAME.fullmatch(base) is not None and any(fnmatchcase(base, pattern) for pattern in patterns)
@@ -59,7 +59,7 @@ def find_directory(source: str, *, revision: str, cache_dir: str) -> Path:
 
 
 def _default_cache() -> Path:
-    """By Hugging Face's rule: HF_HUB_CACHE, HF_HOME/hub, ~/.cache/huggingface/hub."""
+    """Follows Hugging Face's rule: HF_HUB_CACHE, HF_HOME/hub, ~/.cache/huggingface/hub."""
     if found := os.environ.get("HF_HUB_CACHE"):
         return Path(found)
     return Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser() / "hub"
@@ -81,7 +81,7 @@ class ModelFile:
 
 
 def list_files(directory: Path) -> Sequence[ModelFile]:
-    """The model's files in a directory, sorted by name. Raises UnsupportedError beyond the limits, and for a link that leads elsewhere.
+    """Returns the model's files in a directory, sorted by name. Raises UnsupportedError beyond the limits, and for a link that leads elsewhere.
 
     Links may lead to files in the directory, and from a snapshot of the Hugging Face cache to the blobs of its repository.
     """
@@ -159,7 +159,7 @@ class FileAssembler:
         self._open = "" if is_last else name
 
     def contents(self) -> Mapping[str, bytes]:
-        """All files by name. Raises UnavailableError unless they have the digest."""
+        """Returns all files by name. Raises UnavailableError unless they have the digest."""
         contents = {name: bytes(content) for name, content in self._contents.items()}
         if self._open or digest_of_contents(contents) != self._digest:
             raise _refusal("sent files with another digest; they may have changed since it started: restart it")

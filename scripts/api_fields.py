@@ -32,7 +32,7 @@ def main() -> int:
 
 
 def page() -> str:
-    """The whole page: a section for each body, then one for each object in them."""
+    """Returns the whole page: a section for each body, then one for each object in them."""
     document = openapi_document()
     schemas: dict[str, dict[str, Any]] = document["components"]["schemas"]
     paths = {
@@ -86,7 +86,7 @@ def _help(schema: Schema) -> str:
 
 
 def _words(schema: Schema) -> str:
-    """A type in words."""
+    """Returns a type in words."""
     if name := schema.get("$ref", "").rpartition("/")[2]:
         return f"[{name}](#{name.lower()})"
     if "anyOf" in schema:

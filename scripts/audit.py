@@ -34,7 +34,7 @@ DEBIAN_PACKAGES = "dpkg-query -W -f '${Package} ${Version} ${Architecture}\\n'"
 
 
 def main() -> int:
-    """The exit status: 0 when no package of the lock has a known vulnerability, or the bills of images are written."""
+    """Returns the exit status: 0 when no package of the lock has a known vulnerability, or the bills of images are written."""
     tools = CACHE / "audit"
     if not (tools / "bin" / "pip-audit").exists():
         venv.create(tools, with_pip=True)

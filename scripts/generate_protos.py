@@ -68,7 +68,7 @@ def run_protoc(out: Path) -> None:
 
 
 def serves_nothing(path: Path) -> bool:
-    """True for the empty service module that protoc writes for a proto without services."""
+    """Returns True for the empty service module that protoc writes for a proto without services."""
     return "_pb2_grpc." in path.name and "Stub" not in path.read_text()
 
 

@@ -114,7 +114,7 @@ def postgres_binary() -> Path | None:
 
 
 def is_fit(name: str, binary: Path) -> bool:
-    """True if an installed binary has the features that the tests need."""
+    """Returns True if an installed binary has the features that the tests need."""
     return name not in NEEDED or NEEDED[name] in binary.read_bytes()
 
 

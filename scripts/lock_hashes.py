@@ -131,7 +131,7 @@ def digests(lines: Iterable[str], *options: str) -> Hashes:
 
 
 def is_wanted(wheel: str) -> bool:
-    """Whether a wheel is for Linux and a supported Python, by its file name."""
+    """Returns whether a wheel is for Linux and a supported Python, by its file name."""
     return bool(_PYTHON.search(wheel) and _PLATFORM.search(wheel))
 
 

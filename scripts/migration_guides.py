@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def page(left: str, right: str) -> str:
-    """One guide, for both directions."""
+    """Returns one guide, for both directions."""
     head = HEAD.format(left=TITLES[left], right=TITLES[right], left_name=left, right_name=right)
     rows = "\n".join(_rows(left, right))
     return f"{head}{rows}\n"

@@ -229,7 +229,7 @@ def install_system_packages(packages: Sequence[SystemPackage]) -> None:
 
 
 def is_usable(venv: Path) -> bool:
-    """True if an environment has this Python version and pip. An interrupted `python -m venv` leaves one without pip."""
+    """Returns True if an environment has this Python version and pip. An interrupted `python -m venv` leaves one without pip."""
     check = f"import sys, pip; sys.exit(sys.version_info[:2] != {tuple(sys.version_info[:2])})"
     python = venv / "bin" / "python"
     return python.exists() and subprocess.run([python, "-c", check], capture_output=True, check=False).returncode == 0

@@ -69,7 +69,7 @@ FIRST = (
 
 
 def page() -> str:
-    """The whole page."""
+    """Returns the whole page."""
     return "\n".join(_lines()).rstrip("\n") + "\n"
 
 
@@ -102,7 +102,7 @@ def _lines() -> Iterator[str]:
 
 
 def _own(component: Component) -> Mapping[str, Spec]:
-    """The settings of a component without the shared groups, by key."""
+    """Returns the settings of a component without the shared groups, by key."""
     return {
         spec.key: spec
         for cls in component.classes

@@ -82,7 +82,7 @@ ROWS = (
 
 
 def claims(record: Capabilities, word: str) -> bool:
-    """Whether a record claims what a row's word stands for."""
+    """Returns whether a record claims what a row's word stands for."""
     if word == "always":
         return True
     if word == "handoffs":
@@ -95,7 +95,7 @@ def claims(record: Capabilities, word: str) -> bool:
 
 
 def cell(row: Row, engine: str, record: Capabilities | None, evidence: Evidence) -> str:
-    """One cell."""
+    """Returns one cell."""
     if record is None:
         return "no: no adapter yet"
     if not row.word:
@@ -107,7 +107,7 @@ def cell(row: Row, engine: str, record: Capabilities | None, evidence: Evidence)
 
 
 def matrix(evidence: Evidence) -> str:
-    """The page."""
+    """Returns the page."""
     known = {name: engine.capabilities() for name, engine in ENGINES.items()}
     lines = [
         "# Support matrix",
@@ -158,7 +158,7 @@ def _key(record: Capabilities) -> str:
 
 
 def record_evidence(lines: Sequence[str]) -> dict[str, dict[str, list[str]]]:
-    """What a run has proved, from the lines that tests/evidence.py wrote.
+    """Returns what a run has proved, from the lines that tests/evidence.py wrote.
 
     A feature is left out if a test of it failed, or if the engine does not claim it: some tests then check the refusal.
     Raises ValueError for features without a row.

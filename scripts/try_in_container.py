@@ -86,7 +86,7 @@ def run_as_newcomer(container: Container, command: str, user: str) -> bool:
 
 
 def has_image(image: str) -> bool:
-    """Whether a Docker daemon answers that has the image or can pull it."""
+    """Returns whether a Docker daemon answers that has the image or can pull it."""
     if not shutil.which("docker"):
         return False
     commands = (["docker", "image", "inspect", image], ["docker", "pull", "--quiet", image])
@@ -183,13 +183,13 @@ def clone_into(home: Path) -> None:
 
 
 def debian_mirror() -> str:
-    """The machine's own mirror where it is a Debian."""
+    """Returns the machine's own mirror where it is a Debian."""
     codename = release().get("VERSION_CODENAME", "") if release().get("ID") == "debian" else ""
     return next((archive.uri for archive in archives_of(codename)), DEBIAN)
 
 
 def environment() -> Sequence[str]:
-    """What a person's shell has, and this machine's proxies."""
+    """Returns what a person's shell has, and this machine's proxies."""
     proxies = [f"{name}={value}" for name, value in os.environ.items() if name.lower().endswith("_proxy")]
     return ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8", *proxies)
 

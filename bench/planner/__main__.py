@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _bounds(case: Case) -> Sequence[str]:
-    """What a policy misses at least that has so many prefill workers when the worst overload begins."""
+    """Returns what a policy misses at least that has so many prefill workers when the worst overload begins."""
     return [
         f"{workers} prefill workers: {share:.1%}"
         for workers in range(1, WORKERS_MAX + 1)
@@ -148,7 +148,10 @@ def make_case(name: str, options: argparse.Namespace) -> Case | None:
 
 
 def with_hit_rate(case: Case) -> Case:
-    """The hit rate that the simulation has with the pools of `true load`. These depend on it in turn, so runs repeat until both agree."""
+    """Returns the hit rate that the simulation has with the pools of `true load`.
+
+    These depend on it in turn, so runs repeat until both agree.
+    """
     if not any(request.block_ids for request in case.trace):
         return case
     for _ in range(HIT_RATE_RUNS):
@@ -187,7 +190,7 @@ def run_policy(case: Case, name: str) -> Result:
 
 
 def find_oracle(case: Case) -> Result:
-    """The first plan that keeps the targets in the simulation, of those that do in the model; if none does, the last one."""
+    """Returns the first plan that keeps the targets in the simulation, of those that do in the model; if none does, the last one."""
     requests = len(case.trace)
     prefill = prefill_pool(case.trace, case.targets, SPEED, hit_rate=case.hit_rate, workers_max=WORKERS_MAX)
     decode = decode_pool(case.trace, case.targets, SPEED, workers_max=WORKERS_MAX)
@@ -205,7 +208,7 @@ def find_oracle(case: Case) -> Result:
 
 
 def find_constant(case: Case) -> Result:
-    """The cheapest pools that never change and keep the targets. The model of the oracle narrows the search."""
+    """Returns the cheapest pools that never change and keep the targets. The model of the oracle narrows the search."""
     requests = len(case.trace)
     prefill = prefill_pool(case.trace, case.targets, SPEED, hit_rate=case.hit_rate, workers_max=WORKERS_MAX)
     decode = decode_pool(case.trace, case.targets, SPEED, workers_max=WORKERS_MAX)
@@ -255,7 +258,7 @@ def _line(run: Mapping[str, Any], figures: Sequence[Mapping[str, Any]]) -> Seque
 
 
 def after(result: Result, began_s: float) -> float:
-    """Share within the targets of the requests that arrived later."""
+    """Returns the share within the targets of the requests that arrived later."""
     later = [is_good for at_s, is_good in result.within if at_s >= began_s]
     return sum(later) / len(later) if later else 0.0
 
@@ -280,7 +283,7 @@ def _figures(load: str, policy: str, result: Result) -> Mapping[str, Any]:
 
 
 def _per_interval(result: Result) -> Sequence[float]:
-    """Requests per second of each INTERVAL_S."""
+    """Returns the requests per second of each INTERVAL_S."""
     counts = [0] * (int(result.within[-1][0] / INTERVAL_S) + 1)
     for at_s, _ in result.within:
         counts[int(at_s / INTERVAL_S)] += 1

@@ -26,13 +26,13 @@ SENSITIVITY = 0.8
 
 
 def forward_s(speed: Speed, prefill_tokens: int) -> float:
-    """A prefill of so many tokens, in chunks of a step."""
+    """Returns a prefill of so many tokens, in chunks of a step."""
     chunks = max(1, math.ceil(prefill_tokens / speed.step_tokens_max))
     return chunks * speed.prefill_base_s + speed.prefill_s_per_token * prefill_tokens
 
 
 def prefill_capacity(speed: Speed, *, isl: float, hit_rate: float, ttft_s: float) -> float:
-    """Requests per second of a prefill engine: the best batch with TTFT within the target, else the best of all."""
+    """Returns the requests per second of a prefill engine: the best batch with TTFT within the target, else the best of all."""
     tokens = math.ceil(isl * (1 - min(HIT_RATE_MAX, hit_rate)))
     points = [(batch, forward_s(speed, batch * tokens)) for batch in range(1, PREFILL_BATCH_MAX + 1)]
     feasible = [batch / time_s for batch, time_s in points if time_s <= ttft_s]
@@ -40,7 +40,7 @@ def prefill_capacity(speed: Speed, *, isl: float, hit_rate: float, ttft_s: float
 
 
 def decode_capacity(speed: Speed, *, isl: float, osl: float, itl_s: float) -> float:
-    """Requests per second of a decode engine: the best batch with ITL within the target, else the best of all."""
+    """Returns the requests per second of a decode engine: the best batch with ITL within the target, else the best of all."""
     context = isl + osl / 2
     batch_max = max(1, min(speed.running_max, int(speed.kv_tokens / context)))
     points = [(batch, speed.decode_s(batch, context)) for batch in range(1, batch_max + 1)]

@@ -19,7 +19,7 @@ def shapes(duration_s: float, low: float, high: float) -> Mapping[str, Callable[
 
 
 def scaled(trace: Sequence[RecordedRequest], speed: float, duration_s: float = math.inf) -> list[RecordedRequest]:
-    """The trace `speed` times as fast, up to `duration_s`."""
+    """Returns the trace `speed` times as fast, up to `duration_s`."""
     return [
         RecordedRequest(
             at_s=request.at_s / speed,

@@ -52,7 +52,7 @@ class Pool:
 
 
 def plan_pool(pool: Pool, *, reward_s: float, start_s: float) -> Sequence[int]:
-    """The workers of each step that give the most `reward_s` times the requests within the target, minus the time of workers."""
+    """Returns the workers of each step that give the most `reward_s` times the requests within the target, minus the time of workers."""
     workers = np.arange(1, pool.workers_max + 1, dtype=float)
     backlogs = _backlogs(pool, start_s)
     steps = math.ceil(pool.seconds / STEP_S)
@@ -93,7 +93,7 @@ def _value_of_step(
 
 
 def _follow(pool: Pool, choices: NDArray[np.int16], workers: Values, *, backlogs: Values) -> Sequence[int]:
-    """The first workers are free to choose: they are there before the load is."""
+    """Follows the choices from the first step. The first workers are free to choose: they are there before the load is."""
     plan: list[int] = []
     row, backlog = len(workers) - 1, 0.0
     for step in range(len(choices)):
@@ -106,7 +106,7 @@ def _follow(pool: Pool, choices: NDArray[np.int16], workers: Values, *, backlogs
 
 
 def share_within(pool: Pool, plan: Sequence[int], requests: int) -> float:
-    """Share of the requests that the model expects within the target."""
+    """Returns the share of the requests that the model expects within the target."""
     backlog, good = 0.0, 0.0
     for second in range(pool.seconds):
         workers = np.array([float(plan[second // STEP_S])])
@@ -161,7 +161,7 @@ def decode_pool(trace: Sequence[RecordedRequest], targets: Targets, speed: Speed
 
 
 def _largest_batch(trace: Sequence[RecordedRequest], itl_s: float, speed: Speed) -> tuple[float, float]:
-    """The largest batch that keeps the target, and the time of its steps: the target, unless slots or KV blocks limit the batch."""
+    """Returns the largest batch that keeps the target, and the time of its steps: the target, unless slots or KV blocks limit the batch."""
     requests = len(trace)
     prompt = sum(request.prompt_tokens for request in trace) / requests
     output = sum(request.output_tokens for request in trace) / requests
@@ -172,7 +172,7 @@ def _largest_batch(trace: Sequence[RecordedRequest], itl_s: float, speed: Speed)
 
 
 def cheapest(pool: Pool, *, share: float, requests: int, start_s: float) -> Sequence[int]:
-    """The cheapest plan of the family with this share of the requests within the target; the one with the most, if none has it."""
+    """Returns the cheapest plan of the family with this share of the requests within the target; the one with the most, if none has it."""
     low, high = 0.0, 4.0 * start_s * pool.workers_max
     best = plan_pool(pool, reward_s=high, start_s=start_s)
     for _ in range(BISECTIONS):
@@ -188,7 +188,7 @@ def cheapest(pool: Pool, *, share: float, requests: int, start_s: float) -> Sequ
 
 
 def cheapest_constant(pool: Pool, *, share: float, requests: int) -> int:
-    """The fewest workers that never change and have this share of the requests within the target; all, if none have it."""
+    """Returns the fewest workers that never change and have this share of the requests within the target; all, if none have it."""
     steps = math.ceil(pool.seconds / STEP_S)
     for workers in range(1, pool.workers_max):
         if share_within(pool, [workers] * steps, requests) >= share:
@@ -199,8 +199,8 @@ def cheapest_constant(pool: Pool, *, share: float, requests: int) -> int:
 def least_missed(
     trace: Sequence[RecordedRequest], targets: Targets, speed: Speed, *, hit_rate: float, workers: int, start_s: float
 ) -> float:
-    """The share of all requests that a policy without knowledge of the future misses at least in the worst overload, if that begins when it
-    has so many prefill workers.
+    """Returns the share of all requests that a policy without knowledge of the future misses at least in the worst overload, if that begins when
+    it has so many prefill workers.
 
     It may start any number of workers, but not before the first request of the busy period in which requests miss their TTFT, and these serve
     `start_s` later. Until then requests are served first come, first served. All that comes after that counts as within the target.

@@ -94,7 +94,7 @@ class TrueLoad:
     def _needed(
         self, trace: Sequence[RecordedRequest], sizer: Sizer, *, factor: float, hit_rate: float
     ) -> Sequence[Shape]:
-        """The shape for each step."""
+        """Returns the shape for each step."""
         steps = int(trace[-1].at_s / self.STEP_S) + 1
         found: list[list[RecordedRequest]] = [[] for _ in range(steps)]
         for request in trace:
@@ -168,7 +168,7 @@ class Present(TrueLoad):
 
 
 def demand_of_requests(requests: Sequence[RecordedRequest], span_s: float, hit_rate: float) -> Demand:
-    """The exact load of some requests, with 16 equally likely prompt lengths."""
+    """Returns the exact load of some requests, with 16 equally likely prompt lengths."""
     lengths = sorted(request.prompt_tokens for request in requests)
     points = min(16, len(lengths))
     parts = [lengths[i * len(lengths) // points : (i + 1) * len(lengths) // points] for i in range(points)]

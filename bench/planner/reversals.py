@@ -7,7 +7,7 @@ from services.whatif.result import Result
 
 
 def reversals(result: Result) -> int:
-    """How often a pool's wanted size changed direction."""
+    """Returns how often a pool's wanted size changed direction."""
     return sum(
         _reversals([getattr(shape, name) for _, shape in result.shapes])
         for name in ("prefill_workers", "decode_workers")

@@ -28,7 +28,7 @@ class Line:
 
 
 def html_page(title: str, body: Sequence[str]) -> str:
-    """A page that needs nothing else: no script, no font and no style from elsewhere. `body`: HTML after the heading."""
+    """Returns a page that needs nothing else: no script, no font and no style from elsewhere. `body`: HTML after the heading."""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><title>{escape(title)}</title>'
@@ -37,7 +37,7 @@ def html_page(title: str, body: Sequence[str]) -> str:
 
 
 def chart(*, title: str, x_name: str, y_name: str, lines: Sequence[Line]) -> str:
-    """All lines in one chart, both axes from the smallest x and 0."""
+    """Returns all lines in one chart, both axes from the smallest x and 0."""
     shown = [line for line in lines if line.points]
     if not shown:
         return ""

@@ -170,7 +170,7 @@ def failure_line(lines: Sequence[str]) -> str:
 
 
 def _text(line: str) -> tuple[str, bool] | None:
-    """A line for people, and whether it names a failure. None: a frame of a traceback, or nothing."""
+    """Returns a line for people, and whether it names a failure. None: a frame of a traceback, or nothing."""
     if line.startswith("{"):
         with suppress(ValueError, AttributeError):
             event = json.loads(line)

@@ -43,7 +43,7 @@ class MeshTarget:
     source: IdentitySource = IdentitySource.FILES
 
     def registry(self) -> Registry:
-        """A new client of the registry. InvalidRequestError when a file cannot be read."""
+        """Returns a new client of the registry. InvalidRequestError when a file cannot be read."""
         return open_registry(self._discovery, self._mesh)
 
     def channels(self) -> ChannelPool:
@@ -65,7 +65,7 @@ class MeshTarget:
             yield identity
 
     def noted_registry(self, identity: ServiceIdentity) -> Registry:
-        """A new client of the registry, which tells the identity's channels who is at an address."""
+        """Returns a new client of the registry, which tells the identity's channels who is at an address."""
         return identity.registry(self._discovery, self._mesh)
 
     @property
@@ -114,7 +114,7 @@ class MeshChoice:
 def choose_target(
     *, mesh: str, consul: str, token: str, credentials: str, source: IdentitySource = IdentitySource.FILES
 ) -> MeshTarget:
-    """The mesh that a command's flags mean. NotFoundError lists the running meshes if the choice is not clear."""
+    """Returns the mesh that a command's flags mean. NotFoundError lists the running meshes if the choice is not clear."""
     if consul:
         running = [each for each in running_meshes() if each.registry == consul]
         target = target_of(running[0]) if running else MeshTarget(address=consul)
@@ -125,7 +125,7 @@ def choose_target(
 
 
 def target_of(state: MeshState) -> MeshTarget:
-    """A mesh of this user on this machine."""
+    """Returns a mesh of this user on this machine."""
     credentials = find_credentials(state.credentials) if state.credentials else None
     return MeshTarget(address=state.registry, credentials=credentials)
 
@@ -170,7 +170,7 @@ class MeshConnection:
     channels: ChannelPool
 
     async def list_workers(self, router: Instance | None = None) -> Sequence[WorkerView]:
-        """The workers as a router sees them; None: the first one that is registered. UnavailableError if there is none."""
+        """Returns the workers as a router sees them; None: the first one that is registered. UnavailableError if there is none."""
         routers = [router] if router is not None else (await self.registry.instances(ROUTER)).instances
         if not routers:
             raise UnavailableError("no router is registered", reason="no_router")

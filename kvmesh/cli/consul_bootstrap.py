@@ -101,7 +101,7 @@ def _rules(path: Path) -> str:
 
 
 async def _management_token(consul: DiscoverySettings, folder: Path, given: Path | None) -> str:
-    """The given token, the one of an earlier run, or that of Consul's bootstrap. Waits while Consul does not answer."""
+    """Returns the given token, the one of an earlier run, or that of Consul's bootstrap. Waits while Consul does not answer."""
     file = given or folder / MANAGEMENT_FILE
     while True:
         try:

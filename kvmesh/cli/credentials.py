@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def find_authority(folder: Path) -> Authority:
-    """The folder's authority, or a new one. OSError or ValueError when its files cannot be used."""
+    """Returns the folder's authority, or a new one. OSError or ValueError when its files cannot be used."""
     key, certificate = folder / AUTHORITY_KEY_FILE, folder / AUTHORITY_FILE
     if key.exists():
         return Authority.load(key=key.read_bytes(), certificate=certificate.read_bytes())

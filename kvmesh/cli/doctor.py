@@ -324,7 +324,7 @@ def send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
 
 
 async def transferred_tokens(target: MeshTarget) -> float:
-    """The sum of transferred_tokens_total over the decode workers."""
+    """Returns the sum of transferred_tokens_total over the decode workers."""
     registry, total = target.registry(), 0.0
     try:
         view = await registry.instances(DECODE)
@@ -352,7 +352,7 @@ async def wait_prefill(target: MeshTarget) -> None:
 
 
 async def first_model(url: str) -> str:
-    """The name of the mesh's model."""
+    """Returns the name of the mesh's model."""
     async with probe.session() as client, client.get(f"{url}/v1/models") as response:
         return str((await response.json())["data"][0]["id"])
 
@@ -372,7 +372,7 @@ def free_port() -> int:
 
 
 def tail(log: Path) -> str:
-    """The last lines of a log, joined."""
+    """Returns the last lines of a log, joined."""
     lines = log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
     return " | ".join(line.strip() for line in lines if line.strip()) or "no output"
 
@@ -384,7 +384,7 @@ def print_finding(number: int, finding: Finding) -> None:
 
 
 def check_running_mesh(settings: DoctorSettings) -> int:
-    """The exit status."""
+    """Returns the exit status."""
 
     async def run(target: MeshTarget) -> int:
         numbers = itertools.count(1)

@@ -62,7 +62,7 @@ def _head(explanation: Explanation, router_id: str) -> Iterable[str]:
 
 
 def _earlier_text(earlier: EarlierPlacement) -> str:
-    """One placement that failed, on a line."""
+    """Returns one placement that failed, on a line."""
     if earlier.placement is not None:
         where = " and ".join(
             worker.worker_id for worker in (earlier.placement.prefill, earlier.placement.decode) if worker

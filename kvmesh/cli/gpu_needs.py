@@ -48,7 +48,7 @@ def driver_needs(driver: Driver) -> Sequence[Need]:
 
 
 def compiler_needs() -> Sequence[Need]:
-    """A C compiler and Python's headers: Triton compiles a part of each kernel when the engine starts."""
+    """Returns a C compiler and Python's headers: Triton compiles a part of each kernel when the engine starts."""
     found = []
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     if not compiler:
@@ -91,7 +91,7 @@ def disk_needs(needed_bytes: Mapping[Path, int]) -> Sequence[Need]:
 
 
 def render_needs(needs: Sequence[Need]) -> str:
-    """A list of problems with their commands."""
+    """Returns a list of problems with their commands."""
     lines = []
     for need in needs:
         lines.append(f"  - {need.problem}")

@@ -82,7 +82,7 @@ def place_on_gpus(
 
 
 def assignment(placement: WorkerDevices, share: MemoryShare, devices: int) -> DeviceAssignment:
-    """The GPUs of one worker among `devices` visible ones."""
+    """Returns the GPUs of one worker among `devices` visible ones."""
     takes_all = placement.positions == tuple(range(devices))
     return DeviceAssignment(
         positions=() if takes_all else placement.positions, memory_fraction=share.fraction, kv_bytes=share.kv_bytes
@@ -90,7 +90,7 @@ def assignment(placement: WorkerDevices, share: MemoryShare, devices: int) -> De
 
 
 def weight_bytes(model: Path) -> int:
-    """Bytes of a model directory's weights in the first format that it has; 0 for a hub name."""
+    """Returns the bytes of a model directory's weights in the first format that it has; 0 for a hub name."""
     if not model.is_dir():
         return 0
     for suffix in WEIGHT_SUFFIXES:
@@ -106,7 +106,7 @@ def table(
     placements: Sequence[WorkerDevices],
     shares: Mapping[str, MemoryShare],
 ) -> Sequence[str]:
-    """The lines that show each worker's GPUs and memory, and idle GPUs."""
+    """Returns the lines that show each worker's GPUs and memory, and idle GPUs."""
     cuda = f", CUDA {driver.cuda[0]}.{driver.cuda[1]}" if driver.cuda[0] else ""
     lines = [f"{len(devices)} GPUs by {driver.source} (driver {driver.version}{cuda}): {names(devices)}"]
     rows: list[Row] = []

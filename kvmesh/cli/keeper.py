@@ -88,15 +88,15 @@ class Keeper:
     """The task of each slot; None before `keep_running` and after it."""
 
     def slots(self) -> Iterator[Slot]:
-        """All slots, in the order of their groups."""
+        """Returns all slots, in the order of their groups."""
         return (slot for group in self.groups for slot in group)
 
     def running(self) -> Sequence[Sequence[Child]]:
-        """The newest process of each slot by group, ended ones included."""
+        """Returns the newest process of each slot by group, ended ones included."""
         return [[slot.child for slot in group if slot.child is not None] for group in self.groups]
 
     def processes(self) -> Sequence[Child]:
-        """The newest process of each slot."""
+        """Returns the newest process of each slot."""
         return [child for group in self.running() for child in group]
 
     async def wait_registered(self, slots: Sequence[Slot]) -> bool:
@@ -188,7 +188,7 @@ class Keeper:
         return child.cause(), self.clock.now() - slot.started_at_s
 
     async def _missing_service(self) -> str:
-        """A needed service without a child here and without another instance in the registry; empty: none is missing."""
+        """Returns a needed service without a child here and without another instance in the registry; empty: none is missing."""
         kept = {slot.spec.module for slot in self.slots() if not slot.is_given_up}
         for name, (service, modules) in NEEDED.items():
             if not kept.intersection(modules) and not await self._has_other(service):
@@ -196,7 +196,7 @@ class Keeper:
         return ""
 
     async def _has_other(self, service: str) -> bool:
-        """True when the registry lists an instance that is not a dead child, or is unreachable."""
+        """Returns True when the registry lists an instance that is not a dead child, or is unreachable."""
         try:
             view = await self.registry.instances(service)
         except MeshError:
@@ -205,12 +205,12 @@ class Keeper:
 
 
 def service_of(spec: ChildSpec) -> str:
-    """The worker's service in the registry."""
+    """Returns the worker's service in the registry."""
     return {"services.prefill": PREFILL, "services.decode": DECODE}[spec.module]
 
 
 def instance_id(child: Child) -> str:
-    """The default instance id of a process."""
+    """Returns the default instance id of a process."""
     return f"{child.spec.module.rpartition('.')[2]}-{socket.gethostname()}-{child.pid}"
 
 

@@ -87,7 +87,7 @@ class MeshDoctor:
         return WorkerState(instance=instance, description=description, paths=paths, clock_ahead_s=ahead_s)
 
     async def _clock_ahead_s(self, address: str) -> float | None:
-        """The worker's clock minus this machine's, to half of a round trip: the first record of a watch is taken when it is sent."""
+        """Returns the worker's clock minus this machine's, to half of a round trip: the first record of a watch is taken when it is sent."""
         asked_at_s = time.time()
         try:
             async with (
@@ -123,7 +123,7 @@ async def _service_state(instance: Instance) -> ServiceState:
 
 
 async def _port_problem(host: str, port: int, what: str) -> str:
-    """Why a port does not answer from here; empty if it does."""
+    """Returns why a port does not answer from here; empty if it does."""
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             _, writer = await asyncio.open_connection(host, port)
@@ -147,7 +147,7 @@ def _pairs(workers: Sequence[WorkerState]) -> Sequence[tuple[WorkerState, Worker
 
 
 async def _each(values: Iterable[T], act: Callable[[T], Awaitable[R]]) -> list[R]:
-    """The results in the order of the values; at most CALLS_MAX at a time."""
+    """Returns the results in the order of the values; at most CALLS_MAX at a time."""
     slots = asyncio.Semaphore(CALLS_MAX)
 
     async def one(value: T) -> R:

@@ -52,7 +52,7 @@ class PairCheck:
 
 
 def services_finding(services: Sequence[ServiceState]) -> Finding:
-    """The services that a mesh needs are registered, and all pass their checks."""
+    """Returns the services that a mesh needs are registered, and all pass their checks."""
     name = "services"
     ill = [each.instance for each in services if not each.instance.takes_requests]
     present = {each.instance.service.removeprefix("kvmesh-") for each in services}
@@ -81,7 +81,7 @@ def addresses_finding(services: Sequence[ServiceState], *, is_remote: bool) -> F
 
 
 def reachability_finding(services: Sequence[ServiceState]) -> Finding:
-    """All registered ports answer from here."""
+    """Judges whether all registered ports answer from here."""
     name = "ports"
     closed = [f"{each.instance.instance_id}: {problem}" for each in services for problem in each.unreachable]
     if closed:
@@ -108,7 +108,7 @@ def clocks_finding(workers: Sequence[WorkerState]) -> Finding:
 
 
 def versions_finding(services: Sequence[ServiceState], workers: Sequence[WorkerState]) -> Finding:
-    """One version of kvmesh, and one of each engine."""
+    """Judges whether there is one version of kvmesh, and one of each engine."""
     name = "versions"
     kvmesh = _by(services, lambda each: each.instance.meta.get(VERSION_KEY, "unknown"))
     engines = _by(workers, lambda each: each.description.capabilities.engine)
@@ -126,7 +126,7 @@ def versions_finding(services: Sequence[ServiceState], workers: Sequence[WorkerS
 
 
 def fingerprint_findings(workers: Sequence[WorkerState]) -> Sequence[Finding]:
-    """One finding per model: weights, files for tokenising, and KV that pairs can exchange."""
+    """Returns one finding per model: weights, files for tokenising, and KV that pairs can exchange."""
     models = _by(workers, lambda each: each.description.model.name)
     return [_fingerprints(name, its_workers) for name, its_workers in sorted(models.items())]
 
@@ -162,7 +162,7 @@ def _fingerprints(model: str, workers: Sequence[WorkerState]) -> Finding:
 
 
 def pair_finding(pair: PairCheck) -> Finding:
-    """A decode worker pulls KV from a prefill worker, now."""
+    """Judges whether a decode worker pulled KV from a prefill worker."""
     name, way = "KV transfer", f"{pair.prefill} -> {pair.decode}"
     if pair.check is None:
         return skipped(name, f"{way}: {pair.skipped}")

@@ -58,7 +58,7 @@ def read_driver() -> Driver:
 
 
 def visible_devices(devices: Sequence[NvidiaDevice], wanted: str | None) -> Sequence[NvidiaDevice]:
-    """The devices that `CUDA_VISIBLE_DEVICES` selects, in its order; all devices when it is not set (None).
+    """Returns the devices that `CUDA_VISIBLE_DEVICES` selects, in its order; all devices when it is not set (None).
 
     Like CUDA, accepts numbers and unique prefixes of UUIDs, and ignores the rest of the list after an entry that names no device.
     """
@@ -204,7 +204,7 @@ def _read_smi() -> Driver:
 
 
 def parse_smi(text: str) -> Driver:
-    """The devices of `nvidia-smi --query-gpu=... --format=csv,noheader,nounits`."""
+    """Returns the devices of `nvidia-smi --query-gpu=... --format=csv,noheader,nounits`."""
     devices, version = [], ""
     for line in text.splitlines():
         words = [word.strip() for word in line.split(",")]

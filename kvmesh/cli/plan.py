@@ -112,7 +112,7 @@ def planner_argv(shape: MeshShape) -> Sequence[str]:
 
 
 def worker_spec(shape: MeshShape, role: str, number: int) -> ChildSpec:
-    """The specification of one worker."""
+    """Returns the specification of one worker."""
     argv = (
         *("--engine", shape.engine),
         *("--model", str(shape.model)),

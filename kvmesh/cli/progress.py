@@ -70,7 +70,7 @@ class Progress:
 
 
 def http_url(frontend: Instance) -> str:
-    """The base URL of a frontend's HTTP API."""
+    """Returns the base URL of a frontend's HTTP API."""
     return f"http://{host_port(frontend.host, int(frontend.meta['http_port']))}"
 
 

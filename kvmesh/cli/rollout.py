@@ -172,7 +172,7 @@ class Rollout:
             await asyncio.sleep(POLL_S)
 
     async def _problem(self, worker_id: str) -> str:
-        """Why routers do not use a worker; empty: they do."""
+        """Returns why routers do not use a worker; empty: they do."""
         views = [view for view in await self._connection.list_workers() if view.worker.worker_id == worker_id]
         if not views:
             return "no router knows it"

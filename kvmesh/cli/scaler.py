@@ -123,7 +123,7 @@ class LocalScaler:
         self._roles[self._slots[-1]] = role
 
     def _choose(self, role: Role, slots: Sequence[Slot]) -> Slot:
-        """The first that the caller named, otherwise the newest."""
+        """Returns the first that the caller named, otherwise the newest."""
         by_id = {instance_id(slot.child): slot for slot in slots if slot.child is not None}
         named = (by_id[worker_id] for worker_id in self._drain_first.get(role, ()) if worker_id in by_id)
         return next(named, slots[-1])

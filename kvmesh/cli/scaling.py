@@ -62,7 +62,7 @@ class ScalingPart:
 
 
 def workers_max(shape: MeshShape) -> Mapping[Role, int]:
-    """Where workers have devices of their own, there is none for another worker."""
+    """Returns the most workers of each role. Where workers have devices of their own, there is none for another worker."""
     has_devices = bool(shape.places.argv)
     return {
         Role.PREFILL: shape.prefill if has_devices else WORKERS_MAX,

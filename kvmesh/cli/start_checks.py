@@ -45,7 +45,7 @@ def port_problems(host: str, *ports: int) -> str:
 
 
 def _holder(port: int) -> str:
-    """The process that listens on a port: "PID 123 (name)". Other users' processes show no sockets to this one."""
+    """Returns the process that listens on a port: "PID 123 (name)". Other users' processes show no sockets to this one."""
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in _lines(table)[1:]:
@@ -110,7 +110,7 @@ async def consul_problem(address: str, *, say: Callable[[str], None], limit_s: f
 
 
 def is_hub_name(model: str) -> bool:
-    """True if the model is a name on a model hub: `name` or `organisation/name`, and not a directory."""
+    """Returns True if the model is a name on a model hub: `name` or `organisation/name`, and not a directory."""
     return not Path(model).expanduser().exists() and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", model) is not None
 
 

@@ -158,12 +158,12 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def state_dir() -> Path:
-    """The folder of all meshes of this user."""
+    """Returns the folder of all meshes of this user."""
     return Path(tempfile.gettempdir()) / f"kvmesh-{os.getuid()}"
 
 
 def _own_file() -> Path | None:
-    """The state file that KVMESH_STATE names. It replaces those in the folder."""
+    """Returns the state file that KVMESH_STATE names. It replaces those in the folder."""
     path = os.environ.get("KVMESH_STATE")
     return Path(path) if path else None
 
@@ -193,7 +193,7 @@ def _running() -> Sequence[MeshState]:
 
 
 def find_mesh(name: str, *, otherwise: str) -> MeshState:
-    """The ready mesh with this name; with an empty name the only one. NotFoundError lists the running ones.
+    """Returns the ready mesh with this name; with an empty name the only one. NotFoundError lists the running ones.
 
     `otherwise` is the flag that names an address instead.
     """

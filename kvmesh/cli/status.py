@@ -54,7 +54,7 @@ def service_row(instance: Instance) -> Row:
 
 
 def worker_row(view: WorkerView) -> Row:
-    """One worker as the router sees it."""
+    """Returns one worker as the router sees it."""
     told = view.load
     load = ("-",) * 5
     if told is not None:
@@ -77,20 +77,20 @@ def worker_row(view: WorkerView) -> Row:
 
 
 def handoff_text(load: LoadRecord) -> str:
-    """The queues of a rendezvous handoff that hold requests."""
+    """Returns the queues of a rendezvous handoff that hold requests."""
     queues = ("bootstrapping", "sending", "preallocating", "receiving", "retracted")
     found = [f"{name} {count}" for name in queues if (count := getattr(load, f"{name}_requests"))]
     return ", ".join(found) or "-"
 
 
 def index_text(view: WorkerView) -> str:
-    """Blocks in the index; tiers other than the device's are named."""
+    """Returns the blocks in the index; tiers other than the device's are named."""
     others = [f"{tier.value} {blocks}" for tier, blocks in view.blocks_by_tier.items() if tier is not KvTier.DEVICE]
     return ", ".join([str(view.index_blocks), *others])
 
 
 def latency_rows(plan: PlanReport) -> list[Row]:
-    """One row per model that clients asked for."""
+    """Returns one row per model that clients asked for."""
     return [
         (
             latency.model,
@@ -150,7 +150,7 @@ def _show(settings: MeshChoice) -> int:
 
 
 def path_warnings(views: Iterable[WorkerView]) -> list[str]:
-    """One line per failing pair and per lost path, each once; `views` may come from several routers."""
+    """Returns one line per failing pair and per lost path, each once; `views` may come from several routers."""
     warnings: dict[str, None] = {}
     for view in views:
         decode = view.worker.worker_id

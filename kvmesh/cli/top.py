@@ -39,12 +39,12 @@ class TopSettings(MeshChoice):
 
 
 def rows_of(views: Sequence[WorkerView], earlier: Mapping[str, WorkerRow] | None = None) -> Sequence[WorkerRow]:
-    """The rows of workers that a router lists."""
+    """Returns the rows of workers that a router lists."""
     return worker_rows(MeshView(workers=views), earlier)
 
 
 def render_rows(rows: Sequence[WorkerRow]) -> str:
-    """A table of one reading."""
+    """Returns a table of one reading."""
     return render_table(COLUMNS, [_row(row) for row in sorted(rows, key=lambda row: row.name)])
 
 
@@ -64,17 +64,17 @@ def _row(row: WorkerRow) -> Row:
 
 
 def plain(text: str) -> str:
-    """Text without control characters: names come from other machines, and a terminal obeys such characters."""
+    """Returns the text without control characters: names come from other machines, and a terminal obeys such characters."""
     return text if text.isprintable() else "".join(each if each.isprintable() else "\ufffd" for each in text)
 
 
 def number(value: float | None) -> str:
-    """A dash for what is not known."""
+    """Returns a dash for what is not known."""
     return "-" if value is None else f"{value:.0f}"
 
 
 def percent(value: float | None) -> str:
-    """A share from 0 to 1. A dash for what is not known."""
+    """Returns a share from 0 to 1. A dash for what is not known."""
     return "-" if value is None else f"{value:.0%}"
 
 

@@ -53,12 +53,12 @@ class Column:
 
 
 def counted(title: str, value: Callable[[Any], float | None], text: Callable[[float | None], str] = number) -> Column:
-    """A column of numbers."""
+    """Returns a column of numbers."""
     return Column(title=title, text=lambda row: text(value(row)), value=value)
 
 
 def bar(share: float | None) -> str:
-    """A share from 0 to 1 as a bar and a number."""
+    """Returns a share from 0 to 1 as a bar and a number."""
     if share is None:
         return "-"
     filled = round(max(0.0, min(1.0, share)) * BAR_CELLS)
@@ -71,7 +71,7 @@ def usage_style(share: float | None) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """A time. A dash for what is not known."""
+    """Formats a time. A dash stands for an unknown one."""
     return "-" if value is None else f"{1000 * value:.1f} ms" if value < 1 else f"{value:.2f} s"
 
 
@@ -170,7 +170,7 @@ DECISIONS: Sequence[Column] = (
 
 
 def totals(view: MeshView, pools: Sequence[PoolRow]) -> Text:
-    """The line above the tables."""
+    """Returns the line above the tables."""
     ready, workers = sum(pool.workers_ready for pool in pools), sum(pool.workers for pool in pools)
     used, blocks = sum(pool.kv_blocks_used for pool in pools), sum(pool.kv_blocks_total for pool in pools)
     running = sum(pool.running_requests for pool in pools if pool.role == "decode")

@@ -116,7 +116,7 @@ class Mesh:
             return 1
 
     async def _inputs_are_usable(self) -> bool:
-        """Whether the servers that the settings name answer. Says why not, before any process starts."""
+        """Returns whether the servers that the settings name answer. Says why not, before any process starts."""
         settings = self._settings
         problem = ""
         if is_hub_name(settings.model):
@@ -128,7 +128,7 @@ class Mesh:
         return not problem
 
     async def _start_registry(self, stack: AsyncExitStack) -> MeshTarget:
-        """The registry, with credentials: given ones, or new ones in the mesh's own folder, whose certificates are renewed."""
+        """Starts the registry, with credentials: given ones, or new ones in the mesh's own folder, whose certificates are renewed."""
         credentials, authority = own_credentials(self._settings, self._place.temporary / "credentials")
         if authority is not None:
             renewing = asyncio.create_task(keep_renewed(credentials, authority), name="renew-certificates")
@@ -270,12 +270,12 @@ class Mesh:
             await keeper.start(spec, group, start)
 
     async def _start(self, spec: ChildSpec) -> Child:
-        """The first start: out of a waiting fork where there is one."""
+        """Starts a child for the first time, in a waiting fork if there is one."""
         forked = self._forked.pop(spec.name, None)
         return await start_child(spec) if forked is None else forked.start(spec)
 
     async def _restart(self, spec: ChildSpec) -> Child:
-        """A later start. Its log goes on where the dead process's ended."""
+        """Starts a child again. It appends to the log of the dead process."""
         if spec.module in WORKER_MODULES and self._settings.registration.preload:
             return await self._forks.start(spec)
         # This process runs threads by now, so that it cannot fork any more.
@@ -354,7 +354,7 @@ class Mesh:
 
 
 async def _first_done(first: "asyncio.Task[Any]", other: Coroutine[Any, Any, T]) -> T | None:
-    """What `other` returns, or None when `first` is done before it."""
+    """Returns what `other` returns, or None when `first` is done before it."""
     task = asyncio.create_task(other)
     try:
         await asyncio.wait({first, task}, return_when=asyncio.FIRST_COMPLETED)
@@ -370,7 +370,7 @@ async def _cancelled(task: "asyncio.Task[Any]") -> None:
 
 
 def fork_services(settings: UpSettings) -> Mapping[str, Forked]:
-    """A waiting process for each service by its name; none: they are started as programs of their own."""
+    """Returns a waiting process for each service by its name; none: they are started as programs of their own."""
     # An engine with a preload takes longest to import and must begin first, in a fork server of its own.
     if not settings.fork or settings.registration.preload:
         return {}
@@ -380,7 +380,7 @@ def fork_services(settings: UpSettings) -> Mapping[str, Forked]:
 
 
 def worker_places(settings: UpSettings) -> WorkerPlaces:
-    """The devices of workers whose engine is installed in its CUDA build. InvalidRequestError when the workers do not fit."""
+    """Returns the devices of workers whose engine is installed in its CUDA build. InvalidRequestError when the workers do not fit."""
     engine = settings.registration
     if engine.gpu is None:
         return WorkerPlaces()
@@ -412,7 +412,7 @@ async def _first_model(url: str) -> str:
 
 
 def curl_line(url: str, model: str, *, has_key: bool = False) -> str:
-    """A line to paste into a shell."""
+    """Returns a line to paste into a shell."""
     body = f'{{"model":"{model}","stream":true,"messages":[{{"role":"user","content":"Hello!"}}]}}'
     key = ' -H "authorization: Bearer $KVMESH_API_KEY"' if has_key else ""
     return f"\ncurl -N {url}/v1/chat/completions -H 'content-type: application/json'{key} -d '{body}'"

@@ -15,7 +15,7 @@ RENEW_S = LIFETIME.total_seconds() / 3
 
 
 def own_credentials(settings: UpSettings, folder: Path) -> tuple[Credentials, Authority | None]:
-    """The credentials, and the authority that renews them; None: there is nothing to renew.
+    """Returns the credentials, and the authority that renews them; None: there is nothing to renew.
 
     InvalidRequestError when the given folder or token cannot be used. The authority's key is never written.
     """
@@ -36,7 +36,7 @@ def has_mesh_tls(settings: UpSettings) -> bool:
 
 
 def _consul_token(settings: UpSettings) -> bytes | None:
-    """The token of the registry: empty for Consul without a token, None for a new one of the embedded registry."""
+    """Returns the token of the registry: empty for Consul without a token, None for a new one of the embedded registry."""
     if not settings.consul:
         return None
     if settings.discovery_token_file:

@@ -120,7 +120,7 @@ def default_engine() -> str:
 
 
 def adapt_to_packages(settings: UpSettings) -> tuple[UpSettings, Sequence[str]]:
-    """The settings as the installed packages allow, and lines for people about what changed."""
+    """Returns the settings as the installed packages allow, and lines for people about what changed."""
     lines = []
     if not settings.engine and default_engine() == "simulated":
         lines.append("vLLM is not installed, so the simulated engine serves")
@@ -134,7 +134,7 @@ def adapt_to_packages(settings: UpSettings) -> tuple[UpSettings, Sequence[str]]:
 
 
 def worker_groups(settings: UpSettings) -> Sequence[WorkerGroup]:
-    """The workers of each role, with their GPUs."""
+    """Returns the workers of each role, with their GPUs."""
     tensor_parallel = settings.tensor_parallel
     return (
         WorkerGroup(
@@ -160,7 +160,7 @@ def mesh_shape(
     credentials: Credentials | None = None,
     scaler_address: str = "",
 ) -> MeshShape:
-    """What is asked for, made plain."""
+    """Returns what is asked for, made plain."""
     registration = settings.registration
     # A planner may start prefill workers later.
     without_prefill = () if settings.prefill or settings.plan else registration.flags_without_prefill
@@ -199,7 +199,7 @@ def mesh_shape(
 
 
 def model_problem(model: str) -> str:
-    """Why a model cannot be served, as far as one can see from here; names that are no paths are left to the engine."""
+    """Returns why a model cannot be served, as far as one can see from here; names that are no paths are left to the engine."""
     path = Path(model).expanduser()
     if path.is_dir():
         missing = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]

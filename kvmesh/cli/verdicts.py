@@ -54,7 +54,7 @@ def failed(check: str, found: str, advice: str = "") -> Finding:
 
 
 def skipped(check: str, why: str) -> Finding:
-    """A check that does not apply, or that depends on a failed one."""
+    """Returns a check that does not apply, or that depends on a failed one."""
     return Finding(check=check, status=Status.SKIPPED, found=why)
 
 
@@ -193,7 +193,7 @@ def throughput_finding(mesh_tokens_s: float, serve_tokens_s: float) -> Finding:
 
 
 def transports_in(log: str) -> Sequence[str]:
-    """The distinct transports in UCX's `cfg#` lines, such as `rma(cma/memory) am(tcp/lo)`, in order."""
+    """Returns the distinct transports in UCX's `cfg#` lines, such as `rma(cma/memory) am(tcp/lo)`, in order."""
     found: dict[str, None] = {}
     for line in log.splitlines():
         if "cfg#" not in line and "ep_cfg" not in line:

@@ -139,7 +139,7 @@ class AsyncBatches:
         return from_batch((await self._one(self._stub.GetBatch, get_batch_message(batch_id), timeout_s)).batch)
 
     async def list(self, *, limit: int = 20, after: str = "", timeout_s: float | None = None) -> list[Batch]:
-        """The caller's batches, the newest first. `after`: id of the last one of the previous page."""
+        """Returns the caller's batches, the newest first. `after`: id of the last one of the previous page."""
         page = await self._one(self._stub.ListBatches, list_batches_message(limit, after), timeout_s)
         return [from_batch(each) for each in page.batches]
 
@@ -160,7 +160,7 @@ class AsyncBatches:
             raise DeadlineError(f"{batch_id} has not ended yet") from error
 
     def results(self, batch_id: str, *, timeout_s: float | None = None) -> AsyncStream[BatchAnswer]:
-        """The answers of a batch that has ended, one per request."""
+        """Returns the answers of a batch that has ended, one per request."""
         message = batch_results_message(batch_id)
         return self._stream(self._stub.ListBatchResults, message, from_batch_result, timeout_s=timeout_s)
 
@@ -193,17 +193,17 @@ class AsyncClient:
         await self._channel.close(None)
 
     async def chat(self, model: str, messages: Messages, **arguments: Unpack[ChatArguments]) -> Answer:
-        """A whole answer to a conversation."""
+        """Returns a whole answer to a conversation."""
         return await self._whole(self._calling.chat(self._stub, model, messages, arguments=arguments, is_stream=False))
 
     def chat_stream(self, model: str, messages: Messages, **arguments: Unpack[ChatArguments]) -> AsyncStream[Piece]:
-        """The same, in pieces as they arrive."""
+        """Yields the pieces of the answer as they arrive."""
         return AsyncStream(
             self._calling, self._calling.chat(self._stub, model, messages, arguments=arguments, is_stream=True)
         )
 
     async def generate(self, model: str, prompt: str | Sequence[int], **arguments: Unpack[GenerateArguments]) -> Answer:
-        """A whole continuation of a text or of token ids."""
+        """Returns a whole continuation of a text or of token ids."""
         return await self._whole(
             self._calling.generate(self._stub, model, prompt, arguments=arguments, is_stream=False)
         )
@@ -211,7 +211,7 @@ class AsyncClient:
     def generate_stream(
         self, model: str, prompt: str | Sequence[int], **arguments: Unpack[GenerateArguments]
     ) -> AsyncStream[Piece]:
-        """The same, in pieces as they arrive."""
+        """Yields the pieces of the answer as they arrive."""
         return AsyncStream(
             self._calling, self._calling.generate(self._stub, model, prompt, arguments=arguments, is_stream=True)
         )
@@ -241,7 +241,7 @@ class AsyncClient:
         return str((await self._one(self._stub.Detokenize, message, timeout_s)).text)
 
     async def models(self, *, timeout_s: float | None = None) -> list[ModelInfo]:
-        """The models that are served now."""
+        """Returns the models that are served now."""
         return from_models_response(await self._one(self._stub.ListModels, models_message(), timeout_s))
 
     def _stream(

@@ -63,7 +63,7 @@ class Answer:
 
 
 def gathered(pieces: Iterable[Piece]) -> Answer:
-    """The answer. LostError when its end is missing."""
+    """Collects the pieces of an answer. Raises LostError when its end is missing."""
     choices: dict[int, Choice] = {}
     for piece in pieces:
         if piece.usage is not None:

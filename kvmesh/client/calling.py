@@ -90,7 +90,7 @@ class Calling:
         return StreamingCall(method=method, message=message, read=read, deadline_s=self.deadline_s(timeout_s))
 
     def deadline_s(self, timeout_s: float | None) -> float:
-        """The end of a call that starts now, with all its tries."""
+        """Returns the end of a call that starts now, with all its tries."""
         return time.monotonic() + (self.settings.timeout_s if timeout_s is None else timeout_s)
 
     def begin(self, method: Any, message: Any, deadline_s: float) -> Any:
@@ -102,7 +102,7 @@ class Calling:
         return self.settings.retry.wait_s(failure, attempt, deadline_s - time.monotonic(), generator=self.generator)
 
     def next_wait_s(self, error: grpc.RpcError, attempt: int, deadline_s: float, *, is_repeatable: bool) -> float:
-        """Seconds until the next try of a unary call. Raises the call's error if there is none.
+        """Returns the seconds until the next try of a unary call. Raises the call's error if there is none.
 
         A call that is not repeatable is tried again only if the server refused it.
         """
@@ -115,7 +115,7 @@ class Calling:
 
 
 def _split(arguments: CommonArguments, is_stream: bool) -> tuple[Options, float | None, dict[str, Any]]:
-    """The options, the timeout, and the arguments of the message."""
+    """Returns the options, the timeout, and the arguments of the message."""
     others: dict[str, Any] = {**arguments}
     options, sampling = others.pop("options", None) or Options(), others.pop("sampling", None)
     timeout_s = others.pop("timeout_s", None)

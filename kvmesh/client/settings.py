@@ -24,7 +24,7 @@ class RetryPolicy:
     )
 
     def wait_s(self, error: MeshError, attempt: int, left_s: float, *, generator: Random) -> float | None:
-        """Seconds until the next try; None: raise the error. `attempt` counts from 0, `left_s` is the call's own time.
+        """Returns the seconds until the next try; None: raise the error. `attempt` counts from 0, `left_s` is the call's own time.
 
         At least the server's Retry-After, plus a random part of the growing pause, so that clients refused together do not retry together.
         """
@@ -47,7 +47,7 @@ class ClientSettings:
     rpc: PublicRpcSettings = field(default_factory=PublicRpcSettings)
 
     def credentials(self) -> grpc.ChannelCredentials | None:
-        """None without TLS. Reads the files."""
+        """Returns None without TLS. Reads the files."""
         found = channel_credentials(self.rpc)
         return grpc.ssl_channel_credentials() if found is None and self.uses_tls else found
 

@@ -132,7 +132,7 @@ class Batches:
         return from_batch(self._one(self._stub.GetBatch, get_batch_message(batch_id), timeout_s).batch)
 
     def list(self, *, limit: int = 20, after: str = "", timeout_s: float | None = None) -> list[Batch]:
-        """The caller's batches, the newest first. `after`: id of the last one of the previous page."""
+        """Returns the caller's batches, the newest first. `after`: id of the last one of the previous page."""
         page = self._one(self._stub.ListBatches, list_batches_message(limit, after), timeout_s)
         return [from_batch(each) for each in page.batches]
 
@@ -150,7 +150,7 @@ class Batches:
         return batch
 
     def results(self, batch_id: str, *, timeout_s: float | None = None) -> Stream[BatchAnswer]:
-        """The answers of a batch that has ended, one per request."""
+        """Returns the answers of a batch that has ended, one per request."""
         message = batch_results_message(batch_id)
         return self._stream(self._stub.ListBatchResults, message, from_batch_result, timeout_s=timeout_s)
 
@@ -183,23 +183,23 @@ class Client:
         self._channel.close()
 
     def chat(self, model: str, messages: Messages, **arguments: Unpack[ChatArguments]) -> Answer:
-        """A whole answer to a conversation."""
+        """Returns a whole answer to a conversation."""
         return self._whole(self._calling.chat(self._stub, model, messages, arguments=arguments, is_stream=False))
 
     def chat_stream(self, model: str, messages: Messages, **arguments: Unpack[ChatArguments]) -> Stream[Piece]:
-        """The same, in pieces as they arrive."""
+        """Yields the pieces of the answer as they arrive."""
         return Stream(
             self._calling, self._calling.chat(self._stub, model, messages, arguments=arguments, is_stream=True)
         )
 
     def generate(self, model: str, prompt: str | Sequence[int], **arguments: Unpack[GenerateArguments]) -> Answer:
-        """A whole continuation of a text or of token ids."""
+        """Returns a whole continuation of a text or of token ids."""
         return self._whole(self._calling.generate(self._stub, model, prompt, arguments=arguments, is_stream=False))
 
     def generate_stream(
         self, model: str, prompt: str | Sequence[int], **arguments: Unpack[GenerateArguments]
     ) -> Stream[Piece]:
-        """The same, in pieces as they arrive."""
+        """Yields the pieces of the answer as they arrive."""
         return Stream(
             self._calling, self._calling.generate(self._stub, model, prompt, arguments=arguments, is_stream=True)
         )
@@ -225,7 +225,7 @@ class Client:
         return str((self._one(self._stub.Detokenize, message, timeout_s)).text)
 
     def models(self, *, timeout_s: float | None = None) -> list[ModelInfo]:
-        """The models that are served now."""
+        """Returns the models that are served now."""
         return from_models_response(self._one(self._stub.ListModels, models_message(), timeout_s))
 
     def _stream(self, method: Any, message: Any, read: Callable[[Any], T], *, timeout_s: float | None) -> Stream[T]:

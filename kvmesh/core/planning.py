@@ -77,7 +77,7 @@ class Shape:
         return f"{self.prefill_workers} + {self.decode_workers}{deflect}"
 
     def workers(self, role: Role) -> int:
-        """The size of one pool."""
+        """Returns the size of one pool."""
         return self.prefill_workers if role is Role.PREFILL else self.decode_workers
 
 

@@ -18,7 +18,7 @@ DESCRIPTION = "kvmesh"
 
 
 async def bootstrap(settings: DiscoverySettings) -> str:
-    """The first management token. PermissionDeniedError: there is one already."""
+    """Returns the first management token. PermissionDeniedError: there is one already."""
     connection = ConsulConnection(settings)
     try:
         return str((await _json(connection, method="PUT", path="/v1/acl/bootstrap"))["SecretID"])
@@ -27,7 +27,7 @@ async def bootstrap(settings: DiscoverySettings) -> str:
 
 
 async def is_token(settings: DiscoverySettings) -> bool:
-    """Whether Consul knows the token of the settings."""
+    """Returns whether Consul knows the token of the settings."""
     connection = ConsulConnection(settings)
     try:
         await connection.call("GET", "/v1/acl/token/self")

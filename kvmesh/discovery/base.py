@@ -139,7 +139,7 @@ class Registry(Protocol):
         ...
 
     async def instances(self, service: str) -> View:
-        """All instances of a service, whatever their health."""
+        """Returns all instances of a service, whatever their health."""
         ...
 
     def watch(self, service: str) -> AsyncGenerator[View, None]:
@@ -151,7 +151,7 @@ class Registry(Protocol):
         ...
 
     async def get(self, key: str) -> Entry | None:
-        """A key's value, or None."""
+        """Returns a key's value, or None."""
         ...
 
     async def put(self, key: str, value: bytes, *, expected_index: int | None = None) -> bool:

@@ -50,7 +50,7 @@ class ConsulConnection:
     async def call(
         self, method: str, path: str, *, params: Mapping[str, str] | None = None, body: bytes | Mapping[str, Any] = b""
     ) -> ConsulResponse:
-        """One call within `call_timeout_s`. `path` must be URL-quoted."""
+        """Makes one call within `call_timeout_s`. `path` must be URL-quoted."""
         try:
             async with asyncio.timeout(self._settings.call_timeout_s), self._slots:
                 return await self._send(method=method, path=path, params=params or {}, body=body)
@@ -131,7 +131,7 @@ class ConsulConnection:
 
 
 def token_of(settings: DiscoverySettings) -> str:
-    """The token in the settings or in their file. InvalidRequestError when the file cannot be read."""
+    """Returns the token in the settings or in their file. InvalidRequestError when the file cannot be read."""
     if settings.token or not settings.token_file:
         return settings.token
     return read_private(settings.token_file, field="discovery.token_file").decode(errors="replace")
@@ -155,7 +155,7 @@ def origin(settings: DiscoverySettings) -> str:
 
 
 def tls_context(settings: DiscoverySettings) -> ssl.SSLContext:
-    """A context that verifies the agent by `ca_file` or the system's CAs and presents our certificate, if any."""
+    """Returns a context that verifies the agent by `ca_file` or the system's CAs and presents our certificate, if any."""
     field = "ca_file"
     try:
         context = ssl.create_default_context(cafile=settings.ca_file or None)
@@ -204,7 +204,7 @@ class BlockingQuery:
                 await self._clock.sleep(pause_s)
 
     async def next(self) -> bytes:
-        """One answer: at once for the first, else after a change or the longest wait."""
+        """Returns one answer: at once for the first, else after a change or the longest wait."""
         if self._index:
             response = await self._connection.wait(self._path, self._index, random=self._random)
         else:

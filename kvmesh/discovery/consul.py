@@ -207,7 +207,7 @@ class ConsulRegistry:
                 self._trouble_at_s = self._clock.now()
 
     def _had_trouble_since(self, since_s: float) -> bool:
-        """Whether a call has failed or ended late since then, or has waited for long now."""
+        """Returns whether a call has failed or ended late since then, or has waited for long now."""
         late_s = self._clock.now() - SLOW_S
         return self._trouble_at_s >= since_s or any(began_s < late_s for began_s in self._calls_began_s.values())
 

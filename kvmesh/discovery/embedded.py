@@ -150,7 +150,7 @@ async def serve(settings: AgentSettings) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line. Prints the address once it serves."""
+    """Returns the command line. Prints the address once it serves."""
     parser = argparse.ArgumentParser(prog="python -m kvmesh.discovery.embedded", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)")

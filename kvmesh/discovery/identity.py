@@ -38,7 +38,7 @@ class AddressBook:
             self._roles.popitem(last=False)
 
     def role_of(self, address: str) -> MeshRole | None:
-        """None: the registry has not listed it."""
+        """Returns None if the registry has not listed it."""
         return self._roles.get(address)
 
 
@@ -93,12 +93,12 @@ class ServiceIdentity:
             )
 
     def registry(self, discovery: DiscoverySettings, mesh: MeshSettings) -> Registry:
-        """The service's registry client, which tells the channels who is at an address."""
+        """Returns the service's registry client, which tells the channels who is at an address."""
         return cast(Registry, NotedRegistry(open_registry(discovery, mesh), self.book))
 
 
 def open_identity(mesh: MeshSettings, discovery: DiscoverySettings, role: MeshRole, *, clock: Clock) -> ServiceIdentity:
-    """The identity of a service. InvalidRequestError when the settings contradict each other or a file cannot be used."""
+    """Returns the identity of a service. InvalidRequestError when the settings contradict each other or a file cannot be used."""
     if mesh.identity is IdentitySource.FILES:
         return ServiceIdentity(source=source_of(mesh.tls_directory))
     if mesh.tls_directory:

@@ -31,7 +31,7 @@ class LeaderRecord:
 
 
 def read_leader(value: bytes) -> LeaderRecord:
-    """The record, or an empty one if the value is malformed."""
+    """Returns the record, or an empty one if the value is malformed."""
     try:
         record = json.loads(value)
         return LeaderRecord(member_id=str(record["id"]), token=int(record["token"]))

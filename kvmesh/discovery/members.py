@@ -41,7 +41,7 @@ class Members:
         """When the hold ends. None: during an outage, or without a hold."""
 
     def on_view(self, view: View, now: float) -> View:
-        """The members at this view."""
+        """Returns the members at this view."""
         if view.is_stale:
             self._held = {each.instance_id: each for each in self._shown if each.health is not Health.CRITICAL}
             self._leaving.clear()
@@ -53,11 +53,11 @@ class Members:
         return self.on_time(now) or self._members(view)
 
     def left_s(self, now: float) -> float | None:
-        """Seconds until `on_time` must be called. None: no member is held, or the registry is away."""
+        """Returns the seconds until `on_time` must be called. None: no member is held, or the registry is away."""
         return None if self._until_s is None else max(0.0, self._until_s - now)
 
     def on_time(self, now: float) -> View | None:
-        """The members without those whose hold ended. None: no hold has ended."""
+        """Returns the members without those whose hold ended. None: no hold has ended."""
         if self._listed is None or self._until_s is None or now < self._until_s:
             return None
         self._held.clear()
@@ -77,7 +77,7 @@ class Members:
 
 
 def _held(known: Instance, listed: Instance | None) -> Instance | None:
-    """The member as its peers use it during a hold. None: it is as the registry lists it."""
+    """Returns the member as its peers use it during a hold. None: it is as the registry lists it."""
     if listed is None:
         return known
     if listed.address != known.address or listed.meta.get("epoch") != known.meta.get("epoch"):
@@ -111,7 +111,7 @@ async def _next(views: AsyncGenerator[View, None]) -> View | None:
 
 
 async def _wait(reading: "asyncio.Future[View | None]", limit_s: float | None, clock: Clock) -> bool:
-    """Whether the view was read, after at most `limit_s`."""
+    """Returns whether the view was read, after at most `limit_s`."""
     if limit_s is None:
         await asyncio.wait([reading])
         return True

@@ -16,7 +16,7 @@ class Backoff:
         self._ceiling_s = first_s
 
     def next_s(self) -> float:
-        """The delay after one more failure."""
+        """Returns the delay after one more failure."""
         delay_s = min(self._ceiling_s, self._max_s) * (1.0 - 0.5 * self._random())
         self._ceiling_s = min(self._ceiling_s * 2.0, self._max_s)
         return delay_s

@@ -75,7 +75,7 @@ def _pairs(meta: Mapping[str, str]) -> Sequence[bytes]:
 
 
 def open_registry(discovery: DiscoverySettings, mesh: MeshSettings) -> Registry:
-    """The registry client of a service or a tool. InvalidRequestError when a file of the settings cannot be used."""
+    """Returns the registry client of a service or a tool. InvalidRequestError when a file of the settings cannot be used."""
     registry = cast(Registry, ConsulRegistry(discovery))
     secret = MeshSecret.from_file(mesh.secret_file)
     return registry if secret is None else cast(Registry, SealedRegistry(registry, secret))

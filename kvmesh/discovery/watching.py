@@ -30,7 +30,7 @@ class WatchState:
         return self._last is not None and self._last.index > 0
 
     def on_response(self, index: int, instances: Sequence[Instance]) -> View | None:
-        """The new view, or None when nothing changed."""
+        """Returns the new view, or None when nothing changed."""
         if index < self.index:
             return self.on_failure()
         self.index = max(1, index)
@@ -40,7 +40,7 @@ class WatchState:
         return view if is_changed else None
 
     def on_failure(self) -> View | None:
-        """The stale view, or None when the view is stale already."""
+        """Returns the stale view, or None when the view is stale already."""
         self.index = 0
         if self._last is not None and self._last.is_stale:
             return None

@@ -32,12 +32,12 @@ _DURATION_LENGTH_MAX = 64
 
 
 def duration_text(duration_s: float) -> str:
-    """Seconds as one of Go's duration texts, to the millisecond."""
+    """Returns the seconds as one of Go's duration texts, to the millisecond."""
     return f"{round(duration_s * 1000)}ms"
 
 
 def duration_seconds(text: str) -> float:
-    """Seconds of a Go duration text such as `90s`, `1m30s` or `250ms`. ValueError for anything else, negative ones included."""
+    """Returns the seconds of a Go duration text such as `90s`, `1m30s` or `250ms`. ValueError for anything else, negative ones included."""
     if text == "0":
         return 0.0
     if not text or len(text) > _DURATION_LENGTH_MAX:
@@ -53,7 +53,7 @@ def duration_seconds(text: str) -> float:
 
 
 def ttl_check_id(instance_id: str) -> str:
-    """The heartbeat's check. The mesh chooses check ids, so that a repeated registration replaces its checks."""
+    """Returns the heartbeat's check. The mesh chooses check ids, so that a repeated registration replaces its checks."""
     return f"{instance_id}:ttl"
 
 
@@ -62,7 +62,7 @@ def grpc_check_id(instance_id: str) -> str:
 
 
 def registration_body(registration: Registration, *, check_timeout_s: float = CHECK_TIMEOUT_S) -> dict[str, Any]:
-    """The body of /v1/agent/service/register."""
+    """Returns the body of /v1/agent/service/register."""
     shared = {"DeregisterCriticalServiceAfter": duration_text(registration.deregister_after_s)}
     heartbeat = {
         "CheckID": ttl_check_id(registration.instance_id),
@@ -89,7 +89,7 @@ def registration_body(registration: Registration, *, check_timeout_s: float = CH
 
 
 def instances(service: str, body: bytes) -> tuple[Instance, ...]:
-    """The instances in an answer of /v1/health/service, by id. UnavailableError when the answer is malformed."""
+    """Returns the instances in an answer of /v1/health/service, by id. UnavailableError when the answer is malformed."""
     try:
         found = [_instance(service, entry) for entry in json.loads(body)]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -129,7 +129,7 @@ def _notes(instance_id: str, checks: Sequence[Mapping[str, Any]], drain_marks: S
 
 
 def entries(body: bytes) -> tuple[Entry, ...]:
-    """The entries in an answer of /v1/kv, by key. UnavailableError when the answer is malformed."""
+    """Returns the entries in an answer of /v1/kv, by key. UnavailableError when the answer is malformed."""
     try:
         return tuple(sorted((_entry(record) for record in json.loads(body)), key=lambda entry: entry.key))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -146,7 +146,7 @@ def _entry(record: Mapping[str, Any]) -> Entry:
 
 
 def truth(body: bytes) -> bool:
-    """The answer of a conditional write."""
+    """Returns the answer of a conditional write."""
     text = body.strip()
     if text not in (b"true", b"false"):
         raise _garbled("write")
@@ -154,7 +154,7 @@ def truth(body: bytes) -> bool:
 
 
 def session_id(body: bytes) -> str:
-    """The id in an answer of /v1/session/create."""
+    """Returns the id in an answer of /v1/session/create."""
     try:
         return str(json.loads(body)["ID"])
     except (ValueError, KeyError, TypeError) as error:
@@ -162,7 +162,7 @@ def session_id(body: bytes) -> str:
 
 
 def failure(status: int, text: str) -> MeshError:
-    """The error for an answer that is not 200."""
+    """Returns the error for an answer that is not 200."""
     message = f"the registry answered {status}: {' '.join(text.split())[:_REFUSAL_LENGTH_MAX]}"
     if status == 404 or (status == 500 and any(words in text for words in _UNKNOWN)):
         return NotFoundError(message)

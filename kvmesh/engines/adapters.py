@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def name_of(identity: str) -> str:
-    """The name in the mesh from an adapter's identity."""
+    """Returns the name in the mesh from an adapter's identity."""
     return identity.partition(CONTENT_MARK)[0]
 
 
@@ -35,7 +35,7 @@ class EngineAdapters(Generic[T]):
     _loaded: dict[str, tuple[str, T]] = field(default_factory=dict)
 
     def get(self, name: str) -> T | None:
-        """None for an empty name. NotFoundError for an unknown one."""
+        """Returns None for an empty name. NotFoundError for an unknown one."""
         if not name:
             return None
         if name not in self._loaded:

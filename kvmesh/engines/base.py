@@ -112,7 +112,7 @@ class Engine(Protocol):
         ...
 
     def describe(self) -> EngineDescription:
-        """The engine's properties. Call it after `start` only."""
+        """Returns the engine's properties. Call it after `start` only."""
         ...
 
     def submit_nowait(self, request: EngineRequest) -> None:
@@ -132,11 +132,11 @@ class Engine(Protocol):
         ...
 
     def leased_handles(self) -> int:
-        """The number of handed-out handles that are neither pulled, nor released, nor expired."""
+        """Returns the number of handed-out handles that are neither pulled, nor released, nor expired."""
         ...
 
     def steps(self) -> AsyncIterator[StepOutput]:
-        """All step outputs from the start, for one consumer. Raises LostError when the engine dies; ends after `aclose`."""
+        """Returns all step outputs from the start, for one consumer. Raises LostError when the engine dies; ends after `aclose`."""
         ...
 
     async def deliver(self, take: Callable[[StepOutput], None]) -> None:
@@ -146,15 +146,15 @@ class Engine(Protocol):
         ...
 
     def kv_events(self) -> AsyncIterator[Sequence[KvEvent]]:
-        """All cache changes from the start, as mesh block hashes (`kvmesh.kv.blocks`), for one consumer."""
+        """Returns all cache changes from the start, as mesh block hashes (`kvmesh.kv.blocks`), for one consumer."""
         ...
 
     def load(self) -> LoadRecord:
-        """The load after the newest step. The worker sets worker_id, epoch, sequence and is_draining."""
+        """Returns the load after the newest step. The worker sets worker_id, epoch, sequence and is_draining."""
         ...
 
     def rank_loads(self) -> Sequence[LoadRecord]:
-        """The load of each data-parallel rank, in order. `load` is that of all together."""
+        """Returns the load of each data-parallel rank, in order. `load` is that of all together."""
         ...
 
     @property
@@ -171,7 +171,7 @@ class Engine(Protocol):
         ...
 
     def kv_source(self, handle: KvHandle) -> str | bytes:
-        """Where one of its own handles says that the KV is: host:port of a side channel, or NIXL's metadata. Empty: it does not say."""
+        """Returns where one of its own handles says that the KV is: host:port of a side channel, or NIXL's metadata. Empty: it does not say."""
         ...
 
     async def load_adapter(self, name: str, source: str) -> None:

@@ -20,15 +20,15 @@ class EventTranslator(ABC):
 
     @abstractmethod
     def is_counted(self, event: Any) -> bool:
-        """Whether the event's blocks count."""
+        """Returns whether the event's blocks count."""
 
     @abstractmethod
     def seed(self, event: Any) -> int:
-        """The start of the hash chain of a stored run without a parent."""
+        """Returns the start of the hash chain of a stored run without a parent."""
 
     @abstractmethod
     def tier(self, event: Any) -> KvTier:
-        """Where the event's blocks are."""
+        """Returns where the event's blocks are."""
 
     def translate(self, events: Sequence[Any]) -> list[KvEvent]:
         """Events in order. Changes that do not alter the set of cached blocks produce none."""

@@ -49,7 +49,7 @@ class FileHashes:
     wall: Callable[[], float] = time.time
 
     def get(self, files: Iterable[Path]) -> dict[Path, str]:
-        """The hash of each file. OSError when a file cannot be read, InternalError when one changes meanwhile."""
+        """Returns the hash of each file. OSError when a file cannot be read, InternalError when one changes meanwhile."""
         known, found = self._load(), {}
         stamps = {path: stamp_of(path) for path in files}
         missing = []
@@ -103,7 +103,7 @@ def stamp_of(path: Path) -> Stamp:
 
 
 def hash_file(path: Path, progress: "HashProgress") -> str:
-    """The hash of the whole file. Releases the interpreter lock while it computes."""
+    """Returns the hash of the whole file. Releases the interpreter lock while it computes."""
     digest, buffer = xxh3_128(), memoryview(bytearray(CHUNK_BYTES))
     with path.open("rb", buffering=0) as file:
         while size := file.readinto(buffer):

@@ -58,7 +58,7 @@ def model_files(model: str, revision: str, cache_folder: str | None = None) -> l
 
 
 def snapshot_folder(model: str, revision: str, cache_folder: str | None = None) -> Path | None:
-    """The folder of a hub name and revision in the hub's local cache; None if it is not cached."""
+    """Returns the folder of a hub name and revision in the hub's local cache; None if it is not cached."""
     try:
         from huggingface_hub import try_to_load_from_cache
     except ImportError:
@@ -92,7 +92,7 @@ def files_fingerprint(files: Iterable[Path], hashes: FileHashes) -> str:
 
 
 def hub_hash(path: Path) -> str:
-    """The SHA-256 of a large file in the hub's cache, which is the file's name there; empty for other files."""
+    """Returns the SHA-256 of a large file in the hub's cache, which is the file's name there; empty for other files."""
     target = path.resolve()
     is_blob = path.is_symlink() and target.parent.name == "blobs" and BLOB_NAME.fullmatch(target.name)
     return f"sha256:{target.name}" if is_blob else ""

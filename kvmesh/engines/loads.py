@@ -35,7 +35,7 @@ class HeldBlocks:
     def load_fields(
         self, *, free: int, used: int, total: int, count: Callable[[], BlockCount], now_s: float
     ) -> Mapping[str, Any]:
-        """The counts as fields of a load record that is made now. `free`, `used` and `total`: what the block pool says."""
+        """Returns the counts as fields of a load record that is made now. `free`, `used` and `total`: what the block pool says."""
         if not used or now_s - self._counted_s >= INTERVAL_S:
             self._counted_s, self._count = now_s, count()
             self._unaccounted = total - free - self._count.held
@@ -47,7 +47,7 @@ class HeldBlocks:
 
 
 def sum_loads(loads: Sequence[LoadRecord]) -> LoadRecord:
-    """All ranks together. Failing paths are those of the first rank, since ranks share them."""
+    """Returns all ranks together. Failing paths are those of the first rank, since ranks share them."""
     sums = {name: sum(getattr(load, name) for load in loads) for name in _SUMMED}
     newest = {name: max(getattr(load, name) for load in loads) for name in _NEWEST}
     unaccounted = [load.kv_blocks_unaccounted for load in loads if load.kv_blocks_unaccounted is not None]
@@ -56,7 +56,7 @@ def sum_loads(loads: Sequence[LoadRecord]) -> LoadRecord:
 
 
 def share_of_load(load: LoadRecord, rank: int, ranks: int) -> LoadRecord:
-    """An even share, for an engine that reports all its ranks together."""
+    """Returns an even share, for an engine that reports all its ranks together."""
     shares = {name: getattr(load, name) // ranks for name in _SUMMED}
     # Leaked blocks cannot be attributed to a rank.
     return replace(load, **shares, data_parallel_rank=rank, kv_blocks_unaccounted=None)

@@ -125,7 +125,7 @@ class NodeWatch:
 
 
 def greet(secret: MeshSecret, connection: socket.socket) -> int:
-    """The leader's side of the handshake: the number of the machine. ValueError: the other side does not know the secret."""
+    """Returns the leader's side of the handshake: the number of the machine. ValueError: the other side does not know the secret."""
     connection.settimeout(HANDSHAKE_S)
     mine = os.urandom(NONCE_BYTES)
     connection.sendall(mine)

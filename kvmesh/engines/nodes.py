@@ -49,11 +49,11 @@ def check_nodes(*, nodes: int, node_rank: int, nodes_address: str, ranks: int) -
 
 
 def meeting_address(nodes_address: str) -> tuple[str, int]:
-    """Where the engine's ranks meet."""
+    """Returns where the engine's ranks meet."""
     return split_host_port(nodes_address)
 
 
 def watch_address(nodes_address: str) -> tuple[str, int]:
-    """Where the leader watches the other machines."""
+    """Returns where the leader watches the other machines."""
     host, port = split_host_port(nodes_address)
     return host, port + 1

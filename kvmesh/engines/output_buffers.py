@@ -187,7 +187,7 @@ class StepBuilder:
         return bool(self.keys or self.finishes or self.prompt_logprobs)
 
     def take(self, step: int) -> StepOutput | None:
-        """The output; None when there are no entries."""
+        """Returns the output; None when there are no entries."""
         if not self.has_output:
             return None
         is_plain = len(self.token_ids) == len(self.keys) and all(count == 1 for count in self.counts)

@@ -132,7 +132,7 @@ class RankedEngine:
         return self._kv_paths
 
     def kv_source(self, handle: KvHandle) -> str | bytes:
-        """The handle says it itself, so any rank can read it."""
+        """Reads it from the handle, so any rank can do so."""
         return self._engines[0].kv_source(handle)
 
     # ---- administration: of all ranks ----
@@ -146,7 +146,7 @@ class RankedEngine:
         await self._all([engine.unload_adapter(name) for engine in self._engines])
 
     async def reset_cache(self) -> bool:
-        """False if requests hold blocks of a rank; the others' are evicted."""
+        """Returns False if requests hold blocks of a rank; the others' are evicted."""
         return all(await self._all([engine.reset_cache() for engine in self._engines]))
 
     async def sleep(self, level: int) -> None:

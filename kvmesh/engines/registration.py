@@ -38,7 +38,7 @@ class EngineHost:
 
 
 def installed_version(*distributions: str) -> str:
-    """The version of the first of these distributions that is installed; empty if none is. Importing an engine instead takes seconds."""
+    """Returns the version of the first of these distributions that is installed; empty if none is. Importing an engine instead takes seconds."""
     for name in distributions:
         with suppress(PackageNotFoundError):
             return version(name)
@@ -51,12 +51,12 @@ def with_features(capabilities: Capabilities, *names: str) -> Capabilities:
 
 
 def free_port(host: EngineHost) -> int:
-    """A port of the host's range; without a range 0."""
+    """Returns a port of the host's range; without a range 0."""
     return host.ports.claim(host.address) if host.ports is not None else 0
 
 
 def rank_port(port: int, rank: int, host: EngineHost) -> int:
-    """The port of a data-parallel rank: the following ones after `port`; without it a free one."""
+    """Returns the port of a data-parallel rank: the following ones after `port`; without it a free one."""
     return port + rank if port else free_port(host)
 
 

@@ -69,7 +69,7 @@ SAMPLING_NAMES: Mapping[str, Names] = {
 
 
 def copied_arguments(engine: EngineName, sampling: SamplingParams) -> dict[str, Any]:
-    """The values that the request gives and the engine takes unchanged, by the engine's names.
+    """Returns the values that the request gives and the engine takes unchanged, by the engine's names.
 
     Raises UnsupportedError for a given parameter that the engine refuses.
     """

@@ -27,7 +27,7 @@ class Authority:
 
     @classmethod
     def make(cls) -> Self:
-        """A new authority with a key of its own."""
+        """Returns a new authority with a key of its own."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = _name("kvmesh mesh authority")
         builder = _builder(key.public_key(), subject=name, issuer=name, lifetime=AUTHORITY_LIFETIME)
@@ -47,7 +47,7 @@ class Authority:
 
     @classmethod
     def load(cls, key: bytes, certificate: bytes) -> Self:
-        """The authority in PEM texts. ValueError when they are none."""
+        """Returns the authority in PEM texts. ValueError when they are none."""
         loaded = serialization.load_pem_private_key(key, None)
         if not isinstance(loaded, ec.EllipticCurvePrivateKey):
             raise ValueError("the authority's key is not an elliptic-curve key")
@@ -62,7 +62,7 @@ class Authority:
         return self.certificate.public_bytes(serialization.Encoding.PEM)
 
     def issue(self, role: MeshRole, lifetime: datetime.timedelta = LIFETIME) -> Certificates:
-        """A certificate with a new key for a role."""
+        """Returns a certificate with a new key for a role."""
         key = ec.generate_private_key(ec.SECP256R1())
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri_of(role))]
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH]

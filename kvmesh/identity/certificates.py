@@ -34,7 +34,7 @@ class CertificateSource(Protocol):
     """Gives the newest certificates."""
 
     def current(self) -> Certificates:
-        """The same object as before while nothing has changed. Any thread may call it; it must not wait for a network."""
+        """Returns the same object as before while nothing has changed. Any thread may call it; it must not wait for a network."""
         ...
 
 
@@ -102,12 +102,12 @@ def _unusable(folder: Path, error: OSError) -> InvalidRequestError:
 
 
 def source_of(folder: str) -> CertificateSource | None:
-    """The certificates in a folder; None for an empty name."""
+    """Returns the certificates in a folder; None for an empty name."""
     return DirectorySource(folder) if folder else None
 
 
 def mesh_channel_options(server_name: str) -> Sequence[tuple[str, str]]:
-    """The name that the server's certificate must have, whatever the address."""
+    """Returns the name that the server's certificate must have, whatever the address."""
     return (("grpc.ssl_target_name_override", server_name),)
 
 
@@ -116,7 +116,7 @@ def mesh_server_credentials(source: CertificateSource) -> grpc.ServerCredentials
     served = source.current()
 
     def fetch() -> Any:
-        """None: as before. Called by threads of gRPC."""
+        """Returns None if nothing has changed. Threads of gRPC call this."""
         nonlocal served
         newest = source.current()
         if newest is served:

@@ -54,7 +54,7 @@ def _if_exists(path: Path) -> str:
 
 
 def find_credentials(folder: str) -> Credentials:
-    """An existing folder. InvalidRequestError when it has none of the files."""
+    """Returns an existing folder. InvalidRequestError when it has none of the files."""
     found = Credentials(Path(folder).expanduser().resolve())
     if not (found.token_file or found.secret_file or (found.folder / "tls").exists()):
         raise InvalidRequestError(
@@ -64,7 +64,7 @@ def find_credentials(folder: str) -> Credentials:
 
 
 def with_credentials(settings: S, role: MeshRole) -> S:
-    """The settings of a service with the names of files from `mesh.credentials`, where they name none themselves.
+    """Returns the settings of a service with the names of files from `mesh.credentials`, where they name none themselves.
 
     `settings` has the fields `mesh` and `discovery`. InvalidRequestError when the folder has no certificate for the role, but for others.
     """

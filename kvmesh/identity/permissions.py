@@ -91,7 +91,7 @@ def may_call(role: MeshRole, method: str) -> bool:
 
 
 def is_audited(role: MeshRole, method: str) -> bool:
-    """True for an operator's call that changes something."""
+    """Returns True for an operator's call that changes something."""
     return role is MeshRole.OPERATOR and method in PERMISSIONS and method.rpartition("/")[2] not in READING
 
 
@@ -108,12 +108,12 @@ _SERVERS: Mapping[str, Collection[MeshRole]] = {
 
 
 def servers_of(method: str) -> Collection[MeshRole]:
-    """The roles that serve a method; none for health, which everybody serves."""
+    """Returns the roles that serve a method; none for health, which everybody serves."""
     return _SERVERS.get(method.split("/")[1].rpartition(".")[2], ())
 
 
 def callers_of(server: MeshRole) -> frozenset[MeshRole]:
-    """The roles that have a method to call on a server, health checks aside."""
+    """Returns the roles that have a method to call on a server, health checks aside."""
     return frozenset(role for method, roles in PERMISSIONS.items() if server in servers_of(method) for role in roles)
 
 
@@ -121,7 +121,7 @@ class Intentions(Protocol):
     """The rules for calls of one service."""
 
     def allows(self, role: MeshRole) -> bool:
-        """By the newest rules that are known; False before the first. It must not wait."""
+        """Decides by the newest rules that are known; False before the first. It must not wait."""
         ...
 
     def on_denied(self, callback: OnDenied) -> None:

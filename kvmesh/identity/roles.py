@@ -40,12 +40,12 @@ _URI = re.compile(r"spiffe://[^/]+/(?:.+/)?svc/kvmesh-([a-z]+)")
 
 
 def uri_of(role: MeshRole) -> str:
-    """The URI in the certificates of a role."""
+    """Returns the URI in the certificates of a role."""
     return f"spiffe://kvmesh/svc/kvmesh-{role}"
 
 
 def role_of(uri: str) -> MeshRole | None:
-    """The role that a certificate's URI names; None: none of the mesh's."""
+    """Returns the role that a certificate's URI names; None: none of the mesh's."""
     found = _URI.fullmatch(uri)
     return MeshRole(found[1]) if found is not None and found[1] in set(MeshRole) else None
 
@@ -54,15 +54,15 @@ class PeerNames(Protocol):
     """The naming rules of one source of certificates."""
 
     def server_name(self, role: MeshRole) -> str:
-        """The name that the certificate of a server with the role must have. Empty: gRPC cannot compare it, see `server_uri`."""
+        """Returns the name that the certificate of a server with the role must have. Empty: gRPC cannot compare it, see `server_uri`."""
         ...
 
     def server_uri(self, role: MeshRole) -> str:
-        """The only SPIFFE ID that a server with the role may have. Empty: any member that may serve."""
+        """Returns the only SPIFFE ID that a server with the role may have. Empty: any member that may serve."""
         ...
 
     def role_of(self, uri: str) -> MeshRole | None:
-        """The role that a peer's URI states; None: it is no member."""
+        """Returns the role that a peer's URI states; None: it is no member."""
         ...
 
 
@@ -108,7 +108,7 @@ class ConnectNames:
 
 
 def connect_names(uri: str, common_name: str, role: MeshRole) -> ConnectNames:
-    """The names of the members of a mesh, by one member's own certificate. InvalidRequestError when it is not the role's."""
+    """Returns the names of the members of a mesh, by one member's own certificate. InvalidRequestError when it is not the role's."""
     found = _CONNECT_URI.fullmatch(uri)
     if found is None or found[4] != SERVICE_PREFIX + role:
         raise InvalidRequestError(

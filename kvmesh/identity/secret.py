@@ -29,7 +29,7 @@ class MeshSecret:
 
     @classmethod
     def from_file(cls, path: str) -> Self | None:
-        """The secret in a file; None for an empty path. InvalidRequestError when it cannot be read or is too short."""
+        """Returns the secret in a file; None for an empty path. InvalidRequestError when it cannot be read or is too short."""
         return cls(read_private(path, field="mesh.secret_file")) if path else None
 
     def tag(self, purpose: str, parts: Iterable[bytes]) -> bytes:
@@ -41,17 +41,17 @@ class MeshSecret:
         return hmac.compare_digest(tag, self.tag(purpose, parts))
 
     def derive(self, purpose: str) -> bytes:
-        """A key of 32 bytes for one purpose."""
+        """Returns a key of 32 bytes for one purpose."""
         return self.tag(f"derive {purpose}", ())
 
 
 def new_secret() -> bytes:
-    """A random secret as text, so that it fits in files and variables."""
+    """Returns a random secret as text, so that it fits in files and variables."""
     return secrets.token_urlsafe(SECRET_BYTES_MIN).encode()
 
 
 def read_private(path: str, *, field: str) -> bytes:
-    """The content of a small file without surrounding white space. InvalidRequestError names the setting."""
+    """Returns the content of a small file without surrounding white space. InvalidRequestError names the setting."""
     try:
         return Path(path).read_bytes().strip()
     except OSError as error:

@@ -22,7 +22,7 @@ assert array("I").itemsize == 4, "the token array must be 32 bits wide"
 
 
 def seed_hash(adapter: str = "", cache_salt: str = "") -> int:
-    """The start of the chain for an adapter and a tenant salt."""
+    """Returns the start of the chain for an adapter and a tenant salt."""
     if not adapter and not cache_salt:
         return 0
     return xxh3_64_intdigest(adapter.encode() + b"\0" + cache_salt.encode())
@@ -43,7 +43,7 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
 
 
 def unpack_tokens(token_bytes: bytes) -> "array[int]":
-    """The inverse of `pack_tokens`. ValueError when the last word is incomplete."""
+    """Returns the inverse of `pack_tokens`. ValueError when the last word is incomplete."""
     words = array("I", token_bytes)
     if sys.byteorder == "big":
         words.byteswap()
@@ -57,7 +57,7 @@ def block_hashes(
     seed: int = 0,
     media: Sequence[Media] = (),
 ) -> list[int]:
-    """Names of all `len(token_ids) // block_size_tokens` full blocks, in order."""
+    """Returns the names of all `len(token_ids) // block_size_tokens` full blocks, in order."""
     data = pack_tokens(token_ids)
     size = 4 * block_size_tokens
     bodies = Struct(f"{size}s").iter_unpack(memoryview(data)[: len(data) // size * size])

@@ -32,7 +32,7 @@ class LeaseTable:
         return self._expiry_s.pop(handle_id, None) is not None
 
     def handle_of(self, leg_id: str) -> str | None:
-        """The handle that a leg made, while its lease lasts."""
+        """Returns the handle that a leg made, while its lease lasts."""
         return self._handle_ids.get(leg_id)
 
     def _forget_leg(self, handle_id: str) -> None:
@@ -41,7 +41,7 @@ class LeaseTable:
             del self._handle_ids[leg_id]
 
     def expires_at_s(self, handle_id: str) -> float | None:
-        """The end of a lease; None: there is no such lease."""
+        """Returns the end of a lease; None: there is no such lease."""
         return self._expiry_s.get(handle_id)
 
     def collect_expired(self, now_s: float) -> list[str]:

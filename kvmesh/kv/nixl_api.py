@@ -8,7 +8,7 @@ SELECTING_MODULE = "nixl._api"
 
 
 def api_module() -> str:
-    """The name of NIXL's API module, whether it is installed or not.
+    """Returns the name of NIXL's API module, whether it is installed or not.
 
     The `nixl` package selects one of its back ends by the CUDA version, for which it imports all of torch: two seconds and 200 MiB.
     If only one back end is installed, this names it directly.

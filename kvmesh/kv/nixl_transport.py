@@ -186,7 +186,7 @@ class NixlTransport:
             await self._follow(handle, peer, deadline_s=deadline_s)
 
     def _follow(self, handle: Any, peer: bytes, *, deadline_s: float, pause_s: float = PAUSE_S) -> "_Following":
-        """A future that ends with a running transfer. The first poll is after `pause_s`."""
+        """Returns a future that ends with a running transfer. The first poll is after `pause_s`."""
         stop = asyncio.Event()
         following = _Following(
             asyncio.create_task(self._transfer(handle, peer, deadline_s=deadline_s, pause_s=pause_s, stop=stop)), stop
@@ -255,7 +255,7 @@ class NixlTransport:
         return None if self._is_done(handle, peer, polls) else handle
 
     def _get_peer(self, peer: bytes) -> _Peer:
-        """The peer. The first call for it loads its metadata."""
+        """Returns the peer. The first call for it loads its metadata."""
         if self._agent is None:
             raise UnavailableError("the KV transport is not running", reason="kv_transport_closed")
         known = self._peers.pop(peer, None)

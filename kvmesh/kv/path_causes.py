@@ -39,7 +39,7 @@ class Failure:
 
 
 def find_cause(failure: Failure, *, source_host: str, own_host: str) -> Cause | None:
-    """The cause of a failure. Hosts are those of the workers' gRPC services; empty: unknown. None: the path is not the cause."""
+    """Returns the cause of a failure. Hosts are those of the workers' gRPC services; empty: unknown. None: the path is not the cause."""
     if failure.reason in NOT_OF_THE_PATH:
         return None
     reason = REASONS.get(failure.reason, "failed")
@@ -61,7 +61,8 @@ def find_cause(failure: Failure, *, source_host: str, own_host: str) -> Cause | 
 
 
 def find_own_fault(source: str | bytes, own_host: str) -> Cause | None:
-    """Why workers on other hosts cannot pull the KV that this worker offers at `source` (see `Engine.kv_source`). None: they may be able to.
+    """Returns why workers on other hosts cannot pull the KV that this worker offers at `source` (see `Engine.kv_source`). None: they may be able
+    to.
 
     `own_host` is the host of this worker's gRPC service. A worker on loopback has no peers on other hosts.
     """
@@ -83,7 +84,7 @@ def find_own_fault(source: str | bytes, own_host: str) -> Cause | None:
 
 
 def _are_apart(source_host: str, own_host: str) -> bool:
-    """True if the workers have different hosts, as far as their names show."""
+    """Returns True if the workers have different hosts, as far as their names show."""
     return bool(source_host and own_host) and source_host != own_host and not _is_local(source_host)
 
 
@@ -93,7 +94,7 @@ def _is_local(host: str) -> bool:
 
 
 def _offers(peer: str | bytes, source_host: str) -> bool:
-    """False if metadata does not hold the source's address. UCX packs it in network order, and leaves out that of a loopback device."""
+    """Returns False if metadata does not hold the source's address. UCX packs it in network order, and leaves out that of a loopback device."""
     address = _address(source_host)
     return isinstance(peer, str) or not peer or address is None or address.packed in peer
 

@@ -167,7 +167,7 @@ class KvPaths:
             self._end(pull)
 
     def _end(self, pull: Pull) -> _PathState | None:
-        """The path of a pull. None: it has none, or the source has restarted meanwhile."""
+        """Returns the path of a pull. None: it has none, or the source has restarted meanwhile."""
         self._running_bytes -= pull.size_bytes
         path = self._paths.get(pull.worker_id)
         return path if path is not None and path.epoch == pull.epoch else None
@@ -206,7 +206,7 @@ class KvPaths:
             self._hosts[worker_id] = host
 
     def host_of(self, worker_id: str) -> str:
-        """Where the registry says that a prefill worker is. Empty: it is not listed."""
+        """Returns where the registry says that a prefill worker is. Empty: it is not listed."""
         with self.lock:
             return self._hosts.get(worker_id, "")
 
@@ -218,7 +218,7 @@ class KvPaths:
                 self._hosts.pop(worker_id, None)
 
     def failing(self) -> Sequence[FailingKvPath]:
-        """The failing paths."""
+        """Returns the failing paths."""
         with self.lock:
             return [
                 FailingKvPath(worker_id=worker_id, reason=path.cause.reason)
@@ -227,7 +227,7 @@ class KvPaths:
             ]
 
     def paths(self) -> Sequence[KvPath]:
-        """All paths, the one used last first."""
+        """Returns all paths, the one used last first."""
         with self.lock:
             return [
                 KvPath(
@@ -243,13 +243,13 @@ class KvPaths:
             ]
 
     def cause(self, worker_id: str) -> Cause | None:
-        """Why a path fails. None: it does not."""
+        """Returns why a path fails. None: it does not."""
         with self.lock:
             path = self._paths.get(worker_id)
             return path.cause if path is not None else None
 
     def load_fields(self) -> Mapping[str, Any]:
-        """The fields of a load record about KV paths."""
+        """Returns the fields of a load record about KV paths."""
         return {
             "failing_kv_paths": self.failing(),
             "failed_handoffs_total": self.failed_handoffs_total,

@@ -57,7 +57,7 @@ class HandleSeals:
         """Expiry by seal, in the order of use."""
 
     def seal(self, handle: KvHandle, scope: SealScope) -> KvHandle:
-        """The handle with its seal. `worker_id` and `worker_epoch` must be set."""
+        """Returns the handle with its seal. `worker_id` and `worker_epoch` must be set."""
         expiry = _EXPIRY.pack(round((self._wall() + handle.lease_s) * 1000))
         return replace(handle, seal=expiry + self._secret.tag(_PURPOSE, _parts(handle, scope, expiry)))
 

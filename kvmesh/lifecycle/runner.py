@@ -72,7 +72,7 @@ class _Runner:
     _begun: list[tuple[Part, asyncio.Task[None] | None]] = field(default_factory=list)
 
     async def start_all(self, parts: Sequence[Part], tasks: asyncio.TaskGroup) -> bool:
-        """True when all parts run; False after a failure or `stop`."""
+        """Returns True when all parts run; False after a failure or `stop`."""
         for part in parts:
             self._begun.append((part, None))
             if not await self.bounded_by_stop(self._start(part), "starting", part):

@@ -125,7 +125,7 @@ class Supervisor:
         return child
 
     def _is_hopeless(self, lived_s: float) -> bool:
-        """True when processes keep dying and none is healthy."""
+        """Returns True when processes keep dying and none is healthy."""
         now_s, steady_s = self._clock.now(), self._settings.steady_s
         is_healthy = any(
             child is not None and now_s - started_s >= steady_s

@@ -27,7 +27,7 @@ def set_title(words: Sequence[str], *, needed: int = 1) -> bool:
 
 
 def fitting_words(words: Sequence[str], room: int) -> bytes:
-    """The first words that fit into `room` bytes, each with a terminating zero."""
+    """Returns the first words that fit into `room` bytes, each with a terminating zero."""
     title = b""
     for word in words:
         longer = title + word.encode() + b"\0"

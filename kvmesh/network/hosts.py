@@ -10,7 +10,7 @@ _ANY_PORT = 9
 
 
 def resolve(host: str, *, flag: str) -> str:
-    """The first address of a name; an address as it is. UnavailableError when the name has none."""
+    """Returns the first address of a name; an address as it is. UnavailableError when the name has none."""
     try:
         return str(socket.getaddrinfo(bare(host), None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:

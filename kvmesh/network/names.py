@@ -12,35 +12,35 @@ def host_port(host: str, port: int) -> str:
 
 
 def split_host_port(address: str) -> tuple[str, int]:
-    """The host without brackets, and the port. The port is 0 where there is none or it is no number."""
+    """Returns the host without brackets, and the port. The port is 0 where there is none or it is no number."""
     host, _, port = address.rpartition(":")
     return bare(host), int(port) if port.isascii() and port.isdigit() else 0
 
 
 def bare(host: str) -> str:
-    """An IPv6 address without its brackets."""
+    """Returns an IPv6 address without its brackets."""
     return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
 
 def is_loopback(host: str) -> bool:
-    """True for an address that only this machine reaches, and for `localhost`."""
+    """Returns True for an address that only this machine reaches, and for `localhost`."""
     ip = _ip(host)
     return host == "localhost" if ip is None else ip.is_loopback
 
 
 def is_unspecified(host: str) -> bool:
-    """True for 0.0.0.0 and ::, on which one can listen, but not be reached."""
+    """Returns True for 0.0.0.0 and ::, on which one can listen, but not be reached."""
     ip = _ip(host)
     return ip is not None and ip.is_unspecified
 
 
 def registry_host(address: str) -> str:
-    """The host in a registry's address: host:port or a URL. Empty: there is none."""
+    """Returns the host in a registry's address: host:port or a URL. Empty: there is none."""
     return urlsplit(address if "://" in address else f"//{address}").hostname or ""
 
 
 def peer_host(peer: str) -> str:
-    """The address in gRPC's name of a peer, such as ipv4:10.0.0.1:4711 or ipv6:%5Bfd00::1%5D:4711. Empty: it is no address."""
+    """Returns the address in gRPC's name of a peer, such as ipv4:10.0.0.1:4711 or ipv6:%5Bfd00::1%5D:4711. Empty: it is no address."""
     kind, _, address = peer.partition(":")
     return bare(unquote(address).rpartition(":")[0]) if kind in ("ipv4", "ipv6") else ""
 

@@ -23,7 +23,7 @@ class ChosenAddress:
 
 
 def place_service(settings: S) -> S:
-    """The settings of a service with hosts and ports filled in, where the operator left them open.
+    """Returns the settings of a service with hosts and ports filled in, where the operator left them open.
 
     `settings` has the fields `discovery`, `mesh`, `rpc` and `telemetry` too; a frontend's `http` is filled in too.
     InvalidRequestError when others could not reach the registered address, or when strangers could reach one without mesh TLS;
@@ -50,7 +50,7 @@ def place_service(settings: S) -> S:
 
 
 def choose_address(address: str, registry: str) -> ChosenAddress:
-    """The address for `--address` and the registry's host. UnavailableError when a name has no address or no way leads to it."""
+    """Returns the address for `--address` and the registry's host. UnavailableError when a name has no address or no way leads to it."""
     if address:
         host = resolve(address, flag="--address")
         if is_unspecified(host):

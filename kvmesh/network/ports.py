@@ -44,7 +44,7 @@ class PortRange:
         return f"{self._middle}-{self.last}"
 
     def claim(self, host: str) -> int:
-        """A free port of the first half, which no other service of this machine takes while this process lives.
+        """Returns a free port of the first half, which no other service of this machine takes while this process lives.
 
         UnavailableError when there is none.
         """

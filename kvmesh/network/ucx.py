@@ -39,7 +39,7 @@ def set_ucx_variables(address: str, ports: PortRange | None) -> None:
 def ucx_variables(
     address: str, *, interface: str, ports: PortRange | None, rdma: tuple[str, ...] = ()
 ) -> Mapping[str, str]:
-    """The variables for an address and the interface that has it.
+    """Returns the variables for an address and the interface that has it.
 
     Without UCX_NET_DEVICES UCX listens on all interfaces, and announces them: everybody in reach of any of them could connect. A bridge
     such as docker0 has the same address on every machine, and UCX would connect to itself.
@@ -58,7 +58,7 @@ def rdma_devices() -> tuple[str, ...]:
 
 
 def interface_of(address: str) -> str:
-    """The interface that has an address, also as a secondary one. Empty: none has."""
+    """Returns the interface that has an address, also as a secondary one. Empty: none has."""
     is_v6 = ":" in address
     wanted = socket.inet_pton(socket.AF_INET6 if is_v6 else socket.AF_INET, address.partition("%")[0])
     try:

@@ -64,7 +64,7 @@ class AuthorisationInterceptor(grpc.aio.ServerInterceptor):
 
 
 def caller_role(context: Any, mesh: CertificateSource) -> MeshRole | None:
-    """The role in the caller's certificate; None: it names none, or several."""
+    """Returns the role in the caller's certificate; None: it names none, or several."""
     uris = context.auth_context().get("peer_uri", ())
     return mesh.current().names.role_of(uris[0].decode(errors="replace")) if len(uris) == 1 else None
 

@@ -73,7 +73,7 @@ class ChannelPool:
         """Part of the interface; channels connect by themselves."""
 
     def channel(self, address: str, role: MeshRole = MeshRole.DECODE) -> grpc.aio.Channel:
-        """The channel to the server with `role` at `address`; DECODE is any worker that the registry lists there.
+        """Returns the channel to the server with `role` at `address`; DECODE is any worker that the registry lists there.
 
         OverloadedError when the pool is full, UnavailableError when it is closed.
         """
@@ -94,7 +94,7 @@ class ChannelPool:
         return made
 
     def _expected(self, address: str, role: MeshRole) -> MeshRole:
-        """The role that the server must have. Without certificates that tell roles apart an address has one channel."""
+        """Returns the role that the server must have. Without certificates that tell roles apart an address has one channel."""
         if self._certificates is None or not self._certificates.names.server_uri(role):
             return MeshRole.DECODE
         listed = self._role_of(address) if self._role_of is not None and role in _WORKERS else None
@@ -156,7 +156,7 @@ class ChannelPool:
         return channel
 
     def _relayed_target(self, address: str, role: MeshRole) -> str:
-        """Empty: gRPC can verify the server by its name, or there is no mesh TLS."""
+        """Returns an empty text if gRPC can verify the server by its name, or there is no mesh TLS."""
         if self._certificates is None or self._certificates.names.server_name(role):
             return ""
         return self._relay.open(address, self._certificates, self._certificates.names.server_uri(role))

@@ -71,7 +71,7 @@ class LegLinks(Protocol):
     """Links to all workers in use."""
 
     async def link(self, worker: WorkerRef, role: Role, *, timeout_s: float, waits_for_lost: bool = True) -> LegLink:
-        """The open link to the service of `role`, or a new one after its Welcome. UnavailableError when there is none.
+        """Returns the open link to the service of `role`, or a new one after its Welcome. UnavailableError when there is none.
 
         `waits_for_lost` False: raises at once if the link was lost and is not back yet.
         """

@@ -10,7 +10,7 @@ _NO_DEADLINE_S = 10 * 365 * 86_400.0
 
 
 def remaining_s(context: "grpc.aio.ServicerContext[Any, Any]") -> float | None:
-    """Seconds until the caller's deadline, 0 when it has passed, None when it set none."""
+    """Returns the seconds until the caller's deadline, 0 when it has passed, None when it set none."""
     left: float | None = context.time_remaining()
     if left is None or math.isinf(left) or left > _NO_DEADLINE_S:
         return None

@@ -12,7 +12,7 @@ HELLO_TIMEOUT_S = 10.0
 
 
 async def first_message(messages: AsyncIterator[T]) -> T | None:
-    """None: the stream ended without one. Raises UnavailableError on timeout, so that a paused caller opens it again."""
+    """Returns None if the stream ended without one. Raises UnavailableError on timeout, so that a paused caller opens it again."""
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             return await anext(aiter(messages), None)

@@ -40,7 +40,7 @@ QUOTA_REASONS = frozenset({"requests_quota", "tokens_quota", "concurrency_quota"
 
 
 def http_status(error: MeshError) -> tuple[int, str]:
-    """The HTTP status and OpenAI type word; a subclass counts as its nearest listed base, the bare root as internal."""
+    """Returns the HTTP status and OpenAI type word; a subclass counts as its nearest listed base, the bare root as internal."""
     if error.reason in QUOTA_REASONS:
         return 429, "rate_limit_error"
     return next((HTTP_STATUS[cls] for cls in type(error).__mro__ if cls in HTTP_STATUS), HTTP_STATUS[InternalError])

@@ -29,7 +29,7 @@ _WRITE_FAILED = "ExecuteBatchError"
 def server_interceptors(
     telemetry: Telemetry, mesh: CertificateSource | None = None, intentions: Intentions | None = None
 ) -> "list[grpc.aio.ServerInterceptor]":
-    """The interceptors of every server. Telemetry is the outer one, so that it sees the status that the error boundary sets.
+    """Returns the interceptors of every server. Telemetry is the outer one, so that it sees the status that the error boundary sets.
 
     With mesh TLS each method is for its roles only, and with `intentions` while they allow it.
     """

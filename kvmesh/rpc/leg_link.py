@@ -148,7 +148,7 @@ class GrpcLegLink:
         return self._suspected_s is not None
 
     def _is_meant(self, welcome: pb.Welcome) -> bool:
-        """False for a worker that has started anew and for another one on the same port. Epoch 0: unknown."""
+        """Returns False for a worker that has started anew and for another one on the same port. Epoch 0: unknown."""
         return welcome.worker_id == self.worker.worker_id and self.worker.epoch in (0, welcome.epoch)
 
     def _unreachable(self, error: BaseException | None) -> MeshError:
@@ -220,7 +220,7 @@ class GrpcLegLink:
         self._request_bytes += size
 
     def _take_request(self) -> pb.AttachRequest:
-        """The next message. Cancels travel with the last submissions, never before the one that they cancel."""
+        """Returns the next message. Cancels travel with the last submissions, never before the one that they cancel."""
         request = self._requests.popleft() if self._requests else pb.AttachRequest()
         for _ in range(min(len(self._releases), RELEASES_PER_MESSAGE)):
             request.releases.append(self._releases.popleft())
@@ -392,7 +392,7 @@ class GrpcLegLinks:
         self._is_closed = False
 
     async def link(self, worker: WorkerRef, role: Role, *, timeout_s: float, waits_for_lost: bool = True) -> LegLink:
-        """The open link or a new one; see the protocol. All callers that wait for one worker share one attempt."""
+        """Returns the open link or a new one; see the protocol. All callers that wait for one worker share one attempt."""
         link = self._links.get((worker.address, role))
         if link is not None and link.is_up and link.worker.epoch == worker.epoch:
             return link
@@ -496,7 +496,7 @@ def _unreachable(worker: WorkerRef) -> UnavailableError:
 
 
 def _not_the_clients(error: MeshError, instead: type[MeshError]) -> MeshError:
-    """A worker that refuses the frontend itself: clients must not take it for a refusal of theirs, and another worker may accept it."""
+    """Returns a worker that refuses the frontend itself: clients must not take it for a refusal of theirs, and another worker may accept it."""
     if not isinstance(error, PermissionDeniedError):
         return error
     log.warning("worker_refuses_calls", extra={"data": {"worker": error.where, "reason": error.reason}})

@@ -32,7 +32,7 @@ class GrpcScalerClient:
         return int(response.workers)
 
     async def list_pools(self, *, timeout_s: float) -> Sequence[PoolState]:
-        """The pools that the scaler manages."""
+        """Returns the pools that the scaler manages."""
         try:
             return from_pools(await self._stub().ListPools(pb.ListPoolsRequest(), timeout=timeout_s))
         except AioRpcError as error:

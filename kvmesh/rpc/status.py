@@ -86,7 +86,7 @@ class RichStatus(grpc.Status):
 
 
 def kind_and_code(error: MeshError) -> tuple[ErrorKind, grpc.StatusCode]:
-    """The kind and status code of an error; a subclass counts as its nearest listed base, the bare root as internal."""
+    """Returns the kind and status code of an error; a subclass counts as its nearest listed base, the bare root as internal."""
     return next((KINDS[cls] for cls in type(error).__mro__ if cls in KINDS), KINDS[InternalError])
 
 
@@ -106,7 +106,7 @@ def to_detail(error: MeshError) -> ErrorDetail:
 
 
 def from_detail(detail: ErrorDetail) -> MeshError:
-    """An unknown kind becomes InternalError, as the contract says."""
+    """Converts an ErrorDetail. An unknown kind becomes InternalError, as the contract says."""
     cls = _CLASS_BY_KIND.get(detail.kind, InternalError)
     retry_after_s = detail.retry_after.ToTimedelta().total_seconds() if detail.HasField("retry_after") else None
     return cls(
@@ -120,7 +120,7 @@ def from_detail(detail: ErrorDetail) -> MeshError:
 
 
 def to_status(error: MeshError) -> RichStatus:
-    """The details are an ErrorDetail, and google.rpc's messages for clients that know only those."""
+    """Converts an error. The details are an ErrorDetail, and google.rpc's messages for clients that know only those."""
     code = kind_and_code(error)[1]
     words = _text(error.message, _STATUS_WORDS_BYTES_MAX)
     rich = status_pb2.Status(code=code.value[0], message=words)
@@ -137,7 +137,7 @@ async def abort_with(context: "grpc.aio.ServicerContext[Any, Any]", error: MeshE
 
 
 def from_rpc_error(error: grpc.RpcError, *, where: str = "", has_begun: bool = False) -> MeshError:
-    """The error of a failed call: from the server's details, else from the status code. `where` is the peer's id.
+    """Returns the error of a failed call: from the server's details, else from the status code. `where` is the peer's id.
 
     Without details, the message is this function's. A broken connection is LostError if `has_begun`: the peer may have done some
     work. Otherwise it is UnavailableError.

@@ -39,7 +39,7 @@ class TlsRelay:
         self._listeners: dict[str, asyncio.Task[None]] = {}
 
     def open(self, address: str, certificates: Certificates, server_uri: str) -> str:
-        """A target for a plain channel. Its connections go to `address` and end at once unless the server has the SPIFFE ID."""
+        """Returns a target for a plain channel. Its connections go to `address` and end at once unless the server has the SPIFFE ID."""
         path = self._own_folder() / str(next(self._numbers))
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(path))

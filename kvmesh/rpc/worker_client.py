@@ -65,7 +65,7 @@ class GrpcWorkerClient:
                 yield from_load(message.load)
 
     async def fetch_model_files(self, address: str, digest: str, *, timeout_s: float) -> Mapping[str, bytes]:
-        """The files by name, checked as FileAssembler describes. NotFoundError if the worker serves others."""
+        """Returns the files by name, checked as FileAssembler describes. NotFoundError if the worker serves others."""
         files = FileAssembler(digest)
         call = self._stub(address).FetchModelFiles(pb.FetchModelFilesRequest(digest=digest), timeout=timeout_s)
         try:
@@ -111,7 +111,7 @@ class GrpcWorkerClient:
         return known_enum(response.role, ROLES, "role")
 
     async def list_kv_paths(self, address: str, *, timeout_s: float) -> Sequence[KvPath]:
-        """The prefill workers from which the worker has pulled KV or tried to, newest first."""
+        """Returns the prefill workers from which the worker has pulled KV or tried to, newest first."""
         request = pb.ListKvPathsRequest()
         try:
             response = await self._stub(address).ListKvPaths(request, timeout=timeout_s, wait_for_ready=False)

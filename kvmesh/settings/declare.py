@@ -36,7 +36,7 @@ def setting(
     choices: Sequence[str] = (),
     secret: bool = False,
 ) -> T:
-    """A dataclass field with a default. `unit` defaults to the unit in the name's ending (`_s`, `_bytes`...).
+    """Returns a dataclass field with a default. `unit` defaults to the unit in the name's ending (`_s`, `_bytes`...).
 
     `min` and `max` are inclusive. A secret is left out of `repr` and masked in `--help`.
     """
@@ -49,7 +49,7 @@ def setting(
 
 
 def internal(default: T, reason: str) -> T:
-    """A field without a flag, variable or file key: its value was measured, or no operator would change it.
+    """Returns a field without a flag, variable or file key: its value was measured, or no operator would change it.
 
     Tests pass other values to the dataclass.
     """
@@ -57,12 +57,12 @@ def internal(default: T, reason: str) -> T:
 
 
 def group(default_factory: Callable[[], T], *, without: Sequence[str] = ()) -> T:
-    """A field with the settings of another dataclass. The code sets the fields in `without`, so they have no flags."""
+    """Returns a field with the settings of another dataclass. The code sets the fields in `without`, so they have no flags."""
     return dataclasses.field(default_factory=default_factory, metadata={"without": tuple(without)})
 
 
 def required(help: str, **checks: Any) -> Any:  # noqa: A002
-    """A dataclass field without a default. Loading fails unless a source provides it."""
+    """Returns a dataclass field without a default. Loading fails unless a source provides it."""
     return setting(REQUIRED, help, **checks)
 
 
@@ -100,7 +100,7 @@ class Spec:
 
 
 def is_group(hint: Any) -> bool:
-    """True when a field of this type is a group of settings."""
+    """Returns True when a field of this type is a group of settings."""
     return isinstance(hint, type) and dataclasses.is_dataclass(hint)
 
 

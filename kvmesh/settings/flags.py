@@ -90,5 +90,5 @@ def split_operands(cls: type, argv: Sequence[str]) -> tuple[Sequence[str], Seque
 
 
 def _is_flag(word: str) -> bool:
-    """A word that contains a space is a value: `--engine-args "--seed 1"` passes flags to another process."""
+    """Returns a word that contains a space is a value: `--engine-args "--seed 1"` passes flags to another process."""
     return word.startswith("--") and " " not in word

@@ -11,7 +11,7 @@ _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false":
 
 
 def from_text(spec: Spec, text: str) -> Any:
-    """The value of a flag or variable. ValueError with the end of a sentence about the setting."""
+    """Returns the value of a flag or variable. ValueError with the end of a sentence about the setting."""
     if spec.is_optional and text == "":
         return None
     if spec.type is tuple:
@@ -28,7 +28,7 @@ def from_text(spec: Spec, text: str) -> Any:
 
 
 def from_file(spec: Spec, value: Any) -> Any:
-    """The value from a TOML file. Types must match, except that an integer may stand for a float."""
+    """Returns the value from a TOML file. Types must match, except that an integer may stand for a float."""
     if spec.type is float and type(value) is int:
         value = float(value)
     if spec.type is tuple and isinstance(value, list) and all(isinstance(part, str) for part in value):
@@ -40,7 +40,7 @@ def from_file(spec: Spec, value: Any) -> Any:
 
 
 def checked(spec: Spec, value: Any) -> Any:
-    """The value, if it is within the setting's limits. Text becomes a member of a StrEnum setting."""
+    """Returns the value, if it is within the setting's limits. Text becomes a member of a StrEnum setting."""
     if spec.choices and value not in spec.choices:
         # An empty choice is what the setting has when it is left out.
         raise ValueError(f"must be one of {', '.join(filter(None, spec.choices))}, not {_shown(spec, value)}")

@@ -12,7 +12,7 @@ _INDENT = " " * 6
 
 
 def help_text(cls: type, *, program: str, description: str = "") -> str:
-    """All settings with flag, unit, limits, default and variable."""
+    """Returns all settings with flag, unit, limits, default and variable."""
     lines = [f"usage: {program} [--config FILE] [--SETTING VALUE]..."]
     if description:
         lines += ["", textwrap.fill(description, _WIDTH)]
@@ -45,7 +45,7 @@ def _about(spec: Spec) -> str:
 
 
 def default_text(spec: Spec) -> str:
-    """The default as `--help` prints it. Secrets are masked."""
+    """Returns the default as `--help` prints it. Secrets are masked."""
     if spec.default is REQUIRED:
         return "required"
     if spec.is_secret:

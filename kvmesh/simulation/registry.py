@@ -55,7 +55,7 @@ class MemoryAgent:
         self._node = shapes.Node(node_id="memory", name=self.settings.node_name, address="memory", port=0, index=1)
 
     def registry(self) -> "MemoryRegistry":
-        """A client. Each process of a mesh has its own, so that one can be cut off alone."""
+        """Returns a client. Each process of a mesh has its own, so that one can be cut off alone."""
         return MemoryRegistry(self)
 
     def set_away(self, is_away: bool) -> None:
@@ -70,7 +70,7 @@ class MemoryAgent:
         self.live.wake()
 
     def seen(self, service: str) -> tuple[int, Sequence[Instance]]:
-        """A service's index and instances, as a client of the HTTP API would read them."""
+        """Returns a service's index and instances, as a client of the HTTP API would read them."""
         catalog = self.live.state.catalog
         index = catalog.name_index(service)
         known = self._seen.get(service)

@@ -22,7 +22,7 @@ _PROCESS: contextvars.ContextVar[str] = contextvars.ContextVar("process", defaul
 
 
 def process_context(process: str = "") -> contextvars.Context:
-    """A new, otherwise empty context. Tasks and timers made in it belong to the process; without one, as the arrival of a message at
+    """Returns a new, otherwise empty context. Tasks and timers made in it belong to the process; without one, as the arrival of a message at
     a machine does, to none."""
     context = contextvars.Context()
     context.run(_PROCESS.set, process)
@@ -30,7 +30,7 @@ def process_context(process: str = "") -> contextvars.Context:
 
 
 def current_process() -> str:
-    """Empty outside of processes."""
+    """Returns an empty name outside of processes."""
     return _PROCESS.get()
 
 
@@ -162,7 +162,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._ready.extend(self._paused.pop(process, ()))
 
     def stand_still(self, duration_s: float) -> None:
-        """As a process that is stopped and continued: time has passed, and everything that is due comes at once and late."""
+        """Behaves like a process that is stopped and continued: time has passed, and everything that is due comes at once and late."""
         self._jumping.now_s += duration_s
 
 

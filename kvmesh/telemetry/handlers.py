@@ -12,7 +12,7 @@ Behaviour = Callable[[Any, Any], Awaitable[Any]]
 
 
 def wrap_handler(handler: Any, wrap: Callable[[Behaviour], Behaviour]) -> Any:
-    """The handler with `wrap` around its behaviour.
+    """Returns the handler with `wrap` around its behaviour.
 
     A streaming behaviour that is an async generator is closed when the call is cancelled, so that it releases its resources at once.
     gRPC itself leaves that to the garbage collector.

@@ -66,7 +66,7 @@ class EventLogger:
 
 
 def event_logger(name: str) -> EventLogger:
-    """The logger of a module, by its `__name__`."""
+    """Returns the logger of a module, by its `__name__`."""
     return EventLogger(logging.getLogger(name))
 
 

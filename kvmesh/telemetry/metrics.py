@@ -48,11 +48,11 @@ class Instruments:
         *,
         buckets: Sequence[float] = DURATION_BUCKETS_S,
     ) -> Histogram:
-        """The default buckets are for durations in seconds."""
+        """Creates a histogram. The default buckets are for durations in seconds."""
         return Histogram(self._prefix + _checked(name), help, labels, registry=self.registry, buckets=buckets)
 
     def tally(self, name: str, help: str, labels: Sequence[str] = ()) -> Tally:  # noqa: A002
-        """A counter without a lock, for the event loop's thread only."""
+        """Returns a counter without a lock, for the event loop's thread only."""
         return Tally(registry=self.registry, name=self._prefix + _checked(name), help=help, labels=labels)
 
     def spreads(

@@ -58,7 +58,7 @@ class _Labelled(Collector, Generic[T]):
         raise NotImplementedError
 
     def of(self, *labels: str) -> T:
-        """The value for these label values. Callers keep it, to avoid the lookup."""
+        """Returns the value for these label values. Callers keep it, to avoid the lookup."""
         known = self._values.get(labels)
         if known is None:
             if len(labels) != len(self._labels):

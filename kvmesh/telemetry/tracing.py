@@ -63,7 +63,7 @@ class Tracing:
         attributes: Mapping[str, Any] | None = None,
         links: Sequence[Span] = (),
     ) -> Span:
-        """A span, which the caller must end. It is a child of `parent` (a traceparent) or else of the current span."""
+        """Starts a span, which the caller must end. It is a child of `parent` (a traceparent) or else of the current span."""
         above = otel_context.get_current() if parent is None else _context_of(parent)
         if self._tracer is None:
             return trace.get_current_span(above)
@@ -87,17 +87,17 @@ class Tracing:
 
 
 def is_traceparent(text: str) -> bool:
-    """Whether a client's text has the form of a traceparent. W3C: another one must be ignored."""
+    """Returns whether a client's text has the form of a traceparent. W3C: another one must be ignored."""
     return text.isascii() and _TRACEPARENT.match(text) is not None
 
 
 def current_span() -> Span:
-    """The span that is current in this task; without a trace, one that records nothing."""
+    """Returns the span that is current in this task; without a trace, one that records nothing."""
     return trace.get_current_span()
 
 
 def traceparent_of(span: Span) -> str:
-    """The span's W3C traceparent; empty without a trace."""
+    """Returns the span's W3C traceparent; empty without a trace."""
     context = span.get_span_context()
     if not context.is_valid:
         return ""
@@ -105,7 +105,7 @@ def traceparent_of(span: Span) -> str:
 
 
 def current_traceparent() -> str:
-    """The current span's W3C traceparent; empty without a trace."""
+    """Returns the current span's W3C traceparent; empty without a trace."""
     return traceparent_of(trace.get_current_span())
 
 

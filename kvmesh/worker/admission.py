@@ -86,7 +86,7 @@ class DecodeAdmission:
 
 
 def admissions(*, waiting_prompt_tokens_max: int, waiting_requests_max: int) -> Mapping[Role, RoleAdmission]:
-    """The rule of each role. A worker that changes its role changes its rule."""
+    """Returns the rule of each role. A worker that changes its role changes its rule."""
     return {
         Role.PREFILL: PrefillAdmission(waiting_prompt_tokens_max=waiting_prompt_tokens_max),
         Role.DECODE: DecodeAdmission(waiting_requests_max=waiting_requests_max),

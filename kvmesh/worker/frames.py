@@ -134,7 +134,7 @@ class FrameOutlet:
         self._wakeup.set()
 
     def take_frame(self) -> pb.AttachResponse:
-        """The next message: as many steps as may share a frame, or one that is a message already."""
+        """Returns the next message: as many steps as may share a frame, or one that is a message already."""
         waiting = self._waiting
         step, share, message = waiting.popleft()
         if message is not None:
@@ -179,7 +179,7 @@ class FrameOutlet:
                 frame.logprobs.add(slot=slot, logprobs=to_logprobs(entries))
 
     def _message(self, step: int, shares: Sequence[LinkStep]) -> pb.AttachResponse:
-        """One frame for steps that follow each other. A slot ends at most once in them: it is free for another leg only
+        """Returns one frame for steps that follow each other. A slot ends at most once in them: it is free for another leg only
         after the frontend has received its finish."""
         response, share = pb.AttachResponse(), shares[0]
         frame = response.frame

@@ -55,7 +55,7 @@ ANSWER_S = 0.05
 
 
 def make_identity(settings: HostSettings, role: Role) -> WorkerIdentity:
-    """An id that is stable for the process, and an epoch that differs from those of earlier processes with the same id."""
+    """Returns an id that is stable for the process, and an epoch that differs from those of earlier processes with the same id."""
     worker_id = settings.worker_id or f"{role.value}-{socket.gethostname()}-{os.getpid()}"
     return WorkerIdentity(worker_id=worker_id, epoch=time.time_ns())
 
@@ -75,7 +75,7 @@ def _engine_host(settings: HostSettings, role: Role, clock: Clock) -> EngineHost
 
 
 def make_engine(settings: HostSettings, role: Role, clock: Clock) -> Engine:
-    """The engine named in the settings. UnsupportedError when its packages are not installed."""
+    """Returns the engine named in the settings. UnsupportedError when its packages are not installed."""
     try:
         return ENGINES[settings.engine].make(settings.engine_settings, _engine_host(settings, role, clock))
     except ImportError as error:
@@ -125,7 +125,7 @@ class _Closing:
 
 
 def _end_process() -> None:
-    """As an operator does it, once the present call was answered."""
+    """Ends the process as an operator does, once the present call is answered."""
     asyncio.get_running_loop().call_later(ANSWER_S, os.kill, os.getpid(), signal.SIGTERM)
 
 

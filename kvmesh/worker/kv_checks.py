@@ -144,7 +144,7 @@ class KvChecks:
         raise LostError("the engine did not finish the leg", reason="engine_closed")
 
     async def _release(self, source: WorkerRef, leg_id: str) -> None:
-        """By the leg: a check that timed out may not have received the handle that was made for it."""
+        """Releases by the leg: a check that timed out may not have received the handle that was made for it."""
         with suppress(MeshError):
             await self._client.release(source.address, leg_id, timeout_s=RELEASE_TIMEOUT_S)
 
@@ -224,7 +224,7 @@ class KvChecks:
 
 
 def exchanges_kv(worker: Worker, other: Instance) -> bool:
-    """True if the other worker takes requests, and has the same model and KV compatibility hash."""
+    """Returns True if the other worker takes requests, and has the same model and KV compatibility hash."""
     description, meta = worker.description, other.meta
     return (
         other.takes_requests

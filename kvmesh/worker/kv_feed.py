@@ -109,7 +109,7 @@ class KvLog:
                     del self._places[key]
 
     def since(self, epoch: int | None, sequence: int | None) -> Iterator[KvBatch]:
-        """The first batches for a subscriber: those it missed, or a snapshot if the history lacks some.
+        """Returns the first batches for a subscriber: those it missed, or a snapshot if the history lacks some.
 
         A snapshot shows the cache at the time of this call, however late it is read.
         """

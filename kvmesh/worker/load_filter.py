@@ -37,7 +37,7 @@ class LoadFilter:
         self._last_at_s = 0.0
 
     def passes(self, load: LoadRecord, now_s: float, *, is_draining: bool) -> bool:
-        """Whether the watcher gets this record. If so, later records are compared with it."""
+        """Returns whether the watcher gets this record. If so, later records are compared with it."""
         last = self._last
         if last is not None and is_draining == self._last_draining and not self._is_new(last, load, now_s):
             return False

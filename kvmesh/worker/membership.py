@@ -92,12 +92,12 @@ class WorkerMembership:
         self._port, self._metrics_port = port, metrics_port
 
     def worker_ref(self) -> WorkerRef:
-        """The worker's reference in placements."""
+        """Returns the worker's reference in placements."""
         identity = self._worker.identity
         return WorkerRef(worker_id=identity.worker_id, address=host_port(self._host, self._port), epoch=identity.epoch)
 
     def describe(self) -> WorkerDescription:
-        """The worker as it is now."""
+        """Returns the worker as it is now."""
         description = self._worker.description
         return WorkerDescription(
             worker=self.worker_ref(),
@@ -141,7 +141,7 @@ class WorkerMembership:
         )
 
     def card(self) -> bytes:
-        """The whole description as JSON, for the registry's key-value store."""
+        """Returns the whole description as JSON, for the registry's key-value store."""
         description = self._worker.description
         record = {
             **asdict(self._model()),

@@ -91,7 +91,7 @@ class OwnHandoff:
 
 
 async def side_channel_fault(source: str | bytes) -> Cause | None:
-    """Why a side channel does not answer. NIXL's metadata names no port, so a pull has to show that."""
+    """Returns why a side channel does not answer. NIXL's metadata names no port, so a pull has to show that."""
     if not isinstance(source, str) or not source:
         return None
     host, _, port = source.rpartition(":")

@@ -26,7 +26,7 @@ class ProfileSettings:
 
 
 def profile_of(engine: PerformanceProfile | None, settings: ProfileSettings) -> PerformanceProfile | None:
-    """None if neither the engine nor the settings give a figure."""
+    """Returns None if neither the engine nor the settings give a figure."""
     given = {each.name: getattr(settings, each.name) for each in fields(ProfileSettings)}
     profile = replace(
         engine or PerformanceProfile(), **{name: value for name, value in given.items() if value is not None}

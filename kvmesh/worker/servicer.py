@@ -59,7 +59,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._fence = Fence()
 
     async def Describe(self, request: pb.DescribeRequest, context: ServicerContext[Any, Any]) -> pb.DescribeResponse:
-        """The worker's identity, capabilities and model."""
+        """Returns the worker's identity, capabilities and model."""
         return to_description(self._membership.describe())
 
     async def WatchKv(

@@ -10,7 +10,7 @@ PRIORITY = 100
 
 
 def short_prompt(description: EngineDescription, name: str, *, tokens: int) -> Generation:
-    """A request of more than one KV block. The same name gives the same token ids, so that repetition fills no cache."""
+    """Returns a request of more than one KV block. The same name gives the same token ids, so that repetition fills no cache."""
     size = description.block_size_tokens
     length = min(size + (size + 1) // 2, description.model.context_tokens_max - tokens)
     random = Random(name)

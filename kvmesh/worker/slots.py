@@ -20,7 +20,7 @@ DEADLINES_SLACK = 64
 
 
 def key_of(link: int, slot: int) -> int:
-    """The engine key of a slot."""
+    """Returns the engine key of a slot."""
     return link << SLOT_BITS | slot
 
 
@@ -90,15 +90,15 @@ class LegTable:
         return self._legs.get(key)
 
     def has_leg_id(self, leg_id: str) -> bool:
-        """True while a leg of this id is live."""
+        """Returns True while a leg of this id is live."""
         return leg_id in self._leg_ids
 
     def key_of_leg_id(self, leg_id: str) -> int | None:
-        """None: no leg of this id is live."""
+        """Returns None if no leg of this id is live."""
         return self._leg_ids.get(leg_id)
 
     def count_of_link(self, link: int) -> int:
-        """How many live legs a link has."""
+        """Returns how many live legs a link has."""
         return self._legs_of_links[link]
 
     def all_keys(self) -> list[int]:
@@ -131,7 +131,7 @@ class LegTable:
 
 
 def split_by_link(output: StepOutput, links: Sequence[int]) -> dict[int, LinkStep]:
-    """A step's share of each link. `links` are all links with legs in the step; with one, this is a mask over the keys."""
+    """Returns a step's share of each link. `links` are all links with legs in the step; with one, this is a mask over the keys."""
     if len(links) == 1:
         slots = [key & SLOT_MASK for key in output.keys]
         step = LinkStep(slots=slots, token_ids=output.token_ids, counts=output.counts, finishes=list(output.finishes))

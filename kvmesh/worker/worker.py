@@ -94,7 +94,7 @@ class CallerLink:
         self._worker.cancel_nowait(key_of(self.number, slot=slot))
 
     def has_leg(self, slot: int) -> bool:
-        """True until the finish of the slot's leg was delivered."""
+        """Returns True until the finish of the slot's leg was delivered."""
         return self._worker.has_leg(key_of(self.number, slot=slot))
 
     def close_nowait(self) -> None:
@@ -249,7 +249,7 @@ class Worker:
             )
 
     def _life_s(self, timeout_s: float | None) -> float:
-        """Seconds that a leg may run. `timeout_s` 0 is a deadline that has passed; None means that there is none."""
+        """Returns the seconds that a leg may run. `timeout_s` 0 is a deadline that has passed; None means that there is none."""
         if timeout_s is None:
             return self.settings.request_timeout_s
         if timeout_s <= 0:
@@ -278,7 +278,7 @@ class Worker:
         return SealScope.of(leg.reader, leg.generation) if leg.reader is not None else None
 
     def has_leg(self, key: int) -> bool:
-        """True until the engine has finished the leg."""
+        """Returns True until the engine has finished the leg."""
         return self._legs.get(key) is not None
 
     def cancel_nowait(self, key: int) -> None:
@@ -311,7 +311,7 @@ class Worker:
         return handle_id is not None and self.release_nowait(handle_id)
 
     def lease_left_s(self, handle: KvHandle | None) -> float:
-        """The remaining lease time of a handle, which has become shorter since the engine made it. 0: there is no lease."""
+        """Returns the remaining lease time of a handle, which has become shorter since the engine made it. 0: there is no lease."""
         expires_at_s = None if handle is None else self._leases.expires_at_s(handle.handle_id)
         return 0.0 if expires_at_s is None else max(0.0, expires_at_s - self._clock.now())
 
@@ -477,7 +477,7 @@ class Worker:
             await self._clock.sleep(HANDLES_POLL_S)
 
     def load_record(self, load: LoadRecord) -> LoadRecord:
-        """A rank's load with the worker's identity. Each call increments the sequence."""
+        """Returns a rank's load with the worker's identity. Each call increments the sequence."""
         self._load_sequence += 1
         return replace(
             load,

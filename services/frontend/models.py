@@ -251,7 +251,7 @@ class DiscoveredModels:
         return card
 
     async def _loaded(self, groups: Sequence[Sequence[Described]]) -> tuple[Sequence[Described], TextModel]:
-        """The first group whose files can be loaded, and its text side. Raises the failure of the preferred group."""
+        """Returns the first group whose files can be loaded, and its text side. Raises the failure of the preferred group."""
         failures: list[MeshError] = []
         for group in groups:
             try:

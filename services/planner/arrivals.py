@@ -73,7 +73,7 @@ class Arrivals:
         return newest
 
     def _steady_s(self) -> float:
-        """The relative variance of a mean is the dispersion over the number of requests."""
+        """Returns the time in which a rate is steady. The relative variance of a mean is the dispersion over the number of requests."""
         rate = sum(requests for _, requests in self.counts) / self.kept_s
         if not rate:
             return STEADY_S_MAX
@@ -82,7 +82,7 @@ class Arrivals:
         return min(STEADY_S_MAX, max(STEADY_S, needed / rate))
 
     def _changed_at(self) -> int:
-        """The number of newest counts since a change; 0: there is none. The most significant one, if several are."""
+        """Returns the number of newest counts since a change; 0: there is none. The most significant one, if several are."""
         present = list(self.counts)[-self.steady :]
         best, most = 0, SIGMAS
         new_s = new = 0.0
@@ -114,7 +114,7 @@ class Arrivals:
 
 
 def _trimmed_mean(share: float) -> float:
-    """Mean of the smallest `share` of squared normal variables of variance 1: 1 - 2 z phi(z) / share, with P(|Z| < z) = share."""
+    """Returns the mean of the smallest `share` of squared normal variables of variance 1: 1 - 2 z phi(z) / share, with P(|Z| < z) = share."""
     normal = NormalDist()
     z = normal.inv_cdf((1 + share) / 2)
     return 1 - 2 * z * normal.pdf(z) / share

@@ -24,7 +24,7 @@ class DecisionLog:
         return is_new
 
     def newest_first(self) -> Sequence[Decision]:
-        """All models, sorted by name."""
+        """Returns all models, sorted by name."""
         return [decision for model in sorted(self._kept) for decision in self._kept[model]]
 
     def newest(self, model: str) -> Decision | None:

@@ -147,7 +147,7 @@ def _demand(model: str, window: Window, latency: LatencyReport | None) -> Demand
 
 
 def _output_tokens(window: Window, model: str) -> float:
-    """Mean length of answers: all tokens that were generated, over the answers that ended.
+    """Returns the mean length of answers: all tokens that were generated, over the answers that ended.
 
     Short answers end first, so the mean of those that ended is too small after a rise of the load. This estimate counts the tokens of
     running answers too; it is the maximum-likelihood one for exponential lengths (censored data). A few answers say little, so a usual

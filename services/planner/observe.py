@@ -108,7 +108,7 @@ class ScrapeSource:
         return Observation(window=self._windows.add(self._clock.now(), newest), problems=problems)
 
     async def history(self, *, span_s: float, step_s: float) -> Mapping[str, Sequence[float]]:
-        """None: a scrape knows no past."""
+        """Returns None: a scrape knows no past."""
         return {}
 
     async def _scrape(self, instance: Instance) -> Samples | str:
@@ -161,7 +161,7 @@ class PrometheusSource:
         )
 
     async def history(self, *, span_s: float, step_s: float) -> Mapping[str, Sequence[float]]:
-        """A range query. Times without samples are left out at the beginning, and count as 0 later on."""
+        """Returns a range query. Times without samples are left out at the beginning, and count as 0 later on."""
         now_s = self._clock.wall()
         query = f"sum by (model) (rate({STARTED}[{max(step_s, RECENT_PROMETHEUS_S):g}s]))"
         span = {"start": f"{now_s - span_s:.3f}", "end": f"{now_s:.3f}", "step": f"{step_s:g}"}
@@ -191,13 +191,13 @@ class PrometheusSource:
         return counts, max((float(row["value"][1]) for row in ages), default=0.0)
 
     def _has_changed(self, workers: Mapping[tuple[str, str], int], at_s: float) -> bool:
-        """Whether the number of workers changed within the window."""
+        """Returns whether the number of workers changed within the window."""
         if workers != self._workers_seen:
             self._workers_seen, self._workers_changed_s = workers, at_s
         return at_s - self._workers_changed_s < self._window_s
 
     async def _recent(self, name: str, at_s: float) -> Mapping[str, float]:
-        """The newest rate of a counter, by model."""
+        """Returns the newest rate of a counter, by model."""
         try:
             rows = await self._rows(f"sum by (model) (rate({name}[{RECENT_PROMETHEUS_S:g}s]))", at_s)
         except (FetchError, ValueError, KeyError):

@@ -89,7 +89,7 @@ class Window:
     newest_tokens: Mapping[str, float] = field(default_factory=dict)
 
     def recent_rate(self, model: str) -> float:
-        """Requests that start per second at present; the window's mean where that is not known."""
+        """Returns the requests that start per second at present; the window's mean where that is not known."""
         known = self.recent_rates.get(model)
         return known if known is not None else _quotient(self.started(model), by=self.window_s) or 0.0
 
@@ -98,12 +98,12 @@ class Window:
         return _quotient(self.increases.get(key), by=self.window_s)
 
     def requests(self, model: str) -> float | None:
-        """Requests that ended. None: not observed."""
+        """Returns the requests that ended. None: not observed."""
         found = [value for key, value in self.increases.items() if key[:2] == (REQUESTS, model)]
         return sum(found) if found else None
 
     def started(self, model: str) -> float | None:
-        """Requests that started; those that ended where frontends do not count them. None: not observed."""
+        """Returns the requests that started; those that ended where frontends do not count them. None: not observed."""
         started = self.increases.get((STARTED, model))
         return self.requests(model) if started is None else started
 
@@ -291,7 +291,7 @@ def _latency(window: Window, model: str) -> LatencyReport:
 
 
 def _is_failure(code: str) -> bool:
-    """Whether the mesh failed or refused the request; other 4xx codes are the client's."""
+    """Returns whether the mesh failed or refused the request; other 4xx codes are the client's."""
     return code.startswith("5") or code == "429"
 
 

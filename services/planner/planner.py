@@ -242,7 +242,7 @@ class Planner:
         return PlacementBounds(deflect_tokens=self._models[model].deflection, ttft_s=ttft_s or 0.0)
 
     def _costs(self, models: Mapping[str, ModelObservation]) -> Mapping[str, float]:
-        """What the workers of each model cost that are wanted at present; those that are ready where nothing was decided yet."""
+        """Returns what the workers of each model cost that are wanted at present; those that are ready where nothing was decided yet."""
         costs = {}
         for model, observation in models.items():
             planner = self._models.get(model)
@@ -292,7 +292,7 @@ class Planner:
 
 
 def wanted_shapes(states: Sequence[PoolState]) -> dict[str, Shape]:
-    """The wanted sizes by model."""
+    """Returns the wanted sizes by model."""
     sizes: dict[str, dict[Role, int]] = {}
     for state in states:
         sizes.setdefault(state.model, {})[state.role] = state.workers_wanted

@@ -177,7 +177,7 @@ async def serve(settings: RouterSettings) -> None:
 
 
 def new_generator(seed: int) -> Random:
-    """The generator of tie-breaks. Seed 0: a new seed each time."""
+    """Returns the generator of tie-breaks. Seed 0: a new seed each time."""
     return Random(seed or SystemRandom().getrandbits(64))
 
 

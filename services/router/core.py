@@ -210,12 +210,12 @@ class RouterCore:
         return self.placer.choose(ask, now=now, paused=self._paused(frontend_id, now))
 
     def _paused(self, frontend_id: str, now: float) -> frozenset[str]:
-        """The workers that the frontend has lost."""
+        """Returns the workers that the frontend has lost."""
         paths = self.health.paths
         return paths.paused(frontend_id, now) if paths else NO_WORKERS
 
     def _choose_or_probe(self, frontend_id: str, ask: Ask, now: float) -> PlacementDecision:
-        """Where breakers leave no worker of a role that is needed, the request is a probe of one before its pause is over."""
+        """Chooses workers. If breakers leave none of a role that is needed, the request is a probe of one before its pause is over."""
         try:
             return self._place(frontend_id, ask, now)
         except UnavailableError as error:
@@ -405,23 +405,23 @@ class RouterCore:
             reservation.block_hashes = ()
 
     def _holders_of(self, block_hash: int) -> int:
-        """The bits of all holders whose events named the block, in any tier. Predictions do not count."""
+        """Returns the bits of all holders whose events named the block, in any tier. Predictions do not count."""
         found = [holders for index in self.index.tiers.values() for holders in index.prefixes((block_hash,))[1]]
         return reduce(or_, found, 0)
 
 
 def _is_answered_by_prefill(ask: Ask, decision: PlacementDecision) -> bool:
-    """Whether the prefill worker answers by itself. Where it does not, the decode worker makes one step that is not counted."""
+    """Returns whether the prefill worker answers by itself. Where it does not, the decode worker makes one step that is not counted."""
     return ask.expected_output_tokens == 1 and decision.prefill is not None and decision.handoff is Handoff.SEQUENTIAL
 
 
 def _reported_time(reservation: Reservation, report: Report) -> float | None:
-    """The time of a report by this router's clock; the frontend measures from the placement on."""
+    """Returns the time of a report by this router's clock; the frontend measures from the placement on."""
     return None if reservation.placed_at is None else reservation.placed_at + report.elapsed_s
 
 
 def _has_unseen_blocks(target: Target, ask: Ask) -> bool:
-    """Whether the worker sends no events, so that peers cannot know that it holds the prompt from now on."""
+    """Returns whether the worker sends no events, so that peers cannot know that it holds the prompt from now on."""
     feed = target.worker.feed
     return feed is not None and not feed.sends_events and target.block_size_tokens == ask.block_size_tokens
 

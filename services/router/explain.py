@@ -98,11 +98,11 @@ class DecisionHistory:
             self.on_finished(record, report)
 
     def newest_first(self) -> Iterator[DecisionRecord]:
-        """The records, newest first. The history must not change meanwhile."""
+        """Returns the records, newest first. The history must not change meanwhile."""
         return reversed(self._records.values())
 
     def get(self, request_id: str) -> DecisionRecord | None:
-        """The newest decision for a request. Of a request with several prompts, `ID.0`, `ID.1`, the newest one for `ID`."""
+        """Returns the newest decision for a request. Of a request with several prompts, `ID.0`, `ID.1`, the newest one for `ID`."""
         record = self._records.get(request_id)
         if record is None:
             prefix = f"{request_id}."
@@ -111,7 +111,7 @@ class DecisionHistory:
 
 
 def _with_earlier(before: DecisionRecord, attempt: int) -> Sequence[EarlierPlacement]:
-    """The placements before `attempt`. An ask that is repeated at another router has its number, and replaces it."""
+    """Returns the placements before `attempt`. An ask that is repeated at another router has its number, and replaces it."""
     if before.ask.attempt >= attempt:
         return before.earlier
     summary = EarlierPlacement(
@@ -126,7 +126,7 @@ def _with_earlier(before: DecisionRecord, attempt: int) -> Sequence[EarlierPlace
 
 
 def explain(record: DecisionRecord) -> Explanation:
-    """The explanation of a decision."""
+    """Returns the explanation of a decision."""
     return Explanation(
         request_id=record.ask.request_id,
         policy=record.policy.name,
@@ -147,13 +147,13 @@ def explain(record: DecisionRecord) -> Explanation:
 
 
 def explain_candidates(record: DecisionRecord) -> list[Candidate]:
-    """The candidates of a decision, best first, then those that were removed; at most `CANDIDATES_MAX` of either."""
+    """Returns the candidates of a decision, best first, then those that were removed; at most `CANDIDATES_MAX` of either."""
     scored = scored_candidates(record.decision) if record.decision is not None else []
     return [*scored, *islice(_removed_candidates(record), CANDIDATES_MAX)]
 
 
 def scored_candidates(decision: PlacementDecision) -> list[Candidate]:
-    """The candidates with a finite cost, best first, at most `CANDIDATES_MAX`. The chosen one is among them, first of its cost."""
+    """Returns the candidates with a finite cost, best first, at most `CANDIDATES_MAX`. The chosen one is among them, first of its cost."""
     chosen = _chosen(decision)
     ordered = sorted(_finite_candidates(decision), key=lambda each: (each.cost, (each.prefill, each.decode) != chosen))
     first, rest = ordered[:CANDIDATES_MAX], ordered[CANDIDATES_MAX:]
@@ -163,7 +163,7 @@ def scored_candidates(decision: PlacementDecision) -> list[Candidate]:
 
 
 def cost_margin(decision: PlacementDecision) -> float | None:
-    """How much cheaper the chosen pair is than the best other one; 0 if a draw took a more expensive one. None: there is no other."""
+    """Returns how much cheaper the chosen pair is than the best other one; 0 if a draw took a more expensive one. None: there is no other."""
     chosen = _chosen(decision)
     others = [each.cost for each in _finite_candidates(decision) if (each.prefill, each.decode) != chosen]
     return max(0.0, min(others) - decision.cost) if others else None
@@ -174,7 +174,7 @@ def _chosen(decision: PlacementDecision) -> tuple[WorkerRef | None, WorkerRef]:
 
 
 def _finite_candidates(decision: PlacementDecision) -> Iterator[Candidate]:
-    """An infinite cost has a full worker, or one that the decision left out."""
+    """Returns the candidates with a finite cost. Full workers and those that the decision left out have an infinite one."""
     return (each for each in decision.candidates() if isfinite(each.cost))
 
 
@@ -202,7 +202,7 @@ def _failing_pairs(pool: Pool) -> Iterator[Candidate]:
 
 
 def _removed_by_request(record: DecisionRecord, role: Role, target: Target, *, pinned: str) -> str:
-    """Why a candidate of its kind's pool was not taken into account for this request. Empty: it was."""
+    """Returns why a candidate of its kind's pool was not taken into account for this request. Empty: it was."""
     worker_id = target.worker.worker_id
     if worker_id in record.ask.excluded_worker_ids:
         return "excluded"
@@ -215,7 +215,7 @@ def _removed_by_request(record: DecisionRecord, role: Role, target: Target, *, p
 
 
 def _removed_by_decision(decision: PlacementDecision, role: Role, target: Target) -> str:
-    """Why a candidate that the request allows is in no pair. Empty: it is in one."""
+    """Returns why a candidate that the request allows is in no pair. Empty: it is in one."""
     side = decision.pool.prefills if role is Role.PREFILL else decision.pool.decodes
     position = side.position_of(target)
     if position is None:

@@ -16,7 +16,7 @@ _ENDED = {
 
 
 def list_requests(core: RouterCore, *, model: str, in_flight_only: bool, requests_max: int) -> RequestList:
-    """The newest requests of the history, newest first. Its cost grows with the history, which is bounded."""
+    """Returns the newest requests of the history, newest first. Its cost grows with the history, which is bounded."""
     views = _views(core, model)
     chosen = (view for view in views if view.state.is_in_flight or not in_flight_only)
     return RequestList(
@@ -35,7 +35,7 @@ def _views(core: RouterCore, model: str) -> Iterator[RequestView]:
 
 
 def _state(record: DecisionRecord, book: ReservationBook) -> RequestState:
-    """How far a request is that is not queued. Without a reservation and without an end its frontend is gone."""
+    """Returns how far a request is that is not queued. Without a reservation and without an end its frontend is gone."""
     placement = record.placement
     if placement is None:
         return RequestState.REFUSED if record.error is not None else RequestState.UNKNOWN
@@ -70,7 +70,7 @@ def _view(record: DecisionRecord, state: RequestState) -> RequestView:
 
 
 def _reason(record: DecisionRecord) -> str:
-    """Why the request was refused or failed. Empty: it was not."""
+    """Returns why the request was refused or failed. Empty: it was not."""
     error = record.error
     if error is None and record.reports:
         error = record.reports[-1].error

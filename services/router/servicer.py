@@ -253,7 +253,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             self.handler.ask(frontend_id, message.ask_id, ask, responses=responses)
 
     def _views(self, worker: RegisteredWorker) -> list[WorkerView]:
-        """One view per rank; none of a worker that has not described itself."""
+        """Returns one view per rank; none of a worker that has not described itself."""
         description, feed = worker.description, worker.feed
         if description is None or feed is None:
             return []

@@ -30,7 +30,7 @@ class Campaign:
     is_survivable: bool = True
 
     def schedule(self, seed: int) -> Schedule:
-        """The schedule of a seed."""
+        """Returns the schedule of a seed."""
         return draw_schedule(
             seed, requests=self.requests, topology=self.topology, faults=self.faults, is_survivable=self.is_survivable
         )

@@ -112,7 +112,10 @@ def _draw_request(generator: Random, request_id: str, at_s: float, *, topology: 
 
 
 def _draw_cancel(generator: Random) -> tuple[str, float | None]:
-    """A few milliseconds after a phase are a step, a crossing or a transfer; or any moment of the request's life."""
+    """Draws when the client leaves.
+
+    A few milliseconds after a phase are a step, a crossing or a transfer; or any moment of the request's life.
+    """
     if generator.random() >= CANCELLED:
         return "", None
     if generator.random() < 0.5:

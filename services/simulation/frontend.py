@@ -166,7 +166,10 @@ class _WatchedRouter:
 
 
 def request_of(leg_id: str) -> str:
-    """A leg is called request-choice, or request-choice-attempt; requests of a simulation have no dash in their ids."""
+    """Returns the request of a leg.
+
+    A leg is called request-choice, or request-choice-attempt; requests of a simulation have no dash in their ids.
+    """
     return leg_id.partition("-")[0]
 
 

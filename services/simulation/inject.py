@@ -106,7 +106,7 @@ class Injector:
         return worker if worker is not None and worker.is_alive and not worker.is_leaving else None
 
     def _is_same(self, worker: SimulatedWorker) -> bool:
-        """False for one that has ended meanwhile."""
+        """Returns False for one that has ended meanwhile."""
         return self._running(worker.worker_id) is worker
 
     async def _lose_engine(self, fault: TimedFault) -> None:

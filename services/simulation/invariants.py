@@ -11,7 +11,7 @@ from services.simulation.worker import SimulatedWorker
 
 
 def blocks_of(index: HolderIndex, bit: int) -> set[int]:
-    """All cached blocks of a holder."""
+    """Returns all cached blocks of a holder."""
     stored = {block for block, holders in index.holders.items() if holders & index._live & 1 << bit}
     if not isinstance(index, LazyIndex) or bit not in index._pending:
         return stored

@@ -17,14 +17,14 @@ from services.simulation.tools import call_parser, call_problems, expected_docum
 
 
 def checksum(token_ids: Sequence[int], first_position: int = 0) -> int:
-    """The part of S that these tokens contribute when the first stands at `first_position`."""
+    """Returns the part of S that these tokens contribute when the first stands at `first_position`."""
     return sum((first_position + i + 1) * token for i, token in enumerate(token_ids))
 
 
 def expected_tokens(
     generation: Generation, token_range: TokenRange, count: int, *, eos_after_tokens: int = 0, eos_token_id: int = 2
 ) -> list[int]:
-    """The next `count` tokens of a correct engine. Stop tokens and limits are ignored."""
+    """Returns the next `count` tokens of a correct engine. Stop tokens and limits are ignored."""
     sequence = [*generation.token_ids, *generation.emitted_token_ids]
     constant = constant_of(generation.sampling, generation.adapter, token_range.span)
     start = len(sequence)
@@ -154,7 +154,7 @@ class Ledger:
 
 
 def check_ledger(ledger: Ledger, token_range: TokenRange, *, eos_after_tokens: int, eos_token_id: int) -> list[str]:
-    """What is wrong with a request that should be over: tokens lost, doubled or wrong, an end missing or doubled."""
+    """Returns what is wrong with a request that should be over: tokens lost, doubled or wrong, an end missing or doubled."""
     problems = list(ledger.problems)
     if not ledger.outcome:
         return [*problems, "never ended"]
@@ -189,7 +189,7 @@ def check_ledger(ledger: Ledger, token_range: TokenRange, *, eos_after_tokens: i
 
 
 def _check_usage(usage: Usage, prepared: Prepared, output_tokens: int) -> list[str]:
-    """The prompt counts once and every token once, however often the request was placed."""
+    """Checks that the prompt and every token are counted once, however often the request was placed."""
     prompt_tokens = len(prepared.generation.token_ids)
     problems: list[str] = []
     if (usage.prompt_tokens, usage.output_tokens) != (prompt_tokens, output_tokens):
@@ -200,7 +200,7 @@ def _check_usage(usage: Usage, prepared: Prepared, output_tokens: int) -> list[s
 
 
 def _cut_at_stop(expected: list[int], sampling: SamplingParams) -> tuple[int, str] | None:
-    """The number of tokens up to the first stop string, and the text before it; None if there is none."""
+    """Returns the number of tokens up to the first stop string, and the text before it; None if there is none."""
     decoder = getincrementaldecoder("utf-8")("replace")
     text, searched_from = "", 0
     for count, token_id in enumerate(expected, 1):

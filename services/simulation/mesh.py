@@ -152,7 +152,7 @@ class SimulatedMesh:
         return is_served and has_router and all(r.workers_ready() == count for r in self.routers.values())
 
     async def start_worker(self, worker_id: str, role: Role) -> SimulatedWorker:
-        """A new process; of an id that died, the next epoch."""
+        """Starts a new process; of an id that died, with the next epoch."""
         self._epochs += 1
         group = int(worker_id.rpartition("-")[2]) % self.shape.kv_groups
         revision = f"group-{group}" if self.shape.kv_groups > 1 else self.shape.engine.revision
@@ -165,14 +165,14 @@ class SimulatedMesh:
         return worker
 
     async def restart_router(self, name: str) -> SimulatedRouter:
-        """A new process under the id of one that died. It takes requests once it knows what the others know."""
+        """Starts a new process under the id of one that died. It takes requests once it knows what the others know."""
         router = SimulatedRouter(self.world, name, self.shape.router, run=self.routers[name].run + 1)
         self.routers[name] = router
         await self.world.run_in(name, router.start())
         return router
 
     async def restart_frontend(self, name: str) -> SimulatedFrontend:
-        """A new process under the id of one that has ended. It counts its asks from one again."""
+        """Starts a new process under the id of one that has ended. It counts its asks from one again."""
         frontend = self._make_frontend(name, self.frontends[name].run + 1)
         self.frontends[name] = frontend
         await self.world.run_in(name, frontend.start())
@@ -235,7 +235,7 @@ class SimulatedMesh:
         return "cancelled" if self._frontend_of[request_id].is_alive else "frontend_lost"
 
     def involved(self, leg_id: str) -> set[str]:
-        """The frontend of a leg's request, and all workers that it was placed on; of a check of a KV path, the worker that checks.
+        """Returns the frontend of a leg's request, and all workers that it was placed on; of a check of a KV path, the worker that checks.
 
         Empty for other legs of the mesh itself.
         """
@@ -330,7 +330,7 @@ class SimulatedMesh:
         self.world.trace.note("idle")
 
     def wrong_answers(self) -> list[str]:
-        """What is wrong with what clients got."""
+        """Returns what is wrong with what clients got."""
         return [
             f"{request_id}: {problem}"
             for request_id, ledger in self.ledgers.items()
@@ -343,11 +343,11 @@ class SimulatedMesh:
         ]
 
     def problems(self) -> list[str]:
-        """What is not as it must be after `idle`; empty when all is well."""
+        """Returns what is not as it must be after `idle`; empty when all is well."""
         return self.wrong_answers() + self.left()
 
     def left(self, excused: Collection[str] = ()) -> list[str]:
-        """What is left of requests that are over. `excused`: handles that only the end of their lease can free."""
+        """Returns what is left of requests that are over. `excused`: handles that only the end of their lease can free."""
         found: list[str] = []
         for worker in self.workers.values():
             found += worker_problems(worker, excused)

@@ -56,7 +56,7 @@ def play(schedule: Schedule) -> Outcome:
 
 
 def _has_too_little_time(ledger: Ledger) -> bool:
-    """The client's own timeout is over; or the router's queue refused at once what it could not serve in that time, as
+    """Returns whether the client's own timeout is over, or the router's queue refused at once what it could not serve in that time, as
     docs/operate/admission.md has it."""
     timeout_s = ledger.request.timeout_s
     if timeout_s is None:
@@ -121,7 +121,7 @@ class _Run:
         mesh.begin(request, cancel, is_whole=plan.is_whole, frontend=frontend.frontend_id)
 
     async def _wait_ended(self, mesh: SimulatedMesh) -> bool:
-        """False, and a problem for each request, if some have not ended in time."""
+        """Returns False, and a problem for each request, if some have not ended in time."""
         ends_s = mesh.now_s + ENDED_S_MAX
         while (left := [each for each in mesh.ledgers.values() if not each.outcome]) and mesh.now_s < ends_s:
             await mesh.world.clock.sleep(0.25)
@@ -132,7 +132,7 @@ class _Run:
         return not left
 
     def _failed(self, mesh: SimulatedMesh, injector: Injector) -> list[str]:
-        """Requests that ended with an error although a worker of each pool was there all the time."""
+        """Returns the requests that ended with an error although a worker of each pool was there all the time."""
         if not self.schedule.is_survivable:
             return []
         return [

@@ -37,7 +37,7 @@ async def settle(mesh: SimulatedMesh, injector: Injector) -> list[str]:
 
 
 def _excused(mesh: SimulatedMesh, injector: Injector) -> set[str]:
-    """The handles that nobody could give back: their frontend died, or a connection broke that the handle or its release was on."""
+    """Returns the handles that nobody could give back: their frontend died, or a connection broke that the handle or its release was on."""
     excused: set[str] = set()
     for worker in mesh.workers.values():
         for handle_id in worker.engine.scheduler.leases.handle_ids():

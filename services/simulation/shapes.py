@@ -25,7 +25,7 @@ FAMILY_TOKENS = 1024
 
 
 def shape_of(topology: Topology) -> MeshShape:
-    """The mesh of a schedule."""
+    """Returns the mesh of a schedule."""
     tight = (
         {"kv_blocks": 130, "running_requests_max": 16, "step_tokens_max": 128, "reserved_output_tokens": 16}
         if topology.is_tight

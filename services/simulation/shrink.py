@@ -54,7 +54,7 @@ class Shrinker:
         return items
 
     def _simpler(self, schedule: Schedule) -> Schedule:
-        """Requests without anything special."""
+        """Returns the requests without anything special."""
         for number in range(len(schedule.requests)):
             schedule = self._try_request(schedule, number, replace(schedule.requests[number], **PLAIN))  # type: ignore[arg-type]
             schedule = self._try_request(schedule, number, replace(schedule.requests[number], choices=1))

@@ -83,7 +83,7 @@ def timeline(outcome: Outcome) -> Iterator[str]:
 
 
 def explain(schedule: Schedule, outcome: Outcome) -> Sequence[str]:
-    """All of it: schedule, events, problems."""
+    """Returns all of it: schedule, events, problems."""
     return [
         *describe(schedule),
         "What happened (time of the loop):",

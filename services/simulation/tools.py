@@ -35,7 +35,7 @@ NAMES = frozenset(tool["function"]["name"] for tool in TOOLS)
 
 @cache
 def tool_constraint() -> Constraint:
-    """What the pipeline makes of a request that must call one of the tools."""
+    """Returns what the pipeline makes of a request that must call one of the tools."""
     conversation = Conversation(messages=(), tools=TOOLS, tool_choice=ToolChoice(mode=ToolMode.REQUIRED))
     constraint = with_tool_constraint(
         Request(request_id="tools", model="", prompt=conversation), None
@@ -59,7 +59,7 @@ class ByteWriter(ScriptWriter):
 
 
 def expected_document(generation: Generation) -> bytes:
-    """The whole answer to a constrained request. A token is a byte."""
+    """Returns the whole answer to a constrained request. A token is a byte."""
     sampling = generation.sampling
     assert sampling.constraint is not None
     seed = 0 if sampling.seed is None or sampling.temperature == 0 else sampling.seed
@@ -68,7 +68,7 @@ def expected_document(generation: Generation) -> bytes:
 
 
 def call_parser() -> AnswerParser:
-    """The parser that a frontend uses for an answer of forced calls."""
+    """Returns the parser that a frontend uses for an answer of forced calls."""
     return answer_parser(LIST_FAMILY, None)
 
 
@@ -87,7 +87,7 @@ def joined(parts: Iterable[Part]) -> Sequence[Part]:
 
 
 def call_problems(parts: Iterable[Part], text: str, *, is_complete: bool) -> list[str]:
-    """What is wrong with the calls that a client has read piece by piece of an answer with this text."""
+    """Returns what is wrong with the calls that a client has read piece by piece of an answer with this text."""
     parser = call_parser()
     expected = joined((*parser.push(text), *parser.flush()))
     got = joined(parts)

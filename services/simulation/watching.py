@@ -10,7 +10,7 @@ INTERVAL_S = 0.5
 
 
 def count_blocks(pool: BlockPool) -> Counter[str]:
-    """Blocks by state, counted anew from the pool's runs."""
+    """Returns the blocks by state, counted anew from the pool's runs."""
     counted = Counter(free=pool._free.count)
     for run in pool._runs.values():
         state = "leased" if run.leases else "held" if run.references else "cached"

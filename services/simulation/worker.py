@@ -131,7 +131,7 @@ class SimulatedWorker:
         self._server: Any = None
 
     async def start(self) -> None:
-        """As `serve_worker`: engine, server, then the registry."""
+        """Starts what `serve_worker` starts: engine, server, then the registry."""
         await self.worker.start()
         # A MemoryServer has the methods that generated code calls, without being grpc.aio's class.
         server: Any = self._world.network.server(self.address, server_interceptors(self._telemetry))

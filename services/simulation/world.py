@@ -103,7 +103,7 @@ class World:
         )
 
     def clock_of(self, process: str) -> VirtualClock:
-        """The clock of a process, which keeps its skew over restarts."""
+        """Returns the clock of a process, which keeps its skew over restarts."""
         return self._clocks.setdefault(process, VirtualClock())
 
     async def run_in(self, process: str, work: Coroutine[Any, Any, T]) -> T:
@@ -125,11 +125,11 @@ class World:
             _loop().resume(process)
 
     def random(self, name: str) -> Random:
-        """A generator of its own for each name."""
+        """Returns a generator of its own for each name."""
         return Random(f"{self.seed}/{name}")
 
     def make_presence(self, registry: Registry, registration: Registration, *, is_joining: bool = False) -> Presence:
-        """A presence without the machine's clock and randomness."""
+        """Returns a presence without the machine's clock and randomness."""
         generator = self.random(f"presence/{registration.instance_id}")
         health = Health.CRITICAL if is_joining else Health.PASSING
         return Presence(registry, registration, clock=self.clock, generator=generator, health=health)

@@ -48,11 +48,11 @@ class ChangingFleet:
         replay.on_idle = self._on_idle
 
     def ready(self) -> Shape:
-        """The workers that take requests."""
+        """Returns the workers that take requests."""
         return self._count(lambda member: member.engine is not None and not member.is_draining)
 
     def wanted(self) -> Shape:
-        """The workers that serve or start; one that flips counts for its new pool."""
+        """Returns the workers that serve or start; one that flips counts for its new pool."""
         return Shape(
             prefill_workers=sum(self._counts_for(member, Role.PREFILL) for member in self._members),
             decode_workers=sum(self._counts_for(member, Role.DECODE) for member in self._members),
@@ -60,7 +60,7 @@ class ChangingFleet:
         )
 
     def engines(self) -> list[tuple[Role, ReplayEngine]]:
-        """All workers that run, draining ones included."""
+        """Returns all workers that run, draining ones included."""
         return [(member.role, member.engine) for member in self._members if member.engine is not None]
 
     def worker_s(self, role: Role) -> float:

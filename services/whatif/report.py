@@ -24,7 +24,7 @@ class Run:
 
 
 def report(title: str, targets: Targets, runs: Sequence[Run]) -> str:
-    """The page. Times and lengths only: a simulation knows no text."""
+    """Returns the page. Times and lengths only: a simulation knows no text."""
     charts = [
         chart(title="Load", x_name="seconds", y_name="requests/s", lines=[Line(name="arrivals", points=_rate(runs[0].result), is_step=True)]),
         chart(title="Within targets", x_name="seconds", y_name="% of the requests that arrive", lines=[
@@ -99,7 +99,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _intervals(result: Result) -> tuple[float, list[list[bool]]]:
-    """Requests by time of arrival."""
+    """Returns the requests by time of arrival."""
     span_s = max(1e-9, result.within[-1][0])
     width_s = span_s / INTERVALS
     found: list[list[bool]] = [[] for _ in range(INTERVALS)]

@@ -40,7 +40,7 @@ def make_result(
     fleet: ChangingFleet,
     shapes: Sequence[tuple[float, Shape]],
 ) -> Result:
-    """Requests that did not end count as outside the targets."""
+    """Computes the result. Requests that did not end count as outside the targets."""
     within = [(job.arrived_s, is_within(job, targets)) for job in jobs]
     good = sum(is_good for _, is_good in within)
     span_s = max(1e-9, jobs[-1].arrived_s) if jobs else 1e-9
@@ -65,7 +65,7 @@ def make_result(
 
 
 def itl_of(job: Job) -> float:
-    """Mean time per later token; 0 for one token."""
+    """Returns the mean time per later token; 0 for one token."""
     later = job.trace.output_tokens - 1
     return (job.done_s - job.first_token_s) / later if later > 0 else 0.0
 

@@ -51,7 +51,7 @@ def run_request(
 
 
 def trace_of(request: SimulationRequest) -> Sequence[RecordedRequest]:
-    """The requests of a load, at least one."""
+    """Returns the requests of a load, at least one."""
     if request.recorded is not None:
         return request.recorded.requests
     steady = request.steady
@@ -79,7 +79,7 @@ def speed_of_request(profile: PerformanceProfile | None) -> Speed:
 
 
 def demand_of_trace(trace: Sequence[RecordedRequest]) -> Demand:
-    """The mean load of a trace, with equally likely prompt lengths."""
+    """Returns the mean load of a trace, with equally likely prompt lengths."""
     lengths = sorted(request.prompt_tokens for request in trace)
     points = min(LENGTH_POINTS, len(lengths))
     parts = [lengths[i * len(lengths) // points : (i + 1) * len(lengths) // points] for i in range(points)]
@@ -91,7 +91,7 @@ def demand_of_trace(trace: Sequence[RecordedRequest]) -> Demand:
 
 
 def expected_of(sizer: Sizer, demand: Demand, shape: Shape, *, hit_rate: float) -> Alternative:
-    """What the formulas expect at the mean load, with the hit rate that was found."""
+    """Returns what the formulas expect at the mean load, with the hit rate that was found."""
     forecast = sizer.forecast(replace(demand, hit_rate=hit_rate), shape)
     return Alternative(
         action=DecisionAction.KEEP,

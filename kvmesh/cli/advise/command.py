@@ -42,7 +42,7 @@ def lines(needs: Needs, size: ModelSize, speed: WorkerSpeed, *, choice: EngineCh
 
 
 def up_command(needs: Needs, engine: str, speed: WorkerSpeed, *, layout: Layout) -> str:
-    """The command for one machine."""
+    """Returns the command for one machine."""
     words = ["kvmesh", "up", "--engine", engine, "--model", needs.model]
     words += ["--prefill", str(layout.prefill), "--decode", str(layout.decode)]
     if speed.ranks > 1:

@@ -95,7 +95,7 @@ def choose_engine(needs: Needs, features: Mapping[str, Sequence[str]] | None = N
 
 
 def installed_features() -> Mapping[str, Sequence[str]]:
-    """The features of each engine that has an adapter."""
+    """Returns the features of each engine that has an adapter."""
     return {name: ENGINES[name].capabilities().features for name in TITLES if name in ENGINES}
 
 

@@ -126,7 +126,7 @@ class WorkerSpeed:
     is_measured: bool
 
     def step_s(self, requests: float, tokens: float) -> float:
-        """Seconds of a decode step of `requests` with `tokens` of KV each."""
+        """Returns the seconds of a decode step of `requests` with `tokens` of KV each."""
         return self.step_base_s + requests * (self.step_s_per_request + tokens * self.step_s_per_kv_token)
 
 
@@ -149,7 +149,7 @@ def estimate_speed(size: ModelSize, device: DeviceModel, weight_bytes: float) ->
 
 
 def with_profile(speed: WorkerSpeed, path: str) -> WorkerSpeed:
-    """The speed with the measured values of a profile: a JSON object with fields of PerformanceProfile.
+    """Returns the speed with the measured values of a profile: a JSON object with fields of PerformanceProfile.
 
     Raises ValueError if the file has other fields or values, OSError if it cannot be read.
     """

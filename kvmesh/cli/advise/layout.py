@@ -78,7 +78,7 @@ def _batch(needs: Needs, speed: WorkerSpeed) -> int:
 def _split(
     needs: Needs, speed: WorkerSpeed, *, workers: int, prompt_s: float, decode_s: float
 ) -> tuple[bool, Sequence[str], Sequence[str]]:
-    """The rules, the first that applies: split or not, reasons, and what would change it."""
+    """Applies the rules in order; the first that fits decides. Returns split or not, reasons, and what would change it."""
     share = prompt_s / (prompt_s + decode_s)
     handoff_s = _handoff_s(needs, speed)
     if workers < 2:

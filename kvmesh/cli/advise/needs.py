@@ -43,7 +43,7 @@ class FlagQuestion:
 
 
 def number(low: float, high: float, kind: type = float) -> Callable[[str], Any]:
-    """A converter that checks the range."""
+    """Returns a converter that checks the range."""
 
     def convert(text: str) -> Any:
         try:

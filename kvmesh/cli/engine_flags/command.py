@@ -32,7 +32,7 @@ def lines(target: str, translations: Sequence[Translation]) -> Iterator[str]:
 
 
 def server_words(target: str, translations: Sequence[Translation]) -> Sequence[str]:
-    """The command of the target's server. vLLM's and TensorRT-LLM's take the model as their first argument."""
+    """Returns the command of the target's server. vLLM's and TensorRT-LLM's take the model as their first argument."""
     words: list[str] = []
     model: list[str] = []
     for translation in translations:

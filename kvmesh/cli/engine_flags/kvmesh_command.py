@@ -23,7 +23,7 @@ class MeshCommand:
 
 
 def mesh_command(engine: EngineRegistration[Any], translations: Sequence[Translation]) -> str:
-    """The command, as one line for a shell."""
+    """Returns the command, as one line for a shell."""
     return _line(engine, _collect(engine, translations))
 
 

@@ -54,13 +54,13 @@ class Subject:
 
 @cache
 def load_table() -> Sequence[Subject]:
-    """All subjects, in the file's order. Raises ValueError for an entry that breaks the rules in the file."""
+    """Returns all subjects, in the file's order. Raises ValueError for an entry that breaks the rules in the file."""
     data = tomllib.loads((Path(__file__).parent / "flags.toml").read_text())
     return tuple(map(_subject, data["flag"]))
 
 
 def find_subject(engine: str, name: str) -> tuple[Subject, bool] | None:
-    """The subject that a flag of the engine sets, and False if the flag turns it off."""
+    """Returns the subject that a flag of the engine sets, and False if the flag turns it off."""
     return _names(engine).get(name)
 
 

@@ -28,7 +28,7 @@ class GivenFlag:
 
 
 def read_command_line(engine: str, words: Sequence[str]) -> list[GivenFlag]:
-    """The flags in their order. Unknown flags take the words up to the next flag."""
+    """Returns the flags in their order. Unknown flags take the words up to the next flag."""
     rest = _without_program(engine, words)
     given = []
     if rest and not _is_flag(rest[0]):
@@ -76,7 +76,7 @@ def _values_max(found: tuple[Subject, bool] | None) -> int:
 
 
 def _plain_name(engine: str, name: str) -> str:
-    """The flag's name as in the table. vLLM's server also accepts `_` instead of `-`."""
+    """Returns the flag's name as in the table. vLLM's server also accepts `_` instead of `-`."""
     return name.replace("_", "-") if engine == "vllm" else name
 
 
@@ -115,7 +115,7 @@ class Translation:
 
 
 def translate(given: GivenFlag, *, source: str, target: str) -> Translation:
-    """The counterpart of one flag."""
+    """Returns the counterpart of one flag."""
     if given.subject is None:
         return Translation(given=given, match=Match.UNKNOWN, note=f"not in the table of {TITLES[source]}'s flags")
     ours, theirs = given.subject.engines[source], given.subject.engines[target]

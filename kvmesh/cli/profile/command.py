@@ -94,7 +94,7 @@ async def measure(settings: ProfileCommandSettings, target: MeshTarget) -> Engin
 
 
 async def _call_time(client: GrpcWorkerClient, address: str) -> float:
-    """The median time of a call that computes nothing."""
+    """Returns the median time of a call that computes nothing."""
     times_s = []
     for _ in range(CALLS):
         began_s = time.perf_counter()
@@ -149,7 +149,7 @@ def simulated_flags(profile: EngineProfile) -> str:
 
 
 def summary_of(profile: EngineProfile) -> str:
-    """The coefficients, and how well they fit."""
+    """Returns the coefficients, and how well they fit."""
     fit = profile.fit
     lines = [f"{profile.engine} {profile.engine_version}, {profile.model}"]
     lines += [f"{each.name:<26} {value:.4g}" for each in fields(fit) if (value := getattr(fit, each.name)) is not None]

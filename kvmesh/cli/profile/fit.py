@@ -17,7 +17,7 @@ Rows = Sequence[tuple[float, ...]]
 
 
 def fit_prefill(points: Sequence[PrefillPoint]) -> tuple[PerformanceProfile, Residuals, bool]:
-    """The last value: prompts that arrive together share steps, the first one alone and the others another one."""
+    """Returns the last value: prompts that arrive together share steps, the first one alone and the others another one."""
     times_s = _means([(p.prompt_tokens, p.uncached_tokens, p.batch) for p in points], [p.time_s for p in points])
     fits = []
     for shares_steps in (True, False):
@@ -49,7 +49,7 @@ def fit_decode(points: Sequence[DecodePoint]) -> tuple[PerformanceProfile, Resid
 
 
 def fit_bandwidth(points: Sequence[HandoffPoint], kv_bytes_per_token: int) -> float | None:
-    """Bytes per second, from the slope over the length. None: fewer than two lengths, or no slope beyond the noise."""
+    """Returns the bytes per second, from the slope over the length. None: fewer than two lengths, or no slope beyond the noise."""
     if len({point.prompt_tokens for point in points}) < 2 or not kv_bytes_per_token:
         return None
     rows = [(1.0, float(point.prompt_tokens * kv_bytes_per_token)) for point in points]

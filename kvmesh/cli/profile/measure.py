@@ -22,7 +22,7 @@ STEPS_MIN = 4
 
 
 def step_time(arrivals: Sequence[Sequence[tuple[float, int]]]) -> float | None:
-    """The mean time per token while all streams run, each given as (arrival, tokens). None: they never ran together.
+    """Returns the mean time per token while all streams run, each given as (arrival, tokens). None: they never ran together.
 
     Not a median of gaps: where this process is late it reads several messages at once, and most gaps are then far shorter than a step.
     """
@@ -76,7 +76,7 @@ class EngineMeter:
         )
 
     async def decode_point(self, batch: int, context_tokens: int, tokens: int) -> DecodePoint:
-        """The mean step while all requests of the batch decode."""
+        """Returns the mean step while all requests of the batch decode."""
         prompts = [self._tokens(context_tokens) for _ in range(batch)]
         arrivals = [times_s for times_s, _ in await asyncio.gather(*(self._generate(each, tokens) for each in prompts))]
         step_s = step_time(arrivals)
@@ -111,7 +111,7 @@ class EngineMeter:
         leg_id: str = "",
         client: Legs | None = None,
     ) -> tuple[list[tuple[float, int]], LegFinish]:
-        """The arrivals as (time, tokens), and the finish."""
+        """Returns the arrivals as (time, tokens), and the finish."""
         generation = self._generation(prompt, tokens)
         leg = Leg(leg_id=leg_id or self._leg_id(), task=LegTask.GENERATE, generation=generation, handle=handle)
         arrivals: list[tuple[float, int]] = []

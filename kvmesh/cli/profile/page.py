@@ -35,7 +35,7 @@ def page(profile: EngineProfile, summary: str) -> str:
 
 
 def _prefill_lines(profile: EngineProfile) -> list[Line]:
-    """Two lines for each number of prompts that arrive at once. Prompts with a cached part are points of the fit, but not shown."""
+    """Returns two lines for each number of prompts that arrive at once. Prompts with a cached part are points of the fit, but not shown."""
     whole = [point for point in profile.prefill if point.uncached_tokens == point.prompt_tokens]
     lines = []
     for batch in sorted({point.batch for point in whole}):
@@ -82,7 +82,7 @@ def _medians(
 
 
 def prefill_s(profile: EngineProfile, point: PrefillPoint) -> float:
-    """What the fit expects."""
+    """Returns what the fit expects."""
     fit, steps = profile.fit, min(2, point.batch) if profile.shares_steps else point.batch
     per_prompt_s = (fit.prefill_s_per_token or 0.0) * point.uncached_tokens
     per_prompt_s += (fit.prefill_s_per_token_pair or 0.0) * pairs(point)
@@ -90,6 +90,6 @@ def prefill_s(profile: EngineProfile, point: PrefillPoint) -> float:
 
 
 def decode_s(fit: PerformanceProfile, point: DecodePoint) -> float:
-    """What the fit expects."""
+    """Returns what the fit expects."""
     per_request_s = (fit.decode_s_per_request or 0.0) + (fit.decode_s_per_kv_token or 0.0) * point.context_tokens
     return (fit.decode_step_base_s or 0.0) + point.batch * per_request_s

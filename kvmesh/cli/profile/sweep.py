@@ -33,7 +33,7 @@ class SweepPlan:
     repeats: int
 
     def within(self, decode: WorkerDescription) -> "SweepPlan":
-        """The part that fits the worker. Raises InvalidRequestError if nothing does."""
+        """Returns the part that fits the worker. Raises InvalidRequestError if nothing does."""
         most = min(decode.model.context_tokens_max, decode.kv_blocks_total * decode.block_size_tokens) - 1
         plan = replace(
             self,
@@ -86,7 +86,7 @@ def fitted(
     *,
     handoff: Sequence[HandoffPoint],
 ) -> EngineProfile:
-    """The profile with its fit and residuals."""
+    """Returns the profile with its fit and residuals."""
     bytes_per_token = (worker.profile.kv_bytes_per_token if worker.profile else None) or None
     return refitted(
         EngineProfile(
@@ -104,7 +104,7 @@ def fitted(
 
 
 def refitted(profile: EngineProfile) -> EngineProfile:
-    """The profile with the fit of its points."""
+    """Returns the profile with the fit of its points."""
     bytes_per_token = profile.fit.kv_bytes_per_token
     of_prefill, prefill_residuals, shares_steps = fit_prefill(profile.prefill)
     of_decode, decode_residuals = fit_decode(profile.decode)

@@ -71,13 +71,13 @@ class BlockingQueries:
 
 
 def json_response(request: web.Request, body: object, *, index: int = 0) -> web.Response:
-    """A JSON response, indented when the query has `pretty`."""
+    """Returns a JSON response, indented when the query has `pretty`."""
     text = json.dumps(body, indent=4 if "pretty" in request.query else None)
     return web.Response(text=text + "\n", content_type="application/json", headers=index_headers(index))
 
 
 def index_headers(index: int) -> dict[str, str]:
-    """The headers of an answer that supports blocking queries; none for index 0."""
+    """Returns the headers of an answer that supports blocking queries; none for index 0."""
     if index <= 0:
         return {}
     return {"X-Consul-Index": str(index), "X-Consul-KnownLeader": "true", "X-Consul-LastContact": "0"}

@@ -29,11 +29,11 @@ class Catalog:
         self.index = counter.value
 
     def name_index(self, name: str) -> int:
-        """The index of the last change among the instances of a name."""
+        """Returns the index of the last change among the instances of a name."""
         return self._name_index.get(name, self._last_extinction)
 
     def instances(self, name: str) -> list[Service]:
-        """The instances of a name, by id."""
+        """Returns the instances of a name, by id."""
         found = [service for service in self.services.values() if service.definition.name == name]
         return sorted(found, key=lambda service: service.definition.service_id)
 

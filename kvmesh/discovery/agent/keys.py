@@ -38,7 +38,7 @@ class Keys:
         return self._records.get(key)
 
     def under(self, prefix: str) -> Sequence[KeyRecord]:
-        """All records under a prefix, by key."""
+        """Returns all records under a prefix, by key."""
         return sorted((r for k, r in self._records.items() if k.startswith(prefix)), key=lambda record: record.key)
 
     def put(self, key: str, value: bytes, *, expected_index: int | None = None) -> bool:

@@ -107,7 +107,7 @@ class Probes:
 
 
 def wanted_checks(state: AgentState) -> Mapping[CheckDefinition, None]:
-    """The gRPC checks of the catalog, in order of registration."""
+    """Returns the gRPC checks of the catalog, in order of registration."""
     services = state.catalog.services.values()
     return {c.definition: None for service in services for c in service.checks.values() if c.definition.grpc_target}
 

@@ -13,7 +13,7 @@ class Counter:
         self.value = max(1, first)
 
     def advance(self) -> int:
-        """The index of a new change."""
+        """Returns the index of a new change."""
         self.value += 1
         return self.value
 

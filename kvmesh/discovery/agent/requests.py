@@ -38,7 +38,7 @@ class Fields:
         self._where = where
 
     def get(self, name: str, kind: type[T], default: T) -> T:
-        """A field's value, `default` when it is absent or null."""
+        """Returns a field's value, `default` when it is absent or null."""
         value = self._record.get(name)
         if value is None:
             return default
@@ -51,7 +51,7 @@ class Fields:
         return self.parsed(name, duration_seconds, default_s)
 
     def parsed(self, name: str, parse: Callable[[str], T], default: T) -> T:
-        """A string field, converted by `parse`, which raises ValueError."""
+        """Returns a string field, converted by `parse`, which raises ValueError."""
         text = self.get(name, str, "")
         try:
             return parse(text) if text else default
@@ -60,7 +60,7 @@ class Fields:
 
 
 def service_definition(body: bytes) -> ServiceDefinition:
-    """The body of /v1/agent/service/register."""
+    """Returns the body of /v1/agent/service/register."""
     fields = Fields(_json(body), _SERVICE_FIELDS)
     name = fields.get("Name", str, "")
     limits.check_service(name)
@@ -114,13 +114,13 @@ def _check(record: object, service_id: str, number: int) -> CheckDefinition:
 
 
 def heartbeat(body: bytes) -> tuple[Health, str]:
-    """The body of /v1/agent/check/update: status and output."""
+    """Returns the body of /v1/agent/check/update: status and output."""
     fields = Fields(_json(body), {"Status", "Output"})
     return fields.parsed("Status", Health, Health.PASSING), fields.get("Output", str, "")
 
 
 def session_definition(body: bytes) -> SessionDefinition:
-    """The body of /v1/session/create. Consul ties sessions to checks of their node; those fields are accepted and ignored."""
+    """Returns the body of /v1/session/create. Consul ties sessions to checks of their node; those fields are accepted and ignored."""
     fields = Fields(_json(body) if body else {}, _SESSION_FIELDS)
     ttl_s = fields.duration_s("TTL", None)
     if ttl_s is not None and not limits.SESSION_TTL_MIN_S <= ttl_s <= limits.SESSION_TTL_MAX_S:
@@ -134,14 +134,14 @@ def session_definition(body: bytes) -> SessionDefinition:
 
 
 def number(text: str, field: str) -> int:
-    """A natural number in a query parameter."""
+    """Returns a natural number in a query parameter."""
     if not (text.isascii() and text.isdecimal() and len(text) < 20):
         raise _invalid(field, claim="must be a natural number")
     return int(text)
 
 
 def wait_s(text: str | None) -> float:
-    """The longest wait of a blocking query. None: the query does not state one."""
+    """Returns the longest wait of a blocking query. None: the query does not state one."""
     if text is None:
         return limits.WAIT_DEFAULT_S
     try:

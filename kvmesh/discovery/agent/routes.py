@@ -67,7 +67,7 @@ class AgentRoutes:
         return web.Response()
 
     async def agent_services(self, request: web.Request) -> web.Response:
-        """All instances by id."""
+        """Returns all instances by id."""
         services = self._live.state.catalog.services
         shape = {service_id: shapes.agent_service(service) for service_id, service in services.items()}
         return json_response(request, shape)
@@ -76,11 +76,11 @@ class AgentRoutes:
         return json_response(request, shapes.self_shape(self._node))
 
     async def catalog_services(self, request: web.Request) -> web.Response:
-        """All service names with their tags."""
+        """Returns all service names with their tags."""
         return await self._queries.read(request, lambda: self._live.state.catalog.index, self._service_names)
 
     async def health_service(self, request: web.Request) -> web.Response:
-        """The instances of a service with their checks."""
+        """Returns the instances of a service with their checks."""
         name, tags = request.match_info["name"], request.query.getall("tag", [])
         is_passing_only = request.query.get("passing", "false") in ("", "1", "true")
         return await self._queries.read(
@@ -109,7 +109,7 @@ class AgentRoutes:
     # Keys, locks and sessions
 
     async def get_key(self, request: web.Request) -> web.Response:
-        """One key, or all keys under a prefix with `recurse`. 404 when there is none.
+        """Returns one key, or all keys under a prefix with `recurse`. 404 when there is none.
 
         A blocking query returns on a change of any key. Consul's API allows that, so its clients expect it.
         """

@@ -39,7 +39,7 @@ def node_shape(node: Node) -> Json:
 
 
 def node_check(node: Node) -> Json:
-    """The node's own check, which Consul lists with every instance."""
+    """Returns the node's own check, which Consul lists with every instance."""
     return {
         "Node": node.name,
         "CheckID": "serfHealth",
@@ -76,7 +76,7 @@ def check_shape(node: Node, service: Service, check: Check) -> Json:
 
 
 def agent_service(service: Service) -> Json:
-    """An element of /v1/agent/services."""
+    """Returns an element of /v1/agent/services."""
     asked = service.definition
     shape: Json = {
         "ID": asked.service_id,
@@ -95,7 +95,7 @@ def agent_service(service: Service) -> Json:
 
 
 def health_entry(node: Node, service: Service) -> Json:
-    """An element of /v1/health/service."""
+    """Returns an element of /v1/health/service."""
     record = agent_service(service) | {
         "Proxy": {"MeshGateway": {}, "Expose": {}},
         "Connect": {},
@@ -123,7 +123,7 @@ def self_shape(node: Node) -> Json:
 
 
 def key_shape(record: KeyRecord) -> Json:
-    """An element of /v1/kv."""
+    """Returns an element of /v1/kv."""
     shape: Json = {
         "LockIndex": record.lock_index,
         "Key": record.key,
@@ -136,7 +136,7 @@ def key_shape(record: KeyRecord) -> Json:
 
 
 def session_shape(node: Node, session: ConsulSession) -> Json:
-    """An element of the answer of /v1/session/renew. The delay is in nanoseconds, as in Consul."""
+    """Returns an element of the answer of /v1/session/renew. The delay is in nanoseconds, as in Consul."""
     asked = session.definition
     return {
         "ID": session.session_id,

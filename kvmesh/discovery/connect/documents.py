@@ -25,7 +25,7 @@ class Issued:
 
 
 def read_issued(leaf: bytes, roots: bytes, role: MeshRole) -> Issued:
-    """The certificates of a role from the agent's two answers. UnavailableError when they are not usable."""
+    """Returns the certificates of a role from the agent's two answers. UnavailableError when they are not usable."""
     try:
         return _issued(_object(leaf), _object(roots), role)
     except (ValueError, TypeError, KeyError, x509.ExtensionNotFound) as error:
@@ -35,7 +35,7 @@ def read_issued(leaf: bytes, roots: bytes, role: MeshRole) -> Issued:
 
 
 def read_allowed(answer: bytes) -> bool:
-    """The answer to one check of intentions. Only a plain yes allows."""
+    """Returns the answer to one check of intentions. Only a plain yes allows."""
     try:
         return _object(answer).get("Allowed") is True
     except ValueError as error:

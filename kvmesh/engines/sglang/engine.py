@@ -198,7 +198,7 @@ class SglangEngine(BufferedEngine):
             self._link.send(Cancel(number))
 
     def release_nowait(self, handle_id: str) -> bool:
-        """False: this engine hands out no handles."""
+        """Returns False: this engine hands out no handles."""
         return False
 
     def leased_handles(self) -> int:
@@ -491,12 +491,12 @@ class SglangEngine(BufferedEngine):
 
 
 def _plain(settings: SglangSettings) -> dict[str, object]:
-    """The settings' fields as values that msgpack can carry."""
+    """Returns the settings' fields as values that msgpack can carry."""
     return {**dataclasses.asdict(settings), "engine_arguments": dict(settings.engine_arguments)}
 
 
 def start_failure(failed: Failed) -> MeshError:
-    """The error that `start` raises."""
+    """Returns the error that `start` raises."""
     if failed.kind in ("ImportError", "ModuleNotFoundError"):
         return UnavailableError(
             f'SGLang cannot be imported: {failed.message}; `make up ARGS="--engine sglang"` installs it',

@@ -37,7 +37,7 @@ class HostProcess(Protocol):
         ...
 
     async def wait(self) -> int:
-        """Its exit status; negative for a signal."""
+        """Returns its exit status; negative for a signal."""
         ...
 
 
@@ -46,7 +46,7 @@ Launch = Callable[[Sequence[str]], Awaitable[HostProcess]]
 
 
 def find_python(setting: str) -> str:
-    """The Python that has SGLang."""
+    """Returns the Python that has SGLang."""
     if setting:
         return setting
     beside = Path(f"{sys.prefix}{VENV_SUFFIX}") / "bin" / "python"

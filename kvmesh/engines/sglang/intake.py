@@ -31,7 +31,7 @@ class SglangIntake:
     random: Random
 
     def message(self, request: EngineRequest, *, number: int, adapter_id: str) -> Submit:
-        """The leg as a message. InvalidRequestError, UnsupportedError or KvLostError, without side effects."""
+        """Returns the leg as a message. InvalidRequestError, UnsupportedError or KvLostError, without side effects."""
         generation = request.generation
         check_generation(
             generation,
@@ -130,7 +130,7 @@ class SglangIntake:
             raise InvalidRequestError(f"an SGLang engine in mode {self.mode} {needs} rendezvous", field="rendezvous")
 
     def _meeting(self, request: EngineRequest) -> Meeting | None:
-        """A warm-up has no counterpart: SGLang then transfers nothing."""
+        """Returns where the two engines meet. A warm-up has no counterpart; SGLang then transfers nothing."""
         where = request.rendezvous
         if where is not None:
             return Meeting(host=where.host, port=where.port, room=where.room)

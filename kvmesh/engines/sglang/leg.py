@@ -47,7 +47,7 @@ class SglangLeg:
             self.transferred_tokens = self.prompt_tokens
 
     def finish(self, end: Finished) -> EngineFinish:
-        """The leg's end as SGLang reports it. A cancel may have come too late."""
+        """Returns the leg's end as SGLang reports it. A cancel may have come too late."""
         reason, error = self._outcome(end)
         return EngineFinish(
             key=self.request.key,
@@ -90,7 +90,7 @@ class SglangLeg:
 
 
 def cancelled(leg: SglangLeg) -> EngineFinish:
-    """The end of a leg whose engine closes."""
+    """Returns the end of a leg whose engine closes."""
     leg.is_cancelled = True
     return leg.finish(Finished(number=leg.number, kind="abort"))
 
@@ -118,7 +118,7 @@ def _kv_event(change: KvChange) -> KvEvent:
 
 
 def asked_logprobs(leg: SglangLeg, entries: Mapping[int, Sequence[Logprob]]) -> list[TokenLogprob] | None:
-    """The log-probabilities of a step's tokens, for a leg that asked for them."""
+    """Returns the log-probabilities of a step's tokens, for a leg that asked for them."""
     asked = leg.request.generation.sampling.logprobs
     if asked is None or leg.number not in entries:
         return None

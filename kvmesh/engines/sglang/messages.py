@@ -173,7 +173,7 @@ from_host_decoder = msgspec.msgpack.Decoder(FromHost)
 
 
 def frame(message: ToHost | FromHost) -> bytes:
-    """A message with its length."""
+    """Returns a message with its length."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
 

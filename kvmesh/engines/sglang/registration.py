@@ -62,7 +62,7 @@ def make_rank(settings: SglangSettings, host: EngineHost, rank: int) -> Engine:
 
 
 def rank_devices(settings: SglangSettings, rank: int) -> tuple[str, ...]:
-    """The GPUs of a data-parallel rank: those after the GPUs of the one before."""
+    """Returns the GPUs of a data-parallel rank: those after the GPUs of the one before."""
     here = len(settings.ranks_here)
     needed = settings.data_parallel_size * here
     if settings.device_ids and len(settings.device_ids) != needed:
@@ -74,7 +74,7 @@ def rank_devices(settings: SglangSettings, rank: int) -> tuple[str, ...]:
 
 
 def device_flags(assignment: DeviceAssignment) -> Sequence[str]:
-    """All devices stay visible to the worker, since UCX's `cuda_ipc` needs the peer's devices."""
+    """Keeps all devices visible to the worker, since UCX's `cuda_ipc` needs the peer's devices."""
     fraction = min(assignment.memory_fraction, GPU_MEMORY_FRACTION)
     flags = ["--sglang-gpu-memory-fraction", f"{fraction:g}"]
     if assignment.positions:
@@ -95,7 +95,7 @@ def installed_build(python: str = "") -> str:
 
 
 def all_capabilities() -> Capabilities:
-    """The capabilities of a generating and of an embedding model together, with adapters, a tokenizer and several ranks."""
+    """Returns the capabilities of a generating and of an embedding model together, with adapters, a tokenizer and several ranks."""
     from kvmesh.engines.sglang.description import VERSION, capabilities
 
     settings = SglangSettings(model="any", enable_lora=True, can_switch_role=True)

@@ -30,7 +30,7 @@ class LegCount:
             self._are_gone.set()
 
     async def wait_gone(self, timeout_s: float) -> bool:
-        """False: there are some left after `timeout_s`."""
+        """Returns False if some are left after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._are_gone.wait()

@@ -146,7 +146,7 @@ class SglangSettings:
         return ("prefill", "decode") if self.can_switch_role else (self.mode,)
 
     def device_of(self, rank: int) -> int:
-        """The GPU of a rank of this machine, counted from 0."""
+        """Returns the GPU of a rank of this machine, counted from 0."""
         return int(self.device_ids[rank]) if self.device_ids else rank
 
     @property

@@ -53,7 +53,7 @@ class DecodeBatch:
         leg.slot = -1
 
     def step(self, forced: Mapping[int, int]) -> list[int]:
-        """The next token of every leg, by slot. `forced` gives it for some slots."""
+        """Returns the next token of every leg, by slot. `forced` gives it for some slots."""
         first, span, steps = self._first, self._span, self.steps
         ids = [total % span + first for total in self._sums]
         for slot, token_id in forced.items():
@@ -67,7 +67,7 @@ class DecodeBatch:
         return ids.copy()
 
     def next_token(self, leg: SimulatedLeg) -> int:
-        """The leg's next token by the arithmetic."""
+        """Returns the leg's next token by the arithmetic."""
         return self._sums[leg.slot] % self._span + self._first
 
     def unflushed(self, leg: SimulatedLeg) -> int:
@@ -87,7 +87,7 @@ class DecodeBatch:
             leg.flushed_step = self.steps
 
     def _rows(self, since: int) -> list[list[int]]:
-        """Tokens of the steps from number `since` on."""
+        """Returns the tokens of the steps from number `since` on."""
         return list(islice(self._recent, len(self._recent) - self.steps + since, None))
 
     def totals(self, legs: Sequence[SimulatedLeg]) -> list[int]:

@@ -46,7 +46,7 @@ class _BlockRun:
     parent: int | None = None
 
     def shared_with(self, names: Sequence[int], place: int) -> int:
-        """How many of this run's first names equal those of `names` from `place` on.
+        """Returns how many of this run's first names equal those of `names` from `place` on.
 
         A name covers its whole chain, so if two names are equal, the ones before them are too.
         """
@@ -97,7 +97,7 @@ class BlockPool:
     # Holding
 
     def match(self, hashes: Sequence[int]) -> list[int]:
-        """Blocks of the longest cached prefix. Call `hold` on them before the next allocation."""
+        """Returns the blocks of the longest cached prefix. Call `hold` on them before the next allocation."""
         found: list[int] = []
         place = 0
         while place < len(hashes) and (run := self._named.get(hashes[place])) is not None:
@@ -109,7 +109,7 @@ class BlockPool:
         return found
 
     def idle_among(self, blocks: Sequence[int]) -> int:
-        """How many of these blocks nobody holds. Holding them reduces `available` by that number."""
+        """Returns how many of these blocks nobody holds. Holding them reduces `available` by that number."""
         idle = place = 0
         while place < len(blocks):
             run = self._runs[blocks[place]]
@@ -126,7 +126,7 @@ class BlockPool:
             run.references += 1
 
     def allocate(self, count: int) -> list[int]:
-        """Blocks with one reference and undefined content, in ascending order, consecutive if possible.
+        """Returns the blocks with one reference and undefined content, in ascending order, consecutive if possible.
 
         Evicts the least recently used idle blocks if necessary. ValueError when too few are available.
         """
@@ -139,7 +139,7 @@ class BlockPool:
         return taken.copy()
 
     def allocate_one(self) -> int:
-        """A block with one reference. One must be `available`."""
+        """Returns a block with one reference. One must be `available`."""
         if self._free.count <= self._spare:
             self._make_room(1 + self._spare)
         block = self._free.take_one()
@@ -196,7 +196,7 @@ class BlockPool:
         self._drop(runs)
 
     def _runs_of(self, blocks: Sequence[int]) -> list[_BlockRun]:
-        """The runs of exactly these blocks, which start at the beginning of a run. Splits the last run if necessary."""
+        """Returns the runs of exactly these blocks, which start at the beginning of a run. Splits the last run if necessary."""
         found: list[_BlockRun] = []
         place = 0
         while place < len(blocks):
@@ -264,7 +264,7 @@ class BlockPool:
             self._events.append(KvCleared())
 
     def cached_names(self) -> set[int]:
-        """Names of all cached blocks, including held ones. For tests."""
+        """Returns the names of all cached blocks, including held ones. For tests."""
         return {name for run in self._named.values() for name in run.names or ()}
 
     # Events

@@ -43,7 +43,7 @@ class ScriptWriter:
         return Tokenizer.from_file(str(self._path))
 
     def script(self, generation: Generation) -> "array[int]":
-        """The answer's tokens without eos. Raises what `make_document` raises."""
+        """Returns the answer's tokens without eos. Raises what `make_document` raises."""
         sampling = generation.sampling
         assert sampling.constraint is not None
         seed = 0 if sampling.seed is None or sampling.temperature == 0 else sampling.seed
@@ -53,7 +53,7 @@ class ScriptWriter:
 
 
 def make_document(constraint: Constraint, random: Random) -> str:
-    """A text that matches. The same constraint and the same state of `random` give the same text.
+    """Returns a text that matches. The same constraint and the same state of `random` give the same text.
 
     UnsupportedError for grammars and for unsupported parts of schemas and expressions. InvalidRequestError for a malformed
     constraint.

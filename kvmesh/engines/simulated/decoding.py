@@ -22,19 +22,19 @@ Ends = dict[SimulatedLeg, int | None]
 
 
 def steered_token(leg: SimulatedLeg, *, position: int, token_id: int, token_range: TokenRange) -> int:
-    """The token of a steered leg at this position. `token_id` is the arithmetic's."""
+    """Returns the token of a steered leg at this position. `token_id` is the arithmetic's."""
     if leg.script is not None:
         return leg.scripted(position)
     return biased_token(token_id, leg.bias, token_range)
 
 
 def last_token(leg: SimulatedLeg) -> int:
-    """Number of the leg's last possible token, from 1."""
+    """Returns the number of the leg's last possible token, from 1."""
     return min(leg.eos_at, leg.tokens_max) if leg.eos_at else leg.tokens_max
 
 
 def is_stop(leg: SimulatedLeg, token_id: int, generated: int) -> bool:
-    """True when the leg's token number `generated` is a stop token and `min_tokens` is reached."""
+    """Returns True when the leg's token number `generated` is a stop token and `min_tokens` is reached."""
     if token_id not in leg.stop_ids:
         return False
     generation = leg.request.generation
@@ -42,7 +42,7 @@ def is_stop(leg: SimulatedLeg, token_id: int, generated: int) -> bool:
 
 
 def is_watched(leg: SimulatedLeg) -> bool:
-    """True when every token of the leg must be examined."""
+    """Returns True when every token of the leg must be examined."""
     return bool(leg.stop_ids) or leg.request.generation.sampling.logprobs is not None
 
 
@@ -103,7 +103,7 @@ class Decoding:
         return len(leg.tokens) - leg.start_tokens + self._batch.unflushed(leg)
 
     def total(self, leg: SimulatedLeg) -> int:
-        """The checksum of all the leg's tokens plus its constant, as `add` needs it."""
+        """Returns the checksum of all the leg's tokens plus its constant, as `add` needs it."""
         return self._batch.totals([leg])[0]
 
     def add(self, leg: SimulatedLeg, total: int) -> None:

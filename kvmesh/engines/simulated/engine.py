@@ -465,7 +465,7 @@ class SimulatedEngine(BufferedEngine):
 
 
 def capabilities(*, has_transport: bool, can_write: bool) -> Capabilities:
-    """The capability record. `can_write`: there is a tokenizer, which constrained answers need."""
+    """Returns the capability record. `can_write`: there is a tokenizer, which constrained answers need."""
     return Capabilities(
         engine="simulated",
         engine_version=VERSION,
@@ -477,7 +477,7 @@ def capabilities(*, has_transport: bool, can_write: bool) -> Capabilities:
 
 
 def rendezvous_capabilities(role: Role, *, has_transport: bool, can_write: bool) -> Capabilities:
-    """The record of an engine that serves one leg of each request. It announces no handoff if it moves no KV."""
+    """Returns the record of an engine that serves one leg of each request. It announces no handoff if it moves no KV."""
     return replace(
         capabilities(has_transport=has_transport, can_write=can_write),
         handoffs=(Handoff.RENDEZVOUS,) if has_transport else (),
@@ -488,7 +488,7 @@ def rendezvous_capabilities(role: Role, *, has_transport: bool, can_write: bool)
 
 
 def compatibility_hash(settings: SimulatedSettings, card: ModelCard, token_range: TokenRange) -> str:
-    """A hash of everything that two engines must have in common to read each other's blocks."""
+    """Returns a hash of everything that two engines must have in common to read each other's blocks."""
     parts = (
         FORMAT, VERSION, card.name, card.revision, card.vocabulary_size, token_range.first_id, token_range.span,
         settings.block_size_tokens, settings.kv_bytes_per_block,

@@ -48,7 +48,7 @@ def pack(payload: HandlePayload) -> bytes:
 
 
 def unpack(handle: KvHandle, compatibility_hash: str, block_size_tokens: int) -> HandlePayload:
-    """The payload of a handle. KvLostError when this engine can never read it."""
+    """Returns the payload of a handle. KvLostError when this engine can never read it."""
     if handle.format != FORMAT:
         raise KvLostError(f"this engine reads {FORMAT}, not {handle.format}", reason="kv_format", field="handle.format")
     if handle.compatibility_hash != compatibility_hash:
@@ -59,7 +59,7 @@ def unpack(handle: KvHandle, compatibility_hash: str, block_size_tokens: int) ->
 
 
 def read_payload(data: bytes, blocks: int) -> HandlePayload:
-    """A packed payload of so many blocks. Raises KvLostError for other data."""
+    """Returns a packed payload of so many blocks. Raises KvLostError for other data."""
     if len(data) >= _HEAD.size:
         magic, peer_size, count, cached, total = _HEAD.unpack_from(data)
         end = _HEAD.size + peer_size

@@ -11,7 +11,7 @@ from kvmesh.engines.simulated.step import PullOrder
 
 
 def make_payload(leg: SimulatedLeg, *, peer: bytes, memory: KvMemory) -> HandlePayload:
-    """Where the KV of a computed prompt is."""
+    """Returns where the KV of a computed prompt is."""
     _, stamps = memory.guards(leg.blocks)
     parts = memory.read_parts(leg.blocks) if leg.parts is None else leg.parts
     return HandlePayload(
@@ -31,7 +31,7 @@ def make_handle(
     memory: KvMemory,
     settings: SimulatedSettings,
 ) -> KvHandle:
-    """The handle of a leg whose prompt is computed. The worker adds its id and epoch."""
+    """Returns the handle of a leg whose prompt is computed. The worker adds its id and epoch."""
     return KvHandle(
         handle_id=handle_id,
         format=FORMAT,
@@ -52,7 +52,7 @@ def _runs(blocks: list[int], stamps: Numbers) -> list[Run]:
 
 
 def is_intact(order: PullOrder, *, tokens: int, memory: KvMemory, block_size_tokens: int) -> bool:
-    """True when every pulled block has the expected guard and stamp, and all together have the writer's checksum.
+    """Returns True when every pulled block has the expected guard and stamp, and all together have the writer's checksum.
 
     Stores the blocks' checksums in `leg.parts`.
     """

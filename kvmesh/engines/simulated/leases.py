@@ -25,11 +25,11 @@ class Leases:
         return len(self._leases)
 
     def handle_ids(self) -> Sequence[str]:
-        """The handles whose blocks are leased, the oldest first."""
+        """Returns the handles whose blocks are leased, the oldest first."""
         return tuple(self._leases)
 
     def blocks(self) -> Iterator[Sequence[int]]:
-        """The blocks of each handle."""
+        """Returns the blocks of each handle."""
         return (lease.blocks for lease in self._leases.values())
 
     def add(self, handle_id: str, blocks: Sequence[int], ends_at_s: float) -> None:

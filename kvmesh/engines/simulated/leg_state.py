@@ -106,7 +106,7 @@ class SimulatedLeg:
         return self.script is not None or bool(self.bias)
 
     def scripted(self, position: int) -> int:
-        """The script's token at a position of `tokens`; 0 after its end, where eos follows."""
+        """Returns the script's token at a position of `tokens`; 0 after its end, where eos follows."""
         assert self.script is not None
         index = position - len(self.request.generation.token_ids)
         return self.script[index] if index < len(self.script) else 0
@@ -139,7 +139,7 @@ class WaitingQueue:
         self.prompt_tokens += len(leg.tokens)
 
     def peek(self) -> SimulatedLeg | None:
-        """The first leg."""
+        """Returns the first leg."""
         while self._heap:
             leg = self._heap[0][1]
             if leg.phase is self._phase:

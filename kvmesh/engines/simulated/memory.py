@@ -65,7 +65,7 @@ class KvMemory:
         return parts
 
     def read_rows(self, blocks: Sequence[int]) -> Words:
-        """A copy of whole blocks, to be written back with `write_rows`."""
+        """Returns a copy of whole blocks, to be written back with `write_rows`."""
         return self._words[np.array(blocks, np.int64)]
 
     def write_rows(self, blocks: Sequence[int], rows: Words) -> None:
@@ -77,7 +77,7 @@ class KvMemory:
 
 
 def _places(blocks: Sequence[int]) -> slice | npt.NDArray[np.int64]:
-    """An index for the rows of distinct blocks: a slice if their numbers are consecutive, as a prompt's mostly are."""
+    """Returns an index for the rows of distinct blocks: a slice if their numbers are consecutive, as a prompt's mostly are."""
     if blocks and are_neighbours(blocks):
         return slice(blocks[0], blocks[-1] + 1)
     return np.array(blocks, np.int64)
@@ -89,12 +89,12 @@ def words_of(values: Sequence[int]) -> Words:
 
 
 def are_neighbours(blocks: Sequence[int]) -> bool:
-    """True when these distinct numbers are consecutive and ascending."""
+    """Returns True when these distinct numbers are consecutive and ascending."""
     return blocks[-1] - blocks[0] == len(blocks) - 1 and blocks == sorted(blocks)
 
 
 def runs_of(first: Numbers, second: Numbers) -> list[Run]:
-    """The runs in which both arrays, of equal length, count up by one."""
+    """Returns the runs in which both arrays, of equal length, count up by one."""
     if not len(first):
         return []
     breaks = ((first[1:] - first[:-1] != 1) | (second[1:] - second[:-1] != 1)).nonzero()[0]
@@ -104,7 +104,7 @@ def runs_of(first: Numbers, second: Numbers) -> list[Run]:
 
 
 def counted_up(runs: Sequence[tuple[int, int]]) -> Numbers:
-    """The numbers of all runs (first number, count), one run after the other."""
+    """Returns the numbers of all runs (first number, count), one run after the other."""
     if len(runs) == 1:
         first, count = runs[0]
         return np.arange(first, first + count)

@@ -24,7 +24,7 @@ class TokenRange:
 
 
 def read_card(settings: SimulatedSettings) -> tuple[ModelCard, TokenRange]:
-    """The card and the ids to generate. NotFoundError when the directory has no config.json."""
+    """Returns the card and the ids to generate. NotFoundError when the directory has no config.json."""
     config: dict[str, Any] = {}
     special: set[int] = set()
     if settings.model_dir:

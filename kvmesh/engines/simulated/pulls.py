@@ -59,7 +59,7 @@ class Pulls:
         return len(self._pulls)
 
     def blocks(self) -> Iterable[Sequence[int]]:
-        """The blocks of each transfer."""
+        """Returns the blocks of each transfer."""
         return self._blocks.values()
 
     def start_nowait(self, order: PullOrder) -> None:

@@ -52,7 +52,7 @@ def make_rank(settings: SimulatedSettings, host: EngineHost, paths: KvPaths, *, 
 
 
 def all_capabilities() -> Capabilities:
-    """The capabilities of an engine with a tokenizer and a KV transport."""
+    """Returns the capabilities of an engine with a tokenizer and a KV transport."""
     from kvmesh.engines.simulated.engine import capabilities
 
     return with_ranks(capabilities(has_transport=True, can_write=True))

@@ -272,7 +272,7 @@ class Scheduler:
             budget -= self._prefill(admitted, budget, step, now_s=now_s)
 
     def take_finishes(self) -> list[EngineFinish]:
-        """The finishes of legs that have ended since the last call."""
+        """Returns the finishes of legs that have ended since the last call."""
         finishes, self._finishes = self._finishes, []
         return finishes
 

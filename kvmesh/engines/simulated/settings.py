@@ -144,7 +144,7 @@ class SimulatedSettings:
             raise InvalidRequestError("step_tokens_max must cover running_requests_max", field="step_tokens_max")
 
     def prefill_tokens_max(self, decode_requests: int) -> int:
-        """The most prompt tokens of a step that also decodes for these requests, by its token and time budgets."""
+        """Returns the most prompt tokens of a step that also decodes for these requests, by its token and time budgets."""
         tokens_max = self.step_tokens_max - decode_requests
         if self.step_budget_s and self.time_factor:
             budget_s = self.step_budget_s / self.time_factor
@@ -152,7 +152,7 @@ class SimulatedSettings:
         return tokens_max
 
     def step_s(self, prefill_tokens: int, decode_requests: int, *, prompts: int = 0, token_pairs: float = 0.0) -> float:
-        """Seconds from the begin of a step to the begin of the next one, before `time_factor`."""
+        """Returns the seconds from the begin of a step to the begin of the next one, before `time_factor`."""
         computing_s = self.profile.step_s(
             prefill_tokens=prefill_tokens, decode_requests=decode_requests, prompts=prompts, token_pairs=token_pairs
         )
@@ -161,7 +161,7 @@ class SimulatedSettings:
         return computing_s + self.processing_s
 
     def performance(self) -> PerformanceProfile | None:
-        """The step times to register with routers. None when steps take no time."""
+        """Returns the step times to register with routers. None when steps take no time."""
         if not self.time_factor:
             return None
         profile, factor = self.profile, self.time_factor

@@ -27,7 +27,7 @@ class PullOrder:
     first: int
 
     def runs(self) -> list[Run]:
-        """The pull as runs: (the peer's first block, count, the leg's first block)."""
+        """Returns the pull as runs: (the peer's first block, count, the leg's first block)."""
         first, theirs = self.first, self.payload.runs
         mine = self.blocks[first : len(self.payload)]
         if len(theirs) == 1 and are_neighbours(mine):

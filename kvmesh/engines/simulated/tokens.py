@@ -38,7 +38,7 @@ def constant_of(sampling: SamplingParams, adapter: str, span: int) -> int:
 
 
 def biased_token(token_id: int, bias: Mapping[int, float], token_range: TokenRange) -> int:
-    """The token that is generated instead of `token_id`. Only biased tokens and the nearest other one can win."""
+    """Returns the token that is generated instead of `token_id`. Only biased tokens and the nearest other one can win."""
     first, span = token_range.first_id, token_range.span
 
     def rank(other: int) -> tuple[float, int]:
@@ -52,7 +52,7 @@ def biased_token(token_id: int, bias: Mapping[int, float], token_range: TokenRan
 
 
 def made_up_logprob(token_id: int, alternatives: int, vocabulary_size: int) -> TokenLogprob:
-    """The chosen token has -(1 + id mod 8) / 64 and is its own first alternative, as with greedy sampling.
+    """Makes up log-probabilities. The chosen token has -(1 + id mod 8) / 64 and is its own first alternative, as with greedy sampling.
 
     Alternative k is id + k (modulo the vocabulary), with half a nat less per k.
     """
@@ -64,7 +64,7 @@ def made_up_logprob(token_id: int, alternatives: int, vocabulary_size: int) -> T
 
 
 def embed(token_ids: Sequence[int], dimensions_max: int, dimensions: int | None) -> Sequence[float]:
-    """The vector of a text. A shorter one is its beginning, normalised again."""
+    """Returns the vector of a text. A shorter one is its beginning, normalised again."""
     vector = _sum_of_directions(token_ids, dimensions_max)[:dimensions]
     length = float(np.linalg.norm(vector))
     # A prefix may be all zeros. Then any direction will do.

@@ -55,7 +55,7 @@ def check_request(
 def read_handle(
     request: EngineRequest, compatibility_hash: str, block_size_tokens: int, *, has_transport: bool
 ) -> HandlePayload | None:
-    """The payload of the request's handle. KvLostError when it can never be read here."""
+    """Returns the payload of the request's handle. KvLostError when it can never be read here."""
     if request.handle is None:
         return None
     if not has_transport:
@@ -75,7 +75,7 @@ def make_leg(
     token_range: TokenRange,
     writer: ScriptWriter,
 ) -> SimulatedLeg:
-    """A leg before its first step. `max_tokens` and `min_tokens` count the whole answer, emitted tokens included.
+    """Returns a leg before its first step. `max_tokens` and `min_tokens` count the whole answer, emitted tokens included.
 
     A constrained answer ends with its document, whatever `min_tokens` says.
     """
@@ -111,7 +111,7 @@ def _stop_ids(sampling: SamplingParams, card: ModelCard) -> frozenset[int]:
 
 
 def _eos_at(generation: Generation, eos_after_tokens: int) -> int:
-    """Number of the leg's token that is eos, from 1; 0: none."""
+    """Returns the number of the leg's token that is eos, from 1; 0: none."""
     if not eos_after_tokens or generation.sampling.ignore_eos:
         return 0
     first_allowed = (generation.sampling.min_tokens or 0) + 1

@@ -42,7 +42,7 @@ LAUNCHED = "TLLM_SPAWN_PROXY_PROCESS"
 
 
 def engine_arguments(settings: TrtllmSettings) -> dict[str, Any]:
-    """All arguments. InvalidRequestError for those that kvmesh sets itself."""
+    """Returns all arguments. InvalidRequestError for those that kvmesh sets itself."""
     for name in paths(settings.engine_arguments):
         if name in OWN:
             raise InvalidRequestError(
@@ -129,7 +129,10 @@ def cache_arguments(settings: TrtllmSettings) -> dict[str, Any]:
 
 
 def transceiver_arguments(settings: TrtllmSettings) -> dict[str, Any]:
-    """A prefill engine keeps blocks for the lease; a decode engine gives a transfer up after `pull_timeout_s`."""
+    """Returns the arguments of the transceiver.
+
+    A prefill engine keeps blocks for the lease; a decode engine gives a transfer up after `pull_timeout_s`.
+    """
     values: dict[str, Any] = {
         "backend": settings.transfer_backend,
         "kv_transfer_timeout_ms": max(1, int(settings.kv_timeout_s * 1000)),

@@ -31,7 +31,7 @@ KV_ARGUMENTS = (
 
 
 def value_at(values: Mapping[str, Any], path: str) -> object:
-    """The value at a dotted path; None if there is none."""
+    """Returns the value at a dotted path; None if there is none."""
     found: Any = values
     for name in path.split("."):
         found = found.get(name) if isinstance(found, Mapping) else None
@@ -39,7 +39,7 @@ def value_at(values: Mapping[str, Any], path: str) -> object:
 
 
 def read_json(settings: TrtllmSettings, name: str) -> dict[str, Any]:
-    """A file of the model, from its directory or the hub's local cache; empty if there is none."""
+    """Returns a file of the model, from its directory or the hub's local cache; empty if there is none."""
     known = model_files(settings.model, revision=settings.revision)
     folder = known[0].parent if known else Path(settings.model)
     path = folder / name
@@ -84,7 +84,10 @@ def eos_token_ids(settings: TrtllmSettings, config: Mapping[str, Any]) -> tuple[
 
 
 def handle_form(settings: TrtllmSettings, version: str) -> HandleForm:
-    """The engine states no rule for which layouts of ranks may exchange KV, so they must be equal, as must the version."""
+    """Returns the form of handles.
+
+    The engine states no rule for which layouts of ranks may exchange KV, so they must be equal, as must the version.
+    """
     factors = {
         "engine": "trtllm",
         "engine_version": version,
@@ -104,7 +107,7 @@ def handle_form(settings: TrtllmSettings, version: str) -> HandleForm:
 
 
 def capabilities(settings: TrtllmSettings, *, version: str = "") -> Capabilities:
-    """The capability record."""
+    """Returns the capability record."""
     features = ["logprobs", "prompt_logprobs", "logit_bias", "seed", "priority"]
     features += ["kv_events"] if settings.kv_events != "off" else []
     features += ["structured_output"] if loads_tokenizer(settings) else []

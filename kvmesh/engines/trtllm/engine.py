@@ -186,7 +186,7 @@ class TrtllmEngine(BufferedEngine):
         return ""
 
     def rank_loads(self) -> Sequence[LoadRecord]:
-        """The engine reports all ranks together. Each rank's requests are its own; other numbers are even shares."""
+        """Divides the engine's report, which covers all ranks. Each rank's requests are its own; other numbers are even shares."""
         ranks = self._settings.data_parallel_size
         if ranks == 1:
             return (self.load(),)
@@ -316,7 +316,7 @@ class TrtllmEngine(BufferedEngine):
 
 
 def load_engine(arguments: Mapping[str, Any], device_ids: Sequence[str]) -> "LLM":
-    """The engine has no argument for its devices. Its ranks inherit the variable."""
+    """Loads the engine with its devices in the environment: it has no argument for them, and its ranks inherit the variable."""
     if device_ids:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(device_ids)
     from tensorrt_llm.llmapi import LLM
@@ -338,7 +338,7 @@ def meeting_point(params: Mapping[str, Any]) -> str:
 
 
 def start_failure(error: BaseException) -> MeshError:
-    """The error that `start` raises."""
+    """Returns the error that `start` raises."""
     if isinstance(error, MeshError):
         return error
     if isinstance(error, ImportError):

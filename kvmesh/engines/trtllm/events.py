@@ -64,7 +64,7 @@ class SeedClaims:
                 claim.running -= 1
 
     def assign(self, token_ids: Sequence[int], engine_hash: int | str | bytes, rank: int = 0) -> int | None:
-        """The seed of a chain's first block; None: it is not known which of several tenants or adapters it belongs to."""
+        """Returns the seed of a chain's first block; None: it is not known which of several tenants or adapters it belongs to."""
         claims = self._claims.get(tuple(token_ids[: self._size]), [])
         for claim in claims:
             if claim.hashes.get(rank) == engine_hash:
@@ -105,7 +105,7 @@ class RankTranslator(EventTranslator):
         self.tiers: dict[Hash, KvTier] = {}
 
     def is_counted(self, event: Any) -> bool:
-        """All are: others are not passed on."""
+        """Returns True: events that do not count are not passed on."""
         return True
 
     def seed(self, event: Any) -> int:
@@ -199,7 +199,7 @@ def _removed(translator: RankTranslator, data: Any) -> list[KvEvent]:
 
 
 def _updated(translator: RankTranslator, data: Any) -> list[KvEvent]:
-    """A block moved to another level. Changes of its priority do not matter."""
+    """Returns a block moved to another level. Changes of its priority do not matter."""
     block_hash, change = data["block_hash"], data.get("cache_level")
     before = translator.tiers.get(block_hash)
     if change is None or before is None:
@@ -220,7 +220,7 @@ class AllBlocksCleared:
 
 
 def full_blocks(blocks: Sequence[Any], size: int) -> Sequence[Any]:
-    """The blocks before the first partial one, which requests still fill."""
+    """Returns the blocks before the first partial one, which requests still fill."""
     number = next((index for index, block in enumerate(blocks) if len(block["tokens"]) < size), len(blocks))
     return blocks[:number]
 

@@ -58,13 +58,13 @@ async def _subscribe(endpoint: str, rank: int, take: Take) -> None:
 
 
 def rank_endpoint(endpoint: str, rank: int) -> str:
-    """The engine adds a data-parallel rank's number to the port."""
+    """Returns the address of a rank's events. The engine adds a data-parallel rank's number to the port."""
     host, _, port = endpoint.rpartition(":")
     return f"{host}:{int(port) + rank}" if rank else endpoint
 
 
 def decode_frames(frames: Sequence[bytes], rank: int) -> list[dict[str, Any]]:
-    """The events of one message, as the pull API gives them. Frames: topic, number, msgpack of [time, events, rank].
+    """Returns the events of one message, as the pull API gives them. Frames: topic, number, msgpack of [time, events, rank].
 
     All events of a message have its number once: a gap in it is a gap in the events. A message that cannot be decoded is logged and
     dropped, which the next number shows as a gap.
@@ -93,7 +93,7 @@ LEVELS = {None: 0, "GPU": 0, "CPU": 1, "STORAGE": 2}
 
 
 def named(event: Any) -> Mapping[str, Any]:
-    """An event as a mapping with its `type`."""
+    """Returns an event as a mapping with its `type`."""
     if isinstance(event, Mapping):
         return event
     return {"type": event[0], **dict(zip(NAMES[event[0]], event[1:], strict=False))}

@@ -19,7 +19,7 @@ PLAIN = ("ctx_request_id", "draft_tokens", "disagg_request_id", "ctx_dp_rank", "
 def make_handle(
     form: HandleForm, params: "DisaggregatedParams", *, handle_id: str, tokens: int, prompt: str, lease_s: float
 ) -> KvHandle:
-    """A handle from the result of a context phase. The worker adds its id and epoch. ValueError: there was no handoff."""
+    """Returns a handle from the result of a context phase. The worker adds its id and epoch. ValueError: there was no handoff."""
     if params.ctx_request_id is None or not params.first_gen_tokens:
         raise ValueError("the context phase did not hand over")
     return KvHandle(
@@ -72,7 +72,7 @@ def unpack(payload: bytes, first_token_ids: Sequence[int]) -> tuple[str, "Disagg
 
 
 def pack_logprob(entry: Any) -> Any:
-    """One position: a number, or alternatives by token id."""
+    """Returns one position: a number, or alternatives by token id."""
     if not isinstance(entry, dict):
         return float(entry)
     return [[token_id, value.logprob, value.rank] for token_id, value in entry.items()]

@@ -42,7 +42,7 @@ class TrtllmIntake:
     def make_leg(
         self, request: EngineRequest, *, adapter: "LoRARequest | None", identity: str, now: float
     ) -> TrtllmLeg:
-        """A leg that is ready to start. Raises InvalidRequestError, UnsupportedError or KvLostError, without side effects."""
+        """Returns a leg that is ready to start. Raises InvalidRequestError, UnsupportedError or KvLostError, without side effects."""
         generation = request.generation
         check_generation(
             generation, vocabulary_size=self.card.vocabulary_size, context_tokens_max=self.card.context_tokens_max
@@ -131,7 +131,7 @@ class TrtllmIntake:
     def _params(
         self, request: EngineRequest, tokens: Sequence[int], prompt: str
     ) -> tuple["DisaggregatedParams | None", bool]:
-        """The handoff's parameters, and whether there is a handle that is too old to be pulled."""
+        """Returns the handoff's parameters, and whether there is a handle that is too old to be pulled."""
         from tensorrt_llm.disaggregated_params import DisaggregatedParams
 
         if request.rendezvous is not None:

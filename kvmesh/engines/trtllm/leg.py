@@ -82,7 +82,7 @@ class TrtllmLeg:
 
 
 def new_tokens(leg: TrtllmLeg, output: "CompletionOutput") -> list[int]:
-    """Tokens that the leg has not emitted.
+    """Returns the tokens that the leg has not emitted.
 
     Taken from the cumulative ids, not from `token_ids_diff`: releases differ in whether the diff of a generation phase begins with the
     first token of the handoff, but in all of them the cumulative ids do.
@@ -91,7 +91,7 @@ def new_tokens(leg: TrtllmLeg, output: "CompletionOutput") -> list[int]:
 
 
 def new_logprobs(leg: TrtllmLeg, output: "CompletionOutput", token_ids: Sequence[int]) -> list[TokenLogprob]:
-    """One per new token. The engine may lack that of the handed-over first token, which then has no alternatives."""
+    """Returns one per new token. The engine may lack that of the handed-over first token, which then has no alternatives."""
     alternatives = leg.request.generation.sampling.logprobs or 0
     entries: list[Any] = list(output.logprobs or ())
     missing = len(output.token_ids) - len(entries)
@@ -103,7 +103,7 @@ def new_logprobs(leg: TrtllmLeg, output: "CompletionOutput", token_ids: Sequence
 
 
 def prompt_logprobs(leg: TrtllmLeg, output: "CompletionOutput") -> list[TokenLogprob]:
-    """One per prompt token from the second on. The engine's list begins with the second token, and has one entry more at its end."""
+    """Returns one per prompt token from the second on. The engine's list begins with the second token, and has one entry more at its end."""
     alternatives = leg.request.generation.sampling.prompt_logprobs or 0
     scored = leg.tokens[1:]
     entries: list[Any] = list(output.prompt_logprobs or ())[: len(scored)]
@@ -145,7 +145,7 @@ def finish(
 
 
 def engine_finish(leg: TrtllmLeg, output: "CompletionOutput", end_id: int | None) -> EngineFinish:
-    """The engine's own end of an answer. It names stop tokens, but not the end token."""
+    """Returns the engine's own end of an answer. It names stop tokens, but not the end token."""
     if output.finish_reason == "timeout":
         return failed(leg, DeadlineError("TensorRT-LLM ended the request by its own time limit"))
     reason = (

@@ -35,7 +35,7 @@ def device_flags(assignment: DeviceAssignment) -> Sequence[str]:
 
 
 def all_capabilities() -> Capabilities:
-    """The capabilities of an engine with a tokenizer, adapters and several ranks."""
+    """Returns the capabilities of an engine with a tokenizer, adapters and several ranks."""
     from kvmesh.engines.trtllm.description import capabilities
 
     record = capabilities(TrtllmSettings(model="any", enable_lora=True, tokenizer="load"))

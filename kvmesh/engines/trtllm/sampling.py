@@ -41,7 +41,7 @@ class Stopping:
     stop_ids: frozenset[int]
 
     def end(self, token_ids: Sequence[int], done: int) -> tuple[int, int | None] | None:
-        """How many of the next tokens belong to the answer, and the stop token; None: it goes on. `done` were emitted before."""
+        """Returns how many of the next tokens belong to the answer, and the stop token; None: it goes on. `done` were emitted before."""
         for number, token_id in enumerate(token_ids, done):
             if number >= self.tokens_min and token_id in self.stop_ids:
                 return number - done + 1, token_id
@@ -127,7 +127,11 @@ def sampling_params(
 
 
 def randomness(generation: Generation, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """All releases take top_k 1 for greedy; a temperature of 0 is newer. Without any value the engine is greedy, so all are given."""
+    """Returns the fields of the sampling's randomness.
+
+    All releases take top_k 1 for greedy; a temperature of 0 is newer. Without any value the engine is greedy, so all
+    are given.
+    """
     sampling, value = generation.sampling, temperature(generation, defaults)
     if value == 0:
         return {"temperature": None, "top_p": None, "top_k": 1, "seed": None}
@@ -146,7 +150,7 @@ def alternatives(number: int | None) -> int | None:
 
 
 def embedding_bias(generation: Generation, vocabulary_size: int) -> Any:
-    """The logit bias as a tensor of the vocabulary's size."""
+    """Returns the logit bias as a tensor of the vocabulary's size."""
     if not generation.sampling.logit_bias:
         return None
     import torch
@@ -169,10 +173,10 @@ def guided_decoding(constraint: Constraint) -> "GuidedDecodingParams":
 
 
 def escaped(text: str) -> str:
-    """A regular expression that matches the text only."""
+    """Returns a regular expression that matches the text only."""
     return "".join(f"\\{each}" if each in r"\.^$*+?{}[]|()" else each for each in text)
 
 
 def request_priority(priority: int) -> float:
-    """The mesh's -100 to 100, larger first, as the engine's 0 to 1, larger first."""
+    """Returns the mesh's -100 to 100, larger first, as the engine's 0 to 1, larger first."""
     return (priority + 100) / 200

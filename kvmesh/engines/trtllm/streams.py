@@ -107,7 +107,11 @@ class Streams:
         leg.reader.add_done_callback(self._tasks.discard)
 
     def _pull_s(self, leg: TrtllmLeg) -> float:
-        """The engine's own limit counts from the start of the transfer; this one also covers the time before, and a hung engine."""
+        """Returns the longest time of a pull.
+
+        The engine's own limit counts from the start of the transfer; this one also covers the time before, and a hung
+        engine.
+        """
         lease_s = leg.request.handle.lease_s if leg.request.handle is not None else 0.0
         return lease_s + self._intake.settings.pull_timeout_s
 
@@ -197,7 +201,7 @@ class Streams:
         return engine_finish(leg, output, ends[0] if ends else None)
 
     def _has_first_tokens(self, leg: TrtllmLeg, output: "CompletionOutput") -> bool:
-        """Whether a generation phase begins with the handle's first token, as it must. Otherwise the leg fails."""
+        """Returns whether a generation phase begins with the handle's first token, as it must. Otherwise the leg fails."""
         first = list(leg.request.handle.first_token_ids) if leg.reads_handle and leg.request.handle is not None else []
         if output.token_ids[: len(first)] == first:
             return True

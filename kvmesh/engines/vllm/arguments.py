@@ -123,7 +123,7 @@ def node_arguments(settings: VllmSettings) -> dict[str, Any]:
 
 
 def cpu_arguments(settings: VllmSettings) -> dict[str, Any]:
-    """An explicit size of the KV memory avoids vLLM's profiling run; eager mode avoids the compiler."""
+    """Returns vLLM's arguments on a CPU. An explicit size of the KV memory avoids vLLM's profiling run; eager mode avoids the compiler."""
     return {
         "block_size": settings.block_size_tokens or CPU_BLOCK_SIZE_TOKENS,
         "kv_cache_memory_bytes": settings.kv_cache_bytes or CPU_KV_CACHE_BYTES,

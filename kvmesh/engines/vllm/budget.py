@@ -34,7 +34,7 @@ class StepBudget:
         self._fixed_times_s: deque[float] = deque(maxlen=SAMPLES)
 
     def tokens(self, decode_tokens: int) -> int:
-        """The budget of the next step, in which running requests decode up to `decode_tokens`."""
+        """Returns the budget of the next step, in which running requests decode up to `decode_tokens`."""
         return min(self._tokens_max, decode_tokens + max(self._tokens_min, self._prompt_tokens))
 
     def observe(self, prompt_tokens: int, step_s: float) -> None:

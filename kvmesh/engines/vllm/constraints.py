@@ -38,7 +38,7 @@ class VllmConstraints:
         """StructuredOutputsParams, or the InvalidRequestError of a refusal, by digest."""
 
     def is_ready(self, constraint: Constraint | None) -> bool:
-        """Whether a request with the constraint can be made at once."""
+        """Returns whether a request with the constraint can be made at once."""
         if constraint is None or constraint.kind is ConstraintKind.JSON_OBJECT:
             return True
         if is_long(constraint):

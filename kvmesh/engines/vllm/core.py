@@ -20,7 +20,7 @@ from kvmesh.engines.vllm.settings import VllmSettings
 
 
 def reports_transfer(future: Any) -> bool:
-    """True when a batch's output is ready and names finished transfers, or the batch failed: the next step raises its error."""
+    """Returns True when a batch's output is ready and names finished transfers, or the batch failed: the next step raises its error."""
     if not future.done():
         return False
     if future.exception() is not None:
@@ -145,7 +145,7 @@ class VllmCore:
         self._continuations.forget(request_id)
 
     def has_work(self) -> bool:
-        """True while there are requests, leases, pulls or queued batches."""
+        """Returns True while there are requests, leases, pulls or queued batches."""
         return bool(self._scheduler.has_requests() or self._core.batch_queue)
 
     def step(self) -> tuple[Sequence[Any], bool]:
@@ -156,23 +156,23 @@ class VllmCore:
         return (mine.outputs if mine is not None else ()), was_executed
 
     def has_transfer_result(self) -> bool:
-        """True when a queued batch reports the end of a transfer, which the next step handles.
+        """Returns True when a queued batch reports the end of a transfer, which the next step handles.
 
         With asynchronous scheduling a step returns nothing until two batches are queued.
         """
         return any(reports_transfer(entry[0]) for entry in self._core.batch_queue or ())
 
     def is_held(self, request_id: str) -> bool:
-        """True while the scheduler knows the request, also after its end while its blocks are leased."""
+        """Returns True while the scheduler knows the request, also after its end while its blocks are leased."""
         return request_id in self._scheduler.requests
 
     def has_begun(self, request_id: str) -> bool:
-        """True after the first step that computed for the request, also when the request has ended."""
+        """Returns True after the first step that computed for the request, also when the request has ended."""
         request = self._scheduler.requests.get(request_id)
         return request is None or request.num_computed_tokens > 0
 
     def is_pulling(self, request_id: str) -> bool:
-        """True from the allocation of blocks until the end of the transfer."""
+        """Returns True from the allocation of blocks until the end of the transfer."""
         request = self._scheduler.requests.get(request_id)
         return (
             request is not None
@@ -181,13 +181,13 @@ class VllmCore:
         )
 
     def is_queued(self, request_id: str) -> bool:
-        """True until the pull of a request with a handle starts: the connector clears the flag then."""
+        """Returns True until the pull of a request with a handle starts: the connector clears the flag then."""
         request = self._scheduler.requests.get(request_id)
         parameters = request.kv_transfer_params if request is not None else None
         return bool(parameters and parameters.get("do_remote_prefill"))
 
     def has_failed_pull(self, request_id: str) -> bool:
-        """True between the step that detects a failed transfer and the step that computes the prompt."""
+        """Returns True between the step that detects a failed transfer and the step that computes the prompt."""
         return request_id in self._scheduler.failed_recving_kv_req_ids
 
     def reset_cache(self) -> bool:
@@ -238,7 +238,7 @@ class VllmCore:
         return BlockCount(held=len(held), cached=max(0, len(self._pool.cached_block_hash_to_block) - len(names)))
 
     def load(self) -> LoadRecord:
-        """The present occupancy. The runner adds its counters."""
+        """Returns the present occupancy. The runner adds its counters."""
         scheduler = self._scheduler
         running, waiting = scheduler.get_request_counts()
         free = int(self._pool.get_num_free_blocks())

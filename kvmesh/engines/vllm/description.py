@@ -41,7 +41,7 @@ def eos_token_ids(config: Any) -> tuple[int, ...]:
 
 
 def handle_form(core: VllmCore, settings: VllmSettings) -> HandleForm:
-    """The form of this engine's handles.
+    """Returns the form of this engine's handles.
 
     vLLM's own NIXL hash covers versions, heads, layers, types and the attention backend. Ours adds the content of the model's files,
     overrides of its configuration, the block size (a mismatch gives wrong tokens silently), the layout and the ranks.
@@ -100,7 +100,7 @@ def ranks_factor(parallel: Any, *, splits_heads: bool) -> str:
 
 
 def connector_version() -> int:
-    """The protocol version of vLLM's NIXL connector."""
+    """Returns the protocol version of vLLM's NIXL connector."""
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NIXL_CONNECTOR_VERSION
 
     return int(NIXL_CONNECTOR_VERSION)
@@ -113,7 +113,7 @@ def capabilities(
     tasks: Sequence[str] = (GENERATE_TASK,),
     continues: Continuable = ALL_CONTINUED,
 ) -> Capabilities:
-    """The capability record. `tasks` are vLLM's names of the tasks that the model supports."""
+    """Returns the capability record. `tasks` are vLLM's names of the tasks that the model supports."""
     own_role = Role(settings.role)
     # Every engine can decode prompts that it computed itself. Reading handles depends on the connector's role.
     both = settings.has_kv_transfer and (settings.can_switch_role or own_role is Role.PREFILL)

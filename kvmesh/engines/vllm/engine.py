@@ -211,12 +211,12 @@ class VllmEngine(BufferedEngine):
         return self._leased_handles
 
     def kv_source(self, handle: KvHandle) -> str:
-        """The side channel. See Engine."""
+        """Returns the side channel. See Engine."""
         parameters = unpack(handle.payload)[1]
         return host_port(parameters["remote_host"], parameters["remote_port"])
 
     def load(self) -> LoadRecord:
-        """The load after the newest iteration of the engine thread."""
+        """Returns the load after the newest iteration of the engine thread."""
         return replace(self._load, **self.kv_paths.load_fields())
 
     async def load_adapter(self, name: str, source: str) -> None:
@@ -461,7 +461,7 @@ def set_exception(future: "asyncio.Future[Any]", error: BaseException) -> None:
 
 
 def start_failure(error: BaseException) -> MeshError:
-    """The error that `start` raises."""
+    """Returns the error that `start` raises."""
     text = " ".join(str(error).split())[:MESSAGE_CHARACTERS_MAX] or type(error).__name__
     if isinstance(error, MeshError):
         return error
@@ -473,5 +473,5 @@ def start_failure(error: BaseException) -> MeshError:
 
 
 def lost(error: BaseException) -> LostError:
-    """The error that the consumer of steps gets."""
+    """Returns the error that the consumer of steps gets."""
     return LostError(f"the vLLM engine died: {type(error).__name__}", reason="engine_died")

@@ -44,7 +44,7 @@ def set_defaults() -> None:
 
 
 def user_plugins() -> list[str]:
-    """Names of vLLM plugins of other packages. vLLM's own take half a second to load and do nothing here."""
+    """Returns the names of vLLM plugins of other packages. vLLM's own take half a second to load and do nothing here."""
     return sorted(
         {
             entry.name

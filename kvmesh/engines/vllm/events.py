@@ -21,7 +21,7 @@ FULL_PREFIX_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_att
 
 
 def prefix_group(kinds: Sequence[str]) -> int:
-    """The group whose blocks show how much of a prefix is cached: the first one that keeps the whole prefix.
+    """Returns the group whose blocks show how much of a prefix is cached: the first one that keeps the whole prefix.
 
     Groups with a window, chunks or a state free earlier blocks, so their blocks say nothing about the prefix. For a model with only
     such groups the first one is used: the announced blocks are then fewer than the engine can use, never more.
@@ -51,14 +51,14 @@ class VllmEvents(EventTranslator):
 
 
 def tier_of(event: Any) -> KvTier:
-    """The tier of the event's blocks. An unknown medium counts as the engine's own memory."""
+    """Returns the tier of the event's blocks. An unknown medium counts as the engine's own memory."""
     if getattr(event, "locality", None) == "REMOTE" and event.medium in REMOTE_TIERS:
         return REMOTE_TIERS[event.medium]
     return TIERS.get(event.medium, KvTier.DEVICE)
 
 
 def salt_of(event: Any) -> str:
-    """The cache salt: among the first block's extra keys the string that is not the adapter's name."""
+    """Returns the cache salt: among the first block's extra keys the string that is not the adapter's name."""
     keys = list(event.extra_keys[0] or ()) if event.extra_keys else []
     if event.lora_name and event.lora_name in keys:
         keys.remove(event.lora_name)

@@ -20,7 +20,7 @@ PREFILL_PARAMETERS: Mapping[str, Any] = {
 def make_handle(
     form: HandleForm, parameters: Mapping[str, Any], *, tokens: int, prompt: str, lease_s: float
 ) -> KvHandle:
-    """A handle from the parameters that vLLM's connector returned. The worker adds its id and epoch."""
+    """Returns a handle from the parameters that vLLM's connector returned. The worker adds its id and epoch."""
     blocks = sum(len(group) for group in parameters["remote_block_ids"])
     return KvHandle(
         handle_id=parameters["remote_request_id"],
@@ -36,7 +36,7 @@ def make_handle(
 
 
 def read_handle(form: HandleForm, handle: KvHandle, *, tokens: int, prompt: str) -> dict[str, Any]:
-    """The connector's parameters for the pull. KvLostError when the handle can never be read for this prompt."""
+    """Returns the connector's parameters for the pull. KvLostError when the handle can never be read for this prompt."""
     # With unequal block sizes vLLM itself would answer with wrong tokens.
     form.check(handle)
     try:
@@ -76,7 +76,7 @@ def are_valid(parameters: Mapping[str, Any], *, blocks: int) -> bool:
 
 
 def is_valid_hold(hold: Any, ranks: int) -> bool:
-    """True for a well-formed hold, or none: a handle without a hold is not pulled."""
+    """Returns True for a well-formed hold, or none: a handle without a hold is not pulled."""
     return hold is None or (
         all(is_count(hold[name], 0) for name in ("index", "number"))
         and len(hold["addresses"]) >= ranks

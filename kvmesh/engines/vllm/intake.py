@@ -41,7 +41,7 @@ class VllmIntake:
     def make_leg(
         self, request: EngineRequest, *, adapter: Any, number: int, now: float, validated: Any = None
     ) -> VllmLeg:
-        """A leg that is ready to run. `number` must be new for each leg, since vLLM knows a request id while its blocks are leased.
+        """Returns a leg that is ready to run. `number` must be new for each leg, since vLLM knows a request id while its blocks are leased.
 
         `validated`: vLLM's parameters of the constraint, if it was validated before.
 
@@ -109,7 +109,7 @@ class VllmIntake:
             raise UnsupportedError("structured output needs a tokenizer in the engine", field=f"{FIELD}.constraint")
 
     def _parameters(self, request: EngineRequest, tokens: int, prompt: str) -> tuple[dict[str, Any] | None, bool]:
-        """The connector's parameters, and whether there is a handle that cannot be pulled: it is too old or has no hold."""
+        """Returns the connector's parameters, and whether there is a handle that cannot be pulled: it is too old or has no hold."""
         if request.task is LegTask.PREFILL:
             return dict(PREFILL_PARAMETERS), False
         if request.handle is None:

@@ -81,7 +81,7 @@ class VllmLeg:
 
 
 def stop_token(output: Any, reason: FinishReason) -> int | None:
-    """The token that ended an answer. vLLM reports stop tokens, but not the model's main end token."""
+    """Returns the token that ended an answer. vLLM reports stop tokens, but not the model's main end token."""
     if reason is not FinishReason.STOP:
         return None
     if isinstance(output.stop_reason, int):

@@ -31,7 +31,7 @@ class KvmeshWorkerExtension:
         return ("", 0) if worker is None else (str(worker.compat_hash), worker.holds.address)
 
     def kvmesh_splits_heads(self) -> bool:
-        """True when an engine with another number of ranks can read these blocks.
+        """Returns True when an engine with another number of ranks can read these blocks.
 
         The connector's handshake requires that the heads of a block are contiguous and that no rank holds a copy of another's. Models
         with one latent head need neither.
@@ -73,13 +73,13 @@ class KvmeshWorkerExtension:
         return worker.failures.pop(request_id, None) if worker is not None else None
 
     def kvmesh_has_peer(self, engine_id: str) -> bool:
-        """True after the handshake with a peer. From then on vLLM renews its leases by heartbeats."""
+        """Returns True after the handshake with a peer. From then on vLLM renews its leases by heartbeats."""
         worker = connector_worker()
         return worker is not None and engine_id in worker._remote_agents
 
 
 def connector_worker() -> Any:
-    """The NIXL connector's worker side in this process, or None."""
+    """Returns the NIXL connector's worker side in this process, or None."""
     state = importlib.import_module("vllm.distributed.kv_transfer.kv_transfer_state")
     return state.get_kv_transfer_group().connector_worker if state.has_kv_transfer_group() else None
 

@@ -37,7 +37,7 @@ class ParserSession:
         self._begun: set[int] = set()
 
     def push(self, text: str, ids: Sequence[int], *, is_last: bool) -> list[list[Any]]:
-        """The parts of the next text."""
+        """Returns the parts of the next text."""
         delta = self._parser.parse_delta(text, list(ids), self._request, self._prompt_ids, finished=is_last)
         if delta is None:
             return []
@@ -110,7 +110,7 @@ class Server:
         }
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
-        """The response to a message. Reports any exception of a parser, since parsers are foreign code."""
+        """Returns the response to a message. Reports any exception of a parser, since parsers are foreign code."""
         named = {"session": message["session"]} if "session" in message else {}
         try:
             return named | self._operations[message["op"]](message)

@@ -25,7 +25,7 @@ class PullReports:
     now: Callable[[], float]
 
     def begin(self, leg: VllmLeg) -> bool:
-        """False: the path fails, and the prompt must be computed."""
+        """Returns False if the path fails, so that the prompt must be computed."""
         assert leg.request.handle is not None
         leg.pull = self.paths.begin(leg.request.handle, self.now())
         return leg.pull is not None
@@ -71,7 +71,7 @@ class PullReports:
             self.paths.dropped(pull)
 
     def is_path_failing(self, leg: VllmLeg) -> bool:
-        """True for a leg that waits to pull over a path that fails since."""
+        """Returns True for a leg that waits to pull over a path that fails since."""
         pull = leg.pull
         return pull is not None and not pull.is_check and self.paths.cause(pull.worker_id) is not None
 

@@ -41,7 +41,7 @@ def on_host(settings: VllmSettings, host: EngineHost) -> VllmSettings:
 
 
 def device_flags(assignment: DeviceAssignment) -> Sequence[str]:
-    """All devices stay visible to the worker, since UCX's `cuda_ipc` needs the peer's devices."""
+    """Keeps all devices visible to the worker, since UCX's `cuda_ipc` needs the peer's devices."""
     # A start takes minutes, and vLLM logs its progress at this level.
     flags = ["--vllm-log-level", "INFO", "--vllm-gpu-memory-fraction", f"{assignment.memory_fraction:g}"]
     if assignment.positions:
@@ -52,7 +52,7 @@ def device_flags(assignment: DeviceAssignment) -> Sequence[str]:
 
 
 def all_capabilities() -> Capabilities:
-    """The capabilities of a generating and of a pooling model together, with adapters and a tokenizer."""
+    """Returns the capabilities of a generating and of a pooling model together, with adapters and a tokenizer."""
     from kvmesh.engines.vllm.description import capabilities
     from kvmesh.engines.vllm.intake import EMBED_TASK, GENERATE_TASK
 

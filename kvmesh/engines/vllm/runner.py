@@ -38,7 +38,7 @@ class AbortedPull:
 
 
 def step_budget(core: VllmCore, settings: VllmSettings) -> StepBudget | None:
-    """The limit on the time of steps; None when there is none, or when prompts cannot be computed in parts."""
+    """Returns the limit on the time of steps; None when there is none, or when prompts cannot be computed in parts."""
     budget_s = settings.step_budget_s
     if budget_s is None:
         budget_s = CPU_STEP_BUDGET_S if core.is_cpu else 0.0
@@ -125,7 +125,7 @@ class Runner:
             self._core.call_workers("kvmesh_release", [handle_id])
 
     def is_leased(self, handle_id: str) -> bool:
-        """True while a handle's blocks are held. Safe on any thread."""
+        """Returns True while a handle's blocks are held. Safe on any thread."""
         return handle_id in self._leases and self._core.is_held(handle_id)
 
     @property
@@ -134,11 +134,11 @@ class Runner:
         return len(self._leases)
 
     def is_pulling(self) -> bool:
-        """True while blocks are being transferred."""
+        """Returns True while blocks are being transferred."""
         return any(leg.pull_ends_s is not None for leg in self._pulls.values())
 
     def uses_adapter(self, number: int) -> bool:
-        """True while a leg uses the adapter."""
+        """Returns True while a leg uses the adapter."""
         return any(leg.adapter_number == number for leg in self._legs.values())
 
     def step(self) -> bool:
@@ -170,7 +170,7 @@ class Runner:
         return self._building.has_output
 
     def take_output(self) -> StepOutput | None:
-        """The output since the last call; None when there is none."""
+        """Returns the output since the last call; None when there is none."""
         output = self._building.take(self._step)
         if output is not None:
             self._building = StepBuilder()
@@ -300,7 +300,7 @@ class Runner:
                 self._core.call_workers("kvmesh_abandon", inner_id)
 
     def _is_overdue(self, leg: VllmLeg) -> bool:
-        """True when an earlier pull from the leg's peer is overdue. Another pull would block more memory."""
+        """Returns True when an earlier pull from the leg's peer is overdue. Another pull would block more memory."""
         if not self._aborted_pulls or leg.parameters is None:
             return False
         peer, now = leg.parameters["remote_engine_id"], self._now()

@@ -55,7 +55,7 @@ def decode_arguments(
 
 
 def prefill_arguments() -> dict[str, Any]:
-    """A prefill leg samples one token, which is discarded."""
+    """Returns the arguments of a prefill leg. It samples one token, which is discarded."""
     return {"temperature": 0.0, "max_tokens": 1, "ignore_eos": True}
 
 

@@ -18,7 +18,7 @@ class IdlePauses:
         self._pause_s = FIRST_PAUSE_S
 
     def after_step(self, *, is_active: bool, is_pulling: bool) -> float:
-        """The pause before the next step. `is_active`: the last step did something, or the next one will."""
+        """Returns the pause before the next step. `is_active`: the last step did something, or the next one will."""
         if is_active:
             self._pause_s = FIRST_PAUSE_S
             return 0.0
@@ -60,7 +60,7 @@ class EngineThread:
         self._commands.put(self._set_stopping)
 
     def join(self, timeout_s: float) -> bool:
-        """True when the thread has ended."""
+        """Returns True when the thread has ended."""
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()

@@ -44,7 +44,7 @@ class BatchResult:
 
 
 def from_create_batch(message: pb.CreateBatchRequest, *, lines_max: int) -> BatchCall:
-    """The value. Checks the counts before it builds the lists: a message of 8 MB has room for millions of entries."""
+    """Returns the value. Checks the counts before it builds the lists: a message of 8 MB has room for millions of entries."""
     check_length(len(message.metadata), "metadata", high=METADATA_MAX)
     kind = message.WhichOneof("input")
     if kind == "lines":

@@ -105,7 +105,7 @@ def chat_message(
     continues_final_message: bool = False,
     includes_reasoning: bool = True,
 ) -> pb.ChatRequest:
-    """A conversation. `tool_choice`: auto, none, required, or a tool's name."""
+    """Returns a conversation. `tool_choice`: auto, none, required, or a tool's name."""
     named = tool_choice not in _CHOICE_NUMBERS
     message = pb.ChatRequest(
         model=model,
@@ -203,7 +203,7 @@ def _call(value: Mapping[str, Any]) -> pb.ToolCall:
 
 
 def json_text(value: Any, field: str) -> str:
-    """The value as a JSON document. Raises InvalidRequestError if it has another type than those of JSON."""
+    """Returns the value as a JSON document. Raises InvalidRequestError if it has another type than those of JSON."""
     try:
         return orjson.dumps(value).decode()
     except TypeError:

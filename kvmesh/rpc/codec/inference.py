@@ -171,7 +171,7 @@ def to_embed_response(result: EmbedResult) -> pb.EmbedResponse:
 
 
 def from_options(message: pb.GenerationOptions, *, prefix: str = "options.") -> Options:
-    """The checked value. An absent message has all defaults."""
+    """Returns the checked value. An absent message has all defaults."""
     check_length(len(message.session_id.encode()), f"{prefix}session_id", high=SESSION_BYTES_MAX, unit="bytes")
     check_length(len(message.request_id), f"{prefix}request_id", high=REQUEST_ID_CHARACTERS_MAX, unit="characters")
     if not _REQUEST_ID_CHARACTERS.issuperset(message.request_id):
@@ -224,7 +224,7 @@ def _from_message(message: pb.ChatMessage, texts: JsonTexts, prefix: str) -> dic
 
 
 def _from_call(call: pb.ToolCall, texts: JsonTexts, prefix: str) -> dict[str, Any]:
-    """Its arguments are an object, as chat templates need them."""
+    """Converts a tool call. Its arguments become an object, as chat templates need them."""
     arguments = _object(call.arguments or "{}", texts, field=f"{prefix}arguments")
     name = required_text(call.name, field=f"{prefix}name", characters_max=256)
     return {"id": call.id, "type": "function", "function": {"name": name, "arguments": arguments}}

@@ -67,7 +67,7 @@ def check_version(version: str, field: str) -> None:
 
 
 def from_infer_request(message: pb.ModelInferRequest) -> InferCall:
-    """The value. The names of inputs, parameters and outputs are not checked."""
+    """Returns the value. The names of inputs, parameters and outputs are not checked."""
     check_version(message.model_version, field="model_version")
     check_length(len(message.id.encode()), "id", high=ID_BYTES_MAX, unit="bytes")
     check_length(len(message.inputs), "inputs", low=1, high=VALUES_MAX)
@@ -117,7 +117,7 @@ def _inputs(message: pb.ModelInferRequest) -> dict[str, Any]:
 
 
 def _element(tensor: _Tensor, raw: bytes | None, field: str) -> Any:
-    """The one element of a tensor."""
+    """Returns the one element of a tensor."""
     _refuse_parameters(tensor.parameters, field)
     if len(tensor.shape) > SHAPE_MAX or prod(tensor.shape) != 1 or min(tensor.shape, default=1) < 1:
         raise InvalidRequestError(f"{field} must have the shape [1]", field=field)
@@ -152,7 +152,7 @@ def _only(values: Sequence[Any], field: str) -> Any:
 
 
 def _bytes_of(raw: bytes, field: str) -> bytes:
-    """The one element of a packed BYTES tensor, which follows its length."""
+    """Returns the one element of a packed BYTES tensor, which follows its length."""
     if len(raw) < _LENGTH.size or _LENGTH.unpack_from(raw)[0] != len(raw) - _LENGTH.size:
         raise InvalidRequestError(f"{field} must have one element after its length in 4 bytes", field=field)
     return raw[_LENGTH.size :]
@@ -168,7 +168,7 @@ def _text(data: bytes, field: str) -> str:
 def to_infer_response(
     *, model: str, call_id: str, tensors: Sequence[Tensor], is_final: bool | None = None
 ) -> pb.ModelInferResponse:
-    """A response, or part of one. `is_final` is None outside streams."""
+    """Returns a response, or part of one. `is_final` is None outside streams."""
     message = pb.ModelInferResponse(model_name=model, model_version=VERSION, id=call_id)
     if is_final is not None:
         message.parameters[FINAL].bool_param = is_final
@@ -215,7 +215,7 @@ _DATA_TYPES: Mapping[str, pb.DataType] = {
 
 
 def to_model_config(name: str, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> pb.ModelConfigResponse:
-    """The tensors in the form of Triton's model configuration; both arguments map names to types."""
+    """Returns the tensors in the form of Triton's model configuration; both arguments map names to types."""
     config = pb.ModelConfig(
         name=name,
         platform="kvmesh",
@@ -242,7 +242,7 @@ class InferCounts:
 
 
 def to_model_statistics(counts: Mapping[str, InferCounts]) -> pb.ModelStatisticsResponse:
-    """The statistics by model."""
+    """Returns the statistics by model."""
     return pb.ModelStatisticsResponse(
         model_stats=[
             pb.ModelStatistics(

@@ -52,7 +52,7 @@ def to_leg(leg: Leg) -> pb.Leg:
 
 
 def from_leg(message: pb.Leg, *, default_id: str = "") -> Leg:
-    """The value; what depends on the model or the engine is checked by the worker. `default_id` replaces an empty id."""
+    """Returns the value; what depends on the model or the engine is checked by the worker. `default_id` replaces an empty id."""
     if not message.HasField("generation"):
         raise InvalidRequestError("generation is required", field="generation")
     return Leg(
@@ -86,7 +86,7 @@ def to_finish(slot: int, finish: LegFinish, *, lease_s: float | None = None) -> 
 
 
 def from_finish(message: pb.Finish) -> LegFinish:
-    """The value. A finish that the contract forbids is an InternalError: the client's request is not to blame."""
+    """Returns the value. A finish that the contract forbids is an InternalError: the client's request is not to blame."""
     try:
         reason = known_enum(message.reason, FINISH_REASONS, "finish.reason")
         handle = from_handle(message.handle, prefix="finish.handle.") if message.HasField("handle") else None
@@ -109,7 +109,7 @@ def from_finish(message: pb.Finish) -> LegFinish:
 
 
 def spend_lease(handle: KvHandle, spent_s: float) -> KvHandle:
-    """The handle as it is to be passed on after `spent_s` seconds. A lease that is over becomes 1 us: too short to use."""
+    """Returns the handle as it is to be passed on after `spent_s` seconds. A lease that is over becomes 1 us: too short to use."""
     if spent_s <= 0:
         return handle
     return replace(handle, lease_s=max(1e-6, handle.lease_s - spent_s))

@@ -20,7 +20,7 @@ _SECONDS: Mapping[str, tuple[Convert, Convert]] = {
 
 
 def enum_table(enum: Any, value_type: Callable[[str], ValueT]) -> dict[Any, ValueT]:
-    """The plain values of an enum by number, without UNSPECIFIED: `ROLE_PREFILL` becomes `value_type("prefill")`."""
+    """Returns the plain values of an enum by number, without UNSPECIFIED: `ROLE_PREFILL` becomes `value_type("prefill")`."""
     prefix = enum.Name(0).removesuffix("UNSPECIFIED")
     return {number: value_type(name.removeprefix(prefix).lower()) for name, number in enum.items() if number}
 

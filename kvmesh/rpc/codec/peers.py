@@ -26,7 +26,7 @@ def to_peer_update(update: PeerUpdate) -> pb.PeerUpdate:
 
 
 def from_peer_update(message: pb.PeerUpdate) -> PeerUpdate:
-    """The checked value. Only the stream knows whether the message must name its sender."""
+    """Returns the checked value. Only the stream knows whether the message must name its sender."""
     check_range(message.sequence, "sequence", low=1, high=2**64 - 1)
     check_length(len(message.router_id), "router_id", high=128, unit="characters")
     check_length(len(message.run_id), "run_id", high=64, unit="characters")

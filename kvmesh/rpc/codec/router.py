@@ -84,7 +84,7 @@ _HASHES_TAG = bytes([pb.Ask.DESCRIPTOR.fields_by_name["block_hashes"].number << 
 
 
 def _packed_hashes(hashes: Sequence[int]) -> bytes:
-    """The encoded field. Added one by one, the hashes of a long prompt take twice as long, and most of the time of its ask."""
+    """Returns the encoded field. Added one by one, the hashes of a long prompt take twice as long, and most of the time of its ask."""
     words = array("Q", hashes)
     if sys.byteorder == "big":
         words.byteswap()
@@ -98,7 +98,7 @@ def _packed_hashes(hashes: Sequence[int]) -> bytes:
 
 
 def from_ask(message: pb.Ask) -> Ask:
-    """The checked value. Its block hashes are those of the message, not copied: a lookup reads few of them."""
+    """Returns the checked value. Its block hashes are those of the message, not copied: a lookup reads few of them."""
     ask = Ask(
         request_id=message.request_id,
         model=message.model,
@@ -320,7 +320,7 @@ to_request_list, from_request_list = _REQUEST_LIST.encode, _REQUEST_LIST.decode
 
 
 def read_route_request(message: pb.RouteRequest) -> tuple[Sequence[pb.Report], Sequence[pb.Ask]]:
-    """The reports and asks of a message after the hello.
+    """Returns the reports and asks of a message after the hello.
 
     Raises InvalidRequestError if it has none, too many, or one without its ask_id.
     """

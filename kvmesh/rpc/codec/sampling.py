@@ -43,7 +43,7 @@ def fill_sampling(message: pb.SamplingParams, params: SamplingParams) -> None:
 
 
 def from_sampling(message: pb.SamplingParams, *, prefix: str = "sampling.") -> SamplingParams:
-    """The checked value; errors name fields with `prefix`. Parameters that many requests share are cached."""
+    """Returns the checked value; errors name fields with `prefix`. Parameters that many requests share are cached."""
     data = message.SerializeToString()
     if len(data) > CACHED_BYTES_MAX:
         return _from_sampling(message, prefix)

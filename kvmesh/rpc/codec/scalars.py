@@ -42,12 +42,12 @@ def from_duration(duration: Duration) -> float:
 
 
 def optional_duration(message: Message, name: str) -> float | None:
-    """None: the field is absent."""
+    """Returns None if the field is absent."""
     return from_duration(getattr(message, name)) if message.HasField(name) else None
 
 
 def positive_duration(message: Message, name: str, field: str, *, required: bool = False) -> float | None:
-    """None: the field is absent. Raises InvalidRequestError if it is required, or not above 0 s."""
+    """Returns None if the field is absent. Raises InvalidRequestError if it is required, or not above 0 s."""
     seconds = optional_duration(message, name)
     if seconds is None:
         if required:
@@ -68,7 +68,7 @@ def from_timestamp(timestamp: Timestamp) -> float:
 
 
 def known_enum(value: int, table: Mapping[Any, T], field: str) -> T:
-    """The plain value of an enum's number. Raises InvalidRequestError for unspecified and unknown numbers."""
+    """Returns the plain value of an enum's number. Raises InvalidRequestError for unspecified and unknown numbers."""
     try:
         return table[value]
     except KeyError:
@@ -76,12 +76,12 @@ def known_enum(value: int, table: Mapping[Any, T], field: str) -> T:
 
 
 def optional_field(message: Message, name: str) -> Any:
-    """None: the field is absent."""
+    """Returns None if the field is absent."""
     return getattr(message, name) if message.HasField(name) else None
 
 
 def packed_ids(ids: Sequence[int]) -> "array[int]":
-    """A field of token ids as 32-bit words. A Python integer per id of a long prompt takes a hundred times as long."""
+    """Returns a field of token ids as 32-bit words. A Python integer per id of a long prompt takes a hundred times as long."""
     if not ids:
         return array("I")
     # Imported here because frontends import this module and do not use numpy otherwise.

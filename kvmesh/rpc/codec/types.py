@@ -63,7 +63,7 @@ def fill_generation(message: prompt_pb2.Generation, generation: Generation) -> N
 
 
 def from_generation(message: prompt_pb2.Generation, *, prefix: str = "generation.") -> Generation:
-    """The value. The worker checks what depends on the model: vocabulary and context."""
+    """Returns the value. The worker checks what depends on the model: vocabulary and context."""
     check_length(len(message.media), f"{prefix}media", high=MEDIA_MAX)
     check_text(message.traceparent, field=f"{prefix}traceparent", bytes_max=TRACEPARENT_BYTES_MAX)
     sampling = from_sampling(message.sampling, prefix=f"{prefix}sampling.")
@@ -82,7 +82,7 @@ def from_generation(message: prompt_pb2.Generation, *, prefix: str = "generation
 
 
 def _prompt_ids(packed: bytes, field: str) -> "array[int]":
-    """The prompt's token ids, up to 10^6 of them, without a Python integer for each."""
+    """Returns the prompt's token ids, up to 10^6 of them, without a Python integer for each."""
     if len(packed) % 4:
         raise InvalidRequestError(f"{field} must have four bytes per token id, not {len(packed)} in all", field=field)
     return unpack_tokens(packed)
@@ -181,7 +181,7 @@ def to_logprobs(logprobs: Sequence[TokenLogprob]) -> output_pb2.Logprobs:
 
 
 def from_logprobs(message: output_pb2.Logprobs) -> list[TokenLogprob]:
-    """One value per token. Raises ValueError if the lengths of the arrays do not match."""
+    """Returns one value per token. Raises ValueError if the lengths of the arrays do not match."""
     # The protobuf library copies a slice at once; iterating calls it once per number.
     alternatives = tuple(zip(message.alternative_token_ids[:], message.alternative_logprobs[:], strict=True))
     logprobs, counts = message.token_logprobs[:], message.alternatives_counts[:]

@@ -59,7 +59,7 @@ def from_load(message: load_pb2.LoadRecord) -> LoadRecord:
 
 
 def from_description(message: pb.DescribeResponse) -> WorkerDescription:
-    """The checked value. Handoffs and roles that this version does not know are left out."""
+    """Returns the checked value. Handoffs and roles that this version does not know are left out."""
     required_text(message.worker.worker_id, field="worker.worker_id", characters_max=128)
     required_text(message.model.name, field="model.name", characters_max=256)
     required_text(message.model.source, field="model.source", characters_max=4096)

@@ -69,7 +69,7 @@ class PoolRow:
 
 
 def worker_rows(view: MeshView, earlier: Mapping[str, WorkerRow] | None = None) -> Sequence[WorkerRow]:
-    """The workers that the registry lists or the router knows, by pool and name. Rates are the change since `earlier`."""
+    """Returns the workers that the registry lists or the router knows, by pool and name. Rates are the change since `earlier`."""
     instances = {each.instance_id: each for service in ROLES for each in view.instances.get(service, ())}
     rows = [_seen(each, instances.get(each.worker.worker_id)) for each in view.workers]
     seen = {each.worker.worker_id for each in view.workers}
@@ -81,7 +81,7 @@ def worker_rows(view: MeshView, earlier: Mapping[str, WorkerRow] | None = None) 
 
 
 def pool_rows(rows: Iterable[WorkerRow], plan: PlanReport | None) -> Sequence[PoolRow]:
-    """The pools of the workers, and those that the planner wants and that have no workers."""
+    """Returns the pools of the workers, and those that the planner wants and that have no workers."""
     pools: dict[tuple[str, str], PoolRow] = {}
     for row in rows:
         key = row.model, row.role
@@ -129,7 +129,7 @@ def _seen(view: WorkerView, instance: Instance | None) -> WorkerRow:
 
 
 def _listed(instance: Instance) -> WorkerRow:
-    """A worker that the router has not described: it is starting, or there is no router."""
+    """Returns a worker that the router has not described: it is starting, or there is no router."""
     return WorkerRow(
         name=instance.instance_id,
         role=ROLES[instance.service].value,
@@ -178,5 +178,5 @@ def token_rates(load: LoadRecord | None, earlier: LoadRecord | None) -> tuple[fl
 
 
 def by_name(rows: Iterable[WorkerRow]) -> Mapping[str, WorkerRow]:
-    """The rows of a view, for the rates of the next one."""
+    """Returns the rows of a view, for the rates of the next one."""
     return {row.name: row for row in rows}

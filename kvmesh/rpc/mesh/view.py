@@ -84,7 +84,7 @@ class MeshReader:
         return merge_requests(lists, self._requests_max)
 
     async def _plan(self, planners: Sequence[Instance], problems: list[str]) -> PlanReport | None:
-        """The plan of the leader, else of the first planner that answers."""
+        """Returns the plan of the leader, else of the first planner that answers."""
         found: PlanReport | None = None
         for planner in planners:
             try:
@@ -103,7 +103,7 @@ def _problem(instance: Instance, error: MeshError) -> str:
 
 
 def merge_requests(lists: Iterable[RequestList], requests_max: int) -> RequestList:
-    """One list of all routers. Of a request that several routers placed the newest placement counts."""
+    """Returns one list of all routers. Of a request that several routers placed the newest placement counts."""
     newest: dict[str, RequestView] = {}
     in_flight = queued = 0
     for each in lists:

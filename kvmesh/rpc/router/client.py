@@ -27,7 +27,7 @@ class GrpcRouterClient:
         self._address = address
 
     async def list_workers(self, *, model: str = "", timeout_s: float) -> Sequence[WorkerView]:
-        """The workers as the router sees them, by id."""
+        """Returns the workers as the router sees them, by id."""
         try:
             response = await self._stub().ListWorkers(pb.ListWorkersRequest(model=model), timeout=timeout_s)
         except AioRpcError as error:
@@ -35,7 +35,7 @@ class GrpcRouterClient:
         return [from_worker_view(view) for view in response.workers]
 
     async def explain(self, request_id: str, *, timeout_s: float) -> Explanation:
-        """The decision on a request. Raises NotFoundError when it has left the router's history."""
+        """Returns the decision on a request. Raises NotFoundError when it has left the router's history."""
         try:
             response = await self._stub().Explain(pb.ExplainRequest(request_id=request_id), timeout=timeout_s)
         except AioRpcError as error:
@@ -45,7 +45,7 @@ class GrpcRouterClient:
     async def list_requests(
         self, *, model: str = "", in_flight_only: bool = False, requests_max: int = 0, timeout_s: float
     ) -> RequestList:
-        """The newest requests that the router knows, newest first. `requests_max` 0: the router's default."""
+        """Returns the newest requests that the router knows, newest first. `requests_max` 0: the router's default."""
         request = pb.ListRequestsRequest(model=model, in_flight_only=in_flight_only, requests_max=requests_max)
         try:
             response = await self._stub().ListRequests(request, timeout=timeout_s)

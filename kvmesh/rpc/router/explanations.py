@@ -17,7 +17,7 @@ PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
 async def find_explanation(
     routers: Sequence[Instance], channels: ChannelPool, request_id: str, *, timeout_s: float
 ) -> tuple[Explanation, str]:
-    """The newest explanation, with its router. NotFoundError when all routers answered and none knows the request."""
+    """Returns the newest explanation, with its router. NotFoundError when all routers answered and none knows the request."""
     if not routers:
         raise UnavailableError("no router is registered", reason="no_router")
     calls = [GrpcRouterClient(channels, router.address).explain(request_id, timeout_s=timeout_s) for router in routers]
@@ -44,7 +44,7 @@ async def find_explanation(
 
 
 def join_explanations(found: Sequence[tuple[Explanation, str]]) -> tuple[Explanation, str]:
-    """The newest decision, with the earlier ones that other routers made: after the loss of a router another one places the request."""
+    """Returns the newest decision, with the earlier ones that other routers made: after the loss of a router another one places the request."""
     newest, router_id = max(found, key=lambda pair: (pair[0].attempt, pair[0].decided_at_s))
     earlier = {each.attempt: each for each in newest.earlier}
     for explanation, _ in found:
@@ -63,14 +63,14 @@ def join_explanations(found: Sequence[tuple[Explanation, str]]) -> tuple[Explana
 
 
 def request_id_in(answer_id: str) -> str:
-    """The request's id in the id of an answer."""
+    """Returns the request's id in the id of an answer."""
     for prefix in PREFIXES:
         answer_id = answer_id.removeprefix(prefix)
     return answer_id
 
 
 def is_chosen(candidate: Candidate, explanation: Explanation) -> bool:
-    """True for the pair that the request was placed on."""
+    """Returns True for the pair that the request was placed on."""
     placement = explanation.placement
     if placement is None or candidate.removed_by:
         return False
@@ -79,7 +79,7 @@ def is_chosen(candidate: Candidate, explanation: Explanation) -> bool:
 
 
 def worker_name(worker: WorkerRef | None) -> str:
-    """The worker's id, with its data-parallel rank if it has several. Empty: no worker."""
+    """Returns the worker's id, with its data-parallel rank if it has several. Empty: no worker."""
     if worker is None:
         return ""
     rank = worker.data_parallel_rank
@@ -87,7 +87,7 @@ def worker_name(worker: WorkerRef | None) -> str:
 
 
 def shown_candidates(explanation: Explanation, candidates_max: int) -> Sequence[Candidate]:
-    """The best candidates and some of the removed ones. The chosen one is always included."""
+    """Returns the best candidates and some of the removed ones. The chosen one is always included."""
     scored = [candidate for candidate in explanation.candidates if not candidate.removed_by]
     removed = [candidate for candidate in explanation.candidates if candidate.removed_by]
     removed = removed[: max(candidates_max - len(scored), candidates_max // 2)]

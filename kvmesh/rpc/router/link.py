@@ -234,7 +234,7 @@ class GrpcRouterLink:
         stream.on_answered(answered)
 
     def _pending_on(self, stream: RouterStream, ask_id: int) -> _PendingAsk | None:
-        """The ask. None: it is answered, withdrawn, or was sent to another router meanwhile, so the answer is ignored."""
+        """Returns the ask. None: it is answered, withdrawn, or was sent to another router meanwhile, so the answer is ignored."""
         pending = self._pending.get(ask_id)
         return None if pending is None or pending.answer.done() or pending.stream is not stream else pending
 

@@ -85,7 +85,7 @@ class RouterStream:
         self._call.cancel()
 
     def take_reports(self) -> Sequence[tuple[int, Report]]:
-        """The reports that were not written before the stream broke."""
+        """Returns the reports that were not written before the stream broke."""
         reports, self._reports = self._reports, []
         return reports
 

@@ -34,7 +34,7 @@ class StreamListener(Protocol):
     def on_message(self, stream: RouterStream, message: pb.RouteResponse) -> None: ...
 
     def is_used(self, stream: RouterStream) -> bool:
-        """Whether an ask on the stream is unanswered, or a request that it placed is in flight."""
+        """Returns whether an ask on the stream is unanswered, or a request that it placed is in flight."""
         ...
 
 
@@ -86,7 +86,7 @@ class RouterStreams:
         return self._messages_of_past_streams + sum(stream.messages_sent for stream in self.streams.values())
 
     def for_asks(self) -> Sequence[RouterStream]:
-        """The streams on which asks are sent: those that stay, or all when none stays."""
+        """Returns the streams on which asks are sent: those that stay, or all when none stays."""
         staying = [stream for stream in self.streams.values() if stream not in self._leaving]
         return staying or list(self.streams.values())
 
@@ -116,7 +116,7 @@ class RouterStreams:
                 stream.give_up()
 
     def _next_router(self, tried: set[str]) -> Instance | None:
-        """The preferred router without a stream that is not in `tried`."""
+        """Returns the preferred router without a stream that is not in `tried`."""
         routers = usable_routers(self._routers.values())
         fresh = [r for r in routers if r.instance_id not in tried and r.instance_id not in self._taken]
         return next(iter(preferred_routers(self._frontend_id, fresh, 1)), None)

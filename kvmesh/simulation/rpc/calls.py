@@ -172,7 +172,7 @@ class ResponseStreamMixin:
     """`read` and async iteration."""
 
     async def read(self: Any) -> Any:
-        """The next response, or grpc.aio.EOF after OK; raises the call's failure."""
+        """Returns the next response, or grpc.aio.EOF after OK; raises the call's failure."""
         try:
             packed = await self._exchange.responses.receive()
         except PipeEndedError:

@@ -20,7 +20,7 @@ from kvmesh.simulation.rpc.exchange import MemoryExchange
 
 
 def _multi_callable(kind: type[MemoryCall], *, sends_stream: bool = False) -> Any:
-    """The method of a channel that stubs call once per RPC method. The result starts calls of that kind."""
+    """Returns the method of a channel that stubs call once per RPC method. The result starts calls of that kind."""
 
     def make(  # noqa: PLR0917  # The signature of grpc.aio.Channel.unary_unary.
         channel: "MemoryChannel",

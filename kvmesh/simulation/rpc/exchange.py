@@ -86,7 +86,7 @@ class MemoryExchange:
         self.cancel_task()
 
     def too_large(self, message: Any, sender: str) -> CallStatus | None:
-        """The status for a message over the limit, worded as gRPC does."""
+        """Returns the status for a message over the limit, worded as gRPC does."""
         if not isinstance(message, bytes) or len(message) <= self.limits.message_bytes_max:
             return None
         details = f"{sender}: Sent message larger than max ({len(message)} vs. {self.limits.message_bytes_max})"

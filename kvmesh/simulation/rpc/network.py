@@ -59,7 +59,7 @@ class MemoryNetwork:
         return MemoryServer(interceptors, lambda server: self._started(address, server))
 
     def channel(self, address: str, *, client: str = "") -> grpc.aio.Channel:
-        """A channel to `address`. The server may start later. `client` names the process that uses it, for partitions."""
+        """Returns a channel to `address`. The server may start later. `client` names the process that uses it, for partitions."""
 
         def open_exchange(**arguments: Any) -> MemoryExchange:
             return self._open((client, address), **arguments)

@@ -12,7 +12,7 @@ _RESOLUTION_S = 1e-9
 
 
 def has_come(at_s: float) -> bool:
-    """Whether the loop's time has reached `at_s`."""
+    """Returns whether the loop's time has reached `at_s`."""
     return at_s - asyncio.get_running_loop().time() <= _RESOLUTION_S
 
 
@@ -30,7 +30,7 @@ class MemoryLink:
         self._waiting: dict[Callable[[], None], None] = {}
 
     def arrival_s(self) -> float:
-        """The loop's time at which something sent now arrives."""
+        """Returns the loop's time at which something sent now arrives."""
         now = asyncio.get_running_loop().time()
         return now + self.extra_s + (0.0 if self._latency_s is None else max(0.0, self._latency_s()))
 
@@ -114,7 +114,7 @@ class Pipe:
         _wake(self._writer)
 
     async def receive(self) -> Any:
-        """The next message. PipeEndedError after the last one, and when discarded."""
+        """Returns the next message. PipeEndedError after the last one, and when discarded."""
         while not self._items or not self._is_here(self._items[0][0]):
             if self._is_over:
                 raise PipeEndedError

@@ -333,7 +333,7 @@ class Feed:
         return 0
 
     def stream_plain(self, marks: Marks, kind: Callable[[str], Part]) -> TextSteps:
-        """As `stream_until`, for content and reasoning. Enables the fast path while nothing is held back."""
+        """Does what `stream_until` does, for content and reasoning. Enables the fast path while nothing is held back."""
         self.is_reasoning = kind is Reasoning
 
         def quick() -> ToPart | None:

@@ -87,7 +87,7 @@ class AttemptState:
         return left_s
 
     def output_tokens(self) -> int:
-        """Tokens received in this attempt so far, over all choices."""
+        """Returns the tokens received in this attempt so far, over all choices."""
         return sum([choice.tokens for choice in self.choices.values()]) - self._tokens_before
 
     def cached_tokens(self) -> int | None:

@@ -108,7 +108,7 @@ class HedgedPrefill:
             await self._drop(second)
 
     def _move_to(self, hedge: Hedge) -> Hedge:
-        """The request continues with the second placement."""
+        """Continues the request with the second placement."""
         state = self._state
         self._report(state.placed, ReportKind.CANCELLED, state.began_s)
         state.move_to(hedge.placed, hedge.placed_s)

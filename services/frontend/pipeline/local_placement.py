@@ -109,7 +109,7 @@ def _is_pinned(worker: Described, worker_id: str) -> bool:
 
 
 def _handoff(prefill: Described, decode: Described) -> Handoff | None:
-    """How the two can exchange KV; None if they cannot."""
+    """Returns how the two can exchange KV; None if they cannot."""
     (prefill_instance, prefill_card), (decode_instance, decode_card) = prefill, decode
     key = decode_instance.meta.get("kv_compatibility_hash", "")
     if not key or prefill_instance.meta.get("kv_compatibility_hash") != key:

@@ -66,7 +66,7 @@ class BatchStore:
         self._instance_id = instance_id
 
     def wall(self) -> float:
-        """The time on which all that share the batches agree."""
+        """Returns the time on which all that share the batches agree."""
         return self._clock.wall()
 
     @writes
@@ -187,7 +187,7 @@ class BatchStore:
 
     @reads
     async def has_waiting_owner(self, connection: Connection) -> bool:
-        """Whether a batch waits whose owner has no leased batch."""
+        """Returns whether a batch waits whose owner has no leased batch."""
         now_s = self._clock.wall()
         row = await connection.row(
             f"SELECT 1 AS found FROM batches WHERE {_WAITS} AND owner NOT IN"

@@ -135,7 +135,7 @@ def reads(method: Method[S, P, T]) -> AsyncMethod[S, P, T]:
 
 
 def writes(method: Method[S, P, T]) -> AsyncMethod[S, P, T]:
-    """As `reads`, for a method that writes, in one transaction."""
+    """Does what `reads` does for a method that writes, in one transaction."""
     return _transaction(method, is_read_only=False)
 
 

@@ -58,7 +58,7 @@ class DatabaseContents:
         )
 
     def path(self, file_id: str) -> Path | None:
-        """None: the bytes are in the database."""
+        """Returns None: the bytes are in the database."""
 
     @asynccontextmanager
     async def local(self, file_id: str) -> AsyncIterator[Path]:

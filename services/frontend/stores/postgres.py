@@ -128,7 +128,7 @@ class PostgresDatabase:
             _log.warning("stores_not_ready", why=error.message)
 
     def _conninfo(self) -> str:
-        """The parameters of a new connection. Reads the password each time, so that it can be replaced."""
+        """Returns the parameters of a new connection. Reads the password each time, so that it can be replaced."""
         settings = self._settings
         milliseconds = math.ceil(settings.timeout_s * 1000)
         # The operator's own, such as a search path, come last and count.
@@ -267,7 +267,7 @@ async def _nothing(_: Connection) -> None:
 
 
 def _may_repeat(error: psycopg.Error) -> bool:
-    """Whether the transaction changed nothing, or may have been committed on a connection that was lost."""
+    """Returns whether the transaction changed nothing, or may have been committed on a connection that was lost."""
     repeated = (
         psycopg.errors.SerializationFailure,
         psycopg.errors.DeadlockDetected,
@@ -277,7 +277,7 @@ def _may_repeat(error: psycopg.Error) -> bool:
 
 
 def _is_away(error: Exception) -> bool:
-    """Whether the server cannot be reached: errors of the connection have no code, or one of these classes."""
+    """Returns whether the server cannot be reached: errors of the connection have no code, or one of these classes."""
     if not isinstance(error, psycopg.OperationalError):
         return False
     code = error.sqlstate or ""
@@ -291,7 +291,7 @@ def _cut(connection: Raw) -> None:
 
 
 def _words(error: Exception) -> str:
-    """The error's text without addresses and values, which clients must not see."""
+    """Returns the error's text without addresses and values, which clients must not see."""
     if isinstance(error, psycopg.Error) and error.sqlstate:
         return f"{type(error).__name__} ({error.sqlstate})"
     return type(error).__name__

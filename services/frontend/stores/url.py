@@ -27,7 +27,7 @@ def check_url(url: str) -> None:
 
 
 def shared_database(settings: "StoresSettings", clock: "Clock") -> "Database | None":
-    """The database that the settings name, not open yet; None without one."""
+    """Returns the database that the settings name, not open yet; None without one."""
     if not settings.url:
         return None
     # Only here: the driver is an optional package.

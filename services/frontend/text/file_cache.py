@@ -30,7 +30,7 @@ class FileCache:
         self._sets_max = sets_max
 
     def find(self, digest: str) -> Path | None:
-        """The folder with files of the digest. A damaged one is removed."""
+        """Returns the folder with files of the digest. A damaged one is removed."""
         folder = self._folder(digest)
         try:
             if digest_of_files(list_files(folder)) == digest:

@@ -49,7 +49,7 @@ class ModelDirectories:
         return found or await self._fetch(card, workers, why_not_local)
 
     def _find_local(self, card: ModelCard) -> tuple[Path | None, str]:
-        """The directory that the workers name, if it has the same files here; else why not."""
+        """Returns the directory that the workers name, if it has the same files here; else why not."""
         try:
             directory = find_directory(card.source, revision=card.revision, cache_dir=self._settings.cache_dir)
             digest = digest_of_files(list_files(directory))

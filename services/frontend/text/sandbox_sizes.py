@@ -37,7 +37,7 @@ def joined(separator: Any, items: Sequence[Any], limit: int) -> int:
 
 
 def _formatted(value: Any, arguments: Sequence[Any], limit: int) -> int:
-    """A width can be in the format or, with `*` and nested fields, be an argument."""
+    """Returns a bound of the length of formatted text. A width can be in the format or, with `*` and nested fields, be an argument."""
     widths = [int(each[:12]) for each in _DIGITS.findall(value)] if isinstance(value, str) else []
     widths += [abs(each) for each in arguments if isinstance(each, int)]
     texts = [len(each) for each in arguments if isinstance(each, str)]

@@ -27,7 +27,7 @@ Json = Mapping[str, Any]
 
 
 def mesh_json(view: MeshView, rows: Sequence[WorkerRow]) -> dict[str, Any]:
-    """The mesh. `rows`: its workers, with rates."""
+    """Returns the mesh. `rows`: its workers, with rates."""
     return {
         "services": list(_services(view))[:SERVICES_MAX],
         "pools": list(map(_pool, pool_rows(rows, view.plan))),
@@ -42,7 +42,7 @@ def mesh_json(view: MeshView, rows: Sequence[WorkerRow]) -> dict[str, Any]:
 
 
 def explanation_json(explanation: Explanation, router_id: str) -> dict[str, Any]:
-    """One decision of a router, and what was observed afterwards."""
+    """Returns one decision of a router, and what was observed afterwards."""
     shown = shown_candidates(explanation, CANDIDATES_MAX)
     placement, found = explanation.placement, [report.cached_tokens for report in explanation.reports]
     known = [tokens for tokens in found if tokens is not None]

@@ -25,7 +25,7 @@ class StaticFile(NamedTuple):
 
 @cache
 def static_files() -> Mapping[str, StaticFile]:
-    """All files by name."""
+    """Returns all files by name."""
     found = {}
     for path in (files("services.frontend.ui") / "static").iterdir():
         ending = path.name.rpartition(".")[2]

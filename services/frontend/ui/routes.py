@@ -117,7 +117,7 @@ class UiRoutes:
 
 
 async def _redirect(_: web.Request) -> web.StreamResponse:
-    """The page's own links are relative to the parent of /ui, so that a proxy may serve it under a prefix."""
+    """Redirects to the page. Its links are relative to the parent of /ui, so that a proxy may serve it under a prefix."""
     return web.Response(status=308, headers={**HEADERS, "Location": "../ui"})
 
 

@@ -40,7 +40,7 @@ HEADERS: Mapping[str, str] = {
 
 
 def is_served(ui: UiSettings, http: HttpSettings) -> bool:
-    """Whether this server has the page at all."""
+    """Returns whether this server has the page at all."""
     return ui.is_on and (ui.allows_public or is_loopback(http.host or LOOPBACK))
 
 

@@ -51,7 +51,10 @@ class ComposeOrchestrator:
         self._raise_failure()
 
     async def sizes(self, unit: str) -> tuple[int, int]:
-        """The wanted size is the last one that was set while a command runs, and otherwise the number of containers."""
+        """Returns the wanted and the running number.
+
+        The wanted one is the last that was set while a command runs, and otherwise the number of containers.
+        """
         there, running = await self._count(unit)
         return (self._wanted[unit] if self._running is not None and unit in self._wanted else there), running
 
@@ -116,7 +119,7 @@ async def _finish(process: Process) -> tuple[bytes, bytes]:
 
 
 def _objects(text: str) -> Sequence[dict[str, object]]:
-    """One JSON object per line, or, from older versions, one array."""
+    """Returns one JSON object per line, or, from older versions, one array."""
     if text.lstrip().startswith("["):
         found: list[dict[str, object]] = json.loads(text)
         return found

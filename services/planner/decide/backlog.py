@@ -11,7 +11,7 @@ NO_TARGET_S = 10.0
 
 
 def harmless_tokens(shape: Shape, targets: Targets, s_per_token: float) -> float:
-    """The backlog that a pool computes within half of the TTFT target."""
+    """Returns the backlog that a pool computes within half of the TTFT target."""
     workers = max(1, shape.prefill_workers or shape.decode_workers)
     return workers * (targets.ttft_s or 2 * NO_TARGET_S) / 2 / s_per_token
 
@@ -27,7 +27,7 @@ def catch_up_rate(
     start_s: float,
     catch_up_s: float,
 ) -> float:
-    """Requests per second beyond the load that workers which start now must serve to remove the backlog within `catch_up_s`.
+    """Returns the requests per second beyond the load that workers which start now must serve to remove the backlog within `catch_up_s`.
 
     A fluid model of the prefill pool. Until `ready_in_s`, when the workers that start already are ready, the backlog changes by the load
     minus the capacity of the ready pool; from then until `start_s` by the load minus that of the wanted pool.
@@ -43,6 +43,6 @@ def catch_up_rate(
 
 
 def capacity(sizer: Sizer, demand: Demand, shape: Shape) -> float:
-    """Requests per second that a prefill pool computes when it is never idle."""
+    """Returns the requests per second that a prefill pool computes when it is never idle."""
     full = sizer.forecast(demand, replace(shape, deflect_tokens=0))
     return shape.prefill_workers * full.prefill_rate / full.prefill_load if full.prefill_load else float("inf")

@@ -63,5 +63,5 @@ class LoadHistory:
 
 
 def coming_demand(demand: Demand, prediction: Prediction, recent_rate: float) -> Demand:
-    """The largest load within the horizon: never below the present one, and at most GROWTH_MAX times it."""
+    """Returns the largest load within the horizon: never below the present one, and at most GROWTH_MAX times it."""
     return replace(demand, requests_per_s=max(recent_rate, min(prediction.upper, GROWTH_MAX * recent_rate)))

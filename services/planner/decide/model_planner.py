@@ -173,7 +173,7 @@ class ModelPlanner:
         return self._bursts
 
     def _smoothed(self, rate: float, targets: Targets, now_s: float) -> float:
-        """The rate over about half of the TTFT target: requests of a shorter burst can wait without missing it."""
+        """Returns the rate over about half of the TTFT target: requests of a shorter burst can wait without missing it."""
         passed_s, self._smoothed_s = now_s - self._smoothed_s, now_s
         smoothing_s = (targets.ttft_s or 0.0) / 2
         weight = 1 - math.exp(-passed_s / smoothing_s) if smoothing_s else 1.0
@@ -269,7 +269,7 @@ class ModelPlanner:
         )
 
     def _catch_up_rate(self, sizer: Sizer, demand: Demand, observation: ModelObservation, *, now_s: float) -> float:
-        """What new workers must serve beyond the load, so that a backlog does not outlive them."""
+        """Returns what new workers must serve beyond the load, so that a backlog does not outlive them."""
         assert self._wanted is not None
         settings = self._settings
         grows = self._wanted.prefill_workers > observation.ready.prefill_workers
@@ -321,7 +321,7 @@ class ModelPlanner:
         return Choice(action=best.action, reason=_shortage(sizer, situation), detail=detail, alternatives=ordered)
 
     def _deflect_surge(self, sizer: Sizer, situation: Situation, *, rate: float, now_s: float) -> Choice | None:
-        """The best deflection if the newest requests were the present load.
+        """Returns the best deflection if the newest requests were the present load.
 
         None: there is no surge, the pools serve it, or a bound is set already.
         """
@@ -344,7 +344,7 @@ class ModelPlanner:
         )
 
     def _is_short(self, sizing: Sizing, situation: Situation) -> bool:
-        """True when the targets cannot be met, and pools within the limits are larger than the present ones."""
+        """Returns True when the targets cannot be met, and pools within the limits are larger than the present ones."""
         return bool(sizing.limit) and (
             sizing.shape.prefill_workers > situation.wanted.prefill_workers
             or sizing.shape.decode_workers > situation.wanted.decode_workers
@@ -360,7 +360,7 @@ class ModelPlanner:
         situation: Situation,
         now_s: float,
     ) -> Choice:
-        """The targets are kept. Ends a deflection, or shrinks, if the targets are kept then too."""
+        """Saves cost while the targets are kept. Ends a deflection, or shrinks, if the targets are kept then too."""
         wanted = situation.wanted
         if wanted.deflect_tokens and now_s - self._short_s >= DEFLECT_CALM_S:
             plain = evaluator.deflect(0)
@@ -407,7 +407,7 @@ class ModelPlanner:
 
 
 def larger(one: Shape, other: Shape) -> Shape:
-    """The larger size of each pool."""
+    """Returns the larger size of each pool."""
     return replace(
         one,
         prefill_workers=max(one.prefill_workers, other.prefill_workers),
@@ -428,7 +428,7 @@ def _because(limit: str) -> str:
 
 
 def _shortage(sizer: Sizer, situation: Situation) -> str:
-    """Which pool is too small: the one whose growth alone would help."""
+    """Returns which pool is too small: the one whose growth alone would help."""
     ready, demand = situation.ready, situation.now
     if demand.requests_per_s < situation.coming.requests_per_s:
         demand, ready = situation.coming, situation.wanted

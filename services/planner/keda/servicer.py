@@ -51,14 +51,14 @@ class ExternalScalerServicer(externalscaler_pb2_grpc.ExternalScalerServicer):
     async def GetMetricSpec(
         self, request: pb.ScaledObjectRef, context: ServicerContext[Any, Any]
     ) -> pb.GetMetricSpecResponse:
-        """One metric, whose target per replica is 1 worker."""
+        """Returns one metric, whose target per replica is 1 worker."""
         name = metric_name(*pool_of(request))
         return pb.GetMetricSpecResponse(metricSpecs=[pb.MetricSpec(metricName=name, targetSize=1, targetSizeFloat=1.0)])
 
     async def GetMetrics(
         self, request: pb.GetMetricsRequest, context: ServicerContext[Any, Any]
     ) -> pb.GetMetricsResponse:
-        """The number of wanted workers. NotFoundError for another metric than GetMetricSpec names."""
+        """Returns the number of wanted workers. NotFoundError for another metric than GetMetricSpec names."""
         pool = pool_of(request.scaledObjectRef)
         # KEDA asks with a prefix of its own, such as `s0-`, from some versions on.
         if request.metricName and not request.metricName.endswith(metric_name(*pool)):

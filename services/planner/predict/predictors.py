@@ -22,7 +22,7 @@ class Predictor(Protocol):
 
 
 def constant(history: Sequence[float], steps: int) -> Sequence[float]:
-    """The newest value goes on."""
+    """Predicts that the newest value stays."""
     return [history[-1]] * steps
 
 

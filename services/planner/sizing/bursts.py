@@ -110,7 +110,7 @@ class BurstHistory:
             self._total_s -= self._spans.popleft()[0]
 
     def bursts(self) -> Bursts | None:
-        """None until the history is as long as the level is a mean of."""
+        """Returns None until the history is as long as the level is a mean of."""
         if self._total_s < LEVEL_STARTS * self._start_s:
             return None
         levels = self._levels()

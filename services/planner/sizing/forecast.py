@@ -59,7 +59,9 @@ class Forecast:
         return self.is_stable and self.attainment >= self.targets.percentile
 
     def ttft_within(self, limit_s: float) -> float:
-        """Share of requests whose first token comes within `limit_s`: the smaller one of the formulas and of the replay of bursts."""
+        """Returns the share of requests whose first token comes within `limit_s`: the smaller one of the formulas and of the replay of
+        bursts.
+        """
         return min(self._ttft_within(limit_s), self._ttft_within_in_bursts(limit_s))
 
     def _ttft_within_in_bursts(self, limit_s: float) -> float:
@@ -116,7 +118,7 @@ class Forecast:
         return self._slot_wait_s + deflected * self._deflect_wait_s + prefill * prefill_wait_s
 
     def itl_within(self, limit_s: float) -> float:
-        """Share of time in which the batches are small enough for steps of `limit_s`.
+        """Returns the share of time in which the batches are small enough for steps of `limit_s`.
 
         The number of decoding requests is about Poisson, whatever the lengths of answers (an M/G/infinity queue), and routers spread them
         evenly.
@@ -286,7 +288,7 @@ class Forecast:
         return min(self.batch_max, room_s / per_request_s) if room_s >= 0 else -1.0
 
     def _quantile(self, within: Callable[[float], float], high_s: float) -> float:
-        """The smallest limit within which the targets' percentile of the requests is."""
+        """Returns the smallest limit within which the targets' percentile of the requests is."""
         low_s = 0.0
         for _ in range(BISECTIONS):
             middle_s = (low_s + high_s) / 2

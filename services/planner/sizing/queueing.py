@@ -22,7 +22,7 @@ def erlang_c(servers: int, offered: float) -> float:
 
 
 def mean_wait_s(*, servers: int, rate: float, service_s: float, service_cv2: float, arrival_cv2: float = 1.0) -> float:
-    """Mean wait in G/G/k; infinite without enough servers.
+    """Returns the mean wait in G/G/k; infinite without enough servers.
 
     Allen-Cunneen: (Ca^2 + Cs^2) / 2 times the wait of M/M/k. For Poisson arrivals (Ca^2 = 1) this is the M/G/k approximation of
     Lee and Longton (1959), exact for one server (Pollaczek-Khinchine). Source: A. O. Allen, Probability, Statistics, and Queueing
@@ -35,7 +35,7 @@ def mean_wait_s(*, servers: int, rate: float, service_s: float, service_cv2: flo
 
 
 def batching_factor(utilisation: float, prompts_per_step: float) -> float:
-    """How much longer prompts take when a worker computes all that wait in one step and none is ready before the step ends.
+    """Returns how much longer prompts take when a worker computes all that wait in one step and none is ready before the step ends.
 
     A prompt that arrives within a step waits for its rest R, then for the prompts that came before it within that step (rho R), and, when
     steps are shared, also for those that came after it (rho R): (1 + 2 rho) / (1 + rho) times the wait. A step that holds at most one

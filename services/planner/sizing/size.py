@@ -56,7 +56,7 @@ class Sizer:
         return cost_of(shape, self.targets)
 
     def goodput_per_s(self, demand: Demand, shape: Shape) -> float:
-        """The highest rate, at most that of the demand, of which the targets' percentile is within the targets."""
+        """Returns the highest rate, at most that of the demand, of which the targets' percentile is within the targets."""
         rate = demand.requests_per_s
         if shape.decode_workers < 1 or not rate:
             return 0.0
@@ -153,7 +153,7 @@ class Sizer:
         return self.forecast(demand, Shape(prefill_workers=prefill, decode_workers=decode)).meets
 
     def _most_goodput(self, demand: Demand) -> Shape:
-        """The cheapest shape for the highest rate that the limits allow; the smallest shape if they allow none."""
+        """Returns the cheapest shape for the highest rate that the limits allow; the smallest shape if they allow none."""
         best = self._bounds()[0]
         low, high = 0.0, demand.requests_per_s
         for _ in range(RATE_BISECTIONS):
@@ -166,7 +166,7 @@ class Sizer:
         return best
 
     def _relaxed(self, demand: Demand) -> Shape:
-        """A shape for the share of requests that can meet the targets; if none can, one that serves the load."""
+        """Returns a shape for the share of requests that can meet the targets; if none can, one that serves the load."""
         reachable = RELAXED * self.forecast(demand.at_rate(IDLE_RATE), self._huge).attainment
         targets = replace(self.targets, percentile=min(self.targets.percentile, reachable))
         if not reachable:
@@ -190,7 +190,7 @@ class Sizer:
         return max(limits.workers_min, self.workers_max if limits.workers_max is None else limits.workers_max)
 
     def _most(self, demand: Demand) -> Shape:
-        """The largest shape within the limits, with the split of the highest goodput if the cost is limited."""
+        """Returns the largest shape within the limits, with the split of the highest goodput if the cost is limited."""
         if self.targets.cost_max is not None:
             return self._most_goodput(demand)
         return self._bounds()[1]
@@ -210,7 +210,7 @@ def cost_of(shape: Shape, targets: Targets) -> float:
 
 
 def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """The smallest number from `low` on for which something holds, by bisection. It holds for `high`, and for all after the first."""
+    """Returns the smallest number from `low` on for which something holds, by bisection. It holds for `high`, and for all after the first."""
     while low < high:
         middle = (low + high) // 2
         if holds(middle):

@@ -42,7 +42,7 @@ class Speed:
         )
 
     def compute_s(self, uncached_tokens: float, prompt_tokens: float) -> float:
-        """The part of `prefill_s` that grows with the tokens."""
+        """Returns the part of `prefill_s` that grows with the tokens."""
         # Each token attends to those before it: the sum over the last `uncached_tokens` of `prompt_tokens`.
         pairs = uncached_tokens * (prompt_tokens - uncached_tokens / 2)
         return self.prefill_s_per_token * uncached_tokens + self.prefill_s_per_token_pair * pairs
@@ -74,7 +74,7 @@ def speed_of(profile: PerformanceProfile, *, kv_tokens: int = 0, running_max: in
 
 
 def profile_of(speed: Speed) -> PerformanceProfile:
-    """The coefficients as workers register them. Capacities are not part of it."""
+    """Returns the coefficients as workers register them. Capacities are not part of it."""
     names = [name for name in PerformanceProfile.__dataclass_fields__ if name in Speed.__dataclass_fields__]
     return PerformanceProfile(**{name: getattr(speed, name) for name in names})
 
@@ -93,7 +93,7 @@ class PoolTimes:
         return max(0.0, self.square_s2 / (self.mean_s * self.mean_s) - 1.0) if self.mean_s else 0.0
 
     def less(self, saved_s: float) -> "PoolTimes":
-        """The same prompts, each `saved_s` faster."""
+        """Returns the same prompts, each `saved_s` faster."""
         square_s2 = self.square_s2 - 2 * saved_s * self.mean_s + saved_s * saved_s
         return PoolTimes(share=self.share, mean_s=self.mean_s - saved_s, square_s2=square_s2)
 

@@ -95,7 +95,7 @@ class Breaker:
         return 0.0 if self.admits else self._settings.pause_min_s
 
     def early_after_s(self, now: float) -> float:
-        """The same when no other worker is left, so that `half_open_early` shortens the pause."""
+        """Returns the same when no other worker is left, so that `half_open_early` shortens the pause."""
         return min(self.retry_after_s(now), max(0.0, self._early_at - now))
 
     def half_open_early(self, now: float) -> bool:

@@ -99,7 +99,7 @@ class HealthMonitor:
         return self._health.get(worker.worker_id) or self.reset_worker(worker)
 
     def reset_worker(self, worker: RegisteredWorker) -> WorkerHealth:
-        """The worker is a new process, with a closed breaker."""
+        """Starts the health record of a worker that is a new process, with a closed breaker."""
         self.paths.remove_worker(worker.worker_id)
         health = self._health[worker.worker_id] = WorkerHealth(
             breaker=Breaker(self._breaker_settings),
@@ -234,7 +234,7 @@ class HealthMonitor:
         return True
 
     def refusal(self, error: MeshError, *, frontend_id: str, model: str, now: float) -> MeshError:
-        """The error for the caller. If only breakers, paused paths and wedges leave no worker, it has a retry delay."""
+        """Returns the error for the caller. If only breakers, paused paths and wedges leave no worker, it has a retry delay."""
         if error.reason == PATHS_OPEN:
             decodes = [w.worker_id for w in self._workers.values() if w.role is Role.DECODE and w.model_name == model]
             wait_s = self.paths.retry_after_s(frontend_id, decodes, now)
@@ -267,7 +267,7 @@ class HealthMonitor:
         return sum(1 for health in self._health.values() if health.overlap.fault is fault)
 
     def _stood_still(self, now: float) -> bool:
-        """True when the router itself stood still until a moment ago."""
+        """Returns True when the router itself stood still until a moment ago."""
         if now - self._checked_at > STALL_S:
             self._resumed_at = now
         return now - self._resumed_at < STALL_S
@@ -407,5 +407,5 @@ def _on_link_failure(breaker: Breaker, reservation_id: str, now: float) -> None:
 
 
 def is_worker_fault(error: MeshError | None) -> bool:
-    """True for an error that the named worker is to blame for."""
+    """Returns True for an error that the named worker is to blame for."""
     return isinstance(error, WORKER_FAULTS) and error.reason not in NO_FAULT_REASONS

@@ -60,7 +60,7 @@ class OverlapWatch:
         return is_new
 
     def is_repeat(self, first_hash: int, now: float) -> bool:
-        """Whether a prompt with this first block was placed here so long ago that the worker's events must have named it."""
+        """Returns whether a prompt with this first block was placed here so long ago that the worker's events must have named it."""
         placed_at = self.first_blocks.get(first_hash)
         if placed_at is not None and now - placed_at < SETTLE_S:
             return False
@@ -71,7 +71,7 @@ class OverlapWatch:
         return placed_at is not None
 
     def on_repeat(self, *, is_cached: bool, cached_blocks: int, blocks_total: int) -> bool:
-        """A repeat was placed. True: the fault is new.
+        """Records a repeat that was placed. Returns True if the fault is new.
 
         `is_cached`: the worker's events named the first block, so hashes agree from then on. `cached_blocks`: blocks its events named.
         """

@@ -37,7 +37,7 @@ _NONE: frozenset[str] = frozenset()
 
 
 def is_link_fault(error: MeshError | None) -> bool:
-    """True for a failure that the path or the worker may be to blame for."""
+    """Returns True for a failure that the path or the worker may be to blame for."""
     return isinstance(error, UnavailableError | LostError | DeadlineError) and error.reason in LINK_REASONS
 
 
@@ -75,11 +75,11 @@ class PathBreakers:
             self._remove(frontend_id, worker_id=worker_id)
 
     def is_sole(self, frontend_id: str) -> bool:
-        """True if no other frontend is connected, so that a failing path cannot be told from a failing worker."""
+        """Returns True if no other frontend is connected, so that a failing path cannot be told from a failing worker."""
         return not self._frontends.keys() - {frontend_id}
 
     def paused(self, frontend_id: str, now: float) -> frozenset[str]:
-        """The workers that get no requests of this frontend."""
+        """Returns the workers that get no requests of this frontend."""
         paths = self._paths.get(frontend_id)
         if not paths:
             return _NONE
@@ -105,7 +105,7 @@ class PathBreakers:
         return path.breaker.state if path.breaker.state is not before else None
 
     def on_failure(self, *, frontend_id: str, worker_id: str, reservation_id: str, now: float) -> bool:
-        """The frontend lost the worker. Returns True if that paused the path."""
+        """Records that the frontend lost the worker. Returns True if that paused the path."""
         path = self._paths.get(frontend_id, {}).get(worker_id)
         if path is None:
             if self._size >= PATHS_MAX or frontend_id not in self._frontends:
@@ -119,7 +119,7 @@ class PathBreakers:
         return path.breaker.state is BreakerState.OPEN and before is not BreakerState.OPEN
 
     def agree(self, worker_id: str, *, answered_at: float) -> bool:
-        """True if several frontends lost the worker, and it has answered no frontend since (`answered_at`)."""
+        """Returns True if several frontends lost the worker, and it has answered no frontend since (`answered_at`)."""
         lost = [
             frontend_id
             for frontend_id, paths in self._paths.items()
@@ -139,7 +139,7 @@ class PathBreakers:
         return min(waits, default=self._settings.pause_min_s)
 
     def paused_frontends(self, worker_id: str) -> list[str]:
-        """The frontends whose path to the worker is not closed."""
+        """Returns the frontends whose path to the worker is not closed."""
         return sorted(
             frontend_id
             for frontend_id, paths in self._paths.items()

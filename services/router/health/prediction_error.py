@@ -11,7 +11,7 @@ EXPECTED_MIN_S = 1e-4
 
 
 def error_ratio(expected_s: float | None, observed_s: float | None) -> float | None:
-    """The relative error. None: there is nothing to compare."""
+    """Returns the relative error. None: there is nothing to compare."""
     if expected_s is None or observed_s is None or expected_s < EXPECTED_MIN_S:
         return None
     return (observed_s - expected_s) / expected_s

@@ -30,7 +30,7 @@ class StepWatch:
         self._slowest_step_s = 0.0
 
     def on_load_record(self, record: LoadRecord, now: float) -> bool:
-        """True: the engine made steps since the previous record."""
+        """Returns True if the engine made steps since the previous record."""
         progress = (
             record.step,
             record.prompt_tokens_total,
@@ -58,7 +58,7 @@ class StepWatch:
             self._working_since = now
 
     def allowed_s(self, profile: PerformanceProfile | None, prompt_tokens: int) -> float:
-        """How long the engine may go without a step; the queued prompt tokens may be computed in one step."""
+        """Returns how long the engine may go without a step; the queued prompt tokens may be computed in one step."""
         expected_s = self._slowest_step_s
         if profile is not None:
             per_token_s = profile.prefill_s_per_token or 0.0
@@ -66,11 +66,11 @@ class StepWatch:
         return min(WAIT_MAX_S, max(WAIT_MIN_S, STEP_FACTOR * expected_s))
 
     def is_stuck(self, now: float, *, allowed_s: float) -> bool:
-        """The records show work, and no step for longer than allowed."""
+        """Returns True if the records show work, and no step for longer than allowed."""
         return self._working_since is not None and now - self._working_since > allowed_s
 
     def has_stepped_lately(self, now: float) -> bool:
-        """True when a step was made, or the first record came, within `WAIT_MIN_S`."""
+        """Returns True when a step was made, or the first record came, within `WAIT_MIN_S`."""
         return self._stepped_at > now - WAIT_MIN_S
 
     def is_overdue(self, now: float, *, allowed_s: float, due_at: float) -> bool:

@@ -46,7 +46,7 @@ class Holders(Protocol):
     no_tokens: CandidateTokens
 
     def select_tokens(self, by_bit: Floats, *, block_size_tokens: int, holders_version: int) -> CandidateTokens:
-        """The tokens of the candidates, given those of all holders."""
+        """Returns the tokens of the candidates, given those of all holders."""
         ...
 
 
@@ -75,7 +75,7 @@ class CachedTokens:
         return len(self._cache)
 
     def of(self, ask: Ask, pool: Holders) -> CandidateTokens:
-        """What the candidates of a pool have cached of the prompt."""
+        """Returns what the candidates of a pool have cached of the prompt."""
         hashes, index = ask.block_hashes, self._index
         if not hashes:
             return pool.no_tokens
@@ -114,7 +114,7 @@ class CachedTokens:
 
 
 def tokens_by_bit(prefixes: Prefixes, block_size_tokens: int, width: int) -> Floats:
-    """Tokens by holder bit, as many as `width` bytes have bits. No holder is in two of the sets."""
+    """Returns the tokens by holder bit, as many as `width` bytes have bits. No holder is in two of the sets."""
     depths, sets = prefixes
     if not depths:
         return np.zeros(width * 8)

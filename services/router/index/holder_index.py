@@ -23,7 +23,7 @@ _PRUNE_FIRST = 64
 
 
 def bits(holders: int) -> list[int]:
-    """The bit numbers of a set, ascending. Reading the digits is several times faster than shifting."""
+    """Returns the bit numbers of a set, ascending. Reading the digits is several times faster than shifting."""
     return [bit for bit, digit in enumerate(bin(holders)[:1:-1]) if digit == "1"]
 
 
@@ -97,7 +97,7 @@ class HolderIndex:
         return bool(self.holders.get(block_hash, 0) >> bit & 1)
 
     def has_cuts(self, bit: int) -> bool:
-        """True when a block of the holder may lack an ancestor."""
+        """Returns True when a block of the holder may lack an ancestor."""
         return bool(self._cut_mask >> bit & 1)
 
     def store(self, bit: int, block_hashes: Sequence[int], parent_hash: int | None = None) -> None:
@@ -147,7 +147,7 @@ class HolderIndex:
         return unknown
 
     def prefixes(self, block_hashes: Sequence[int]) -> Prefixes:
-        """The longest cached prefixes, as depths and sets of holders.
+        """Returns the longest cached prefixes, as depths and sets of holders.
 
         Takes about depths * log(length / depths) probes for that many distinct depths; two per depth when the lookup cache has an
         earlier prompt whose holders end at the same places.
@@ -206,7 +206,7 @@ class HolderIndex:
         return order, tuple([exact[depth] for depth in order])
 
     def _checked_depth(self, bit: int, block_hashes: Sequence[int], depth: int) -> int:
-        """The exact depth, at most `depth`. A missing block before a cached one is a cut, or a cut follows."""
+        """Returns the exact depth, at most `depth`. A missing block before a cached one is a cut, or a cut follows."""
         if self._cuts[bit].isdisjoint(block_hashes[:depth]):
             return depth
         get, mask = self.holders.get, 1 << bit

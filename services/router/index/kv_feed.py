@@ -61,7 +61,7 @@ class KvFeed:
         return sum(map(self.rank_blocks, range(len(self.bits))))
 
     def rank_blocks(self, rank: int) -> int:
-        """The same for one rank."""
+        """Returns the same for one rank."""
         bit = self.bits[rank]
         return self._index.device.count(bit) if self.sends_events else self._index.predicted.count(bit)
 
@@ -124,7 +124,7 @@ class KvFeed:
             self._index.drop_holder(bit)
 
     def _apply_snapshot(self, batch: KvBatch) -> bool:
-        """The parts of one snapshot have the same epoch and sequence number, and are numbered from 1."""
+        """Applies a part of a snapshot. The parts of one have the same epoch and sequence number, and are numbered from 1."""
         at = (batch.epoch, batch.sequence)
         if self._sequence is not None and batch.epoch == self._epoch and batch.sequence <= self._sequence:
             return True

@@ -107,7 +107,7 @@ class LazyIndex(HolderIndex):
         return len(unknown)
 
     def prefixes(self, block_hashes: Sequence[int]) -> Prefixes:
-        """The longest cached prefixes, as depths and sets of holders. Flushes the runs that the prompt reaches."""
+        """Returns the longest cached prefixes, as depths and sets of holders. Flushes the runs that the prompt reaches."""
         found = super().prefixes(block_hashes)
         while self.heads and block_hashes and self._flush_reached(block_hashes, found[0]):
             found = super().prefixes(block_hashes)
@@ -231,7 +231,7 @@ class LazyIndex(HolderIndex):
 
 
 def _common_length(removed: Sequence[int], blocks: Sequence[int]) -> int:
-    """How many of the removed blocks are the last ones of a run, from its end; the first one is."""
+    """Returns how many of the removed blocks are the last ones of a run, from its end; the first one is."""
     if removed == blocks[: -len(removed) - 1 : -1]:
         return len(removed)
     return next(i for i, (one, other) in enumerate(zip(removed, reversed(blocks), strict=False)) if one != other)

@@ -47,7 +47,7 @@ class LookupCache:
         self._lookups.clear()
 
     def find(self, block_hashes: Sequence[int], get: Callable[[int], int | None]) -> Prefixes | None:
-        """The result of a lookup. None: it is not cached. `get` returns the holders of a block."""
+        """Returns the result of a lookup. None: it is not cached. `get` returns the holders of a block."""
         lookup = self._lookups.get(block_hashes[0])
         if lookup is None or (sentinels := lookup.sentinels) is None:
             return None

@@ -48,7 +48,7 @@ class _Stretch:
     children: dict[int, "_Stretch"] = field(default_factory=dict)
 
     def shared(self, asked: Sequence[int], count: int) -> int:
-        """Blocks from the prompt's start that `asked` has in common; its block `start` is known to be equal."""
+        """Returns the blocks from the prompt's start that `asked` has in common; its block `start` is known to be equal."""
         blocks, offset = self.blocks, self.offset
         high = self.end if self.end < count else count
         if blocks[high - 1 - offset] == asked[high - 1]:
@@ -189,7 +189,7 @@ class PredictedIndex:
         del self._counts[old]
 
     def prefixes(self, block_hashes: Sequence[int]) -> Prefixes:
-        """The longest predicted prefixes, as depths and sets of holders."""
+        """Returns the longest predicted prefixes, as depths and sets of holders."""
         stretch = self._first.get(block_hashes[0]) if block_hashes else None
         alive = self._live & stretch.holders if stretch is not None else 0
         if not alive:
@@ -213,7 +213,7 @@ class PredictedIndex:
         return tuple(depths), tuple(sets)
 
     def _stretch_for(self, block_hashes: Sequence[int]) -> _Stretch:
-        """The stretch that ends with the prompt; adds it if there is none."""
+        """Returns the stretch that ends with the prompt; adds it if there is none."""
         count, depth = len(block_hashes), 0
         parent: _Stretch | None = None
         while True:

@@ -29,18 +29,18 @@ class BadPairs:
     distances: Positions
 
     def transfer_s(self, moved_tokens: Floats, handoff_times: HandoffTimes, *, bytes_per_token: float) -> Floats:
-        """The time of each handoff; infinite where KV does not pass. `moved_tokens` has one value per column."""
+        """Returns the time of each handoff; infinite where KV does not pass. `moved_tokens` has one value per column."""
         handoff_s, s_per_byte = (np.array(values) for values in zip(*handoff_times, strict=True))
         seconds = handoff_s[self.distances] + s_per_byte[self.distances] * (bytes_per_token * moved_tokens)
         return np.where(self.is_failing, np.inf, seconds * self.factors)
 
     def column(self, decode: int) -> tuple[NDArray[np.bool_], Floats] | None:
-        """Which handoffs to a decode candidate fail, and the factors of their times. None: it is in no bad pair."""
+        """Returns which handoffs to a decode candidate fail, and the factors of their times. None: it is in no bad pair."""
         number = self.column_of.get(decode)
         return None if number is None else (self.is_failing[:, number], self.factors[:, number])
 
     def factor(self, prefill: int, decode: int) -> float:
-        """The factor of a pair's time, given its positions in the group; infinite if KV does not pass."""
+        """Returns the factor of a pair's time, given its positions in the group; infinite if KV does not pass."""
         column = self.column(decode)
         if column is None:
             return 1.0
@@ -48,7 +48,7 @@ class BadPairs:
 
 
 def failing_paths(decode: Target) -> Mapping[str, str]:
-    """The prefill workers from which a decode worker cannot pull KV, with the reason, as its newest load record says."""
+    """Returns the prefill workers from which a decode worker cannot pull KV, with the reason, as its newest load record says."""
     load = decode.load
     return {path.worker_id: path.reason for path in load.failing_kv_paths} if load is not None else {}
 
@@ -60,7 +60,7 @@ def make_bad_pairs(
     *,
     distances_to: Callable[[int], Positions],
 ) -> BadPairs | None:
-    """The bad pairs of a group's candidates. None: there is none.
+    """Returns the bad pairs of a group's candidates. None: there is none.
 
     `distances_to` gives the distance of each prefill candidate to the decode candidate at a position.
     """

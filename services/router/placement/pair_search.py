@@ -57,7 +57,7 @@ class Selector:
     def choose(
         self, costs: Floats, cached_tokens: Floats, targets: Sequence[Target], *, first_target: int = 0
     ) -> int | None:
-        """The position of the chosen candidate. None: all are full. `costs` must be the whole cost, of which ties are a ratio.
+        """Returns the position of the chosen candidate. None: all are full. `costs` must be the whole cost, of which ties are a ratio.
 
         `first_target`: position of the first candidate in `targets`, so that no part of them is copied.
         """
@@ -88,7 +88,7 @@ def find_pair(
     prompt_tokens: int,
     handoff_times: HandoffTimes,
 ) -> Pair | None:
-    """The cheapest pair of all groups. None: one of the two is full in every pair."""
+    """Returns the cheapest pair of all groups. None: one of the two is full in every pair."""
     best = None
     for group in groups:
         pair = _find_pair_of_group(
@@ -154,7 +154,7 @@ def _find_pair_of_group(
 
 
 def _transfer_s(group: Group, decode: int, moved_tokens: float, *, handoff_times: HandoffTimes) -> Floats | float:
-    """The time of the handoff from each prefill candidate to one decode candidate; infinite where KV does not pass."""
+    """Returns the time of the handoff from each prefill candidate to one decode candidate; infinite where KV does not pass."""
     bad = group.bad_pairs
     if bad is not None and (column := bad.column_of.get(decode)) is not None:
         moved = np.full(len(bad.decodes), moved_tokens)

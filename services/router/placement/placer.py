@@ -111,7 +111,7 @@ class Placer:
             self.bounds[model] = bounds
 
     def removed(self, ask: Ask) -> Sequence[tuple[RegisteredWorker, str]]:
-        """The workers that a filter removed from the pool of the ask's kind, with the name of the filter."""
+        """Returns the workers that a filter removed from the pool of the ask's kind, with the name of the filter."""
         return self._pools.removed(ask)
 
     def choose(self, ask: Ask, *, now: float, paused: frozenset[str] = NO_WORKERS) -> PlacementDecision:
@@ -173,7 +173,7 @@ class Placer:
         return self._pair_decision(query, pair, (prefill_leg, decode_leg), counts_transfer=handoff_times is not None)
 
     def _answered_by_prefill(self, query: _Query) -> PlacementDecision | None:
-        """The cheapest prefill worker, with any decode worker in case it does not answer. None: the prefill workers are full too."""
+        """Returns the cheapest prefill worker, with any decode worker in case it does not answer. None: the prefill workers are full too."""
         prefill_leg = self._score(query, LegKind.PREFILL)
         decode_leg = self._score(query, LegKind.DECODE)
         decode_leg.costs = np.zeros_like(decode_leg.costs)
@@ -227,7 +227,7 @@ class Placer:
         )
 
     def _alone(self, query: _Query, reason: str, left_out: NDArray[np.bool_] | None = None) -> PlacementDecision:
-        """The decode worker that computes the prompt at the lowest cost. `left_out` marks candidates that must not."""
+        """Returns the decode worker that computes the prompt at the lowest cost. `left_out` marks candidates that must not."""
         ask, now = query.ask, query.now
         requires_prefill = query.pool.decodes.requires_prefill
         if requires_prefill is not None and requires_prefill.all():
@@ -271,7 +271,7 @@ class Placer:
         )
 
     def _local_prefill(self, query: _Query) -> PlacementDecision | None:
-        """A decode worker that lacks too few tokens for a handoff to pay. None: there is none, or those are full."""
+        """Returns a decode worker that lacks too few tokens for a handoff to pay. None: there is none, or those are full."""
         tokens_max, prompt_tokens = self._settings.local_prefill_tokens_max, query.ask.prompt_tokens
         if prompt_tokens - query.cached.decode_max > tokens_max:
             return None
@@ -282,14 +282,14 @@ class Placer:
             return None
 
     def _deflection_reason(self, query: _Query, pair: PlacementDecision) -> str:
-        """Why a decode worker may compute the prompt instead of the pair. Empty: it may not."""
+        """Returns why a decode worker may compute the prompt instead of the pair. Empty: it may not."""
         bound = self.bounds_of(query.ask.model).deflect_tokens
         if bound and query.ask.prompt_tokens - query.cached.decode_max <= bound:
             return DEFLECTED
         return "prefill_congested" if pair.forecast.queue_s >= self._settings.prefill_congested_s else ""
 
     def _deflected(self, query: _Query, reason: str) -> PlacementDecision | None:
-        """The decode worker that computes the prompt at the lowest cost. None: there is none.
+        """Returns the decode worker that computes the prompt at the lowest cost. None: there is none.
 
         The planner's bound keeps the mean inter-token latency, so that single steps may take longer. Without it each step must keep it.
         """
@@ -301,7 +301,7 @@ class Placer:
             return None
 
     def _chunked_prefill(self, query: _Query, reason: str = "prefill_congested") -> PlacementDecision | None:
-        """A decode worker whose steps keep its inter-token latency with a chunk of the prompt in each. None: there is none."""
+        """Returns a decode worker whose steps keep its inter-token latency with a chunk of the prompt in each. None: there is none."""
         arrays, columns = self._fleet.arrays, query.pool.decodes.columns
         s_per_token, step_room_s = arrays.prefill.s_per_token.take(columns), arrays.decode.step_room_s.take(columns)
         chunk_tokens = np.minimum(query.ask.prompt_tokens - query.cached.decode, CHUNK_TOKENS)
@@ -311,7 +311,7 @@ class Placer:
             return None
 
     def _without_kv_path(self, query: _Query) -> PlacementDecision | None:
-        """A decode worker that cannot pull KV from any prefill worker. None: there is none, or those are full."""
+        """Returns a decode worker that cannot pull KV from any prefill worker. None: there is none, or those are full."""
         if query.pool.unpaired is None:
             return None
         try:
@@ -320,7 +320,7 @@ class Placer:
             return None
 
     def _score(self, query: _Query, kind: LegKind) -> ScoredLeg:
-        """The cost of every candidate for a leg: the policy's terms and the request's preferences; infinite for full ones."""
+        """Returns the cost of every candidate for a leg: the policy's terms and the request's preferences; infinite for full ones."""
         is_prefill = kind is LegKind.PREFILL
         side = query.pool.prefills if is_prefill else query.pool.decodes
         candidates = Candidates(
@@ -412,7 +412,7 @@ class Placer:
         ]
 
     def _pinned(self, pin: str, field: str) -> tuple[str, int | None]:
-        """The worker that a pin names, and the rank in `ID/RANK`; None: any."""
+        """Returns the worker that a pin names, and the rank in `ID/RANK`; None: any."""
         worker_id, mark, rank = pin.rpartition("/")
         if not mark or not rank.isdecimal() or pin in self._fleet.workers:
             worker_id, rank = pin, ""
@@ -423,7 +423,7 @@ class Placer:
 
 
 def _without_full(costs: Floats, candidates: Candidates) -> Floats:
-    """The costs of a policy that does not read the numbers that are infinite for full targets."""
+    """Returns the costs of a policy that does not read the numbers that are infinite for full targets."""
     arrays, columns = candidates.arrays, candidates.columns
     if candidates.kind is not LegKind.DECODE:
         costs = np.where(np.isinf(arrays.prefill.queue_s_min.take(columns)), np.inf, costs)

@@ -78,7 +78,7 @@ class PoolSide:
         return np.array([float(adapter not in target.adapters) for target in self.targets])
 
     def position_of(self, target: Target | None) -> int | None:
-        """None: the target is no candidate."""
+        """Returns None if the target is no candidate."""
         if self._positions is None:
             self._positions = {target: position for position, target in enumerate(self.targets)}
         return self._positions.get(target) if target is not None else None
@@ -157,7 +157,7 @@ class Pool:
             )
 
     def without(self, paused: frozenset[str]) -> "Pool":
-        """The pool for a frontend that has lost the workers `paused`. It may have no candidates."""
+        """Returns the pool for a frontend that has lost the workers `paused`. It may have no candidates."""
         known = self._reduced.get(paused)
         if known is None:
             if len(self._reduced) >= _REDUCED_MAX:
@@ -170,7 +170,7 @@ class Pool:
         return known
 
     def select_tokens(self, by_bit: Floats, *, block_size_tokens: int, holders_version: int) -> CandidateTokens:
-        """Tokens of a prompt that each candidate has cached, given those of each holder.
+        """Returns the tokens of a prompt that each candidate has cached, given those of each holder.
 
         Hashes of another block size name other blocks. `holders_version` changes when a target may have got another bit.
         """
@@ -210,7 +210,7 @@ class Pools:
         self._plain_pools: dict[tuple[str, str, str], Pool] = {}
 
     def get(self, ask: Ask) -> Pool:
-        """The candidates. Raises the error that requests of this kind are refused with when there is no decode worker."""
+        """Returns the candidates. Raises the error that requests of this kind are refused with when there is no decode worker."""
         if self._version != self._fleet.version or len(self._pools) > _POOLS_MAX:
             self._pools.clear()
             self._removed.clear()
@@ -226,7 +226,7 @@ class Pools:
         return known
 
     def removed(self, ask: Ask) -> Sequence[tuple[RegisteredWorker, str]]:
-        """The workers that a filter removed when `get` was last called for requests of this kind, with the filter's name."""
+        """Returns the workers that a filter removed when `get` was last called for requests of this kind, with the filter's name."""
         return self._removed.get(RequestKind.of(ask), ())
 
     def _get(self, kind: RequestKind) -> Pool:
@@ -263,7 +263,7 @@ class Pools:
     def _refusal(
         self, kind: RequestKind, workers: Sequence[RegisteredWorker], removed: Iterable[tuple[RegisteredWorker, str]]
     ) -> MeshError:
-        """Why no decode worker is left: the first reason that a retry would not change, else that none is available."""
+        """Returns why no decode worker is left: the first reason that a retry would not change, else that none is available."""
         decodes = [worker for worker in workers if worker.role is Role.DECODE]
         reasons = {reason for worker, reason in removed if worker.role is Role.DECODE}
         if not workers:
@@ -302,7 +302,7 @@ class Pools:
 
 
 def _removed_by(worker: RegisteredWorker, kind: RequestKind) -> str:
-    """The filter that removes a worker of the model; empty: none."""
+    """Returns the filter that removes a worker of the model; empty: none."""
     description = worker.description
     assert description is not None
     if kind.files_digest and kind.files_digest != description.model.files_digest:

@@ -27,7 +27,7 @@ class Sessions:
             self._pairs.popitem(last=False)
 
     def get(self, session_id: str, now: float) -> SessionPair | None:
-        """The pair. None: the session is empty, unknown or too old."""
+        """Returns the pair. None: the session is empty, unknown or too old."""
         known = self._pairs.get(session_id) if session_id else None
         if known is None:
             return None

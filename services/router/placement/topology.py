@@ -35,7 +35,7 @@ class NearPairs:
         self._segments = [slice(*ends) for ends in pairwise((*starts, prefills))]
 
     def lowest(self, prefill_costs: Floats) -> Floats:
-        """The lowest cost in each decode candidate's segment; infinite where it has none."""
+        """Returns the lowest cost in each decode candidate's segment; infinite where it has none."""
         lowest = np.append(np.minimum.reduceat(prefill_costs, self._starts), np.inf)
         return lowest.take(self._segment_of_decode)
 
@@ -60,7 +60,7 @@ class Group:
     """None: KV passes between all pairs, in the time of their distance."""
 
     def distance(self, prefill: int, decode: int) -> Distance:
-        """The distance of two candidates, given their positions in the group."""
+        """Returns the distance of two candidates, given their positions in the group."""
         for distance, near in self.near:
             segment = near.prefills_of(decode)
             if segment is not None and segment.start <= prefill < segment.stop:
@@ -68,7 +68,7 @@ class Group:
         return self.rest
 
     def distances_to(self, decode: int) -> Positions:
-        """The distance of each prefill candidate to a decode candidate, by their positions in the group."""
+        """Returns the distance of each prefill candidate to a decode candidate, by their positions in the group."""
         distances: Positions = np.full(self.prefills.stop - self.prefills.start, self.rest, dtype=np.intp)
         for distance, near in reversed(self.near):
             segment = near.prefills_of(decode)
@@ -82,7 +82,7 @@ def host_of(target: Target) -> str:
 
 
 def zone_of(target: Target) -> str:
-    """The zone by the worker's label; workers without it are in one zone."""
+    """Returns the zone by the worker's label; workers without it are in one zone."""
     return target.worker.labels.get(ZONE_LABEL, "")
 
 

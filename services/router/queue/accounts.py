@@ -79,14 +79,14 @@ class Accounts:
         self._joined = 0
 
     def __bool__(self) -> bool:
-        """True while requests wait."""
+        """Returns True while requests wait."""
         return bool(self._active)
 
     def accounts(self) -> Collection[Account]:
         return self._active.values()
 
     def of(self, tenant: str) -> Account:
-        """The account that the tenant's next request is charged to."""
+        """Returns the account that the tenant's next request is charged to."""
         known = self._active.get(tenant)
         if known is not None:
             return known
@@ -97,7 +97,7 @@ class Accounts:
         return self._idle.get(tenant) or Account(tenant, self._weights.get(tenant, 1.0))
 
     def has_more_than_its_share(self, tenant: str) -> bool:
-        """Whether the tenant was charged more than other tenants, whose requests wait."""
+        """Returns whether the tenant was charged more than other tenants, whose requests wait."""
         account = self.of(tenant)
         is_alone = len(self._active) == 1 and account.subqueues > 0
         return not is_alone and account.virtual_time > self._now

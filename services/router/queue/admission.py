@@ -145,7 +145,11 @@ Rank = tuple[int, int, float, int, tuple[float, int]]
 
 
 def _ranked(subqueue: Subqueue, tried_of_model: Counter[str]) -> tuple[Rank, Subqueue]:
-    """The highest priority first; models in turn; then the tenant that was served least; then the order of its asks, which is unique."""
+    """Returns the subqueue after its rank.
+
+    The highest priority is first; models in turn; then the tenant that was served least; then the order of its asks,
+    which is unique.
+    """
     queued = subqueue.head()
     assert queued.tenant_queue is not None
     account = queued.tenant_queue.account

@@ -66,12 +66,12 @@ class AskQueue:
         return self._by_frontend.get(frontend_id, {}).get(ask_id)
 
     def is_behind(self, ask: Ask, paused: frozenset[str] = frozenset()) -> bool:
-        """True when a queued ask goes before this one, whatever room there is. `paused`: see `SubqueueKey`."""
+        """Returns True when a queued ask goes before this one, whatever room there is. `paused`: see `SubqueueKey`."""
         subqueue = self._subqueues.get(SubqueueKey.of(ask, paused))
         return subqueue is not None and subqueue.priority >= ask.priority
 
     def must_take_turn(self, ask: Ask) -> bool:
-        """True when asks of the model wait in other subqueues that go before this one if the same workers could serve them.
+        """Returns True when asks of the model wait in other subqueues that go before this one if the same workers could serve them.
 
         It then joins the queue, too, even if there is room for it: the next drain offers the room in the right order.
         """
@@ -82,7 +82,7 @@ class AskQueue:
         return accounts is not None and accounts.has_more_than_its_share(ask.tenant)
 
     def accounts_of(self, ask: Ask) -> Accounts | None:
-        """The accounts of the ask's model and priority. None: no such ask waits, so nobody is charged."""
+        """Returns the accounts of the ask's model and priority. None: no such ask waits, so nobody is charged."""
         return self._accounts.get(ask.model, {}).get(ask.priority)
 
     def charge_peer(self, model: str, priority: int, tenant: str, *, tokens: float) -> None:
@@ -100,7 +100,7 @@ class AskQueue:
         return None if rate is None else subqueue.tokens_ahead(queued) / rate
 
     def retry_after_s(self, wait_s: float | None) -> float:
-        """The time after which a refused caller should retry, given the wait that its ask would have had."""
+        """Returns the time after which a refused caller should retry, given the wait that its ask would have had."""
         return max(RETRY_AFTER_S, min(RETRY_AFTER_S_MAX, wait_s or 0.0))
 
     def add(self, queued: QueuedAsk, now: float, *, is_late: bool = False) -> tuple[float | None, list[QueuedAsk]]:
@@ -245,7 +245,7 @@ class AskQueue:
         return own < own_max
 
     def _victim(self, queued: QueuedAsk) -> QueuedAsk | None:
-        """The last ask of the heaviest tenant of the lowest priority. None: no ask may be displaced.
+        """Returns the last ask of the heaviest tenant of the lowest priority. None: no ask may be displaced.
 
         It may be when its priority is lower than that of the new ask; or equal, and its tenant is heavier than the new ask's tenant
         with the new ask. So one tenant's flood does not shut out the others.
@@ -267,7 +267,7 @@ class AskQueue:
         return last
 
     def _account_of(self, queued: QueuedAsk) -> Account:
-        """The account that the ask would be charged to if it was added now."""
+        """Returns the account that the ask would be charged to if it was added now."""
         tenant, accounts = queued.ask.tenant, self._accounts.get(queued.ask.model, {}).get(queued.priority)
         if accounts is None:
             return Account(tenant, self._tenant_weights.get(tenant, 1.0))

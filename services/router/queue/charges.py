@@ -39,11 +39,11 @@ class Charges:
         return self._typical.get(model, TYPICAL_TOKENS)
 
     def tokens(self, ask: Ask, uncached_tokens: int) -> float:
-        """What a request is charged when it is placed."""
+        """Returns what a request is charged when it is placed."""
         return max(1, uncached_tokens) + OUTPUT_TOKEN_WEIGHT * self._output_tokens(ask)
 
     def begin(self, ask: Ask, account: Account) -> OutputCharge:
-        """The record for `correct`, of a request that is charged `tokens` now."""
+        """Returns the record for `correct`, of a request that is charged `tokens` now."""
         choices = max(1, ask.choices)
         return OutputCharge(account=account, model=ask.model, choices=choices, output_tokens=self._output_tokens(ask))
 

@@ -36,7 +36,7 @@ class DrainRate:
         self._tokens += served_tokens
 
     def tokens_per_s(self, now: float) -> float | None:
-        """The rate. None: too little was observed. It falls while nothing leaves."""
+        """Returns the rate. None: too little was observed. It falls while nothing leaves."""
         self._advance(now)
         if self._seconds < OBSERVED_S_MIN or self._tokens <= 0:
             return None
@@ -57,7 +57,7 @@ class DrainRates:
         self._rates: OrderedDict[Hashable, DrainRate] = OrderedDict()
 
     def rate(self, kind: Hashable) -> DrainRate:
-        """The rate of a kind. A queue keeps its rate, so forgetting one loses a measurement and no count."""
+        """Returns the rate of a kind. A queue keeps its rate, so forgetting one loses a measurement and no count."""
         rate = self._rates.get(kind)
         if rate is None:
             rate = self._rates[kind] = DrainRate()

@@ -81,7 +81,7 @@ class FairQueue(Generic[T]):
         return bool(self._queues)
 
     def queue_of(self, tenant: str) -> TenantQueue[T]:
-        """The queue of a tenant's items, or the one that its first item would be added to."""
+        """Returns the queue of a tenant's items, or the one that its first item would be added to."""
         account = self.accounts.of(tenant)
         return self._queues.get(account.tenant) or TenantQueue(account)
 
@@ -115,13 +115,15 @@ class FairQueue(Generic[T]):
         self.remove(queue, item)
 
     def tokens_ahead(self, queue: TenantQueue[T], item: T) -> float:
-        """Tokens of this queue that are served before an item that would be added to a tenant's queue now."""
+        """Returns the tokens of this queue that are served before an item that would be added to a tenant's queue now."""
         own, weight = queue.tokens_before(item.order), queue.account.weight
         share = (own + item.tokens) / weight
         return own + sum(min(each.tokens, share * each.account.weight) for each in self.queues() if each is not queue)
 
     def head(self) -> T:
-        """The item to serve next: the same one until an item is added, removed or served, or a tenant is charged. There must be an item."""
+        """Returns the item to serve next: the same one until an item is added, removed or served, or a tenant is charged. There must be an
+        item.
+        """
         return min(self._queues.values(), key=_rank).first
 
 

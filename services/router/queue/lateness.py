@@ -17,7 +17,7 @@ LATE = "late"
 
 
 def is_late(ask: Ask, decision: PlacementDecision, ttft_s: float) -> bool:
-    """Whether a new request would miss the target because of what waits ahead of it.
+    """Returns whether a new request would miss the target because of what waits ahead of it.
 
     Not late is a prompt that takes too long on an idle worker too. Nor are requests that have begun (their users wait in the middle of an
     answer), those that may not use some worker, and those of a priority above 0.
@@ -30,7 +30,7 @@ def is_late(ask: Ask, decision: PlacementDecision, ttft_s: float) -> bool:
 
 
 def may_go(decision: PlacementDecision, ttft_s: float, *, waited_s: float) -> bool:
-    """Whether a late request may be placed: its target can be kept after all, or the worker has spare time."""
+    """Returns whether a late request may be placed: its target can be kept after all, or the worker has spare time."""
     expected_s = decision.expected_ttft_s
     if not ttft_s or expected_s is None:
         return True

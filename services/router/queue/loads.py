@@ -23,7 +23,7 @@ class Load:
     tokens: int = 0
 
     def share(self, limits: "LoadLimits", *, requests: int = 0, tokens: int = 0) -> float:
-        """The load, with so many requests and tokens more."""
+        """Returns the load, with so many requests and tokens more."""
         of_tokens = (self.tokens + tokens) / limits.tokens_max
         return max(of_tokens, (self.requests + requests) / limits.requests_max) / self.weight
 
@@ -49,7 +49,7 @@ class Loads:
         return self._by_priority.keys()
 
     def of(self, priority: int, account: Account) -> Load:
-        """The load of a tenant; a new one if it has nothing waiting."""
+        """Returns the load of a tenant; a new one if it has nothing waiting."""
         known = self._by_priority.get(priority, {}).get(account.tenant)
         return known or Load(tenant=account.tenant, weight=account.weight)
 
@@ -74,6 +74,6 @@ class Loads:
         return max(loads, key=lambda each: each.share(self._limits))
 
     def is_lighter(self, newcomer: Load, tokens: int, heaviest: Load, *, last_tokens: int) -> bool:
-        """Whether a tenant with one more request stays lighter than the heaviest one without its last request."""
+        """Returns whether a tenant with one more request stays lighter than the heaviest one without its last request."""
         grown = newcomer.share(self._limits, requests=1, tokens=tokens)
         return grown < heaviest.share(self._limits, requests=-1, tokens=-last_tokens)

@@ -92,7 +92,7 @@ class Subqueue:
         self._priorities.remove(priority)
 
     def tokens_ahead(self, queued: QueuedAsk) -> float:
-        """Tokens that are served before an ask that would be added now."""
+        """Returns the tokens that are served before an ask that would be added now."""
         priority = queued.priority
         ahead: float = sum(tenants.tokens for other, tenants in self.by_priority.items() if other > priority)
         own = self.by_priority.get(priority)

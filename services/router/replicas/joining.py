@@ -71,7 +71,7 @@ async def _wait_known(core: RouterCore, settings: JoiningSettings, clock: Clock)
 
 
 def has_decode_worker(core: RouterCore) -> bool:
-    """Whether the registry lists one that is healthy and does not drain."""
+    """Returns whether the registry lists one that is healthy and does not drain."""
     workers = core.fleet.workers.values()
     return any(each.role is Role.DECODE and not each.is_critical and not each.is_marked_draining for each in workers)
 

@@ -88,7 +88,7 @@ class PeerReservations:
     # Streams
 
     def open_session(self) -> PeerSession:
-        """A stream with a peer is open; its first messages are a snapshot of this router's reservations."""
+        """Opens the session of a stream with a peer. Its first messages are a snapshot of this router's reservations."""
         session = PeerSession(updates=PeerUpdates(self._book, self._is_ours, self._settings))
         self._sessions[session] = None
         return session
@@ -160,7 +160,7 @@ class PeerReservations:
                 session.updates.forget(reservation)
 
     def _is_ours(self, reservation: Reservation) -> bool:
-        """True when a snapshot must contain it, since no other router sends it. Called once per reservation that is sent."""
+        """Returns True when a snapshot must contain it, since no other router sends it. Called once per reservation that is sent."""
         if self._book.get(reservation.reservation_id) is not reservation or reservation.keeper in self._peers:
             return False
         reservation.is_announced = True
@@ -257,7 +257,7 @@ class PeerReservations:
     # Counting
 
     def _count(self, news: PeerReservation, origin: str, *, ends_at: float, now: float) -> bool:
-        """False: this router does not know one of its workers."""
+        """Returns False if this router does not know one of its workers."""
         decode = self._target(news.decode_worker_id, news.decode_rank)
         prefill = self._target(news.prefill_worker_id, news.prefill_rank) if news.prefill_worker_id else None
         if decode is None or (news.prefill_worker_id and prefill is None):

@@ -61,13 +61,17 @@ class PeerUpdates:
             self._added.pop(reservation.reservation_id, None)
 
     def mark_prefilled(self, reservation: Reservation) -> None:
-        """Its prompt is computed. A reservation that was not sent yet carries that itself."""
+        """Records that the prompt is computed. A reservation that was not sent yet carries that itself."""
         if reservation.reservation_id not in self._added:
             self._prefilled[reservation.reservation_id] = None
             self._on_change()
 
     def settle(self, reservation: Reservation) -> None:
-        """It ended. A new one is not sent at all; an adoption is sent before its end, since only a keeper may end it."""
+        """Records an end.
+
+        A new reservation that ended is not sent at all; an adoption is sent before its end, since only a keeper may end
+        it.
+        """
         reservation_id = reservation.reservation_id
         self._prefilled.pop(reservation_id, None)
         if reservation_id in self._new:
@@ -78,13 +82,13 @@ class PeerUpdates:
         self._on_change()
 
     def forget(self, reservation: Reservation) -> None:
-        """It ended, and another router announces that."""
+        """Records an end that another router announces."""
         self._added.pop(reservation.reservation_id, None)
         self._new.discard(reservation.reservation_id)
         self._prefilled.pop(reservation.reservation_id, None)
 
     def next_message(self, router_id: str, run_id: str, *, now: float) -> PeerUpdate:
-        """The next message: a part of the snapshot, changes, or nothing, which is a heartbeat."""
+        """Returns the next message: a part of the snapshot, changes, or nothing, which is a heartbeat."""
         self._sequence += 1
         if self._sequence > 1:
             router_id = run_id = ""
@@ -137,7 +141,7 @@ def _ignore() -> None:
 
 
 def to_peer_reservation(reservation: Reservation, now: float, blocks_max: int) -> PeerReservation:
-    """A reservation as it is sent to peers, with up to `blocks_max` blocks of its prompt that peers do not learn from the workers.
+    """Returns a reservation as it is sent to peers, with up to `blocks_max` blocks of its prompt that peers do not learn from the workers.
 
     A worker has named all blocks of a prompt that is computed, or of which less than a block is to be computed.
     """

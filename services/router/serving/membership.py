@@ -52,7 +52,7 @@ class _FollowedWorker:
     task: asyncio.Task[None]
 
     def is_newer(self, instance: Instance, service: str, role_sequence: int) -> bool:
-        """True if the instance is the same process before it changed its role to the present one."""
+        """Returns True if the instance is the same process before it changed its role to the present one."""
         # A process that was started anew counts its changes of role from zero.
         is_same = self.worker.address == instance.address and self.epoch == instance.meta.get("epoch", "")
         return is_same and self.service != service and self.role_sequence > role_sequence
@@ -247,7 +247,7 @@ class FleetMembership:
 
 
 def role_sequence_of(instance: Instance) -> int:
-    """How often the worker has changed its role; 0 if the registry does not say."""
+    """Returns how often the worker has changed its role; 0 if the registry does not say."""
     text = instance.meta.get(ROLE_SEQUENCE_KEY, "")
     return int(text) if text.isascii() and text.isdigit() else 0
 

@@ -94,7 +94,7 @@ class _Watcher:
 
 
 def salted_blocks(hashes: Sequence[int], block_size_tokens: int, salt: bytes) -> tuple[int, ...]:
-    """The ids of a prompt's blocks of BLOCK_TOKENS tokens; equal ids mean equal prompts up to there.
+    """Returns the ids of a prompt's blocks of BLOCK_TOKENS tokens; equal ids mean equal prompts up to there.
 
     Empty if the engine's blocks do not divide BLOCK_TOKENS.
     """

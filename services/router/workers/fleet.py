@@ -106,7 +106,7 @@ class Fleet:
             self.version += 1
 
     def failing_kv_pairs(self) -> set[tuple[str, str]]:
-        """The pairs of present workers, prefill and decode, between which KV does not pass."""
+        """Returns the pairs of present workers, prefill and decode, between which KV does not pass."""
         return {
             (path.worker_id, worker.worker_id)
             for worker in self.workers.values()
@@ -117,7 +117,7 @@ class Fleet:
         }
 
     def is_incompatible(self, worker: RegisteredWorker) -> bool:
-        """True for a prefill worker from which no decode worker of its model can take KV."""
+        """Returns True for a prefill worker from which no decode worker of its model can take KV."""
         return worker.role is Role.PREFILL and not any(
             other.role is Role.DECODE
             and other.exchange_key == worker.exchange_key

@@ -147,7 +147,7 @@ class ReservationBook:
         return self._by_id.get(reservation_id)
 
     def find(self, frontend_id: str, ask_id: int, reservation_id: str = "") -> Reservation | None:
-        """The reservation that a frontend's report is about: by id when the report has one, else by ask number."""
+        """Returns the reservation that a frontend's report is about: by id when the report has one, else by ask number."""
         if reservation_id:
             known = self._by_id.get(reservation_id)
             return known if known is not None and known.frontend_id == frontend_id else None

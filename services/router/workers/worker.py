@@ -167,11 +167,11 @@ class Target:
         return self.settings.cost.overdue_ratio * self.prefill_s_in_flight
 
     def queue_s(self, now: float) -> float:
-        """Seconds of prefill work ahead of a new request."""
+        """Returns the seconds of prefill work ahead of a new request."""
         return max(self.done_s - now, self.queue_s_min)
 
     def wait_s(self) -> float:
-        """Seconds until a decode slot is free: running requests end at an even rate.
+        """Returns the seconds until a decode slot is free: running requests end at an even rate.
 
         While requests wait for KV blocks, only those with blocks count as slots.
         """
@@ -272,7 +272,7 @@ class Target:
         numbers.step_room_s[column] = self.coefficients.itl_target_s - step_s if requests else INFINITE
 
     def _advance(self, now: float | None) -> float:
-        """The time of an update; time does not go back."""
+        """Returns the time of an update; time does not go back."""
         if now is not None and now > self.updated_s:
             self.updated_s = now
         return self.updated_s

@@ -54,7 +54,7 @@ def prepare_transfers() -> None:
 
 
 def _leave_out_nccl() -> None:
-    """As if NCCL could not be loaded, which SGLang takes for a machine without a GPU."""
+    """Behaves as if NCCL could not be loaded, which SGLang takes for a machine without a GPU."""
     from sglang.srt.distributed.device_communicators import pynccl
 
     def missing(*_: Any) -> Any:
@@ -82,7 +82,7 @@ def _stand_in_module() -> types.ModuleType:
 
 
 def _operator(name: str) -> Callable[..., Any]:
-    """An operator that fails only when it is called."""
+    """Returns an operator that fails only when it is called."""
     if not name.endswith("_cpu") or name.startswith("__"):
         raise AttributeError(name)
 

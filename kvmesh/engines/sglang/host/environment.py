@@ -38,7 +38,7 @@ def set_defaults(settings: SglangSettings) -> None:
 
 
 def numeric_address(host: str) -> str | None:
-    """The address of a host, which ZeroMQ needs. None: it has none, so SGLang chooses by itself."""
+    """Returns the address of a host, which ZeroMQ needs. None: it has none, so SGLang chooses by itself."""
     try:
         return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError:
@@ -61,7 +61,7 @@ def core_groups(cores: Sequence[int], ranks: int) -> str:
 
 
 def uses_cpu() -> bool:
-    """True where torch sees no GPU."""
+    """Returns True where torch sees no GPU."""
     import torch
 
     return not torch.cuda.is_available()

@@ -51,7 +51,7 @@ def current_load(scheduler: Any, *, step_s: float) -> HostLoad:
 
 
 def _unaccounted(scheduler: Any, pool: Any) -> int | None:
-    """Tokens of the pool of an idle scheduler that are neither free, nor cached, nor of a session: 0, unless they leaked.
+    """Returns the tokens of the pool of an idle scheduler that are neither free, nor cached, nor of a session: 0, unless they leaked.
 
     While requests run, requests in the queues of prefill and decode engines own tokens that SGLang does not count.
     """

@@ -43,7 +43,7 @@ class HostSocket:
             _end()
 
     def receive(self) -> list[ToHost]:
-        """The messages that have arrived. Does not wait."""
+        """Returns the messages that have arrived. Does not wait."""
         with contextlib.suppress(BlockingIOError):
             while data := self._read():
                 self._received += data

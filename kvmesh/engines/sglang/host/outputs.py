@@ -102,7 +102,7 @@ class Outputs:
 
 
 def logprobs(chosen: Sequence[Any], top_values: Sequence[Any], top_ids: Sequence[Any]) -> list[Logprob]:
-    """One entry per token. The lists of alternatives are empty when none were asked for."""
+    """Returns one entry per token. The lists of alternatives are empty when none were asked for."""
     if not any(top_values):
         return [(float(value), ()) for value in chosen]
     return [

@@ -42,7 +42,7 @@ def honor_seeds(*, is_cpu: bool) -> None:
 
 
 def draw(logprobs: Any, seeds: Any, positions: Any) -> Any:
-    """One index per row, drawn with the row's probabilities by a generator of its seed and position. Shape: rows x 1."""
+    """Returns one index per row, drawn with the row's probabilities by a generator of its seed and position. Shape: rows x 1."""
     import torch
 
     generator = torch.Generator()

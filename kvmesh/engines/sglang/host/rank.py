@@ -48,7 +48,7 @@ class Rank:
         return self._is_cpu if self._settings.honors_seeds is None else self._settings.honors_seeds
 
     def _configure(self) -> None:
-        """As SGLang's own launcher does before it starts a scheduler."""
+        """Configures the process as SGLang's own launcher does before it starts a scheduler."""
         from sglang.srt.plugins import load_plugins
         from sglang.srt.runtime_context import publish
         from sglang.srt.utils import configure_logger
@@ -118,7 +118,7 @@ class Rank:
         self._scheduler.run_event_loop()
 
     def describe(self) -> Ready:
-        """The running engine."""
+        """Returns the running engine."""
         from sglang.version import __version__
 
         from kvmesh.engines.sglang.host.factors import compatibility_factors

@@ -17,7 +17,7 @@ def request_id(number: int) -> str:
 
 
 def leg_number(rid: str) -> int:
-    """The inverse of `request_id`."""
+    """Returns the inverse of `request_id`."""
     return int(rid, 16)
 
 
@@ -77,7 +77,7 @@ def abort(message: Cancel) -> Any:
 
 
 def operation(message: Call) -> Any:
-    """A control request whose answer carries the call's id."""
+    """Returns a control request whose answer carries the call's id."""
     from sglang.srt.managers.io_struct import (
         FlushCacheReqInput,
         LoadLoRAAdapterReqInput,

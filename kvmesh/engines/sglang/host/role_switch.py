@@ -30,7 +30,7 @@ class RoleSwitch:
         self._parked: dict[str, dict[str, Any]] = {}
 
     def switch(self, role: str) -> str:
-        """Why the role cannot change now; empty: it has changed, and the scheduler must leave its event loop, which is that of a role.
+        """Returns why the role cannot change now; empty: it has changed, and the scheduler must leave its event loop, which is that of a role.
 
         Evicts all cached blocks, as SGLang's own switch does.
         """

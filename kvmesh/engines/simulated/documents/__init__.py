@@ -6,7 +6,7 @@ FIELD = "generation.sampling.constraint"
 
 
 def refused(what: str, *, is_wrong: bool = False) -> InvalidRequestError | UnsupportedError:
-    """The error for a constraint that is not supported; `is_wrong`: that no document could match."""
+    """Returns the error for a constraint that is not supported; `is_wrong`: that no document could match."""
     if is_wrong:
         return InvalidRequestError(f"the constraint has {what}", field=FIELD)
     return UnsupportedError(f"the simulated engine makes up no document for {what}", field=FIELD)

@@ -27,7 +27,7 @@ _CATEGORIES: Mapping[Any, str] = {
 
 
 def make_match(pattern: str, random: Random) -> str:
-    """A text that the whole expression matches. The text is not verified, since matching can take exponential time."""
+    """Returns a text that the whole expression matches. The text is not verified, since matching can take exponential time."""
     try:
         with warnings.catch_warnings():
             # Warnings about syntax that a later Python may read differently.

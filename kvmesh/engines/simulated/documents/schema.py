@@ -63,7 +63,7 @@ class _SchemaMaker:
         return _TYPES[self._type(schema)](self, schema, depth)
 
     def _merged(self, schema: Schema, depth: int) -> Schema:
-        """The schema with `$ref` and `allOf` merged into it."""
+        """Returns the schema with `$ref` and `allOf` merged into it."""
         unknown = sorted(set(schema) - KNOWN)
         if unknown:
             raise refused(f"a schema with {unknown[0][:64]!r}")
@@ -89,7 +89,7 @@ class _SchemaMaker:
         return value
 
     def _any_of(self, schema: Schema, word: str, depth: int) -> Any:
-        """A random alternative; from OPTIONAL_DEPTH_MAX on the first one that can be made."""
+        """Returns a random alternative; from OPTIONAL_DEPTH_MAX on the first one that can be made."""
         rest = {key: value for key, value in schema.items() if key != word}
         options = _list(schema, word)
         first = self._random.randrange(len(options))
@@ -188,7 +188,7 @@ class _SchemaMaker:
         return int(value) if float(value).is_integer() else value
 
     def _number(self, schema: Schema, step: float) -> float:
-        """A multiple of the step within the bounds, near zero or near a bound."""
+        """Returns a multiple of the step within the bounds, near zero or near a bound."""
         step = schema.get("multipleOf", step)
         low = _bound(schema, word="minimum", strict="exclusiveMinimum", choose=max, step=step)
         high = _bound(schema, word="maximum", strict="exclusiveMaximum", choose=min, step=-step)
@@ -236,7 +236,7 @@ def _bound(
 
 
 def _merge(parts: Sequence[Schema]) -> Schema:
-    """One schema with the keywords of all. Where two have the same keyword, both hold."""
+    """Returns one schema with the keywords of all. Where two have the same keyword, both hold."""
     merged: dict[str, Any] = {}
     for part in parts:
         for word, value in part.items():

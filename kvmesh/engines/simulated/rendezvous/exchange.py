@@ -49,7 +49,7 @@ class Rooms:
             del self._legs[room]
 
     async def wait(self, room: int) -> SimulatedLeg:
-        """The leg of the room. Waits until it comes."""
+        """Returns the leg of the room. Waits until it comes."""
         if (leg := self._legs.pop(room, None)) is not None:
             return leg
         future: asyncio.Future[SimulatedLeg] = asyncio.get_running_loop().create_future()
@@ -231,7 +231,7 @@ class RendezvousExchange:
             channel.close_nowait()
 
     def _refusal(self, hello: Hello | None) -> str:
-        """Why a decode engine gets no KV; empty: it may get it."""
+        """Returns why a decode engine gets no KV; empty: it may get it."""
         if hello is None:
             return "the first message is not a hello"
         if hello.compatibility_hash != self._scheduler.compatibility_hash:

@@ -170,7 +170,7 @@ class DecodeQueues:
         return -(-len(leg.tokens) // self._size)
 
     def _find_room(self, leg: SimulatedLeg, active: Sequence[SimulatedLeg]) -> list[int] | None:
-        """The leg's cached blocks if there is room for it beside the active legs. None: there is none.
+        """Returns the leg's cached blocks if there is room for it beside the active legs. None: there is none.
 
         The last token is always sampled here, so at least its block is received. The room includes what is reserved for everybody's
         output. A leg that is alone needs no reservation: no other leg frees blocks for it, and it can be retracted.
@@ -186,7 +186,7 @@ class DecodeQueues:
         return cached if needed <= self._pool.available - self._pool.idle_among(cached) else None
 
     def _growth_blocks(self, leg: SimulatedLeg, blocks: int) -> int:
-        """Blocks beyond `blocks` that are reserved for the leg's output."""
+        """Returns the blocks beyond `blocks` that are reserved for the leg's output."""
         output_tokens = min(leg.tokens_max, self._settings.reserved_output_tokens)
         return max(0, -(-(leg.start_tokens + output_tokens) // self._size) - blocks)
 
@@ -203,7 +203,7 @@ class DecodeQueues:
         self._signals.append(Signal(kind=SignalKind.READY, leg=leg))
 
     def on_offer(self, leg: SimulatedLeg, body: bytes) -> PullOrder | None:
-        """The prompt's KV can be pulled. None: the leg is over. Raises KvLostError if the offer does not fit the prompt."""
+        """Takes the offer of the prompt's KV. Returns None if the leg is over. Raises KvLostError if the offer does not fit the prompt."""
         if leg.phase is not Phase.RECEIVING:
             return None
         payload = read_payload(body, -(-len(leg.tokens) // self._size))
@@ -211,7 +211,7 @@ class DecodeQueues:
         return PullOrder(leg=leg, blocks=leg.blocks, payload=payload, handle_id="", first=leg.named_blocks)
 
     def on_pulled(self, order: PullOrder) -> bool:
-        """The blocks were copied. False: they do not hold the prompt's KV."""
+        """Takes copied blocks. Returns False if they do not hold the prompt's KV."""
         leg, first, tokens = order.leg, order.first, len(order.leg.tokens)
         if self._settings.verify_kv and not is_intact(
             order, tokens=tokens, memory=self._memory, block_size_tokens=self._size

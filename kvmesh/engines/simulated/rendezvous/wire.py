@@ -36,7 +36,7 @@ class Channel(Protocol):
         ...
 
     async def receive(self) -> bytes:
-        """The next message. Raises ChannelClosed after the last one."""
+        """Returns the next message. Raises ChannelClosed after the last one."""
         ...
 
     def close_nowait(self) -> None:
@@ -74,7 +74,7 @@ class Hello:
 
     @classmethod
     def unpack(cls, message: bytes) -> "Hello | None":
-        """None: the message is not a hello."""
+        """Returns None if the message is not a hello."""
         if not message.startswith(HELLO) or len(message) < 1 + _HELLO.size:
             return None
         room, rank = _HELLO.unpack_from(message, 1)

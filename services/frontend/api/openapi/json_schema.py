@@ -35,19 +35,19 @@ def array(items: Schema, *, items_min: int = 0) -> Schema:
 
 
 def mapping(values: Schema, *, properties_max: int | None = None) -> Schema:
-    """An object with any names."""
+    """Returns an object with any names."""
     bounds = {} if properties_max is None else {"maxProperties": properties_max}
     return {"type": "object", "additionalProperties": values, **bounds}
 
 
 def response_object(properties: Mapping[str, Schema], *optional: str) -> Schema:
-    """An object of a response: all properties are required except `optional`."""
+    """Returns an object of a response: all properties are required except `optional`."""
     required = [name for name in properties if name not in optional]
     return {"type": "object", "properties": dict(properties), "required": required}
 
 
 def nullable(schema: Schema) -> Schema:
-    """The same, or null. `schema` has a type and no enum."""
+    """Returns the same, or null. `schema` has a type and no enum."""
     return {**schema, "type": [schema["type"], "null"]}
 
 
@@ -64,7 +64,7 @@ def reference(name: str) -> Schema:
 
 
 def page(item: Schema) -> Schema:
-    """A list object of OpenAI's."""
+    """Returns a list object of OpenAI's."""
     return response_object({
         "object": constant("list"), "data": array(item), "first_id": nullable(text()), "last_id": nullable(text()),
         "has_more": boolean(),

@@ -49,7 +49,7 @@ class Candidates:
     """The candidates' columns in `arrays`."""
 
     def values_of(self, attribute: str) -> Floats:
-        """An attribute of each target, such as `requests_active`."""
+        """Returns an attribute of each target, such as `requests_active`."""
         return np.array([getattr(target, attribute) for target in self.targets], dtype=np.float64)
 
 

@@ -101,6 +101,6 @@ def _hash_key(ask: Ask) -> bytes:
 
 
 def _rendezvous_hash(key: bytes, target: Target) -> float:
-    """A number from 0 to 1."""
+    """Returns a number from 0 to 1."""
     name = f"{target.ref.worker_id}/{target.rank}/".encode()
     return int.from_bytes(blake2b(name + key, digest_size=8).digest()) / 2**64
