@@ -24,7 +24,7 @@ from kvmesh.core.planning import (
     Targets,
 )
 from services.planner.decide.alternatives import TOLERANCE, Evaluator, Situation, best_first, fastest_first
-from services.planner.decide.backlog import catch_up_rate
+from services.planner.decide.backlog import catch_up_rate, harmless_tokens
 from services.planner.decide.correction import Correction
 from services.planner.decide.history import LoadHistory, coming_demand
 from services.planner.decide.settings import DecideSettings
@@ -242,8 +242,7 @@ class ModelPlanner:
 
     def _with_backlog(self, demand: Demand, observation: ModelObservation, speed: Speed, *, targets: Targets) -> Demand:
         """Adds the backlog that the pool cannot compute within half of the TTFT target."""
-        workers = max(1, observation.ready.prefill_workers or observation.ready.decode_workers)
-        harmless = workers * (targets.ttft_s or BACKLOG_S) / 2 / speed.prefill_s_per_token
+        harmless = harmless_tokens(observation.ready, targets, speed.prefill_s_per_token)
         excess = max(0.0, observation.backlog_tokens - harmless)
         return demand.at_rate(demand.requests_per_s + excess / BACKLOG_S / max(1.0, demand.prompt_tokens))
 
