@@ -195,7 +195,21 @@ def main() -> None:
     )
     parser.add_argument("--frontends", type=int, default=1, help="frontend links through gRPC")
     parser.add_argument("--dynamo", type=Path, help="virtual environment with Dynamo: compare with its router instead")
+    parser.add_argument("--before", metavar="COMMIT", help="compare with an earlier commit instead, in turn")
+    parser.add_argument("--turns", type=int, default=5, help="processes of each tree for a row, with --before")
     options = parser.parse_args()
+    if options.before:
+        from bench import router_before
+
+        router_before.main(
+            options.before,
+            workers=options.workers,
+            blocks=options.blocks,
+            depths=options.depths,
+            for_s=options.seconds,
+            turns=options.turns,
+        )
+        return
     # These modules import this one.
     if options.dynamo:
         if not (options.dynamo / "bin" / "python").exists():
