@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kvmesh.engines.vllm.grammar_check import GrammarChecker, GrammarSettings
+from kvmesh.engines.vllm import grammar_check
+from kvmesh.engines.vllm.grammar_check import GrammarChecker
 from kvmesh.errors import InvalidRequestError, UnavailableError
 from tests.patience import PATIENCE_S
 
@@ -30,7 +31,7 @@ def tokenizer() -> str:
 
 @pytest.fixture
 async def checker() -> AsyncIterator[GrammarChecker]:
-    checker = GrammarChecker(GrammarSettings(cpu_s_max=1, wait_s_max=PATIENCE_S), tokenizer)
+    checker = GrammarChecker(tokenizer, cpu_s_max=1, wait_s_max=PATIENCE_S)
     yield checker
     await checker.aclose()
 
@@ -69,8 +70,9 @@ async def test_what_takes_longer_is_refused_and_the_loop_goes_on(checker: Gramma
     assert checker._process is process and process is not None and not children_of(process.pid)
 
 
-async def test_what_needs_more_memory_is_refused() -> None:
-    checker = GrammarChecker(GrammarSettings(cpu_s_max=60, wait_s_max=PATIENCE_S, memory_bytes_max=64 << 20), tokenizer)
+async def test_what_needs_more_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_check, "MEMORY_BYTES_MAX", 64 << 20)
+    checker = GrammarChecker(tokenizer, cpu_s_max=60, wait_s_max=PATIENCE_S)
     try:
         with pytest.raises(InvalidRequestError) as refusal:
             await checker.check("json", ranged(4000), FIELD)
@@ -82,7 +84,7 @@ async def test_what_needs_more_memory_is_refused() -> None:
 
 async def test_a_cancelled_request_stops_its_compilation() -> None:
     """Else it would hold the next one for a minute."""
-    checker = GrammarChecker(GrammarSettings(cpu_s_max=3600, wait_s_max=3600), tokenizer)
+    checker = GrammarChecker(tokenizer, cpu_s_max=3600, wait_s_max=3600)
     try:
         await checker.check("regex", "[a-c]{3}", FIELD)
         process = checker._process
