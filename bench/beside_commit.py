@@ -97,6 +97,13 @@ def table(points: Sequence[Mapping[str, Any]]) -> str:
     return render(("engines", "load", *FIGURES, "rounds", "errors"), rows)
 
 
+def _decode_single_tokens(tree: Path) -> None:
+    """Turns off what an old simulated engine did where steps take no time: it decoded eight tokens as one output, which no engine
+    does."""
+    engine = tree / "kvmesh" / "engines" / "simulated" / "engine.py"
+    engine.write_text(engine.read_text().replace("\nSTEPS_PER_TURN = 8\n", "\nSTEPS_PER_TURN = 1\n"))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench.beside_commit", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -121,6 +128,7 @@ def main() -> int:
         return 0
     options.json.parent.mkdir(parents=True, exist_ok=True)
     with earlier_tree(options.before) as earlier, tempfile.TemporaryDirectory(prefix="kvmesh-bench-model-") as folder:
+        _decode_single_tokens(earlier)
         model_dir = roomy_model(DEMO_MODEL.resolve(), Path(folder))
         bench = BesideCommit(options, {THEN: earlier, NOW: ROOT}, model_dir)
         run(bench.measure())

@@ -197,7 +197,7 @@ class AsyncClient:
         return await self._whole(self._calling.chat(self._stub, model, messages, arguments=arguments, is_stream=False))
 
     def chat_stream(self, model: str, messages: Messages, **arguments: Unpack[ChatArguments]) -> AsyncStream[Piece]:
-        """Yields the pieces of the answer as they arrive."""
+        """Returns a stream of the answer, in pieces as they arrive."""
         return AsyncStream(
             self._calling, self._calling.chat(self._stub, model, messages, arguments=arguments, is_stream=True)
         )
@@ -211,7 +211,7 @@ class AsyncClient:
     def generate_stream(
         self, model: str, prompt: str | Sequence[int], **arguments: Unpack[GenerateArguments]
     ) -> AsyncStream[Piece]:
-        """Yields the pieces of the answer as they arrive."""
+        """Returns a stream of the answer, in pieces as they arrive."""
         return AsyncStream(
             self._calling, self._calling.generate(self._stub, model, prompt, arguments=arguments, is_stream=True)
         )

@@ -187,7 +187,7 @@ class Client:
         return self._whole(self._calling.chat(self._stub, model, messages, arguments=arguments, is_stream=False))
 
     def chat_stream(self, model: str, messages: Messages, **arguments: Unpack[ChatArguments]) -> Stream[Piece]:
-        """Yields the pieces of the answer as they arrive."""
+        """Returns a stream of the answer, in pieces as they arrive."""
         return Stream(
             self._calling, self._calling.chat(self._stub, model, messages, arguments=arguments, is_stream=True)
         )
@@ -199,7 +199,7 @@ class Client:
     def generate_stream(
         self, model: str, prompt: str | Sequence[int], **arguments: Unpack[GenerateArguments]
     ) -> Stream[Piece]:
-        """Yields the pieces of the answer as they arrive."""
+        """Returns a stream of the answer, in pieces as they arrive."""
         return Stream(
             self._calling, self._calling.generate(self._stub, model, prompt, arguments=arguments, is_stream=True)
         )

@@ -11,10 +11,10 @@ from services.router.health.overlap import (
 )
 
 
-def feed(watch: OverlapWatch, first_hash: int, now: float, *, held: bool = False, told: int = 50) -> bool:
+def feed(watch: OverlapWatch, first_hash: int, now: float, *, held: bool = False, named: int = 50) -> bool:
     if watch.has_matched or not watch.is_repeat(first_hash, now):
         return False
-    return watch.on_repeat(is_cached=held, cached_blocks=told, blocks_total=1000)
+    return watch.on_repeat(is_cached=held, cached_blocks=named, blocks_total=1000)
 
 
 def test_repeats_that_never_match_are_a_fault_told_once():
@@ -29,7 +29,7 @@ def test_repeats_that_never_match_are_a_fault_told_once():
 def test_a_worker_that_tells_of_no_block_has_another_fault():
     """Prefix caching that is off is not a seed that differs."""
     watch = OverlapWatch()
-    assert any(feed(watch, 7, 2.0 * n, told=0) for n in range(2 * REPEATS))
+    assert any(feed(watch, 7, 2.0 * n, named=0) for n in range(2 * REPEATS))
     assert watch.fault is OverlapFault.NO_BLOCKS
 
 
@@ -59,7 +59,7 @@ def test_one_match_proves_that_hashes_agree():
 def test_a_full_cache_needs_more_evidence():
     """Small caches evict a prompt before it comes again."""
     watch = OverlapWatch()
-    news = [feed(watch, 7, 2.0 * n, told=950 if n == 3 else 10) for n in range(2 * REPEATS * FULL_FACTOR)]
+    news = [feed(watch, 7, 2.0 * n, named=950 if n == 3 else 10) for n in range(2 * REPEATS * FULL_FACTOR)]
     assert news.index(True) == REPEATS * FULL_FACTOR
 
 

@@ -75,7 +75,7 @@ class PathBreakers:
             self._remove(frontend_id, worker_id=worker_id)
 
     def is_sole(self, frontend_id: str) -> bool:
-        """Returns True if no other frontend is connected, so that a failing path cannot be told from a failing worker."""
+        """Returns True if no other frontend is connected, so that a failing path looks like a failing worker."""
         return not self._frontends.keys() - {frontend_id}
 
     def paused(self, frontend_id: str, now: float) -> frozenset[str]:
