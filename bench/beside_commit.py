@@ -3,6 +3,7 @@
 python -m bench.beside_commit                          all rows, beside the commit before the work to simplify the code
 python -m bench.beside_commit --parts stream --shapes split --rounds 40 --seconds 1
 python -m bench.beside_commit --up-flags="--no-planner --no-mesh-tls"    without what the earlier commit had not
+python -m bench.beside_commit --now c008a119           two earlier commits
 
 Both meshes of a shape run all the time and take turns of a second or two, so that a slow phase of the machine hits both. CPU is that of
 all services of a mesh. `now / before = ratio [quartiles]`: the medians over the rounds; the median and the quartiles of the rounds' ratios.
@@ -14,7 +15,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import median, quantiles
@@ -54,7 +55,7 @@ class BesideCommit:
             async with AsyncExitStack() as stack:
                 benches = {}
                 for system, root in self._roots.items():
-                    flags = shlex.split(self._options.up_flags if root == ROOT else self._options.before_flags)
+                    flags = shlex.split(self._options.up_flags if system == NOW else self._options.before_flags)
                     mesh = replace(each.mesh, up_flags=flags, root=root)
                     served = await stack.enter_async_context(running_mesh(mesh))
                     benches[system] = Bench(replace(served, system=system), each.name, seed=1)
@@ -109,9 +110,10 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m bench.beside_commit", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--before", default=BEFORE, help="the earlier commit")
+    parser.add_argument("--now", default="", metavar="COMMIT", help="the later commit; without it this tree")
     parser.add_argument("--parts", nargs="+", choices=tuple(SIDE_BY_SIDE), default=list(SIDE_BY_SIDE))
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--up-flags", default="--no-planner", help="flags of this tree's `kvmesh up`, as one string")
+    parser.add_argument("--up-flags", default="--no-planner", help="flags of the later one's `kvmesh up`, as one string")
     parser.add_argument("--before-flags", default="--no-planner", help="the same of the earlier commit")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=2.0, help="seconds of load per turn")
@@ -127,10 +129,14 @@ def main() -> int:
         print(table(json.loads(options.show.read_text(encoding="utf-8"))))
         return 0
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    with earlier_tree(options.before) as earlier, tempfile.TemporaryDirectory(prefix="kvmesh-bench-model-") as folder:
-        _decode_single_tokens(earlier)
-        model_dir = roomy_model(DEMO_MODEL.resolve(), Path(folder))
-        bench = BesideCommit(options, {THEN: earlier, NOW: ROOT}, model_dir)
+    with ExitStack() as stack:
+        roots = {THEN: stack.enter_context(earlier_tree(options.before)), NOW: ROOT}
+        _decode_single_tokens(roots[THEN])
+        if options.now:
+            roots[NOW] = stack.enter_context(earlier_tree(options.now))
+            _decode_single_tokens(roots[NOW])
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvmesh-bench-model-"))
+        bench = BesideCommit(options, roots, roomy_model(DEMO_MODEL.resolve(), Path(folder)))
         run(bench.measure())
     print(table(bench.points))
     return 0

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from kvmesh.errors import OverloadedError
 
-STARTS_PER_ITERATION = 4
-"""Requests that start in one iteration of the event loop. Parsing and placing one takes about a millisecond."""
+STARTS_PER_ITERATION = 16
+"""Requests that start in one iteration of the event loop. Preparing and placing one takes about half a millisecond. With 4 a burst
+reached the workers in four times as many messages, for 10 to 20 % more CPU per token in all services."""
 WAIT_S_MAX = 10.0
 """Longest wait of a request for its start; then its client retries."""
 
