@@ -113,7 +113,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--now", default="", metavar="COMMIT", help="the later commit; without it this tree")
     parser.add_argument("--parts", nargs="+", choices=tuple(SIDE_BY_SIDE), default=list(SIDE_BY_SIDE))
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--up-flags", default="--no-planner", help="flags of the later one's `kvmesh up`, as one string")
+    parser.add_argument(
+        "--up-flags", default="--no-planner", help="flags of the later one's `kvmesh up`, as one string"
+    )
     parser.add_argument("--before-flags", default="--no-planner", help="the same of the earlier commit")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=2.0, help="seconds of load per turn")

@@ -35,7 +35,7 @@ from services.planner.sizing.speed import Speed
 from services.whatif.fleet import FleetTimes
 from services.whatif.placers import MODEL
 from services.whatif.planning import PlannerPolicy
-from services.whatif.result import Result, percentile
+from services.whatif.result import WhatIfResult, percentile
 from services.whatif.simulation import PoolPolicy, Simulation, SimulationSettings, Static
 from services.whatif.traces import load_trace, make_load
 
@@ -163,7 +163,7 @@ def with_hit_rate(case: Case) -> Case:
     return case
 
 
-def run_policy(case: Case, name: str) -> Result:
+def run_policy(case: Case, name: str) -> WhatIfResult:
     if name == "oracle":
         return find_oracle(case)
     if name == "best constant":
@@ -189,7 +189,7 @@ def run_policy(case: Case, name: str) -> Result:
     return _run(case, name, shape, policy=policy)
 
 
-def find_oracle(case: Case) -> Result:
+def find_oracle(case: Case) -> WhatIfResult:
     """Returns the first plan that keeps the targets in the simulation, of those that do in the model; if none does, the last one."""
     requests = len(case.trace)
     prefill = prefill_pool(case.trace, case.targets, SPEED, hit_rate=case.hit_rate, workers_max=WORKERS_MAX)
@@ -207,7 +207,7 @@ def find_oracle(case: Case) -> Result:
     return result
 
 
-def find_constant(case: Case) -> Result:
+def find_constant(case: Case) -> WhatIfResult:
     """Returns the cheapest pools that never change and keep the targets. The model of the oracle narrows the search."""
     requests = len(case.trace)
     prefill = prefill_pool(case.trace, case.targets, SPEED, hit_rate=case.hit_rate, workers_max=WORKERS_MAX)
@@ -223,7 +223,7 @@ def find_constant(case: Case) -> Result:
         shape = replace(shape, prefill_workers=shape.prefill_workers + 1)
 
 
-def _run(case: Case, name: str, shape: Shape, *, policy: PoolPolicy) -> Result:
+def _run(case: Case, name: str, shape: Shape, *, policy: PoolPolicy) -> WhatIfResult:
     began = process_time()
     settings = SimulationSettings(shape=shape, targets=case.targets, times=FleetTimes(start_s=START_S))
     result = Simulation(settings, policy).run(case.trace)
@@ -231,7 +231,7 @@ def _run(case: Case, name: str, shape: Shape, *, policy: PoolPolicy) -> Result:
     return result
 
 
-def _short(*, load: str, policy: str, result: Result, cpu_s: float) -> str:
+def _short(*, load: str, policy: str, result: WhatIfResult, cpu_s: float) -> str:
     return (
         f"{load} {policy}: {result.attainment:.4f} of {result.requests} within targets, "
         f"{result.worker_hours_total:.2f} worker-hours, hit rate {result.hit_rate:.2f} ({cpu_s:.0f} s CPU)"
@@ -257,13 +257,13 @@ def _line(run: Mapping[str, Any], figures: Sequence[Mapping[str, Any]]) -> Seque
     )
 
 
-def after(result: Result, began_s: float) -> float:
+def after(result: WhatIfResult, began_s: float) -> float:
     """Returns the share within the targets of the requests that arrived later."""
     later = [is_good for at_s, is_good in result.within if at_s >= began_s]
     return sum(later) / len(later) if later else 0.0
 
 
-def _figures(load: str, policy: str, result: Result) -> Mapping[str, Any]:
+def _figures(load: str, policy: str, result: WhatIfResult) -> Mapping[str, Any]:
     return {
         "load": load,
         "policy": policy,
@@ -282,7 +282,7 @@ def _figures(load: str, policy: str, result: Result) -> Mapping[str, Any]:
     }
 
 
-def _per_interval(result: Result) -> Sequence[float]:
+def _per_interval(result: WhatIfResult) -> Sequence[float]:
     """Returns the requests per second of each INTERVAL_S."""
     counts = [0] * (int(result.within[-1][0] / INTERVAL_S) + 1)
     for at_s, _ in result.within:

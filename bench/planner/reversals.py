@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from services.whatif.result import Result
+from services.whatif.result import WhatIfResult
 
 
-def reversals(result: Result) -> int:
+def reversals(result: WhatIfResult) -> int:
     """Returns how often a pool's wanted size changed direction."""
     return sum(
         _reversals([getattr(shape, name) for _, shape in result.shapes])

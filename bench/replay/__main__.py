@@ -23,7 +23,7 @@ from bench.replay.routers import make_placer
 from bench.table import render
 from kvmesh.core.whatif import RecordedRequest
 from services.whatif.mesh import Replay, ReplayResult, ReplayShape
-from services.whatif.placers import Placer
+from services.whatif.placers import SimulatedPlacer
 from services.whatif.traces import load_trace
 
 TRACES = ("conversation", "synthetic")
@@ -135,7 +135,7 @@ def speed_for(trace: Sequence[RecordedRequest], *, workers: int, load: float, sh
     return speed
 
 
-def _placer(policy: str) -> Callable[[Replay], Placer]:
+def _placer(policy: str) -> Callable[[Replay], SimulatedPlacer]:
     return OraclePlacer if policy == "greedy" else lambda replay: make_placer(replay, policy)
 
 

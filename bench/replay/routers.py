@@ -13,7 +13,7 @@ from kvmesh.core import KvEvent
 from services.router.core_settings import CoreSettings, SyncSettings
 from services.router.replicas.peer_reservations import PeerReservations, PeerSession
 from services.whatif.engine import Job, ReplayEngine
-from services.whatif.placers import Placer, RouterPlacer, Spot
+from services.whatif.placers import RouterPlacer, SimulatedPlacer, Spot
 
 if TYPE_CHECKING:
     from services.whatif.mesh import Replay
@@ -22,7 +22,7 @@ MESSAGE_S = 0.001
 """Time of one message between two routers."""
 
 
-def make_placer(replay: "Replay", policy: str) -> Placer:
+def make_placer(replay: "Replay", policy: str) -> SimulatedPlacer:
     """Returns the placer for the number of routers in the shape."""
     return _router(replay, policy) if replay.shape.routers == 1 else RoutersPlacer(replay, policy)
 

@@ -19,7 +19,7 @@ POINTS_MAX = 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class ChartLine:
     """Points in order of x. `is_step`: the value holds until the next point."""
 
     name: str
@@ -36,7 +36,7 @@ def html_page(title: str, body: Sequence[str]) -> str:
     )
 
 
-def chart(*, title: str, x_name: str, y_name: str, lines: Sequence[Line]) -> str:
+def chart(*, title: str, x_name: str, y_name: str, lines: Sequence[ChartLine]) -> str:
     """Returns all lines in one chart, both axes from the smallest x and 0."""
     shown = [line for line in lines if line.points]
     if not shown:
@@ -72,7 +72,7 @@ def chart(*, title: str, x_name: str, y_name: str, lines: Sequence[Line]) -> str
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
 
 
-def _drawn(line: Line) -> list[tuple[float, float]]:
+def _drawn(line: ChartLine) -> list[tuple[float, float]]:
     points = list(line.points)
     if len(points) > POINTS_MAX:
         stride = len(points) / POINTS_MAX

@@ -32,7 +32,7 @@ TABLES: Sequence[tuple[str, str, Sequence[Column]]] = (
 )
 
 
-class Source(Protocol):
+class ViewSource(Protocol):
     """Where the application reads."""
 
     async def read(self) -> MeshView:
@@ -118,7 +118,7 @@ class TopApp(App[None]):
         Binding("d", "theme", "Dark/light"),
     ]
 
-    def __init__(self, source: Source, *, title: str, interval_s: float) -> None:
+    def __init__(self, source: ViewSource, *, title: str, interval_s: float) -> None:
         super().__init__()
         self._source = source
         self._title = plain(title)

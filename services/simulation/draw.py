@@ -4,7 +4,7 @@ from dataclasses import replace
 from random import Random
 
 from services.simulation.draw_faults import draw_faults
-from services.simulation.ledger import Phase
+from services.simulation.ledger import RequestPhase
 from services.simulation.schedule import RequestPlan, Schedule, Topology
 
 FAMILIES = 8
@@ -18,7 +18,7 @@ BURST_PER_S = 400.0
 WITH_TOOLS = 0.08
 CALL_TOKENS_MAX = 150
 ADAPTERS = ("red", "blue")
-assert set(CANCEL_PHASES) <= {phase.name for phase in Phase}
+assert set(CANCEL_PHASES) <= {phase.name for phase in RequestPhase}
 
 
 def draw_schedule(

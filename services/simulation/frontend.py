@@ -25,13 +25,13 @@ from services.frontend.pipeline.losses import LostWorkers
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.settings import ModelSettings, PipelineSettings
 from services.frontend.text.text_model import TextModel
-from services.simulation.ledger import Phase
+from services.simulation.ledger import RequestPhase
 from services.simulation.world import World
 
 MODEL = "bytes"
 EOS_TOKEN_ID = 256
 VOCABULARY_SIZE = 257
-OnPhase = Callable[[str, Phase], None]
+OnPhase = Callable[[str, RequestPhase], None]
 
 
 class _NoFiles:
@@ -109,7 +109,7 @@ class _WatchedLink:
         if self.role is Role.PREFILL:
             self.world.trace.note("prefill", leg.leg_id, worker_id)
             if leg.rendezvous is None:
-                self.on_phase(request_of(leg.leg_id), Phase.PREFILLING)
+                self.on_phase(request_of(leg.leg_id), RequestPhase.PREFILLING)
             return self.inner.submit_nowait(leg, _PrefillSink(sink, self.world, leg.leg_id), timeout_s=timeout_s)
         cancel = self.inner.submit_nowait(leg, sink, timeout_s=timeout_s)
         self.world.trace.note("submit", leg.leg_id, worker_id)
@@ -117,8 +117,8 @@ class _WatchedLink:
             self.on_continued(request_of(leg.leg_id), len(leg.generation.emitted_token_ids))
         if leg.rendezvous is not None:
             # The prefill leg follows in the same iteration of the loop.
-            self.on_phase(request_of(leg.leg_id), Phase.PREFILLING)
-        self.on_phase(request_of(leg.leg_id), Phase.SUBMITTED)
+            self.on_phase(request_of(leg.leg_id), RequestPhase.PREFILLING)
+        self.on_phase(request_of(leg.leg_id), RequestPhase.SUBMITTED)
         return cancel
 
     def release_nowait(self, handle_id: str) -> None:
@@ -151,7 +151,7 @@ class _WatchedRouter:
     asked: dict[int, str] = field(default_factory=dict)
 
     async def place(self, ask: Ask, *, timeout_s: float) -> Placed:
-        self.on_phase(ask.request_id, Phase.ASKING)
+        self.on_phase(ask.request_id, RequestPhase.ASKING)
         placed = await self.inner.place(ask, timeout_s=timeout_s)
         self.asked[placed.ask_id] = ask.request_id
         prefill, decode = placed.placement.prefill, placed.placement.decode.worker_id

@@ -40,7 +40,7 @@ def expected_tokens(
     return sequence[start:]
 
 
-class Phase(IntEnum):
+class RequestPhase(IntEnum):
     """How far a request is, in order."""
 
     WAITING = 0
@@ -52,10 +52,10 @@ class Phase(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cancel:
+class PlannedCancel:
     """The client leaves `after_s` after the request has entered a phase, if it ever does."""
 
-    phase: Phase
+    phase: RequestPhase
     after_s: float
 
 
@@ -81,13 +81,13 @@ class Ledger:
     """
 
     request: Request
-    on_phase: Callable[[Phase], None]
+    on_phase: Callable[[RequestPhase], None]
     is_whole: bool = False
-    phase: Phase = Phase.WAITING
+    phase: RequestPhase = RequestPhase.WAITING
     arrived_s: float = 0.0
     ended_s: float = 0.0
     outcome: str = ""
-    cancelled_in: Phase | None = None
+    cancelled_in: RequestPhase | None = None
     error: MeshError | None = None
     answer: RequestResult | None = None
     prepared: Prepared | None = None
@@ -118,8 +118,8 @@ class Ledger:
         record = self.choices[choice]
         if record.ending is not None or self.outcome:
             self.problems.append("text after the end")
-        if self.phase is Phase.SUBMITTED:
-            self.on_phase(Phase.DECODING)
+        if self.phase is RequestPhase.SUBMITTED:
+            self.on_phase(RequestPhase.DECODING)
         record.token_ids.extend(token_ids)
         record.text += text
         if record.parser is not None:
@@ -145,7 +145,7 @@ class Ledger:
         """The request is over."""
         if self.outcome:
             self.problems.append(f"ended as {self.outcome} and as {outcome}")
-        self.outcome, self.ended_s, self.phase = outcome, now_s, Phase.ENDED
+        self.outcome, self.ended_s, self.phase = outcome, now_s, RequestPhase.ENDED
 
     @property
     def tokens(self) -> int:

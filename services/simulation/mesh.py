@@ -30,7 +30,7 @@ from services.router.settings import RouterSettings
 from services.simulation.candidate import SimulatedCandidate
 from services.simulation.frontend import EOS_TOKEN_ID, MODEL, VOCABULARY_SIZE, SimulatedFrontend, request_of
 from services.simulation.invariants import frontend_problems, router_problems, worker_problems
-from services.simulation.ledger import Cancel, Ledger, Phase, check_ledger
+from services.simulation.ledger import Ledger, PlannedCancel, RequestPhase, check_ledger
 from services.simulation.router import PORT as ROUTER_PORT
 from services.simulation.router import SimulatedRouter
 from services.simulation.worker import PORT as WORKER_PORT
@@ -94,7 +94,7 @@ class SimulatedMesh:
         self.registry_lost_s = float("-inf")
         """When the registry last lost its state."""
         self._epochs = 0
-        self._cancels: dict[str, Cancel] = {}
+        self._cancels: dict[str, PlannedCancel] = {}
         self._requests: dict[str, asyncio.Task[None]] = {}
         self.routers = {
             name: SimulatedRouter(self.world, name, self.shape.router)
@@ -185,7 +185,12 @@ class SimulatedMesh:
     # Requests
 
     def begin(
-        self, request: Request, cancel: Cancel | None = None, *, is_whole: bool = False, frontend: str = "frontend-0"
+        self,
+        request: Request,
+        cancel: PlannedCancel | None = None,
+        *,
+        is_whole: bool = False,
+        frontend: str = "frontend-0",
     ) -> Ledger:
         """Starts a request at a frontend and gives its account."""
         self._frontend_of[request.request_id] = self.frontends[frontend]
@@ -199,7 +204,7 @@ class SimulatedMesh:
             self._cancels[request.request_id] = cancel
         running = self._requests[request.request_id] = self._spawn(frontend, self._run(ledger))
         running.add_done_callback(lambda ended: self._end_unbegun(ledger) if ended.cancelled() else None)
-        self._on_phase(request.request_id, Phase.WAITING)
+        self._on_phase(request.request_id, RequestPhase.WAITING)
         return ledger
 
     async def request(self, request: Request) -> Ledger:
@@ -247,7 +252,7 @@ class SimulatedMesh:
         placed = {name for placement in self.ledgers[request_id].placements for name in placement}
         return {self._frontend_of[request_id].frontend_id, *placed}
 
-    def _on_phase(self, request_id: str, phase: Phase) -> None:
+    def _on_phase(self, request_id: str, phase: RequestPhase) -> None:
         ledger = self.ledgers[request_id]
         ledger.phase = phase
         cancel = self._cancels.get(request_id)

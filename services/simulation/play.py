@@ -9,7 +9,7 @@ from kvmesh.errors import WORKER_LOST_TWICE
 from kvmesh.simulation.virtual_loop import DeadlockError, run_virtual
 from services.frontend.pipeline.placements import SILENT_WORKER_RETURNS_S
 from services.simulation.inject import Injector
-from services.simulation.ledger import Cancel, Ledger
+from services.simulation.ledger import Ledger, PlannedCancel
 from services.simulation.mesh import SimulatedMesh
 from services.simulation.schedule import RequestPlan, Schedule
 from services.simulation.settling import LAST, PROBE, settle
@@ -116,7 +116,7 @@ class _Run:
             if self.schedule.is_survivable:
                 self.problems.append(f"{plan.request_id}: no frontend takes requests")
             return
-        cancel: Cancel | None = make_cancel(plan)
+        cancel: PlannedCancel | None = make_cancel(plan)
         request = make_request(plan, self.schedule.seed)
         mesh.begin(request, cancel, is_whole=plan.is_whole, frontend=frontend.frontend_id)
 

@@ -13,7 +13,7 @@ from services.router.health.breaker import BreakerSettings
 from services.router.settings import RouterSettings
 from services.simulation.draw import ADAPTERS
 from services.simulation.frontend import MODEL
-from services.simulation.ledger import Cancel, Phase
+from services.simulation.ledger import PlannedCancel, RequestPhase
 from services.simulation.mesh import MeshShape, default_engine
 from services.simulation.schedule import RequestPlan, Topology
 from services.simulation.tools import tool_constraint
@@ -88,9 +88,9 @@ def make_request(plan: RequestPlan, seed: int) -> Request:
     )
 
 
-def make_cancel(plan: RequestPlan) -> Cancel | None:
+def make_cancel(plan: RequestPlan) -> PlannedCancel | None:
     """When the client leaves, if it does."""
     if plan.cancel_after_s is None:
         return None
-    phase = Phase[plan.cancel_phase] if plan.cancel_phase else Phase.WAITING
-    return Cancel(phase=phase, after_s=plan.cancel_after_s)
+    phase = RequestPhase[plan.cancel_phase] if plan.cancel_phase else RequestPhase.WAITING
+    return PlannedCancel(phase=phase, after_s=plan.cancel_after_s)

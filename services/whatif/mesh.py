@@ -13,7 +13,7 @@ from time import process_time
 
 from kvmesh.core.whatif import RecordedRequest
 from services.whatif.engine import EngineShape, Job, ReplayEngine
-from services.whatif.placers import Placer, Spot, Waits
+from services.whatif.placers import QueuedByRouter, SimulatedPlacer, Spot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ def jain(values: Sequence[float]) -> float:
 class Replay:
     """One simulation."""
 
-    def __init__(self, shape: ReplayShape, placer: Callable[["Replay"], Placer], seed: int = 1) -> None:
+    def __init__(self, shape: ReplayShape, placer: Callable[["Replay"], SimulatedPlacer], seed: int = 1) -> None:
         self.shape = shape
         self.now_s = 0.0
         self.random = Random(seed)
@@ -95,7 +95,7 @@ class Replay:
         began = process_time()
         try:
             spot = self._placer.place(job)
-        except Waits:
+        except QueuedByRouter:
             return
         finally:
             self._placing_cpu_s += process_time() - began

@@ -36,7 +36,7 @@ FRONTEND = "replay"
 MODEL = "replay"
 
 
-class Waits(Exception):
+class QueuedByRouter(Exception):
     """The request waits in the router's queue."""
 
 
@@ -48,7 +48,7 @@ class Spot:
     decode: ReplayEngine
 
 
-class Placer(Protocol):
+class SimulatedPlacer(Protocol):
     """Places requests, and receives the events that a router would receive."""
 
     def place(self, job: Job) -> Spot | None:
@@ -108,7 +108,7 @@ class RouterPlacer:
             return None
         if isinstance(answer, Queued):
             self._waiting[job.ask_id] = job
-            raise Waits
+            raise QueuedByRouter
         return self._spot(answer)
 
     def _drain(self) -> None:

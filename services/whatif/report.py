@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from kvmesh.cli.charts import Line, chart, distribution, html_page
+from kvmesh.cli.charts import ChartLine, chart, distribution, html_page
 from kvmesh.core.planning import Decision, Targets
 from kvmesh.core.whatif import SimulationOutcome
-from services.whatif.result import Result
+from services.whatif.result import WhatIfResult
 
 INTERVALS = 120
 DECISIONS_MAX = 500
@@ -19,23 +19,25 @@ class Run:
 
     name: str
     outcome: SimulationOutcome
-    result: Result
+    result: WhatIfResult
     decisions: Sequence[Decision] = ()
 
 
 def report(title: str, targets: Targets, runs: Sequence[Run]) -> str:
     """Returns the page. Times and lengths only: a simulation knows no text."""
     charts = [
-        chart(title="Load", x_name="seconds", y_name="requests/s", lines=[Line(name="arrivals", points=_rate(runs[0].result), is_step=True)]),
+        chart(title="Load", x_name="seconds", y_name="requests/s", lines=[
+            ChartLine(name="arrivals", points=_rate(runs[0].result), is_step=True)
+        ]),
         chart(title="Within targets", x_name="seconds", y_name="% of the requests that arrive", lines=[
-            Line(name=run.name, points=_within(run.result), is_step=True) for run in runs
+            ChartLine(name=run.name, points=_within(run.result), is_step=True) for run in runs
         ]),
         chart(title="Workers", x_name="seconds", y_name="wanted workers", lines=[line for run in runs for line in _workers(run)]),
         chart(title="Time to first token", x_name="percentile", y_name="seconds", lines=[
-            Line(name=run.name, points=distribution(run.result.ttft_s)) for run in runs
+            ChartLine(name=run.name, points=distribution(run.result.ttft_s)) for run in runs
         ]),
         chart(title="Inter-token latency", x_name="percentile", y_name="milliseconds", lines=[
-            Line(name=run.name, points=distribution([1000 * value for value in run.result.itl_s])) for run in runs
+            ChartLine(name=run.name, points=distribution([1000 * value for value in run.result.itl_s])) for run in runs
         ]),
     ]  # fmt: skip
     body = [f"<p>{_targets(targets)}</p>", _table(COLUMNS, [_row(run) for run in runs])]
@@ -98,7 +100,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
-def _intervals(result: Result) -> tuple[float, list[list[bool]]]:
+def _intervals(result: WhatIfResult) -> tuple[float, list[list[bool]]]:
     """Returns the requests by time of arrival."""
     span_s = max(1e-9, result.within[-1][0])
     width_s = span_s / INTERVALS
@@ -108,20 +110,20 @@ def _intervals(result: Result) -> tuple[float, list[list[bool]]]:
     return width_s, found
 
 
-def _rate(result: Result) -> list[tuple[float, float]]:
+def _rate(result: WhatIfResult) -> list[tuple[float, float]]:
     width_s, found = _intervals(result)
     return [(i * width_s, len(each) / width_s) for i, each in enumerate(found)]
 
 
-def _within(result: Result) -> list[tuple[float, float]]:
+def _within(result: WhatIfResult) -> list[tuple[float, float]]:
     width_s, found = _intervals(result)
     return [(i * width_s, 100 * sum(each) / len(each)) for i, each in enumerate(found) if each]
 
 
-def _workers(run: Run) -> list[Line]:
+def _workers(run: Run) -> list[ChartLine]:
     shapes = [*run.result.shapes, (run.result.within[-1][0], run.result.shapes[-1][1])]
     return [
-        Line(
+        ChartLine(
             name=f"{run.name}: {role}",
             points=[(at_s, getattr(shape, f"{role}_workers")) for at_s, shape in shapes],
             is_step=True,

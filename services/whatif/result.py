@@ -10,7 +10,7 @@ from services.whatif.fleet import ChangingFleet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class WhatIfResult:
     """Goodput, latencies and cost. `itl_s` has the mean time per later token of each request; both lists are sorted."""
 
     requests: int
@@ -39,14 +39,14 @@ def make_result(
     *,
     fleet: ChangingFleet,
     shapes: Sequence[tuple[float, Shape]],
-) -> Result:
+) -> WhatIfResult:
     """Computes the result. Requests that did not end count as outside the targets."""
     within = [(job.arrived_s, is_within(job, targets)) for job in jobs]
     good = sum(is_good for _, is_good in within)
     span_s = max(1e-9, jobs[-1].arrived_s) if jobs else 1e-9
     prompt = sum(job.trace.prompt_tokens for job in jobs)
     hours = {role: seconds / 3600 for role, seconds in worker_s.items() if seconds}
-    return Result(
+    return WhatIfResult(
         requests=len(jobs),
         attainment=good / len(jobs) if jobs else 0.0,
         goodput_per_s=good / span_s,

@@ -14,7 +14,7 @@ from services.planner.sizing.speed import Speed, speed_of
 from services.whatif.engine import EngineShape
 from services.whatif.fleet import FleetTimes
 from services.whatif.planning import PlannerPolicy
-from services.whatif.result import Result, percentile
+from services.whatif.result import WhatIfResult, percentile
 from services.whatif.simulation import PoolPolicy, Simulation, SimulationSettings, Static
 from services.whatif.traces import make_load
 
@@ -25,7 +25,7 @@ OnDecision = Callable[[Decision], None]
 
 def run_request(
     request: SimulationRequest, *, decide: DecideSettings | None = None, on_decision: OnDecision = lambda decision: None
-) -> tuple[SimulationOutcome, Result]:
+) -> tuple[SimulationOutcome, WhatIfResult]:
     """Raises InvalidRequestError if the profile lacks coefficients."""
     trace = trace_of(request)
     targets = request.targets or Targets(model=request.model)
@@ -105,7 +105,7 @@ def expected_of(sizer: Sizer, demand: Demand, shape: Shape, *, hit_rate: float) 
     )
 
 
-def outcome_of(result: Result, shape: Shape, expected: Alternative) -> SimulationOutcome:
+def outcome_of(result: WhatIfResult, shape: Shape, expected: Alternative) -> SimulationOutcome:
     return SimulationOutcome(
         shape=shape,
         requests=result.requests,

@@ -18,7 +18,7 @@ from services.whatif.fleet import ChangingFleet, FleetTimes
 from services.whatif.mesh import Replay, ReplayShape
 from services.whatif.metrics import SimulatedMetrics
 from services.whatif.placers import MODEL, RouterPlacer
-from services.whatif.result import Result, make_result
+from services.whatif.result import WhatIfResult, make_result
 
 ROLES = (Role.PREFILL, Role.DECODE)
 WINDOW_S = 60.0
@@ -107,7 +107,7 @@ class Simulation:
         self._windows = WindowKeeper(WINDOW_S)
         self.shapes: list[tuple[float, Shape]] = [(0.0, settings.shape)]
 
-    def run(self, trace: Sequence[RecordedRequest]) -> Result:
+    def run(self, trace: Sequence[RecordedRequest]) -> WhatIfResult:
         """Runs until the last request ends. The hours of workers count until the last arrival."""
         if self._settings.tick_s:
             self._mesh.at(self._settings.tick_s, self._tick)

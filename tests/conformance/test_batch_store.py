@@ -12,7 +12,7 @@ from kvmesh.errors import InvalidRequestError, NotFoundError, OverloadedError
 from services.frontend.settings import BatchSettings
 from services.frontend.stores import batches
 from services.frontend.stores.batch_rows import CANCELLED, COMPLETED, EXPIRED, FAILED, Claim
-from services.frontend.stores.batches import BatchStore, LeaseLostError, OutputFile, Result
+from services.frontend.stores.batches import BatchStore, LeaseLostError, LineResult, OutputFile
 from services.frontend.stores.database import Database, Row
 from tests.conformance.manual_clock import ManualClock
 from tests.conformance.store_cases import StoreCase, cluster, stores
@@ -20,7 +20,7 @@ from tests.conformance.store_cases import StoreCase, cluster, stores
 __all__ = ["cluster", "stores"]
 
 SETTINGS = BatchSettings(lease_s=10.0, batches_max=3, batch_ttl_s=100.0)
-RESULT = Result(line=1, is_error=False, record=b"{}", usage=Usage(prompt_tokens=3, output_tokens=2))
+RESULT = LineResult(line=1, is_error=False, record=b"{}", usage=Usage(prompt_tokens=3, output_tokens=2))
 FILE = OutputFile(file_id="file-1", name="out.jsonl", size_bytes=9)
 
 

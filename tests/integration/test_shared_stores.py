@@ -20,7 +20,7 @@ from kvmesh.clock import SystemClock
 from kvmesh.errors import UnavailableError
 from services.frontend.models import ServedModel
 from services.frontend.settings import StoresSettings
-from services.frontend.stores.database import Connection, StoreClock
+from services.frontend.stores.database import DatabaseConnection, StoreClock
 from services.frontend.stores.postgres import PostgresDatabase
 from services.frontend.stores.postgres_schema import MIGRATIONS
 from tests.batch_process import QUICK, answering
@@ -305,7 +305,7 @@ async def test_frontends_that_start_at_once_migrate_once(shared: StoresSettings,
             await database.aclose()
 
 
-async def count_files(connection: Connection) -> int:
+async def count_files(connection: DatabaseConnection) -> int:
     row = await connection.row("SELECT count(*) AS count FROM files")
     assert row is not None
     return int(row["count"])
@@ -349,7 +349,7 @@ async def test_a_deadlock_runs_again(shared: StoresSettings) -> None:
     begun = [asyncio.Event(), asyncio.Event()]
     runs = []
 
-    async def work(connection: Connection, mine: int) -> None:
+    async def work(connection: DatabaseConnection, mine: int) -> None:
         runs.append(mine)
         await connection.lock(f"row {mine}")
         begun[mine].set()

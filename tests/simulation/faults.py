@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from random import Random
 
 from kvmesh.simulation.faulty_engine import Die, LoseKv, Refuse, Stall
-from services.simulation.ledger import Phase
+from services.simulation.ledger import RequestPhase
 from services.simulation.mesh import SimulatedMesh
 from tests.simulation.load import PLAYING
 
@@ -41,7 +41,7 @@ async def kill_decode(mesh: SimulatedMesh) -> None:
         phases = [
             each.phase for each in mesh.ledgers.values() if each.placements and each.placements[-1][1] == "decode-0"
         ]
-        if phases.count(Phase.DECODING) >= 3 and Phase.SUBMITTED in phases:
+        if phases.count(RequestPhase.DECODING) >= 3 and RequestPhase.SUBMITTED in phases:
             break
         _check_load_goes_on(mesh)
         await mesh.world.clock.sleep(0.001)
@@ -55,7 +55,7 @@ async def kill_decode_held(mesh: SimulatedMesh) -> None:
     while True:
         lines, seen = mesh.world.trace.lines[seen:], len(mesh.world.trace.lines)
         firsts = [mesh.ledgers[line.split()[-2]] for line in lines if line.endswith(" first_token")]
-        if any(each.phase is Phase.SUBMITTED and each.placements[-1][1] == "decode-0" for each in firsts):
+        if any(each.phase is RequestPhase.SUBMITTED and each.placements[-1][1] == "decode-0" for each in firsts):
             break
         _check_load_goes_on(mesh)
         await mesh.world.clock.sleep(0.001)

@@ -9,12 +9,12 @@ from weakref import WeakSet
 from kvmesh.core import SamplingParams
 from services.frontend.pipeline.request import Request
 from services.simulation.frontend import MODEL
-from services.simulation.ledger import Cancel, Phase
+from services.simulation.ledger import PlannedCancel, RequestPhase
 from services.simulation.mesh import SimulatedMesh
 
 PLAYING: WeakSet[SimulatedMesh] = WeakSet()
 """Meshes with a load that is not over."""
-CANCEL_PHASES = (Phase.ASKING, Phase.PREFILLING, Phase.SUBMITTED, Phase.DECODING)
+CANCEL_PHASES = (RequestPhase.ASKING, RequestPhase.PREFILLING, RequestPhase.SUBMITTED, RequestPhase.DECODING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Planned:
 
     at_s: float
     request: Request
-    cancel: Cancel | None = None
+    cancel: PlannedCancel | None = None
     is_whole: bool = False
 
 
@@ -85,9 +85,11 @@ async def play_load(mesh: SimulatedMesh, load: Sequence[Planned]) -> None:
     PLAYING.discard(mesh)
 
 
-def _cancel(generator: Random) -> Cancel:
+def _cancel(generator: Random) -> PlannedCancel:
     # A few milliseconds are a step, a crossing or a transfer: what is cancelled is at work on the phase, or just past it.
-    return Cancel(phase=generator.choice(CANCEL_PHASES), after_s=generator.choice((0.0, generator.expovariate(100.0))))
+    return PlannedCancel(
+        phase=generator.choice(CANCEL_PHASES), after_s=generator.choice((0.0, generator.expovariate(100.0)))
+    )
 
 
 def _stops(generator: Random) -> Sequence[str]:

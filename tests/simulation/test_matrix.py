@@ -11,13 +11,13 @@ from kvmesh.simulation.faulty_engine import Die
 from services.frontend.pipeline.request import Request
 from services.router.core_settings import CoreSettings
 from services.simulation.frontend import MODEL
-from services.simulation.ledger import Ledger, Phase
+from services.simulation.ledger import Ledger, RequestPhase
 from services.simulation.mesh import MeshShape, SimulatedMesh, default_engine
 from services.simulation.schedule import RequestPlan
 from services.simulation.shapes import make_request
 from tests.virtual_loop import VirtualLoop, run_virtual
 
-PHASES = (Phase.ASKING, Phase.PREFILLING, Phase.SUBMITTED, Phase.DECODING)
+PHASES = (RequestPhase.ASKING, RequestPhase.PREFILLING, RequestPhase.SUBMITTED, RequestPhase.DECODING)
 TARGETS = ("router", "prefill", "decode")
 KILL, STILL = "kill", "still"
 FAULTS = ((KILL, 0.3), (STILL, 0.5), (STILL, 5.0), (STILL, 15.0))
@@ -97,7 +97,7 @@ def test_every_process_fails_at_every_step(target: str, fault: str, away_s: floa
 
 
 @pytest.mark.parametrize("phase", PHASES, ids=[phase.name.lower() for phase in PHASES])
-def test_a_frontend_that_is_killed_leaves_nothing(phase: Phase) -> None:
+def test_a_frontend_that_is_killed_leaves_nothing(phase: RequestPhase) -> None:
     """Its connections break without a word: workers stop its legs and free its KV, routers end its reservations."""
 
     async def main() -> list[str]:
@@ -123,8 +123,8 @@ def test_a_frontend_that_is_killed_leaves_nothing(phase: Phase) -> None:
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
-@pytest.mark.parametrize("phase", [Phase.SUBMITTED, Phase.DECODING])
-def test_a_request_that_kills_engines_kills_two(phase: Phase, is_whole: bool) -> None:
+@pytest.mark.parametrize("phase", [RequestPhase.SUBMITTED, RequestPhase.DECODING])
+def test_a_request_that_kills_engines_kills_two(phase: RequestPhase, is_whole: bool) -> None:
     """It is placed once more after the first death and ends with the second; the third worker serves whoever did not share both."""
 
     async def main() -> tuple[Ledger, list[Ledger], int, list[str]]:
@@ -209,7 +209,7 @@ def test_a_request_with_a_constraint_waits_for_a_silent_worker(target: str, away
         try:
             await mesh.start()
             ledger = mesh.begin(make_request(plan, 16))
-            while ledger.phase < Phase.PREFILLING:
+            while ledger.phase < RequestPhase.PREFILLING:
                 await mesh.world.clock.sleep(0.0002)
             name = target_of(mesh, target, ledger)
             if is_process:
@@ -234,7 +234,7 @@ def test_a_request_with_a_constraint_waits_for_a_silent_worker(target: str, away
 
 @pytest.mark.parametrize("still_s", [3.0, 20.0])
 @pytest.mark.parametrize("phase", PHASES, ids=[phase.name.lower() for phase in PHASES])
-def test_a_machine_that_is_suspended_goes_on(phase: Phase, still_s: float) -> None:
+def test_a_machine_that_is_suspended_goes_on(phase: RequestPhase, still_s: float) -> None:
     """All processes stand still at once, also for longer than a lease: what is not streamed is answered right, and nobody hangs."""
 
     async def main() -> list[str]:

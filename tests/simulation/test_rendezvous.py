@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.simulation.ledger import Phase
+from services.simulation.ledger import RequestPhase
 from services.simulation.mesh import SimulatedMesh
 from tests.simulation.load import CANCEL_PHASES
 from tests.simulation.runs import run
@@ -18,7 +18,7 @@ def test_requests_repeat_exactly() -> None:
     report = run(7, 150, mesh="rendezvous").check()
     assert set(report.outcomes) == {"answered", "cancelled"}
     # Both legs start at once, so no request is only prefilling.
-    assert all(report.cancelled_in[phase.name] for phase in CANCEL_PHASES if phase is not Phase.PREFILLING)
+    assert all(report.cancelled_in[phase.name] for phase in CANCEL_PHASES if phase is not RequestPhase.PREFILLING)
     assert all("-" not in placement for each in report.ledgers.values() for placement in each.placements)
     assert hash_elsewhere(report) == report.hash, f"the run does not repeat; {report.command}"
 

@@ -9,7 +9,7 @@ import pytest
 
 from kvmesh.core.planning import Decision, DecisionAction, Load, ObservationState, PoolLimits, Shape, Targets
 from services.planner.decide import model_planner
-from services.planner.decide.model_planner import Choice, ModelPlanner
+from services.planner.decide.model_planner import ActionChoice, ModelPlanner
 from services.planner.decide.settings import DecideSettings
 from services.planner.decide.stabiliser import Stabiliser
 from services.planner.observation import ModelObservation
@@ -39,7 +39,7 @@ class Drive:
         self.ready = self.wanted = shape
         self.now_s = 0.0
         self.lines: list[str] = []
-        self.choices: list[tuple[float, Choice]] = []
+        self.choices: list[tuple[float, ActionChoice]] = []
         self._coming: list[tuple[float, Shape]] = []
         self._reason = ""
 
@@ -49,7 +49,7 @@ class Drive:
             self._grow()
             self.tick(rate, **observation)
 
-    def tick(self, rate: float, **observation: object) -> Choice:
+    def tick(self, rate: float, **observation: object) -> ActionChoice:
         load = Load(requests_per_s=rate, prompt_tokens=1200, output_tokens=200)
         seen = ModelObservation(
             model="m",

@@ -7,7 +7,7 @@ import pytest
 from kvmesh.core import PerformanceProfile
 from kvmesh.core.planning import Load, PoolLimits, Shape, Targets
 from services.planner.sizing.demand import lengths_of_buckets, log_normal
-from services.planner.sizing.forecast import Corrections, Forecast
+from services.planner.sizing.forecast import Corrections, LatencyForecast
 from services.planner.sizing.size import Sizer
 from services.planner.sizing.speed import Speed, profile_of, speed_of
 from tests.demand import demand_of
@@ -26,7 +26,7 @@ def limit(rate: float = 100.0, *, speed: Speed | None = None, **targets: object)
 
 def test_a_decode_batch_follows_from_littles_law():
     """5 requests/s of 200 tokens on one worker with steps of 8 ms + 0.2 ms: batch = 1000 (0.008 + 0.0002 batch), so 10."""
-    forecast = Forecast(
+    forecast = LatencyForecast(
         speed=Speed(), demand=demand(5), shape=Shape(prefill_workers=1, decode_workers=1), targets=TARGETS
     )
     assert forecast.batch == pytest.approx(10.0)
@@ -36,7 +36,7 @@ def test_a_decode_batch_follows_from_littles_law():
 def test_prompts_on_decode_workers_stretch_their_steps():
     """10 prompts/s of 1000 tokens take 1 s of 2 workers: the batch gets half of the time, so its steps take twice as long."""
     shape = Shape(prefill_workers=0, decode_workers=2)
-    forecast = Forecast(speed=Speed(), demand=demand(10, output=1), shape=shape, targets=TARGETS)
+    forecast = LatencyForecast(speed=Speed(), demand=demand(10, output=1), shape=shape, targets=TARGETS)
     batch = forecast.batch
     assert forecast.step_s == pytest.approx(2 * (0.008 + 0.0002 * batch))
 

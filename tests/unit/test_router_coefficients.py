@@ -6,7 +6,7 @@ import pytest
 
 from kvmesh.core import KvTier, LoadRecord, PerformanceProfile, Report, ReportKind
 from services.router.core import RouterCore
-from services.router.workers.coefficients import Coefficients, Source
+from services.router.workers.coefficients import Coefficients, CoefficientSource
 from services.router.workers.cost_settings import CostSettings
 from services.router.workers.handoff_times import Distance, HandoffEstimator
 from tests.unit.router_fleets import ask, core, holds, join
@@ -57,11 +57,14 @@ def test_it_is_said_where_a_value_comes_from():
     """Default, profile, learned, with the number of observations."""
     coefficients = Coefficients(PerformanceProfile(prefill_s_per_token=0.001), itl_target_s=0.1)
     told = {each.name: each for each in coefficients.all()}
-    assert told["prefill_base_s"].source is Source.DEFAULT
-    assert (told["prefill_s_per_token"].source, told["prefill_s_per_token"].value) == (Source.PROFILE, 0.001)
+    assert told["prefill_base_s"].source is CoefficientSource.DEFAULT
+    assert (told["prefill_s_per_token"].source, told["prefill_s_per_token"].value) == (CoefficientSource.PROFILE, 0.001)
     coefficients.prefill.learn(0.1, 1, 100, 0)
     told = {each.name: each for each in coefficients.all()}
-    assert (told["prefill_s_per_token"].source, told["prefill_s_per_token"].observations) == (Source.LEARNED, 1)
+    assert (told["prefill_s_per_token"].source, told["prefill_s_per_token"].observations) == (
+        CoefficientSource.LEARNED,
+        1,
+    )
     assert told["decode_step_base_s"].observations == 0
 
 

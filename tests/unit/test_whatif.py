@@ -10,14 +10,14 @@ from kvmesh.core.whatif import RecordedRequest
 from services.planner.decide import model_planner
 from services.planner.decide.settings import DecideSettings
 from services.planner.observation import ModelObservation
-from services.planner.sizing.forecast import Forecast
+from services.planner.sizing.forecast import LatencyForecast
 from services.planner.sizing.speed import Speed
 from services.router.core_settings import CoreSettings, QueueSettings
 from services.whatif.engine import EngineShape
 from services.whatif.fleet import ChangingFleet, FleetTimes
 from services.whatif.placers import MODEL
 from services.whatif.planning import PlannerPolicy
-from services.whatif.result import Result, percentile
+from services.whatif.result import WhatIfResult, percentile
 from services.whatif.simulation import PoolPolicy, Simulation, SimulationSettings, Static
 from services.whatif.traces import make_load
 from tests.demand import demand_of
@@ -29,7 +29,7 @@ def load(rate: float, seconds: float, *, prompt: float = 1000, output: float = 1
     return make_load(lambda at_s: rate, peak=rate, duration_s=seconds, prompt_tokens=prompt, output_tokens=output)
 
 
-def simulate(trace: list[RecordedRequest], shape: Shape, policy: PoolPolicy, **options: object) -> Result:
+def simulate(trace: list[RecordedRequest], shape: Shape, policy: PoolPolicy, **options: object) -> WhatIfResult:
     return Simulation(SimulationSettings(shape=shape, targets=TARGETS, **options), policy).run(trace)
 
 
@@ -50,7 +50,7 @@ def test_the_formulas_agree_with_the_simulation(
     shape = Shape(prefill_workers=prefill, decode_workers=decode)
     found = simulate(trace, shape, Static(), tick_s=0.0)
     lengths = [request.prompt_tokens for request in trace]
-    forecast = Forecast(
+    forecast = LatencyForecast(
         speed=Speed(),
         demand=demand_of(
             Load(
@@ -82,7 +82,7 @@ def test_runs_of_steps_are_as_exact_as_single_steps():
 BURST_AT_S = 60.0
 
 
-def burst(**changes: object) -> tuple[Result, list[Decision]]:
+def burst(**changes: object) -> tuple[WhatIfResult, list[Decision]]:
     """A request each 2 s with prompts of 2000 tokens, and 9 requests/s after a minute, on 1 + 4 workers; new ones take two minutes to start."""
     trace = make_load(
         lambda at_s: 9.0 if at_s >= BURST_AT_S else 0.5,

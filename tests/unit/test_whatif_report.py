@@ -4,7 +4,7 @@ import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-from kvmesh.cli.charts import Line, chart, distribution
+from kvmesh.cli.charts import ChartLine, chart, distribution
 from services.whatif.command import main
 
 
@@ -27,7 +27,7 @@ def test_a_report_stands_alone(tmp_path: Path, capsys):
 
 def test_names_are_no_markup():
     """A model's name may have any sign."""
-    svg = chart(title="<b>", x_name="x", y_name="y", lines=[Line(name="a & <b>", points=[(0.0, 1.0), (1.0, 2.0)])])
+    svg = chart(title="<b>", x_name="x", y_name="y", lines=[ChartLine(name="a & <b>", points=[(0.0, 1.0), (1.0, 2.0)])])
     assert "<b>" not in svg
     ET.fromstring(svg)
 
@@ -35,14 +35,14 @@ def test_names_are_no_markup():
 def test_steps_hold_their_value_and_long_lines_are_thinned():
     """A size holds until the next one; a line never has more points than the chart has pixels."""
     svg = chart(
-        title="t", x_name="x", y_name="y", lines=[Line(name="a", points=[(0.0, 0.0), (1.0, 1.0)], is_step=True)]
+        title="t", x_name="x", y_name="y", lines=[ChartLine(name="a", points=[(0.0, 0.0), (1.0, 1.0)], is_step=True)]
     )
     assert len(re.search(r'points="([^"]*)"', svg)[1].split()) == 3  # type: ignore[index]
     many = [(float(i), 1.0) for i in range(10_000)]
     points = re.search(
-        r'points="([^"]*)"', chart(title="t", x_name="x", y_name="y", lines=[Line(name="a", points=many)])
+        r'points="([^"]*)"', chart(title="t", x_name="x", y_name="y", lines=[ChartLine(name="a", points=many)])
     )
     assert points is not None
     assert len(points[1].split()) == 600
     assert distribution([1.0, 2.0])[0] == (0.0, 1.0)
-    assert chart(title="t", x_name="x", y_name="y", lines=[Line(name="a", points=[])]) == ""
+    assert chart(title="t", x_name="x", y_name="y", lines=[ChartLine(name="a", points=[])]) == ""

@@ -5,7 +5,7 @@ from html import escape
 from statistics import median
 from typing import TypeVar
 
-from kvmesh.cli.charts import Line, chart, html_page
+from kvmesh.cli.charts import ChartLine, chart, html_page
 from kvmesh.cli.profile.fit import pairs
 from kvmesh.core import PerformanceProfile
 from kvmesh.core.engine_profile import DecodePoint, EngineProfile, PrefillPoint
@@ -27,14 +27,14 @@ def page(profile: EngineProfile, summary: str) -> str:
             title="Handoff",
             x_name="prompt tokens",
             y_name="milliseconds",
-            lines=[Line(name="until the first token", points=handoff)],
+            lines=[ChartLine(name="until the first token", points=handoff)],
         ),
     ]
     about = f"<p>{escape(profile.measured_at)} on {escape(machine)}</p><pre>{escape(summary)}</pre>"
     return html_page(title, [about, *charts])
 
 
-def _prefill_lines(profile: EngineProfile) -> list[Line]:
+def _prefill_lines(profile: EngineProfile) -> list[ChartLine]:
     """Returns two lines for each number of prompts that arrive at once. Prompts with a cached part are points of the fit, but not shown."""
     whole = [point for point in profile.prefill if point.uncached_tokens == point.prompt_tokens]
     lines = []
@@ -47,7 +47,7 @@ def _prefill_lines(profile: EngineProfile) -> list[Line]:
     return lines
 
 
-def _decode_lines(profile: EngineProfile) -> list[Line]:
+def _decode_lines(profile: EngineProfile) -> list[ChartLine]:
     lines = []
     for context in sorted({point.context_tokens for point in profile.decode}):
         mine = [point for point in profile.decode if point.context_tokens == context]
@@ -65,10 +65,10 @@ def _lines(
     *,
     measured_s: Callable[[Point], float],
     fitted_s: Callable[[Point], float],
-) -> list[Line]:
+) -> list[ChartLine]:
     return [
-        Line(name=f"{name}, measured", points=_medians(points, x, measured_s)),
-        Line(name=f"{name}, fit", points=_medians(points, x, fitted_s)),
+        ChartLine(name=f"{name}, measured", points=_medians(points, x, measured_s)),
+        ChartLine(name=f"{name}, fit", points=_medians(points, x, fitted_s)),
     ]
 
 

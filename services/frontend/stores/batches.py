@@ -22,7 +22,7 @@ from services.frontend.stores.batch_rows import (
     VALIDATING,
     Claim,
 )
-from services.frontend.stores.database import Connection, Database, Row, reads, writes
+from services.frontend.stores.database import Database, DatabaseConnection, Row, reads, writes
 from services.frontend.stores.files import TENANT_SHARE, insert_file, read_page
 
 DEFECTS_MAX = 3
@@ -36,7 +36,7 @@ class LeaseLostError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class LineResult:
     """The result of one line. `record`: its line of the output or error file, without the line break."""
 
     line: int
@@ -72,7 +72,7 @@ class BatchStore:
     @writes
     async def create(
         self,
-        connection: Connection,
+        connection: DatabaseConnection,
         *,
         owner: str,
         batch_id: str,
@@ -105,14 +105,14 @@ class BatchStore:
         return await _row(connection, batch_id)
 
     @reads
-    async def get(self, connection: Connection, *, owner: str, batch_id: str) -> Row:
+    async def get(self, connection: DatabaseConnection, *, owner: str, batch_id: str) -> Row:
         """Returns a batch. Raises NotFoundError if it does not exist or belongs to another owner."""
         return await _owned(connection, owner=owner, batch_id=batch_id)
 
     @reads
     async def page(
         self,
-        connection: Connection,
+        connection: DatabaseConnection,
         owner: str,
         *,
         limit: int,
@@ -133,7 +133,7 @@ class BatchStore:
         )
 
     @writes
-    async def delete(self, connection: Connection, *, owner: str, batch_id: str) -> Row:
+    async def delete(self, connection: DatabaseConnection, *, owner: str, batch_id: str) -> Row:
         """Deletes a batch and its results. Raises InvalidRequestError if it has not ended."""
         row = await _owned(connection, owner=owner, batch_id=batch_id, is_locked=True)
         if row["ended_s"] is None:
@@ -144,7 +144,7 @@ class BatchStore:
         return row
 
     @writes
-    async def cancel(self, connection: Connection, *, owner: str, batch_id: str) -> Row:
+    async def cancel(self, connection: DatabaseConnection, *, owner: str, batch_id: str) -> Row:
         """Requests cancellation; the holder of the lease ends the batch. Raises InvalidRequestError if it has ended."""
         row = await _owned(connection, owner=owner, batch_id=batch_id, is_locked=True)
         if row["status"] in _CANCELLABLE:
@@ -156,7 +156,7 @@ class BatchStore:
         return await _row(connection, batch_id)
 
     @writes
-    async def claim(self, connection: Connection) -> Claim | None:
+    async def claim(self, connection: DatabaseConnection) -> Claim | None:
         """Leases a batch without a lease: of the owners with the fewest leased batches, the one that was released longest ago.
 
         Of those that were never leased the oldest. Returns None if there is none.
@@ -186,7 +186,7 @@ class BatchStore:
         )
 
     @reads
-    async def has_waiting_owner(self, connection: Connection) -> bool:
+    async def has_waiting_owner(self, connection: DatabaseConnection) -> bool:
         """Returns whether a batch waits whose owner has no leased batch."""
         now_s = self._clock.wall()
         row = await connection.row(
@@ -198,7 +198,7 @@ class BatchStore:
         return row is not None
 
     @writes
-    async def renew(self, connection: Connection, claim: Claim) -> str:
+    async def renew(self, connection: DatabaseConnection, claim: Claim) -> str:
         """Renews the lease and returns the status, which a client may have changed. Raises LeaseLostError."""
         await _fence(connection, claim)
         await _update(connection, claim.batch_id, lease_until_s=self._clock.wall() + self._settings.lease_s)
@@ -206,7 +206,7 @@ class BatchStore:
 
     @writes
     async def release(
-        self, connection: Connection, claim: Claim, *, after_failure: bool = False, after_defect: bool = False
+        self, connection: DatabaseConnection, claim: Claim, *, after_failure: bool = False, after_defect: bool = False
     ) -> None:
         """Ends the lease. After a failure, such as a full disk, or a defect the batch waits for one lease time.
 
@@ -222,7 +222,7 @@ class BatchStore:
             await _fail(connection, claim.batch_id, problem, now_s=now_s)
 
     @writes
-    async def begin(self, connection: Connection, claim: Claim, *, total: int, model: str | None) -> None:
+    async def begin(self, connection: DatabaseConnection, claim: Claim, *, total: int, model: str | None) -> None:
         """Records that the input is valid. A batch that was cancelled meanwhile stays cancelling."""
         await _fence(connection, claim)
         status = (await _row(connection, claim.batch_id))["status"]
@@ -236,19 +236,19 @@ class BatchStore:
         )
 
     @writes
-    async def fail(self, connection: Connection, claim: Claim, problems: Sequence[Mapping[str, Any]]) -> None:
+    async def fail(self, connection: DatabaseConnection, claim: Claim, problems: Sequence[Mapping[str, Any]]) -> None:
         """Ends the batch as failed, since its input is not valid."""
         await _fence(connection, claim)
         await _fail(connection, claim.batch_id, problems, now_s=self._clock.wall())
 
     @reads
-    async def done_lines(self, connection: Connection, claim: Claim) -> set[int]:
+    async def done_lines(self, connection: DatabaseConnection, claim: Claim) -> set[int]:
         """Returns the lines that have a result, from this process or an earlier one."""
         rows = await connection.rows("SELECT line FROM results WHERE batch_id = ?", claim.batch_id)
         return {row["line"] for row in rows}
 
     @writes
-    async def record(self, connection: Connection, claim: Claim, results: Sequence[Result]) -> None:
+    async def record(self, connection: DatabaseConnection, claim: Claim, results: Sequence[LineResult]) -> None:
         """Stores results and updates the counts. A line keeps its first result."""
         await _fence(connection, claim)
         by_line = {each.line: each for each in reversed(results)}
@@ -263,13 +263,13 @@ class BatchStore:
         await _count(connection, claim.batch_id, [by_line[row["line"]] for row in added])
 
     @writes
-    async def expire(self, connection: Connection, claim: Claim) -> None:
+    async def expire(self, connection: DatabaseConnection, claim: Claim) -> None:
         """Records that the completion window has ended."""
         await _fence(connection, claim)
         await _update(connection, claim.batch_id, expired_s=self._clock.wall())
 
     @writes
-    async def finalise(self, connection: Connection, claim: Claim) -> str:
+    async def finalise(self, connection: DatabaseConnection, claim: Claim) -> str:
         """Records that all lines have ended and files are written next. Returns the final status of the batch."""
         await _fence(connection, claim)
         row = await _row(connection, claim.batch_id)
@@ -282,7 +282,7 @@ class BatchStore:
 
     @reads
     async def results(
-        self, connection: Connection, claim: Claim, *, after_line: int, is_error: bool, count: int
+        self, connection: DatabaseConnection, claim: Claim, *, after_line: int, is_error: bool, count: int
     ) -> list[tuple[int, bytes]]:
         """Returns up to `count` results after a line, in the order of the lines. Raises LeaseLostError."""
         rows = await connection.rows(
@@ -298,7 +298,13 @@ class BatchStore:
 
     @writes
     async def end(
-        self, connection: Connection, claim: Claim, status: str, *, output: OutputFile | None, errors: OutputFile | None
+        self,
+        connection: DatabaseConnection,
+        claim: Claim,
+        status: str,
+        *,
+        output: OutputFile | None,
+        errors: OutputFile | None,
     ) -> None:
         """Ends the batch: adds the rows of its files, which are on the disk, and deletes its results."""
         await _fence(connection, claim)
@@ -321,30 +327,30 @@ class BatchStore:
         )
 
     @writes
-    async def sweep(self, connection: Connection) -> int:
+    async def sweep(self, connection: DatabaseConnection) -> int:
         """Deletes batches that ended more than `batch_ttl_s` ago. Returns their number."""
         oldest_s = self._clock.wall() - self._settings.batch_ttl_s
         return await connection.change("DELETE FROM batches WHERE ended_s <= ?", oldest_s)
 
 
-async def _update(connection: Connection, batch_id: str, **columns: object) -> None:
+async def _update(connection: DatabaseConnection, batch_id: str, **columns: object) -> None:
     assignments = ", ".join(f"{name} = ?" for name in columns)
     await connection.change(f"UPDATE batches SET {assignments} WHERE id = ?", *columns.values(), batch_id)
 
 
-async def _count_of(connection: Connection, statement: str, *values: object) -> int:
+async def _count_of(connection: DatabaseConnection, statement: str, *values: object) -> int:
     row = await connection.row(statement, *values)
     return 0 if row is None else int(row["count"])
 
 
-async def _row(connection: Connection, batch_id: str) -> Row:
+async def _row(connection: DatabaseConnection, batch_id: str) -> Row:
     row = await connection.row("SELECT * FROM batches WHERE id = ?", batch_id)
     if row is None:
         raise _not_found(batch_id)
     return row
 
 
-async def _owned(connection: Connection, *, owner: str, batch_id: str, is_locked: bool = False) -> Row:
+async def _owned(connection: DatabaseConnection, *, owner: str, batch_id: str, is_locked: bool = False) -> Row:
     lock = connection.row_lock if is_locked else ""
     row = await connection.row(f"SELECT * FROM batches WHERE id = ? AND owner = ?{lock}", batch_id, owner)
     if row is None:
@@ -356,7 +362,7 @@ def _not_found(batch_id: str) -> NotFoundError:
     return NotFoundError(f"there is no batch {batch_id[:64]!r}", field="batch_id", reason="batch_not_found")
 
 
-async def _fence(connection: Connection, claim: Claim, *, is_locked: bool = True) -> None:
+async def _fence(connection: DatabaseConnection, claim: Claim, *, is_locked: bool = True) -> None:
     """Raises LeaseLostError unless the batch is this claim's; then it stays so until the transaction ends."""
     lock = connection.row_lock if is_locked else ""
     row = await connection.row(f"SELECT lease_epoch, ended_s FROM batches WHERE id = ?{lock}", claim.batch_id)
@@ -364,13 +370,15 @@ async def _fence(connection: Connection, claim: Claim, *, is_locked: bool = True
         raise LeaseLostError(claim.batch_id)
 
 
-async def _fail(connection: Connection, batch_id: str, problems: Sequence[Mapping[str, Any]], *, now_s: float) -> None:
+async def _fail(
+    connection: DatabaseConnection, batch_id: str, problems: Sequence[Mapping[str, Any]], *, now_s: float
+) -> None:
     await connection.change("DELETE FROM results WHERE batch_id = ?", batch_id)
     errors = orjson.dumps(list(problems)).decode()
     await _update(connection, batch_id, status=FAILED, failed_s=now_s, ended_s=now_s, errors=errors, lease_until_s=0)
 
 
-async def _count(connection: Connection, batch_id: str, results: Sequence[Result]) -> None:
+async def _count(connection: DatabaseConnection, batch_id: str, results: Sequence[LineResult]) -> None:
     usages = [each.usage for each in results]
     failed = sum(each.is_error for each in results)
     await connection.change(

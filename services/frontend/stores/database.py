@@ -20,7 +20,7 @@ DISK_FULL_RETRY_S = 30.0
 """Somebody has to make room first."""
 
 
-class Connection(Protocol):
+class DatabaseConnection(Protocol):
     """One transaction. Statements are in the SQL that SQLite and PostgreSQL share, with `?` for each value."""
 
     row_lock: str
@@ -60,7 +60,7 @@ class Database(Protocol):
         ...
 
     async def call(
-        self, work: Callable[[Connection], Coroutine[Any, Any, T]], is_read_only: bool, *, owner: str = ""
+        self, work: Callable[[DatabaseConnection], Coroutine[Any, Any, T]], is_read_only: bool, *, owner: str = ""
     ) -> T:
         """Runs `work` in one transaction; it awaits only methods of the connection.
 
@@ -121,7 +121,7 @@ class Store(Protocol):
 
 
 S = TypeVar("S", bound=Store)
-Method = Callable[Concatenate[S, Connection, P], Coroutine[Any, Any, T]]
+Method = Callable[Concatenate[S, DatabaseConnection, P], Coroutine[Any, Any, T]]
 AsyncMethod = Callable[Concatenate[S, P], Coroutine[Any, Any, T]]
 
 

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from kvmesh.clock import Clock
 from services.frontend.stores.contents import NewFile, sweep_directory
-from services.frontend.stores.database import Connection, Database, Row, reads, writes
+from services.frontend.stores.database import Database, DatabaseConnection, Row, reads, writes
 
 _PART_BYTES = 1 << 20
 _STALE_S = 86_400.0
@@ -45,7 +45,9 @@ class DatabaseContents:
             await asyncio.shield(asyncio.to_thread(file.path.unlink, missing_ok=True))
 
     @writes
-    async def _store(self, connection: Connection, *, file_id: str, part: int, is_last: bool, data: bytes) -> None:
+    async def _store(
+        self, connection: DatabaseConnection, *, file_id: str, part: int, is_last: bool, data: bytes
+    ) -> None:
         await connection.change(
             "INSERT INTO contents (file_id, part, is_last, stored_s, data) VALUES (?, ?, ?, ?, ?)"
             " ON CONFLICT (file_id, part) DO UPDATE"
@@ -84,11 +86,11 @@ class DatabaseContents:
                 return
 
     @reads
-    async def _part(self, connection: Connection, *, file_id: str, part: int) -> Row | None:
+    async def _part(self, connection: DatabaseConnection, *, file_id: str, part: int) -> Row | None:
         return await connection.row("SELECT is_last, data FROM contents WHERE file_id = ? AND part = ?", file_id, part)
 
     @writes
-    async def remove(self, connection: Connection, file_ids: Collection[str]) -> None:
+    async def remove(self, connection: DatabaseConnection, file_ids: Collection[str]) -> None:
         for file_id in file_ids:
             await connection.change("DELETE FROM contents WHERE file_id = ?", file_id)
 
@@ -100,7 +102,7 @@ class DatabaseContents:
         return len(gone)
 
     @writes
-    async def _remove_stale(self, connection: Connection, now_s: float) -> None:
+    async def _remove_stale(self, connection: DatabaseConnection, now_s: float) -> None:
         await connection.change(
             "DELETE FROM contents WHERE stored_s < ? AND NOT EXISTS (SELECT 1 FROM files WHERE files.id = contents.file_id)",
             now_s - _STALE_S,

@@ -9,7 +9,7 @@ from kvmesh.clock import Clock
 from kvmesh.errors import InvalidRequestError, MeshError, NotFoundError, OverloadedError
 from services.frontend.settings import BatchSettings
 from services.frontend.stores.contents import FileContents, NewFile
-from services.frontend.stores.database import Connection, Database, Row, reads, writes
+from services.frontend.stores.database import Database, DatabaseConnection, Row, reads, writes
 
 TENANT_SHARE = 0.5
 """Largest part of the stored files and batches, and of the uploads at a time, of one tenant: another one always finds room."""
@@ -77,7 +77,7 @@ class FileStore:
     @writes
     async def add(
         self,
-        connection: Connection,
+        connection: DatabaseConnection,
         *,
         owner: str,
         file_id: str,
@@ -98,11 +98,11 @@ class FileStore:
         return row
 
     @reads
-    async def check_room(self, connection: Connection, *, owner: str, file_id: str, size_bytes: int) -> None:
+    async def check_room(self, connection: DatabaseConnection, *, owner: str, file_id: str, size_bytes: int) -> None:
         """Raises OverloadedError if there is no room for a file, before its bytes are moved."""
         await self._check_shares(connection, owner=owner, file_id=file_id, size_bytes=size_bytes)
 
-    async def _check_shares(self, connection: Connection, *, owner: str, file_id: str, size_bytes: int) -> None:
+    async def _check_shares(self, connection: DatabaseConnection, *, owner: str, file_id: str, size_bytes: int) -> None:
         """Raises OverloadedError if another file exceeds the limits, of all files or of those of its owner."""
         settings = self._settings
         count_max, bytes_max = settings.files_max, settings.files_bytes_max
@@ -114,7 +114,7 @@ class FileStore:
             _check_room(used, size_bytes, files_max=count_max * TENANT_SHARE, bytes_max=bytes_max * TENANT_SHARE)
 
     @reads
-    async def get(self, connection: Connection, *, owner: str, file_id: str, field: str = "file_id") -> Row:
+    async def get(self, connection: DatabaseConnection, *, owner: str, file_id: str, field: str = "file_id") -> Row:
         """Returns a file. Raises NotFoundError if it does not exist, has expired, or belongs to another owner."""
         row = await connection.row(
             "SELECT * FROM files WHERE id = ? AND owner = ? AND expires_s > ?", file_id, owner, self._clock.wall()
@@ -126,7 +126,7 @@ class FileStore:
     @reads
     async def page(
         self,
-        connection: Connection,
+        connection: DatabaseConnection,
         owner: str,
         *,
         limit: int,
@@ -152,7 +152,7 @@ class FileStore:
         await self._contents.remove([file_id])
 
     @writes
-    async def _delete_row(self, connection: Connection, *, owner: str, file_id: str) -> None:
+    async def _delete_row(self, connection: DatabaseConnection, *, owner: str, file_id: str) -> None:
         await connection.lock("batches")
         in_use = await connection.row(
             "SELECT 1 AS found FROM batches WHERE input_file_id = ? AND owner = ? AND ended_s IS NULL LIMIT 1",
@@ -173,7 +173,7 @@ class FileStore:
         return await self._contents.sweep(gone, left, now_s)
 
     @writes
-    async def _delete_expired_rows(self, connection: Connection, now_s: float) -> tuple[set[str], set[str]]:
+    async def _delete_expired_rows(self, connection: DatabaseConnection, now_s: float) -> tuple[set[str], set[str]]:
         """Returns the ids of the deleted rows and of all others."""
         await connection.lock("batches")
         gone = await connection.rows(
@@ -193,7 +193,7 @@ def _check_room(used: Row | None, size_bytes: int, *, files_max: float, bytes_ma
         raise OverloadedError("no room for another file; delete some", reason="files_full", retry_after_s=60.0)
 
 
-async def insert_file(connection: Connection, values: Sequence[object]) -> None:
+async def insert_file(connection: DatabaseConnection, values: Sequence[object]) -> None:
     """Inserts a row of `files`, in the order of its columns."""
     await connection.change(
         "INSERT INTO files (id, owner, name, purpose, size_bytes, created_s, expires_s) VALUES (?, ?, ?, ?, ?, ?, ?)"
@@ -204,7 +204,7 @@ async def insert_file(connection: Connection, values: Sequence[object]) -> None:
 
 
 async def read_page(
-    connection: Connection,
+    connection: DatabaseConnection,
     table: str,
     owner: str,
     *,

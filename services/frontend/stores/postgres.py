@@ -20,10 +20,10 @@ from kvmesh.errors import InvalidRequestError, UnavailableError
 from kvmesh.identity.secret import read_private
 from kvmesh.telemetry import event_logger
 from services.frontend.settings import StoresSettings
-from services.frontend.stores.database import Connection, Row, WaitingCalls
+from services.frontend.stores.database import DatabaseConnection, Row, WaitingCalls
 
 T = TypeVar("T")
-Work = Callable[[Connection], Coroutine[Any, Any, T]]
+Work = Callable[[DatabaseConnection], Coroutine[Any, Any, T]]
 Raw = psycopg.AsyncConnection[dict[str, Any]]
 _log = event_logger(__name__)
 _SCHEMA_LOCK = 0x6B766D65  # The key of the lock under which one process at a time migrates; "kvme".
@@ -262,7 +262,7 @@ class PostgresDatabase:
             await pool.close(timeout=self._settings.silence_s)
 
 
-async def _nothing(_: Connection) -> None:
+async def _nothing(_: DatabaseConnection) -> None:
     """The transaction of a call that only connects and migrates."""
 
 

@@ -9,7 +9,7 @@ import orjson
 from kvmesh.clock import Clock
 from kvmesh.errors import InvalidRequestError, NotFoundError
 from services.frontend.settings import ResponsesSettings
-from services.frontend.stores.database import Connection, Database, Row, reads, writes
+from services.frontend.stores.database import Database, DatabaseConnection, Row, reads, writes
 
 _FIRST = """
 CREATE TABLE responses (
@@ -73,7 +73,7 @@ class ResponseStore:
 
     @writes
     async def put(
-        self, connection: Connection, owner: str, body: Mapping[str, Any], *, items: Sequence[Mapping[str, Any]]
+        self, connection: DatabaseConnection, owner: str, body: Mapping[str, Any], *, items: Sequence[Mapping[str, Any]]
     ) -> None:
         """Stores a response. All processes find it when this returns."""
         now_s = self._clock.wall()
@@ -87,7 +87,7 @@ class ResponseStore:
         await self._make_room(connection)
 
     @reads
-    async def get(self, connection: Connection, *, owner: str, response_id: str) -> StoredResponse:
+    async def get(self, connection: DatabaseConnection, *, owner: str, response_id: str) -> StoredResponse:
         """Returns a response. Raises NotFoundError if it was never stored, has expired, was deleted, or has another owner."""
         row = await connection.row(
             "SELECT body, items FROM responses WHERE id = ? AND owner = ? AND used_s > ?",
@@ -100,14 +100,16 @@ class ResponseStore:
         return StoredResponse(body=orjson.loads(row["body"]), items=orjson.loads(row["items"]))
 
     @writes
-    async def delete(self, connection: Connection, *, owner: str, response_id: str) -> None:
+    async def delete(self, connection: DatabaseConnection, *, owner: str, response_id: str) -> None:
         """Deletes a response. Responses that continue it can no longer be continued. Raises NotFoundError."""
         await connection.lock(_LOCK)
         if not await connection.change("DELETE FROM responses WHERE id = ? AND owner = ?", response_id, owner):
             raise _not_found(response_id, field="response_id")
 
     @writes
-    async def conversation(self, connection: Connection, *, owner: str, response_id: str) -> list[Mapping[str, Any]]:
+    async def conversation(
+        self, connection: DatabaseConnection, *, owner: str, response_id: str
+    ) -> list[Mapping[str, Any]]:
         """Returns all items up to the response's output, oldest first, and marks the responses as used.
 
         Raises InvalidRequestError if the chain has a gap or is too long, NotFoundError if the response does not exist.
@@ -128,7 +130,7 @@ class ResponseStore:
         return items
 
     @writes
-    async def sweep(self, connection: Connection) -> int:
+    async def sweep(self, connection: DatabaseConnection) -> int:
         """Deletes expired responses, and while the store is too large the least recently used of the owner who has most.
 
         Returns their number.
@@ -140,7 +142,7 @@ class ResponseStore:
     def _oldest_s(self) -> float:
         return self._clock.wall() - self._settings.ttl_s
 
-    async def _make_room(self, connection: Connection) -> int:
+    async def _make_room(self, connection: DatabaseConnection) -> int:
         gone = 0
         while True:
             total = await connection.row("SELECT size_bytes FROM totals")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kvmesh.errors import InvalidRequestError, UnavailableError
-from services.frontend.stores.database import DISK_FULL, DISK_FULL_RETRY_S, Connection, Row, WaitingCalls
+from services.frontend.stores.database import DISK_FULL, DISK_FULL_RETRY_S, DatabaseConnection, Row, WaitingCalls
 
 T = TypeVar("T")
 _PRIMARY_CODE = 0xFF
@@ -95,7 +95,7 @@ class SqliteDatabase:
         connection.execute("COMMIT")
 
     async def call(
-        self, work: Callable[[Connection], Coroutine[Any, Any, T]], is_read_only: bool, *, owner: str = ""
+        self, work: Callable[[DatabaseConnection], Coroutine[Any, Any, T]], is_read_only: bool, *, owner: str = ""
     ) -> T:
         """See Database.call. Work that only reads does not wait for writers."""
         thread = self._thread
@@ -106,7 +106,7 @@ class SqliteDatabase:
         future.add_done_callback(lambda _: self._waiting.leave(owner))
         return await future
 
-    def _run(self, work: Callable[[Connection], Coroutine[Any, Any, T]], is_read_only: bool) -> T:
+    def _run(self, work: Callable[[DatabaseConnection], Coroutine[Any, Any, T]], is_read_only: bool) -> T:
         connection = self._connection
         if connection is None:
             raise UnavailableError("the store is closed", reason="store_unavailable")

@@ -3,7 +3,7 @@
 import math
 
 from services.planner.observation import ModelObservation
-from services.planner.sizing.forecast import Corrections, Forecast
+from services.planner.sizing.forecast import Corrections, LatencyForecast
 from services.planner.sizing.size import Sizer
 
 SMOOTHING_S = 60.0
@@ -59,7 +59,7 @@ class Correction:
         return known + weight * (ratio - known)
 
 
-def _waits(ttft_mean_s: float | None, forecast: Forecast) -> tuple[float | None, float]:
+def _waits(ttft_mean_s: float | None, forecast: LatencyForecast) -> tuple[float | None, float]:
     """Observed and predicted waits, each with a small part of the time that a request takes anyway: short waits say little."""
     small_s = SMALL * forecast.own_mean_s
     observed_s = None if ttft_mean_s is None else max(0.0, ttft_mean_s - forecast.own_mean_s) + small_s

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from services.planner.decide.settings import DecideSettings
 from services.planner.predict.heavy import PACKAGES, heavy_predictor
-from services.planner.predict.predictors import Prediction, predict, predictors
+from services.planner.predict.predictors import PeakPrediction, predict, predictors
 from services.planner.sizing.demand import Demand
 
 GROWTH_MAX = 1.5
@@ -22,7 +22,7 @@ class LoadHistory:
         self._ends_s: float | None = None
         self._sum = 0.0
         self._count = 0
-        self._prediction: Prediction | None = None
+        self._prediction: PeakPrediction | None = None
         self._predictors = dict(predictors(season_steps=round(settings.season_s / settings.interval_s)))
         if settings.predictor in PACKAGES:
             self._predictors[settings.predictor] = heavy_predictor(settings.predictor, interval_s=settings.interval_s)
@@ -42,10 +42,10 @@ class LoadHistory:
             self._ends_s = now_s + self._settings.interval_s
             self._prediction = None
 
-    def predict(self, rate: float) -> Prediction:
+    def predict(self, rate: float) -> PeakPrediction:
         """Predicts the peak until workers that start now are ready, and one interval more. `rate`: the newest one."""
         if not self._rates:
-            return Prediction(value=rate, upper=rate, predictor="constant", error=None)
+            return PeakPrediction(value=rate, upper=rate, predictor="constant", error=None)
         if self._prediction is None:
             steps = max(1, round(self._settings.start_s / self._settings.interval_s) + 1)
             self._prediction = predict(
@@ -62,6 +62,6 @@ class LoadHistory:
         return tuple(self._rates)
 
 
-def coming_demand(demand: Demand, prediction: Prediction, recent_rate: float) -> Demand:
+def coming_demand(demand: Demand, prediction: PeakPrediction, recent_rate: float) -> Demand:
     """Returns the largest load within the horizon: never below the present one, and at most GROWTH_MAX times it."""
     return replace(demand, requests_per_s=max(recent_rate, min(prediction.upper, GROWTH_MAX * recent_rate)))

@@ -58,7 +58,7 @@ NEVER = float("-inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class ActionChoice:
     """An action, its reason, and the alternatives, the chosen one first."""
 
     action: DecisionAction
@@ -111,7 +111,7 @@ class ModelPlanner:
         speed: Speed | None,
         wanted: Shape | None,
         now_s: float,
-    ) -> tuple[Choice, DecisionInputs]:
+    ) -> tuple[ActionChoice, DecisionInputs]:
         """`wanted`: the sizes that the connector was last asked for, by anybody; None: it does not know any."""
         self._adopt(observation, wanted, now_s)
         assert self._wanted is not None
@@ -126,7 +126,9 @@ class ModelPlanner:
         self._demand = observation.demand or self._demand
         if self._demand is None:
             self.history.add(recent, now_s)
-            return Choice(action=DecisionAction.KEEP, reason="no_load", detail="no request was observed yet"), inputs
+            return ActionChoice(
+                action=DecisionAction.KEEP, reason="no_load", detail="no request was observed yet"
+            ), inputs
         tokens = observation.newest_tokens
         newest = recent if tokens is None else tokens / max(1.0, self._demand.prompt_tokens)
         settled = self._excursions.settle(recent, newest, now_s)
@@ -226,18 +228,20 @@ class ModelPlanner:
 
     def _held(
         self, observation: ModelObservation, targets: Targets | None, speed: Speed | None, *, now_s: float
-    ) -> Choice | None:
+    ) -> ActionChoice | None:
         if observation.state is not ObservationState.COMPLETE:
             detail = "; ".join(observation.problems)
-            return Choice(action=DecisionAction.HOLD, reason=f"observation_{observation.state.value}", detail=detail)
+            return ActionChoice(
+                action=DecisionAction.HOLD, reason=f"observation_{observation.state.value}", detail=detail
+            )
         if targets is None and self._thresholds is None:
-            return Choice(action=DecisionAction.HOLD, reason="no_targets", detail="the model has no targets")
+            return ActionChoice(action=DecisionAction.HOLD, reason="no_targets", detail="the model has no targets")
         if speed is None and self._thresholds is None:
             detail = "no worker of the model registered how fast it is"
-            return Choice(action=DecisionAction.HOLD, reason="no_profile", detail=detail)
+            return ActionChoice(action=DecisionAction.HOLD, reason="no_profile", detail=detail)
         if now_s < self._held_until_s:
             detail = f"the sizes were changed by hand; the planner waits for {self._held_until_s - now_s:.0f} s more"
-            return Choice(action=DecisionAction.HOLD, reason="manual_change", detail=detail)
+            return ActionChoice(action=DecisionAction.HOLD, reason="manual_change", detail=detail)
         return None
 
     def _with_backlog(self, demand: Demand, observation: ModelObservation, speed: Speed, *, targets: Targets) -> Demand:
@@ -248,16 +252,16 @@ class ModelPlanner:
 
     def _choose_by_thresholds(
         self, thresholds: Thresholds, observation: ModelObservation, targets: Targets | None, *, now_s: float
-    ) -> Choice:
+    ) -> ActionChoice:
         assert self._wanted is not None
         wanted = self._wanted
         shape = thresholds.choose(observation, wanted, targets, now_s=now_s)
         detail = f"{observation.backlog_tokens:.0f} prompt tokens wait, {observation.kv_usage or 0.0:.0%} of the KV blocks are in use"
         if sizes(shape) == sizes(wanted):
-            return Choice(action=DecisionAction.KEEP, reason="within_thresholds", detail=detail)
+            return ActionChoice(action=DecisionAction.KEEP, reason="within_thresholds", detail=detail)
         grows = sum(sizes(shape)) > sum(sizes(wanted))
         cost = partial(cost_of, targets=targets or Targets(model=self.model))
-        return Choice(
+        return ActionChoice(
             action=DecisionAction.SCALE,
             reason="above_threshold" if grows else "below_threshold",
             detail=detail,
@@ -285,7 +289,9 @@ class ModelPlanner:
             catch_up_s=CATCH_UP_S,
         )
 
-    def _choose(self, sizer: Sizer, situation: Situation, sizing: Sizing, *, sized: Shape, now_s: float) -> Choice:
+    def _choose(
+        self, sizer: Sizer, situation: Situation, sizing: Sizing, *, sized: Shape, now_s: float
+    ) -> ActionChoice:
         """`sized`: the pools to have. Those for the load alone are kept for `calm_s`, those for a backlog only as long as there is one."""
         evaluator = Evaluator(sizer, self._settings, situation)
         keep = evaluator.keep()
@@ -312,14 +318,14 @@ class ModelPlanner:
         if best.action is DecisionAction.KEEP:
             reason = f"limited_by_{sizing.limit}" if sizing.limit else "waits_for_workers"
             detail = f"no change raises the goodput by {GAIN_MIN:.0%}{_because(sizing.limit)}"
-            return Choice(action=best.action, reason=reason, detail=detail, alternatives=ordered)
+            return ActionChoice(action=best.action, reason=reason, detail=detail, alternatives=ordered)
         detail = (
             f"{best.goodput_per_s:.2f} of {rate:.2f} requests/s within targets instead of {keep.goodput_per_s:.2f}"
             f"{_because(sizing.limit)}"
         )
-        return Choice(action=best.action, reason=_shortage(sizer, situation), detail=detail, alternatives=ordered)
+        return ActionChoice(action=best.action, reason=_shortage(sizer, situation), detail=detail, alternatives=ordered)
 
-    def _deflect_surge(self, sizer: Sizer, situation: Situation, *, rate: float, now_s: float) -> Choice | None:
+    def _deflect_surge(self, sizer: Sizer, situation: Situation, *, rate: float, now_s: float) -> ActionChoice | None:
         """Returns the best deflection if the newest requests were the present load.
 
         None: there is no surge, the pools serve it, or a bound is set already.
@@ -335,7 +341,7 @@ class ModelPlanner:
             return None
         self._short_s = now_s
         best = best_first(better, rate)
-        return Choice(
+        return ActionChoice(
             action=DecisionAction.DEFLECT,
             reason=_shortage(sizer, replace(situation, now=surge)),
             detail=f"{rate:.1f} requests/s arrived since the last decision",
@@ -358,14 +364,14 @@ class ModelPlanner:
         sized: Shape,
         situation: Situation,
         now_s: float,
-    ) -> Choice:
+    ) -> ActionChoice:
         """Saves cost while the targets are kept. Ends a deflection, or shrinks, if the targets are kept then too."""
         wanted = situation.wanted
         if wanted.deflect_tokens and now_s - self._short_s >= DEFLECT_CALM_S:
             plain = evaluator.deflect(0)
             if plain.goodput_per_s >= keep.goodput_per_s * (1 - TOLERANCE):
                 detail = "the prefill workers keep the targets by themselves"
-                return Choice(
+                return ActionChoice(
                     action=DecisionAction.DEFLECT,
                     reason="shortage_over",
                     detail=detail,
@@ -378,10 +384,10 @@ class ModelPlanner:
             if sizer.forecast(margin, replace(sized, deflect_tokens=0)).meets:
                 smaller = evaluator.scale(sized)
                 detail = f"fewer workers keep the targets, and did for {self._settings.calm_s:g} s"
-                return Choice(
+                return ActionChoice(
                     action=DecisionAction.SCALE, reason="spare_workers", detail=detail, alternatives=[smaller, keep]
                 )
-        return Choice(
+        return ActionChoice(
             action=DecisionAction.KEEP, reason="meets_targets", detail="the pools keep the targets", alternatives=[keep]
         )
 

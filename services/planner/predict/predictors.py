@@ -111,7 +111,7 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class PeakPrediction:
     """The peak of the next `steps` values. `upper` has headroom for the predictor's past errors. `error` None: not tested yet."""
 
     value: float
@@ -143,7 +143,7 @@ def backtest(name: str, predictor: Predictor, history: Sequence[float], *, steps
 
 def predict(
     known: Mapping[str, Predictor], history: Sequence[float], *, steps: int, quantile: float = 0.8, chosen: str = ""
-) -> Prediction:
+) -> PeakPrediction:
     """Predicts with the predictor of the smallest error, or with `chosen`. Without enough history the newest value goes on."""
     candidates = {chosen: known[chosen]} if chosen else known
     scores = [
@@ -153,7 +153,7 @@ def predict(
     ]
     if not scores:
         value = history[-1]
-        return Prediction(value=value, upper=value, predictor=chosen or "constant", error=None)
+        return PeakPrediction(value=value, upper=value, predictor=chosen or "constant", error=None)
     best = min(scores, key=lambda score: score.error)
     value = max(candidates[best.name](history, steps))
-    return Prediction(value=value, upper=value * (1 + best.headroom), predictor=best.name, error=best.error)
+    return PeakPrediction(value=value, upper=value * (1 + best.headroom), predictor=best.name, error=best.error)

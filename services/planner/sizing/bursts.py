@@ -22,7 +22,7 @@ RATIO_STEPS = 50.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waits:
+class BurstWaits:
     """Waits of a replay, shortest first, and the share of the work that waits for at most so long."""
 
     mean_s: float
@@ -40,9 +40,9 @@ class Bursts:
 
     spans: Sequence[tuple[float, float]]
     left_out_s: float
-    _known: dict[int, Waits] = field(default_factory=dict)
+    _known: dict[int, BurstWaits] = field(default_factory=dict)
 
-    def waits(self, load: float, workers: int) -> Waits:
+    def waits(self, load: float, workers: int) -> BurstWaits:
         """`load`: workers that the level keeps busy. Loads of up to a fiftieth of the pool more share a replay."""
         ratio = -int(-load / workers * RATIO_STEPS // 1)
         known = self._known.get(ratio)
@@ -52,7 +52,7 @@ class Bursts:
             known = self._known[ratio] = self._replay(ratio / RATIO_STEPS)
         return known
 
-    def _replay(self, ratio: float) -> Waits:
+    def _replay(self, ratio: float) -> BurstWaits:
         """`ratio`: work that the level brings per second and worker."""
         backlog_s, points = 0.0, list[tuple[float, float, float]]()
         at_s = 0.0
@@ -67,7 +67,7 @@ class Bursts:
         kept = self._without_worst(points)
         kept.sort()
         total = sum(weight for _, weight in kept) or 1.0
-        return Waits(
+        return BurstWaits(
             mean_s=sum(wait_s * weight for wait_s, weight in kept) / total,
             limits_s=[wait_s for wait_s, _ in kept],
             shares=[done / total for done in accumulate(weight for _, weight in kept)],

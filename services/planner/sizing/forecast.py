@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from kvmesh.core.planning import Shape, Targets
-from services.planner.sizing.bursts import Bursts, Waits
+from services.planner.sizing.bursts import Bursts, BurstWaits
 from services.planner.sizing.demand import Demand
 from services.planner.sizing.queueing import batching_factor, erlang_c, mean_wait_s, normal_below, wait_within
 from services.planner.sizing.speed import PoolTimes, PromptTimes, Speed, prompt_times, uncached_tokens
@@ -30,7 +30,7 @@ class Corrections:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forecast:
+class LatencyForecast:
     """The latencies of `demand` on `shape`. Without prefill workers, decode workers compute all prompts."""
 
     speed: Speed
@@ -232,7 +232,7 @@ class Forecast:
         return wait_s * batching_factor(utilisation=self.prefill_load / workers, prompts_per_step=self.prompts_per_step)
 
     @cached_property
-    def _burst_waits(self) -> Waits | None:
+    def _burst_waits(self) -> BurstWaits | None:
         """None: arrivals are not known, or nothing goes to prefill workers."""
         if self.bursts is None or not self.prefill_rate or not self.shape.prefill_workers:
             return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from kvmesh.core.planning import PoolLimits, Shape, Targets
 from services.planner.sizing.bursts import Bursts
 from services.planner.sizing.demand import Demand
-from services.planner.sizing.forecast import Corrections, Forecast
+from services.planner.sizing.forecast import Corrections, LatencyForecast
 from services.planner.sizing.speed import Speed
 
 RATE_BISECTIONS = 12
@@ -26,7 +26,7 @@ class Sizing:
     """A shape, and what it gives. `limit`: what keeps the targets from being met; empty: they are met."""
 
     shape: Shape
-    forecast: Forecast
+    forecast: LatencyForecast
     cost: float
     limit: str = ""
 
@@ -41,8 +41,8 @@ class Sizer:
     workers_max: int = WORKERS_MAX_DEFAULT
     bursts: Bursts | None = None
 
-    def forecast(self, demand: Demand, shape: Shape) -> Forecast:
-        return Forecast(
+    def forecast(self, demand: Demand, shape: Shape) -> LatencyForecast:
+        return LatencyForecast(
             speed=self.speed,
             demand=demand,
             shape=shape,

@@ -9,7 +9,7 @@ from services.router.placement.pair_search import INFINITE, ScoredLeg
 from services.router.placement.pools import Pool
 from services.router.placement.topology import Group
 from services.router.workers.handoff_times import HandoffTimes
-from services.router.workers.reservations import Forecast
+from services.router.workers.reservations import PlacementForecast
 from services.router.workers.worker import Target
 
 PAIRS_PER_SIDE = 32
@@ -31,7 +31,7 @@ class PlacementDecision:
     expected_ttft_s: float | None
     """None: the policy does not estimate it."""
     prefill_s: float
-    forecast: Forecast
+    forecast: PlacementForecast
     reasons: tuple[str, ...]
     legs: Sequence[ScoredLeg]
     """One where the decode worker computes the prompt, else prefill and decode."""

@@ -34,7 +34,7 @@ from services.router.placement.pools import Pool, Pools, PoolSide
 from services.router.placement.sessions import Sessions
 from services.router.workers.fleet import Fleet
 from services.router.workers.handoff_times import NO_HANDOFF_TIMES, HandoffEstimator
-from services.router.workers.reservations import Forecast
+from services.router.workers.reservations import PlacementForecast
 from services.router.workers.slow_pairs import SlowPairs
 from services.router.workers.target_arrays import Floats
 from services.router.workers.worker import RegisteredWorker, Target
@@ -212,7 +212,7 @@ class Placer:
             cost=pair.cost,
             expected_ttft_s=expected_ttft_s,
             prefill_s=prefill_s,
-            forecast=Forecast(
+            forecast=PlacementForecast(
                 prompt_tokens=ask.prompt_tokens,
                 queue_s=queue_s,
                 wait_s=wait_s,
@@ -260,7 +260,7 @@ class Placer:
             cost=leg.costs.item(chosen),
             expected_ttft_s=queue_s + prefill_s + wait_s if self.policy.cost_unit == "s" else None,
             prefill_s=prefill_s,
-            forecast=Forecast(
+            forecast=PlacementForecast(
                 prompt_tokens=ask.prompt_tokens, queue_s=queue_s, wait_s=wait_s, distance=None, transfer_bytes=0.0
             ),
             reasons=(reason, *self._reasons(query, cached, None, decode=target)),

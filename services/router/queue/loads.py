@@ -14,7 +14,7 @@ TENANTS_COMPARED_MAX = 256
 
 
 @dataclass(slots=True, kw_only=True)
-class Load:
+class TenantLoad:
     """What one tenant has waiting in one priority."""
 
     tenant: str
@@ -41,17 +41,17 @@ class Loads:
 
     def __init__(self, limits: LoadLimits) -> None:
         self._limits = limits
-        self._by_priority: dict[int, dict[str, Load]] = {}
+        self._by_priority: dict[int, dict[str, TenantLoad]] = {}
 
     @property
     def priorities(self) -> Collection[int]:
         """Those of queued requests."""
         return self._by_priority.keys()
 
-    def of(self, priority: int, account: Account) -> Load:
+    def of(self, priority: int, account: Account) -> TenantLoad:
         """Returns the load of a tenant; a new one if it has nothing waiting."""
         known = self._by_priority.get(priority, {}).get(account.tenant)
-        return known or Load(tenant=account.tenant, weight=account.weight)
+        return known or TenantLoad(tenant=account.tenant, weight=account.weight)
 
     def add(self, priority: int, account: Account, tokens: int) -> None:
         load = self._by_priority.setdefault(priority, {}).setdefault(account.tenant, self.of(priority, account))
@@ -68,12 +68,12 @@ class Loads:
             if not loads:
                 del self._by_priority[priority]
 
-    def heaviest(self, priority: int) -> Load:
+    def heaviest(self, priority: int) -> TenantLoad:
         """There must be a request of this priority."""
         loads = list(self._by_priority[priority].values())[:TENANTS_COMPARED_MAX]
         return max(loads, key=lambda each: each.share(self._limits))
 
-    def is_lighter(self, newcomer: Load, tokens: int, heaviest: Load, *, last_tokens: int) -> bool:
+    def is_lighter(self, newcomer: TenantLoad, tokens: int, heaviest: TenantLoad, *, last_tokens: int) -> bool:
         """Returns whether a tenant with one more request stays lighter than the heaviest one without its last request."""
         grown = newcomer.share(self._limits, requests=1, tokens=tokens)
         return grown < heaviest.share(self._limits, requests=-1, tokens=-last_tokens)

@@ -42,7 +42,7 @@ KV_BYTES_PER_TOKEN = 131_072
 """Of workers that do not say it: 32 layers, 8 heads of 128, 2 bytes, keys and values."""
 
 
-class Source(StrEnum):
+class CoefficientSource(StrEnum):
     """Where the value of a coefficient comes from."""
 
     DEFAULT = "default"
@@ -55,7 +55,7 @@ class LinearModel:
 
     __slots__ = ("_bounds", "_covariance", "_names", "_priors", "_sources", "observations", "values")
 
-    def __init__(self, starts: Sequence[tuple[str, float, Source]]) -> None:
+    def __init__(self, starts: Sequence[tuple[str, float, CoefficientSource]]) -> None:
         self._names = [name for name, _, _ in starts]
         self.values = [value for _, value, _ in starts]
         self._sources = [source for _, _, source in starts]
@@ -97,7 +97,7 @@ class LinearModel:
             yield Coefficient(
                 name=name,
                 value=value,
-                source=Source.LEARNED if observations else source,
+                source=CoefficientSource.LEARNED if observations else source,
                 observations=observations,
             )
 
@@ -114,9 +114,13 @@ class Coefficients:
     def __init__(self, profile: PerformanceProfile | None, *, itl_target_s: float) -> None:
         profile = profile or PerformanceProfile()
 
-        def start(name: str) -> tuple[str, float, Source]:
+        def start(name: str) -> tuple[str, float, CoefficientSource]:
             value = getattr(profile, name)
-            return (name, getattr(DEFAULTS, name), Source.DEFAULT) if value is None else (name, value, Source.PROFILE)
+            return (
+                (name, getattr(DEFAULTS, name), CoefficientSource.DEFAULT)
+                if value is None
+                else (name, value, CoefficientSource.PROFILE)
+            )
 
         self.prefill = LinearModel(
             [start("prefill_base_s"), start("prefill_s_per_token"), start("prefill_s_per_token_pair")]

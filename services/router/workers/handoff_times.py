@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple, TypeVar
 
-from services.router.workers.coefficients import LinearModel, Source
+from services.router.workers.coefficients import CoefficientSource, LinearModel
 from services.router.workers.target_arrays import Floats
 
 F = TypeVar("F", float, Floats)
@@ -55,8 +55,8 @@ class HandoffEstimator:
         self._models = [
             LinearModel(
                 [
-                    (f"{distance.name.lower()}_handoff_s", HANDOFF_S, Source.DEFAULT),
-                    (f"{distance.name.lower()}_s_per_byte", 1 / bandwidth, Source.DEFAULT),
+                    (f"{distance.name.lower()}_handoff_s", HANDOFF_S, CoefficientSource.DEFAULT),
+                    (f"{distance.name.lower()}_s_per_byte", 1 / bandwidth, CoefficientSource.DEFAULT),
                 ]
             )
             for distance, bandwidth in BYTES_PER_S.items()

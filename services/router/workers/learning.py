@@ -3,7 +3,7 @@
 from kvmesh.core import Report
 from kvmesh.core.routing import FINISHED, FIRST_TOKEN, PREFILLED
 from services.router.workers.handoff_times import HandoffEstimator
-from services.router.workers.reservations import Forecast, Reservation
+from services.router.workers.reservations import PlacementForecast, Reservation
 from services.router.workers.slow_pairs import SlowPairs
 
 QUEUE_FRACTION_MAX = 0.5
@@ -41,7 +41,12 @@ def learn(
 
 
 def _learn_handoff(
-    reservation: Reservation, forecast: Forecast, handoffs: HandoffEstimator, *, slow_pairs: SlowPairs, now: float
+    reservation: Reservation,
+    forecast: PlacementForecast,
+    handoffs: HandoffEstimator,
+    *,
+    slow_pairs: SlowPairs,
+    now: float,
 ) -> None:
     prefill, distance, observed_s = reservation.prefill, forecast.distance, forecast.handoff_s
     if prefill is None or distance is None or observed_s is None:
@@ -53,7 +58,7 @@ def _learn_handoff(
     handoffs.learn(distance, transfer_bytes=forecast.transfer_bytes, observed_s=observed_s)
 
 
-def _learn_prefill(reservation: Reservation, forecast: Forecast, report: Report) -> None:
+def _learn_prefill(reservation: Reservation, forecast: PlacementForecast, report: Report) -> None:
     if forecast.queue_s > QUEUE_FRACTION_MAX * reservation.prefill_s:
         return
     uncached = reservation.uncached_tokens

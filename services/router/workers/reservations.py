@@ -23,7 +23,7 @@ RESERVATION_S_MAX = 3600.0
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Forecast:
+class PlacementForecast:
     """What was expected of a placed request. Reports are compared with it."""
 
     prompt_tokens: int
@@ -60,7 +60,7 @@ class Reservation:
     """Time of the placement; of a peer's reservation, time at which it became known here. None: not known."""
     prefill_s: float = 0.0
     """Expected time to compute the prompt. 0: to be estimated from the worker's coefficients."""
-    forecast: Forecast | None = None
+    forecast: PlacementForecast | None = None
     """None: reports are compared with nothing, for example because a peer placed it."""
     expected_ttft_s: float | None = None
     """From the placement on. None: the policy does not estimate it, or a peer placed it."""

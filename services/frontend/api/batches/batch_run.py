@@ -8,12 +8,12 @@ from pathlib import Path
 
 from kvmesh.telemetry import event_logger
 from services.frontend.api.batches.line_runner import DrainingError, LineRunner, unrun_result
-from services.frontend.api.batches.lines import Line, LineReader, validate_file
+from services.frontend.api.batches.lines import BatchLine, LineReader, validate_file
 from services.frontend.api.run import first_failure
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.settings import BatchSettings
 from services.frontend.stores.batch_rows import CANCELLED, CANCELLING, EXPIRED, FINALIZING, Claim
-from services.frontend.stores.batches import BatchStore, OutputFile, Result
+from services.frontend.stores.batches import BatchStore, LineResult, OutputFile
 from services.frontend.stores.files import FileStore
 
 _log = event_logger(__name__)
@@ -76,7 +76,7 @@ class BatchRun:
         self._stop = asyncio.Event()
         self._stopped_as = ""
         self._changed = asyncio.Event()
-        self._unsaved: list[Result] = []
+        self._unsaved: list[LineResult] = []
         self._storing = asyncio.Lock()
         self._writing: asyncio.Task[None] | None = None
         self._leaves_lines = False
@@ -214,7 +214,7 @@ class BatchRun:
     def _open(self, path: Path) -> LineReader:
         return LineReader(path, self._claim.endpoint, line_bytes_max=self._resources.settings.line_bytes_max)
 
-    async def _run_line(self, line: Line) -> None:
+    async def _run_line(self, line: BatchLine) -> None:
         try:
             result = await self._resources.lines.run(self._claim.endpoint, self._claim.owner, line)
             await self._store_result(result)
@@ -224,7 +224,7 @@ class BatchRun:
         finally:
             self._resources.slots.release()
 
-    async def _store_result(self, result: Result) -> None:
+    async def _store_result(self, result: LineResult) -> None:
         """Stores the result. Results that arrive during a write share the next transaction."""
         self._unsaved.append(result)
         async with self._storing:

@@ -27,7 +27,7 @@ from services.frontend.api.anthropic.body import MESSAGES_PATH
 from services.frontend.api.anthropic.body import error_body as messages_error_body
 from services.frontend.api.anthropic.read import read_message
 from services.frontend.api.anthropic.serve import whole_message
-from services.frontend.api.batches.lines import Line
+from services.frontend.api.batches.lines import BatchLine
 from services.frontend.api.openai.bodies import error_body
 from services.frontend.api.openai.chat_request import read_chat
 from services.frontend.api.openai.completion_request import read_completion
@@ -38,7 +38,7 @@ from services.frontend.api.run import RequestContext
 from services.frontend.metrics import UNKNOWN_MODEL
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.settings import BatchSettings
-from services.frontend.stores.batches import Result
+from services.frontend.stores.batches import LineResult
 
 _log = logging.getLogger(__name__)
 _LOST = (LostError, KvLostError, DeadlineError)
@@ -66,7 +66,7 @@ class LineRunner:
         self._settings = settings
         self._random = generator
 
-    async def run(self, endpoint: str, owner: str, line: Line) -> Result:
+    async def run(self, endpoint: str, owner: str, line: BatchLine) -> LineResult:
         """Returns the line's result. Raises DrainingError if the frontend stops before there is one."""
         pipeline = self._pipeline
         to_error_body = messages_error_body if endpoint == MESSAGES_PATH else error_body
@@ -122,20 +122,20 @@ class LineRunner:
         reader = make_reader(prepared[0], choices=request.choices, includes_reasoning=request.includes_reasoning)
         return await whole_body(context, request, prepared, reader=reader)
 
-    def _result(self, line: Line, context: RequestContext, status: int, *, body: Mapping[str, Any]) -> Result:
+    def _result(self, line: BatchLine, context: RequestContext, status: int, *, body: Mapping[str, Any]) -> LineResult:
         self._pipeline.metrics.requests.of(context.model_name or UNKNOWN_MODEL, str(status)).value += 1
         response = {"status_code": status, "request_id": context.request_id, "body": body}
         record = _record(line, context.request_id, response=response, error=None)
-        return Result(line=line.number, is_error=status != 200, record=record, usage=context.usage)
+        return LineResult(line=line.number, is_error=status != 200, record=record, usage=context.usage)
 
 
-def unrun_result(line: Line, *, request_id: str, code: str, message: str) -> Result:
+def unrun_result(line: BatchLine, *, request_id: str, code: str, message: str) -> LineResult:
     """Returns the result of a line that was not run."""
     record = _record(line, request_id, response=None, error={"code": code, "message": message})
-    return Result(line=line.number, is_error=True, is_unrun=True, record=record, usage=Usage())
+    return LineResult(line=line.number, is_error=True, is_unrun=True, record=record, usage=Usage())
 
 
-def _record(line: Line, request_id: str, *, response: Any, error: Any) -> bytes:
+def _record(line: BatchLine, request_id: str, *, response: Any, error: Any) -> bytes:
     return orjson.dumps(
         {"id": f"batch_req_{request_id}", "custom_id": line.custom_id, "response": response, "error": error}
     )

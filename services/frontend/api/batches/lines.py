@@ -34,7 +34,7 @@ class RequestLine(Body, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class BatchLine:
     """One request. `number` counts the file's lines from 1, empty ones included."""
 
     number: int
@@ -99,7 +99,7 @@ def numbered_lines(file: BinaryIO, line_bytes_max: int) -> Iterator[tuple[int, b
             yield number, data
 
 
-def read_line(number: int, data: bytes, endpoint: str, *, line_bytes_max: int) -> Line:
+def read_line(number: int, data: bytes, endpoint: str, *, line_bytes_max: int) -> BatchLine:
     """Parses and checks a line. Raises LineProblem."""
     if len(data.rstrip(b"\r\n")) > line_bytes_max:
         raise LineProblem("line_too_long", f"a line has at most {line_bytes_max} bytes", None)
@@ -115,7 +115,7 @@ def read_line(number: int, data: bytes, endpoint: str, *, line_bytes_max: int) -
         raise LineProblem(_CODES.get(error.field, "unknown_field"), error.message, error.field) from None
     if line.url != endpoint:
         raise LineProblem("mismatched_endpoint", f"url must be the batch's endpoint {endpoint}", "url")
-    return Line(number=number, custom_id=line.custom_id, body=line.body)
+    return BatchLine(number=number, custom_id=line.custom_id, body=line.body)
 
 
 class LineReader:
@@ -131,9 +131,9 @@ class LineReader:
         self._lines: Iterator[tuple[int, bytes]] = iter(())
         self._is_closed = False
 
-    def read(self, skipped: set[int], count: int) -> list[Line]:
+    def read(self, skipped: set[int], count: int) -> list[BatchLine]:
         """Returns the next lines that are not in `skipped`; none at the end of the file and after `close`."""
-        found: list[Line] = []
+        found: list[BatchLine] = []
         with self._lock:
             if self._is_closed:
                 return found

@@ -49,7 +49,7 @@ class CalledFunction(Body, kw_only=True):
     arguments: Annotated[str, Meta(description="A JSON object in a string.")] | None = None
 
 
-class ToolCall(Body, kw_only=True):
+class ChatToolCall(Body, kw_only=True):
     """A call of an assistant."""
 
     function: CalledFunction
@@ -64,7 +64,7 @@ class ChatMessage(Body, kw_only=True):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart | RefusalPart], Meta(min_length=1, max_length=1024)] | None = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Meta(max_length=128)] | None = None
+    tool_calls: Annotated[list[ChatToolCall], Meta(max_length=128)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: Annotated[str, Meta(description="As reasoning_content.")] | None = None
