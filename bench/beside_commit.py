@@ -1,12 +1,13 @@
 """Measures a mesh of this tree beside a mesh of an earlier commit, in alternation, with the rows of `bench.side_by_side`.
 
 python -m bench.beside_commit                          all rows, beside the commit before the work to simplify the code
-python -m bench.beside_commit --parts stream --shapes split --rounds 40 --seconds 1
+python -m bench.beside_commit --parts stream --shapes split --rounds 10 --seconds 1
 python -m bench.beside_commit --up-flags="--no-planner --no-mesh-tls"    without what the earlier commit had not
 python -m bench.beside_commit --now c008a119           two earlier commits
 
-Both meshes of a shape run all the time and take turns of a second or two, so that a slow phase of the machine hits both. CPU is that of
-all services of a mesh. `now / before = ratio [quartiles]`: the medians over the rounds; the median and the quartiles of the rounds' ratios.
+Both meshes of a shape run at the same time and take turns of a second or two, so that a slow phase of the machine hits both. After some
+rounds they are started again: two starts of the same mesh differ by up to 15 % of CPU. CPU is that of all services of a mesh.
+`now / before = ratio [quartiles]`: the medians over the rounds; the median and the quartiles of the rounds' ratios.
 """
 
 import argparse
@@ -52,17 +53,22 @@ class BesideCommit:
 
     async def measure(self) -> None:
         for each in stands(self._options.parts, self._options.shapes, self._model_dir, tokenizer="default"):
-            async with AsyncExitStack() as stack:
-                benches = {}
-                for system, root in self._roots.items():
-                    flags = shlex.split(self._options.up_flags if system == NOW else self._options.before_flags)
-                    mesh = replace(each.mesh, up_flags=flags, root=root)
-                    served = await stack.enter_async_context(running_mesh(mesh))
-                    benches[system] = Bench(replace(served, system=system), each.name, seed=1)
-                    await benches[system].warm_up()
-                for number in range(self._options.rounds):
-                    for _, scenario in each.scenarios:
-                        await self._round(benches, each, scenario, number=number)
+            for start in range(self._options.starts):
+                await self._measure_start(each, start)
+
+    async def _measure_start(self, each: Stand, start: int) -> None:
+        rounds = self._options.rounds
+        async with AsyncExitStack() as stack:
+            benches = {}
+            for system in sorted(self._roots, reverse=bool(start % 2)):
+                flags = shlex.split(self._options.up_flags if system == NOW else self._options.before_flags)
+                mesh = replace(each.mesh, up_flags=flags, root=self._roots[system])
+                served = await stack.enter_async_context(running_mesh(mesh))
+                benches[system] = Bench(replace(served, system=system), each.name, seed=1 + start * rounds)
+                await benches[system].warm_up()
+            for number in range(start * rounds, (start + 1) * rounds):
+                for _, scenario in each.scenarios:
+                    await self._round(benches, each, scenario, number=number)
 
     async def _round(self, benches: Mapping[str, Bench], each: Stand, scenario: Scenario, *, number: int) -> None:
         """One turn of each mesh. Who is first changes from round to round."""
@@ -117,7 +123,8 @@ def _parser() -> argparse.ArgumentParser:
         "--up-flags", default="--no-planner", help="flags of the later one's `kvmesh up`, as one string"
     )
     parser.add_argument("--before-flags", default="--no-planner", help="the same of the earlier commit")
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--starts", type=int, default=4, help="how often both meshes are started")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each mesh after a start")
     parser.add_argument("--seconds", type=float, default=2.0, help="seconds of load per turn")
     parser.add_argument("--json", type=Path, default=Path("run/beside_commit.json"), metavar="FILE")
     parser.add_argument("--show", type=Path, metavar="FILE", help="only print the table of a run's file")
