@@ -155,8 +155,8 @@ class InferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CreateBatch(self, request, context):
-        """Creates a batch: many requests, to be answered within a day or another time. The HTTP API uses the same store and shows the same
-        batches. A caller sees its own batches only.
+        """Creates a batch: many requests that are answered within a time window, a day by default. The HTTP API uses the same store and shows the
+        same batches. A caller sees only its own batches.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

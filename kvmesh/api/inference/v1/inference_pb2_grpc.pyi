@@ -55,8 +55,8 @@ class InferenceServiceStub:
     ListModels: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]
     """Lists the models that are available now."""
     CreateBatch: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CreateBatchRequest, _inference_pb2.CreateBatchResponse]
-    """Creates a batch: many requests, to be answered within a day or another time. The HTTP API uses the same store and shows the same
-    batches. A caller sees its own batches only.
+    """Creates a batch: many requests that are answered within a time window, a day by default. The HTTP API uses the same store and shows the
+    same batches. A caller sees only its own batches.
     """
     GetBatch: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetBatchRequest, _inference_pb2.GetBatchResponse]
     """Returns a batch."""
@@ -94,8 +94,8 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]  # type: ignore[assignment]
     """Lists the models that are available now."""
     CreateBatch: _aio.UnaryUnaryMultiCallable[_inference_pb2.CreateBatchRequest, _inference_pb2.CreateBatchResponse]  # type: ignore[assignment]
-    """Creates a batch: many requests, to be answered within a day or another time. The HTTP API uses the same store and shows the same
-    batches. A caller sees its own batches only.
+    """Creates a batch: many requests that are answered within a time window, a day by default. The HTTP API uses the same store and shows the
+    same batches. A caller sees only its own batches.
     """
     GetBatch: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetBatchRequest, _inference_pb2.GetBatchResponse]  # type: ignore[assignment]
     """Returns a batch."""
@@ -172,8 +172,8 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.CreateBatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.CreateBatchResponse, _abc.Awaitable[_inference_pb2.CreateBatchResponse]]:
-        """Creates a batch: many requests, to be answered within a day or another time. The HTTP API uses the same store and shows the same
-        batches. A caller sees its own batches only.
+        """Creates a batch: many requests that are answered within a time window, a day by default. The HTTP API uses the same store and shows the
+        same batches. A caller sees only its own batches.
         """
 
     @_abc_1.abstractmethod

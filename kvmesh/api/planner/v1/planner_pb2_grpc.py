@@ -28,12 +28,12 @@ if _version_not_supported:
 class PlannerServiceStub:
     """Served by planners.
 
-    1. A planner observes the pools each second or so, predicts the load, and decides. Each decision is a record with its inputs,
-    the alternatives that were compared, and the reason.
+    1. A planner observes the pools at a fixed interval (some seconds), predicts the load, and decides. Each decision is a record with its
+    inputs, the alternatives that were compared, and the reason.
     2. Several planners may run. One of them, the leader, acts. All of them answer these calls; the others return what they observe
-    and what they would decide.
+    and what they would decide as the leader.
     3. Targets come from the planner's settings. SetTargets replaces them until the planner's process ends. A model without targets is
-    observed only.
+    only observed.
     """
 
     def __init__(self, channel):
@@ -67,12 +67,12 @@ class PlannerServiceStub:
 class PlannerServiceServicer:
     """Served by planners.
 
-    1. A planner observes the pools each second or so, predicts the load, and decides. Each decision is a record with its inputs,
-    the alternatives that were compared, and the reason.
+    1. A planner observes the pools at a fixed interval (some seconds), predicts the load, and decides. Each decision is a record with its
+    inputs, the alternatives that were compared, and the reason.
     2. Several planners may run. One of them, the leader, acts. All of them answer these calls; the others return what they observe
-    and what they would decide.
+    and what they would decide as the leader.
     3. Targets come from the planner's settings. SetTargets replaces them until the planner's process ends. A model without targets is
-    observed only.
+    only observed.
     """
 
     def GetPlan(self, request, context):
@@ -83,7 +83,7 @@ class PlannerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchPlans(self, request, context):
-        """Sends the latest plan at once, and then every new one. A slow reader skips plans, never decisions: each plan carries the newest
+        """Sends the latest plan immediately, and then every new one. A slow reader skips plans, never decisions: each plan carries the newest
         decisions of each model. Ends only when the caller cancels, its deadline passes, or the planner stops.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -98,8 +98,8 @@ class PlannerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Simulate(self, request, context):
-        """Runs a load through the router's and the planner's own code and simulated workers, in virtual time. RESOURCE_EXHAUSTED while
-        another simulation runs. The deadline bounds it; cancelling ends it.
+        """Simulates a load on virtual time, with the router's and the planner's code and simulated workers. RESOURCE_EXHAUSTED while
+        another simulation runs. The deadline bounds the simulation; cancelling ends it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -139,12 +139,12 @@ def add_PlannerServiceServicer_to_server(servicer, server):
 class PlannerService:
     """Served by planners.
 
-    1. A planner observes the pools each second or so, predicts the load, and decides. Each decision is a record with its inputs,
-    the alternatives that were compared, and the reason.
+    1. A planner observes the pools at a fixed interval (some seconds), predicts the load, and decides. Each decision is a record with its
+    inputs, the alternatives that were compared, and the reason.
     2. Several planners may run. One of them, the leader, acts. All of them answer these calls; the others return what they observe
-    and what they would decide.
+    and what they would decide as the leader.
     3. Targets come from the planner's settings. SetTargets replaces them until the planner's process ends. A model without targets is
-    observed only.
+    only observed.
     """
 
     @staticmethod

@@ -29,12 +29,12 @@ GRPC_VERSION: str
 class PlannerServiceStub:
     """Served by planners.
 
-    1. A planner observes the pools each second or so, predicts the load, and decides. Each decision is a record with its inputs,
-       the alternatives that were compared, and the reason.
+    1. A planner observes the pools at a fixed interval (some seconds), predicts the load, and decides. Each decision is a record with its
+       inputs, the alternatives that were compared, and the reason.
     2. Several planners may run. One of them, the leader, acts. All of them answer these calls; the others return what they observe
-       and what they would decide.
+       and what they would decide as the leader.
     3. Targets come from the planner's settings. SetTargets replaces them until the planner's process ends. A model without targets is
-       observed only.
+       only observed.
     """
 
     @_typing.overload
@@ -44,51 +44,51 @@ class PlannerServiceStub:
     GetPlan: _grpc.UnaryUnaryMultiCallable[_planner_pb2.GetPlanRequest, _planner_pb2.GetPlanResponse]
     """Returns the latest plan."""
     WatchPlans: _grpc.UnaryStreamMultiCallable[_planner_pb2.WatchPlansRequest, _planner_pb2.WatchPlansResponse]
-    """Sends the latest plan at once, and then every new one. A slow reader skips plans, never decisions: each plan carries the newest
+    """Sends the latest plan immediately, and then every new one. A slow reader skips plans, never decisions: each plan carries the newest
     decisions of each model. Ends only when the caller cancels, its deadline passes, or the planner stops.
     """
     SetTargets: _grpc.UnaryUnaryMultiCallable[_planner_pb2.SetTargetsRequest, _planner_pb2.SetTargetsResponse]
     """Changes the targets of one model. INVALID_ARGUMENT names the field that is out of range."""
     Simulate: _grpc.UnaryUnaryMultiCallable[_planner_pb2.SimulateRequest, _planner_pb2.SimulateResponse]
-    """Runs a load through the router's and the planner's own code and simulated workers, in virtual time. RESOURCE_EXHAUSTED while
-    another simulation runs. The deadline bounds it; cancelling ends it.
+    """Simulates a load on virtual time, with the router's and the planner's code and simulated workers. RESOURCE_EXHAUSTED while
+    another simulation runs. The deadline bounds the simulation; cancelling ends it.
     """
 
 @_typing.type_check_only
 class PlannerServiceAsyncStub(PlannerServiceStub):
     """Served by planners.
 
-    1. A planner observes the pools each second or so, predicts the load, and decides. Each decision is a record with its inputs,
-       the alternatives that were compared, and the reason.
+    1. A planner observes the pools at a fixed interval (some seconds), predicts the load, and decides. Each decision is a record with its
+       inputs, the alternatives that were compared, and the reason.
     2. Several planners may run. One of them, the leader, acts. All of them answer these calls; the others return what they observe
-       and what they would decide.
+       and what they would decide as the leader.
     3. Targets come from the planner's settings. SetTargets replaces them until the planner's process ends. A model without targets is
-       observed only.
+       only observed.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetPlan: _aio.UnaryUnaryMultiCallable[_planner_pb2.GetPlanRequest, _planner_pb2.GetPlanResponse]  # type: ignore[assignment]
     """Returns the latest plan."""
     WatchPlans: _aio.UnaryStreamMultiCallable[_planner_pb2.WatchPlansRequest, _planner_pb2.WatchPlansResponse]  # type: ignore[assignment]
-    """Sends the latest plan at once, and then every new one. A slow reader skips plans, never decisions: each plan carries the newest
+    """Sends the latest plan immediately, and then every new one. A slow reader skips plans, never decisions: each plan carries the newest
     decisions of each model. Ends only when the caller cancels, its deadline passes, or the planner stops.
     """
     SetTargets: _aio.UnaryUnaryMultiCallable[_planner_pb2.SetTargetsRequest, _planner_pb2.SetTargetsResponse]  # type: ignore[assignment]
     """Changes the targets of one model. INVALID_ARGUMENT names the field that is out of range."""
     Simulate: _aio.UnaryUnaryMultiCallable[_planner_pb2.SimulateRequest, _planner_pb2.SimulateResponse]  # type: ignore[assignment]
-    """Runs a load through the router's and the planner's own code and simulated workers, in virtual time. RESOURCE_EXHAUSTED while
-    another simulation runs. The deadline bounds it; cancelling ends it.
+    """Simulates a load on virtual time, with the router's and the planner's code and simulated workers. RESOURCE_EXHAUSTED while
+    another simulation runs. The deadline bounds the simulation; cancelling ends it.
     """
 
 class PlannerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Served by planners.
 
-    1. A planner observes the pools each second or so, predicts the load, and decides. Each decision is a record with its inputs,
-       the alternatives that were compared, and the reason.
+    1. A planner observes the pools at a fixed interval (some seconds), predicts the load, and decides. Each decision is a record with its
+       inputs, the alternatives that were compared, and the reason.
     2. Several planners may run. One of them, the leader, acts. All of them answer these calls; the others return what they observe
-       and what they would decide.
+       and what they would decide as the leader.
     3. Targets come from the planner's settings. SetTargets replaces them until the planner's process ends. A model without targets is
-       observed only.
+       only observed.
     """
 
     @_abc_1.abstractmethod
@@ -105,7 +105,7 @@ class PlannerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _planner_pb2.WatchPlansRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_planner_pb2.WatchPlansResponse], _abc.AsyncIterator[_planner_pb2.WatchPlansResponse]]:
-        """Sends the latest plan at once, and then every new one. A slow reader skips plans, never decisions: each plan carries the newest
+        """Sends the latest plan immediately, and then every new one. A slow reader skips plans, never decisions: each plan carries the newest
         decisions of each model. Ends only when the caller cancels, its deadline passes, or the planner stops.
         """
 
@@ -123,8 +123,8 @@ class PlannerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _planner_pb2.SimulateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_planner_pb2.SimulateResponse, _abc.Awaitable[_planner_pb2.SimulateResponse]]:
-        """Runs a load through the router's and the planner's own code and simulated workers, in virtual time. RESOURCE_EXHAUSTED while
-        another simulation runs. The deadline bounds it; cancelling ends it.
+        """Simulates a load on virtual time, with the router's and the planner's code and simulated workers. RESOURCE_EXHAUSTED while
+        another simulation runs. The deadline bounds the simulation; cancelling ends it.
         """
 
 def add_PlannerServiceServicer_to_server(servicer: PlannerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

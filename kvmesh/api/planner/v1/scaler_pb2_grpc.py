@@ -53,7 +53,7 @@ class ScalerServiceServicer:
 
     def Scale(self, request, context):
         """Sets a pool's size. Returns when the size is accepted, not when it is reached. FAILED_PRECONDITION for a fencing token older than
-        the newest one that the scaler has seen: its planner does not lead any more.
+        the newest one that the scaler has seen: the caller is no longer the leader.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -35,7 +35,7 @@ class ScalerServiceStub:
     def __new__(cls, channel: _aio.Channel) -> ScalerServiceAsyncStub: ...
     Scale: _grpc.UnaryUnaryMultiCallable[_scaler_pb2.ScaleRequest, _scaler_pb2.ScaleResponse]
     """Sets a pool's size. Returns when the size is accepted, not when it is reached. FAILED_PRECONDITION for a fencing token older than
-    the newest one that the scaler has seen: its planner does not lead any more.
+    the newest one that the scaler has seen: the caller is no longer the leader.
     """
     ListPools: _grpc.UnaryUnaryMultiCallable[_scaler_pb2.ListPoolsRequest, _scaler_pb2.ListPoolsResponse]
     """Lists pools and their limits."""
@@ -47,7 +47,7 @@ class ScalerServiceAsyncStub(ScalerServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Scale: _aio.UnaryUnaryMultiCallable[_scaler_pb2.ScaleRequest, _scaler_pb2.ScaleResponse]  # type: ignore[assignment]
     """Sets a pool's size. Returns when the size is accepted, not when it is reached. FAILED_PRECONDITION for a fencing token older than
-    the newest one that the scaler has seen: its planner does not lead any more.
+    the newest one that the scaler has seen: the caller is no longer the leader.
     """
     ListPools: _aio.UnaryUnaryMultiCallable[_scaler_pb2.ListPoolsRequest, _scaler_pb2.ListPoolsResponse]  # type: ignore[assignment]
     """Lists pools and their limits."""
@@ -62,7 +62,7 @@ class ScalerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_scaler_pb2.ScaleResponse, _abc.Awaitable[_scaler_pb2.ScaleResponse]]:
         """Sets a pool's size. Returns when the size is accepted, not when it is reached. FAILED_PRECONDITION for a fencing token older than
-        the newest one that the scaler has seen: its planner does not lead any more.
+        the newest one that the scaler has seen: the caller is no longer the leader.
         """
 
     @_abc_1.abstractmethod

@@ -28,8 +28,8 @@ if _version_not_supported:
 class PrefillServiceStub:
     """Served by prefill workers. Messages, protocol and errors are those of kvmesh/worker/v1/legs.proto.
 
-    Tasks: PREFILL; and GENERATE of exactly one token, if the engine supports it: computing the prompt gives that token, so no KV has
-    to be transferred.
+    Tasks: PREFILL; and GENERATE of exactly one token, if the engine supports it. The first token results from computing the prompt, so
+    no KV is transferred.
     """
 
     def __init__(self, channel):
@@ -58,8 +58,8 @@ class PrefillServiceStub:
 class PrefillServiceServicer:
     """Served by prefill workers. Messages, protocol and errors are those of kvmesh/worker/v1/legs.proto.
 
-    Tasks: PREFILL; and GENERATE of exactly one token, if the engine supports it: computing the prompt gives that token, so no KV has
-    to be transferred.
+    Tasks: PREFILL; and GENERATE of exactly one token, if the engine supports it. The first token results from computing the prompt, so
+    no KV is transferred.
     """
 
     def Attach(self, request_iterator, context):
@@ -112,8 +112,8 @@ def add_PrefillServiceServicer_to_server(servicer, server):
 class PrefillService:
     """Served by prefill workers. Messages, protocol and errors are those of kvmesh/worker/v1/legs.proto.
 
-    Tasks: PREFILL; and GENERATE of exactly one token, if the engine supports it: computing the prompt gives that token, so no KV has
-    to be transferred.
+    Tasks: PREFILL; and GENERATE of exactly one token, if the engine supports it. The first token results from computing the prompt, so
+    no KV is transferred.
     """
 
     @staticmethod

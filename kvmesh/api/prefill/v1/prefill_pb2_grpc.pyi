@@ -29,8 +29,8 @@ GRPC_VERSION: str
 class PrefillServiceStub:
     """Served by prefill workers. Messages, protocol and errors are those of kvmesh/worker/v1/legs.proto.
 
-    Tasks: PREFILL; and GENERATE of exactly one token, if the engine supports it: computing the prompt gives that token, so no KV has
-    to be transferred.
+    Tasks: PREFILL; and GENERATE of exactly one token, if the engine supports it. The first token results from computing the prompt, so
+    no KV is transferred.
     """
 
     @_typing.overload
@@ -48,8 +48,8 @@ class PrefillServiceStub:
 class PrefillServiceAsyncStub(PrefillServiceStub):
     """Served by prefill workers. Messages, protocol and errors are those of kvmesh/worker/v1/legs.proto.
 
-    Tasks: PREFILL; and GENERATE of exactly one token, if the engine supports it: computing the prompt gives that token, so no KV has
-    to be transferred.
+    Tasks: PREFILL; and GENERATE of exactly one token, if the engine supports it. The first token results from computing the prompt, so
+    no KV is transferred.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -63,8 +63,8 @@ class PrefillServiceAsyncStub(PrefillServiceStub):
 class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
     """Served by prefill workers. Messages, protocol and errors are those of kvmesh/worker/v1/legs.proto.
 
-    Tasks: PREFILL; and GENERATE of exactly one token, if the engine supports it: computing the prompt gives that token, so no KV has
-    to be transferred.
+    Tasks: PREFILL; and GENERATE of exactly one token, if the engine supports it. The first token results from computing the prompt, so
+    no KV is transferred.
     """
 
     @_abc_1.abstractmethod

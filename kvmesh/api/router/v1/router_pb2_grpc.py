@@ -29,7 +29,7 @@ class RouterServiceStub:
     """Places requests on workers. Served by routers.
 
     Route, one stream per frontend:
-    1. The frontend sends a message with `hello`. The router sends its initial metadata at once, before any response: a frontend
+    1. The frontend sends a message with `hello`. The router sends its initial metadata immediately, before any response. The frontend
     sends asks only after it has received them.
     2. The router answers each Ask exactly once, with a Placement or a Refusal, in any order.
     3. A placement reserves the decode slot and the prefill work. The frontend reports on the request: prefilled, first token,
@@ -37,9 +37,9 @@ class RouterServiceStub:
     4. When the stream ends, the router settles its reservations after `reservation_grace`, unless the frontend reconnects under
     the same id and reports.
     5. An ask may wait in the router's bounded queue before it is answered; `timeout` bounds the wait. While asks of a stream wait,
-    the router lists them in `queued_ask_ids`, at once and then at least each second. A frontend treats a router as hung when an
-    ask is neither answered nor listed for longer.
-    To cancel an Ask, also while it waits, the frontend sends a Report `cancelled` with its ask_id. The answer is then a Refusal.
+    the router lists them in `queued_ask_ids`, immediately and then at least once per second. If an ask is neither answered nor listed
+    for longer, the frontend treats the router as hung.
+    To cancel an Ask, even while it waits, the frontend sends a Report `cancelled` with its ask_id. The answer is then a Refusal.
 
     A frontend keeps Route streams to two routers under one id and uses each ask_id once for both. When it loses one router, it sends
     the unanswered asks to the other, and reports `prefilled` or `progress` there for each placed request, so that this router adopts
@@ -49,13 +49,13 @@ class RouterServiceStub:
     1. Each side first sends all its reservations as one or more messages with `is_snapshot`; the last one has `is_complete`.
     2. From then on each side sends changes, batched, within its `sync_interval`. A message without changes is a heartbeat.
     3. A gap in the sequence numbers means that messages were lost: the receiver ends the stream, and the pair opens a new one.
-    4. A router is the keeper of the reservations that it made, that it adopted last, or whose keeper it has no stream with. It sends
-    their changes and ends, also the end of a reservation that it kept before. A receiver accepts an end from the router that it
-    takes for the keeper, and ignores unknown ids.
-    5. A reservation that is sent again and not as orphaned is in use: its frontend reports to the sender, which is its keeper from
-    now on.
-    6. When a stream ends, the receiver still counts the reservations that the peer kept, until a frontend reports their end, their
-    own end comes, or `reservation_grace` is over and no router has adopted them.
+    4. A router is the keeper of a reservation if it made it, if it adopted it last, or if it has no stream with the keeper. It sends
+    changes and ends of these reservations, and ends of those that it kept before. A receiver accepts an end only from the router that
+    it considers the keeper, and ignores unknown ids.
+    5. If a router sends an existing reservation again, not as orphaned, the reservation's frontend now reports to this router, which is
+    its keeper from now on.
+    6. When a stream ends, the receiver still counts the peer's reservations, until a frontend reports their end, `ends_after` has
+    passed, or `reservation_grace` has passed and no router has adopted them.
     """
 
     def __init__(self, channel):
@@ -105,7 +105,7 @@ class RouterServiceServicer:
     """Places requests on workers. Served by routers.
 
     Route, one stream per frontend:
-    1. The frontend sends a message with `hello`. The router sends its initial metadata at once, before any response: a frontend
+    1. The frontend sends a message with `hello`. The router sends its initial metadata immediately, before any response. The frontend
     sends asks only after it has received them.
     2. The router answers each Ask exactly once, with a Placement or a Refusal, in any order.
     3. A placement reserves the decode slot and the prefill work. The frontend reports on the request: prefilled, first token,
@@ -113,9 +113,9 @@ class RouterServiceServicer:
     4. When the stream ends, the router settles its reservations after `reservation_grace`, unless the frontend reconnects under
     the same id and reports.
     5. An ask may wait in the router's bounded queue before it is answered; `timeout` bounds the wait. While asks of a stream wait,
-    the router lists them in `queued_ask_ids`, at once and then at least each second. A frontend treats a router as hung when an
-    ask is neither answered nor listed for longer.
-    To cancel an Ask, also while it waits, the frontend sends a Report `cancelled` with its ask_id. The answer is then a Refusal.
+    the router lists them in `queued_ask_ids`, immediately and then at least once per second. If an ask is neither answered nor listed
+    for longer, the frontend treats the router as hung.
+    To cancel an Ask, even while it waits, the frontend sends a Report `cancelled` with its ask_id. The answer is then a Refusal.
 
     A frontend keeps Route streams to two routers under one id and uses each ask_id once for both. When it loses one router, it sends
     the unanswered asks to the other, and reports `prefilled` or `progress` there for each placed request, so that this router adopts
@@ -125,13 +125,13 @@ class RouterServiceServicer:
     1. Each side first sends all its reservations as one or more messages with `is_snapshot`; the last one has `is_complete`.
     2. From then on each side sends changes, batched, within its `sync_interval`. A message without changes is a heartbeat.
     3. A gap in the sequence numbers means that messages were lost: the receiver ends the stream, and the pair opens a new one.
-    4. A router is the keeper of the reservations that it made, that it adopted last, or whose keeper it has no stream with. It sends
-    their changes and ends, also the end of a reservation that it kept before. A receiver accepts an end from the router that it
-    takes for the keeper, and ignores unknown ids.
-    5. A reservation that is sent again and not as orphaned is in use: its frontend reports to the sender, which is its keeper from
-    now on.
-    6. When a stream ends, the receiver still counts the reservations that the peer kept, until a frontend reports their end, their
-    own end comes, or `reservation_grace` is over and no router has adopted them.
+    4. A router is the keeper of a reservation if it made it, if it adopted it last, or if it has no stream with the keeper. It sends
+    changes and ends of these reservations, and ends of those that it kept before. A receiver accepts an end only from the router that
+    it considers the keeper, and ignores unknown ids.
+    5. If a router sends an existing reservation again, not as orphaned, the reservation's frontend now reports to this router, which is
+    its keeper from now on.
+    6. When a stream ends, the receiver still counts the peer's reservations, until a frontend reports their end, `ends_after` has
+    passed, or `reservation_grace` has passed and no router has adopted them.
     """
 
     def Route(self, request_iterator, context):
@@ -142,43 +142,43 @@ class RouterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Explain(self, request, context):
-        """Why a request was placed where it was. NOT_FOUND when it has left the bounded history.
+        """Explains the placement of a request. NOT_FOUND if the request has left the bounded history.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRequests(self, request, context):
-        """The newest requests that the router knows, and how far each is. They are those that Explain explains.
+        """Lists the newest requests that the router knows, with their state. Explain knows the same requests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListWorkers(self, request, context):
-        """The workers as the router sees them.
+        """Lists the workers with the router's view of each.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SyncPeers(self, request_iterator, context):
-        """Reservations of the other router.
+        """Exchanges reservations with another router.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetPlacementBounds(self, request, context):
-        """Sets the bounds that placements of a model keep. Called by planners, on every router.
+        """Sets the bounds of a model's placements. Planners call it on every router.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RecordRequests(self, request, context):
-        """Lengths, times and shared blocks of the requests that finish from now on, for simulations; no token and no name. Ends when the caller
-        cancels or the router stops. RESOURCE_EXHAUSTED while four recordings run. A slow reader loses requests, which are counted.
+        """Records lengths, times and shared blocks of the requests that finish from now on, for simulations. Contains no tokens and no names.
+        Ends when the caller cancels or the router stops. RESOURCE_EXHAUSTED while four recordings run. Requests that a slow reader misses are counted in `lost_requests`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -234,7 +234,7 @@ class RouterService:
     """Places requests on workers. Served by routers.
 
     Route, one stream per frontend:
-    1. The frontend sends a message with `hello`. The router sends its initial metadata at once, before any response: a frontend
+    1. The frontend sends a message with `hello`. The router sends its initial metadata immediately, before any response. The frontend
     sends asks only after it has received them.
     2. The router answers each Ask exactly once, with a Placement or a Refusal, in any order.
     3. A placement reserves the decode slot and the prefill work. The frontend reports on the request: prefilled, first token,
@@ -242,9 +242,9 @@ class RouterService:
     4. When the stream ends, the router settles its reservations after `reservation_grace`, unless the frontend reconnects under
     the same id and reports.
     5. An ask may wait in the router's bounded queue before it is answered; `timeout` bounds the wait. While asks of a stream wait,
-    the router lists them in `queued_ask_ids`, at once and then at least each second. A frontend treats a router as hung when an
-    ask is neither answered nor listed for longer.
-    To cancel an Ask, also while it waits, the frontend sends a Report `cancelled` with its ask_id. The answer is then a Refusal.
+    the router lists them in `queued_ask_ids`, immediately and then at least once per second. If an ask is neither answered nor listed
+    for longer, the frontend treats the router as hung.
+    To cancel an Ask, even while it waits, the frontend sends a Report `cancelled` with its ask_id. The answer is then a Refusal.
 
     A frontend keeps Route streams to two routers under one id and uses each ask_id once for both. When it loses one router, it sends
     the unanswered asks to the other, and reports `prefilled` or `progress` there for each placed request, so that this router adopts
@@ -254,13 +254,13 @@ class RouterService:
     1. Each side first sends all its reservations as one or more messages with `is_snapshot`; the last one has `is_complete`.
     2. From then on each side sends changes, batched, within its `sync_interval`. A message without changes is a heartbeat.
     3. A gap in the sequence numbers means that messages were lost: the receiver ends the stream, and the pair opens a new one.
-    4. A router is the keeper of the reservations that it made, that it adopted last, or whose keeper it has no stream with. It sends
-    their changes and ends, also the end of a reservation that it kept before. A receiver accepts an end from the router that it
-    takes for the keeper, and ignores unknown ids.
-    5. A reservation that is sent again and not as orphaned is in use: its frontend reports to the sender, which is its keeper from
-    now on.
-    6. When a stream ends, the receiver still counts the reservations that the peer kept, until a frontend reports their end, their
-    own end comes, or `reservation_grace` is over and no router has adopted them.
+    4. A router is the keeper of a reservation if it made it, if it adopted it last, or if it has no stream with the keeper. It sends
+    changes and ends of these reservations, and ends of those that it kept before. A receiver accepts an end only from the router that
+    it considers the keeper, and ignores unknown ids.
+    5. If a router sends an existing reservation again, not as orphaned, the reservation's frontend now reports to this router, which is
+    its keeper from now on.
+    6. When a stream ends, the receiver still counts the peer's reservations, until a frontend reports their end, `ends_after` has
+    passed, or `reservation_grace` has passed and no router has adopted them.
     """
 
     @staticmethod

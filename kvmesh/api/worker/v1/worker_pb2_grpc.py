@@ -32,9 +32,9 @@ class WorkerServiceStub:
     stream breaks, the router does not use the worker until it has a new one.
     2. WatchKv sends a snapshot first, unless the caller resumes within the worker's history, then every change in order. `sequence`
     increases by one per response within an `epoch`. A gap means loss: the caller subscribes again.
-    3. WatchLoad sends the latest record at once, then one per interval in which something changed, and at least one per second: longer
-    silence means that the worker hangs. A worker may skip intervals in which only steps were made and few blocks filled.
-    4. Drain marks the worker as draining here and in the registry; requests in flight continue.
+    3. WatchLoad sends the latest record immediately, then one per interval in which something changed, and at least one per second: a longer
+    silence means that the worker hangs. A worker may skip intervals with only new steps and few newly filled blocks.
+    4. Drain marks the worker as draining, in the worker and in the registry. Requests in flight continue.
 
     Cancelling a watch frees its buffer. If a watcher is slower than its bounded buffer, its watch ends with RESOURCE_EXHAUSTED, and it
     subscribes again. All watches end with UNAVAILABLE when the engine fails or the worker stops. Watches
@@ -121,9 +121,9 @@ class WorkerServiceServicer:
     stream breaks, the router does not use the worker until it has a new one.
     2. WatchKv sends a snapshot first, unless the caller resumes within the worker's history, then every change in order. `sequence`
     increases by one per response within an `epoch`. A gap means loss: the caller subscribes again.
-    3. WatchLoad sends the latest record at once, then one per interval in which something changed, and at least one per second: longer
-    silence means that the worker hangs. A worker may skip intervals in which only steps were made and few blocks filled.
-    4. Drain marks the worker as draining here and in the registry; requests in flight continue.
+    3. WatchLoad sends the latest record immediately, then one per interval in which something changed, and at least one per second: a longer
+    silence means that the worker hangs. A worker may skip intervals with only new steps and few newly filled blocks.
+    4. Drain marks the worker as draining, in the worker and in the registry. Requests in flight continue.
 
     Cancelling a watch frees its buffer. If a watcher is slower than its bounded buffer, its watch ends with RESOURCE_EXHAUSTED, and it
     subscribes again. All watches end with UNAVAILABLE when the engine fails or the worker stops. Watches
@@ -202,7 +202,7 @@ class WorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CheckKvPath(self, request, context):
-        """Hands a short prompt over from a prefill worker to this worker, which shows whether KV passes between the two. Bounded by the
+        """Tests whether this worker can pull KV from a prefill worker, by handing over a short prompt. Bounded by the
         deadline. FAILED_PRECONDITION if the worker pulls no KV.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -210,7 +210,7 @@ class WorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListKvPaths(self, request, context):
-        """The prefill workers from which this worker has pulled KV or tried to, newest first.
+        """Lists the prefill workers from which this worker has pulled KV or tried to, newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -306,9 +306,9 @@ class WorkerService:
     stream breaks, the router does not use the worker until it has a new one.
     2. WatchKv sends a snapshot first, unless the caller resumes within the worker's history, then every change in order. `sequence`
     increases by one per response within an `epoch`. A gap means loss: the caller subscribes again.
-    3. WatchLoad sends the latest record at once, then one per interval in which something changed, and at least one per second: longer
-    silence means that the worker hangs. A worker may skip intervals in which only steps were made and few blocks filled.
-    4. Drain marks the worker as draining here and in the registry; requests in flight continue.
+    3. WatchLoad sends the latest record immediately, then one per interval in which something changed, and at least one per second: a longer
+    silence means that the worker hangs. A worker may skip intervals with only new steps and few newly filled blocks.
+    4. Drain marks the worker as draining, in the worker and in the registry. Requests in flight continue.
 
     Cancelling a watch frees its buffer. If a watcher is slower than its bounded buffer, its watch ends with RESOURCE_EXHAUSTED, and it
     subscribes again. All watches end with UNAVAILABLE when the engine fails or the worker stops. Watches

@@ -33,9 +33,9 @@ class WorkerServiceStub:
        stream breaks, the router does not use the worker until it has a new one.
     2. WatchKv sends a snapshot first, unless the caller resumes within the worker's history, then every change in order. `sequence`
        increases by one per response within an `epoch`. A gap means loss: the caller subscribes again.
-    3. WatchLoad sends the latest record at once, then one per interval in which something changed, and at least one per second: longer
-       silence means that the worker hangs. A worker may skip intervals in which only steps were made and few blocks filled.
-    4. Drain marks the worker as draining here and in the registry; requests in flight continue.
+    3. WatchLoad sends the latest record immediately, then one per interval in which something changed, and at least one per second: a longer
+       silence means that the worker hangs. A worker may skip intervals with only new steps and few newly filled blocks.
+    4. Drain marks the worker as draining, in the worker and in the registry. Requests in flight continue.
 
     Cancelling a watch frees its buffer. If a watcher is slower than its bounded buffer, its watch ends with RESOURCE_EXHAUSTED, and it
     subscribes again. All watches end with UNAVAILABLE when the engine fails or the worker stops. Watches
@@ -69,11 +69,11 @@ class WorkerServiceStub:
     Wake: _grpc.UnaryUnaryMultiCallable[_worker_pb2.WakeRequest, _worker_pb2.WakeResponse]
     """Ends Sleep."""
     CheckKvPath: _grpc.UnaryUnaryMultiCallable[_worker_pb2.CheckKvPathRequest, _worker_pb2.CheckKvPathResponse]
-    """Hands a short prompt over from a prefill worker to this worker, which shows whether KV passes between the two. Bounded by the
+    """Tests whether this worker can pull KV from a prefill worker, by handing over a short prompt. Bounded by the
     deadline. FAILED_PRECONDITION if the worker pulls no KV.
     """
     ListKvPaths: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ListKvPathsRequest, _worker_pb2.ListKvPathsResponse]
-    """The prefill workers from which this worker has pulled KV or tried to, newest first."""
+    """Lists the prefill workers from which this worker has pulled KV or tried to, newest first."""
     FetchModelFiles: _grpc.UnaryStreamMultiCallable[_worker_pb2.FetchModelFilesRequest, _worker_pb2.FetchModelFilesResponse]
     """Sends the files of the model that a frontend needs. NOT_FOUND if the digest is not that of the worker's own files."""
 
@@ -85,9 +85,9 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
        stream breaks, the router does not use the worker until it has a new one.
     2. WatchKv sends a snapshot first, unless the caller resumes within the worker's history, then every change in order. `sequence`
        increases by one per response within an `epoch`. A gap means loss: the caller subscribes again.
-    3. WatchLoad sends the latest record at once, then one per interval in which something changed, and at least one per second: longer
-       silence means that the worker hangs. A worker may skip intervals in which only steps were made and few blocks filled.
-    4. Drain marks the worker as draining here and in the registry; requests in flight continue.
+    3. WatchLoad sends the latest record immediately, then one per interval in which something changed, and at least one per second: a longer
+       silence means that the worker hangs. A worker may skip intervals with only new steps and few newly filled blocks.
+    4. Drain marks the worker as draining, in the worker and in the registry. Requests in flight continue.
 
     Cancelling a watch frees its buffer. If a watcher is slower than its bounded buffer, its watch ends with RESOURCE_EXHAUSTED, and it
     subscribes again. All watches end with UNAVAILABLE when the engine fails or the worker stops. Watches
@@ -118,11 +118,11 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     Wake: _aio.UnaryUnaryMultiCallable[_worker_pb2.WakeRequest, _worker_pb2.WakeResponse]  # type: ignore[assignment]
     """Ends Sleep."""
     CheckKvPath: _aio.UnaryUnaryMultiCallable[_worker_pb2.CheckKvPathRequest, _worker_pb2.CheckKvPathResponse]  # type: ignore[assignment]
-    """Hands a short prompt over from a prefill worker to this worker, which shows whether KV passes between the two. Bounded by the
+    """Tests whether this worker can pull KV from a prefill worker, by handing over a short prompt. Bounded by the
     deadline. FAILED_PRECONDITION if the worker pulls no KV.
     """
     ListKvPaths: _aio.UnaryUnaryMultiCallable[_worker_pb2.ListKvPathsRequest, _worker_pb2.ListKvPathsResponse]  # type: ignore[assignment]
-    """The prefill workers from which this worker has pulled KV or tried to, newest first."""
+    """Lists the prefill workers from which this worker has pulled KV or tried to, newest first."""
     FetchModelFiles: _aio.UnaryStreamMultiCallable[_worker_pb2.FetchModelFilesRequest, _worker_pb2.FetchModelFilesResponse]  # type: ignore[assignment]
     """Sends the files of the model that a frontend needs. NOT_FOUND if the digest is not that of the worker's own files."""
 
@@ -133,9 +133,9 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
        stream breaks, the router does not use the worker until it has a new one.
     2. WatchKv sends a snapshot first, unless the caller resumes within the worker's history, then every change in order. `sequence`
        increases by one per response within an `epoch`. A gap means loss: the caller subscribes again.
-    3. WatchLoad sends the latest record at once, then one per interval in which something changed, and at least one per second: longer
-       silence means that the worker hangs. A worker may skip intervals in which only steps were made and few blocks filled.
-    4. Drain marks the worker as draining here and in the registry; requests in flight continue.
+    3. WatchLoad sends the latest record immediately, then one per interval in which something changed, and at least one per second: a longer
+       silence means that the worker hangs. A worker may skip intervals with only new steps and few newly filled blocks.
+    4. Drain marks the worker as draining, in the worker and in the registry. Requests in flight continue.
 
     Cancelling a watch frees its buffer. If a watcher is slower than its bounded buffer, its watch ends with RESOURCE_EXHAUSTED, and it
     subscribes again. All watches end with UNAVAILABLE when the engine fails or the worker stops. Watches
@@ -230,7 +230,7 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.CheckKvPathRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.CheckKvPathResponse, _abc.Awaitable[_worker_pb2.CheckKvPathResponse]]:
-        """Hands a short prompt over from a prefill worker to this worker, which shows whether KV passes between the two. Bounded by the
+        """Tests whether this worker can pull KV from a prefill worker, by handing over a short prompt. Bounded by the
         deadline. FAILED_PRECONDITION if the worker pulls no KV.
         """
 
@@ -240,7 +240,7 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.ListKvPathsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.ListKvPathsResponse, _abc.Awaitable[_worker_pb2.ListKvPathsResponse]]:
-        """The prefill workers from which this worker has pulled KV or tried to, newest first."""
+        """Lists the prefill workers from which this worker has pulled KV or tried to, newest first."""
 
     @_abc_1.abstractmethod
     def FetchModelFiles(
