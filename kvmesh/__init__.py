@@ -1,10 +1,10 @@
 """The library that all services share.
 
-gRPC's event engine hands every message through four threads, its older poller through two: waking threads is most of what a small
-message costs. Its library writes a line to standard error for each compressed message that it refuses and each handshake that fails, so
-that anybody who reaches a port could fill the disk; each failure has a status and a metric, too. GRPC_VERBOSITY=ERROR shows the lines.
-gRPC reads both when it is first imported, so they are set here, before anything of the mesh imports it. aiohttp's HTTP server logs a traceback
-for each request that is not HTTP, for which the filter below is.
+This module sets variables that gRPC reads when it is first imported, so it sets them before other modules import gRPC. GRPC_EXPERIMENTS:
+gRPC's event engine passes every message through four threads, its older poller through two, and waking threads is most of the cost of a
+small message. GRPC_VERBOSITY: gRPC writes a line to standard error for each compressed message that it refuses and each failed handshake,
+so anybody who reaches a port could fill the disk. Each failure also has a status and a metric. GRPC_VERBOSITY=ERROR shows the lines.
+aiohttp's HTTP server logs a traceback for each request that is not HTTP; the filter below drops these.
 """
 
 import logging
@@ -15,7 +15,9 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def _is_not_malformed(record: logging.LogRecord) -> bool:
-    """Returns False for a request that aiohttp has answered with 400. Anybody who reaches a port could fill the disk with their tracebacks."""
+    """Returns False for the log record of a request that aiohttp has answered with 400: anybody who reaches a port could fill the disk
+    with tracebacks.
+    """
     error = record.exc_info[1] if record.exc_info else None
     return type(error).__module__ != "aiohttp.http_exceptions"
 

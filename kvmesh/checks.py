@@ -80,7 +80,7 @@ def check_generation(generation: Generation, *, vocabulary_size: int, context_to
     length = len(generation.token_ids) + len(generation.emitted_token_ids)
     if length >= context_tokens_max:
         raise InvalidRequestError(
-            f"the prompt has {length} tokens; the model takes at most {context_tokens_max - 1} and one to generate",
+            f"the prompt has {length} tokens; the model accepts at most {context_tokens_max - 1}, because it must generate at least one",
             field="generation.token_ids",
             reason="context_length_exceeded",
         )

@@ -7,7 +7,7 @@ status, only `kvmesh.rpc.http_status` to HTTP.
 from typing import ClassVar
 
 ENGINE_WEDGED = "engine_wedged"
-"""Reason of a LostError whose worker gives its engine up, because it does not answer cancels."""
+"""Reason of a LostError whose worker gives up on its engine because it does not answer cancels."""
 ENGINE_DIED = frozenset({"engine_died", "worker_defect", ENGINE_WEDGED})
 """Reasons of a LostError whose worker reports that its engine, or the loop around it, failed. One of its requests may be the cause."""
 WORKER_LOST_TWICE = "worker_lost_twice"

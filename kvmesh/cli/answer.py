@@ -21,7 +21,7 @@ def key_headers(api_key: str) -> dict[str, str]:
 async def check_answered(response: aiohttp.ClientResponse) -> None:
     """Raises UnauthenticatedError if the key is missing or wrong, and UnavailableError with the server's message for other errors."""
     if response.status == 401:
-        raise UnauthenticatedError("the mesh wants an API key: set KVMESH_API_KEY")
+        raise UnauthenticatedError("the mesh requires an API key: set KVMESH_API_KEY")
     if response.status != 200:
         raise UnavailableError(f"the mesh answered {response.status}: {await response.text()}")
 
@@ -47,7 +47,7 @@ async def answer_pieces(
             if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
                 chunk = json.loads(line[6:])
                 if "error" in chunk:
-                    raise UnavailableError(f"the answer broke off: {chunk['error']['message']}")
+                    raise UnavailableError(f"the answer was interrupted: {chunk['error']['message']}")
                 yield chunk
 
 

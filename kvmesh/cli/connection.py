@@ -30,7 +30,7 @@ from kvmesh.settings.declare import specs
 S = TypeVar("S")
 CALL_TIMEOUT_S = 2.0
 IDENTITY_WAIT_S = 5.0
-"""For a certificate of Consul: a person waits."""
+"""Longest wait for a certificate from Consul; short, because a user waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class MeshTarget:
             yield identity
 
     def noted_registry(self, identity: ServiceIdentity) -> Registry:
-        """Returns a new client of the registry, which tells the identity's channels who is at an address."""
+        """Returns a new registry client. The identity's channels use it to look up which role is at an address."""
         return identity.registry(self._discovery, self._mesh)
 
     @property

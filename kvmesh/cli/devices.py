@@ -200,7 +200,7 @@ def share_memory(placement: WorkerDevices, *, device_bytes: int, weight_bytes: i
         raise InvalidRequestError(
             f"{placement.name} gets {part / GIB:.1f} GiB ({fraction:g} of {device_bytes / GIB:.1f} GiB, shared by"
             f" {placement.sharers} workers), and needs {weights / GIB:.1f} GiB for weights and {reserve / GIB:.1f} GiB for"
-            f" activations: {kv_bytes / GIB:.1f} GiB would be left for KV. Start fewer workers, or more GPUs for each"
+            f" activations: {kv_bytes / GIB:.1f} GiB would be left for KV. Start fewer workers, or give each more GPUs"
             " (--tensor-parallel)",
             field="gpus",
         )

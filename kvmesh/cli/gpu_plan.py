@@ -51,7 +51,7 @@ def place_on_gpus(
     if not devices:
         cause = driver.problem or f"CUDA_VISIBLE_DEVICES={visible} leaves none of {len(driver.devices)} devices"
         raise InvalidRequestError(
-            f"the CUDA build of {engine.title} is installed and there is no device for it: {cause}. `kvmesh doctor` checks the machine;"
+            f"the CUDA build of {engine.title} is installed, but there is no device for it: {cause}. `kvmesh doctor` checks the machine;"
             " KVMESH_ENGINE_BUILD=cpu make up installs the CPU build",
             field="gpus",
         )

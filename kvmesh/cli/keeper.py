@@ -1,4 +1,4 @@
-"""Keeps the child processes of a mesh running: restarts each when it dies, and gives up one that dies too often."""
+"""Keeps the child processes of a mesh running: restarts a process that dies, and gives up on one that dies too often."""
 
 import asyncio
 import contextlib
@@ -175,7 +175,7 @@ class Keeper:
             cause, lived_s = await self._wait_death(slot, slot.child)
         slot.is_given_up = True
         restarts = f"{slot.history.restarts} restarts in a row"
-        self.say(f"{slot.spec.name} {cause}; giving it up after {restarts}; log: {slot.spec.log_path}")
+        self.say(f"{slot.spec.name} {cause}; giving up after {restarts}; log: {slot.spec.log_path}")
         self._gave_up.set()
 
     async def _wait_death(self, slot: Slot, child: Child) -> tuple[str, float]:

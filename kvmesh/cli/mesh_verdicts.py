@@ -12,7 +12,10 @@ from kvmesh.network.names import is_loopback
 
 T = TypeVar("T")
 SKEW_S_MAX = 1.0
-"""No decision depends on clocks of others, but logs, traces and reports of several hosts cannot be put in order beyond it."""
+"""Largest tolerated difference of clocks.
+
+No decision depends on other hosts' clocks, but beyond it logs, traces and reports of several hosts cannot be ordered.
+"""
 NAMES_MAX = 6
 """Names in one line; the rest is counted."""
 PATH_ADVICE = {
@@ -43,7 +46,7 @@ class WorkerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairCheck:
-    """The result of a pull. `skipped`: why there was none."""
+    """The result of a pull. `skipped`: the reason why there was no pull."""
 
     prefill: str
     decode: str

@@ -64,7 +64,7 @@ class Workers(Protocol):
 
 
 class Rollout:
-    """One run. Whoever supervises the worker processes starts them again, with the version and settings that it has now."""
+    """One run. The supervisor of the worker processes starts them again, with its current version and settings."""
 
     def __init__(self, connection: MeshConnection, settings: RolloutSettings, workers: Workers | None = None) -> None:
         self._connection = connection
@@ -100,7 +100,7 @@ class Rollout:
             if self._stopped is not None:
                 await self._replace_stopped(self._stopped)
             for service, worker_id in replacements:
-                # One that has ended meanwhile was started again by its supervisor, with the former version.
+                # If a worker has ended in the meantime, its supervisor restarted it with the former version.
                 if (worker := (await self._listed(service)).get(worker_id)) is not None:
                     await self._restart(worker, service)
         except MeshError as error:
@@ -112,7 +112,7 @@ class Rollout:
         for worker in (await self._listed(stopped.service)).values():
             if (key := _key(worker)) not in stopped.known:
                 ended.add(key)
-                with suppress(UnavailableError, LostError):  # It may end by itself.
+                with suppress(UnavailableError, LostError):  # It may have ended on its own.
                     await self._stop(worker)
         await self._wait_replaced(replace(stopped, known=stopped.known | ended))
 
@@ -121,7 +121,7 @@ class Rollout:
         others = [each for each in before.values() if each.takes_requests and each.instance_id != worker.instance_id]
         if not others and not self._settings.allow_gaps:
             raise UnavailableError(
-                f"{worker.instance_id} is the only worker of its pool that accepts requests; --allow-gaps restarts it all the same",
+                f"{worker.instance_id} is the only worker of its pool that accepts requests; --allow-gaps restarts it nevertheless",
                 reason="only_worker",
             )
         self._stopped = Stopped(

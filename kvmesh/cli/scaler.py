@@ -96,7 +96,7 @@ class LocalScaler:
                 while await self._take_step():
                     pass
             except (MeshError, OSError) as error:
-                self._keeper.say(f"scaling: {error}; another attempt follows")
+                self._keeper.say(f"scaling: {error}; retrying")
                 log.warning("scaling_failed", extra={"data": {"detail": str(error)}})
                 await self._keeper.clock.sleep(RETRY_S)
                 self._changed.set()

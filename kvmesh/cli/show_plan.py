@@ -31,7 +31,7 @@ class PlanSettings(MeshChoice):
 
 
 def render_plan(plan: PlanReport) -> str:
-    """Everything but the decisions of the past beyond DECISIONS_SHOWN."""
+    """Returns the plan without past decisions beyond DECISIONS_SHOWN."""
     parts = [_headline(plan), render_table(POOL_COLUMNS, _pool_rows(plan))]
     newest: dict[str, Decision] = {}
     for decision in plan.decisions:

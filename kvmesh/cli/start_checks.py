@@ -35,7 +35,7 @@ def port_problems(host: str, *ports: int) -> str:
         except PermissionError:
             return f"port {port} needs root; use --port with a number above 1023"
         except socket.gaierror as error:
-            return f"{host} is no address of this machine: {error.strerror}; see --host"
+            return f"{host} is not an address of this machine: {error.strerror}; see --host"
         except OSError as error:
             flag = "--grpc-port" if port == ports[-1] != ports[0] else "--port"
             if error.strerror and "in use" in error.strerror:

@@ -27,8 +27,11 @@ _CLEANER = 'cat >/dev/null; rm -rf -- "$1"; rmdir -- "$2" 2>/dev/null; exit 0'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshState:
-    """A running mesh. `url` is empty until it is ready. `started` is the kernel's start time of the process; it distinguishes
-    a later process with the same id. 0: unknown. `is_joined`: workers of another mesh, which no command shows by itself."""
+    """A running mesh.
+
+    `url` is empty until it is ready. `started` is the kernel's start time of the process; it distinguishes a later process with the same
+    id. 0: unknown. `is_joined`: it consists of workers that joined another mesh; commands do not list it separately.
+    """
 
     name: str
     registry: str

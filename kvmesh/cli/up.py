@@ -336,13 +336,14 @@ class Mesh:
             if settings.registration.name == "simulated":
                 self._progress.say("the simulated engine makes up these words; it computes no model")
         except UnauthenticatedError as error:
-            # A key is wanted, as the settings of the frontend say.
+            # The frontend's settings require a key.
             self._progress.say(error.message)
             print(flush=True)
         except (MeshError, aiohttp.ClientError, TimeoutError) as error:
             self._progress.say(f"the greeting was not answered: {error or type(error).__name__}")
             return False
-        except OSError:  # `kvmesh up | head`, or output to a full disk: nobody reads the answer, and the mesh serves.
+        except OSError:
+            # `kvmesh up | head`, or output to a full disk: the answer cannot be printed, but the mesh serves.
             discard(sys.stdout)
         return True
 
@@ -452,9 +453,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def joined(settings: UpSettings) -> UpSettings:
-    """With the registry of the mesh that workers join, and with its credentials if it runs here.
+    """Returns the settings with the registry of the mesh that the workers join, and with its credentials if it runs on this machine.
 
-    NotFoundError lists the meshes that run here.
+    NotFoundError lists the meshes of this machine.
     """
     settings = replace(settings, planner=False, plan=False)
     if ":" in settings.join:
@@ -474,7 +475,7 @@ def _run(settings: UpSettings, place: MeshPlace, places: WorkerPlaces, *, starte
     with suppress(OSError):
         cache.mkdir(parents=True, exist_ok=True)
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
-    raise_descriptor_limit()  # For the registry, and for all services, which inherit it.
+    raise_descriptor_limit()  # For the registry and for all services, which inherit the environment.
     os.umask(0o077)  # Logs, state and sockets of all processes are for this user only.
     log_path = place.run_dir / "up.log"
     log_path.unlink(missing_ok=True)

@@ -199,7 +199,7 @@ def mesh_shape(
 
 
 def model_problem(model: str) -> str:
-    """Returns why a model cannot be served, as far as one can see from here; names that are no paths are left to the engine."""
+    """Returns why a model cannot be served, as far as this process can check. The engine checks names that are not paths."""
     path = Path(model).expanduser()
     if path.is_dir():
         missing = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]

@@ -166,7 +166,7 @@ class AsyncBatches:
 
 
 class AsyncClient:
-    """One channel to a frontend's gRPC address. `generator` draws the jitter of pauses between tries."""
+    """One channel to a frontend's gRPC address. `generator` draws the jitter of pauses between attempts."""
 
     def __init__(
         self, address: str, settings: ClientSettings | None = None, *, generator: Random | None = None

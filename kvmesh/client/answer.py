@@ -70,4 +70,4 @@ def gathered(pieces: Iterable[Piece]) -> Answer:
             ordered = [choices[number] for number in sorted(choices)]
             return Answer(request_id=piece.request_id, choices=ordered, usage=piece.usage)
         choices.setdefault(piece.choice, Choice()).add(piece)
-    raise LostError("the answer ended before its end")
+    raise LostError("the stream ended before the answer was complete")

@@ -90,7 +90,7 @@ class Calling:
         return StreamingCall(method=method, message=message, read=read, deadline_s=self.deadline_s(timeout_s))
 
     def deadline_s(self, timeout_s: float | None) -> float:
-        """Returns the end of a call that starts now, with all its tries."""
+        """Returns the deadline of a call that starts now, including all its attempts."""
         return time.monotonic() + (self.settings.timeout_s if timeout_s is None else timeout_s)
 
     def begin(self, method: Any, message: Any, deadline_s: float) -> Any:

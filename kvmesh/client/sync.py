@@ -156,7 +156,7 @@ class Batches:
 
 
 class Client:
-    """One channel to a frontend's gRPC address; threads may share it. `generator` draws the jitter of pauses between tries."""
+    """One channel to a frontend's gRPC address; threads may share it. `generator` draws the jitter of pauses between attempts."""
 
     def __init__(
         self, address: str, settings: ClientSettings | None = None, *, generator: Random | None = None

@@ -13,7 +13,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillPoint:
-    """`batch` prompts of `prompt_tokens`, of which `uncached_tokens` were computed, arrived at once and were all computed after `time_s`."""
+    """`batch` prompts of `prompt_tokens` arrived together; of each, `uncached_tokens` were computed. All were computed after `time_s`."""
 
     prompt_tokens: int
     uncached_tokens: int

@@ -95,7 +95,7 @@ class LegTask(StrEnum):
 class Leg:
     """Work for one worker. `leg_id` is unique in the mesh while the leg runs; engines may use it as their own id.
 
-    `dimensions`: length of the embedding; None: the model's own. `reader`: who will read the handle of a PREFILL leg.
+    `dimensions`: length of the embedding; None: the model's own. `reader`: the worker and leg that will read the handle of a PREFILL leg.
     """
 
     leg_id: str

@@ -46,7 +46,7 @@ class KvReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """The meeting point of two legs that start at once."""
+    """The meeting point of two legs that start at the same time."""
 
     host: str
     port: int

@@ -9,7 +9,7 @@ from kvmesh.errors import UnsupportedError
 
 
 class ObservationState(StrEnum):
-    """Whether an observation can be acted on. Everything but COMPLETE holds the plan."""
+    """Whether the planner can act on an observation. With any value except COMPLETE it keeps the plan."""
 
     COMPLETE = "complete"
     MISSING = "missing"
@@ -175,8 +175,8 @@ class PoolTarget:
 class PoolState:
     """One pool as the connector sees it.
 
-    `workers_wanted` is the newest size that anybody asked for: a value that the planner did not set is a change by hand, which the
-    planner respects. `workers_running` includes starting and draining workers. `ready_worker_ids` are ids of the registry.
+    `workers_wanted` is the newest size that was set, by the planner or by others. A size that the planner did not set is a change by
+    hand, which it respects. `workers_running` includes starting and draining workers. `ready_worker_ids` are ids of the registry.
     `workers_max` None: the connector has no limit.
     """
 
@@ -253,6 +253,6 @@ class Fence:
             return
         if token < self.newest_token:
             raise UnsupportedError(
-                "another planner leads now: the fencing token is old", reason="not_leader", field="fencing_token"
+                "the fencing token is outdated: another planner leads now", reason="not_leader", field="fencing_token"
             )
         self.newest_token = token

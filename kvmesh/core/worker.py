@@ -23,7 +23,7 @@ class Handoff(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRef:
-    """A worker as placements identify it. `address` is host:port; `epoch` changes when its process starts anew."""
+    """A worker as placements identify it. `address` is host:port; `epoch` changes when its process restarts."""
 
     worker_id: str
     address: str

@@ -90,4 +90,4 @@ async def _json(connection: ConsulConnection, *, method: str, path: str, body: b
     try:
         return json.loads(answer)
     except ValueError as error:
-        raise UnavailableError(f"Consul's answer to {path} is no JSON", reason="registry_garbled") from error
+        raise UnavailableError(f"Consul's answer to {path} is not JSON", reason="registry_garbled") from error

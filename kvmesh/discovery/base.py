@@ -145,8 +145,8 @@ class Registry(Protocol):
     def watch(self, service: str) -> AsyncGenerator[View, None]:
         """Yields the present view, then one after every change. An outage yields the last good view once, marked stale.
 
-        An outage at the start yields an empty stale view. The iteration never ends by itself; closing the generator (`aclosing`)
-        frees its connection.
+        An outage at the start yields an empty stale view. The iteration never ends on its own; closing the generator (`aclosing`) frees
+        its connection.
         """
         ...
 

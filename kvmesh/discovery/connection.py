@@ -168,7 +168,7 @@ def tls_context(settings: DiscoverySettings) -> ssl.SSLContext:
 
 
 class BlockingQuery:
-    """Answers of one path, the first at once, then one per change or per `watch_wait_s`. The rules are those of `watching.py`."""
+    """Yields answers of one path: the first immediately, then one per change or per `watch_wait_s`. The rules are those of `watching.py`."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class BlockingQuery:
                 await self._clock.sleep(pause_s)
 
     async def next(self) -> bytes:
-        """Returns one answer: at once for the first, else after a change or the longest wait."""
+        """Returns one answer: the first immediately, later ones after a change or the longest wait."""
         if self._index:
             response = await self._connection.wait(self._path, self._index, random=self._random)
         else:

@@ -26,8 +26,10 @@ from kvmesh.errors import MeshError, NotFoundError, OverloadedError, Unavailable
 
 _log = logging.getLogger(__name__)
 SLOW_S = 1.5
-"""A call that takes longer shows that the registry was away. Services send a heartbeat every 2 s; an outage that costs them their TTL
-of 6 s delays at least one by more than this."""
+"""A call that takes longer than this shows that the registry was unreachable.
+
+Services send a heartbeat every 2 s; an outage that costs them their TTL of 6 s delays at least one by more than this.
+"""
 
 
 class ConsulRegistry:

@@ -68,7 +68,7 @@ class EmbeddedAgent:
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         listener = socket.create_server((settings.host, settings.port), family=family)
         self.port = int(listener.getsockname()[1])
-        # handler_cancellation: a client that disconnects frees its blocking query at once.
+        # handler_cancellation: a client that disconnects frees its blocking query immediately.
         self._runner = web.AppRunner(
             self._application(), handler_cancellation=True, access_log=None, shutdown_timeout=settings.close_timeout_s
         )

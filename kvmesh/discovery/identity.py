@@ -1,4 +1,4 @@
-"""How a service proves who it is and knows its peers: files, or Consul Connect."""
+"""How a service authenticates itself and its peers: by files, or by Consul Connect."""
 
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -93,7 +93,7 @@ class ServiceIdentity:
             )
 
     def registry(self, discovery: DiscoverySettings, mesh: MeshSettings) -> Registry:
-        """Returns the service's registry client, which tells the channels who is at an address."""
+        """Returns the service's registry client. The channels use it to look up which role is at an address."""
         return cast(Registry, NotedRegistry(open_registry(discovery, mesh), self.book))
 
 

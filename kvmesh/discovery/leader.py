@@ -21,7 +21,7 @@ RENEWALS_PER_TTL = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderRecord:
-    """The value of the key: who leads, and the leader's fencing token."""
+    """The value of the key: the leader and its fencing token."""
 
     member_id: str
     token: int
@@ -40,12 +40,12 @@ def read_leader(value: bytes) -> LeaderRecord:
 
 
 class LeaderElection:
-    """One candidate. `run` takes part until it is cancelled, and then gives the lead up.
+    """One candidate. `run` takes part in elections until it is cancelled, and then gives up the leadership.
 
-    1. `is_leader` ends by itself `ttl_s` after the last renewal that succeeded, so that a process that stood still, or that lost the
+    1. `is_leader` becomes False `ttl_s` after the last successful renewal, so that a process that was suspended, or that lost the
        registry, does not believe that it leads.
-    2. Every leader's token is larger than those of all earlier leaders. Whoever is called by a leader refuses older tokens, since
-       rule 1 cannot stop a call that is on its way.
+    2. Every leader's token is larger than those of all earlier leaders. Services that a leader calls refuse older tokens, because rule 1
+       cannot stop a call in transit.
     """
 
     def __init__(self, registry: Registry, key: str, *, member_id: str, clock: Clock, ttl_s: float = TTL_S) -> None:
@@ -61,7 +61,7 @@ class LeaderElection:
         self._newest_token = 0
         """The largest token that this member has seen. The registry may lose its state, and this machine's clock may be behind."""
         self.leader_id = ""
-        """Who leads, as far as this member knows."""
+        """The leader, as far as this member knows."""
 
     @property
     def is_leader(self) -> bool:

@@ -1,16 +1,16 @@
-"""The members of one service as its peers use them: the registry's views without the gaps that the registry's own outages leave.
+"""The members of one service as its peers use them: the registry's views, corrected for outages of the registry.
 
-A registry that returns after an outage may have lost its state, or lists everything as critical because no heartbeats arrived. An agent
-of Consul that starts again first repeats what the servers know, where all members pass, and then writes its own state, where their checks
-have not run yet. The members run all the same.
+A registry that returns after an outage may have lost its state, or lists everything as critical because no heartbeats arrived. A Consul
+agent that restarts first repeats the servers' state, in which all members pass, and then writes its own state, in which their checks have
+not run yet. In both cases the members still run.
 
 1. During an outage the last members stay; the view is marked stale.
-2. For `hold_s` after an outage, a member that is missing or critical, and was not critical before, stays as it was.
+2. For `hold_s` after an outage, a member that is missing or critical, and was not critical before, is *held*: its old state stays.
 3. A member is not held any more when the registry lists it at another address or with another epoch, and when it leaves after the
    registry has listed it with a drain mark.
-4. A drain mark counts at once.
+4. A drain mark takes effect immediately.
 
-A member that dies during the outage or the hold is held too. Its peers notice that by their broken streams.
+A member that dies during the outage or the hold is held too. Its peers notice its death by broken streams.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class Members:
         return self.on_time(now) or self._members(view)
 
     def left_s(self, now: float) -> float | None:
-        """Returns the seconds until `on_time` must be called. None: no member is held, or the registry is away."""
+        """Returns the seconds until `on_time` must be called. None: no member is held, or the registry is unreachable."""
         return None if self._until_s is None else max(0.0, self._until_s - now)
 
     def on_time(self, now: float) -> View | None:

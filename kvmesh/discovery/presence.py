@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 class Presence:
     """The wanted state of one instance in the registry, and the task that establishes it.
 
-    1. Setters change the wanted state (registration, health, drain mark) at once, whether the registry answers or not.
+    1. Setters change the wanted state (registration, health, drain mark) immediately, whether the registry answers or not.
     2. An attempt writes registration, drain mark and heartbeat in this order. So a draining instance never passes its checks without
        the mark, even after the registry lost its state.
     """

@@ -1,4 +1,4 @@
-"""A registry whose instances are sealed with the mesh's secret: others may write to the registry, but nobody believes them."""
+"""A registry whose instances are sealed with the mesh's secret: members ignore entries that others write."""
 
 import logging
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 class SealedRegistry:
     """Seals what it registers, and lists only instances whose seal fits service, id, address and meta.
 
-    A copied registration leads to the member that made it, and to nobody else. The rest of the interface is the inner registry's.
+    A copied registration still leads to the member that made it. The rest of the interface is the inner registry's.
     """
 
     def __init__(self, registry: Registry, secret: MeshSecret) -> None:
@@ -65,7 +65,7 @@ class SealedRegistry:
 
 
 def _parts(record: Registration | Instance) -> Iterator[bytes]:
-    """What a seal covers, in order."""
+    """The fields that a seal covers, in order."""
     yield from (record.service.encode(), record.instance_id.encode(), record.host.encode(), b"%d" % record.port)
     yield from _pairs(record.meta)
 

@@ -30,7 +30,7 @@ class DiscoverySettings:
     call_timeout_s: float = internal(5.0, "one call, from the wait for a free slot to the last byte")
     # It bounds the time until a hung (not dead) agent is noticed. Each watch makes an idle request per interval.
     watch_wait_s: float = internal(30.0, "how long a blocking query waits for a change")
-    # Frequent changes give at most ten views a second; a single change is seen at once.
+    # Frequent changes produce at most ten views a second; a single change is visible immediately.
     watch_interval_min_s: float = internal(0.1, "shortest time between two queries of a watch")
     # Delays double from the first to the longest. A random part, at most half, is subtracted, so that clients spread out.
     backoff_first_s: float = internal(0.1, "delay after a watch's first failure")
@@ -74,5 +74,5 @@ class AgentSettings:
     keys_bytes_max: int = internal(256 * 1024 * 1024, "total bytes of keys and values")
     sessions_max: int = internal(4096, "most sessions; more are refused with 429")
     probes_max: int = internal(64, "concurrent gRPC checks")
-    # Blocking queries are answered at once when the agent stops.
+    # Blocking queries are answered immediately when the agent stops.
     close_timeout_s: float = internal(1.0, "longest wait for open requests when the agent stops")

@@ -1,4 +1,4 @@
-"""Consul's JSON and duration texts to and from the mesh's records, and its refusals to errors. No I/O."""
+"""Converts between Consul's JSON and durations and the mesh's records, and Consul's refusals to errors. No I/O."""
 
 import base64
 import json

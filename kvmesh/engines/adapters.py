@@ -70,7 +70,7 @@ class EngineAdapters(Generic[T]):
         if not self.is_enabled:
             raise UnsupportedError("the engine was started without enable_lora", field="adapter")
         if name not in self._loaded and len(self._loaded) >= self.adapters_max:
-            raise OverloadedError(f"{self.adapters_max} adapters are loaded already", reason="adapters_full")
+            raise OverloadedError(f"{self.adapters_max} adapters are already loaded", reason="adapters_full")
 
     def add(self, identity: str, known_as: T) -> None:
         """Records an adapter that the engine has loaded."""

@@ -26,8 +26,8 @@ def model_fingerprint(
     """Identifies a model by the content of its files. Reads all files whose hashes are not cached.
 
     For a hub name the files are those of its snapshot in the hub's local cache; nothing is downloaded. If there are no weights, as with
-    models that are streamed from an object store, name and revision identify the model. Without a revision the fingerprint is
-    unique, so the engine exchanges KV with no other: nothing shows that both have the same weights.
+    models that are streamed from an object store, name and revision identify the model. Without a revision the fingerprint is unique, so
+    the engine exchanges KV with no other engine, because nothing proves that both have the same weights.
     """
     files = model_files(model, revision=revision, cache_folder=cache_folder)
     if any(path.suffix in WEIGHT_SUFFIXES for path in files) or (files and not needs_weights):

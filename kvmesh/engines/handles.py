@@ -28,7 +28,9 @@ class HandleForm:
                 f"this engine reads {self.format}, not {handle.format}", reason="kv_format", field="handle"
             )
         if handle.compatibility_hash != self.compatibility_hash:
-            raise KvLostError("the handle's KV does not fit this engine", reason="kv_incompatible", field="handle")
+            raise KvLostError(
+                "the handle's KV is incompatible with this engine", reason="kv_incompatible", field="handle"
+            )
 
 
 def prompt_hash(seed: int, token_ids: Sequence[int]) -> str:

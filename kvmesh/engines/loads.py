@@ -12,7 +12,7 @@ _NEWEST = ("step", "step_s", "failed_handoffs_total", "recomputed_tokens_total")
 """Of these the largest value counts: steps differ between ranks, and ranks count failed handoffs together."""
 _IDENTITY = ("worker_id", "epoch", "sequence", "taken_at_s", "data_parallel_rank", "is_draining", "failing_kv_paths")
 _UNKNOWN = "kv_blocks_unaccounted"
-"""None while an engine cannot tell."""
+"""None while an engine does not report it."""
 _SUMMED = [field.name for field in fields(LoadRecord) if field.name not in (*_NEWEST, *_IDENTITY, _UNKNOWN)]
 
 

@@ -30,7 +30,7 @@ End = Callable[[str], None]
 
 
 def end_process(reason: str) -> None:
-    """At once: a rank without the others waits for them for ever."""
+    """Ends the process immediately: without the others, a rank would wait for them forever."""
     sys.stderr.write(f"{reason}; this process ends\n")
     sys.stderr.flush()
     os._exit(1)

@@ -51,7 +51,7 @@ class RankedEngine:
         await self._all([engine.aclose() for engine in self._engines])
 
     def describe(self) -> EngineDescription:
-        """Numbers are those of one rank, since ranks are placed on and counted one by one."""
+        """The figures are those of one rank, because the router places on and counts each rank separately."""
         first, *others = [engine.describe() for engine in self._engines]
         addresses = [each.rendezvous_address for each in (first, *others)]
         return replace(
@@ -166,7 +166,7 @@ class RankedEngine:
             raise
 
     async def _all(self, calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-        """Runs the calls at once. Raises the first failure itself, not in a group."""
+        """Runs the calls concurrently. Raises the first failure itself, not in a group."""
         tasks = [asyncio.ensure_future(call) for call in calls]
         try:
             return await asyncio.gather(*tasks)
@@ -182,7 +182,7 @@ async def of_rank(rank: int, batches: AsyncIterator[Sequence[KvEvent]]) -> Async
 
 
 async def merged(sources: Sequence[AsyncIterator[T]]) -> AsyncIterator[T]:
-    """All items as they come, those of one source in order. Ends with the last source, or with the first failure."""
+    """Yields all items as they arrive, those of one source in order. Ends with the last source, or with the first failure."""
     waiting = {asyncio.ensure_future(anext(source)): source for source in sources}
     try:
         while waiting:

@@ -32,7 +32,7 @@ class EngineHost:
     address: str = LOOPBACK
     ports: PortRange | None = None
     requests_max: int = 1024
-    """Requests that the worker accepts at once. It has limits of what may wait, so its engine refuses no request before that number."""
+    """Requests that the worker accepts at the same time. The worker itself limits waiting requests, so its engine must not refuse fewer."""
     mesh_secret_file: str = ""
     """File with the mesh's secret, for channels of an engine's own between workers. Empty: none."""
 

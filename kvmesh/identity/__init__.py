@@ -1,1 +1,1 @@
-"""Who is a member of the mesh: its secret, certificates, roles, and the methods that each role may call."""
+"""Membership of the mesh: its secret, certificates, roles, and the methods that each role may call."""

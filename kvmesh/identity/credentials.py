@@ -1,4 +1,4 @@
-"""The files with which a mesh's services and operators prove who they are: one folder, which only its user can read.
+"""The files with which services and operators of a mesh authenticate: one folder, which only its user can read.
 
 registry-token              for the registry
 mesh-secret                 seals registrations and KV handles

@@ -16,7 +16,7 @@ PERMISSIONS: Mapping[str, Collection[MeshRole]] = {
     "/kvmesh.router.v1.RouterService/Route": {_FRONTEND},
     "/kvmesh.router.v1.RouterService/SyncPeers": {_ROUTER},
     "/kvmesh.router.v1.RouterService/RecordRequests": {_OPERATOR},
-    # Frontends read what /ui shows. None of it has prompts or answers.
+    # Frontends read what /ui shows. It contains no prompts or answers.
     "/kvmesh.router.v1.RouterService/Explain": {_FRONTEND, _OPERATOR},
     "/kvmesh.router.v1.RouterService/ListRequests": {_FRONTEND, _OPERATOR},
     "/kvmesh.router.v1.RouterService/ListWorkers": {_FRONTEND, _PLANNER, _OPERATOR},
@@ -108,7 +108,7 @@ _SERVERS: Mapping[str, Collection[MeshRole]] = {
 
 
 def servers_of(method: str) -> Collection[MeshRole]:
-    """Returns the roles that serve a method; none for health, which everybody serves."""
+    """Returns the roles that serve a method; empty for health, which all roles serve."""
     return _SERVERS.get(method.split("/")[1].rpartition(".")[2], ())
 
 

@@ -15,7 +15,7 @@ _TRUST_DOMAIN_LENGTH = 8
 
 
 class MeshRole(StrEnum):
-    """What a member of the mesh is. The scaler starts and stops workers for the planner; the operator is a person with a tool."""
+    """The role of a member of the mesh. The scaler starts and stops workers for the planner; operators are people who use the command line."""
 
     FRONTEND = "frontend"
     ROUTER = "router"

@@ -94,7 +94,10 @@ def _is_local(host: str) -> bool:
 
 
 def _offers(peer: str | bytes, source_host: str) -> bool:
-    """Returns False if metadata does not hold the source's address. UCX packs it in network order, and leaves out that of a loopback device."""
+    """Returns False if metadata does not contain the source's address.
+
+    UCX packs addresses in network order, and omits those of loopback devices.
+    """
     address = _address(source_host)
     return isinstance(peer, str) or not peer or address is None or address.packed in peer
 

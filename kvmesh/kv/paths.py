@@ -1,7 +1,4 @@
-"""What a worker knows of the KV paths from its prefill workers: how fast they are, and which of them fail.
-
-Decisions without I/O: time is an argument.
-"""
+"""The KV paths from prefill workers as one worker observes them: how fast they are, and which of them fail. No I/O; time is an argument."""
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
@@ -20,7 +17,7 @@ PATHS_MAX = 1024
 LIMIT_MIN_S = 1.5
 """Shortest limit of a pull. On a busy host a process may lack the CPU for a second (seen with vLLM on two cores)."""
 FIRST_LIMIT_S = 5.0
-"""Limit of a pull while nothing is known of the path. The first pull connects the two workers, which takes seconds on a busy machine."""
+"""Time limit of the first pull on a path. It connects the two workers, which takes seconds on a busy machine."""
 UNKNOWN_BYTES_PER_S = 4e8
 """Expected rate of a large pull while only small ones are known. With the margin, a link of 1 Gbit/s is fast enough."""
 CHECK_LIMIT_S = 4.0
@@ -33,7 +30,10 @@ SMALL_BYTES = 1 << 16
 """Pulls up to this size measure the time to set a transfer up, larger ones the rate."""
 CHECK_PAUSE_S = 1.0
 CHECK_PAUSE_MAX_S = 2.0
-"""Pause before the first check of a failing path, and the longest one. It bounds how late a healed path is noticed."""
+"""Pause before the first check of a failing path, and the longest pause between checks.
+
+It bounds the time until a repaired path is noticed.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,10 @@ from kvmesh.identity.secret import TAG_BYTES, MeshSecret
 from kvmesh.kv.blocks import pack_tokens
 
 CLOCK_SKEW_S = 300.0
-"""How far the clocks of two hosts may differ. The expiry only bounds how long a reader remembers what it has read: whether blocks are still
-held is decided by their owner."""
+"""Largest tolerated difference between the clocks of two hosts.
+
+The expiry only bounds how long a reader remembers used seals; whether blocks are still held is decided by their owner.
+"""
 USED_MAX = 1 << 17
 """Handles that a reader remembers, about 150 bytes each; the oldest are forgotten first. Their owner has freed their blocks by then."""
 _EXPIRY = Struct(">Q")
@@ -37,7 +39,7 @@ class SealScope:
 
 
 def prompt_digest(generation: Generation) -> bytes:
-    """SHA-256 of all that decides what the KV of a prompt is. Unlike block hashes nobody can find two prompts with the same one."""
+    """SHA-256 of everything that determines the KV of a prompt. Unlike for block hashes, no one can find two prompts with the same digest."""
     digest = hashlib.sha256(pack_tokens(generation.token_ids))
     digest.update(pack_tokens(generation.emitted_token_ids))
     media = [(each.content_hash, str(each.position).encode(), str(each.length).encode()) for each in generation.media]

@@ -1,8 +1,8 @@
 """UCX's settings for TCP connections between workers, as environment variables. They are set before NIXL is imported.
 
-Without them a connection over a link that was cut lives on until TCP gives up, and a pull after the cut waits for the next
-retransmission: 6 s after a cut of 20 s, and longer after a longer one. Its blocks stay reserved as long. With them, pulls work within 5 s of the
-end of a cut (two network namespaces, tests/conformance/test_transport_cut.py).
+Without them, a connection over a cut link stays open until TCP gives up, and a pull after the cut waits for the next retransmission: 6 s
+after a cut of 20 s, and longer after a longer cut. Its blocks stay reserved for that time. With them, pulls work within 5 s of the end of
+a cut (two network namespaces, tests/conformance/test_transport_cut.py).
 """
 
 from collections.abc import Mapping

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Mapping
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "MKL_NUM_THREADS")
-"""Linear algebra libraries read these when they are loaded, and start that many threads at once."""
+"""Linear algebra libraries read these variables when they are loaded, and then start that many threads."""
 
 
 @contextlib.contextmanager

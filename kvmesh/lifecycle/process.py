@@ -40,9 +40,10 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 def end_process(status: int) -> NoReturn:
-    """Ends the process without the destructors of native libraries; for processes that load UCX.
+    """Ends the process without running destructors of native libraries; for processes that load UCX.
 
-    On machines with libibverbs, two copies of libnl are loaded, and the destructor of UCX's crashes: an orderly end would look like SIGSEGV.
+    On machines with libibverbs, two copies of libnl are loaded, and the destructor of UCX's copy crashes: a normal end would look like a
+    SIGSEGV.
     """
     with contextlib.suppress(OSError, ValueError):
         logging.shutdown()
@@ -54,8 +55,8 @@ def end_process(status: int) -> NoReturn:
 def die_with_parent(parent_pid: int, *, signal_number: signal.Signals = signal.SIGKILL) -> bool:
     """Makes the kernel send this process `signal_number` when its parent dies. Returns False if it cannot (not Linux).
 
-    The parent passes its `os.getpid()` as `parent_pid`. If it has died before this call, the signal is sent at once. The kernel watches
-    the parent's *thread* that forked this process, so fork from a thread that stays.
+    The parent passes its `os.getpid()` as `parent_pid`. If the parent has already died, the signal is sent immediately. The kernel
+    watches the parent's *thread* that forked this process, so fork from a thread that lives as long as the parent.
     """
     if _LIBC is None:
         return False
@@ -80,8 +81,8 @@ def collect_rarely() -> None:
 async def collect_young_objects(interval_s: float = COLLECT_S) -> None:
     """Collects objects that are younger than `interval_s`, and at times those of OLDER_ROUNDS intervals, until it is cancelled.
 
-    Libraries and failures do make cycles: a gRPC server one of 4 kB for each call that it takes. Until there are YOUNG_OBJECTS of them
-    they would take 4 MiB. One collection takes some milliseconds at most, as long as one of YOUNG_OBJECTS.
+    Libraries and failures create reference cycles: a gRPC server one of 4 kB for each call. Before YOUNG_OBJECTS trigger a collection,
+    these would take 4 MiB. One collection takes some milliseconds at most, as long as one of YOUNG_OBJECTS.
     """
     for number in count(1):
         await asyncio.sleep(interval_s)
@@ -91,8 +92,8 @@ async def collect_young_objects(interval_s: float = COLLECT_S) -> None:
 def raise_descriptor_limit() -> None:
     """Raises the soft limit of open descriptors to the hard one.
 
-    In a login shell the soft one is 1 024, far below the frontend's limits of connections: a thousand silent connections of a stranger would
-    keep everybody else out.
+    In a login shell the soft limit is 1 024, far below the frontend's connection limits: a thousand idle connections of one client would
+    lock out all others.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # Systems without a hard limit have one of their own.

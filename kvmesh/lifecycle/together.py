@@ -8,10 +8,10 @@ T = TypeVar("T")
 
 
 async def run_together(*works: Coroutine[Any, Any, T]) -> list[T]:
-    """Returns the results in order. The first failure cancels the others and is raised by itself, not in a group.
+    """Returns the results in order. The first failure cancels the others and is raised itself, not in a group.
 
-    A cancel of the caller cancels all of them and raises CancelledError, even if one of them fails at that moment. Before Python 3.13
-    `asyncio.TaskGroup` raises only the failure then, so a loop that catches failures goes on although its task was cancelled.
+    A cancel of the caller cancels all of them and raises CancelledError, even if one of them fails at that moment. Before Python 3.13,
+    `asyncio.TaskGroup` raises only the failure in that case, so a loop that catches failures continues although its task was cancelled.
     """
     if not works:
         return []

@@ -10,7 +10,7 @@ _ANY_PORT = 9
 
 
 def resolve(host: str, *, flag: str) -> str:
-    """Returns the first address of a name; an address as it is. UnavailableError when the name has none."""
+    """Returns the first address of a name; returns an address unchanged. UnavailableError if the name has none."""
     try:
         return str(socket.getaddrinfo(bare(host), None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
@@ -26,7 +26,7 @@ def check_own(address: str) -> None:
             probe.bind((address, 0))
     except OSError as error:
         raise InvalidRequestError(
-            f"--address {address} is no address of this machine ({error.strerror}); `ip -br address` lists them",
+            f"--address {address} is not an address of this machine ({error.strerror}); `ip -br address` lists them",
             reason="address_not_here",
             field="address",
         ) from error
@@ -41,7 +41,7 @@ def address_towards(host: str) -> str:
             return str(probe.getsockname()[0])
     except OSError as error:
         raise UnavailableError(
-            f"no way leads to the registry at {host} ({error.strerror}); give this host's address with --address",
+            f"there is no route to the registry at {host} ({error.strerror}); give this host's address with --address",
             reason="registry_unreachable",
             field="address",
         ) from error

@@ -55,7 +55,7 @@ def choose_address(address: str, registry: str) -> ChosenAddress:
         host = resolve(address, flag="--address")
         if is_unspecified(host):
             raise InvalidRequestError(
-                f"--address {address} is no address that others can reach; to listen on all addresses, give --rpc-host {host} too",
+                f"--address {address} is not an address that others can reach; to listen on all addresses, give --rpc-host {host} too",
                 reason="address_unspecified",
                 field="address",
             )
@@ -74,7 +74,7 @@ def check_advertised(host: str, registry: str) -> None:
     """InvalidRequestError when peers could not reach a service at the host that it registers."""
     if is_unspecified(host):
         raise InvalidRequestError(
-            f"the service listens on {host} and would register it, but nobody can connect to it; give --address HOST,"
+            f"the service listens on {host} and would register it, but no peer can connect to it; give --address HOST,"
             " or --rpc-advertise-host HOST where others reach it at an address that this machine does not have",
             reason="address_unspecified",
             field="rpc.advertise_host",
@@ -92,7 +92,7 @@ def check_protected(host: str, *, has_tls: bool) -> None:
     """InvalidRequestError when a service would listen in plain text where other machines reach it."""
     if not has_tls and not is_loopback(host):
         raise InvalidRequestError(
-            f"the service would listen on {host} without mesh TLS, so that everybody who reaches it could call it; give"
+            f"the service would listen on {host} without mesh TLS, so that anybody who reaches it could call it; give"
             " --mesh-tls-directory (`kvmesh credentials` makes certificates), --mesh-identity consul, or --insecure-listen on a network"
             " of its own",
             reason="insecure_listen",

@@ -11,7 +11,7 @@ from kvmesh.network.names import host_port
 
 PORTS_MIN = 8
 UCX_PORTS = 2
-"""Ports of UCX per agent and interface: one, and one to spare. UCX tries for ever when its range has no free port."""
+"""Ports of UCX per agent and interface: one, plus a spare one. UCX retries forever if its range has no free port."""
 PORTS_TRIED = 64
 _claims: list[socket.socket] = []
 """Claims of this process. They end with it."""
@@ -94,7 +94,9 @@ def _is_free(host: str, port: int) -> bool:
 
 
 def free_port(host: str, port: int, *, listener: str, taken: int = 0) -> int:
-    """`port` if it is free, or for 0 a free port other than `taken`. UnavailableError otherwise. `listener`: who listens, for the message.
+    """`port` if it is free, or for 0 a free port other than `taken`.
+
+    UnavailableError otherwise. `listener`: the name of the listener, for the message.
 
     An engine gets a port number and listens some seconds later. Meanwhile the kernel may give any port of its ephemeral range to an
     outgoing connection, so the port is outside of that range. It depends on the process id, so that engines that start together choose

@@ -6,7 +6,7 @@ from kvmesh.network.ports import PortRange
 from kvmesh.settings import setting
 
 
-# No slots: services' settings inherit from it beside classes that have some.
+# No slots: services' settings inherit from this class and from classes with slots.
 @dataclass(frozen=True, kw_only=True)
 class NetworkSettings:
     """Where a service listens, and where others reach it."""

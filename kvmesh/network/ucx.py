@@ -41,7 +41,7 @@ def ucx_variables(
 ) -> Mapping[str, str]:
     """Returns the variables for an address and the interface that has it.
 
-    Without UCX_NET_DEVICES UCX listens on all interfaces, and announces them: everybody in reach of any of them could connect. A bridge
+    Without UCX_NET_DEVICES, UCX listens on all interfaces and announces them: anybody who reaches one of them could connect. A bridge
     such as docker0 has the same address on every machine, and UCX would connect to itself.
     """
     variables = {} if ports is None else {"UCX_TCP_PORT_RANGE": ports.ucx}
@@ -53,7 +53,7 @@ def ucx_variables(
 
 
 def rdma_devices() -> tuple[str, ...]:
-    """RDMA devices as UCX names them, such as mlx5_0:1. They are allowed beside the interface, since they are faster than it."""
+    """RDMA devices as UCX names them, such as mlx5_0:1. They are allowed in addition to the interface, because they are faster."""
     return tuple(sorted(f"{port.parent.parent.name}:{port.name}" for port in RDMA_DEVICES.glob("*/ports/*")))
 
 

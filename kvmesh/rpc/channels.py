@@ -31,8 +31,8 @@ UNUSED_S = 60.0
 class ChannelPool:
     """Channels over TCP, with mesh TLS if `mesh` is given. A channel connects on its first call.
 
-    With certificates that tell services apart, a server must have the role that the caller names. Workers change their roles, so for
-    them the registry's word counts (`role_of`), as long as it names a worker.
+    If certificates distinguish services, a server must have the role that the caller names. Workers can change their role, so for them
+    the registry's role counts (`role_of`), as long as it is a worker role.
 
     Restarted peers have new ports, so creating a channel closes those that are unused for `UNUSED_S`. After a change of the
     certificates each address gets a new channel; the old one is closed when it is unconnected, so no stream ends.
@@ -94,7 +94,7 @@ class ChannelPool:
         return made
 
     def _expected(self, address: str, role: MeshRole) -> MeshRole:
-        """Returns the role that the server must have. Without certificates that tell roles apart an address has one channel."""
+        """Returns the role that the server must have. If certificates do not distinguish roles, an address has one channel."""
         if self._certificates is None or not self._certificates.names.server_uri(role):
             return MeshRole.DECODE
         listed = self._role_of(address) if self._role_of is not None and role in _WORKERS else None

@@ -28,7 +28,7 @@ class LegSink(Protocol):
     def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None, came_s: float) -> None:
         """New tokens in order; at least one. `logprobs` has one entry per token when they were asked for.
 
-        `came_s`: arrival time of the frame by the link's clock. Reading the clock per token costs more than the token's text.
+        `came_s`: arrival time of the frame by the link's clock. Reading the clock per token would cost more than the token's text.
         """
         ...
 
@@ -71,9 +71,9 @@ class LegLinks(Protocol):
     """Links to all workers in use."""
 
     async def link(self, worker: WorkerRef, role: Role, *, timeout_s: float, waits_for_lost: bool = True) -> LegLink:
-        """Returns the open link to the service of `role`, or a new one after its Welcome. UnavailableError when there is none.
+        """Returns the open link to the service of `role`, or a new one after its Welcome.
 
-        `waits_for_lost` False: raises at once if the link was lost and is not back yet.
+        UnavailableError if it cannot be opened. `waits_for_lost` False: raises immediately if the link was lost and is not open again.
         """
         ...
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import grpc.aio
 
-# gRPC reports a call without a deadline as one that ends in hundreds of years.
+# For a call without a deadline, gRPC reports a remaining time of hundreds of years.
 _NO_DEADLINE_S = 10 * 365 * 86_400.0
 
 

@@ -12,7 +12,10 @@ HELLO_TIMEOUT_S = 10.0
 
 
 async def first_message(messages: AsyncIterator[T]) -> T | None:
-    """Returns None if the stream ended without one. Raises UnavailableError on timeout, so that a paused caller opens it again."""
+    """Returns None if the stream ended without a message.
+
+    Raises UnavailableError on timeout, so that a caller that was paused opens the stream again.
+    """
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             return await anext(aiter(messages), None)

@@ -91,7 +91,7 @@ def _translating(inner: Any, method: Any) -> Any:
             await abort_with(context, InvalidRequestError("the message cannot be decoded", reason="invalid_message"))
         except Exception as error:
             if type(error).__name__ == _WRITE_FAILED:
-                raise asyncio.CancelledError("the client is gone") from error
+                raise asyncio.CancelledError("the client has disconnected") from error
             if isinstance(error, NotImplementedError) and context.code() in _UNIMPLEMENTED:
                 await context.abort(grpc.StatusCode.UNIMPLEMENTED, "method not implemented")
             incident = uuid.uuid4().hex

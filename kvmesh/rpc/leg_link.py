@@ -56,7 +56,7 @@ SILENT_HEARTBEATS = 10
 worker that only stalls, on a busy machine or in a collection of garbage, gets more time."""
 LINK_CLOSED, WORKER_CHANGED = "link_closed", "worker_changed"
 REOPEN_PAUSE_S = 0.5
-"""Between two tries to open a lost link."""
+"""Between two attempts to open a lost link."""
 REOPEN_TIMEOUT_S = 3.0
 """Longest try: as long as a try to connect. A shorter one would not survive a lost packet."""
 UNWANTED_S = 10.0
@@ -148,7 +148,7 @@ class GrpcLegLink:
         return self._suspected_s is not None
 
     def _is_meant(self, welcome: pb.Welcome) -> bool:
-        """Returns False for a worker that has started anew and for another one on the same port. Epoch 0: unknown."""
+        """Returns False if the worker has restarted or another worker uses its port. Epoch 0: unknown."""
         return welcome.worker_id == self.worker.worker_id and self.worker.epoch in (0, welcome.epoch)
 
     def _unreachable(self, error: BaseException | None) -> MeshError:
@@ -191,7 +191,7 @@ class GrpcLegLink:
             self._writes.wake()
 
     def _add_submission(self, slot: int, leg: Leg, timeout_s: float) -> None:
-        """Adds to the message that is written next, or to a new one when that one is full."""
+        """Adds to the next message, or to a new one if the next one is full."""
         requests = self._requests
         if (
             not requests
@@ -322,7 +322,7 @@ class GrpcLegLink:
             self._heard_at_s = max(self._heard_at_s, self._clock.now() - limit_s + self._heartbeat_s)
 
     def _suspect(self) -> None:
-        """Ends the legs without a token and without a constraint as lost, and cancels them on the worker in case that it only stalls."""
+        """Ends legs that have no token and no constraint as lost, and cancels them on the worker in case it only stalls."""
         was_retired, self._suspected_s = self.is_retired, self._heard_at_s
         for slot, sink in list(self._sinks.items()):
             if slot not in self._kept and sink is not _IGNORED:
@@ -363,9 +363,9 @@ _LinkKey = tuple[str, Role, int]
 class GrpcLegLinks:
     """Implements `kvmesh.rpc.clients.LegLinks`: at most one open link per worker, role and epoch.
 
-    A link that was lost, or could not be opened, is opened again in the background while requests ask for it. So a request need not wait
-    to learn that a path is cut, and the link is there soon after the path heals. The old link stays until its legs have ended, in case
-    that the worker only stalled.
+    A link that was lost, or could not be opened, is opened again in the background while requests need it. So a request does not wait for
+    a connection over a cut path, and the link returns soon after the path works again. The old link stays until its legs have ended, in
+    case the worker only stalled.
     """
 
     def __init__(
@@ -418,7 +418,8 @@ class GrpcLegLinks:
         except TimeoutError:
             raise _unreachable(worker) from None
         finally:
-            # The error's traceback has this frame, and the task has the error: a cycle for each attempt at a worker that is away.
+            # The error's traceback has this frame, and the task has the error: a reference cycle for each attempt to reach an unreachable
+            # worker.
             del opening
 
     def _reopen_soon(self, key: _LinkKey, worker: WorkerRef, *, pause_s: float = 0.0) -> None:
@@ -474,7 +475,7 @@ class GrpcLegLinks:
             error = task.exception()  # Marks the error as retrieved, even if every caller was cancelled.
             if isinstance(error, UnavailableError) and error.reason != WORKER_CHANGED:
                 self._reopen_soon(key, worker, pause_s=REOPEN_PAUSE_S)
-        # Restarted workers have new ports, so dead entries would pile up.
+        # Restarted workers have new ports, so dead entries would accumulate.
         self._links = {address: link for address, link in self._links.items() if link.is_up}
 
     def statistics(self) -> dict[str, int]:

@@ -12,7 +12,8 @@ DEFAULT_PACE_S = 0.002
 class PacedWrites:
     """Writes a message soon after each `wake`, and at most one per `pace_s`.
 
-    A message has a fixed cost at both ends, larger than that of its content. The first one after a pause is written at once.
+    A message has a fixed cost at both ends, which is larger than the cost of its content. The first message after a pause is written
+    immediately.
     """
 
     def __init__(self, call: Any, *, pace_s: float = DEFAULT_PACE_S) -> None:

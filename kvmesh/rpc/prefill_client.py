@@ -45,7 +45,7 @@ class GrpcPrefillClient:
             raise from_rpc_error(error, where=address) from error
 
     def reconnect(self, address: str) -> None:
-        """Makes the next call connect anew. A connection from before a network failure may hang long after it."""
+        """Makes the next call open a new connection. A connection from before a network failure may hang for long after it."""
         self._channels.drop(address)
 
     def _stub(self, address: str) -> Any:

@@ -92,9 +92,9 @@ STREAM_WINDOW_BYTES = 4096
 """Bytes of a stream that a client's process holds, beyond the message that it reads: about six step frames of 32 streams.
 
 Reading one message of a stream takes two to three iterations of the event loop, which are long in a process that lacks CPU time. With
-gRPC's window of 64 KiB and more, a thousand step frames or load records would wait for that, and arrive seconds late. With a small one the
-sender waits, and puts what it has meanwhile into one message. gRPC widens the window for a message that is longer, which costs both
-sides a message: with 512 bytes a mesh took 5 % more CPU per token, and the first token of a lone request came 5 % later.
+gRPC's window of 64 KiB and more, a thousand step frames or load records would queue up and arrive seconds late. With a small window the
+sender waits, and merges its data into one message. For a longer message gRPC widens the window, which costs both sides a message: with
+512 bytes a mesh used 5 % more CPU per token, and the first token of a single request came 5 % later.
 """
 
 

@@ -39,7 +39,7 @@ class TlsRelay:
         self._listeners: dict[str, asyncio.Task[None]] = {}
 
     def open(self, address: str, certificates: Certificates, server_uri: str) -> str:
-        """Returns a target for a plain channel. Its connections go to `address` and end at once unless the server has the SPIFFE ID."""
+        """Returns a target for a plain channel. Its connections go to `address`, and close immediately unless the server has the SPIFFE ID."""
         path = self._own_folder() / str(next(self._numbers))
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(path))
@@ -145,7 +145,7 @@ class _Connection:
                 return
             await _copy_both((reader, far_writer), (far_reader, writer))
         finally:
-            far_writer.transport.abort()  # The orderly end of TLS would outlive this call, and nobody reads what is left.
+            far_writer.transport.abort()  # TLS's closing handshake would outlive this call, and no one reads the rest.
 
     def _is_expected(self, writer: asyncio.StreamWriter) -> bool:
         plain = writer.get_extra_info("socket")

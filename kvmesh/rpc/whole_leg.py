@@ -73,7 +73,7 @@ class _Collector:
 
     def on_timeout(self) -> None:
         if not self.ended.done():
-            error = DeadlineError("the request ran out of time", where=self._link.worker.worker_id)
+            error = DeadlineError("the request's deadline has passed", where=self._link.worker.worker_id)
             self.ended.set_exception(error)
 
     def give_back(self) -> None:

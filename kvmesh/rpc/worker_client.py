@@ -44,7 +44,7 @@ class GrpcWorkerClient:
     ) -> AsyncGenerator[KvBatch, None]:
         """The KV cache: a snapshot, or what followed `resume_at` (epoch, sequence), then every change.
 
-        Never ends by itself: the worker's end of the stream is LostError. Closing the generator ends the call.
+        Never ends on its own: LostError if the worker ends the stream. Closing the generator ends the call.
         """
         request = pb.WatchKvRequest()
         if resume_at is not None:
@@ -54,10 +54,9 @@ class GrpcWorkerClient:
                 yield from_kv_batch(message)
 
     async def watch_load(self, address: str, *, interval_s: float) -> AsyncGenerator[LoadRecord, None]:
-        """The load: the newest record at once, then one per `interval_s` in which something changed.
+        """The load: the newest record immediately, then one per `interval_s` in which something changed.
 
-        A worker repeats its record when nothing has changed for a second, so that a longer silence means that it hangs.
-        Ends as `watch_kv` does.
+        A worker repeats its record if nothing has changed for a second, so a longer silence means that it hangs. Ends as `watch_kv` does.
         """
         request = pb.WatchLoadRequest(interval=to_duration(interval_s))
         async with aclosing(_responses(self._stub(address).WatchLoad(request), address)) as messages:

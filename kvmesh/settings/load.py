@@ -1,4 +1,4 @@
-"""Loads a component's settings from all sources, and reports all problems at once."""
+"""Loads a component's settings from all sources, and reports all problems together."""
 
 import dataclasses
 import difflib

@@ -28,7 +28,7 @@ def from_text(spec: Spec, text: str) -> Any:
 
 
 def from_file(spec: Spec, value: Any) -> Any:
-    """Returns the value from a TOML file. Types must match, except that an integer may stand for a float."""
+    """Returns the value from a TOML file. Types must match, except that an integer is accepted for a float."""
     if spec.type is float and type(value) is int:
         value = float(value)
     if spec.type is tuple and isinstance(value, list) and all(isinstance(part, str) for part in value):

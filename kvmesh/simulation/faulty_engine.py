@@ -36,7 +36,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoseKv:
-    """The engine frees and overwrites the blocks of its next `handles` handles at once."""
+    """The engine immediately frees and overwrites the blocks of its next `handles` handles."""
 
     handles: int = 1
 
@@ -104,7 +104,7 @@ class FaultyEngine(SimulatedEngine):
         super()._settle(step)
 
     def _lose(self, handle_id: str) -> None:
-        """Ends the lease, then overwrites all blocks that nobody holds, as later prompts would."""
+        """Ends the lease, then overwrites all blocks without a holder, as later prompts would."""
         pool = self.scheduler.pool
         self.scheduler.leases.end(handle_id)
         taken = pool.allocate(pool.available)

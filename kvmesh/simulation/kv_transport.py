@@ -46,11 +46,11 @@ class MemoryTransport:
         return self._metadata
 
     def pull_nowait(self, peer: bytes, pieces: Sequence[Piece], *, timeout_s: float) -> Coroutine[Any, Any, None]:
-        """See KvTransport; never at once."""
+        """See KvTransport. Never completes immediately."""
         return self._pull(peer, pieces, timeout_s)
 
     async def _pull(self, peer: bytes, pieces: Sequence[Piece], timeout_s: float) -> None:
-        """Takes latency plus bytes by bandwidth, then copies at once."""
+        """Waits for the latency plus the bytes divided by the bandwidth, then copies."""
         if self._memory is None:
             raise UnavailableError("the KV transport is not running")
         network = self._network
@@ -80,7 +80,7 @@ class MemoryTransport:
             target._listener(message)
 
     def expect_messages(self, is_expecting: bool) -> None:
-        """Messages are delivered at once; there is nothing to poll."""
+        """Messages are delivered immediately; there is nothing to poll."""
 
     async def aclose(self) -> None:
         self._network.peers.pop(self._metadata, None)

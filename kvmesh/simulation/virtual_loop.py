@@ -22,8 +22,10 @@ _PROCESS: contextvars.ContextVar[str] = contextvars.ContextVar("process", defaul
 
 
 def process_context(process: str = "") -> contextvars.Context:
-    """Returns a new, otherwise empty context. Tasks and timers made in it belong to the process; without one, as the arrival of a message at
-    a machine does, to none."""
+    """Returns a new, otherwise empty context.
+
+    Tasks and timers created in it belong to the process. Others, such as the arrival of a message at a machine, belong to no process.
+    """
     context = contextvars.Context()
     context.run(_PROCESS.set, process)
     return context
@@ -115,7 +117,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self._paused: dict[str, list[asyncio.Handle]] = {}
-        """What is due in each paused process, in order."""
+        """Due callbacks of each paused process, in order."""
         self._jumping = _JumpingSelector()
         super().__init__(self._jumping)
         numbers = itertools.count()
@@ -158,11 +160,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return process in self._paused
 
     def resume(self, process: str) -> None:
-        """Continues a process: what was due meanwhile runs now, in order."""
+        """Continues a process: callbacks that became due while it was paused run now, in order."""
         self._ready.extend(self._paused.pop(process, ()))
 
     def stand_still(self, duration_s: float) -> None:
-        """Behaves like a process that is stopped and continued: time has passed, and everything that is due comes at once and late."""
+        """Behaves like a process that is stopped and continued: time has passed, and all due callbacks run together and late."""
         self._jumping.now_s += duration_s
 
 

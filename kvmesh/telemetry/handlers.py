@@ -14,8 +14,8 @@ Behaviour = Callable[[Any, Any], Awaitable[Any]]
 def wrap_handler(handler: Any, wrap: Callable[[Behaviour], Behaviour]) -> Any:
     """Returns the handler with `wrap` around its behaviour.
 
-    A streaming behaviour that is an async generator is closed when the call is cancelled, so that it releases its resources at once.
-    gRPC itself leaves that to the garbage collector.
+    If a streaming behaviour is an async generator, it is closed when the call is cancelled, so that it releases its resources
+    immediately. gRPC itself leaves that to the garbage collector.
     """
     kind = _kind(handler)
     behaviour = getattr(handler, kind)

@@ -52,7 +52,7 @@ class PrefillAdmission:
         length = len(generation.token_ids) + len(generation.emitted_token_ids)
         if waiting and waiting + length > self.waiting_prompt_tokens_max:
             raise OverloadedError(
-                f"{waiting} prompt tokens wait already",
+                f"{waiting} prompt tokens are already waiting",
                 reason="prefill_queue_full",
                 retry_after_s=max(0.1, load.step_s),
             )
@@ -79,7 +79,7 @@ class DecodeAdmission:
         waiting = load.waiting_requests + load.preallocating_requests + load.retracted_requests
         if waiting >= self.waiting_requests_max:
             raise OverloadedError(
-                f"{waiting} requests wait already",
+                f"{waiting} requests are already waiting",
                 reason="decode_queue_full",
                 retry_after_s=max(0.1, load.step_s * waiting),
             )

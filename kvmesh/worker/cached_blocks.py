@@ -1,4 +1,4 @@
-"""The blocks cached on one rank and tier, each with its predecessor, in the order of storing. Snapshots are made from them."""
+"""The blocks cached on one rank and tier, each with its predecessor, in the order in which they were stored. The source of snapshots."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,7 +8,7 @@ Run = tuple[Sequence[int], int | None]
 
 
 class CachedBlocks:
-    """Keeps each block by itself, for events in any order."""
+    """Keeps each block separately, for events in any order."""
 
     def __init__(self, parents: dict[int, int | None] | None = None) -> None:
         self._parents = parents or {}

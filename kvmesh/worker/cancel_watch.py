@@ -1,7 +1,7 @@
 """Finds an engine that does not answer cancels. Pure: times are arguments.
 
-An engine ends a cancelled leg within one step. One that does not has hung, or has lost the leg: its batch place and blocks stay in use
-for ever, and only a restart frees them.
+An engine ends a cancelled leg within one step. An engine that does not hangs or has lost the leg: the leg's batch slot and blocks stay in
+use until a restart.
 """
 
 

@@ -226,7 +226,7 @@ def preload(name: str) -> None:
 
 
 def other_threads() -> list[str]:
-    """Returns the names of the threads of this process beside the main one, native ones included."""
+    """Returns the names of all threads of this process except the main one, including native threads."""
     names = []
     for task in os.listdir("/proc/self/task"):
         # A thread may end meanwhile.

@@ -14,8 +14,8 @@ EVENTS_MAX = 4096
 class KvEventBatcher:
     """Passes events on in order, as one batch `interval_s` after the first of them.
 
-    The first event after a quiet time waits as well: it comes when a prompt's first token is about to be sent, and routers already
-    know what they placed themselves.
+    The first event after a quiet time waits too: it occurs when a prompt's first token is about to be sent, and routers already know
+    their own placements.
 
     Invariant: while events wait, a timer runs that passes them on.
     """

@@ -33,7 +33,7 @@ RELEASE_TIMEOUT_S = 1.0
 CHECKS_MAX = 2
 """Concurrent checks in the background."""
 JITTER_S = 0.5
-"""Workers that see a new prefill worker check it within this time, not all at once."""
+"""Workers check a new prefill worker at random times within this period, not all at the same time."""
 TICK_S = 0.25
 """How often the checker looks for checks that are due."""
 ROLE_CHECK_S = 2.0
@@ -69,7 +69,7 @@ class KvChecks:
         self._new: dict[str, float] = {}
         """Prefill workers that were not checked yet, with the time of their check."""
         self._running: set[str] = set()
-        # Logs of the prefill worker show who checks.
+        # The prefill worker's log shows which worker checks.
         prefix = f"{LEG_ID_PREFIX}{worker.identity.worker_id[:NAME_CHARACTERS_MAX]}"
         self._leg_ids = (f"{prefix}-{random.getrandbits(64):016x}-{number}" for number in itertools.count())
 
@@ -178,7 +178,7 @@ class KvChecks:
         before = self._sources
         own_id = (
             self._worker.identity.worker_id
-        )  # In this pool while it is a prefill worker. It cannot pull from itself.
+        )  # The pool includes this worker while it is a prefill worker; it cannot pull from itself.
         others = [each for each in view.instances if each.instance_id != own_id]
         found = {each.instance_id: _reference(each) for each in others if exchanges_kv(self._worker, each)}
         self._sources = {**before, **found} if view.is_stale else found

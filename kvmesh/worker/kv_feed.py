@@ -24,7 +24,7 @@ BLOCKS_PER_MESSAGE = 2048
 HISTORY_BATCHES_MAX = 4096
 """Batches kept for routers that resume."""
 HISTORY_BLOCKS_MAX = 1 << 15
-"""Block changes kept in them, at some 40 bytes each. A router that missed more gets a snapshot, which is no longer than the cache."""
+"""Block changes kept in them, at some 40 bytes each. A router that missed more gets a snapshot, which is at most as long as the cache."""
 WATCH_BUFFER_BATCHES = 8192
 """Batches that a slow router may lag behind before its watch is ended."""
 EVENT_BLOCKS = 4
@@ -183,7 +183,7 @@ class KvEventFeed:
             self._publish(self._log.append(part))
 
     def close_nowait(self, error: MeshError) -> None:
-        """Ends all watches with `error` after their buffered batches, and later watches at once. The first call counts."""
+        """Ends all watches with `error` after their buffered batches, and later watches immediately. Only the first call has an effect."""
         self._closed = self._closed or error
         watchers, self._watchers = self._watchers, {}
         for queue in watchers.values():

@@ -45,7 +45,7 @@ class LegServicer:
     async def Attach(
         self, request_iterator: AsyncIterator[pb.AttachRequest], context: ServicerContext[Any, Any]
     ) -> None:
-        """All legs of one frontend; see the protocol in legs.proto. Writes through the context, so that reading goes on."""
+        """All legs of one frontend; see the protocol in legs.proto. Writes through the context, so that reading continues."""
         first = await first_message(request_iterator)
         if first is None or not first.HasField("hello"):
             raise InvalidRequestError("the first message must be hello", field="hello")
@@ -84,7 +84,7 @@ class LegServicer:
             await self._take(first, outlet)
             async for request in requests:
                 if request.HasField("hello"):
-                    raise InvalidRequestError("hello may come once", field="hello")
+                    raise InvalidRequestError("hello may be sent only once", field="hello")
                 await self._take(request, outlet)
         except MeshError as error:
             outlet.fail_nowait(error)
@@ -94,7 +94,7 @@ class LegServicer:
             outlet.fail_nowait(InvalidRequestError("the message cannot be decoded", reason="invalid_message"))
         except Exception:
             log.exception("attach_defect")
-            outlet.fail_nowait(InternalError("a defect of the worker", where=self._worker.identity.worker_id))
+            outlet.fail_nowait(InternalError("internal error of the worker", where=self._worker.identity.worker_id))
         finally:
             outlet.end_nowait()
 

@@ -12,7 +12,7 @@ from kvmesh.core import LoadRecord
 PROGRESS_INTERVAL_S = 0.5
 """Time between two records that report only steps made and blocks filled."""
 BLOCKS_SHARE = 64
-"""A change of the blocks in use by more than one in so many of the pool is reported at once."""
+"""A change of the blocks in use by more than this fraction (1/n) of the pool is reported immediately."""
 _PROGRESS = (
     "step", "step_s", "kv_blocks_used", "kv_blocks_free", "prompt_tokens_total", "output_tokens_total",
     "cached_tokens_total", "transferred_tokens_total", "failed_handoffs_total", "recomputed_tokens_total",
@@ -26,7 +26,7 @@ _requests = attrgetter(*(field.name for field in fields(LoadRecord) if field.nam
 class LoadFilter:
     """Remembers the last record that one watcher got.
 
-    Changes of requests and of memory pass at once, progress after `progress_interval_s`, and any record after `interval_s`.
+    Changes of requests and of memory pass immediately, progress after `progress_interval_s`, and any record after `interval_s`.
     """
 
     def __init__(self, *, interval_s: float, progress_interval_s: float = PROGRESS_INTERVAL_S) -> None:

@@ -168,7 +168,7 @@ class WorkerMembership:
         await self._registry.put(CARD_PREFIX + self._worker.identity.worker_id, self.card())
 
     async def set_draining(self, is_draining: bool) -> None:
-        """Marks the worker here at once, then in the registry."""
+        """Marks the worker as draining: first in this process, then in the registry."""
         self._worker.set_draining(is_draining)
         if self._presence is not None:
             await self._presence.set_draining(is_draining, reason="drain requested")
@@ -177,8 +177,9 @@ class WorkerMembership:
         """Moves the worker to the other pool and returns its role. Legs in flight continue, and handles stay valid until they are
         pulled or expire. Legs of the former role that still arrive are refused as `role_changed`, and placed again.
 
-        An engine with one role at a time waits for its legs, and ends what is left after a limit of its own. UnsupportedError if the engine
-        cannot change its role. Idempotent. The change goes on when the caller is cancelled, so that the registry says what the engine does.
+        An engine with one role at a time waits for its legs, and ends what is left after a limit of its own. UnsupportedError if the
+        engine cannot change its role. Idempotent. The change continues if the caller is cancelled, so that the registry matches the
+        engine.
         """
         change = asyncio.create_task(self._change_role(role), name="role-change")
         self._role_tasks.add(change)

@@ -30,8 +30,8 @@ class CheckClient(Protocol):
 class OwnHandoff:
     """Checks the handoff of one prefill worker. A failure is logged and does not stop the start: the pair may work later.
 
-    NIXL refuses to load an agent's metadata into the same agent, so a worker cannot pull from itself. It checks instead that its handle
-    names an address that other hosts reach, and that its side channel answers there. `address` is that of its own gRPC server.
+    NIXL refuses to load an agent's metadata into the same agent, so a worker cannot pull from itself. Instead it checks that its handle
+    names an address that other hosts can reach, and that its side channel answers there. `address` is the address of its own gRPC server.
     """
 
     def __init__(

@@ -103,7 +103,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 await signal.wait(at_least_s=0, at_most_s=quiet_s)
             if not self._worker.ended.is_set():
                 await signal.wait(at_least_s=pause_s, at_most_s=LATE_RATIO * pause_s)
-        raise UnavailableError("the worker stops", reason="worker_stopping", where=self._worker.identity.worker_id)
+        raise UnavailableError(
+            "the worker is stopping", reason="worker_stopping", where=self._worker.identity.worker_id
+        )
 
     async def LoadAdapter(
         self, request: pb.LoadAdapterRequest, context: ServicerContext[Any, Any]
@@ -129,7 +131,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         if timeout_s is not None and not 0 <= timeout_s <= 3600:
             raise InvalidRequestError("timeout must be 0 s to 1 h", field="timeout")
         if request.exits and (request.undo or self._exit_process is None):
-            raise UnsupportedError("this worker cannot end its process by this call", field="exits")
+            raise UnsupportedError("this worker cannot end its process on request", field="exits")
         if request.undo:
             await self._membership.set_draining(False)
             return pb.DrainResponse(requests_in_flight=self._worker.statistics().legs)
@@ -162,7 +164,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         try:
             await self._worker.engine.sleep(level)
         except BaseException:
-            # An engine that cannot sleep goes on serving.
+            # An engine that cannot sleep continues to serve.
             await self._membership.set_draining(was_draining)
             raise
         return pb.SleepResponse()

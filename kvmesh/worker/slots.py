@@ -121,7 +121,7 @@ class LegTable:
         while self._deadlines and self._deadlines[0][0] <= now_s:
             deadline_s, key = heappop(self._deadlines)
             record = self._legs.get(key)
-            # An entry may be left of an earlier leg on the same slot; an overdue leg is given once, so it has failed.
+            # The entry may be of an earlier leg on the same slot. An overdue leg is returned once, so it has failed.
             if record is not None and record.deadline_s == deadline_s and record.failure is None:
                 overdue.append(key)
         return overdue

@@ -43,7 +43,7 @@ LAST_STEPS_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerIdentity:
-    """Who the worker is. `address` is host:port of its gRPC server, `epoch` new for every process."""
+    """The worker's identity. `address` is host:port of its gRPC server; `epoch` is new for every process."""
 
     worker_id: str
     epoch: int
@@ -108,7 +108,7 @@ class Worker:
     Call `start` first; `run` returns when the engine dies. All methods run on one event loop.
 
     1. The link of an accepted leg receives exactly one finish for it or one `on_lost`, unless the link was closed.
-    2. A handle is delivered to a link or released at once. No handle waits for its lease to expire because nobody received it.
+    2. A handle is delivered to a link or released immediately. No handle waits for its lease to expire because no link received it.
     3. Once the engine is dead or the worker stops, `ended` is set, watches end, and legs are refused.
     """
 
@@ -253,7 +253,7 @@ class Worker:
         if timeout_s is None:
             return self.settings.request_timeout_s
         if timeout_s <= 0:
-            raise DeadlineError("the request ran out of time", where=self.identity.worker_id)
+            raise DeadlineError("the request's deadline has passed", where=self.identity.worker_id)
         return min(timeout_s, self.settings.request_timeout_s)
 
     def _check_leg(self, link: int, slot: int, leg: Leg) -> None:
@@ -266,7 +266,7 @@ class Worker:
         if self._legs.get(key_of(link, slot=slot)) is not None:
             raise InvalidRequestError(f"slot {slot} is in use", field="slot", reason="slot_in_use")
         if self._legs.has_leg_id(leg.leg_id):
-            raise InvalidRequestError("a leg of this id is running", field="leg_id", reason="leg_id_in_use")
+            raise InvalidRequestError("a leg with this id is already running", field="leg_id", reason="leg_id_in_use")
 
     def _check_seal(self, leg: Leg) -> SealScope | None:
         """Uses the handle that a leg brings. KvLostError when it is not sealed for it. Returns whom the leg's own handle is for."""
@@ -427,12 +427,14 @@ class Worker:
             for handle_id in self._leases.collect_expired(now_s):
                 self.engine.release_nowait(handle_id)
             for key in self._legs.collect_overdue(now_s):
-                self._fail(key, DeadlineError("the request ran out of time", where=self.identity.worker_id))
+                self._fail(key, DeadlineError("the request's deadline has passed", where=self.identity.worker_id))
             if wedged := self._cancels.sweep(now_s):
                 log.error("engine_wedged", extra={"data": {"cancelled_legs": wedged}})
                 limit_s = self.settings.cancel_timeout_s
                 self._on_lost(
-                    LostError(f"the engine did not end {wedged} cancelled legs in {limit_s:g} s", reason=ENGINE_WEDGED)
+                    LostError(
+                        f"the engine did not end {wedged} cancelled legs within {limit_s:g} s", reason=ENGINE_WEDGED
+                    )
                 )
 
     def _fail(self, key: int, error: MeshError) -> None:

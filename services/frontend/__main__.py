@@ -270,7 +270,7 @@ class FrontendRegistration:
 
 
 class SharedPortDelay:
-    """Delays a process that joins a shared port until it has a model, since the kernel sends it requests at once."""
+    """Delays a process that joins a shared port until it has a model, because the kernel sends it requests immediately."""
 
     def __init__(self, frontend: Frontend) -> None:
         self._frontend = frontend
@@ -301,7 +301,7 @@ class ConnectionCloser:
 
 
 def instance_id(settings: FrontendSettings) -> str:
-    """Returns the id under which the process registers and connects to routers."""
+    """Returns the id with which the process registers and connects to routers."""
     return settings.instance_id or f"frontend-{socket.gethostname()}-{os.getpid()}"
 
 

@@ -66,8 +66,8 @@ def with_adapters(models: Mapping[str, ServedModel]) -> dict[str, ServedModel]:
 class DiscoveredModels:
     """Models of the workers in the registry. `run` follows them until cancelled.
 
-    A model is served while a decode worker takes requests, its card is known and its files are loaded. Files stay loaded, so
-    that a model whose last worker left is served again at once when a worker returns.
+    A model is served while a decode worker takes requests, its card is known and its files are loaded. Files stay loaded, so that a model
+    whose last worker left is served again immediately when a worker returns.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class DiscoveredModels:
             return model
         if problem := self._problem(name):
             raise UnavailableError(
-                f"the model takes no requests now: {problem}", field="model", reason="no_worker", retry_after_s=1.0
+                f"the model accepts no requests now: {problem}", field="model", reason="no_worker", retry_after_s=1.0
             )
         raise model_not_found(name)
 
@@ -212,7 +212,7 @@ class DiscoveredModels:
             if each.meta.get("model") == name and each.takes_requests
         ]
         if not any(map(is_decoder, workers)):
-            raise UnavailableError("no decode worker takes requests", reason="no_worker")
+            raise UnavailableError("no decode worker accepts requests", reason="no_worker")
         groups = by_digest([(each, card) for each in workers if (card := await self._card(each)) is not None])
         if not groups:
             raise UnavailableError("no decode worker has published its model card yet", reason="no_card")

@@ -29,9 +29,12 @@ SEPARATOR = "--"
 
 
 async def serve(frontend_settings: FrontendSettings, router_settings: RouterSettings) -> None:
-    """Runs both until a signal, or until one fails. The frontend stops first, since requests in flight need the router."""
+    """Runs both until a signal, or until one fails. The frontend stops first, because requests in flight need the router."""
     if frontend_settings.processes > 1:
-        raise InvalidRequestError("a gateway is one process; run frontends and a router apart", field="processes")
+        raise InvalidRequestError(
+            "a gateway is one process; to use several processes, run frontends and routers separately",
+            field="processes",
+        )
     frontend_settings = place_service(with_credentials(frontend_settings, MeshRole.FRONTEND))
     router_settings = place_service(with_credentials(router_settings, MeshRole.ROUTER))
     clock = SystemClock()

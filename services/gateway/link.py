@@ -34,10 +34,10 @@ class _Responses(ResponseQueue):
 
 
 class HostedRouterLink:
-    """A running part. It sends no ask before `open`, and `aclose` answers all asks.
+    """A running part. It sends no ask before `open`. `aclose` answers all asks.
 
     1. An ask that is cancelled or times out is withdrawn. If it is placed after all, the placement is returned.
-    2. Reports are collected for `report_delay_s` at most, or until an ask; failures and cancellations are sent at once.
+    2. Reports are buffered for at most `report_delay_s`, or until an ask. Failures and cancellations are sent immediately.
     """
 
     def __init__(self, handler: RouteHandler, *, frontend_id: str, clock: Clock, settings: RouterLinkSettings) -> None:
@@ -114,7 +114,7 @@ class HostedRouterLink:
                 await self._opened.wait()
         except TimeoutError:
             raise UnavailableError(
-                "the router did not take requests in time", reason="no_router", retry_after_s=1.0
+                "the router did not accept requests in time", reason="no_router", retry_after_s=1.0
             ) from None
         if not self._is_open:
             raise UnavailableError("the link to the router is closed", reason="no_router")
@@ -139,7 +139,7 @@ class HostedRouterLink:
             # If the router places it after all, the reservation must not stay.
             self._add_report(ask_id, Report(kind=ReportKind.CANCELLED, elapsed_s=0.0))
             if isinstance(error, TimeoutError):
-                raise DeadlineError("the request timed out before a worker had room") from None
+                raise DeadlineError("the request timed out before a worker had capacity") from None
             raise
         finally:
             del self._waiting[ask_id]

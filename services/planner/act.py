@@ -27,7 +27,7 @@ class Lead(Protocol):
 class Actuator:
     """Acts if `acts` is set and while this planner leads; otherwise decisions are proposals.
 
-    Invariant: each call carries the token of the lead in which its decision was made, so that one that is late is refused.
+    Invariant: each call carries the fencing token of the leadership in which its decision was made, so that a late call is refused.
     """
 
     def __init__(self, connector: Connector, lead: Lead, *, acts: bool) -> None:
@@ -123,4 +123,4 @@ class Actuator:
 
     def _check_lead(self, decision: Decision) -> None:
         if self._lead.fencing_token != decision.fencing_token:
-            raise UnavailableError("this planner does not lead any more", reason="not_leader")
+            raise UnavailableError("this planner is no longer the leader", reason="not_leader")

@@ -20,7 +20,7 @@ from services.planner.plan import (
 from services.planner.sizing.demand import LENGTH_CV, Demand, lengths_of_buckets, log_normal
 
 SLACK_TOKENS = 1000.0
-"""Difference of token counts that scrapes at different times explain."""
+"""Largest difference of token counts that can be due to scrapes at different times."""
 SLACK_RATIO = 1.5
 OUTPUT_USUAL_TOKENS = 256.0
 """As routers assume for requests that do not say how long their answers will be (`OUTPUT_TOKENS`)."""

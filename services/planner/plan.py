@@ -72,10 +72,10 @@ Samples = Mapping[Key, float]
 class Window:
     """Increases of counters over `window_s` and the newest gauges, summed over all instances.
 
-    `has_changed_fleet`: instances came or went within the window, so that increases of workers and of frontends differ. `recent_rates`: requests
-    that start per second at present, by model. `surges`: what `Arrivals.surge` says, by model. `newest_tokens`: prompt tokens per second since
-    the observation before, by model. `workers`: workers with samples, by model and role. `age_s`: age of the oldest of these workers' newest
-    samples.
+    `has_changed_fleet`: instances came or went within the window, so that increases of workers and of frontends differ. `recent_rates`:
+    requests that currently start per second, by model. `surges`: the results of `Arrivals.surge`, by model. `newest_tokens`: prompt
+    tokens per second since the previous observation, by model. `workers`: workers with samples, by model and role. `age_s`: age of the
+    oldest of these workers' newest samples.
     """
 
     window_s: float

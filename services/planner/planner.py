@@ -157,7 +157,7 @@ class Planner:
         """Replaces the targets of a model. The next plan follows them. Raises OverloadedError beyond MODELS_MAX models."""
         if targets.model not in self._targets and len(self._targets) >= MODELS_MAX:
             raise OverloadedError(
-                f"there are targets for {MODELS_MAX} models already", reason="targets_full", retry_after_s=60.0
+                f"{MODELS_MAX} models already have targets", reason="targets_full", retry_after_s=60.0
             )
         self._targets[targets.model] = targets
         self._publish(replace(self.newest, targets=self.targets))
@@ -313,10 +313,12 @@ def limited(targets: Targets, states: Sequence[PoolState]) -> Targets:
 
 
 def within_budget(targets: Targets, budget: float | None, costs: Mapping[str, float]) -> Targets:
-    """Limits a model to what the others leave. `costs`: what each model wants at present, by its name. `budget` None: no limit.
+    """Limits a model to the part of the budget that the others do not use.
 
-    Together the models never want more than the budget if each of them is limited by the present wants of the others. A model that wants
-    workers already keeps them, so that one model's load never stops another's workers; it gives them back when it needs them no more.
+    `costs`: the cost that each model wants now, by its name. `budget` None: no limit.
+
+    If each model is limited by what the others want now, all together never exceed the budget. A model keeps the workers that it already
+    wants, so one model's load never stops another's workers. It returns them when it no longer needs them.
     """
     if budget is None:
         return targets

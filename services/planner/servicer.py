@@ -43,7 +43,7 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
             if plan is not seen:
                 seen = plan
                 yield pb.WatchPlansResponse(plan=to_plan(select_model(plan, request.model)))
-        raise UnavailableError("the planner stops", reason="planner_stopping")
+        raise UnavailableError("the planner is stopping", reason="planner_stopping")
 
     async def SetTargets(
         self, request: pb.SetTargetsRequest, context: ServicerContext[Any, Any]

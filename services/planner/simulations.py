@@ -1,4 +1,4 @@
-"""Runs simulations in a process of their own: they take seconds of processor time, and need the router's code."""
+"""Runs simulations in a separate process: they take seconds of CPU time, and need the router's code."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ class SimulationRunner:
     async def run(self, request: SimulationRequest, *, timeout_s: float | None) -> SimulationOutcome:
         """Raises OverloadedError while another one runs, and DeadlineError after `timeout_s`. Cancelling ends the process."""
         if self._is_running:
-            raise OverloadedError("another simulation runs", reason="simulation_running", retry_after_s=5.0)
+            raise OverloadedError("another simulation is running", reason="simulation_running", retry_after_s=5.0)
         self._is_running = True
         try:
             limit_s = TIMEOUT_S_MAX if timeout_s is None else min(timeout_s, TIMEOUT_S_MAX)

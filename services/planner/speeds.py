@@ -19,7 +19,7 @@ COEFFICIENTS = tuple(PerformanceProfile.__dataclass_fields__)
 
 
 class WorkerSpeeds:
-    """Asks workers once each, and again when they register anew."""
+    """Asks each worker once, and again when it registers again."""
 
     def __init__(self, client: GrpcWorkerClient, *, timeout_s: float) -> None:
         self._client = client

@@ -98,7 +98,7 @@ class RouterCore:
             raise error from None
         if self._is_late(ask, decision):
             record.considered = self.placer.considered
-            # With a full queue it is placed at once.
+            # With a full queue it is placed immediately.
             with suppress(OverloadedError):
                 return self._enqueue(frontend_id, record, now, is_late=True)
         record.decision, record.considered = decision, self.placer.considered
@@ -411,7 +411,7 @@ class RouterCore:
 
 
 def _is_answered_by_prefill(ask: Ask, decision: PlacementDecision) -> bool:
-    """Returns whether the prefill worker answers by itself. Where it does not, the decode worker makes one step that is not counted."""
+    """Returns whether the prefill worker answers alone. If it does not, the decode worker makes one step that is not counted."""
     return ask.expected_output_tokens == 1 and decision.prefill is not None and decision.handoff is Handoff.SEQUENTIAL
 
 

@@ -71,7 +71,7 @@ class _Stream:
 
 
 class RouterServicer(router_pb2_grpc.RouterServiceServicer):
-    """Serves one core. `dispatcher` is a running part that must run beside the server."""
+    """Serves one core. `dispatcher` is a part that must run while the server runs."""
 
     def __init__(
         self,
@@ -102,10 +102,12 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         context: ServicerContext[pb.RouteRequest, pb.RouteResponse],
     ) -> None:
         if self._is_stopping:
-            # A frontend that knows no other router comes back at once; its stream would delay the server's stop by its grace.
+            # A frontend that knows no other router reconnects immediately; its stream would delay the server's stop by the grace period.
             raise _stopping()
         if self.is_joining:
-            raise UnavailableError("the router does not know the workers yet; ask another one", reason="router_joining")
+            raise UnavailableError(
+                "the router does not know the workers yet; use another router", reason="router_joining"
+            )
         # The frontend waits for it before it sends asks: the connection works, and this process reads from it.
         await context.send_initial_metadata(())
         stream = _Stream()
@@ -159,14 +161,14 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self.handler.reports.apply_all()
         record = self._core.history.get(request_id)
         if record is None:
-            raise NotFoundError(f"no placement of request {request_id!r} is remembered", reason="placement_not_found")
+            raise NotFoundError(f"the router has no record of request {request_id!r}", reason="placement_not_found")
         return to_explanation(explain(record))
 
     async def ListRequests(
         self, request: pb.ListRequestsRequest, context: ServicerContext[Any, Any]
     ) -> pb.ListRequestsResponse:
         if request.requests_max > REQUESTS_LISTED_MAX:
-            raise InvalidRequestError(f"requests_max is at most {REQUESTS_LISTED_MAX}", field="requests_max")
+            raise InvalidRequestError(f"requests_max must be at most {REQUESTS_LISTED_MAX}", field="requests_max")
         self.handler.reports.apply_all()
         return to_request_list(
             list_requests(
@@ -194,7 +196,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         bounds = self._core.placer.bounds
         if model not in bounds and len(bounds) >= BOUNDED_MODELS_MAX:
             raise OverloadedError(
-                f"{BOUNDED_MODELS_MAX} models have bounds already", reason="bounds_full", retry_after_s=60.0
+                f"{BOUNDED_MODELS_MAX} models already have bounds", reason="bounds_full", retry_after_s=60.0
             )
         self._core.placer.set_bounds(
             model, PlacementBounds(deflect_tokens=request.deflect_tokens, ttft_s=request.ttft_s)
@@ -205,7 +207,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self, request: pb.RecordRequestsRequest, context: ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.RecordRequestsResponse]:
         if not SALT_BYTES_MIN <= len(request.salt) <= SALT_BYTES_MAX:
-            raise InvalidRequestError(f"salt has {SALT_BYTES_MIN} to {SALT_BYTES_MAX} bytes", field="salt")
+            raise InvalidRequestError(f"salt must have {SALT_BYTES_MIN} to {SALT_BYTES_MAX} bytes", field="salt")
         async with aclosing(self._recorder.watch(request.salt)) as batches:
             async for batch in batches:
                 yield to_recorded(batch)
@@ -283,7 +285,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
 
 
 def _stopping() -> UnavailableError:
-    return UnavailableError("the router is stopping; ask another one", reason="router_stopping")
+    return UnavailableError("the router is stopping; use another router", reason="router_stopping")
 
 
 def _to_message(responses: Sequence[AskResponse | QueuedNotice]) -> pb.RouteResponse:

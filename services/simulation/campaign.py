@@ -63,7 +63,7 @@ class Totals:
         self.outcomes.update(outcome.outcomes)
 
     def lines(self) -> Sequence[str]:
-        """For a person."""
+        """As text for people."""
         per_cpu_s = self.seeds / self.cpu_s if self.cpu_s else 0.0
         return (
             f"seeds     {self.seeds}, {self.faults} faults, {per_cpu_s:.2f} seeds per second of processor",
@@ -76,8 +76,8 @@ class Totals:
 def run_seeds(campaign: Campaign, seeds: Sequence[int], *, jobs: int) -> Generator[Outcome, None, None]:
     """Plays the seeds and yields the outcomes as they come, without their lines. Ends its processes when it is closed, and at Ctrl-C.
 
-    To be used on the main thread, because it handles SIGINT: an exception while the pool starts processes would leave some that nobody
-    ends. A blocked signal is no help, since the kernel may deliver it to another thread, such as one of gRPC's.
+    Call it on the main thread, because it handles SIGINT: an exception while the pool starts processes would leave some running. Blocking
+    the signal would not help, because the kernel may deliver it to another thread, such as one of gRPC's.
     """
     if jobs <= 1:
         for seed in seeds:

@@ -24,7 +24,10 @@ assert set(CANCEL_PHASES) <= {phase.name for phase in RequestPhase}
 def draw_schedule(
     seed: int, *, requests: int, topology: Topology | None = None, faults: int = 6, is_survivable: bool = True
 ) -> Schedule:
-    """`topology` None: drawn too. `faults`: their mean number. Parts have generators of their own, so that one does not change the other."""
+    """`topology` None: drawn too.
+
+    `faults`: their mean number. Each part has its own random generator, so that changing one part does not change the others.
+    """
     shape = topology or draw_topology(Random(f"{seed}/topology"))
     plans = _draw_requests(Random(f"{seed}/requests"), requests, shape)
     drawn = draw_faults(
@@ -64,7 +67,7 @@ def _draw_requests(generator: Random, count: int, topology: Topology) -> list[Re
 
 
 def _burst(generator: Random, count: int) -> range:
-    """Overload: a part of the requests that come almost at once. Every third load has one."""
+    """Overload: a part of the requests arrives almost simultaneously. Every third load has one."""
     if generator.random() > 1 / 3:
         return range(0)
     begin = generator.randrange(max(1, count))

@@ -106,7 +106,7 @@ class Injector:
         return worker if worker is not None and worker.is_alive and not worker.is_leaving else None
 
     def _is_same(self, worker: SimulatedWorker) -> bool:
-        """Returns False for one that has ended meanwhile."""
+        """Returns False for a process that has ended in the meantime."""
         return self._running(worker.worker_id) is worker
 
     async def _lose_engine(self, fault: TimedFault) -> None:
@@ -149,7 +149,7 @@ class Injector:
             await self._mesh.restart_router(fault.target)
 
     async def _restart_frontend(self, fault: TimedFault) -> None:
-        """SIGTERM: the frontend answers what it has, while new requests go to others."""
+        """SIGTERM: the frontend finishes its requests, while new requests go to other frontends."""
         frontend = self._mesh.frontends[fault.target]
         if not frontend.takes_requests:
             return

@@ -41,7 +41,7 @@ def expected_tokens(
 
 
 class RequestPhase(IntEnum):
-    """How far a request is, in order."""
+    """The phases of a request, in order."""
 
     WAITING = 0
     ASKING = 1
@@ -69,7 +69,7 @@ class ChoiceRecord:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     ending: Ending | None = None
     parser: AnswerParser | None = None
-    """Of an answer that consists of tool calls."""
+    """The finish of an answer that consists of tool calls."""
     parts: list[Part] = field(default_factory=list)
 
 
@@ -227,7 +227,7 @@ def _check_choice(
     if record.token_ids != expected[:got]:
         problems.append(f"wrong tokens: {record.token_ids} is no beginning of {expected}")
     asked = ledger.request.sampling.logprobs
-    # The last id is that of the token that ends answers.
+    # The last id is the token that ends answers.
     wanted = (
         [made_up_logprob(i, alternatives=asked, vocabulary_size=eos_token_id + 1) for i in record.token_ids]
         if asked is not None

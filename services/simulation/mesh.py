@@ -1,4 +1,4 @@
-"""A whole mesh in one event loop on virtual time: the seam on which fault simulation stands.
+"""A whole mesh in one event loop on virtual time, for the simulation of faults.
 
     mesh = SimulatedMesh(seed=7)
     await mesh.start()
@@ -7,8 +7,8 @@
     await mesh.idle()
     assert mesh.problems() == []
 
-Everything but the wires, the registry's HTTP and the model is the code that serves: pipeline, clients, router, workers,
-simulated engines, health checks. The same seed gives the same run, message by message.
+All parts except the network, the registry's HTTP and the model are production code: pipeline, clients, router, workers, simulated
+engines, health checks. The same seed gives the same run, message by message.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from services.simulation.world import Latencies, World
 
 READY_S_MAX = 30.0
 FORGOTTEN_S = 130.0
-"""TTL, time after which the registry forgets who is critical, and some seconds for the sweep of the index."""
+"""The TTL, the time after which the registry removes critical instances, and some seconds for the sweep of the index."""
 
 
 def default_engine(**changes: Any) -> SimulatedSettings:
@@ -298,7 +298,7 @@ class SimulatedMesh:
         await self.workers[worker_id].mark_draining()
 
     def partition(self, name: str) -> None:
-        """Silence between a worker or a router and everybody; the KV network and the registry are not touched."""
+        """Cuts a worker or a router off from all other processes; the KV network and the registry stay reachable."""
         self.world.trace.note("partition", name)
         self.world.network.partition(self.address_of(name))
 
@@ -365,7 +365,7 @@ class SimulatedMesh:
         return found
 
     async def aclose(self) -> None:
-        """Stops everything, the last started first."""
+        """Stops all parts in reverse order of their start."""
         for name in (*self.frontends, *self.workers, *self.routers, *self.candidates):
             self.world.resume(name)
         for task in self._requests.values():

@@ -56,8 +56,9 @@ def play(schedule: Schedule) -> Outcome:
 
 
 def _has_too_little_time(ledger: Ledger) -> bool:
-    """Returns whether the client's own timeout is over, or the router's queue refused at once what it could not serve in that time, as
-    docs/operate/admission.md has it."""
+    """Returns whether the client's own timeout has passed, or the router's queue refused the request immediately because it could not be
+    served in that time (docs/operate/admission.md).
+    """
     timeout_s = ledger.request.timeout_s
     if timeout_s is None:
         return False
@@ -65,8 +66,11 @@ def _has_too_little_time(ledger: Ledger) -> bool:
 
 
 def _was_hit_twice(ledger: Ledger, mesh: SimulatedMesh, injector: Injector) -> bool:
-    """Faults broke two of the workers that the request was placed on. With a constraint it is enough that one ended, or was away for so
-    long that nobody can say whether the constraint is the cause: docs/use/access.md, "What a constraint may cost"."""
+    """Returns whether faults broke two of the workers that the request was placed on.
+
+    With a constraint one worker is enough, if it ended or was unreachable for so long that the constraint might be the cause:
+    docs/use/access.md, "What a constraint may cost".
+    """
     involved = mesh.involved(ledger.request.request_id)
     breaks = [each for each in injector.breaks if each.name in involved]
     if ledger.request.sampling.constraint is None:
@@ -108,7 +112,7 @@ class _Run:
     async def _begin(self, mesh: SimulatedMesh, plan: RequestPlan) -> None:
         await mesh.world.clock.sleep(plan.at_s)
         frontends = [mesh.frontends[f"frontend-{i}"] for i in range(self.schedule.topology.frontends)]
-        # As a load balancer does, which skips a frontend that is away.
+        # Like a load balancer, which skips an unreachable frontend.
         order = frontends[plan.frontend :] + frontends[: plan.frontend]
         frontend = next((each for each in order if each.takes_requests), None)
         if frontend is None:

@@ -35,7 +35,7 @@ class SimulatedRouter:
         self.address = f"{router_id}:{PORT}"
         self.is_alive = False
         self.is_leaving = False
-        """True from the signal that ends it."""
+        """True from the time of the signal that ends the process."""
         generator = world.random(f"router/{router_id}")
         clock = world.clock_of(router_id)
         telemetry = Telemetry.create("router")
@@ -133,7 +133,7 @@ class SimulatedRouter:
         self._world.network.kill(self.address)
         self._registry.set_reachable(False)
         for task in self._tasks:
-            task.cancel()  # Before anything is closed in good order: the dead say nothing.
+            task.cancel()  # Before any part is closed in order: a killed process sends nothing.
         await self.aclose()
 
     async def aclose(self) -> None:

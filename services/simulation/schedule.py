@@ -14,7 +14,7 @@ COUNT_MAX = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """The mesh. `rendezvous`: both legs of a request start at once, as with SGLang; else decode pulls after prefill.
+    """The mesh. `rendezvous`: both legs of a request start at the same time, as with SGLang; otherwise decode pulls after prefill.
 
     `is_tight`: few KV blocks and small batches, so that caches are evicted, requests preempted and queues form. `is_crowded`: routers
     queue requests. `kv_groups`: workers exchange KV only within their group.
@@ -70,7 +70,10 @@ class RequestPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedFault:
-    """A fault from `at_s` on, for `duration_s`. `target` is a process, `other` the other end of a connection; `amount` is the kind's."""
+    """A fault from `at_s` on, for `duration_s`.
+
+    `target` is a process, `other` the other end of a connection. The meaning of `amount` depends on the kind.
+    """
 
     at_s: float
     kind: str
@@ -114,7 +117,7 @@ def read_schedule(path: Path) -> Schedule:
     try:
         schedule = msgspec.json.decode(path.read_bytes(), type=Schedule)
     except msgspec.MsgspecError as error:
-        raise InvalidRequestError(f"{path} is no schedule: {error}", field="replay") from None
+        raise InvalidRequestError(f"{path} is not a schedule: {error}", field="replay") from None
     if schedule.version != VERSION:
         raise InvalidRequestError(f"{path} has version {schedule.version}, not {VERSION}", field="version")
     check_topology(schedule.topology)

@@ -13,7 +13,7 @@ SETTLED_S_MAX = 40.0
 ROUND_S = 0.5
 PROBED_S_MAX = 20.0
 SLACK_S = 1.0
-"""A handle made so long before a break may still be on its way when the connection breaks."""
+"""A handle made this long before a connection breaks may still be in transit when it breaks."""
 PROBE, LAST = "probe", "last"
 
 
@@ -37,7 +37,9 @@ async def settle(mesh: SimulatedMesh, injector: Injector) -> list[str]:
 
 
 def _excused(mesh: SimulatedMesh, injector: Injector) -> set[str]:
-    """Returns the handles that nobody could give back: their frontend died, or a connection broke that the handle or its release was on."""
+    """Returns the handles that could not be released, because their frontend died, or because a connection broke while it carried the
+    handle or its release.
+    """
     excused: set[str] = set()
     for worker in mesh.workers.values():
         for handle_id in worker.engine.scheduler.leases.handle_ids():
@@ -50,7 +52,7 @@ def _excused(mesh: SimulatedMesh, injector: Injector) -> set[str]:
 
 def _unused(mesh: SimulatedMesh) -> list[str]:
     """Workers that a router which has a frontend does not use."""
-    # One that started while the registry was away serves nothing yet.
+    # A frontend that started during an outage of the registry does not serve yet.
     problems = [f"{name} serves no model" for name, frontend in mesh.frontends.items() if not frontend.takes_requests]
     streams = {router_id for frontend in mesh.frontends.values() for router_id in frontend.router_link.router_ids}
     problems += [
@@ -74,7 +76,7 @@ def _is_used(mesh: SimulatedMesh, router_id: str, worker_id: str) -> bool:
 
 
 async def _probe(mesh: SimulatedMesh, number: int) -> None:
-    """Open breakers need requests to close. So each frontend sends some to each worker that some router does not use."""
+    """Open breakers close only after successful requests. So each frontend sends some to each worker that a router does not use."""
     out = sorted(
         {
             worker_id

@@ -60,7 +60,7 @@ def shape_of(topology: Topology) -> MeshShape:
 
 
 def make_request(plan: RequestPlan, seed: int) -> Request:
-    """`seed` is that of the schedule: it makes the texts of the families."""
+    """`seed` is the schedule's seed: the texts of the prompt families derive from it."""
     family = Random(f"{seed}/family/{plan.family}").randbytes(FAMILY_TOKENS)
     token_ids = list(family[: plan.prefix_tokens] + Random(plan.tail_seed).randbytes(plan.tail_tokens))
     return Request(

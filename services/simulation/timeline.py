@@ -1,4 +1,4 @@
-"""A schedule and what happened in it, in lines for a person."""
+"""Prints a schedule and the events of its run as lines of text."""
 
 from collections.abc import Iterator, Sequence
 

@@ -10,7 +10,7 @@ INTERVAL_S = 0.5
 
 
 def count_blocks(pool: BlockPool) -> Counter[str]:
-    """Returns the blocks by state, counted anew from the pool's runs."""
+    """Returns the number of blocks by state, counted from the pool's runs."""
     counted = Counter(free=pool._free.count)
     for run in pool._runs.values():
         state = "leased" if run.leases else "held" if run.references else "cached"
@@ -48,7 +48,7 @@ class Watcher:
             for name, candidate in self._mesh.candidates.items()
             if candidate.fencing_token
         ]
-        # A registry that loses its state gives the lead to another while the old leader does not know yet; tokens tell them apart.
+        # A registry that loses its state may elect another leader before the old leader notices. Their fencing tokens differ.
         if len(leads) > 1 and self._mesh.now_s - self._mesh.registry_lost_s > TTL_S:
             self.problems.append(f"two leaders: {leads}")
         for lead in leads:

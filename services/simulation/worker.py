@@ -153,7 +153,7 @@ class SimulatedWorker:
         self._world.trace.note("started", self.worker_id, self.worker.identity.epoch)
 
     async def mark_draining(self) -> None:
-        """Sets the drain mark; requests in flight go on."""
+        """Sets the drain mark; requests in flight continue."""
         self._world.trace.note("drain", self.worker_id)
         self.accepted_at_drain = self.engine.accepted
         await self.membership.set_draining(True)
@@ -190,7 +190,7 @@ class SimulatedWorker:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """The end of a process that was told to stop."""
+        """Waits for the end of a process that is stopping."""
         if not self.is_alive:
             return
         self.is_alive = False

@@ -107,7 +107,7 @@ class World:
         return self._clocks.setdefault(process, VirtualClock())
 
     async def run_in(self, process: str, work: Coroutine[Any, Any, T]) -> T:
-        """Runs `work` as a task of a process, which stands still while the process is paused."""
+        """Runs `work` as a task of a process. The task does not run while the process is paused."""
         return await asyncio.get_running_loop().create_task(work, context=process_context(process))
 
     def pause(self, process: str) -> None:

@@ -1,11 +1,11 @@
-"""A simulated worker for replays: the real block pool, but counts instead of tokens. No I/O; times are arguments.
+"""A simulated worker for replays. It has the real block pool, but only counts of tokens. No I/O; times are arguments.
 
-Nothing changes within a run of steps in which the same requests decode, so such a run can be one event: simulated hours then cost what
-requests cost, not what tokens cost. A request that arrives ends the run with the step that is under way.
+A run of steps in which the same requests decode is one event, so the cost of a simulation grows with its requests, not with its tokens. A
+new request ends the run after the current step.
 
 Order within a step, as in the simulated engine: decoding requests (one token each), then started prompts, then waiting ones in order of
 arrival, within one token budget. A request allocates the blocks of its prompt and answer on admission. Computed blocks are available to
-later requests at once, even in the same step.
+later requests immediately, even in the same step.
 """
 
 import heapq
@@ -132,7 +132,7 @@ class ReplayEngine:
         return self.last_step_s * self._run_steps
 
     def cut_run(self, now_s: float) -> float | None:
-        """Ends a run with the step that is under way. Returns the time of that, or None if it was the last step anyway."""
+        """Ends a run with the current step. Returns that step's end, or None if it is the run's last step anyway."""
         if self._run_steps == 1:
             return None
         steps = max(1, math.ceil((now_s - self._run_began_s) / self.last_step_s))

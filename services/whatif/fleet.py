@@ -157,7 +157,7 @@ class ChangingFleet:
         if member.becomes is None:
             self._end(member)
             return
-        # The process goes on; its hours so far are those of its old role.
+        # The process continues; its hours so far count for its old role.
         role, member.becomes = member.becomes, None
         self._end(member)
         flipped = _Member(role=role, began_s=self._replay.now_s)

@@ -1,7 +1,7 @@
 """A replay: a trace's requests through one router core and many simulated workers, as a discrete-event simulation.
 
-The router receives events as late as in a mesh: KV events `event_delay_s` after their step, load records at most every
-`load_interval_s`, reports of frontends at once.
+The router receives events as late as in a mesh: KV events `event_delay_s` after their step, load records at most every `load_interval_s`,
+reports of frontends immediately.
 """
 
 import heapq

@@ -1,4 +1,4 @@
-"""The planner as a policy of a simulation: its own decisions, carried out at once on simulated workers."""
+"""The planner as a policy of a simulation: its decisions apply to simulated workers immediately."""
 
 from collections.abc import Callable
 

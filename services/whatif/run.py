@@ -1,4 +1,4 @@
-"""Runs a simulation that somebody asked for: the pools are given or sized, and the planner may change them."""
+"""Runs a requested simulation: the pools are given or sized, and the planner may change them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -247,7 +247,7 @@ def test_unknown_parsers_are_refused() -> None:
 
 def test_unknown_names_say_what_there_is(tmp_path: Path) -> None:
     """The families are listed."""
-    with pytest.raises(UnsupportedError, match=r"there are .*hermes.*mistral"):
+    with pytest.raises(UnsupportedError, match=r"known parsers: .*hermes.*mistral"):
         load_text_model(write(tmp_path), SystemClock(), tool_parser="nope")
 
 

@@ -113,7 +113,7 @@ async def test_one_process_is_frontend_and_router(tmp_path: Path) -> None:
         log = (tmp_path / "gateway-0.log").read_text()
         assert "Traceback" not in log
         await asyncio.wait_for(mesh.process.wait(), PATIENCE_S)
-        assert any("gateway-0" in line and "giving it up" in line for line in mesh.output), mesh.output
+        assert any("gateway-0" in line and "giving up after" in line for line in mesh.output), mesh.output
 
 
 async def _has_ended(pid: int) -> bool:

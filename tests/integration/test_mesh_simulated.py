@@ -410,7 +410,7 @@ async def test_a_mesh_with_keys(tmp_path: Path) -> None:
                 return response.status == 200
 
         await wait_until(
-            lambda: any("wants an API key" in line for line in mesh.output), PATIENCE_S, "the greeting is refused"
+            lambda: any("requires an API key" in line for line in mesh.output), PATIENCE_S, "the greeting is refused"
         )
         assert await works(first[0]) and not await works(second[0])
         list_keys(first[1], second[1])
@@ -425,7 +425,7 @@ async def test_a_mesh_with_keys(tmp_path: Path) -> None:
         status, text = await chat_in_terminal(mesh.url, KVMESH_API_KEY=second[0])
         assert status == 0 and len(text.partition("> ")[2].split()) > 5, text
         status, text = await chat_in_terminal(mesh.url)
-        assert status == 1 and "wants an API key" in text and "Traceback" not in text
+        assert status == 1 and "requires an API key" in text and "Traceback" not in text
 
 
 async def key_and_entry() -> tuple[str, Any]:

@@ -186,7 +186,7 @@ def kernel_form(address: str) -> str:
     [
         (("--rpc-host", "127.0.0.1"), "would register 127.0.0.1"),
         (("--rpc-host", "0.0.0.0"), "--rpc-advertise-host"),
-        (("--address", "192.0.2.77"), "no address of this machine"),
+        (("--address", "192.0.2.77"), "not an address of this machine"),
     ],
 )
 async def test_addresses_that_peers_cannot_use_are_refused(consul: Server, flags: tuple[str, ...], reason: str) -> None:

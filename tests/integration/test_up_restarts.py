@@ -138,7 +138,7 @@ async def test_a_crash_loop_ends_the_mesh_unless_others_serve(tmp_path: Path) ->
             await wait_until(has_joined, PATIENCE_S, "the other worker joins")
             (own,) = mesh.pids("decode")
             os.kill(own, signal.SIGKILL)
-            await wait_until(lambda: any("giving it up" in line for line in mesh.output), PATIENCE_S, "given up")
+            await wait_until(lambda: any("giving up after" in line for line in mesh.output), PATIENCE_S, "given up")
             await wait_until(lambda: answers(mesh), PATIENCE_S, "an answer of the other worker")
             assert mesh.process.returncode is None
         finally:

@@ -46,7 +46,7 @@ async def test_a_key_that_is_removed_ends_its_streams_too(model: ServedModel, tm
         assert await ask(stream, infer(max_tokens=2)) == ""
         write_keys(path, [{"tenant": "acme", "key": "left"}])
         await rig.pipeline.access.start()
-        assert "not known" in await ask(stream, infer(max_tokens=2))
+        assert "unknown" in await ask(stream, infer(max_tokens=2))
         stream.cancel()
 
 

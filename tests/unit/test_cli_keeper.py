@@ -159,7 +159,7 @@ async def test_a_crash_loop_ends_the_mesh_when_the_service_is_needed(rig: Rig) -
     rig.kill(3)
     async with asyncio.timeout(PATIENCE_S):
         assert await keeping == "decode worker"
-    assert "giving it up after 2 restarts in a row" in rig.lines[-1]
+    assert "giving up after 2 restarts in a row" in rig.lines[-1]
 
 
 async def test_a_service_nobody_needs_may_end(rig: Rig) -> None:

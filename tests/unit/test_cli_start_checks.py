@@ -31,7 +31,7 @@ def test_a_taken_port_is_named_with_its_process(taken: int) -> None:
 def test_an_address_of_another_machine_is_refused() -> None:
     """Before a worker has loaded its model."""
     assert port_problems("192.0.2.1", 8000).startswith("cannot listen on 192.0.2.1 port 8000: ")
-    assert "is no address of this machine" in port_problems("no-such-host.invalid", 8000)
+    assert "is not an address of this machine" in port_problems("no-such-host.invalid", 8000)
 
 
 def test_a_missing_engine_is_said_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ async def test_a_consul_that_answers_is_no_problem(server: str) -> None:
 
 
 async def test_hub_names(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Said to be one; whether the hub has it; and what to do where it cannot be had."""
+    """Said to be one; whether the hub has it; and what to do where it cannot be loaded."""
     monkeypatch.setattr(constants, "ENDPOINT", server)
     lines: list[str] = []
     assert await hub_problem("org/good", say=lines.append) == ""

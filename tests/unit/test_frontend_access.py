@@ -33,7 +33,7 @@ def test_a_key_is_found_by_its_hash_and_expires() -> None:
     book = read_keys(document(row(models=["demo"], tokens_per_minute=5, expires_at="2030-01-01T00:00:00+00:00")))
     found = book.find("secret", wall_s=0)
     assert (found.tenant, found.models, found.quota.tokens_per_minute) == ("acme", frozenset({"demo"}), 5)
-    with pytest.raises(UnauthenticatedError, match="not known"):
+    with pytest.raises(UnauthenticatedError, match="unknown"):
         book.find(hash_of("secret"), wall_s=0)
     with pytest.raises(UnauthenticatedError, match="expired"):
         book.find("secret", wall_s=1893456000)

@@ -11,7 +11,7 @@ from kvmesh.kv.path_causes import Failure, find_cause, find_own_fault
 from kvmesh.kv.paths import KvPaths, Pull
 
 MIB = 1 << 20
-TIMED_OUT = Failure(reason="kv_pull_timeout", message="a pull did not end in 2.0 s")
+TIMED_OUT = Failure(reason="kv_pull_timeout", message="a pull did not end within 2.0 s")
 
 
 def handle(worker_id: str = "p1", *, epoch: int = 1, handle_id: str = "h", kv_bytes: int = MIB) -> KvHandle:

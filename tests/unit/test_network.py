@@ -119,7 +119,7 @@ def test_loopback_is_not_registered_at_a_remote_registry(host: str) -> None:
     check_advertised(REMOTE, REMOTE)
 
 
-@pytest.mark.parametrize(("given", "why"), [(REMOTE, "no address of this machine"), ("0.0.0.0", "--rpc-host")])
+@pytest.mark.parametrize(("given", "why"), [(REMOTE, "not an address of this machine"), ("0.0.0.0", "--rpc-host")])
 def test_an_address_that_is_not_ours_is_refused(given: str, why: str) -> None:
     """With the reason, before anything listens."""
     with pytest.raises(InvalidRequestError, match=why):

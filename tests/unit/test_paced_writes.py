@@ -17,7 +17,7 @@ class Stream:
 
     async def write(self, message: object) -> None:
         if len(self.written) == self._breaks_after:
-            raise asyncio.InvalidStateError("the stream is over")
+            raise asyncio.InvalidStateError("the stream has ended")
         self.written.append((round(asyncio.get_running_loop().time() - self.began_s, 3), message))
 
     began_s = 0.0

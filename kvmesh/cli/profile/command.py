@@ -107,7 +107,7 @@ def numbers(texts: Sequence[str], field: str) -> Sequence[int]:
     """In order. Raises InvalidRequestError that names the setting for anything but numbers above 0."""
     if not texts or not all(text.isascii() and text.isdigit() and int(text) for text in texts):
         raise InvalidRequestError(
-            f"{field} is a list of numbers above 0, such as 64,256: {','.join(texts)}", field=field
+            f"{field} must be a list of numbers above 0, such as 64,256, not {','.join(texts)}", field=field
         )
     return sorted({int(text) for text in texts})
 
@@ -130,9 +130,10 @@ def flags_of(profile: EngineProfile) -> str:
 
 
 def simulated_flags(profile: EngineProfile) -> str:
-    """Times of a simulated engine. It has no term for the context of decode steps, so that theirs is that of the mean one.
+    """Times of a simulated engine.
 
-    Prefill times were taken at the caller, and a simulated worker is called too, so that the time of a call is left out.
+    A simulated engine has no term for the context of decode steps, so they use the mean context. Measured prefill times include the call;
+    a simulated worker is called too, so the time of a call is subtracted.
     """
     fit = profile.fit
     base_s = fit.decode_step_base_s or 0.0

@@ -24,7 +24,8 @@ STEPS_MIN = 4
 def step_time(arrivals: Sequence[Sequence[tuple[float, int]]]) -> float | None:
     """Returns the mean time per token while all streams run, each given as (arrival, tokens). None: they never ran together.
 
-    Not a median of gaps: where this process is late it reads several messages at once, and most gaps are then far shorter than a step.
+    A median of gaps would be wrong: when this process is late, it reads several messages together, and most gaps are then far shorter
+    than a step.
     """
     began_s = max(times_s[0][0] for times_s in arrivals)
     ended_s = min(times_s[-1][0] for times_s in arrivals)
@@ -59,7 +60,7 @@ class EngineMeter:
     _legs: int = 0
 
     async def prefill_point(self, uncached_tokens: int, batch: int, *, cached_tokens: int = 0) -> PrefillPoint:
-        """`batch` prompts at once. With `cached_tokens` each continues a prompt that the worker has computed before."""
+        """Sends `batch` prompts at the same time. With `cached_tokens`, each continues a prompt that the worker has already computed."""
         heads = [self._tokens(cached_tokens) for _ in range(batch)]
         if cached_tokens:
             await asyncio.gather(*(self._generate(head, 1) for head in heads))
@@ -82,7 +83,7 @@ class EngineMeter:
         step_s = step_time(arrivals)
         if step_s is None:
             raise UnavailableError(
-                f"{batch} requests of {tokens} tokens never decoded together; more decode tokens are needed",
+                f"{batch} requests of {tokens} tokens never decoded at the same time; use more decode tokens",
                 reason="no_steps",
             )
         return DecodePoint(batch=batch, context_tokens=context_tokens + tokens // 2, step_s=step_s)
@@ -145,7 +146,10 @@ class FrontendLegs:
     async def run(
         self, address: str, role: Role, leg: Leg, *, timeout_s: float
     ) -> AsyncGenerator[int | LegFinish, None]:
-        """As PlainLegClient.run, for a leg without a handle. `address` and `role` are those of the worker, which is not called itself."""
+        """Like PlainLegClient.run, for a leg without a handle.
+
+        `address` and `role` are the worker's; this client does not call the worker itself.
+        """
         generation = leg.generation
         options = Options(sampling=generation.sampling, returns_token_ids=True)
         stream = self._client.generate_stream(

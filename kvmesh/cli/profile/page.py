@@ -35,7 +35,7 @@ def page(profile: EngineProfile, summary: str) -> str:
 
 
 def _prefill_lines(profile: EngineProfile) -> list[ChartLine]:
-    """Returns two lines for each number of prompts that arrive at once. Prompts with a cached part are points of the fit, but not shown."""
+    """Returns two lines for each number of prompts that arrive together. Prompts with a cached part are used in the fit but not shown."""
     whole = [point for point in profile.prefill if point.uncached_tokens == point.prompt_tokens]
     lines = []
     for batch in sorted({point.batch for point in whole}):

@@ -42,7 +42,7 @@ class SweepPlan:
         )
         if len(plan.prompt_tokens) < 2 or not plan.contexts:
             raise InvalidRequestError(
-                f"the worker holds {most} tokens: shorter prompts are needed", field="prompt_tokens"
+                f"the worker holds only {most} tokens; use shorter prompts", field="prompt_tokens"
             )
         return plan
 

@@ -32,7 +32,7 @@ _STATUSES: tuple[tuple[type[MeshError], int], ...] = (
 
 
 class BlockingQueries:
-    """Answers reads, which wait for a change if the client asks for that. At most `waiting_max` wait at once."""
+    """Answers reads, which wait for a change if the client asks for that. At most `waiting_max` wait at the same time."""
 
     def __init__(self, live: LiveState, generator: random.Random, *, waiting_max: int) -> None:
         self._live = live
@@ -45,7 +45,7 @@ class BlockingQueries:
     ) -> web.Response:
         """Answers with `body_of()`. With `index` in the query, waits until `index_of()` differs from it or the wait ends.
 
-        An index from an earlier run of the agent differs, so its client gets an answer at once.
+        An index from an earlier run of the agent differs, so its client gets an answer immediately.
         """
         if "filter" in request.query:
             raise InvalidRequestError("filter expressions are not supported by the embedded agent", field="filter")
@@ -57,7 +57,7 @@ class BlockingQueries:
 
     async def _wait(self, index: int, index_of: Callable[[], int], wait_s: float) -> None:
         if self.waiting >= self._waiting_max:
-            raise OverloadedError(f"{self.waiting} blocking queries wait already", reason="watchers_max")
+            raise OverloadedError(f"{self.waiting} blocking queries are already waiting", reason="watchers_max")
         self.waiting += 1
         try:
             # Consul's jitter: clients with the same wait do not return together.

@@ -1,4 +1,4 @@
-"""The state on a clock: applies what is due, and wakes those who wait for changes."""
+"""The state on a clock: applies due changes, and wakes the callers that wait for changes."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,7 +15,7 @@ _IDLE_S = 3600.0
 
 
 class LiveState:
-    """Owns an AgentState. Every change goes through `change`, every wait through `wait_change`. `is_closing`: waits end at once."""
+    """Owns an AgentState. Every change goes through `change`, every wait through `wait_change`. `is_closing`: waits end immediately."""
 
     def __init__(self, state: AgentState, clock: Clock) -> None:
         self.state = state

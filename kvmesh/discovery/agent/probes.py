@@ -22,7 +22,7 @@ _Check = grpc.aio.UnaryUnaryMultiCallable[Message, health_pb2.HealthCheckRespons
 
 
 class Probes:
-    """The running checks. At most `probes_max` call their instance at once.
+    """The running checks. At most `probes_max` call their instance concurrently.
 
     `mesh`: certificates for checks over mesh TLS. `connect` replaces TCP channels by those of an in-memory network.
     """
@@ -86,8 +86,8 @@ class Probes:
         self._live.change(lambda state, now: state.catalog.record(check_id, status, output, now=now))
 
     def _channel(self, definition: CheckDefinition) -> grpc.aio.Channel:
-        # Each run connects anew, instead of after gRPC's growing pauses of up to two minutes, and does not share the pauses of other
-        # channels. gRPC uses the "minimum" as the time limit of one attempt to connect.
+        # Each run makes a new connection, instead of waiting for gRPC's backoff of up to two minutes, and does not share the backoff of
+        # other channels. gRPC uses the "minimum" as the time limit of one attempt to connect.
         pause_ms = max(20, int(min(definition.interval_s, 1.0) * 500))
         options: list[tuple[str, int | str]] = [
             ("grpc.initial_reconnect_backoff_ms", pause_ms),

@@ -20,7 +20,7 @@ _CHECK_FIELDS = {
     "DeregisterCriticalServiceAfter",
 }  # fmt: skip
 _SESSION_FIELDS = {"Name", "TTL", "LockDelay", "Behavior", "Node", "NodeChecks", "Checks", "ServiceChecks"}
-# Consul's default time for which nobody can take the lock of a session that expired.
+# Consul's default lock delay: the time for which no session can acquire the lock of an expired session.
 _LOCK_DELAY_DEFAULT_S = 15.0
 _ADDRESS_LENGTH_MAX = 255
 

@@ -21,7 +21,7 @@ _log = event_logger(__name__)
 
 
 class ConnectCertificates:
-    """A `CertificateSource`. The last usable certificates stay while the agent is away, or its answers cannot be used.
+    """A `CertificateSource`. The last usable certificates stay in use while the agent is unreachable or its answers are unusable.
 
     During a change of the root all roots that Consul lists are trusted, and Consul adds the new root, signed by the old one, to
     certificates: members that know one root only can verify the others in both directions.
@@ -93,7 +93,7 @@ class ConnectCertificates:
     def _use(self, issued: Issued) -> None:
         earlier, self._issued = self._issued, issued
         if earlier is not None and earlier.certificates == issued.certificates:
-            self._issued = earlier  # The same object, so that nobody reloads it.
+            self._issued = earlier  # The same object, so that its users do not reload it.
         elif earlier is not None:
             self._is_expired = False
             _log.info(

@@ -85,9 +85,9 @@ class ConnectIdentity:
                 await _cancelled(following)
 
     async def prepare(self, role: MeshRole) -> Callable[[], None]:
-        """Gets the certificate and the intentions of another role's service. MeshError if Consul refuses.
+        """Gets the certificate and the intentions of another role's service.
 
-        The returned function changes to them. Until it is called, nothing has changed.
+        MeshError if Consul refuses. The returned function switches to them; until it is called, nothing changes.
         """
         certificates, intentions = self._parts_of(role)
         await self._fetch(certificates, intentions)
@@ -140,7 +140,7 @@ class ConnectIdentity:
 
 
 async def _cancelled(task: "asyncio.Future[None]") -> None:
-    """Ends the task. Raises its failure, if it had failed by itself."""
+    """Ends the task. Raises its failure if it had failed before."""
     task.cancel()
     await asyncio.wait({task})
     if not task.cancelled() and (error := task.exception()) is not None:

@@ -95,7 +95,7 @@ class SglangEngine(BufferedEngine):
 
     async def start(self) -> None:
         if self._link is not None:
-            raise InvalidRequestError("the engine was started already")
+            raise InvalidRequestError("the engine has already been started")
         self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._link = HostLink(self._receive, self._ended)
         try:
@@ -173,11 +173,11 @@ class SglangEngine(BufferedEngine):
     def submit_nowait(self, request: EngineRequest) -> None:
         link, ready = self._running()
         if self._is_changing_role:
-            raise UnavailableError("the worker changes its role", reason="role_changed")
+            raise UnavailableError("the worker is changing its role", reason="role_changed")
         if request.key in self._numbers:
             raise InvalidRequestError(f"key {request.key} is in use", field="key")
         if len(self._legs) >= ready.running_requests_max + self.settings.waiting_requests_max:
-            raise OverloadedError("too many requests wait", retry_after_s=OVERLOAD_RETRY_S)
+            raise OverloadedError("too many requests are waiting", retry_after_s=OVERLOAD_RETRY_S)
         if request.generation.adapter and not self.settings.enable_lora:
             raise UnsupportedError("the engine was started without --sglang-enable-lora", field="generation.adapter")
         # SGLang knows adapters by their identity.
@@ -228,7 +228,7 @@ class SglangEngine(BufferedEngine):
         self._adapters.add(adapter_id, adapter_id)
 
     async def unload_adapter(self, name: str) -> None:
-        """Refuses new legs with the adapter at once. SGLang unloads it after the last leg that uses it."""
+        """Immediately refuses new legs with the adapter. SGLang unloads it after the last leg that uses it."""
         if adapter_id := self._adapters.remove(name):
             self._retired[adapter_id] = name
             self._remove_retired()

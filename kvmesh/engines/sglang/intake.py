@@ -115,14 +115,14 @@ class SglangIntake:
         task, is_embedding = request.task, self.ready.is_embedding
         if (task is LegTask.EMBED) != is_embedding:
             raise UnsupportedError(
-                f"an SGLang engine started {'with' if is_embedding else 'without'} --sglang-is-embedding does no {task}",
+                f"an SGLang engine started {'with' if is_embedding else 'without'} --sglang-is-embedding does not support {task}",
                 field="task",
             )
         if request.handle is not None:
-            raise KvLostError("an SGLang engine reads no handles: it takes part in rendezvous handoffs", field="handle")
+            raise KvLostError("an SGLang engine reads no handles: it supports only rendezvous handoffs", field="handle")
         wanted = {LegTask.PREFILL: ("prefill",), LegTask.GENERATE: ("null", "decode"), LegTask.EMBED: ("null",)}[task]
         if self.mode not in wanted:
-            raise UnsupportedError(f"an SGLang engine in mode {self.mode} does no {task}", field="task")
+            raise UnsupportedError(f"an SGLang engine in mode {self.mode} does not support {task}", field="task")
         if not (self.moves_kv or request.is_internal):
             raise UnsupportedError("the transfer backend `fake` moves no KV: it serves no clients", field="rendezvous")
         if (self._meeting(request) is None) != (self.mode == "null"):

@@ -85,7 +85,7 @@ def device_flags(assignment: DeviceAssignment) -> Sequence[str]:
 
 
 def installed_build(python: str = "") -> str:
-    """`gpu` or `cpu`, by the torch of the environment that has SGLang; empty if there is none."""
+    """Returns `gpu` or `cpu`, by the build of torch in SGLang's environment; empty if there is no such environment."""
     packages = Path(python or find_python("")).parents[1] / "lib"
     builds = [path.name for path in packages.glob("python*/site-packages/torch-*.dist-info")]
     has_sglang = any(packages.glob("python*/site-packages/sglang-*.dist-info"))

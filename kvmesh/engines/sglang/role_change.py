@@ -45,13 +45,13 @@ async def end_legs(legs: LegCount, wait_s: float, move: Callable[[], None]) -> N
         return
     move()
     if not await legs.wait_gone(LEGS_TIMEOUT_S):
-        raise UnavailableError("the engine did not end its requests", reason="role_busy")
+        raise UnavailableError("the engine did not end its requests in time", reason="role_busy")
 
 
 async def switch(call: Callable[[str, str], Awaitable[CallResult]], role: Role) -> None:
-    """Asks the scheduler until it is idle. UnavailableError if it is not in time: its role has not changed then.
+    """Asks the scheduler until it is idle.
 
-    TimeoutError if it does not answer: nobody knows its role.
+    UnavailableError if it is not idle in time: its role has not changed. TimeoutError if it does not answer: its role is unknown.
     """
     last_s = asyncio.get_running_loop().time() + SWITCH_TIMEOUT_S
     while True:

@@ -3,8 +3,8 @@
 None takes the model's generation default.
 
 Emitted tokens are part of SGLang's prompt. So `max_tokens` and `min_tokens` are reduced by their number. A seeded answer continues
-correctly, since SGLang draws each token from the seed and its position. Penalties count output tokens only and a constraint would start
-anew, so they are refused.
+correctly, since SGLang draws each token from the seed and its position. Penalties would count only the new output tokens, and a
+constraint would start from the beginning, so both are refused.
 """
 
 import json
@@ -56,7 +56,9 @@ def check_emitted(generation: Generation, arguments: Mapping[str, Any]) -> None:
     if not emitted:
         return
     if sampling.max_tokens is not None and emitted >= sampling.max_tokens:
-        raise InvalidRequestError("all max_tokens were emitted already", field="generation.emitted_token_ids")
+        raise InvalidRequestError(
+            "all max_tokens tokens have already been emitted", field="generation.emitted_token_ids"
+        )
     for name, neutral in NEUTRAL.items():
         if arguments.get(name, neutral) != neutral:
             raise UnsupportedError(

@@ -18,10 +18,10 @@ TRANSFER_BACKENDS = ("nixl", "mooncake", "mooncake_tcp", "fake")
 class SglangSettings:
     """Settings of one SGLang engine. 0 or empty means SGLang's or the model's value unless a field says otherwise.
 
-    `model` is a directory or a hub name. `served_name` is the name in the mesh; empty: `model`. `role` is `prefill` or `decode`. A prefill
-    engine's bootstrap server listens on `bootstrap_host`, to which decode engines connect. `secret_file` has the mesh's secret.
-    In a handoff a prefill engine waits at most `pull_timeout_s` for the decode engine, and that one at most `lease_s` for the KV. SGLang
-    itself waits for five minutes.
+    `model` is a directory or a hub name. `served_name` is the name in the mesh; empty: `model`. `role` is `prefill` or `decode`. A
+    prefill engine's bootstrap server listens on `bootstrap_host`, to which decode engines connect. `secret_file` has the mesh's secret.
+    In a handoff a prefill engine waits at most `pull_timeout_s` for the decode engine, and the decode engine at most `lease_s` for the
+    KV. SGLang itself waits for five minutes.
     """
 
     model: str

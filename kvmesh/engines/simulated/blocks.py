@@ -109,7 +109,7 @@ class BlockPool:
         return found
 
     def idle_among(self, blocks: Sequence[int]) -> int:
-        """Returns how many of these blocks nobody holds. Holding them reduces `available` by that number."""
+        """Returns how many of these blocks have no holder. Holding them reduces `available` by that number."""
         idle = place = 0
         while place < len(blocks):
             run = self._runs[blocks[place]]

@@ -120,8 +120,8 @@ class SimulatedEngine(BufferedEngine):
     async def start(self) -> None:
         """See Engine. A prefill engine waits for its transport, without which it can do nothing.
 
-        A decode engine serves at once and starts its transport `kv_transport_delay_s` later: loading NIXL takes a core for more than
-        a second, just when the first requests arrive.
+        A decode engine serves immediately and starts its transport `kv_transport_delay_s` later, because loading NIXL occupies a core for
+        more than a second, just when the first requests arrive.
         """
         self._tasks.append(asyncio.create_task(self._run(), name="simulated-engine"))
         self._tasks.append(asyncio.create_task(self._end_leases(), name="simulated-leases"))
@@ -189,7 +189,7 @@ class SimulatedEngine(BufferedEngine):
             raise UnavailableError("the engine is closed, asleep or dead", reason="engine_unavailable")
 
     def cancel_nowait(self, key: int) -> None:
-        """See Engine. Frees blocks at once, those of a pull when the pull has stopped."""
+        """See Engine. Frees blocks immediately; those of a pull when the pull has stopped."""
         self.scheduler.cancel(key)
         self._settle()
         self._wake()
@@ -268,10 +268,12 @@ class SimulatedEngine(BufferedEngine):
     async def load_adapter(self, name: str, source: str) -> None:
         """An adapter is only a name; `source` is ignored."""
         if not 0 < len(name) <= ADAPTER_CHARACTERS_MAX:
-            raise InvalidRequestError(f"an adapter's name has 1 to {ADAPTER_CHARACTERS_MAX} characters", field="name")
+            raise InvalidRequestError(
+                f"an adapter's name must have 1 to {ADAPTER_CHARACTERS_MAX} characters", field="name"
+            )
         adapters = self.scheduler.adapters | {name}
         if len(adapters) > ADAPTERS_MAX:
-            raise OverloadedError(f"{len(adapters) - 1} adapters are loaded already", reason="adapters_full")
+            raise OverloadedError(f"{len(adapters) - 1} adapters are already loaded", reason="adapters_full")
         self.scheduler.adapters = adapters
 
     async def unload_adapter(self, name: str) -> None:
@@ -287,7 +289,7 @@ class SimulatedEngine(BufferedEngine):
         return True
 
     async def sleep(self, level: int) -> None:
-        """Pauses all requests and evicts cached blocks that nobody holds. All levels from 1 do the same."""
+        """Pauses all requests and evicts cached blocks without a holder. All levels from 1 do the same."""
         if level < 1:
             raise UnsupportedError("sleep levels begin at 1", field="level")
         self._is_asleep = True
@@ -301,7 +303,7 @@ class SimulatedEngine(BufferedEngine):
     async def set_role(self, role: Role) -> None:
         """See Engine. Requests in flight continue."""
         if role not in self._capabilities().roles:
-            raise UnsupportedError(f"this engine does not take the role {role}", field="role")
+            raise UnsupportedError(f"this engine does not support the role {role}", field="role")
         self.scheduler.role = role
 
     async def aclose(self) -> None:

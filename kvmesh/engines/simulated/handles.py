@@ -53,7 +53,9 @@ def unpack(handle: KvHandle, compatibility_hash: str, block_size_tokens: int) ->
         raise KvLostError(f"this engine reads {FORMAT}, not {handle.format}", reason="kv_format", field="handle.format")
     if handle.compatibility_hash != compatibility_hash:
         raise KvLostError(
-            "the handle's KV does not fit this engine", reason="kv_incompatible", field="handle.compatibility_hash"
+            "the handle's KV is incompatible with this engine",
+            reason="kv_incompatible",
+            field="handle.compatibility_hash",
         )
     return read_payload(handle.payload, -(-handle.tokens // block_size_tokens))
 

@@ -1,7 +1,7 @@
 """The pool's bytes. A block is 64-bit words: guard (its hash), stamp (a number per write), then its checksum repeated.
 
-The checksum stands for what attention would read: the sum of (position + 1) * token over the block's tokens. A block that its owner
-freed and wrote again has another guard or stamp. Blocks with consecutive numbers are described and moved as one run.
+The checksum represents the data that attention would read: the sum of (position + 1) * token over the block's tokens. A block that its
+owner freed and wrote again has another guard or stamp. Blocks with consecutive numbers are described and moved as one run.
 """
 
 import sys

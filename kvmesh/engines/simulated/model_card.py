@@ -68,7 +68,7 @@ def _context(settings: SimulatedSettings, config: dict[str, Any]) -> int:
 def _range(card: ModelCard, special: set[int]) -> TokenRange:
     first, span = widest_gap({*special, *card.eos_token_ids}, card.vocabulary_size)
     if span < 1:
-        raise InvalidRequestError("the vocabulary has no ids but special ones", field="vocabulary_size")
+        raise InvalidRequestError("the vocabulary has only special tokens", field="vocabulary_size")
     return TokenRange(first_id=first, span=span)
 
 

@@ -55,7 +55,7 @@ class Pulls:
 
     @property
     def in_flight(self) -> int:
-        """Transfers that may still write, those of cancelled legs included."""
+        """Transfers that may still write, including those of cancelled legs."""
         return len(self._pulls)
 
     def blocks(self) -> Iterable[Sequence[int]]:
@@ -65,8 +65,8 @@ class Pulls:
     def start_nowait(self, order: PullOrder) -> None:
         """Starts a pull. Its end is reported to the scheduler, possibly before this returns.
 
-        Fails at once while the path from the source fails. Fails also while an earlier pull from the peer is overdue: another one would
-        only block more memory.
+        Fails immediately while the path from the source fails, or while an earlier pull from the peer is overdue: another pull would only
+        block more memory.
         """
         size, blocks = self._scheduler.settings.kv_bytes_per_block, len(order.payload) - order.first
         # Until this engine's own transport has started, the time of a pull says nothing about the path.
@@ -114,7 +114,7 @@ class Pulls:
 
     def _on_overdue(self, order: PullOrder, limit_s: float) -> None:
         self._overdue[order.leg] = order.payload.peer
-        self._report(order, KvLostError(f"a pull did not end in {limit_s:.1f} s", reason="kv_pull_timeout"))
+        self._report(order, KvLostError(f"a pull did not end within {limit_s:.1f} s", reason="kv_pull_timeout"))
         self._scheduler.pull_overdue(order)
         self.settle_nowait()
         self._on_change()

@@ -140,7 +140,7 @@ class Scheduler:
         waiting = len(self._waiting) + self.prefills.bootstrapping + self.decodes.preallocating
         if waiting >= self.settings.waiting_requests_max:
             raise OverloadedError(
-                f"{waiting} requests wait already",
+                f"{waiting} requests are already waiting",
                 reason="queue_full",
                 retry_after_s=OVERLOAD_RETRY_S,
             )

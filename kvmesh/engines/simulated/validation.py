@@ -43,13 +43,15 @@ def check_request(
     )
     for field, is_asked in refused:
         if is_asked:
-            raise UnsupportedError(f"the simulated engine does not do {field}", field=field)
+            raise UnsupportedError(f"the simulated engine does not support {field}", field=field)
     if request.task is not LegTask.GENERATE and request.handle is not None:
         raise InvalidRequestError(f"a {request.task.value} leg takes no handle", field="handle")
     check_range(request.dimensions, "dimensions", low=1, high=dimensions_max)
     done = len(generation.emitted_token_ids)
     if sampling.max_tokens is not None and done >= sampling.max_tokens:
-        raise InvalidRequestError("all max_tokens were emitted already", field="generation.emitted_token_ids")
+        raise InvalidRequestError(
+            "all max_tokens tokens have already been emitted", field="generation.emitted_token_ids"
+        )
 
 
 def read_handle(
@@ -62,7 +64,9 @@ def read_handle(
         raise KvLostError("this engine has no KV transport", reason="kv_transport", field="handle")
     length = len(request.generation.token_ids) + len(request.generation.emitted_token_ids)
     if not 0 < request.handle.tokens <= length:
-        raise KvLostError("the handle covers more than the prompt", reason="kv_payload", field="handle.tokens")
+        raise KvLostError(
+            "the handle covers more tokens than the prompt has", reason="kv_payload", field="handle.tokens"
+        )
     return unpack(request.handle, compatibility_hash, block_size_tokens)
 
 
@@ -87,7 +91,9 @@ def make_leg(
     seed = seed_hash(adapter=generation.adapter, cache_salt=generation.cache_salt)
     script = writer.script(generation) if sampling.constraint is not None and request.task is LegTask.GENERATE else None
     if script is not None and done > len(script):
-        raise InvalidRequestError("more tokens were emitted than the answer has", field="generation.emitted_token_ids")
+        raise InvalidRequestError(
+            "more tokens were emitted than max_tokens allows", field="generation.emitted_token_ids"
+        )
     return SimulatedLeg(
         request=request,
         order=order,
@@ -123,13 +129,15 @@ def check_rendezvous(request: EngineRequest, settings: SimulatedSettings, *, rol
     rendezvous = request.rendezvous
     if not is_rendezvous:
         if rendezvous is not None:
-            raise UnsupportedError("this engine does no rendezvous handoff", field="rendezvous")
+            raise UnsupportedError("this engine does not support the rendezvous handoff", field="rendezvous")
         return
     if request.task is not TASKS[role]:
-        raise UnsupportedError(f"a {role.value} worker of a rendezvous does no {request.task.value} legs", field="task")
+        raise UnsupportedError(
+            f"a {role.value} worker with rendezvous handoff does not run {request.task.value} legs", field="task"
+        )
     if rendezvous is None:
         raise InvalidRequestError(
-            "this worker serves requests in pairs only: the leg needs a rendezvous", field="rendezvous"
+            "this worker serves only pairs of legs: the leg needs a rendezvous", field="rendezvous"
         )
     if request.handle is not None:
         raise InvalidRequestError("a leg has a handle or a rendezvous, not both", field="handle")

@@ -131,7 +131,7 @@ def cache_arguments(settings: TrtllmSettings) -> dict[str, Any]:
 def transceiver_arguments(settings: TrtllmSettings) -> dict[str, Any]:
     """Returns the arguments of the transceiver.
 
-    A prefill engine keeps blocks for the lease; a decode engine gives a transfer up after `pull_timeout_s`.
+    A prefill engine keeps blocks for the lease; a decode engine abandons a transfer after `pull_timeout_s`.
     """
     values: dict[str, Any] = {
         "backend": settings.transfer_backend,

@@ -71,7 +71,7 @@ class TrtllmEngine(BufferedEngine):
     async def start(self) -> None:
         """Imports the engine and loads the model, on a thread. After a cancel, the thread finishes loading and closes the engine."""
         if self._is_started:
-            raise InvalidRequestError("the engine was started already")
+            raise InvalidRequestError("the engine has already been started")
         self._is_started = True
         check_launcher(self._settings, os.environ)
         arguments = engine_arguments(self._settings)
@@ -154,7 +154,7 @@ class TrtllmEngine(BufferedEngine):
         if request.key in streams.legs:
             raise InvalidRequestError(f"key {request.key} is in use", field="key")
         if len(streams.legs) >= self._settings.running_requests_max + self._settings.waiting_requests_max:
-            raise OverloadedError("too many requests wait", retry_after_s=OVERLOAD_RETRY_S)
+            raise OverloadedError("too many requests are waiting", retry_after_s=OVERLOAD_RETRY_S)
         name = request.generation.adapter
         leg = self._intake.make_leg(
             request, adapter=self._adapters.get(name), identity=self._adapters.identity_of(name), now=self._now()

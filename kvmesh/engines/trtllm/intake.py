@@ -114,7 +114,7 @@ class TrtllmIntake:
         )
         for field, is_asked in refused:
             if is_asked:
-                raise UnsupportedError(f"this TensorRT-LLM engine does not do {field}", field=field)
+                raise UnsupportedError(f"this TensorRT-LLM engine does not support {field}", field=field)
         if request.task is LegTask.PREFILL and request.handle is not None:
             raise InvalidRequestError("a prefill leg takes no handle", field="handle")
         if request.task is LegTask.PREFILL and settings.is_generation_first and request.rendezvous is None:
@@ -147,7 +147,7 @@ class TrtllmIntake:
 
 
 def meeting(rendezvous: Rendezvous, phase: str) -> "DisaggregatedParams":
-    """Both phases start at once: the room is their common number, and the context engine's endpoint is where they meet."""
+    """Both phases start at the same time and meet at the context engine's endpoint; the room is their common number."""
     from tensorrt_llm.disaggregated_params import DisaggregatedParams, DisaggScheduleStyle
 
     return DisaggregatedParams(

@@ -25,7 +25,7 @@ REASONS = {
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class TrtllmLeg:
-    """A leg's state. The engine gives each attempt a number of its own, so `result` is what maps the mesh's key to it.
+    """A leg's state. The engine numbers each attempt itself, so `result` maps the mesh's key to the attempt.
 
     `params` are those of the present attempt's handoff; None: the engine computes the prompt and generates.
     `deadline` cancels a generation phase that gets no KV; `reader` reads the engine's results.

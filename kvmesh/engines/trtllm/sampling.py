@@ -41,7 +41,10 @@ class Stopping:
     stop_ids: frozenset[int]
 
     def end(self, token_ids: Sequence[int], done: int) -> tuple[int, int | None] | None:
-        """Returns how many of the next tokens belong to the answer, and the stop token; None: it goes on. `done` were emitted before."""
+        """Returns how many of the next tokens belong to the answer, and the stop token (None: the answer continues).
+
+        `done` tokens were emitted before.
+        """
         for number, token_id in enumerate(token_ids, done):
             if number >= self.tokens_min and token_id in self.stop_ids:
                 return number - done + 1, token_id
@@ -56,7 +59,9 @@ def check_emitted(generation: Generation, defaults: Mapping[str, Any]) -> None:
     if not emitted:
         return
     if sampling.max_tokens is not None and emitted >= sampling.max_tokens:
-        raise InvalidRequestError("all max_tokens were emitted already", field="generation.emitted_token_ids")
+        raise InvalidRequestError(
+            "all max_tokens tokens have already been emitted", field="generation.emitted_token_ids"
+        )
     for name in ("presence_penalty", "frequency_penalty"):
         value = getattr(sampling, name)
         if value or (value is None and defaults.get(name)):

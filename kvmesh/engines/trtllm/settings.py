@@ -16,7 +16,7 @@ class TrtllmSettings:
     """Settings of one TensorRT-LLM engine. 0 or empty means the engine's or the model's value unless a field says otherwise.
 
     `model` is a directory or a hub name; `served_name` is the name in the mesh, empty: `model`. `role` is `prefill` or `decode`.
-    `kv_transfer_timeout_ms` is `lease_s` on a prefill engine, which frees blocks that nobody pulls only by this timeout, and
+    `kv_transfer_timeout_ms` is `lease_s` on a prefill engine, which frees blocks that are never pulled only by this timeout, and
     `pull_timeout_s` on a decode engine.
     """
 

@@ -73,7 +73,7 @@ class Streams:
         self._claims.begin(leg.tokens, leg.seed)
 
     def cancel(self, key: int) -> None:
-        """The leg ends with the engine's last result, or without one after ABORT_TIMEOUT_S."""
+        """The leg ends with the engine's last result, or after ABORT_TIMEOUT_S."""
         leg = self.legs.get(key)
         if leg is None or leg.is_cancelled:
             return
@@ -82,7 +82,7 @@ class Streams:
         self._set_deadline(leg, ABORT_TIMEOUT_S, lambda: self._end(leg, finish(leg, FinishReason.CANCELLED)))
 
     def cancel_all(self) -> None:
-        """Aborts all legs and ends them at once."""
+        """Aborts all legs and ends them immediately."""
         for leg in list(self.legs.values()):
             self._abort(leg)
             self._end(leg, finish(leg, FinishReason.CANCELLED))
@@ -152,7 +152,7 @@ class Streams:
             self._end(leg, failed(leg, error))
 
     def _recompute(self, leg: TrtllmLeg) -> None:
-        """Starts the leg anew without its handoff. A rendezvous fails, since its counterpart must know."""
+        """Restarts the leg without its handoff. A rendezvous fails instead, because its counterpart must be notified."""
         self._abort(leg)
         self._counts.failed_handoffs += 1
         if leg.request.rendezvous is not None:
@@ -299,7 +299,7 @@ class Streams:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Delivers what has come since the last iteration of the loop as one step."""
+        """Delivers the results since the last iteration of the loop as one step."""
         self._is_flush_planned = False
         if not self._building.has_output:
             return

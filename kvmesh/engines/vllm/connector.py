@@ -133,10 +133,9 @@ class HoldingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
                 self._drop_peer(req_id)
 
     def _drop_peer(self, request_id: str) -> None:
-        """Makes vLLM remove the peer of a failed transfer when its other transfers have ended, and shake hands again.
-
-        vLLM does so only if NIXL has dropped the peer by itself. Otherwise a broken connection fails all later transfers
-        (NIXL_ERR_REMOTE_DISCONNECT, seen with nixl 1.5.1). KV paths have a pause of their own, so vLLM's is removed.
+        """Makes vLLM remove the peer of a failed transfer when its other transfers have ended, and repeat the handshake. vLLM does so
+        only if NIXL itself has dropped the peer. Otherwise a broken connection fails all later transfers (NIXL_ERR_REMOTE_DISCONNECT,
+        seen with nixl 1.5.1). KV paths have their own pause, so vLLM's pause is removed.
         """
         metadata = self._recving_metadata.get(request_id)
         if metadata is None or metadata.remote is None or metadata.remote.engine_id not in self._remote_agents:
@@ -205,7 +204,7 @@ class HoldingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         done, failed = super()._pop_done_transfers(transfers)
         started = {request_id for request_id in done - failed if self._begin_check(request_id, transfers, failed)}
         done -= started
-        # Reads of 8 bytes often complete at once.
+        # Reads of 8 bytes often complete immediately.
         words = {request_id: transfers[request_id] for request_id in started}
         words_done, words_failed = super()._pop_done_transfers(words)
         for request_id in started:

@@ -38,7 +38,7 @@ class VllmConstraints:
         """StructuredOutputsParams, or the InvalidRequestError of a refusal, by digest."""
 
     def is_ready(self, constraint: Constraint | None) -> bool:
-        """Returns whether a request with the constraint can be made at once."""
+        """Returns whether a request with the constraint can be made immediately."""
         if constraint is None or constraint.kind is ConstraintKind.JSON_OBJECT:
             return True
         if is_long(constraint):
@@ -59,7 +59,9 @@ class VllmConstraints:
         Raises OverloadedError or UnavailableError.
         """
         if self._waiting >= CHECKS_MAX:
-            raise OverloadedError("too many constraints are compiled", reason="constraints_full", retry_after_s=1.0)
+            raise OverloadedError(
+                "too many constraints are being compiled", reason="constraints_full", retry_after_s=1.0
+            )
         self._waiting += 1
         try:
             async with self._one_at_a_time:

@@ -1,9 +1,9 @@
 """Continues answers that another engine began, written against vLLM 0.32.
 
 vLLM's scheduler gets the emitted tokens as the end of the prompt, so that prefix cache, KV connector and budgets treat them like any
-prompt. Its sampler gets them as output: penalties count them, `min_tokens` is compared with their number, a seed's generator is
-advanced by one draw for each, and the grammar has accepted them. `Continuations` is the scheduler's half. `split_emitted` is the half
-of the V1 model runner; the V2 runner takes prompt and earlier output apart by itself, as it does for preempted requests.
+prompt. Its sampler gets them as output: penalties count them, `min_tokens` is compared with their number, a seed's generator is advanced
+by one draw for each, and the grammar has accepted them. `Continuations` is the scheduler's half. `split_emitted` is the half of the V1
+model runner; the V2 runner itself separates prompt and earlier output, as it does for preempted requests.
 """
 
 from collections.abc import Callable, Sequence

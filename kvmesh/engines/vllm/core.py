@@ -96,7 +96,7 @@ class VllmCore:
             constraints=not self.config.structured_outputs_config.reasoning_parser,
         )
         self.step_prompt_tokens = 0
-        """Prompt tokens of the newest step: its tokens without one per running request."""
+        """Prompt tokens of the newest step: its tokens minus one per running request."""
 
     def limit_steps(self, tokens: Callable[[int], int]) -> None:
         """Makes the scheduler call `tokens` for each step's budget, with the number of tokens that running requests may decode."""
@@ -191,7 +191,7 @@ class VllmCore:
         return request_id in self._scheduler.failed_recving_kv_req_ids
 
     def reset_cache(self) -> bool:
-        """Drops cached blocks and publishes that at once, not with the next step as vLLM does."""
+        """Drops cached blocks and publishes that immediately; vLLM would publish it with the next step."""
         is_done = bool(self._scheduler.reset_prefix_cache())
         if events := self._scheduler.kv_cache_manager.take_events():
             self._receive_events(events)

@@ -100,7 +100,7 @@ class VllmEngine(BufferedEngine):
     async def start(self) -> None:
         """Imports vLLM and loads the model. After a cancel, the thread finishes loading and then closes the engine."""
         if self._thread is not None:
-            raise InvalidRequestError("the engine was started already")
+            raise InvalidRequestError("the engine has already been started")
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         environment.prepare(self._settings)
@@ -119,7 +119,9 @@ class VllmEngine(BufferedEngine):
 
     @contextlib.contextmanager
     def _failing_with_threads(self) -> Iterator[None]:
-        """Inside, an exception in any thread fails the start. vLLM would wait for ever for a listener thread that failed."""
+        """While this context is active, an exception in any thread fails the start. vLLM would wait forever for a listener thread that
+        failed.
+        """
         before, loop, ready = threading.excepthook, asyncio.get_running_loop(), self._ready
 
         def died(words: str) -> None:
@@ -147,7 +149,7 @@ class VllmEngine(BufferedEngine):
             raise InvalidRequestError(f"key {request.key} is in use", field="key")
         settings = self._settings
         if len(self._keys) >= self._running_requests_max + settings.waiting_requests_max:
-            raise OverloadedError("too many requests wait", retry_after_s=OVERLOAD_RETRY_S)
+            raise OverloadedError("too many requests are waiting", retry_after_s=OVERLOAD_RETRY_S)
         if not self._has_ready_constraint(request):
             self._keys.add(request.key)
             self._preparing[request.key] = self._loop.create_task(self._add_prepared(request), name="constraint")
@@ -239,7 +241,7 @@ class VllmEngine(BufferedEngine):
         self._adapters.add(identity, request)
 
     async def unload_adapter(self, name: str) -> None:
-        """Refuses new legs with the adapter at once. vLLM unloads it after the last leg that uses it."""
+        """Immediately refuses new legs with the adapter. vLLM unloads it after the last leg that uses it."""
         request = self._adapters.remove(name)
         if request is not None:
             await self._call(lambda core: self._retire(request))
@@ -425,7 +427,7 @@ class VllmEngine(BufferedEngine):
         self._post_call(self._fail, start_failure(error) if self._core is None else lost(error))
 
     def _lose_node(self, reason: str) -> None:
-        """On a thread of the watch. The ranks that are left wait for the others for ever, and the engine thread for them."""
+        """Called on a thread of the watch. The remaining ranks would wait forever for the others, and the engine thread for them."""
         LOG.error("engine_node_lost", extra={"data": {"reason": reason}})
         self._post_call(self._fail, LostError(reason, reason="engine_died"))
 

@@ -29,7 +29,7 @@ OUTCOMES = {DONE: "done", REFUSED: "refused"}
 
 
 def compiler_of(tokenizer: str) -> Any:
-    """Returns xgrammar's compiler for a tokenizer. One thread, so that the CPU limit is one of time as well."""
+    """Returns xgrammar's compiler for a tokenizer. It uses one thread, so that the limit of CPU time also bounds the wall time."""
     info = xgrammar.TokenizerInfo.deserialize_json(tokenizer)
     return xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
@@ -98,7 +98,7 @@ class Children:
 
 
 def limit_self(cpu_s: int, memory_bytes: int) -> None:
-    """Limits what this process may use beyond what it has now."""
+    """Limits the resources that this process may use in addition to its current use."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (most, most))

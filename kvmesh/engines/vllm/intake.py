@@ -96,7 +96,7 @@ class VllmIntake:
         )
         for field, is_asked in refused:
             if is_asked:
-                raise UnsupportedError(f"this vLLM engine does not do {field}", field=field)
+                raise UnsupportedError(f"this vLLM engine does not support {field}", field=field)
         if request.task is not LegTask.GENERATE and request.handle is not None:
             raise InvalidRequestError(f"a {request.task.value} leg takes no handle", field="handle")
         asks_prompt = request.generation.sampling.prompt_logprobs is not None

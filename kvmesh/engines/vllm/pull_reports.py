@@ -41,7 +41,7 @@ class PullReports:
 
     def timed_out(self, leg: VllmLeg) -> None:
         assert leg.pull is not None
-        self._failed(leg, "kv_pull_timeout", message=f"a pull did not end in {leg.pull.limit_s:.1f} s")
+        self._failed(leg, "kv_pull_timeout", message=f"a pull did not end within {leg.pull.limit_s:.1f} s")
 
     def ended(self, leg: VllmLeg, now_s: float) -> None:
         """The transfer has ended. A failed one is reported now."""

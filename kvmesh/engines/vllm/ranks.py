@@ -40,7 +40,7 @@ def ranks_die_with_this_thread() -> Iterator[None]:
 
 
 def bind_spawned_rank() -> None:
-    """Binds this process to the engine. Ends it at once if the engine has died already."""
+    """Binds this process to the engine. Ends it immediately if the engine has already died."""
     if engine_pid := os.environ.pop(ENGINE_VARIABLE, ""):
         die_with_parent(int(engine_pid))
 

@@ -25,7 +25,7 @@ from kvmesh.errors import InternalError, InvalidRequestError, MeshError
 from kvmesh.kv.paths import KvPaths
 
 TRANSFER_GRACE_S = 0.1
-"""An aborted pull may take this long to end by itself, which notifies the peer. Then it is abandoned."""
+"""Time for an aborted pull to complete, which notifies the peer. Then it is abandoned."""
 
 
 @dataclass(frozen=True, slots=True)

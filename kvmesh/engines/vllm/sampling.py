@@ -1,6 +1,6 @@
 """Translates sampling parameters to vLLM's, those that `sampling_names.py` copies excepted. None takes the model's generation default.
 
-The limits are those of the whole answer, also where another engine has emitted a part of it (`continuation.py`).
+The limits apply to the whole answer, even if another engine has emitted a part of it (`continuation.py`).
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ CONSTRAINTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continuable:
-    """What an engine continues after emitted tokens. Everything else continues always.
+    """Which parts of sampling an engine continues after emitted tokens. All other parts always continue.
 
     `seeds`: one draw of the generator per token; speculative decoding draws another number. `constraints`: the grammar applies to all of
     the answer, not only after a reasoning part that vLLM's parser finds.
@@ -66,12 +66,14 @@ def check_emitted(generation: Generation, defaults: Mapping[str, Any], continues
         return
     sampling = generation.sampling
     if sampling.max_tokens is not None and emitted >= sampling.max_tokens:
-        raise InvalidRequestError("all max_tokens were emitted already", field="generation.emitted_token_ids")
+        raise InvalidRequestError(
+            "all max_tokens tokens have already been emitted", field="generation.emitted_token_ids"
+        )
     temperature = sampling.temperature if sampling.temperature is not None else defaults.get("temperature", 1.0)
     if sampling.seed is not None and temperature > 0 and not continues.seeds:
-        raise UnsupportedError("this engine continues no seeded answer", field=f"{FIELD}.seed")
+        raise UnsupportedError("this engine cannot continue a seeded answer", field=f"{FIELD}.seed")
     if sampling.constraint is not None and not continues.constraints:
-        raise UnsupportedError("this engine continues no constrained answer", field=f"{FIELD}.constraint")
+        raise UnsupportedError("this engine cannot continue a constrained answer", field=f"{FIELD}.constraint")
 
 
 def constraint_arguments(constraint: Constraint) -> dict[str, Any]:

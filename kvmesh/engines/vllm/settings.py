@@ -20,9 +20,9 @@ class VllmSettings:
     """Settings of one vLLM engine. 0 or empty means vLLM's or the model's value unless a field says otherwise.
 
     `model` is a directory or a hub name. Both ends of a handoff must give the same string: vLLM's NIXL handshake compares it.
-    `served_name` is the name in the mesh; empty: `model`. `role` is the pool at the start, `prefill` or `decode`.
-    vLLM renews a lease of `lease_s` while the decode side has the request queued. A pull that takes longer than `pull_timeout_s` is
-    abandoned and the prompt computed; vLLM itself would wait for a hung peer for ever.
+    `served_name` is the name in the mesh; empty: `model`. `role` is the pool at the start, `prefill` or `decode`. vLLM renews a lease of
+    `lease_s` while the decode side has the request queued. A pull that takes longer than `pull_timeout_s` is abandoned and the prompt
+    computed; vLLM itself would wait forever for a hung peer.
     """
 
     model: str
@@ -130,7 +130,7 @@ class VllmSettings:
         if self.has_kv_transfer:
             # The words that prove that blocks are held (holds.py) lie in the leader's memory.
             raise InvalidRequestError(
-                "an engine of several nodes cannot hand KV over: start it with has_kv_transfer false",
+                "an engine on several nodes cannot hand over KV: set has_kv_transfer to false",
                 field="has_kv_transfer",
             )
 

@@ -1,8 +1,8 @@
-"""Closes vLLM's side channel, over which a reader gets the NIXL metadata of a peer, to everybody outside of the mesh.
+"""Protects vLLM's side channel, over which a reader gets the NIXL metadata of a peer, from clients outside of the mesh.
 
-vLLM's listener answers anyone who connects, and the metadata is enough to read and write the peer's KV. Here both ends use CURVE
-(RFC 26 of ZeroMQ) with a key that is derived from the mesh's secret. A client must know the server's public key before it connects, and this
-one is published nowhere: only who holds the secret can compute it.
+vLLM's listener answers anyone who connects, and the metadata is enough to read and write the peer's KV. Here both ends use CURVE (RFC 26
+of ZeroMQ) with a key that is derived from the mesh's secret. A client must know the server's public key before it connects. This key is
+not published: only holders of the secret can compute it.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def close_side_channel(secret_file: str) -> None:
     if secret is None:
         return
     if not zmq.has("curve"):
-        raise UnsupportedError("this build of ZeroMQ has no CURVE, which closes the NIXL side channel")
+        raise UnsupportedError("this build of ZeroMQ has no CURVE, which protects the NIXL side channel")
     opened = partial(curve_socket, z85.encode(secret.derive(_PURPOSE)))
     base_scheduler.zmq_ctx = base_worker.zmq_ctx = opened
 

@@ -109,7 +109,7 @@ def from_finish(message: pb.Finish) -> LegFinish:
 
 
 def spend_lease(handle: KvHandle, spent_s: float) -> KvHandle:
-    """Returns the handle as it is to be passed on after `spent_s` seconds. A lease that is over becomes 1 us: too short to use."""
+    """Returns the handle with its lease reduced by `spent_s` seconds. An expired lease becomes 1 us, which is too short to use."""
     if spent_s <= 0:
         return handle
     return replace(handle, lease_s=max(1e-6, handle.lease_s - spent_s))

@@ -84,7 +84,7 @@ _HASHES_TAG = bytes([pb.Ask.DESCRIPTOR.fields_by_name["block_hashes"].number << 
 
 
 def _packed_hashes(hashes: Sequence[int]) -> bytes:
-    """Returns the encoded field. Added one by one, the hashes of a long prompt take twice as long, and most of the time of its ask."""
+    """Returns the encoded field. Adding the hashes of a long prompt one at a time would take twice as long, and most of the ask's time."""
     words = array("Q", hashes)
     if sys.byteorder == "big":
         words.byteswap()
@@ -98,7 +98,7 @@ def _packed_hashes(hashes: Sequence[int]) -> bytes:
 
 
 def from_ask(message: pb.Ask) -> Ask:
-    """Returns the checked value. Its block hashes are those of the message, not copied: a lookup reads few of them."""
+    """Returns the checked value. It shares the message's block hashes without a copy, because a lookup reads few of them."""
     ask = Ask(
         request_id=message.request_id,
         model=message.model,

@@ -182,7 +182,7 @@ def to_logprobs(logprobs: Sequence[TokenLogprob]) -> output_pb2.Logprobs:
 
 def from_logprobs(message: output_pb2.Logprobs) -> list[TokenLogprob]:
     """Returns one value per token. Raises ValueError if the lengths of the arrays do not match."""
-    # The protobuf library copies a slice at once; iterating calls it once per number.
+    # The protobuf library copies a slice in one call; iterating makes one call per number.
     alternatives = tuple(zip(message.alternative_token_ids[:], message.alternative_logprobs[:], strict=True))
     logprobs, counts = message.token_logprobs[:], message.alternatives_counts[:]
     if len(logprobs) == 1 and counts == [len(alternatives)]:

@@ -1,1 +1,1 @@
-"""A mesh as one sees it from outside: read from the registry, routers and a planner, and joined into rows."""
+"""Reads a mesh from outside, through the registry, its routers and its planner, and joins the results into rows."""

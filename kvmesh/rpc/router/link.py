@@ -54,7 +54,7 @@ class _PendingAsk:
     is_timed_out: bool = False
     asleep_s: float = 0.0
     stream_by_s: float | None = None
-    """When the wait for a stream ends; None: not before the ask does."""
+    """When the wait for a stream ends; None: when the ask's own timeout ends."""
 
     def end_s(self) -> float:
         end_s = self._answer_by_s()
@@ -63,7 +63,7 @@ class _PendingAsk:
     def _answer_by_s(self) -> float:
         own_s = self.ask.timeout_s
         if self.queued_s is not None and own_s is not None:
-            # The request's timeout runs while this process stands still; responses that arrived meanwhile are read first.
+            # The request's timeout continues while this process is suspended. Responses that arrived in that time are read first.
             return self.began_s + max(self.timeout_s, own_s) + min(self.asleep_s, WAKING_S)
         end_s = self.began_s + self.timeout_s + self.asleep_s
         return end_s if own_s is None else min(end_s, self.began_s + max(self.timeout_s, own_s) + WAKING_S)
@@ -129,7 +129,7 @@ class GrpcRouterLink:
         return self._streams.messages_sent
 
     async def start(self) -> None:
-        """Part of the interface; asks wait for the first router within their own timeout."""
+        """Required by the interface. Asks wait for the first router within their own timeout."""
 
     async def run(self) -> None:
         self._running = asyncio.current_task()
@@ -186,7 +186,7 @@ class GrpcRouterLink:
     # Streams
 
     def on_stream_up(self, stream: RouterStream) -> None:
-        """Sends on it what waited for a stream."""
+        """Sends the asks and reports that waited for a stream."""
         for ask_id, placed in self._in_flight.items():
             if not placed.stream.is_up:
                 self._have_adopted(ask_id, placed, stream)
@@ -198,7 +198,7 @@ class GrpcRouterLink:
                 self._send_ask(ask_id, pending)
 
     def on_stream_lost(self, stream: RouterStream) -> None:
-        """Moves its asks and requests in flight to another stream; without one they wait."""
+        """Moves the stream's asks and requests in flight to another stream. If there is none, they wait."""
         other = self._first_stream()
         for ask_id, placed in self._in_flight.items():
             if placed.stream is stream and other is not None:
@@ -331,7 +331,7 @@ class GrpcRouterLink:
             pending.answer.set_exception(
                 UnavailableError("no router answered in time", reason="no_router", retry_after_s=1.0)
                 if pending.queued_s is None
-                else DeadlineError("the request timed out before a worker had room")
+                else DeadlineError("the request timed out before a worker had capacity")
             )
 
     def _is_silent(self, pending: _PendingAsk, now_s: float) -> bool:

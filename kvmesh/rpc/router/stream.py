@@ -14,17 +14,17 @@ from kvmesh.rpc.router.settings import RouterLinkSettings
 from kvmesh.rpc.status import from_rpc_error
 
 URGENT = frozenset({ReportKind.FAILED, ReportKind.CANCELLED})
-"""Sent at once: they take work away from a worker that may be in trouble."""
+"""Sent immediately: they move work away from a worker that may be failing."""
 HASHES_MAX = 1 << 16
 """Block hashes in a message with several asks: half a megabyte."""
 
 
 class RouterStream:
-    """Writes asks and reports. Those that wait when a message is written share it.
+    """Writes asks and reports. All that wait when a message is written share it.
 
     1. A report that is not urgent waits up to `report_delay_s` for others, or for an ask.
-    2. An ask is written at once while fewer than `asks_ahead` of the stream are unanswered. Otherwise it waits until there are
-       fewer, or for `ask_delay_s`.
+    2. An ask is written immediately while fewer than `asks_ahead` asks of the stream are unanswered. Otherwise it waits until there are
+       fewer, at most `ask_delay_s`.
     """
 
     def __init__(self, call: Any, *, router_id: str, frontend_id: str, settings: RouterLinkSettings) -> None:
@@ -115,7 +115,7 @@ class RouterStream:
         except asyncio.CancelledError:
             if not self._call.cancelled() or asyncio.current_task().cancelling():  # type: ignore[union-attr]
                 raise
-            return UnavailableError("the stream was given up", reason="router_silent")
+            return UnavailableError("the stream was abandoned", reason="router_silent")
         finally:
             self.is_up = False
             self._call.cancel()

@@ -41,8 +41,8 @@ class StreamListener(Protocol):
 class RouterStreams:
     """Streams to the `routers` routers that the frontend prefers (`ranking.py`).
 
-    When those change, streams move one at a time. The new stream opens first. Then the old one gets no more asks, and ends when the
-    listener no longer uses it, or after `leave_s`.
+    When this set changes, streams move one at a time. The new stream opens first. Then the old stream gets no more asks, and ends when
+    the listener no longer uses it, or after `leave_s`.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class RouterStreams:
         self.has_listed_router = False
         """Whether the registry has listed a router since the start."""
         self._taken: set[str] = set()
-        """Routers with a stream that is up or tries to connect."""
+        """Routers whose stream is open or connecting."""
         self.streams: dict[str, RouterStream] = {}
         """The streams that are up, by router, the oldest first."""
         self._shunned: dict[str, float] = {}
@@ -147,7 +147,7 @@ class RouterStreams:
         self._keepers -= 1
 
     async def _move_streams(self) -> None:
-        """Moves streams to preferred routers, one at a time. Random pauses keep frontends from moving to a new router all at once."""
+        """Moves streams to preferred routers, one at a time. Random pauses keep frontends from moving to a new router at the same time."""
         while True:
             await self._clock.sleep(self._settings.move_pause_s * (0.5 + self._random.random()))
             used = [stream.router_id for stream in self.for_asks()]

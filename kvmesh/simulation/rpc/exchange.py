@@ -81,7 +81,7 @@ class MemoryExchange:
             self.task.cancel()
 
     def break_both(self, status: CallStatus) -> None:
-        """Breaks the connection; both sides notice at once."""
+        """Breaks the connection; both sides notice immediately."""
         self.end_client(status)
         self.cancel_task()
 

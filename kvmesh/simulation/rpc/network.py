@@ -70,14 +70,14 @@ class MemoryNetwork:
         return MemoryPool(self, interceptors, client)
 
     def kill(self, address: str) -> None:
-        """The process at `address` dies: its calls end with UNAVAILABLE at once, new ones too, until a server starts there."""
+        """The process at `address` dies: its calls, including new ones, end with UNAVAILABLE immediately, until a server starts there."""
         server = self._servers.pop(address, None)
         self._start_of(address).clear()
         if server is not None:
             server.die(_KILLED)
 
     def kill_client(self, client: str) -> None:
-        """The process `client` dies: its calls end at once on both sides, and nothing that it does afterwards leaves it."""
+        """The process `client` dies: its calls end immediately on both sides, and nothing that it sends afterwards arrives."""
         self._dead_clients.add(client)
         for ends, calls in list(self._calls.items()):
             if ends[0] == client:
@@ -135,7 +135,7 @@ class MemoryNetwork:
 
         exchange = MemoryExchange(link, self._limits, on_status=ended, **arguments)
         calls[exchange] = None
-        # In the next iteration at the earliest, so that the caller has its call.
+        # In the next iteration at the earliest, so that the caller already has its call object.
         asyncio.get_running_loop().call_soon(link.deliver, lambda: self._arrive(ends, exchange, wait_for_ready))
         if not link.is_up:
             self._watch_silence(ends, (exchange,))

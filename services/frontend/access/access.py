@@ -1,7 +1,7 @@
 """Access control: reloads the API keys, authenticates callers, applies quotas and accounts usage.
 
-Without a source of keys every request is allowed and no quota applies. A key document that cannot be read leaves the current
-keys in force, so that an error in a rotation locks nobody out. At the start it ends the process.
+Without a source of keys every request is allowed and no quota applies. If the key document cannot be read, the current keys stay valid,
+so that an error in a rotation locks no client out. At the start, the process ends.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ DOCUMENT_BYTES_MAX = 64 << 20
 RELOAD_INTERVAL_S = 2.0
 """Time between two reads of the keys: short, since a revoked key is valid until the next one."""
 BODY_BYTES_PER_CHARGED = 32
-"""Bytes of the body of a refused request, for each token that a quota is charged: less than a fifth of what the body would cost if it ran."""
+"""Bytes of a refused request's body per token that the quota is charged: less than a fifth of what the body would cost as a prompt."""
 _NOT_CHARGED = (401, 429, 499)
 Decided = TypeVar("Decided")
 _KINDS = ("prompt", "cached", "output", "reasoning")
@@ -128,7 +128,7 @@ class Access:
             self.charge(caller, requests=1, tokens=body_bytes // BODY_BYTES_PER_CHARGED)
 
     def leave(self, permit: Permit | None, usage: Usage, *, caller: Caller, request_id: str, model: str) -> None:
-        """Accounts the usage of a request that ended, successfully or not. Called once per request."""
+        """Records the usage of a request that ended, successfully or not. Called once per request."""
         if permit is not None:
             self.quotas.leave(permit, usage, now_s=self._clock.now())
         counts = (usage.prompt_tokens, usage.cached_tokens, usage.output_tokens, usage.reasoning_tokens)

@@ -40,7 +40,7 @@ class Caller:
 
 
 def model_not_found(name: str) -> NotFoundError:
-    """Returns the same for a name that nobody serves and for one that the caller may not use."""
+    """Returns the same error for a model that is not served and for one that the caller may not use."""
     return NotFoundError(
         f"the model {name[:128]!r} does not exist; /v1/models (gRPC: ListModels) lists those that do",
         field="model",

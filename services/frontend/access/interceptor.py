@@ -20,7 +20,7 @@ _OPEN = ("/grpc.health.v1.", "/grpc.reflection.", "/inference.GRPCInferenceServi
 rpc_caller: ContextVar[Caller] = ContextVar("kvmesh_rpc_caller", default=ANYBODY)
 """The caller of the current call. A gRPC interceptor can pass a value to a servicer only through a context variable."""
 rpc_authenticate: ContextVar[Callable[[], Caller]] = ContextVar("kvmesh_rpc_authenticate", default=lambda: ANYBODY)
-"""Authenticates the current call again. A call can bring requests for hours, and its key may expire or be removed meanwhile."""
+"""Authenticates the current call again. A call can carry requests for hours, and its key may expire or be removed in the meantime."""
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):

@@ -17,8 +17,8 @@ _DIGEST_BYTES = 16
 def isolated(request: Request, tenant: str, sharing: Collection[str]) -> Request:
     """Returns the request with its cache salt and session in the tenant's own space.
 
-    `sharing`: tenants that share cached prefixes with each other; `*` for all. Without a tenant, which is without API keys, the request
-    stays as it is.
+    `sharing`: tenants that share cached prefixes with each other; `*` for all. Without a tenant (that is, without API keys) the request
+    is unchanged.
     """
     if not tenant:
         return request

@@ -51,7 +51,7 @@ class KeyBook:
         """Returns the caller with this key. Raises UnauthenticatedError."""
         entry = self.entries.get(hash_of(key))
         if entry is None:
-            raise UnauthenticatedError("the API key is not known", reason="invalid_api_key")
+            raise UnauthenticatedError("the API key is unknown", reason="invalid_api_key")
         if entry.expires_at_s is not None and wall_s >= entry.expires_at_s:
             raise UnauthenticatedError("the API key has expired", reason="expired_api_key")
         return entry.caller
@@ -64,14 +64,14 @@ class KeyBook:
             if entry.caller.tenant == tenant and (entry.expires_at_s is None or wall_s < entry.expires_at_s)
         ]
         if not live:
-            raise UnauthenticatedError("the tenant has no valid API key any more", reason="expired_api_key")
+            raise UnauthenticatedError("the tenant no longer has a valid API key", reason="expired_api_key")
         limited = [caller.models for caller in live if caller.models is not None]
         models = frozenset.intersection(*limited) if limited else None
         return replace(live[-1], models=models)
 
 
 def read_keys(document: bytes) -> KeyBook:
-    """Parses a document. Raises InvalidRequestError with every problem at once."""
+    """Parses a document. Raises one InvalidRequestError with all problems."""
     try:
         value = orjson.loads(document)
     except orjson.JSONDecodeError as error:

@@ -22,7 +22,7 @@ class AccessSettings:
     def __post_init__(self) -> None:
         """Raises ValueError for two sources of keys."""
         if self.keys_file and self.keys_consul_key:
-            raise ValueError("keys_file and keys_consul_key exclude each other")
+            raise ValueError("keys_file and keys_consul_key are mutually exclusive")
 
     @property
     def needs_key(self) -> bool:

@@ -91,7 +91,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidRequestError("the body must be a JSON object", reason="invalid_json")
     if body.count(b"{") + body.count(b"[") > NESTING_MAX and is_nested_too_deeply(value):
-        raise InvalidRequestError(f"the body is nested more than {NESTING_MAX} times", reason="invalid_json")
+        raise InvalidRequestError(f"the body is nested more than {NESTING_MAX} levels deep", reason="invalid_json")
     return value
 
 

@@ -1,6 +1,6 @@
-"""Fields of request bodies without effect: those that no API of the frontend declares, and hints that it does not use.
+"""Fields of request bodies that have no effect: unknown fields, which no API of the frontend declares, and hints that it does not use.
 
-They are ignored with a warning. A setting refuses the former.
+Both are ignored with a warning. With a setting, unknown fields are refused.
 """
 
 import re

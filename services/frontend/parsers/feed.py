@@ -47,7 +47,7 @@ class Interrupted(Malformed):
 
 
 class ValueEnds:
-    """The marks that end a value without quotes, and how to tell them from the same text inside the value.
+    """The marks that end a value without quotes, and how to distinguish them from the same text inside the value.
 
     `closing` and `others` always end it. A `doubtful` mark is text of the value if the next mark of `deciding` and `closing` is
     `closing`; else the closing mark is missing, and the doubtful one ends the value.
@@ -299,7 +299,7 @@ class Feed:
     ) -> TextSteps:
         """Emits text as it comes, up to a mark. Returns the mark without consuming it; empty at the end of the answer.
 
-        `quick` returns `to_part` of `wait_quickly`, before each wait. `ends`: says which of the marks may be text.
+        `quick` returns `to_part` of `wait_quickly`, before each wait. `ends`: decides which of the marks are text.
         """
         text_characters = 0
         while True:

@@ -36,7 +36,7 @@ def quoted(text: str) -> str:
 
 
 def inner(text: str) -> str:
-    """Returns a piece of a JSON string. Pieces may be joined, since each character is encoded by itself."""
+    """Returns a piece of a JSON string. Pieces may be joined, because each character is encoded separately."""
     return _encode(text)[1:-1]
 
 

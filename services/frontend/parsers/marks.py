@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 START_CHARACTERS = 3
-"""Enough to tell marks that begin with a letter from most words."""
+"""Enough characters to distinguish marks that begin with a letter from most words."""
 
 
 def _start(characters: str) -> str:

@@ -18,11 +18,11 @@ from services.frontend.parsers.parts import TRUNCATED
 
 TEXT = frozenset({"string"})
 ANYTHING: frozenset[str] = frozenset()
-"""The type is not known: a value that is JSON stays as it is, any other is text."""
+"""The type is unknown: a value that is JSON is unchanged, any other is text."""
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\Z")
 _NUMBER_CHARACTERS_MAX = 64
 _SCHEMA_DEPTH_MAX = 4
-# Names that clients' schemas give to types, beside those of JSON schema.
+# Names that clients' schemas give to types, in addition to those of JSON schema.
 _JSON_TYPES: Mapping[str, str] = {
     **dict.fromkeys(("str", "text", "char", "varchar", "enum"), "string"),
     **dict.fromkeys(("int", "int32", "int64", "uint", "uint32", "uint64", "long", "short", "unsigned"), "integer"),
@@ -93,14 +93,17 @@ def stream_value(feed: Feed, ends: ValueEnds, types: frozenset[str], *, is_padde
     mark = yield from feed.stream_until(ends.marks, held.append, ends=ends)
     text = "".join(held)
     if not mark:
-        # The arguments are incomplete, and contain all that the model wrote of them.
+        # The arguments are incomplete; everything that the model wrote has been delivered.
         feed.add_arguments(text)
         raise Malformed(TRUNCATED)
     feed.add_arguments(to_json(text.removesuffix("\n") if is_padded else text, types))
 
 
 def _stream_text(feed: Feed, ends: ValueEnds, types: frozenset[str], *, is_padded: bool) -> Steps:
-    """Delivers text at once, except what the next text decides: a lone `null` where it may be one, and the last line break."""
+    """Delivers text immediately, except text whose meaning depends on the next text:
+
+    `null` alone where null is allowed, and the last line break.
+    """
     begun = False
     held = ""
 

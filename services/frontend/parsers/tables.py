@@ -151,7 +151,7 @@ def _find(*, families: Mapping[str, Family], aliases: Mapping[str, str], name: s
     family = families.get(aliases.get(name, name))
     if family is None:
         raise UnsupportedError(
-            f"there is no {kind} parser {name[:64]!r}; there are {', '.join(sorted(families))}",
+            f"there is no {kind} parser {name[:64]!r}; known parsers: {', '.join(sorted(families))}",
             field=f"{kind}_parser",
             reason="parser_unknown",
         )

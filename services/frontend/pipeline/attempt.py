@@ -108,7 +108,7 @@ class Attempt:
             return
         starting = asyncio.ensure_future(self._starter.start(prefill, decode))
         try:
-            # A failing leg ends the request at once, even while prompts of other choices are still computed.
+            # A failing leg ends the request immediately, even while prompts of other choices are still computed.
             await asyncio.wait({starting, state.ended}, return_when=asyncio.FIRST_COMPLETED)
             if not state.ended.done():
                 starting.result()

@@ -20,7 +20,7 @@ class AttemptReports:
         self._report(ReportKind.PREFILLED, cached_tokens=self._state.cached_tokens())
 
     def on_first(self) -> None:
-        """A choice received its first token. If prefill answers, FINISHED follows at once and reports it too."""
+        """A choice received its first token. If prefill answers, FINISHED follows immediately and reports it too."""
         if not self._state.has_token:
             self._state.has_token = True
             if self._state.uses_decode:

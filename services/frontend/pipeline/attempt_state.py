@@ -25,7 +25,7 @@ class AttemptState:
         self.choices: Mapping[int, ChoiceSink] = {}
         """The choices that are not over, by number."""
         self.last = 0
-        """Number of the last one."""
+        """Number of the last placement."""
         self._open = 0
         self._tokens_before = 0
         """Tokens that the choices received in earlier attempts."""
@@ -83,7 +83,7 @@ class AttemptState:
         """Returns the time until the request's deadline. Raises DeadlineError when it has passed."""
         left_s = self._deadline_s - self._clock.now()
         if left_s <= 0:
-            raise DeadlineError("the request's time is over")
+            raise DeadlineError("the request's deadline has passed")
         return left_s
 
     def output_tokens(self) -> int:

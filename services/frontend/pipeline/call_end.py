@@ -77,7 +77,7 @@ class CallEnd:
 def make_stop_finder(request: Request) -> CallEnd | StopFinder | None:
     """Returns the finder of the answer's end; None without stop strings and forced calls.
 
-    With `min_tokens` the client wants a forced answer to go on after its call.
+    With `min_tokens` the client wants a forced answer to continue after its call.
     """
     stops = None
     if request.sampling.stop:

@@ -19,11 +19,11 @@ class ChoiceSink:
 
     1. After `close` or the end the answer sink receives nothing.
     2. `on_over` is called exactly once unless `close` came first: with None after `on_end`, or with the leg's failure.
-    3. While `has_shown` is false the answer sink has received neither text nor an end of this choice, however many tokens came.
-    4. `_whole` is empty unless a token with an entry there can be passed on by itself: the answer has begun and is not over,
-       nothing is held back and there are no stop strings.
-    5. `emitted_token_ids` are all tokens of the choice, of this leg and of those before it, also those that are held back. The next
-       leg continues after them.
+    3. While `has_shown` is false, the answer sink has received neither text nor an end of this choice, however many tokens have arrived.
+    4. `_whole` is empty unless a token with an entry there can be passed on alone: the answer has begun and not ended, nothing is held
+       back and there are no stop strings.
+    5. `emitted_token_ids` are all tokens of the choice, from this leg and earlier legs, including those that are held back. The next leg
+       continues after them.
     """
 
     __slots__ = (
@@ -67,7 +67,7 @@ class ChoiceSink:
         self.has_shown = self.has_ended = self.has_prompt = self.has_leg_tokens = False
         self.last_token_at_s = clock.now()
         self._gap_from_s: float | None = None
-        """When the last token of the failed leg came. None: there is no such leg, or the gap is recorded."""
+        """Arrival time of the failed leg's last token. None: there is no failed leg, or the gap is already recorded."""
         self.finish: LegFinish | None = None
 
     @property
@@ -99,7 +99,7 @@ class ChoiceSink:
         return following
 
     def completes(self, *, max_tokens: int | None) -> LegFinish | None:
-        """Returns how the answer ended if its last token has arrived and only the end itself was lost; None if it goes on."""
+        """Returns how the answer ended if its last token has arrived and only the end itself was lost; None if the answer continues."""
         tokens = self.emitted_token_ids
         if tokens and tokens[-1] in self._stop_ids and len(tokens) > self._min_tokens:
             return LegFinish(reason=FinishReason.STOP, stop_token_id=tokens[-1])
@@ -108,14 +108,15 @@ class ChoiceSink:
         return None
 
     def begin(self, cancel: Callable[[], None], *, release: Callable[[], None] | None = None) -> None:
-        """The leg was submitted; `cancel` stops it on its worker. `release` gives back the handle that the leg brought.
+        """The leg was submitted; `cancel` stops it on its worker.
 
-        A worker that rejects the leg does not use the handle, so that nobody else would give it back before its lease ends.
+        `release` releases the handle that the leg brought. If the worker rejects the leg, it does not use the handle, which would then
+        stay until its lease ends.
         """
         self._cancel, self._release = cancel, release
 
     def on_tokens(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None, came_s: float) -> None:
-        """See LegSink. The fast path is one token whose text is whole by itself."""
+        """See LegSink. The fast path is one token that decodes to whole characters."""
         if len(token_ids) == 1:
             whole, token_id = self._whole, token_ids[0]
             if token_id < len(whole) and (text := whole[token_id]) and token_id not in self._stop_ids:
@@ -172,7 +173,7 @@ class ChoiceSink:
             self._sink.on_prompt(self._number, logprobs)
 
     def _show(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None, first: int) -> None:
-        """Passes tokens on one by one, so that none after a stop string is reported. `first`: number of tokens before these."""
+        """Passes tokens on one at a time, so that none after a stop string is reported. `first`: number of tokens before these."""
         stops = self._stops
         for i, token_id in enumerate(token_ids):
             text = self._detokeniser.push((token_id,))

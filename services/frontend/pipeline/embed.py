@@ -28,7 +28,7 @@ EMBEDDINGS = "embeddings"
 INPUTS_MAX = 2048
 """Inputs of one request: OpenAI's limit."""
 LEGS_MAX = 64
-"""Inputs of one request that run at once. More would fill the worker's queue; the engine batches no more of them either."""
+"""Inputs of one request that run concurrently. More would only fill the worker's queue, because the engine does not batch more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class Embedder:
         """Checks the request and tokenises its inputs. Raises errors of the client."""
         if EMBEDDINGS not in model.features:
             raise UnsupportedError(
-                f"no worker of {model.name} gives embeddings", field="model", reason="embeddings_unsupported"
+                f"no worker of {model.name} supports embeddings", field="model", reason="embeddings_unsupported"
             )
         check_range(request.asked.priority, "priority", low=-PRIORITY_MAX, high=PRIORITY_MAX)
         if not 1 <= len(request.inputs) <= INPUTS_MAX:
@@ -83,7 +83,7 @@ class Embedder:
             raise InvalidRequestError(f"{name} must not be empty", field=name)
         if len(token_ids) >= model.context_tokens_max:
             raise InvalidRequestError(
-                f"{name} has {len(token_ids)} tokens; the model takes fewer than {model.context_tokens_max}",
+                f"{name} has {len(token_ids)} tokens; the model accepts fewer than {model.context_tokens_max}",
                 field=name,
                 reason="context_length_exceeded",
             )
@@ -176,7 +176,7 @@ class Embedder:
             async with room:
                 whole = await run_leg(link, leg, timeout_s=self._left_s(deadline_s))
             if whole.finish is None or whole.finish.embedding is None:
-                raise InternalError("the worker gave no embedding", where=link.worker.worker_id)
+                raise InternalError("the worker returned no embedding", where=link.worker.worker_id)
             return whole.finish
 
         finishes = await run_together(*map(run, legs))

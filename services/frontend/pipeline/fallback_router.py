@@ -13,7 +13,7 @@ from services.frontend.pipeline.local_placement import LocalPlacer
 log = logging.getLogger(__name__)
 NO_ROUTER = "no_router"
 WITHOUT_ROUTER_AFTER_S = 1.0
-"""While no router can be reached, a request waits so long for one: the longest pause between two attempts. Then it is placed here."""
+"""Time for which a request waits for a router while none is reachable: the longest pause between two attempts. Then the frontend places it."""
 FindWorkers = Callable[[str], Sequence[Described]]
 """The workers of a model as the registry last listed them."""
 
@@ -21,7 +21,7 @@ FindWorkers = Callable[[str], Sequence[Described]]
 class FallbackRouterLink:
     """Implements RouterLink. Routers place requests; without one, `LocalPlacer` does.
 
-    1. A frontend that knows of no router places nothing itself: that is a mistake of its settings.
+    1. A frontend whose registry has never listed a router places nothing itself, because then its settings are probably wrong.
     2. Requests that were placed here are never reported to a router: it learns of them from the workers' load.
     """
 

@@ -159,7 +159,7 @@ class HedgedPrefill:
             leg = self._legs.make(i, LegTask.PREFILL, worker, is_hedge=True)
             whole = await run_leg(link, leg, timeout_s=min(state.left_s(), self._settings.first_token_timeout_s))
             if whole.finish is None or whole.finish.handle is None:
-                raise UnavailableError("the second prefill worker gave no handle")
+                raise UnavailableError("the second prefill worker returned no handle")
         except (UnavailableError, LostError, OverloadedError) as error:
             worker_id = "" if worker is None else worker.worker_id
             self._report(placed, ReportKind.FAILED, placed_s, error=error, worker_id=worker_id)

@@ -11,10 +11,10 @@ SAMPLES_MIN, SAMPLES_MAX = 20, 256
 
 
 class PrefillTimes:
-    """How much longer than expected prefill workers take, and which part of the requests may be hedged. One for each model.
+    """Measures how much longer than expected prefill workers take, and limits the share of hedged requests.
 
-    The router's expectation differs from prompt to prompt, so the quantile is that of the ratio: a prompt is hedged when it takes longer
-    than its own expectation times the ratio that only a few prompts exceed.
+    One per model. The router's expectation differs from prompt to prompt, so the quantile is taken over ratios: a prompt is hedged when
+    it takes longer than its own expectation times the ratio that only a few prompts exceed.
     """
 
     def __init__(self, settings: HedgeSettings) -> None:

@@ -8,9 +8,10 @@ from kvmesh.rpc.clients import LegSink
 
 
 class HeldSink:
-    """LegSink in front of another one. Both legs run at once, and the prompt's log-probabilities come before any token.
+    """A LegSink in front of another one.
 
-    The prefill leg ends as soon as the KV is sent, so that few tokens are held. A failure passes at once.
+    It holds tokens until the prompt's log-probabilities have arrived, because both legs run at the same time. The prefill leg ends as
+    soon as the KV is sent, so few tokens are held. A failure passes immediately.
     """
 
     def __init__(self, sink: LegSink) -> None:

@@ -104,7 +104,7 @@ class LegStarter:
         assert whole.finish is not None
         handle = whole.finish.handle
         if handle is None:
-            raise KvLostError("the prefill worker gave no handle", where=prefill.worker.worker_id)
+            raise KvLostError("the prefill worker returned no handle", where=prefill.worker.worker_id)
         try:
             self._submit(
                 i,
@@ -117,11 +117,11 @@ class LegStarter:
             raise
 
     async def _start_rendezvous(self, i: int, prefill: LegLink, decode: LegLink) -> None:
-        """Rendezvous handoff: both legs start at once, and the first failure of either ends both.
+        """Rendezvous handoff: both legs start at the same time, and the first failure of either ends both.
 
         After the first token the decode worker has the prompt's KV, so a failure of the prefill leg no longer matters.
         """
-        # The link is that of all ranks of the worker.
+        # All ranks of the worker share the link.
         placed = self._state.placement.prefill or prefill.worker
         rendezvous = rendezvous_at(self._state.placement.rendezvous_address, placed, room=self._random.getrandbits(63))
         choice = self._state.choices[i]
@@ -181,7 +181,7 @@ class LegStarter:
         state, choice = self._state, self._state.choices[i]
         if state.ended.done():
             state.ended.result()
-            raise CancelledByCallerError("the request is over")
+            raise CancelledByCallerError("the request has ended")
         leg = self._legs.make(i, LegTask.GENERATE, state.placement.decode, handle=handle, rendezvous=rendezvous)
         try:
             choice.begin(link.submit_nowait(leg, sink or choice, timeout_s=state.left_s()), release=release)

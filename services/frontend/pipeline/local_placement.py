@@ -44,7 +44,7 @@ class LocalPlacer:
         pair = min(pairs, key=self._load_of)
         if self._load_of(pair)[0] >= REQUESTS_PER_WORKER_MAX:
             raise OverloadedError(
-                "no router answers, and all workers have as many requests as they may have",
+                "no router answers, and all workers are at their limit of requests",
                 reason="workers_full",
                 retry_after_s=1.0,
             )

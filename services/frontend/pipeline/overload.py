@@ -1,9 +1,9 @@
 """Limits each tenant to its share of the requests in flight while the event loop is overloaded. Pure.
 
-The event loop serves all streams alike. A tenant with forty of them gets forty times the CPU time of a tenant with one, and when there is
-less CPU time than all need, the tokens of both arrive late. So while timers of the loop run late, a limit on the requests in flight falls,
-and a tenant with more than an equal part of it starts no further request. While timers run in time, the limit grows, until nobody waits.
-A tenant that is alone is never limited, since nobody would gain.
+The event loop serves all streams equally. A tenant with forty streams gets forty times the CPU time of a tenant with one, and when CPU
+time is short, the tokens of both arrive late. So while timers of the loop run late, a limit on the requests in flight falls, and a tenant
+with more than an equal part of it starts no further request. While timers run on time, the limit grows until no request waits. A single
+tenant is never limited, because no other tenant would benefit.
 
 Invariants:
 1. Without a limit every request may start.

@@ -1,16 +1,16 @@
 """The placements of one request, one after the other.
 
-A request may be the cause of a worker's death, and each new placement would then cost another worker. A worker whose engine
-failed reports it; a process that is killed, a host that goes down and a network that breaks do not. So:
+If a request causes a worker's death, each new placement would kill another worker. A worker whose engine failed reports that; a killed
+process, a host that goes down and a broken network do not. So:
 
 1. Two engines that died while they ran the request end it, with a reason that clients do not retry.
-2. So do two connections in a row to workers of one role that broke before they generated a token, unless the frontend lost other
-   workers too at that time.
-3. Lost workers of any kind, also those that cannot be reached, are counted, up to `LOSSES_MAX`.
-4. Workers that send heartbeats but no tokens are counted apart: two.
-5. A worker that goes silent before the first token of a request with a constraint may be busy with compiling it. The request is then
-   placed on this worker only, once it is back, and ends if it loses it again or the worker stays away.
-6. Refusals and lost KV are counted apart from all these, up to `placement_attempts` placements without a token.
+2. So do two broken connections in a row, to workers of one role that had generated no token, unless the frontend lost other workers at
+   that time too.
+3. Losses of workers of any kind, including unreachable ones, are counted, up to `LOSSES_MAX`.
+4. Workers that send heartbeats but no tokens are counted separately, up to two.
+5. A worker that falls silent before the first token of a request with a constraint may be busy compiling it. The request is then placed
+   again only on this worker, when it is back. It ends if it loses the worker again, or if the worker does not return.
+6. Refusals and lost KV are counted separately, up to `placement_attempts` placements without a token.
 7. Over all requests of a model, `retry_budget` limits those that are placed again before their first token.
 """
 
@@ -47,7 +47,7 @@ SILENT_WORKER_RETURNS_S = 15.0
 """Longest wait for a silent worker that may be compiling the request's constraint. Most breaks of a network end earlier."""
 CLOCK_GRAIN_S = 1e-3
 LINK_TIMEOUT_S = 5.0
-"""Longest wait for a connection to a worker, longer than one try to connect (3 s); then another worker gets the request."""
+"""Longest wait for a connection to a worker, longer than one connection attempt (3 s). Then the request is placed on another worker."""
 RETRY_AFTER_S = 1.0
 """Retry-After of refused requests. Requests end many times a second, and Retry-After counts in whole seconds."""
 NO_WORKER_NOW = ("no_worker", "no_prefill_worker", "breakers_open", "paths_open")
@@ -80,7 +80,7 @@ class RequestPlacements:
         self._deadline_s = deadline_s
         self._excluded: list[str] = []
         self._pins: dict[str, Any] = {}
-        """The field of the ask that pins the worker that went silent, while no other one may run the request."""
+        """The ask's field that pins the silent worker, while no other worker may run the request."""
         self._pin_ends_s = 0.0
         self._first_failure: MeshError | None = None
         self._limits = RetryLimits(settings, lost_workers)
@@ -99,9 +99,9 @@ class RequestPlacements:
         except UnavailableError as error:
             if self._deadline_s - self._clock.now() <= CLOCK_GRAIN_S:
                 # The deadline passed. The lack of a worker is not the cause that the client should see.
-                raise DeadlineError("the request's time is over") from error
+                raise DeadlineError("the request's deadline has passed") from error
             if self._first_failure is not None:
-                # The failure of the worker tells the client more than the lack of another worker.
+                # The worker's failure is more useful to the client than the lack of another worker.
                 raise self._first_failure from error
             error.retry_after_s = error.retry_after_s or RETRY_AFTER_S
             raise
@@ -143,7 +143,7 @@ class RequestPlacements:
         self._pins = {"pinned_prefill_worker_id" if is_prefill else "pinned_decode_worker_id": worker_id}
         self._pin_ends_s = self._clock.now() + SILENT_WORKER_RETURNS_S
         self._first_failure = InternalError(
-            "a worker went silent, perhaps while it compiled this request's constraint; the request is not tried on another",
+            "a worker went silent, perhaps while it compiled this request's constraint; the request is not placed on another worker",
             reason=WORKER_LOST_TWICE,
             where=error.where,
         )
@@ -162,7 +162,7 @@ class RequestPlacements:
         if not emitted_tokens and not self._pins and not self._budget.take_nowait(self._clock.now()):
             _log.warning("retry_budget_spent", extra={"data": {"reason": error.reason, "where": error.where}})
             raise OverloadedError(
-                f"the request failed ({error.reason}) and is not tried on another worker, because too many requests are at present",
+                f"the request failed ({error.reason}) and is not tried on another worker, because too many requests are being retried",
                 reason=RETRY_BUDGET_SPENT,
                 retry_after_s=RETRY_AFTER_S,
                 where=error.where,

@@ -26,7 +26,7 @@ def content_of(texts: Sequence[str]) -> str | list[dict[str, str]]:
 
 
 class ToolMode(StrEnum):
-    """Who decides whether tools are called."""
+    """Whether the model decides to call tools, or must, or must not."""
 
     AUTO = "auto"
     NONE = "none"

@@ -22,8 +22,8 @@ class RequestRun:
     """Invariants:
 
     1. Each choice has one sink at a time. A choice that has ended keeps its sink and gets no further leg.
-    2. The answer sink receives each token once: it continues where the failed placement stopped, or begins anew after `on_restart`,
-       or before it has received anything.
+    2. The answer sink receives each token once: it continues where the failed placement stopped, or starts from the beginning after
+       `on_restart` or before it has received anything.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class RequestRun:
         return sum([choice.tokens for choice in self._choices if not choice.has_ended])
 
     def recover(self, error: MeshError) -> bool:
-        """Decides how the answer goes on after a failed attempt. Returns False if it is complete, so that no placement must follow.
+        """Decides how the answer continues after a failed attempt. Returns False if it is complete and needs no further placement.
 
         Raises the error that ends the request if the client has a part of an answer that cannot be continued.
         """
@@ -139,7 +139,7 @@ class RequestRun:
         )
 
     def _restart(self) -> None:
-        """Discards the answer. The client has nothing of it, so the time to first token starts anew."""
+        """Discards the answer. The client has received nothing of it, so the time to first token is measured again."""
         if self._sink.is_whole:
             for choice in range(self.prepared.request.choices):
                 self._sink.on_restart(choice)

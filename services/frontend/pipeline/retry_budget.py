@@ -6,7 +6,7 @@ and `continuations_max` limits them. Pure: times are arguments.
 """
 
 BURST = 1000.0
-"""Requests that may be placed again at once: one lost worker may have that many."""
+"""Requests that may be placed again in one burst: one lost worker may have that many."""
 RATIO = 0.2
 """Part of a request that each new request adds to them: so a fifth of the load at most is placed again."""
 PER_S = 10.0

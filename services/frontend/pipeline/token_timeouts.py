@@ -65,7 +65,7 @@ class TokenTimeouts:
     def _fail(self, *, is_deadline: bool, now_s: float) -> None:
         ended, where = self._state.ended, self._state.placement.decode.worker_id
         if is_deadline:  # No worker caused it.
-            ended.set_exception(DeadlineError("the request's time is over", where=where))
+            ended.set_exception(DeadlineError("the request's deadline has passed", where=where))
             return
         self._state.failed_worker_id = where
         if any(ends_s <= now_s for ends_s in self._handoff_ends()):

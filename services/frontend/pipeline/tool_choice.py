@@ -37,7 +37,7 @@ def with_tool_constraint(request: Request, tools: ToolFamily | WholeFamily | Non
     # response_format does not apply to an answer of calls only. Any other constraint contradicts the choice of tools.
     own = request.named("constraint")
     if request.sampling.constraint is not None and not (choice.is_forced and own == "response_format"):
-        raise InvalidRequestError(f"{own} and {field} cannot both be asked for", field=field, reason="invalid_value")
+        raise InvalidRequestError(f"{own} and {field} cannot both be requested", field=field, reason="invalid_value")
     if len(constraint.text.encode()) > DOCUMENT_BYTES_MAX:
         raise InvalidRequestError(
             f"the schemas of all tools together have more than {DOCUMENT_BYTES_MAX} bytes",

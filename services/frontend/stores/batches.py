@@ -292,7 +292,8 @@ class BatchStore:
             int(is_error),
             count,
         )
-        # After the read: whoever ends the batch deletes its results, and a file of the rest would replace the whole one.
+        # Checked after the read: the frontend that ends the batch deletes its results, and a file with only the rest would replace the
+        # complete one.
         await _fence(connection, claim, is_locked=False)
         return [(row["line"], row["record"]) for row in rows]
 

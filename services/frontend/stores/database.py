@@ -98,7 +98,7 @@ class WaitingCalls:
 
 
 class StoreClock:
-    """A clock whose wall time is that of a database, so that leases end at one moment for all machines."""
+    """A clock with the database's wall time, so that leases end at the same moment for all machines."""
 
     def __init__(self, clock: Clock, database: Database) -> None:
         self._clock = clock

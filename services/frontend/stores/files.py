@@ -161,7 +161,7 @@ class FileStore:
         )
         if in_use is not None:
             raise InvalidRequestError(
-                "a batch that has not ended reads this file", field="file_id", reason="file_in_use"
+                "the file is in use by a batch that has not ended", field="file_id", reason="file_in_use"
             )
         if not await connection.change("DELETE FROM files WHERE id = ? AND owner = ?", file_id, owner):
             raise _not_found(file_id, field="file_id")
@@ -190,7 +190,7 @@ _USED = "SELECT count(*) AS count, CAST(coalesce(sum(size_bytes), 0) AS BIGINT) 
 
 def _check_room(used: Row | None, size_bytes: int, *, files_max: float, bytes_max: float) -> None:
     if used is not None and (used["count"] >= files_max or used["size_bytes"] + size_bytes > bytes_max):
-        raise OverloadedError("no room for another file; delete some", reason="files_full", retry_after_s=60.0)
+        raise OverloadedError("the file store is full; delete some files", reason="files_full", retry_after_s=60.0)
 
 
 async def insert_file(connection: DatabaseConnection, values: Sequence[object]) -> None:

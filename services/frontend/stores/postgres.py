@@ -76,10 +76,11 @@ class PostgresConnection:
 
 
 class PostgresDatabase:
-    """A pool of connections to one database. A call waits at most `timeout_s`, also for a server that does not answer.
+    """A pool of connections to one database.
 
-    A transaction runs again if its connection was lost or PostgreSQL ended it for a deadlock. While the server cannot be reached, calls
-    fail after `away_timeout_s`, and the pool connects again by itself. Several parts may use one database: it closes with the last.
+    A call waits at most `timeout_s`, even if the server does not answer. A transaction runs again if its connection was lost or
+    PostgreSQL ended it because of a deadlock. While the server is unreachable, calls fail after `away_timeout_s`, and the pool reconnects
+    automatically. Several parts may use one database; it closes with the last.
     """
 
     def __init__(self, settings: StoresSettings, migrations: Sequence[str], clock: Clock) -> None:
@@ -96,7 +97,7 @@ class PostgresDatabase:
         self.clock_offset_s = 0.0
 
     async def open(self) -> None:
-        """Connects and migrates. A server that is away is no failure here: calls fail until it is back.
+        """Connects and migrates. Does not fail if the server is unreachable: calls fail until it is back.
 
         Raises UnavailableError if a later version of this program wrote the tables, InvalidRequestError if the password file cannot be read.
         """
@@ -115,7 +116,7 @@ class PostgresDatabase:
             configure=self._measure_clock,
             timeout=settings.timeout_s,
             max_lifetime=settings.connection_age_s_max,
-            # The pool gives up an attempt then; the next call starts another, so that no pause gets long.
+            # The pool then gives up the attempt, and the next call starts another, so that no pause gets long.
             reconnect_timeout=2.0,
             name="stores",
         )
@@ -170,7 +171,8 @@ class PostgresDatabase:
             self._running.discard(ended)
             self._waiting.leave(owner)
             if not ended.cancelled():
-                ended.exception()  # Its caller may have been cancelled; asyncio warns of exceptions that nobody read.
+                # Its caller may have been cancelled, and asyncio warns of exceptions that were never retrieved.
+                ended.exception()
 
         task.add_done_callback(on_done)
         return await asyncio.shield(task)
@@ -228,7 +230,7 @@ class PostgresDatabase:
         return UnavailableError(f"the store failed: {_words(error)}", reason="store_unavailable", retry_after_s=1.0)
 
     async def _migrate(self, connection: Raw) -> None:
-        """Brings the tables to this version. Of processes that start at once, one works and the others wait for it."""
+        """Migrates the tables to this version. If several processes start at the same time, one migrates and the others wait."""
         async with self._migrating:
             if self._is_migrated:
                 return

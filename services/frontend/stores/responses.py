@@ -34,7 +34,7 @@ END
 """
 MIGRATIONS = (_FIRST,)
 CHAIN_MAX, CHAIN_BYTES_MAX = 256, 8 << 20
-"""Earlier responses that one request continues, and their bytes: as many as the largest request body has by default."""
+"""Most earlier responses that one request continues, and their bytes: the default limit of a request body."""
 _CHAIN = """
 WITH RECURSIVE chain (id, previous_id, depth, total_bytes) AS (
   SELECT id, previous_id, 1, size_bytes FROM responses WHERE id = ? AND owner = ?
@@ -61,7 +61,7 @@ class StoredResponse:
 class ResponseStore:
     """Stores responses. `owner` separates tenants: a tenant finds only its own responses.
 
-    0. An owner who stores less than an equal share of `stored_bytes_max` loses nothing to others.
+    0. An owner who stores less than an equal share of `stored_bytes_max` loses no response because of others.
     1. After a sweep at most `stored_bytes_max` bytes remain, and no response that was unused for longer than `ttl_s`.
     2. Using a response renews all responses that it continues.
     """
@@ -131,7 +131,7 @@ class ResponseStore:
 
     @writes
     async def sweep(self, connection: DatabaseConnection) -> int:
-        """Deletes expired responses, and while the store is too large the least recently used of the owner who has most.
+        """Deletes expired responses, and while the store is too large, the least recently used ones of the owner who stores most.
 
         Returns their number.
         """
@@ -175,7 +175,7 @@ def _check_chain(chain: Sequence[Row], response_id: str) -> None:
         )
     if oldest["previous_id"] is not None:
         raise InvalidRequestError(
-            "an earlier response of the conversation is not stored any more",
+            "an earlier response of the conversation is no longer stored",
             field=field,
             reason="previous_response_not_found",
         )

@@ -80,7 +80,7 @@ class Detokenisers:
 
 
 class ByteTable:
-    """Text and bytes by token id. `texts[i]` is None if the token is not whole characters by itself; `pieces[i]`: its bytes."""
+    """Text and bytes by token id. `texts[i]` is None if the token alone is not whole characters; `pieces[i]`: its bytes."""
 
     def __init__(self, pieces: Sequence[bytes], hidden: frozenset[int]) -> None:
         self.pieces = [b"" if i in hidden else piece for i, piece in enumerate(pieces)]

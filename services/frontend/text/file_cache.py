@@ -66,7 +66,7 @@ class FileCache:
     def _folder(self, digest: str) -> Path:
         # The digest comes from a worker, and folders are removed.
         if not _DIGEST.fullmatch(digest):
-            raise UnsupportedError(f"{digest[:100]!r} is no SHA-256 digest of files", reason="bad_card")
+            raise UnsupportedError(f"{digest[:100]!r} is not a SHA-256 digest", reason="bad_card")
         return self._root / digest
 
     def _remove_surplus(self) -> None:

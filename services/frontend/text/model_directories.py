@@ -81,6 +81,6 @@ class ModelDirectories:
             )
             return folder
         raise UnavailableError(
-            f"the files of digest {card.files_digest[:12]} of {card.name} cannot be had: {why_not_local}; {'; '.join(answers)}",
+            f"the files of digest {card.files_digest[:12]} of {card.name} cannot be loaded: {why_not_local}; {'; '.join(answers)}",
             reason="model_files_unavailable",
         )

@@ -119,7 +119,7 @@ class ChatTemplate:
                 pieces.append(piece)
                 left -= len(piece)
                 if left < 0:
-                    raise jinja2.TemplateError("the prompt grows too long")
+                    raise jinja2.TemplateError("the rendered prompt is too long")
         finally:
             # The context and the template's macros refer to each other; clearing saves a garbage collection of the cycle.
             context.vars.clear()

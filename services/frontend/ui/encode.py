@@ -16,7 +16,7 @@ from kvmesh.rpc.router.explanations import is_chosen, shown_candidates, worker_n
 
 TEXT_CHARACTERS_MAX = 160
 WORKERS_MAX = 1024
-"""Workers that are listed. The whole list goes to each viewer once per interval, and no person reads more."""
+"""Most workers that are listed. The whole list is sent to each viewer once per interval, and a longer one would not be read."""
 CANDIDATES_MAX = 64
 """Candidates of one explanation."""
 SERVICES_MAX = 256

@@ -46,7 +46,7 @@ class Frame:
 class MeshObserver:
     """A running part. Invariants:
 
-    1. The mesh is read at most once per `INTERVAL_S`, whatever the number of viewers, and not at all without one.
+    1. The mesh is read at most once per `INTERVAL_S`, however many viewers there are, and not at all without viewers.
     2. A viewer gets the newest reading. It skips those that came while it was slow, so nothing is buffered for it.
     """
 
@@ -67,7 +67,7 @@ class MeshObserver:
         """Does nothing."""
 
     async def run(self) -> None:
-        """Reads while somebody looks, until cancelled."""
+        """Reads the mesh while there are viewers, until cancelled."""
         while not self._is_closed:
             await self._wanted.wait()
             self._publish(await self._read())
@@ -83,7 +83,7 @@ class MeshObserver:
         """Counts a viewer. Raises OverloadedError if there are too many."""
         if self._viewers >= VIEWERS_MAX:
             raise OverloadedError(
-                f"{self._viewers} viewers look at the mesh already", reason="viewers_full", retry_after_s=10.0
+                f"{self._viewers} viewers are already connected", reason="viewers_full", retry_after_s=10.0
             )
         self._viewers += 1
         self._wanted.set()
@@ -103,7 +103,7 @@ class MeshObserver:
             if self._frame is not None and self._frame.number > after:
                 return self._frame
             await self._changed.wait()
-        raise UnavailableError("the frontend stops", reason="draining")
+        raise UnavailableError("the frontend is stopping", reason="draining")
 
     async def _read(self) -> dict[str, Any]:
         try:

@@ -25,9 +25,9 @@ REQUEST_ID_CHARACTERS_MAX = 160
 STALLED_VIEWER_TIMEOUT_S = 10.0
 """Longest wait for a viewer to read; then it is disconnected, which makes room for another. The page connects again."""
 EXPLANATIONS_MAX = 4
-"""Explanations that are fetched at a time; more are refused with Retry-After. A person asks for one at a time."""
+"""Explanations that are fetched at the same time; more are refused with Retry-After. A viewer asks for one at a time."""
 CALL_TIMEOUT_S = 2.0
-"""Longest wait for a router: a person waits for the answer."""
+"""Longest wait for a router; short, because a viewer waits for the answer."""
 Serve = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -105,7 +105,9 @@ class UiRoutes:
         if len(request_id) > REQUEST_ID_CHARACTERS_MAX or not request_id.isprintable():
             raise InvalidRequestError("this is not the id of a request", field="id")
         if self._explaining >= EXPLANATIONS_MAX:
-            raise OverloadedError("too many explanations are fetched", reason="explanations_full", retry_after_s=1.0)
+            raise OverloadedError(
+                "too many explanations are being fetched", reason="explanations_full", retry_after_s=1.0
+            )
         self._explaining += 1
         try:
             routers = (await self._registry.instances(ROUTER)).instances

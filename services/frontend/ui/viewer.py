@@ -1,4 +1,4 @@
-"""Who may see /ui: the address, the page that asks, and the key."""
+"""Decides who may see /ui: by the client's address, the origin of the request, and the key."""
 
 from collections.abc import Mapping
 from urllib.parse import urlsplit

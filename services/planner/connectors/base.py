@@ -36,7 +36,7 @@ class Connector(Protocol):
     async def flip(self, worker_id: str, role: Role, *, fencing_token: int, timeout_s: float) -> None:
         """Moves a worker to the pool of `role`: it drains or migrates, changes its role and registers again.
 
-        The wanted sizes of both pools change by one. A worker that has the role already is left as it is. UnsupportedError if its engine
+        The wanted sizes of both pools change by one. Does nothing if the worker already has the role. UnsupportedError if its engine
         cannot change roles, NotFoundError if there is no such worker.
         """
         ...
@@ -49,7 +49,7 @@ class Connector(Protocol):
         ...
 
     async def idle_first(self, model: str, role: Role, *, timeout_s: float) -> Sequence[str]:
-        """Returns the ids of a pool's workers, those with the fewest requests first: they are flipped or stopped with the least harm."""
+        """Returns the ids of a pool's workers, those with the fewest requests first, because flipping or stopping them does the least harm."""
         ...
 
     async def aclose(self) -> None:

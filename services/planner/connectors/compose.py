@@ -27,7 +27,7 @@ class ComposeSettings:
 
 
 class ComposeOrchestrator:
-    """One project. A unit is a service. One command runs at a time; a size that is set meanwhile is set after it."""
+    """One project. A unit is a service. One command runs at a time; a size that arrives in the meantime is set afterwards."""
 
     name = "compose"
 
@@ -83,7 +83,7 @@ class ComposeOrchestrator:
         try:
             states = [str(each["State"]) for each in _objects(text) if each["Service"] == unit]
         except (ValueError, KeyError, TypeError) as error:
-            raise UnavailableError(f"docker compose ps printed no JSON: {error}", reason="bad_answer") from None
+            raise UnavailableError(f"docker compose ps did not print JSON: {error}", reason="bad_answer") from None
         return sum(state in RUNS for state in states), states.count("running")
 
     def _raise_failure(self) -> None:

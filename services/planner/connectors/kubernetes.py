@@ -83,7 +83,7 @@ def _client(settings: KubernetesSettings) -> Any:
         else:
             config.load_incluster_config(client_configuration=configuration)
     except (config.ConfigException, OSError) as error:
-        raise UnavailableError(f"no account of Kubernetes: {error}", reason="no_account") from None
+        raise UnavailableError(f"no Kubernetes credentials: {error}", reason="no_account") from None
     # The planner decides again at its next interval, so a failure is not hidden by attempts.
     configuration.retries = False
     return client.AppsV1Api(client.ApiClient(configuration))

@@ -46,7 +46,7 @@ class MeshActions:
                 raise result
 
     async def idle_first(self, model: str, role: Role, *, timeout_s: float) -> Sequence[str]:
-        """Workers of a pool that routers use, those with the fewest requests first."""
+        """Returns the workers of a pool that routers use, those with the fewest requests first."""
         failure: MeshError = UnavailableError("no router is registered", reason="no_router")
         for router in await self._routers():
             try:
@@ -74,7 +74,10 @@ class MeshActions:
 
 
 class MeshConnector(MeshActions):
-    """Implements Connector for a mesh whose processes somebody else starts and stops: sizes are only published, to be read from WatchPlans."""
+    """Implements Connector for a mesh whose processes are started and stopped outside of kvmesh.
+
+    It only publishes sizes, which clients read from WatchPlans.
+    """
 
     name = "mesh"
     can_flip = True

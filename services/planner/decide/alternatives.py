@@ -10,7 +10,7 @@ from services.planner.sizing.size import Sizer
 
 DEFLECT_TOKENS_MIN = 256
 FLIP_WORKERS_MAX = 2
-"""Workers that flip at once: while they flip neither pool has them."""
+"""Most workers that flip at the same time: while they flip, neither pool has them."""
 FIXED_BOUND = (DecisionAction.KEEP, DecisionAction.DEFLECT)
 TOLERANCE = 0.005
 """Shares of goodput that differ by less count as equal."""
@@ -48,7 +48,7 @@ class Evaluator:
         return self._alternative(DecisionAction.KEEP, self._situation.wanted, [(1.0, self._situation.ready)])
 
     def scale(self, shape: Shape) -> Alternative:
-        """New workers are not ready soon. Workers that go leave at once."""
+        """New workers take a while to be ready; workers that stop leave immediately."""
         soon = _smaller(self._situation.ready, shape)
         return self._alternative(DecisionAction.SCALE, shape, [(1.0, soon)], takes_s=self._settings.start_s)
 
@@ -159,5 +159,5 @@ def best_first(alternatives: Sequence[Alternative], rate: float) -> Sequence[Alt
 
 
 def fastest_first(alternatives: Sequence[Alternative], rate: float) -> Sequence[Alternative]:
-    """Sorts by the time that they take, then as `best_first` does."""
+    """Sorts by the time that a change takes, then as `best_first` does."""
     return sorted(best_first(alternatives, rate), key=lambda each: each.takes_s)

@@ -11,7 +11,7 @@ SMALL = 0.1
 CORRECTION_MAX = 2.0
 """Largest factor, and smallest divisor, of a correction. Beyond, the worker's profile is wrong, and so are predictions for other loads."""
 SETTLE_S = 60.0
-"""After a change of the pools, observed latencies are those of the old ones for the length of a window."""
+"""For the length of a window after a change of the pools, observed latencies still include those of the old pools."""
 
 
 class Correction:

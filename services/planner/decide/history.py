@@ -10,7 +10,7 @@ from services.planner.predict.predictors import PeakPrediction, predict, predict
 from services.planner.sizing.demand import Demand
 
 GROWTH_MAX = 1.5
-"""A filter takes a step for a trend, and would let it go on."""
+"""A filter mistakes a step for a trend, and would extrapolate it."""
 
 
 class LoadHistory:
@@ -43,7 +43,7 @@ class LoadHistory:
             self._prediction = None
 
     def predict(self, rate: float) -> PeakPrediction:
-        """Predicts the peak until workers that start now are ready, and one interval more. `rate`: the newest one."""
+        """Predicts the peak rate until workers that start now are ready, plus one interval. `rate`: the newest rate."""
         if not self._rates:
             return PeakPrediction(value=rate, upper=rate, predictor="constant", error=None)
         if self._prediction is None:

@@ -1,12 +1,12 @@
 """Decides for one model. Pure: observations and times are arguments.
 
-1. An observation that is not complete, a change by hand, or a model without targets holds the plan.
-2. The sizer computes the pools for the largest load that is expected until new workers would be ready. A pool grows at once, and shrinks
-   to the largest size that was needed within `calm_s`.
+1. The plan does not change while the observation is incomplete, after a change by hand, or without targets.
+2. The sizer computes the pools for the largest load that is expected until new workers would be ready. A pool grows immediately, and
+   shrinks to the largest size that was needed within `calm_s`.
 3. If the present pools keep the targets, now and later, the only changes are those that save cost.
-4. Otherwise, of the changes that raise the goodput, the fastest is made; of equally fast ones the one with the highest goodput. The next tick
-   shows what is still missing: so a deflection comes at once, a flip follows, then new workers.
-5. A surge within one tick may be chance. It is answered by a deflection only, which costs nothing and ends by itself.
+4. Otherwise, of the changes that raise the goodput, the fastest is made; of equally fast ones the one with the highest goodput. The next
+   tick adds what is still missing: first a deflection, then a flip, then new workers.
+5. A surge within one tick may be chance. The planner only deflects then, because a deflection costs nothing and ends automatically.
 """
 
 import math
@@ -45,7 +45,7 @@ GAIN_MIN = 0.01
 RETUNING = 5.0
 """Factor of GAIN_MIN for another bound of deflection."""
 SHRINK_MARGIN = 0.1
-"""Part of the load on top that a smaller pool must serve within the targets, so that the pool does not grow again at once."""
+"""Additional part of the load that a smaller pool must serve within the targets, so that the pool does not grow again immediately."""
 FLIP_DWELL_S = 60.0
 """Time between two flips; twice that before a flip back. Observed latencies follow a flip within the window of a minute."""
 DEFLECT_CALM_S = 20.0
@@ -53,7 +53,7 @@ DEFLECT_CALM_S = 20.0
 DEFLECT_DWELL_S = 5.0
 """Time between two changes of the bound of deflection: routers place with the new one before the next is chosen."""
 ACTION_SETTLES_S = 30.0
-"""After a change of the planner, other sizes than it wants are not a change by hand for so long."""
+"""For this time after a change by the planner, a size that differs from the wanted one does not count as a change by hand."""
 NEVER = float("-inf")
 
 
@@ -112,7 +112,7 @@ class ModelPlanner:
         wanted: Shape | None,
         now_s: float,
     ) -> tuple[ActionChoice, DecisionInputs]:
-        """`wanted`: the sizes that the connector was last asked for, by anybody; None: it does not know any."""
+        """`wanted`: the sizes that were last set at the connector, by the planner or by others; None: it does not know them."""
         self._adopt(observation, wanted, now_s)
         assert self._wanted is not None
         inputs = DecisionInputs(state=observation.state, ready=observation.ready, wanted=self._wanted)
@@ -193,7 +193,7 @@ class ModelPlanner:
         return self._wanted.deflect_tokens if self._wanted is not None else 0
 
     def accept(self, decision: Decision, now_s: float) -> None:
-        """The decision was carried out, or would be if this were no dry run."""
+        """Called when the decision was carried out, or would have been outside of a dry run."""
         before = decision.inputs.wanted
         self._wanted = decision.shape
         self._acted_s = now_s
@@ -206,11 +206,11 @@ class ModelPlanner:
             self._deflected_s = now_s
         if decision.action in (DecisionAction.FLIP, DecisionAction.SCALE):
             self._correction.restart(now_s)
-            # Other pools may need another bound at once.
+            # Pools of another size may need another bound immediately.
             self._deflected_s = NEVER
 
     def _adopt(self, observation: ModelObservation, wanted: Shape | None, now_s: float) -> None:
-        """Takes over sizes that somebody else asked for, and leaves them alone for a while."""
+        """Adopts sizes that somebody set by hand, and does not change them for a while."""
         if wanted is None:
             # Nobody states sizes: until the planner changes one, what is ready is wanted, so that workers that start later count.
             if self._wanted is None or (self._acted_s == NEVER and not self._is_confirmed):

@@ -1,4 +1,4 @@
-"""Which changes of the load pools follow: they grow at once, shrink late, and do not grow for bursts that go by themselves. Pure."""
+"""Decides which changes of the load the pools follow: they grow immediately, shrink late, and do not grow for bursts that end soon. Pure."""
 
 from collections import deque
 
@@ -77,9 +77,9 @@ class Excursions:
         """Brief rises are a pattern of this load."""
 
     def settle(self, rate: float, newest: float, now_s: float) -> float:
-        """Returns the rate to start workers for: the present one, or the level, if rises as the present one did not last so far.
+        """Returns the rate for which to start workers: the present rate, or the level if rises like the present one did not last before.
 
-        `newest`: what arrived since the call before, per second. Its mean is the level; the present rate alone begins anew with each rise.
+        `newest`: arrivals per second since the previous call. The level is its mean; the present rate starts again with each rise.
         """
         level = self._level(newest, now_s=now_s)
         if self._total_s < self._start_s:

@@ -11,7 +11,7 @@ from services.planner.observation import ModelObservation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThresholdSettings:
-    """The simple way to size pools: one worker more above a threshold, one less below another one."""
+    """Sizes pools by thresholds: one worker more above a high threshold, one less below a low one."""
 
     backlog_high: float = setting(8192.0, "Waiting prompt tokens per prefill worker above which the pool grows.", min=1)
     backlog_low: float = setting(

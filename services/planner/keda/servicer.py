@@ -46,7 +46,7 @@ class ExternalScalerServicer(externalscaler_pb2_grpc.ExternalScalerServicer):
             if is_active is not sent:
                 sent = is_active
                 yield pb.IsActiveResponse(result=is_active)
-        raise UnavailableError("the planner stops", reason="planner_stopping")
+        raise UnavailableError("the planner is stopping", reason="planner_stopping")
 
     async def GetMetricSpec(
         self, request: pb.ScaledObjectRef, context: ServicerContext[Any, Any]

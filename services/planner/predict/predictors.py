@@ -28,7 +28,7 @@ def constant(history: Sequence[float], steps: int) -> Sequence[float]:
 
 @dataclass(frozen=True, slots=True)
 class MovingWindow:
-    """The mean of the newest `width` values goes on."""
+    """Predicts the mean of the newest `width` values."""
 
     width: int
 
@@ -39,7 +39,7 @@ class MovingWindow:
 
 @dataclass(frozen=True, slots=True)
 class SeasonalNaive:
-    """The value of one period ago returns; without a whole period of history the newest value goes on."""
+    """Predicts the value of one period ago; without a whole period of history, the newest value."""
 
     period: int
 
@@ -54,9 +54,9 @@ class SeasonalNaive:
 class LocalTrend:
     """A Kalman filter of a level and a trend, the local linear trend model.
 
-    Source: J. Durbin and S. J. Koopman, Time Series Analysis by State Space Methods, 2nd edition 2012, sections 3.2 and 4.3. Variances are
-    relative to that of the observations, which makes the filter independent of the scale. `damping` per step keeps a trend from going on for
-    ever (Gardner and McKenzie 1985).
+    Source: J. Durbin and S. J. Koopman, Time Series Analysis by State Space Methods, 2nd edition 2012, sections 3.2 and 4.3. Variances
+    are relative to that of the observations, which makes the filter independent of the scale. `damping` per step limits the extrapolation
+    of a trend (Gardner and McKenzie 1985).
     """
 
     level_variance: float = 0.1
@@ -144,7 +144,7 @@ def backtest(name: str, predictor: Predictor, history: Sequence[float], *, steps
 def predict(
     known: Mapping[str, Predictor], history: Sequence[float], *, steps: int, quantile: float = 0.8, chosen: str = ""
 ) -> PeakPrediction:
-    """Predicts with the predictor of the smallest error, or with `chosen`. Without enough history the newest value goes on."""
+    """Predicts with the predictor of the smallest error, or with `chosen`. Without enough history it predicts the newest value."""
     candidates = {chosen: known[chosen]} if chosen else known
     scores = [
         score

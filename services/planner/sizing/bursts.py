@@ -23,7 +23,7 @@ RATIO_STEPS = 50.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BurstWaits:
-    """Waits of a replay, shortest first, and the share of the work that waits for at most so long."""
+    """Waits of a replay, shortest first, and for each the share of the work that waits at most that long."""
 
     mean_s: float
     limits_s: Sequence[float]

@@ -59,8 +59,8 @@ class LatencyForecast:
         return self.is_stable and self.attainment >= self.targets.percentile
 
     def ttft_within(self, limit_s: float) -> float:
-        """Returns the share of requests whose first token comes within `limit_s`: the smaller one of the formulas and of the replay of
-        bursts.
+        """Returns the share of requests whose first token arrives within `limit_s`: the smaller of the formulas' and the burst replay's
+        result.
         """
         return min(self._ttft_within(limit_s), self._ttft_within_in_bursts(limit_s))
 
@@ -69,7 +69,7 @@ class LatencyForecast:
         if waits is None:
             return 1.0
         rest_s = limit_s - FIRST_STEPS * self.step_s
-        # A prompt that shares a step is ready when all of it is: on average half of the others' time later.
+        # A prompt that shares a step is ready when the whole step is: on average half of the others' time later.
         shared_s = (self.prompts_per_step - 1) / 2 * self._times.prefill.mean_s
         share = 0.0
         for part, is_deflected, own_s in self._times.own_s:
@@ -257,7 +257,7 @@ class LatencyForecast:
             return 0.0
         times = self._times.deflected
         workers = self.shape.decode_workers
-        # While prompts are computed the batch goes on, so that the wait is stretched as the steps are.
+        # The batch continues while prompts are computed, so the wait grows by the same factor as the steps.
         stretch = self.step_s / self.speed.decode_s(batch=self.batch, context_tokens=self.context_tokens)
         return stretch * mean_wait_s(
             servers=workers,

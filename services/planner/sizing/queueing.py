@@ -46,7 +46,7 @@ def batching_factor(utilisation: float, prompts_per_step: float) -> float:
 
 
 def wait_within(limit_s: float, *, waiting: float, mean_s: float) -> float:
-    """P(wait <= limit). `waiting`: the probability to wait at all; those who wait do so for an exponential time (exact for M/M/k)."""
+    """P(wait <= limit). `waiting`: the probability to wait at all. Waits are exponentially distributed (exact for M/M/k)."""
     if limit_s < 0 or math.isinf(mean_s):
         return 0.0
     if mean_s <= 0:

@@ -31,7 +31,7 @@ class BreakerState(StrEnum):
 FAILED_FRACTION = 0.5
 """Share of failures among the newest outcomes that opens the breaker, also when they are not consecutive.
 
-A worker that fails every other request does harm; below that, retries on other workers cost less than a worker that is missing.
+Above this share a worker does more harm than good. Below it, retries on other workers cost less than the loss of the worker.
 """
 OUTCOMES_MIN = 20
 """Outcomes before their share of failures counts; also how many are kept."""
@@ -89,7 +89,10 @@ class Breaker:
         return min(self._probes.values(), default=NEVER_S)
 
     def retry_after_s(self, now: float) -> float:
-        """When a request that is refused now may be placed, at the earliest. With all probes in flight, the first pause is the guess."""
+        """The earliest time at which a request that is refused now may be placed.
+
+        If all probes are in flight, the first pause serves as an estimate.
+        """
         if self.state is BreakerState.OPEN:
             return max(0.0, self._half_open_at - now)
         return 0.0 if self.admits else self._settings.pause_min_s

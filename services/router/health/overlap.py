@@ -60,7 +60,7 @@ class OverlapWatch:
         return is_new
 
     def is_repeat(self, first_hash: int, now: float) -> bool:
-        """Returns whether a prompt with this first block was placed here so long ago that the worker's events must have named it."""
+        """Returns whether a prompt with this first block was placed here long enough ago that the worker's events must have named it."""
         placed_at = self.first_blocks.get(first_hash)
         if placed_at is not None and now - placed_at < SETTLE_S:
             return False

@@ -1,7 +1,7 @@
 """Circuit breakers of the paths from frontends to workers. Pure; times are arguments.
 
-A frontend that cannot reach a worker says little about the worker: its own link may be cut. So such failures pause the path from this
-frontend to this worker, and other frontends go on using the worker. `HealthMonitor` shuts a worker for all when several frontends agree.
+If a frontend cannot reach a worker, the frontend's own link may be cut. So such failures pause only the path from this frontend to this
+worker; other frontends continue to use the worker. If several frontends agree, `HealthMonitor` opens the worker's own breaker.
 
 Invariants:
 1. A path without failures in the last `FORGET_S` has no entry, unless it is paused. There are at most `PATHS_MAX` entries.
@@ -20,7 +20,10 @@ PATH_OPEN = "path_open"
 PATHS_OPEN = "paths_open"
 """Reason of a refusal: the frontend has no working path to a decode worker."""
 PAUSE_MAX_S = 2.0
-"""Longest pause of a path. The frontend knows that its link is down, so a probe costs no time, and a path is used soon after it heals."""
+"""Longest pause of a path.
+
+It is short because the frontend knows whether its link is down: a probe costs no time, and the path is used soon after it works again.
+"""
 AGREEING_FRONTENDS_MIN = 2
 """Frontends that must lose a worker before the others stop using it. Those of one host share its link, so they count as one."""
 FORGET_S = 60.0
@@ -127,7 +130,8 @@ class PathBreakers:
             and path.breaker.state is not BreakerState.CLOSED
             and path.failed_at >= answered_at
         ]
-        # Processes of one host lose a worker together when its link is cut. Without a frontend elsewhere nobody suffers from that.
+        # When a host's link is cut, all its processes lose the worker together. If all frontends are on this host, no other frontend is
+        # affected.
         if len(set(self._frontends.values())) > 1:
             lost = list({self._frontends.get(each, each) for each in lost})
         return len(lost) >= AGREEING_FRONTENDS_MIN

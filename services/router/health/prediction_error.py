@@ -4,8 +4,10 @@ from collections.abc import Iterable
 
 OTHER = "other"
 RATIO_BUCKETS = (-0.9, -0.75, -0.5, -0.25, -0.1, 0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
-"""Of (observed - expected) / expected: -0.5 took half the expected time, 1 took twice. Prometheus keeps no sum for a histogram with
-buckets below zero; read quantiles."""
+"""Buckets of (observed - expected) / expected: -0.5 means half the expected time, 1 means twice.
+
+Prometheus keeps no sum for a histogram with buckets below zero; read quantiles.
+"""
 EXPECTED_MIN_S = 1e-4
 """The relative error of a shorter time is meaningless."""
 
@@ -20,8 +22,8 @@ def error_ratio(expected_s: float | None, observed_s: float | None) -> float | N
 class WorkerLabels:
     """Worker ids as values of a metric's label.
 
-    Ids are not a closed set, but a prediction error is meaningful per worker only. Two things bound the number of labels:
-    beyond `workers_max` at a time workers share the label `other`, and a worker that leaves takes its label along.
+    Ids are not a closed set, but a prediction error is meaningful per worker only. Two rules bound the number of labels: beyond
+    `workers_max` at a time, workers share the label `other`; when a worker leaves, its label is removed.
     """
 
     def __init__(self, workers_max: int) -> None:

@@ -26,7 +26,7 @@ _BITS_OF_BYTES: Floats = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], 
 CACHED_FLOATS_MAX = 1 << 20
 """Bound of the cache: 8 MiB."""
 ENTRY_FLOATS = 128
-"""What an entry takes beside its arrays: 1 KiB."""
+"""Size of an entry in addition to its arrays: 1 KiB."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -57,12 +57,12 @@ class CachedTokens:
     """Combines the lookups of all tiers.
 
     Prompts with a common prefix find the same holders at the same depths until an event or a placement changes that, so the arrays are
-    cached by what the lookups found: this saves a third of a decision. The cache is emptied when a holder is added, since the prefixes
-    of holders that left will not be found again.
+    cached by what the lookups found: this saves a third of a decision. The cache is emptied when a holder is added, because entries with
+    holders that left would never be used again.
     """
 
     def __init__(self, index: KvIndex, tier_credits: Mapping[KvTier, float]) -> None:
-        """Tiers are counted in the order of `tier_credits`: what a tier has beyond what is counted already counts for its credit."""
+        """Tiers count in the order of `tier_credits`: tokens that a tier has beyond those already counted count with its credit."""
         self._index = index
         self._slower = [(index.tiers[tier], credit) for tier, credit in tier_credits.items()]
         self._slower_blocks = [blocks for tier, _ in self._slower for blocks in (tier.holders, tier.heads)]

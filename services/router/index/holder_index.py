@@ -168,7 +168,7 @@ class HolderIndex:
         depths: list[int] = []
         sets: list[int] = []
         low, last = 0, len(block_hashes) - 1
-        # The holders in `alive` hold block `low`. `ends` are probed blocks further on, the nearest last, with their holders.
+        # The holders in `alive` hold block `low`. `ends` are later blocks that were already probed, with their holders; the nearest is last.
         ends = [(last, get(block_hashes[last], 0))]
         while ends and alive:
             high, there = ends.pop()

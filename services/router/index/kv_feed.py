@@ -57,7 +57,7 @@ class KvFeed:
 
     @property
     def blocks(self) -> int:
-        """Cached blocks of the worker on the device; predicted ones of a worker without events."""
+        """Number of the worker's blocks cached on the device. For a worker without events: of predicted blocks."""
         return sum(map(self.rank_blocks, range(len(self.bits))))
 
     def rank_blocks(self, rank: int) -> int:

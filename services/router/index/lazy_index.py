@@ -1,4 +1,4 @@
-"""An index that adds blocks to its dictionaries when a lookup reaches them, and keeps other blocks as the lists they came in. Pure.
+"""An index that adds blocks to its dictionaries when a lookup reaches them, and keeps other blocks as the lists in which they arrived. Pure.
 
 Most blocks of long prompts are stored, evicted and never looked up. A run of new blocks is therefore kept as a *pending* list until a
 lookup reaches its first block. Blocks that are evicted before that are compared with the end of the list and cut off. Both take the speed
@@ -10,8 +10,9 @@ Invariants, for a holder with pending runs:
 2. The parent of a run is in the dictionaries, or the run starts a prompt. Blocks that continue a run are appended to it.
 3. It has no cuts.
 
-Block hashes are chained: two chains with a common block are equal from there back to where one of them starts. So a run whose first block
-a holder lacks is new to it as a whole, and the blocks that it holds beyond the dictionaries start with the first block of a run.
+Block hashes are chained: two chains with a common block are equal from there back to where one of them starts. So if a holder lacks the
+first block of a run, the whole run is new to it. The blocks that a holder has outside the dictionaries always start with the first block
+of a run.
 """
 
 from collections.abc import Sequence

@@ -69,5 +69,6 @@ class LookupCache:
         if len(places) > 1:
             lookup.sentinels = itemgetter(*sorted(places))
             lookup.holders = tuple(map(get, lookup.sentinels(block_hashes)))
-            # A longer prompt may go on where this one is cached as a whole. Otherwise any prompt that is long enough ends alike.
+            # If a holder has the whole prompt cached, it may also have more blocks of a longer prompt. Otherwise the result is the same
+            # for every longer prompt.
             lookup.blocks_min, lookup.blocks_max = (count, count) if deepest == count else (deepest + 1, _UNBOUNDED)

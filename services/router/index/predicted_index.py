@@ -178,7 +178,7 @@ class PredictedIndex:
         self._ends_first = min((next(iter(queue)).ends_at for queue in self._queues.values() if queue), default=inf)
 
     def rename(self, old: int, new: int) -> None:
-        """Moves the placements of `old` to `new`, a holder without any."""
+        """Moves the placements of `old` to `new`, which must have none."""
         if old not in self._records:
             return
         records = self._records[new] = self._records.pop(old)

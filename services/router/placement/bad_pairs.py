@@ -1,4 +1,4 @@
-"""Pairs of a group that are not as their distance says: KV does not pass between them, or it takes longer. Pure."""
+"""Pairs of workers whose handoffs fail, or take longer than others at the same distance. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

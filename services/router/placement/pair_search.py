@@ -15,7 +15,7 @@ from services.router.workers.worker import Target
 
 INFINITE = float("inf")
 TIE_RATIO = 0.05
-"""Candidates whose cost is within this ratio of the lowest are equal: coefficients are accurate to a few percent at best."""
+"""Candidates whose cost is within this ratio of the lowest are equivalent: coefficients are accurate to a few percent at best."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -113,7 +113,7 @@ def _find_pair_of_group(
     prompt_tokens: int,
     handoff_times: HandoffTimes,
 ) -> Pair | None:
-    """First the decode candidate, each with its cheapest prefill candidate; then the prefill candidate for that one."""
+    """Chooses the decode candidate first, each with its cheapest prefill candidate; then the prefill candidate for it."""
     bytes_per_token = group.kv_bytes_per_token
     prefill_costs, decode_costs = prefill_leg.costs[group.prefills], decode_leg.costs[group.decodes]
     prefills, decodes = prefill_leg.candidates, decode_leg.candidates

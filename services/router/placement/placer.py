@@ -1,14 +1,14 @@
 """Chooses the workers that serve a request. Pure; time and randomness are arguments.
 
-1. Take the pool of the request's kind, without the workers that the request excludes; only the pinned worker where one is pinned.
+1. Take the pool of the request's kind, without the workers that the request excludes. If the request pins a worker, take only that one.
 2. Look up how many tokens of the prompt each candidate has cached.
-3. Where no pair can exchange KV, or a decode worker lacks at most `local_prefill_tokens_max` tokens, score the decode candidates for
-   the whole request. Otherwise score both legs and take the cheapest pair (`pair_search.py`).
-4. Where no pair has room, a request for one token needs room on its prefill worker only, which answers it by itself.
-5. Where the cheapest pair waits long for its prefill worker, no pair has room, or the prompt is within the planner's bound of deflection, a
-   decode worker that computes the prompt by itself, in chunks that keep its inter-token latency, may be cheaper.
-6. Full workers cost infinitely much, and decode workers that require a prefill worker cost infinitely much alone. When all are full the
-   request is refused as overloaded.
+3. If no pair can exchange KV, or a decode worker lacks at most `local_prefill_tokens_max` tokens, score the decode candidates for the
+   whole request. Otherwise score both legs and take the cheapest pair (`pair_search.py`).
+4. If no pair has room, a request for one token needs room only on its prefill worker, which answers it alone.
+5. If the cheapest pair waits long for its prefill worker, if no pair has room, or if the prompt is within the planner's deflection bound,
+   also score decode workers that compute the prompt themselves, in chunks that keep their inter-token latency.
+6. Full workers have an infinite cost. So have decode workers alone if they require a prefill worker. If all are full, the request is
+   refused as overloaded.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,8 @@ NO_KV_PATH = "no_kv_path"
 DEFLECTED = "deflected"
 """Reason of a placement: the decode worker lacks at most as many tokens of the prompt as the planner's bound allows."""
 CHUNK_TOKENS = 512
-"""Prompt tokens that a decode worker is taken to compute in one step beside its batch, which must keep the inter-token latency target.
+"""Prompt tokens that a decode worker is assumed to compute in one step in addition to its batch. The step must keep the inter-token
+latency target.
 
 Engines compute long prompts in chunks of some hundred to some thousand tokens.
 """
@@ -232,7 +233,7 @@ class Placer:
         requires_prefill = query.pool.decodes.requires_prefill
         if requires_prefill is not None and requires_prefill.all():
             raise UnavailableError(
-                f"no prefill worker of model {ask.model!r} takes requests, and its decode workers cannot compute prompts",
+                f"no prefill worker of model {ask.model!r} accepts requests, and its decode workers cannot compute prompts",
                 reason=NO_PREFILL_WORKER,
                 retry_after_s=RETRY_AFTER_S,
             )
@@ -391,7 +392,7 @@ class Placer:
         decodes = self._allowed(pool.decodes, ask, "pinned_decode_worker_id")
         if not decodes or (ask.pinned_prefill_worker_id and not prefills):
             raise UnavailableError(
-                "no worker that the request allows takes requests",
+                "no worker that the request allows accepts requests",
                 reason="no_worker",
                 retry_after_s=RETRY_AFTER_S,
             )

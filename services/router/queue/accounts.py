@@ -1,9 +1,9 @@
-"""What tenants were served: a virtual time for each, shared by all subqueues of one model and priority. Pure.
+"""The service that each tenant received, as a virtual time per tenant that all subqueues of one model and priority share. Pure.
 
-P. Goyal, H. M. Vin, H. Cheng, "Start-time Fair Queueing" (SIGCOMM 1996). A tenant's virtual time is what it was served, over its weight.
-The tenant with the smallest one is served next. A tenant that had nothing waiting continues at the present virtual time, which is that of
-the newest service, unless its own is later. So a tenant that asks for less than its share is served next, whatever others have waiting,
-and one that asks for more waits for the others.
+P. Goyal, H. M. Vin, H. Cheng, "Start-time Fair Queueing" (SIGCOMM 1996). A tenant's virtual time is the service that it received, divided
+by its weight. The tenant with the smallest virtual time is served next. A tenant that had nothing waiting continues at the current
+virtual time (that of the newest service), unless its own is later. So a tenant that asks for less than its share is served next, whatever
+others have waiting, and one that asks for more waits for the others.
 
 A tenant has one account however many subqueues its requests wait in, so requests of several kinds get no more than those of one kind.
 Room that a subqueue cannot use says nothing about its tenants: a tenant continues at the present virtual time whenever its requests begin
@@ -131,7 +131,10 @@ class Accounts:
             self._keep_idle(account)
 
     def charge_waiting(self, tenant: str, tokens: float) -> None:
-        """Charges what another router served to a tenant whose requests wait here, too. Others are not charged: nobody waits for them here."""
+        """Charges a tenant whose requests wait here for what another router served to it.
+
+        Does not charge other tenants, because none of their requests wait here.
+        """
         account = self._active.get(tenant)
         if account is not None:
             account.charge(tokens)

@@ -1,9 +1,9 @@
 """The queue and the outcomes of queued asks. Pure; times are arguments.
 
-A drain tries the head of one subqueue after the other, always that of the highest priority among the subqueues that are not blocked, and
-among those of a model and priority that of the tenant that was served least. Models take turns. A head that cannot be placed blocks its own
-subqueue until the next `drain`, and no other. A drain places at most `PLACEMENTS_PER_DRAIN_MAX` asks and fails at most once per subqueue, so
-its work is bounded however many asks wait.
+A drain tries the first ask (the head) of one subqueue after another. It takes the subqueue with the highest priority that is not blocked;
+among those of one model and priority, the one whose head belongs to the tenant that was served least. Models take turns. A head that
+cannot be placed blocks its own subqueue until the next `drain`, and no other. A drain places at most `PLACEMENTS_PER_DRAIN_MAX` asks and
+fails at most once per subqueue, so its work is bounded however many asks wait.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ class Queued:
 
     expected_wait_s: float | None
     may_have_room: bool = False
-    """True: no worker was tried, since asks of other kinds go first. A drain may place it at once."""
+    """True: no worker was tried, because asks of other kinds go first. The next drain may place it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class Admission:
         self._refuse(queued, CancelledByCallerError("the request was withdrawn while it was queued"), now)
 
     def forget(self, queued: QueuedAsk, now: float) -> None:
-        """Removes an ask without an outcome, since nobody would receive it."""
+        """Removes an ask without an outcome, because no caller would receive it."""
         self.queue.remove(queued, now)
 
     def drain(self, place: Callable[[QueuedAsk], tuple[Placement, float]], now: float) -> list[QueueOutcome]:
@@ -119,7 +119,7 @@ class Admission:
     def _expired(self, queued: QueuedAsk, now: float) -> MeshError:
         timeout_s, queued_s = queued.ask.timeout_s, now - queued.arrived_s
         if timeout_s is not None and queued_s >= timeout_s:
-            return DeadlineError("the request timed out before a worker had room")
+            return DeadlineError("the request timed out before a worker had capacity")
         retry_after_s = self.queue.retry_after_s(self.queue.expected_wait_s(queued, now))
         message = f"no worker had room for {queued_s:.3g} s"
         return OverloadedError(message, reason="queue_wait_over", retry_after_s=retry_after_s)

@@ -1,11 +1,11 @@
 """The queue of asks that wait for room: bounded, by priority, then fair among tenants, then by deadline. Pure; times are arguments.
 
-Asks that the same workers could serve share a subqueue, so no ask waits for room that it could not use. In a subqueue a higher priority
-always goes first. Within a priority tenants share fairly, across all subqueues of a model (`accounts.py`); within a tenant the nearest
-deadline goes first, then those without a deadline in order of arrival.
+Asks that the same workers could serve share a subqueue, so no ask waits for room that it could not use. In a subqueue, a higher priority
+always goes first. Within a priority, tenants share fairly across all subqueues of a model (`accounts.py`). Within a tenant, the ask with
+the nearest deadline goes first; asks without a deadline follow in order of arrival.
 
 Invariants:
-1. `requests` and `prompt_tokens` are those of the queued asks, and within the limits, except that an empty queue takes any prompt.
+1. `requests` and `prompt_tokens` are the sums over the queued asks, and within the limits, except that an empty queue accepts any prompt.
 2. Every ask that is added leaves exactly once: served, removed, displaced or expired.
 3. A subqueue exists exactly while it has asks, and the accounts of a model and priority while one of their asks waits.
 4. A named tenant waits in at most a quarter of the subqueues.
@@ -86,7 +86,7 @@ class AskQueue:
         return self._accounts.get(ask.model, {}).get(ask.priority)
 
     def charge_peer(self, model: str, priority: int, tenant: str, *, tokens: float) -> None:
-        """Charges what another router served while asks of the tenant wait here, too."""
+        """Charges the tenant for what another router served, while asks of the tenant wait here too."""
         accounts = self._accounts.get(model, {}).get(priority)
         if accounts is not None:
             accounts.charge_waiting(tenant, tokens)

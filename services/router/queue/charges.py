@@ -1,7 +1,7 @@
-"""What tenants are charged for the requests that they are served from the queue. Pure.
+"""Charges tenants for the requests that leave the queue. Pure.
 
-A request is charged its uncached prompt tokens and the output that is typical for its model, for each choice, at most what it allows.
-Its reports correct the charge: at once when it generates more, at its end when it generated less.
+A request is charged its uncached prompt tokens and the output that is typical for its model, for each choice, at most what it allows. Its
+reports correct the charge: immediately when it generates more, at its end when it generated less.
 """
 
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ class Charges:
         return max(1, ask.choices) * (min(typical, expected) if expected else typical)
 
     def correct(self, charge: OutputCharge, output_tokens: int, *, has_ended: bool, is_complete: bool) -> None:
-        """Applies a report: `output_tokens` is the number up to now. `is_complete`: the request ended by itself."""
+        """Applies a report. `output_tokens` is the number so far. `is_complete`: the request ended without a failure or a cancel."""
         if has_ended or output_tokens > charge.output_tokens:
             charge.account.charge(OUTPUT_TOKEN_WEIGHT * (output_tokens - charge.output_tokens))
             charge.output_tokens = output_tokens

@@ -17,10 +17,10 @@ LATE = "late"
 
 
 def is_late(ask: Ask, decision: PlacementDecision, ttft_s: float) -> bool:
-    """Returns whether a new request would miss the target because of what waits ahead of it.
+    """Returns whether a new request would miss the target because of the work ahead of it.
 
-    Not late is a prompt that takes too long on an idle worker too. Nor are requests that have begun (their users wait in the middle of an
-    answer), those that may not use some worker, and those of a priority above 0.
+    These requests are never late: prompts that take too long even on an idle worker, requests that have begun (their users wait in the
+    middle of an answer), requests that exclude a worker, and requests with a priority above 0.
     """
     expected_s = decision.expected_ttft_s
     if not ttft_s or expected_s is None or expected_s <= ON_TIME * ttft_s:

@@ -1,7 +1,7 @@
 """How much each tenant has waiting, over all models and subqueues, by priority. Pure.
 
-The load is the larger of a tenant's parts of the two limits, requests and prompt tokens, over its weight: many small requests weigh as much
-as a few long ones, and requests of many kinds as much as those of one.
+A tenant's load is the larger of its shares of the two limits (requests, prompt tokens), divided by its weight. So many small requests
+count as much as a few long ones, and requests of many kinds as much as requests of one kind.
 """
 
 from collections.abc import Collection

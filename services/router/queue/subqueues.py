@@ -54,7 +54,7 @@ class QueuedAsk:
     """Deadline and order of arrival: its place among the tenant's asks."""
     ends_s: float = inf
     late_until_s: float | None = None
-    """It is late (see `lateness.py`): until then it goes after all others, and only with spare time. None: it is not."""
+    """Until this time the ask is late (see `lateness.py`): it goes after all others, and only if a worker has spare time. None: not late."""
     subqueue: "Subqueue | None" = None
     tenant_queue: "TenantQueue[QueuedAsk] | None" = None
 

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.02
 JOINING_CHECK_INTERVAL_S = 1.0
-"""Interval of the registry's health check while joining. A check with another interval starts at once when the router is ready."""
+"""Interval of the registry's health check while joining. A check with another interval starts immediately when the router is ready."""
 
 
 async def join(
@@ -65,7 +65,7 @@ def recovering_workers(core: RouterCore) -> list[str]:
 
 
 async def _wait_known(core: RouterCore, settings: JoiningSettings, clock: Clock) -> None:
-    """Without a decode worker the router would refuse every request, also while services register anew at an empty registry."""
+    """Without a decode worker the router would refuse every request, for example while services register again with an empty registry."""
     await _wait(lambda: has_decode_worker(core), settings.workers_wait_s, clock)
     await _wait(lambda: not recovering_workers(core), settings.index_wait_s, clock)
 

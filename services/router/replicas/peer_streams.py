@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 WAIT_S_MIN = 0.0005
 """A timer may fire slightly early; without a minimum the wait would be repeated in a busy loop."""
 SILENCE_S = 2.0
-"""A peer without a message for so long is lost. It is four heartbeats, and as long as a frontend waits for a router that hangs."""
+"""A peer that sends nothing for this time is lost: four heartbeats, and as long as a frontend waits for a router that hangs."""
 RECONNECT_S_MIN, RECONNECT_S_MAX = 0.05, 1.0
 """Pause before a stream is opened again; doubles with each failure, up to the maximum."""
 
@@ -180,7 +180,7 @@ class PeerStreams:
 
     async def _exchange(self, peer: Instance) -> tuple[bool, MeshError]:
         """Opens a stream and uses it until it breaks. Returns whether the peer's snapshot arrived, and what broke the stream."""
-        problem: MeshError = LostError("the stream is over", reason="stream_ended", where=peer.instance_id)
+        problem: MeshError = LostError("the stream has ended", reason="stream_ended", where=peer.instance_id)
         try:
             call = self._client.open(peer.address)
         except MeshError as error:
@@ -189,7 +189,7 @@ class PeerStreams:
         try:
             await run_together(self._read_to_end(stream.session, call.messages()), self._write(stream, call))
         except MeshError as error:
-            # Its traceback has this frame: a cycle for each attempt at a peer that is away.
+            # Its traceback has this frame: a reference cycle for each attempt to reach an unreachable peer.
             problem = error.with_traceback(None)
         finally:
             call.cancel()
@@ -229,7 +229,7 @@ class PeerStreams:
         sent_at = -settings.heartbeat_s
         while not stream.is_over:
             if updates.is_overrun:
-                raise OverloadedError("the peer does not take the messages of this router", reason="peer_behind")
+                raise OverloadedError("the peer does not read this router's messages", reason="peer_behind")
             is_closing = self._closing.is_set()
             pause_s = settings.interval_s if updates else settings.heartbeat_s
             left_s = sent_at + pause_s - self._clock.now()

@@ -42,7 +42,7 @@ class PeerUpdates:
 
     @property
     def is_due(self) -> bool:
-        """True when a message must be sent at once: of the snapshot, or a full one."""
+        """True when a message must be sent immediately: a part of the snapshot, or a full message."""
         return self._snapshot is not None or len(self) >= self._settings.changes_per_message_max
 
     def add(self, reservation: Reservation) -> None:
@@ -141,9 +141,9 @@ def _ignore() -> None:
 
 
 def to_peer_reservation(reservation: Reservation, now: float, blocks_max: int) -> PeerReservation:
-    """Returns a reservation as it is sent to peers, with up to `blocks_max` blocks of its prompt that peers do not learn from the workers.
+    """Returns a reservation as peers receive it, with up to `blocks_max` blocks of its prompt.
 
-    A worker has named all blocks of a prompt that is computed, or of which less than a block is to be computed.
+    Without blocks if the prompt is computed, or lacks less than a block: then the workers' events have named all its blocks.
     """
     prefill, decode, block_hashes = reservation.prefill, reservation.decode, reservation.block_hashes
     if not block_hashes and reservation.uncached_tokens >= reservation.working.block_size_tokens:

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 POOLS = {PREFILL: Role.PREFILL, DECODE: Role.DECODE}
 SILENCE_S = 3.0
-"""A worker without a load record for so long gets no requests. Workers repeat their record every second, so three are missing."""
+"""A worker without a load record for this time gets no requests. Workers repeat their record every second, so three are missing."""
 READING_S = 0.3
 """Time in which records are read that arrived while this process stood still."""
 DESCRIBE_TIMEOUT_S = 2.0
@@ -53,7 +53,7 @@ class _FollowedWorker:
 
     def is_newer(self, instance: Instance, service: str, role_sequence: int) -> bool:
         """Returns True if the instance is the same process before it changed its role to the present one."""
-        # A process that was started anew counts its changes of role from zero.
+        # A restarted process counts its changes of role from zero.
         is_same = self.worker.address == instance.address and self.epoch == instance.meta.get("epoch", "")
         return is_same and self.service != service and self.role_sequence > role_sequence
 
@@ -179,7 +179,7 @@ class FleetMembership:
             await self._describe(worker)
             await run_together(self._watch_kv(worker), self._watch_load(worker), self._keep_description(worker))
         except MeshError as error:
-            # Its traceback has this frame, and this frame has the error: a cycle for each attempt at a worker that is away.
+            # Its traceback has this frame, and this frame has the error: a reference cycle for each attempt to reach an unreachable worker.
             return worker.stream_fault == "", error.with_traceback(None)
         raise AssertionError("the streams of a worker end with an error only")
 
@@ -221,7 +221,7 @@ class FleetMembership:
             await self._clock.sleep(RECONNECT_S_MIN)
 
     async def _yield_to_loop(self) -> None:
-        """Lets other work of the event loop run before each part of a snapshot, so that the router goes on placing requests."""
+        """Lets other work of the event loop run before each part of a snapshot, so that the router continues to place requests."""
         async with self._snapshot_lock:
             await asyncio.sleep(0)
 

@@ -18,7 +18,7 @@ from services.router.serving.response_queue import AskResponse, QueuedNotice, Re
 TICK_S = 0.05
 """Longest time until room is found that no report announced."""
 NOTICE_S = 0.5
-"""Time between notices of queued asks. A frontend gives a router up that sends nothing for 2 s."""
+"""Time between notices of queued asks. A frontend gives up on a router that sends nothing for 2 s."""
 PAUSE_PER_SUBQUEUE_S = 0.0002
 """Several times what it takes to score all candidates for one ask."""
 
@@ -51,7 +51,7 @@ class QueueDispatcher:
         responses.put_nowait(QueuedNotice([ask_id]))
 
     def on_not_queued(self, frontend_id: str, ask_id: int) -> None:
-        """An ask was answered. If it was queued before, nothing more is sent for that."""
+        """Called when an ask was answered. If the ask was queued before, no further notices are sent for it."""
         before = self._streams.pop((frontend_id, ask_id), None)
         if before is not None:
             before.add_queued(-1)

@@ -19,7 +19,10 @@ BATCH_MAX = 256
 
 
 class RequestRecorder:
-    """Costs nothing while nobody records. Hashes leave it only after another hash with the reader's salt, so that files cannot be compared."""
+    """Costs nothing while no reader records.
+
+    It returns block hashes only after hashing them again with the reader's salt, so that two recordings cannot be compared.
+    """
 
     def __init__(self, history: DecisionHistory) -> None:
         self._history = history
@@ -30,7 +33,7 @@ class RequestRecorder:
         """Yields requests that finish from now on. Raises OverloadedError beyond WATCHERS_MAX readers. Ends with `close`."""
         if len(self._watchers) >= WATCHERS_MAX:
             raise OverloadedError(
-                f"{WATCHERS_MAX} recordings run already", reason="recordings_full", retry_after_s=60.0
+                f"{WATCHERS_MAX} recordings are already running", reason="recordings_full", retry_after_s=60.0
             )
         watcher = _Watcher(salt)
         self._watchers.append(watcher)
@@ -82,7 +85,7 @@ class _Watcher:
         self.changed.set()
 
     def take(self) -> RecordedBatch | None:
-        """Returns what was not read yet, at most BATCH_MAX requests; None without any."""
+        """Returns unread requests, at most BATCH_MAX; None if there are none."""
         self.changed.clear()
         if not self._unread:
             return None

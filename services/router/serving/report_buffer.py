@@ -1,8 +1,8 @@
 """Buffers reports, so that asks that arrive with them are answered first.
 
-A request has one ask and three or more reports. No caller waits for the effect of a report, unless there is no room without it, so
-reports are applied in the next iteration of the event loop, some at a time. They are applied at once when asks are queued, before the
-router refuses an ask, when a request failed, when a stream ends, and before `Explain` and `ListWorkers` answer.
+A request has one ask and three or more reports. A report has an immediate effect only if it frees capacity that an ask needs. So reports
+are applied in the next iteration of the event loop, some at a time. They are applied immediately when asks are queued, before the router
+refuses an ask, when a request failed, when a stream ends, and before `Explain`, `ListRequests` and `ListWorkers` answer.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ from services.router.metrics import RouterMetrics
 from services.router.serving.queue_dispatcher import QueueDispatcher
 
 REPORTS_PER_ITERATION = 16
-"""Takes a few tenths of a millisecond, which an ask waits for at most."""
+"""They take a few tenths of a millisecond: the longest time that reports delay an ask."""
 REPORTS_MAX = 4096
-"""Beyond, reports are applied before more are read."""
+"""If more are buffered, reports are applied before more messages are read."""
 
 
 class ReportBuffer:
@@ -38,7 +38,7 @@ class ReportBuffer:
         return len(self._reports)
 
     def add(self, frontend_id: str, reports: Sequence[tuple[int, Report]]) -> None:
-        """Buffers reports, or applies all at once if they are urgent. To be followed by `schedule`."""
+        """Buffers reports, or applies all immediately if one is urgent. The caller must call `schedule` afterwards."""
         is_urgent = self._dispatcher.has_queued
         for ask_id, report in reports:
             self._reports.append((frontend_id, ask_id, report))

@@ -27,7 +27,7 @@ class QueuedNotice(NamedTuple):
 
 
 class ResponseQueue:
-    """The responses of one stream, in order. `responses_max` is a limit for callers that use `wait_room`."""
+    """The responses of one stream, in order. `responses_max` limits only callers that use `wait_room`."""
 
     def __init__(self, *, responses_max: int) -> None:
         self._responses: deque[AskResponse | QueuedNotice] = deque()

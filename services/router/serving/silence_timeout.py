@@ -1,4 +1,4 @@
-"""A timeout for a worker that sends nothing."""
+"""A timeout for a silent worker."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -35,8 +35,8 @@ class _SilenceTimer:
 async def silence_timeout(silence_s: float, *, reading_s: float) -> AsyncIterator[None]:
     """Raises TimeoutError when the body has not ended after `silence_s`, nor in `reading_s` after that.
 
-    In the second time this process reads messages that arrived while it stood still. That time begins anew when it ends late, because then
-    the process stood still in it, too.
+    In that second period this process reads messages that arrived while it was suspended. The period restarts if it ends late, because
+    then the process was suspended again.
     """
     async with asyncio.timeout(None) as timeout:
         timer = _SilenceTimer(timeout=timeout, silence_s=silence_s, reading_s=reading_s)

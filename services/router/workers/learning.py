@@ -9,7 +9,7 @@ from services.router.workers.slow_pairs import SlowPairs
 QUEUE_FRACTION_MAX = 0.5
 """Prompts with a longer expected queue, as a fraction of their own time, are not learned from."""
 HANDOFFS_MIN = 20
-"""Handoffs at a distance before a pair can be slower than others: until then the expected time is a guess."""
+"""Number of handoffs at a distance before a pair can count as slow. Until then the expected time is a guess."""
 
 
 def learn(

@@ -1,10 +1,10 @@
 """Reservations: placed requests that are not known to be finished. Pure; times are arguments.
 
 Invariants:
-1. A target's in-flight sums are those of the reservations on it; none goes below zero.
+1. A target's in-flight sums equal the sums over its reservations; none is negative.
 2. A reservation counts on its prefill worker until `prefilled`, and on its decode worker until it is settled.
 3. Every reservation ends: by a report, `reservation_grace_s` after the stream of its frontend, or at its own end.
-4. A peer's reservation counts like one of this router. Where both used the same ask number, the number names this router's.
+4. A peer's reservation counts like one of this router. If both used the same ask number, the number names this router's reservation.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -51,13 +51,13 @@ class Reservation:
     kv_blocks: int
     """KV blocks on the decode worker."""
     choices: int
-    """Sequences on the decode worker. This and `kv_blocks` are 0 where the prefill worker answers by itself."""
+    """Sequences on the decode worker. This and `kv_blocks` are 0 if the prefill worker answers alone."""
     ends_at: float
     ends_at_latest: float
     due_at: float = inf
     """When the worker that computes it now was given the work. Infinite: not known, a peer placed it."""
     placed_at: float | None = None
-    """Time of the placement; of a peer's reservation, time at which it became known here. None: not known."""
+    """Time of the placement. For a peer's reservation: the time at which this router received it. None: not known."""
     prefill_s: float = 0.0
     """Expected time to compute the prompt. 0: to be estimated from the worker's coefficients."""
     forecast: PlacementForecast | None = None
@@ -110,7 +110,7 @@ class ReservationListener(Protocol):
         ...
 
     def on_adopted(self, reservation: Reservation) -> None:
-        """The frontend reports to this router from now on."""
+        """Called when the frontend starts to report to this router."""
         ...
 
     def on_prefilled(self, reservation: Reservation) -> None: ...

@@ -15,7 +15,7 @@ FACTOR_MIN = 2.0
 """Times vary: a pair that takes less is as fast as the others."""
 FACTOR_MAX = 1000.0
 EXCESS_MIN_S = 0.005
-"""A handoff that takes so much longer than expected is noticed by nobody."""
+"""A delay up to this much longer than expected is too small to matter."""
 GAIN = 0.3
 OBSERVATIONS_MIN = 2
 """One slow handoff may have waited for something else."""

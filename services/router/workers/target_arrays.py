@@ -1,7 +1,7 @@
-"""The numbers that the cost formula reads of every target, in arrays, so that one decision scores all candidates at once.
+"""Arrays of the numbers that the cost formula reads for each target, so that one decision scores all candidates together.
 
-A target writes its numbers when they change. A decision only reads: calling into 512 Python objects takes longer than the rest of it.
-Symbols in brackets are those of docs/understand/routing-cost.md.
+A target writes its numbers when they change, and a decision only reads them. Calling methods of 512 Python objects would take longer than
+the rest of the decision. Symbols in brackets are those of docs/understand/routing-cost.md.
 """
 
 from typing import NamedTuple
@@ -19,11 +19,11 @@ class PrefillNumbers(NamedTuple):
     done_s: Floats
     """Time at which all promised prompts should be computed [done(p)]."""
     queue_s_min: Floats
-    """The queue is at least so long [overdue_ratio · promised(p)]. Infinite: the target takes no more prompts."""
+    """The least length of the queue [overdue_ratio · promised(p)]. Infinite: the target accepts no more prompts."""
     base_s: Floats
     s_per_token: Floats
     s_per_token_pair_half: Floats
-    """Half of the seconds per token to compute and token before it [per_pair / 2]."""
+    """Half of the seconds per pair of a computed token and a token before it [per_pair / 2]."""
 
 
 class DecodeNumbers(NamedTuple):

@@ -101,7 +101,7 @@ class Target:
     reported_blocked: int = 0
     """Requests that wait there for KV blocks (rendezvous handoff)."""
     decode_slots: int = 0
-    """Requests that run at once; 0: not known."""
+    """Requests that the worker can run concurrently; 0: not known."""
     is_short_of_blocks: bool = False
     requests_in_flight: int = 0
     prompt_tokens_in_flight: int = 0

@@ -1,4 +1,4 @@
-"""What SGLang's wheel lacks on a machine without a GPU. `prepare` must run before sglang is imported; on a GPU nothing here is used.
+"""Replaces what SGLang's wheel lacks on a machine without a GPU. `prepare` must run before sglang is imported. Not used on a GPU.
 
 SGLang publishes no CPU build. Its wheel runs on CPU with torch's own attention (`torch_native`), if these gaps are filled:
 

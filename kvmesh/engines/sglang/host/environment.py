@@ -38,7 +38,7 @@ def set_defaults(settings: SglangSettings) -> None:
 
 
 def numeric_address(host: str) -> str | None:
-    """Returns the address of a host, which ZeroMQ needs. None: it has none, so SGLang chooses by itself."""
+    """Returns the address of a host, which ZeroMQ needs. None: the host has none, so SGLang chooses one."""
     try:
         return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError:

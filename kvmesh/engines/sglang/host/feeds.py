@@ -1,4 +1,7 @@
-"""What the engine process reports beside outputs: the scheduler's load, and cache events, translated here: token ids need not travel."""
+"""Reports of the engine process other than outputs: the scheduler's load and the cache events.
+
+Events are translated here, so that token ids need not be sent.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

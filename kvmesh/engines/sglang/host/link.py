@@ -21,7 +21,7 @@ READ_BYTES = 1 << 20
 
 
 class HostSocket:
-    """Sends and receives messages. The process ends at once when the adapter's end is closed, for nobody could use its results."""
+    """Sends and receives messages. The process ends immediately when the adapter's end is closed, because no one could use its results."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected

@@ -78,9 +78,9 @@ def limit_asks(scheduler: Any) -> None:
 
 
 def restrict_store() -> None:
-    """Makes PyTorch's stores that are created from now on listen on the address only that the ranks connect to.
+    """Makes PyTorch's stores that are created from now on listen only on the address to which the ranks connect.
 
-    By itself a store listens on all interfaces and authenticates nobody.
+    By default a store listens on all interfaces without authentication.
     """
     from torch.distributed import TCPStore
 

@@ -13,7 +13,7 @@ from kvmesh.lifecycle.process import die_with_parent
 
 @contextlib.contextmanager
 def start_other_ranks(settings: SglangSettings, distributed_port: int) -> Iterator[None]:
-    """Inside, they run. This process ends when one of them does: the others would wait for it for ever."""
+    """Runs the ranks while the context is active. This process ends when one of them does, because the others would wait for it forever."""
     context = multiprocessing.get_context("spawn")
     # Plain values: settings of SGLang would import it before `cpu.prepare`.
     fields = dataclasses.asdict(settings)

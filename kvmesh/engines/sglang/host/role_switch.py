@@ -30,9 +30,10 @@ class RoleSwitch:
         self._parked: dict[str, dict[str, Any]] = {}
 
     def switch(self, role: str) -> str:
-        """Returns why the role cannot change now; empty: it has changed, and the scheduler must leave its event loop, which is that of a role.
+        """Returns why the role cannot change now.
 
-        Evicts all cached blocks, as SGLang's own switch does.
+        Empty: it has changed, and the scheduler must leave its event loop, because each role has its own. Evicts all cached blocks, as
+        SGLang's own switch does.
         """
         from sglang.srt.disaggregation.utils import DisaggregationMode
 

@@ -9,4 +9,4 @@ def refused(what: str, *, is_wrong: bool = False) -> InvalidRequestError | Unsup
     """Returns the error for a constraint that is not supported; `is_wrong`: that no document could match."""
     if is_wrong:
         return InvalidRequestError(f"the constraint has {what}", field=FIELD)
-    return UnsupportedError(f"the simulated engine makes up no document for {what}", field=FIELD)
+    return UnsupportedError(f"the simulated engine cannot generate documents for {what}", field=FIELD)

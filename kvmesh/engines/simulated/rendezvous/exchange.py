@@ -1,7 +1,7 @@
 """Carries out the signals of the scheduler's queues on channels to the other engines, and reports what comes back.
 
 Every leg ends in bounded time: a counterpart that does not appear within `handshake_timeout_s` and a transfer that takes longer than
-`pull_timeout_s` fail it. A channel that closes fails it at once. Waiting for blocks and for the prompt is not limited here: the
+`pull_timeout_s` fail it. A channel that closes fails it immediately. Waiting for blocks and for the prompt is not limited here: the
 request's own deadline ends it.
 """
 
@@ -256,7 +256,7 @@ class RendezvousExchange:
             self._on_change()
 
     def close_nowait(self) -> None:
-        """Closes all channels, so that the other engines notice at once."""
+        """Closes all channels, so that the other engines notice immediately."""
         for channel in list(self._channels.values()):
             channel.close_nowait()
         for timer in self._timers.values():

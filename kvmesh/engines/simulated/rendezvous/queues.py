@@ -149,7 +149,7 @@ class DecodeQueues:
             self._signals.append(Signal(kind=SignalKind.ENTERED, leg=leg))
 
     def allocate(self) -> bool:
-        """Gives blocks to as many legs as have room, in order. True: some of them can decode in the next step."""
+        """Allocates blocks to legs in order while there is room. True: some of them can decode in the next step."""
         can_decode = False
         while (leg := self._retracted.peek() or self._preallocating.peek()) is not None:
             active = [*self._decoding(), *self._receiving, *self._prebuilt]
@@ -170,10 +170,10 @@ class DecodeQueues:
         return -(-len(leg.tokens) // self._size)
 
     def _find_room(self, leg: SimulatedLeg, active: Sequence[SimulatedLeg]) -> list[int] | None:
-        """Returns the leg's cached blocks if there is room for it beside the active legs. None: there is none.
+        """Returns the leg's cached blocks if there is room for it in addition to the active legs, else None.
 
-        The last token is always sampled here, so at least its block is received. The room includes what is reserved for everybody's
-        output. A leg that is alone needs no reservation: no other leg frees blocks for it, and it can be retracted.
+        The last token is always sampled here, so at least its block is received. The check includes the blocks reserved for the output of
+        all legs. A single leg needs no reservation: no other leg frees blocks for it, and it can be retracted.
         """
         cached: list[int] = []
         if leg.phase is not Phase.RETRACTED and not leg.is_fake:

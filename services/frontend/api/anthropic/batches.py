@@ -113,7 +113,7 @@ class MessageBatchRoutes:
     async def _results(self, exchange: Exchange) -> web.StreamResponse:
         row = await self._row(exchange)
         async with aclosing(self._service.results(exchange.owner, row["id"])) as results:
-            # The first result is read before the head is sent, so that a failure has a status.
+            # Reads the first result before it sends the response's head, so that a failure can have a status.
             first = await anext(results, None)
             response = web.StreamResponse(headers=exchange.headers)
             response.content_type = "application/x-jsonl"

@@ -32,7 +32,7 @@ class TextFields(RefusingBody, kw_only=True):
 
 
 class TextBlock(TextFields, kw_only=True, tag_field="type", tag="text"):
-    """Text beside blocks of other types."""
+    """Text among blocks of other types."""
 
 
 class TextOnlyBlock(TextFields, kw_only=True):

@@ -26,7 +26,7 @@ def _encode_event(body: dict[str, Any]) -> bytes:
 class MessageEvents(BlockEvents):
     """message_start, ping; per block content_block_start, deltas, content_block_stop; message_delta, message_stop.
 
-    If the answer can only be text, its one block begins at once, and the deltas are made from two constant pieces.
+    If the answer can only be text, its only block begins immediately, and the deltas are made from two constant pieces.
     """
 
     keep_alive = _encode_event({"type": "ping"})

@@ -96,7 +96,7 @@ class FileRoutes:
         if (path := self._files.path(file_id)) is not None:
             return web.FileResponse(path, headers=headers)
         parts = self._files.read(file_id)
-        # Before the head of the answer: a file whose bytes are missing, or a store that is away, is an error with a body.
+        # Before the head of the response is sent, so that missing file contents or an unreachable store give an error with a body.
         try:
             first = await anext(parts)
         except FileNotFoundError:

@@ -125,4 +125,4 @@ class BatchesPart:
 
 
 async def _serve_off(_: Exchange) -> web.StreamResponse:
-    raise NotFoundError("this frontend has no files and batches", reason="batches_off")
+    raise NotFoundError("this frontend has no store for files and batches", reason="batches_off")

@@ -54,7 +54,7 @@ class BatchRunner:
             if claim is None:
                 return
             if claim.batch_id in self._runs:
-                # This process was too slow to renew its lease; the old run finds out by itself.
+                # This process was too slow to renew its lease; the old run notices that itself.
                 return
             _log.info("batch_claimed", batch=claim.batch_id, status=claim.status, epoch=claim.epoch)
             run = self._runs[claim.batch_id] = BatchRun(claim, self._resources)
@@ -64,7 +64,7 @@ class BatchRunner:
             self._make_way()
 
     def _make_way(self) -> None:
-        """Lets a batch leave, so that one of a tenant without a running batch can be claimed. Its lines in flight end first."""
+        """Stops a batch, so that a batch of a tenant without a running batch can be claimed. Its lines in flight end first."""
         owners = Counter(run.owner for run in self._runs.values())
         if any(run.is_leaving for run in self._runs.values()):
             return

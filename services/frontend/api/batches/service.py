@@ -1,4 +1,4 @@
-"""Creates, cancels and reads batches, for HTTP and gRPC clients. Every call is of one owner, who finds only their own batches."""
+"""Creates, cancels and reads batches, for HTTP and gRPC clients. Every call has one owner, who sees only their own batches."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence

@@ -58,7 +58,7 @@ class BatchServicer(inference_pb2_grpc.InferenceServiceServicer):
     def _service(self) -> BatchService:
         service = self._batches()
         if service is None:
-            raise NotFoundError("this frontend has no files and batches", reason="batches_off")
+            raise NotFoundError("this frontend has no store for files and batches", reason="batches_off")
         return service
 
 

@@ -84,10 +84,10 @@ async def _read_parts(
         if part is None:
             return
         if not isinstance(part, BodyPartReader):
-            raise InvalidRequestError("forms inside forms are not read", reason="invalid_body")
+            raise InvalidRequestError("nested forms are not supported", reason="invalid_body")
         if part.name == "file":
             if form.has_file:
-                raise InvalidRequestError("one file at a time", field="file", reason="invalid_value")
+                raise InvalidRequestError("the form may have only one file", field="file", reason="invalid_value")
             form.has_file, form.name = True, (part.filename or "upload.jsonl")[:_NAME_CHARACTERS_MAX]
             await _write(part, file, settings, idle_timeout_s=idle_timeout_s)
         elif part.name in _FIELDS:
@@ -97,7 +97,7 @@ async def _read_parts(
         else:
             name = str(part.name)[:64]
             raise InvalidRequestError(f"unknown field: {name}", field=name, reason="unknown_field")
-    raise InvalidRequestError(f"a form has at most {_PARTS_MAX} fields", reason="invalid_body")
+    raise InvalidRequestError(f"a form may have at most {_PARTS_MAX} fields", reason="invalid_body")
 
 
 async def _write(part: BodyPartReader, file: NewFile, settings: BatchSettings, *, idle_timeout_s: float) -> None:
@@ -123,7 +123,7 @@ def _checked(form: Form, settings: BatchSettings) -> float | None:
     if not form.purpose:
         raise invalid_value("purpose", wanted=INPUT_PURPOSE)
     if form.purpose != INPUT_PURPOSE:
-        raise UnsupportedError(f"purpose can only be batch, not {form.purpose[:32]!r}", field="purpose")
+        raise UnsupportedError(f"purpose must be batch, not {form.purpose[:32]!r}", field="purpose")
     if not form.has_file:
         raise invalid_value("file", wanted="a file")
     if not form.anchor and not form.ttl_text:

@@ -1,15 +1,16 @@
-"""One connection of the HTTP server: limits on its heads, bodies that no handler has read, and answers that no client reads.
+"""One connection of the HTTP server: limits for request heads, for bodies that no handler reads, and for answers that the client does not
+read.
 
-A head must be complete within `head_timeout_s`: of the first request from the time of the connection, of later ones from their first
-byte that does not arrive with the request before. It may have `HEAD_BYTES_MAX` bytes in all: anybody can send heads, and the parser keeps
-an incomplete one twice. A response that was made without the request's body, such as 401, does not wait for that body: a short one is
-discarded, and after any other the connection is closed.
+A head must be complete within `head_timeout_s`: of the first request from the time of the connection, of later ones from their first byte
+that does not arrive with the request before. A head may have at most `HEAD_BYTES_MAX` bytes, because anybody can send heads, and the
+parser keeps an incomplete head twice. A response that does not need the request's body, such as 401, does not wait for it: a short body
+is discarded; otherwise the connection is closed.
 
-A body that comes in tiny chunks costs a hundred times the CPU time of its bytes. One that needs more than `CHUNKING_MAX` bytes of the
-connection for each of its own cannot be read.
+A body in tiny chunks costs a hundred times the CPU time of its bytes. So a body is rejected if its framing takes more than `CHUNKING_MAX`
+bytes of the connection per byte of the body.
 
-A client that takes nothing of what waits for it for `stalled_timeout_s` is disconnected: else it would keep the answer in memory, and its
-handler, for as long as it likes.
+A client that reads nothing of a waiting answer for `stalled_timeout_s` is disconnected. Otherwise it could keep the answer and its
+handler in memory forever.
 """
 
 import asyncio

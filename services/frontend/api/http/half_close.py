@@ -1,10 +1,10 @@
 """Connections whose client has closed its sending side: `nc -N`, or any socket after `shutdown(SHUT_WR)`.
 
-A server receives a FIN both from a client that will send nothing more and from one that is gone. aiohttp assumes the latter.
-Here the answer continues, and a write shows whether the client is gone, because a closed socket answers with a reset. Before
-the answer begins, `100 Continue` is written, which HTTP/1.1 clients ignore at any time.
+A server receives a FIN both from a client that will send nothing more and from a client that has disconnected. aiohttp assumes that it
+has disconnected. Here the answer continues, and a write shows which case it is, because a closed socket answers with a reset. Before the
+answer begins, `100 Continue` is written, which HTTP/1.1 clients ignore at any time.
 
-With TLS the event loop closes a connection after a FIN, so there the FIN means that the client is gone.
+With TLS the event loop closes a connection after a FIN, so there a FIN means that the client has disconnected.
 """
 
 import asyncio

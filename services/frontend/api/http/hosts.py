@@ -18,7 +18,7 @@ Respond = Callable[[web.Request, MeshError], web.Response]
 
 
 def with_host_check(handler: Handler, settings: HttpSettings, respond: Respond) -> Handler:
-    """Returns `handler` behind the check of `Host`; as it is if every name is allowed."""
+    """Returns `handler` behind the check of `Host`; unchanged if every name is allowed."""
     accepts_loopback = is_loopback(settings.host or LOOPBACK)
     if not accepts_loopback and not settings.hosts:
         return handler

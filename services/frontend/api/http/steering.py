@@ -73,5 +73,7 @@ def _seconds(value: str) -> float:
 def _labels(header: str, value: str) -> dict[str, str]:
     pairs = [part.strip().partition("=") for part in _limited(header, value=value, bytes_max=1024).split(",")]
     if len(pairs) > LABELS_MAX or not all(name and found and text for name, found, text in pairs):
-        raise InvalidRequestError(f"{header} must be at most {LABELS_MAX} of name=value, by commas", field=header)
+        raise InvalidRequestError(
+            f"{header} must be at most {LABELS_MAX} entries name=value, separated by commas", field=header
+        )
     return {name: text for name, _, text in pairs}

@@ -71,8 +71,8 @@ class EventEncoder(Protocol):
 class EventPace:
     """Limits the events per second of all streams with expensive events: those with log-probabilities or token ids.
 
-    With more open streams each has longer gaps, in which its tokens are collected. An event of one token costs several times
-    as much as one more token in it, most of it for the socket and the surrounding JSON. Without a limit a few hundred streams
+    With more open streams, each stream has longer gaps, and the tokens of a gap share an event. An event with one token costs several
+    times as much as one more token in an event, mostly for the socket and the surrounding JSON. Without a limit a few hundred streams
     take all of the event loop's time, and every other client waits.
     """
 
@@ -194,7 +194,7 @@ class EventStream:
             self._backlogs[choice] = None
         data = self._begin_choice(choice) + self._encode(choice, text, token_ids, logprobs=logprobs)
         if len(token_ids) == self._tokens_max and not self._is_shared:
-            # All of the answer at once: its end follows at once, and one write costs half as much as two.
+            # The whole answer has arrived, so its end follows immediately; one write costs half as much as two.
             self._pending.append(data)
             return
         self._send(data)

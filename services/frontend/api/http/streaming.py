@@ -51,7 +51,7 @@ async def stream_answer(
     request = exchange.request
     transport = request.transport
     if transport is None or transport.is_closing():
-        raise asyncio.CancelledError("the client is gone")
+        raise asyncio.CancelledError("the client has disconnected")
     is_chunked = request.version >= (1, 1)
     stream = request[STREAM] = EventStream(
         transport,

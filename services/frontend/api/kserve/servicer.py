@@ -87,7 +87,7 @@ class KserveServicer(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         call = from_infer_request(request)
         inference = self._read(call, context)
         if inference.is_stream:
-            raise UnsupportedError("stream must be false here: ask ModelStreamInfer", field="parameters.stream")
+            raise UnsupportedError("stream must be false here: use ModelStreamInfer", field="parameters.stream")
         async with self._running(inference) as running:
             tensors = OutputTensors(inference, running.prepared)
             updates = [each async for each in running.updates()]
@@ -141,7 +141,7 @@ class KserveServicer(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
                     if open_choices:
                         await write_part(last)
                         last = None
-            # The last part waits for the request's end: a client could not tell a failure that follows it.
+            # The last part is sent after the request has ended, because a client could not be told of a failure after it.
             if last is not None:
                 await write_part(last, is_final=not inference.ends_with_empty)
             if inference.ends_with_empty:

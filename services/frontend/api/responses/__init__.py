@@ -1,1 +1,1 @@
-"""OpenAI's Responses API: typed items in and out, typed events, and a store for conversations that go on."""
+"""OpenAI's Responses API: typed items in and out, typed events, and a store from which conversations continue."""

@@ -217,7 +217,7 @@ def read_response(values: Mapping[str, Any], *, stores_by_default: bool, has_sto
     if body.previous_response_id is not None and not is_response_id(body.previous_response_id):
         raise invalid_value("previous_response_id", wanted="the id of a response")
     if body.store and not has_store:
-        raise UnsupportedError("store is not supported: this frontend keeps nothing", field="store")
+        raise UnsupportedError("store is not supported: this frontend stores no responses", field="store")
     stores = has_store and (stores_by_default if body.store is None else body.store)
     return ParsedResponse(body=body, items=stored_items(body.input), stores=stores)
 

@@ -155,7 +155,7 @@ class Responses:
         previous = parsed.body.previous_response_id
         if previous is not None:
             if self._store is None:
-                raise UnsupportedError("this frontend keeps no responses", field="previous_response_id")
+                raise UnsupportedError("this frontend stores no responses", field="previous_response_id")
             earlier = await self._store.conversation(owner=context.caller.tenant, response_id=previous)
         return to_request(parsed, earlier, context.request_id)
 

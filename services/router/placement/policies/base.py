@@ -1,8 +1,8 @@
 """The interface of placement policies.
 
 A policy scores one leg of a request on all candidates at once. It returns the terms of the cost as arrays, one value per candidate. The
-cost of a candidate is the sum of its terms; the cost of a pair is the sum of both legs, plus the transfer for policies that count it.
-The pair with the lowest cost wins. An infinite cost takes a candidate out; the router itself takes out those that are full.
+cost of a candidate is the sum of its terms; the cost of a pair is the sum of both legs, plus the transfer for policies that count it. The
+pair with the lowest cost wins. An infinite cost excludes a candidate; the router itself excludes full candidates.
 
 To add a policy, write a class like those in this folder, in a package that lists it under the entry-point group
 `kvmesh.router_policies`. Its name there is the value of the setting.
