@@ -87,6 +87,7 @@ RESULTS = {ROOT / "docs/contribute/mutations.md"}
 DOCUMENTS = [
     *ROOT.glob("*.md"),
     *sorted(set(ROOT.glob("docs/**/*.md")) - RESULTS),
+    *ROOT.glob("kvmesh/**/README.md"),
     *ROOT.glob("services/**/README.md"),
     *(ROOT / folder / "README.md" for folder in ("bench", "examples")),
 ]
@@ -112,15 +113,41 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
 def test_paths_exist(page: Path) -> None:
     """Code spans that look like paths name files that exist. `<name>`, `*` and `{a,b}` are patterns.
 
-    A source file may be named by the last parts of its path.
+    A source file may be named by the last parts of its path, or by its path from the page's folder.
     """
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     spans = {span.partition("::")[0].rstrip(":,") for span in CODE_SPAN.findall(text)}
     paths = {span for span in spans if span.startswith(TOP)}
     ends = {span for span in spans - paths if SOURCE_FILE.fullmatch(span)}
     missing = {path for path in paths if not any(ROOT.glob(as_pattern(path)))}
+    ends = {end for end in ends if not (page.parent / end).is_file()}
     missing |= {end for end in ends if not any(file.endswith(f"/{end}") for file in FILES)}
     assert sorted(missing) == []
+
+
+MODULES: dict[Path, list[Path]] = {}
+for module in sorted((*(ROOT / "kvmesh").rglob("*.py"), *(ROOT / "services").rglob("*.py"))):
+    if module.name != "__init__.py" and not module.is_relative_to(ROOT / "kvmesh/api"):
+        MODULES.setdefault(module.parent, []).append(module)
+FOLDER_READMES = sorted((*ROOT.glob("kvmesh/**/README.md"), *ROOT.glob("services/**/README.md")))
+
+
+@pytest.mark.parametrize("folder", MODULES, ids=lambda folder: str(folder.relative_to(ROOT)))
+def test_readme_names_every_module(folder: Path) -> None:
+    """A folder of three or more modules has a README that names each. The parent's README may name those of a smaller folder."""
+    own = folder / "README.md"
+    page = own if own.exists() or len(MODULES[folder]) >= 3 else folder.parent / "README.md"
+    assert page.exists(), f"{page.relative_to(ROOT)} is missing"
+    named = {(page.parent / span).resolve() for span in CODE_SPAN.findall(page.read_text(encoding="utf-8"))}
+    assert [module.name for module in MODULES[folder] if module not in named] == []
+
+
+@pytest.mark.parametrize("page", FOLDER_READMES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_readme_names_modules_that_exist(page: Path) -> None:
+    """A code span such as `name.py` is a path from the README's folder, or from the top of the repository."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    named = {span for span in CODE_SPAN.findall(text) if span.endswith(".py")}
+    assert sorted(span for span in named if not any((top / span).is_file() for top in (page.parent, ROOT))) == []
 
 
 def test_every_page_is_in_the_index() -> None:
