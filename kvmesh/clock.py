@@ -10,7 +10,10 @@ from typing import Protocol
 LATE_S = 0.2
 """A timer that fires so much late shows that the process was paused: stopped, suspended, or without CPU."""
 WAKING_S = 1.0
-"""After a pause, messages that arrived meanwhile wait in the sockets. They are read within this time, before a peer counts as silent."""
+"""After a pause of the process, messages that arrived during the pause wait in the sockets.
+
+They are read within this time, before a peer counts as silent.
+"""
 
 
 class Clock(Protocol):

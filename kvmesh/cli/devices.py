@@ -9,8 +9,10 @@ MEMORY_FRACTION = 0.9
 """Share of a device's memory for all its engines together: vLLM's default for one engine."""
 RESERVE_BYTES = 1 << 30
 RESERVE_FRACTION = 0.08
-"""Memory for CUDA's context, activations and CUDA graphs, for engines whose memory is not profiled. A generous estimate: a smaller KV
-cache is no failure, a full device is."""
+"""Memory for CUDA's context, activations and CUDA graphs, for engines whose memory is not profiled.
+
+A generous estimate: a smaller KV cache does no harm, but a full device is a failure.
+"""
 KV_BYTES_MIN = 256 << 20
 GIB = 1 << 30
 
@@ -185,9 +187,9 @@ class MemoryShare:
 def share_memory(placement: WorkerDevices, *, device_bytes: int, weight_bytes: int) -> MemoryShare:
     """Equal shares for the workers on a device.
 
-    If the sizes of the device and of the weights are known (not 0), the KV memory is a fixed number, since vLLM's measurement would count
-    the memory of another worker that starts or stops meanwhile. InvalidRequestError, with the arithmetic, when a share cannot hold
-    the weights.
+    If the sizes of the device and of the weights are known (not 0), the KV memory is a fixed number, since vLLM's measurement would also
+    count the memory of another worker that starts or stops at the same time. InvalidRequestError, with the arithmetic, when a share
+    cannot hold the weights.
     """
     fraction = int(MEMORY_FRACTION / placement.sharers * 1000) / 1000
     if placement.sharers == 1 or not device_bytes or not weight_bytes:

@@ -59,7 +59,7 @@ class Workers(Protocol):
     """What a rollout calls on workers."""
 
     async def drain(self, address: str, *, exits: bool, drain_timeout_s: float, timeout_s: float) -> int:
-        """Drains the worker and ends its process. Returns the requests that are left."""
+        """Drains the worker and ends its process. Returns the number of requests still in flight."""
         ...
 
 
@@ -76,7 +76,7 @@ class Rollout:
         """The worker that has stopped and that no other one serves in place of yet."""
 
     async def run(self) -> int:
-        """Restarts all workers. Returns how many. Raises MeshError at the first problem; the remaining workers are left as they are."""
+        """Restarts all workers. Returns how many. Raises MeshError at the first problem; it does not touch the remaining workers."""
         try:
             for service in POOLS[self._settings.pool]:
                 for worker in (await self._listed(service)).values():

@@ -80,7 +80,7 @@ class TextScreen(ModalScreen[None]):
         self._text = text
 
     def compose(self) -> ComposeResult:
-        """The text is no markup."""
+        """The text is never parsed as markup."""
         lines = "\n".join(map(plain, self._text.splitlines()))
         with VerticalScroll():
             yield Static(Text(lines, no_wrap=True))

@@ -47,7 +47,7 @@ class Column:
         return self.text(row) if self.value is None else self.value(row)
 
     def cell(self, row: Any) -> Text:
-        """Returns the cell. It is no markup, whatever the text is."""
+        """Returns the cell. Its text is never parsed as markup."""
         style = self.style(row) if self.style is not None else ""
         return Text(plain(self.text(row)), style=style, justify="right" if self.is_number else "left", no_wrap=True)
 

@@ -1,4 +1,4 @@
-"""`kvmesh up`: a whole mesh on one machine, as separate processes, until Ctrl-C, or until nothing can serve any more."""
+"""`kvmesh up`: a whole mesh on one machine, as separate processes, until Ctrl-C, or until it can no longer serve."""
 
 import asyncio
 import logging
@@ -154,7 +154,7 @@ class Mesh:
         )
 
     async def _serve(self, target: MeshTarget, scaler_address: str, keeper: Keeper) -> int:
-        """Until nothing can serve any more, or the greeting is answered with `once`."""
+        """Runs until the mesh can no longer serve, or, with `once`, until the greeting is answered."""
         for line in self._places.lines:
             self._progress.say(line)
         shape = mesh_shape(
@@ -278,7 +278,7 @@ class Mesh:
         """Starts a child again. It appends to the log of the dead process."""
         if spec.module in WORKER_MODULES and self._settings.registration.preload:
             return await self._forks.start(spec)
-        # This process runs threads by now, so that it cannot fork any more.
+        # By now this process has threads, so it must not fork.
         return await start_child(replace(spec, argv=with_ports(spec.argv, self._ports)))
 
     async def _become_ready(self, registry: Registry, plan: MeshPlan) -> str:

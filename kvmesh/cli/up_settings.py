@@ -24,17 +24,21 @@ class UpSettings(NetworkSettings):
     """What to start."""
 
     engine: str = setting(
-        "", "engine of all workers; empty: vllm where it is installed, otherwise simulated", choices=("", *ENGINES)
+        "", "engine of all workers; empty: vllm if it is installed, otherwise simulated", choices=("", *ENGINES)
     )
     model: str = setting(str(DEMO_MODEL), "model directory in Hugging Face layout")
-    served_name: str = setting("", "name clients ask for; empty: the directory's name")
+    served_name: str = setting("", "model name in requests; empty: the directory's name")
     prefill: int = setting(1, "prefill workers; 0: decode workers compute prompts themselves", min=0, max=64)
     decode: int = setting(1, "decode workers", min=1, max=64)
-    tensor_parallel: int = setting(1, "ranks of each worker, on a GPU each", min=1, max=64)
-    prefill_tensor_parallel: int = setting(0, "GPUs of each prefill worker; 0: as tensor_parallel says", min=0, max=64)
-    decode_tensor_parallel: int = setting(0, "GPUs of each decode worker; 0: as tensor_parallel says", min=0, max=64)
+    tensor_parallel: int = setting(1, "ranks of each worker, each on its own GPU", min=1, max=64)
+    prefill_tensor_parallel: int = setting(
+        0, "GPUs of each prefill worker; 0: the value of tensor_parallel", min=0, max=64
+    )
+    decode_tensor_parallel: int = setting(
+        0, "GPUs of each decode worker; 0: the value of tensor_parallel", min=0, max=64
+    )
     workers_per_gpu: int = setting(
-        2, "most workers that may share a GPU where there are too few; they start one after the other", min=1, max=64
+        2, "most workers that share a GPU if there are too few GPUs; they start one after the other", min=1, max=64
     )
     routers: int = setting(1, "routers, all active; with two, one may die and no request fails", min=1, max=16)
     frontend_processes: int = setting(1, "frontend processes that share the HTTP port", min=1, max=64)
@@ -53,7 +57,7 @@ class UpSettings(NetworkSettings):
         "the planner acts: it moves workers between the pools, and has workers started and stopped, within the targets of"
         " --planner-args",
     )
-    host: str = setting("", "address the frontend's HTTP API listens on; empty: that of `address`")
+    host: str = setting("", "address that the frontend's HTTP API listens on; empty: the value of `address`")
     port: int = setting(8000, "port of the frontend's HTTP API; 0: any free one", min=0, max=65535)
     grpc_port: int = setting(0, "port of the frontend's gRPC API; 0: any free one", min=0, max=65535)
     join: str = setting(
@@ -74,12 +78,12 @@ class UpSettings(NetworkSettings):
     )
     policy: str = setting(
         "kv",
-        "how requests are placed: a policy of the router or of a package beside it (docs/understand/routing-cost.md)",
+        "placement policy: one of the router's, or of an installed package (docs/understand/routing-cost.md)",
     )
     engine_args: str = setting(
         "", "more flags for every worker, as one string: --engine-args='--simulated-time-factor 0'"
     )
-    prefill_args: str = setting("", "more flags for prefill workers, as one string; they win over --engine-args")
+    prefill_args: str = setting("", "more flags for prefill workers, as one string; they override --engine-args")
     decode_args: str = setting(
         "", "more flags for decode workers, as one string: --decode-args='--vllm-running-requests-max 256'"
     )
@@ -95,19 +99,19 @@ class UpSettings(NetworkSettings):
     run_dir: str = setting("", "directory of the services' logs; empty: run/NAME")
     ready_timeout_s: float = setting(
         600.0,
-        "longest time in which nothing happens while the mesh starts: downloads and compiling take longer",
+        "longest time without a new line of progress while the mesh starts; a download or a compilation can take minutes",
         min=1.0,
     )
     restarts_max: int = setting(
-        5, "restarts in a row of a process that dies; then it is given up. 0: none is restarted", min=0, max=100_000
+        5, "restarts in a row of a process that dies, before kvmesh gives up on it. 0: no restarts", min=0, max=100_000
     )
     restart_window_s: float = setting(
-        300.0, "a process that ran this long is well, and its restarts are counted from 0 again", min=0.1
+        300.0, "after a process has run this long, its restarts are counted from 0 again", min=0.1
     )
     stop_timeout_s: float = setting(20.0, "longest wait for each group of services to stop", min=0.1)
-    greeting: str = setting("Hello! Who are you?", "asked once the mesh is ready; empty: nothing is asked")
+    greeting: str = setting("Hello! Who are you?", "question that is sent once the mesh is ready; empty: none")
     once: bool = setting(False, "stop after the greeting is answered")
-    api_key: str = setting("", "key that the greeting is asked with, where the frontend wants one", secret=True)
+    api_key: str = setting("", "API key for the greeting, if the frontend requires one", secret=True)
 
     @property
     def registration(self) -> EngineRegistration[Any]:

@@ -6,8 +6,8 @@ not run yet. In both cases the members still run.
 
 1. During an outage the last members stay; the view is marked stale.
 2. For `hold_s` after an outage, a member that is missing or critical, and was not critical before, is *held*: its old state stays.
-3. A member is not held any more when the registry lists it at another address or with another epoch, and when it leaves after the
-   registry has listed it with a drain mark.
+3. A member is no longer held when the registry lists it at another address or with another epoch, or when it leaves after the registry
+   has listed it with a drain mark.
 4. A drain mark takes effect immediately.
 
 A member that dies during the outage or the hold is held too. Its peers notice its death by broken streams.

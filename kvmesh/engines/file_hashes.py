@@ -49,7 +49,7 @@ class FileHashes:
     wall: Callable[[], float] = time.time
 
     def get(self, files: Iterable[Path]) -> dict[Path, str]:
-        """Returns the hash of each file. OSError when a file cannot be read, InternalError when one changes meanwhile."""
+        """Returns the hash of each file. OSError when a file cannot be read, InternalError when one changes while it is read."""
         known, found = self._load(), {}
         stamps = {path: stamp_of(path) for path in files}
         missing = []

@@ -69,7 +69,7 @@ class NodeWatch:
             self._lead(secret)
 
     def close(self) -> None:
-        """Ends the connections, and with them the engine on the other machines. `end` is not called any more."""
+        """Ends the connections, and with them the engine on the other machines. `end` is not called afterwards."""
         self._is_closed = True
         for each in self._sockets:
             # A thread that waits for the socket returns only from a shutdown.

@@ -62,7 +62,7 @@ class PeerNames(Protocol):
         ...
 
     def role_of(self, uri: str) -> MeshRole | None:
-        """Returns the role that a peer's URI states; None: it is no member."""
+        """Returns the role that a peer's URI states; None: the peer is not a member."""
         ...
 
 

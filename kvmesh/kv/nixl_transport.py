@@ -477,7 +477,7 @@ class _Following(asyncio.Future[None]):
 
 
 async def _wait_uninterrupted(task: asyncio.Future[None]) -> None:
-    """Waits until a bounded task has ended, then raises a cancel that arrived meanwhile. Ignores the task's error."""
+    """Waits until a bounded task has ended, then raises a cancel that arrived during the wait. Ignores the task's error."""
     was_cancelled = False
     while not task.done():
         try:

@@ -162,12 +162,12 @@ class KvPaths:
             log.warning("kv_path_failing", extra={"data": data})
 
     def dropped(self, pull: Pull) -> None:
-        """Ends a pull that says nothing about the path: its request was cancelled, or its handle was not good any more."""
+        """Ends a pull that says nothing about the path: its request was cancelled, or its handle was no longer valid."""
         with self.lock:
             self._end(pull)
 
     def _end(self, pull: Pull) -> _PathState | None:
-        """Returns the path of a pull. None: it has none, or the source has restarted meanwhile."""
+        """Returns the path of a pull. None: it has none, or the source has restarted since."""
         self._running_bytes -= pull.size_bytes
         path = self._paths.get(pull.worker_id)
         return path if path is not None and path.epoch == pull.epoch else None

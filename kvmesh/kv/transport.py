@@ -34,8 +34,9 @@ class KvTransport(Protocol):
     def pull_nowait(self, peer: bytes, pieces: Sequence[Piece], *, timeout_s: float) -> Awaitable[None] | None:
         """Copies pieces from the memory of the transport with the metadata `peer`.
 
-        Returns None if the copy is complete, otherwise an awaitable, which waits for `start` if necessary. Both raise KvLostError when the
-        peer is gone, unknown or too slow. When the awaitable ends, also by cancellation, nothing writes to the local memory any more.
+        Returns None if the copy is complete, otherwise an awaitable, which waits for `start` if necessary. Both raise KvLostError when
+        the peer is gone, unknown or too slow. When the awaitable has ended, even by cancellation, nothing writes to the local memory any
+        longer.
         """
         ...
 

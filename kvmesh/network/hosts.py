@@ -33,7 +33,7 @@ def check_own(address: str) -> None:
 
 
 def address_towards(host: str) -> str:
-    """This machine's address on the way to another one. UnavailableError when there is no way."""
+    """Returns the address from which this machine reaches another one. UnavailableError if there is no route."""
     remote = resolve(host, flag="the registry")
     try:
         with socket.socket(family(remote), socket.SOCK_DGRAM) as probe:

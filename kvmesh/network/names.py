@@ -12,7 +12,7 @@ def host_port(host: str, port: int) -> str:
 
 
 def split_host_port(address: str) -> tuple[str, int]:
-    """Returns the host without brackets, and the port. The port is 0 where there is none or it is no number."""
+    """Returns the host without brackets, and the port. The port is 0 if it is absent or not a number."""
     host, _, port = address.rpartition(":")
     return bare(host), int(port) if port.isascii() and port.isdigit() else 0
 
@@ -40,7 +40,7 @@ def registry_host(address: str) -> str:
 
 
 def peer_host(peer: str) -> str:
-    """Returns the address in gRPC's name of a peer, such as ipv4:10.0.0.1:4711 or ipv6:%5Bfd00::1%5D:4711. Empty: it is no address."""
+    """Returns the address in gRPC's name of a peer, such as ipv4:10.0.0.1:4711 or ipv6:%5Bfd00::1%5D:4711. Empty: it is not an address."""
     kind, _, address = peer.partition(":")
     return bare(unquote(address).rpartition(":")[0]) if kind in ("ipv4", "ipv6") else ""
 

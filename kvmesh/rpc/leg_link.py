@@ -318,7 +318,7 @@ class GrpcLegLink:
         due_s = self._clock.now() + sleep_s
         await self._clock.sleep(sleep_s)
         if self._clock.now() - due_s > self._heartbeat_s / 10:
-            # This process stood still, not the worker: what came meanwhile is unread. One more heartbeat shows it.
+            # This process was suspended, not the worker: frames that arrived in that time are unread. One more heartbeat shows it.
             self._heard_at_s = max(self._heard_at_s, self._clock.now() - limit_s + self._heartbeat_s)
 
     def _suspect(self) -> None:

@@ -1,4 +1,4 @@
-"""Limits how often a stream is written to, so that items queued meanwhile share a message."""
+"""Limits how often a stream is written to, so that items queued between two writes share a message."""
 
 import asyncio
 from collections.abc import Callable

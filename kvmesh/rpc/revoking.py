@@ -19,7 +19,7 @@ class RunningCalls:
 
     @contextmanager
     def call_of(self, role: MeshRole) -> Iterator[None]:
-        """Runs a call in the present task. PermissionDeniedError if `end` names its role meanwhile; other cancels pass."""
+        """Runs a call in the current task. PermissionDeniedError if `end` names its role while it runs; other cancels pass through."""
         task = asyncio.current_task()
         assert task is not None
         self._tasks.setdefault(role, set()).add(task)

@@ -89,7 +89,7 @@ class GrpcWorkerClient:
     async def drain(
         self, address: str, *, drain_timeout_s: float, timeout_s: float, undo: bool = False, exits: bool = False
     ) -> int:
-        """Has the worker reject new requests and wait for those in flight, or accept requests again. Returns how many are left.
+        """Has the worker reject new requests and wait for those in flight, or accept requests again. Returns the number still in flight.
 
         `exits`: then its process ends.
         """

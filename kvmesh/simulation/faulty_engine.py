@@ -22,7 +22,7 @@ class Stall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slow:
-    """Each step takes so many times as long; 1 ends the fault."""
+    """Each step takes this many times as long; 1 ends the fault."""
 
     factor: float
 
@@ -43,7 +43,7 @@ class LoseKv:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Die:
-    """The engine dies: `steps` raises LostError, and peers cannot read its KV memory any more."""
+    """The engine dies: `steps` raises LostError, and peers can no longer read its KV memory."""
 
     message: str = "the simulated engine died"
 

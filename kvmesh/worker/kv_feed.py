@@ -3,8 +3,8 @@
 `KvLog` is plain state; `KvEventFeed` adds the subscribers. `sequence` counts batches within the epoch from 1. A snapshot carries the
 sequence of the last batch it contains.
 
-A snapshot costs one copy of the dictionaries (30 ms for a million blocks) when a subscriber joins. Its parts are made one at a time,
-as fast as the subscriber reads. Changes that happen meanwhile wait in the subscriber's buffer.
+A snapshot costs one copy of the dictionaries (30 ms for a million blocks) when a subscriber joins. Its parts are made one at a time, as
+fast as the subscriber reads. Changes that happen during this wait in the subscriber's buffer.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ HISTORY_BLOCKS_MAX = 1 << 15
 WATCH_BUFFER_BATCHES = 8192
 """Batches that a slow router may lag behind before its watch is ended."""
 EVENT_BLOCKS = 4
-"""An event takes the memory of so many blocks. With short prompts there is an event for every block or two."""
+"""An event takes as much memory as this many blocks. With short prompts there is an event for every one or two blocks."""
 
 
 def split_events(events: Iterable[KvEvent], blocks_max: int = BLOCKS_PER_MESSAGE) -> Iterator[list[KvEvent]]:

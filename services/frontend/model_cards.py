@@ -53,10 +53,10 @@ def _words(value: Any) -> tuple[str, ...]:
 
 
 def by_digest(described: Sequence[Described]) -> Sequence[Sequence[Described]]:
-    """Groups workers by the digest of their model's files, the preferred group first. Groups without a decode worker are left out.
+    """Groups workers by the digest of their model's files, the preferred group first.
 
-    Preferred is the group with the most decode workers; of equal ones, the group with the newest worker. So every frontend makes the same
-    choice, and changes it during a rolling update before the last worker of the old files leaves.
+    Groups without a decode worker are omitted. The preferred group has the most decode workers; in a tie, the newest worker. So every
+    frontend makes the same choice, and changes it during a rolling update before the last worker of the old files leaves.
     """
     groups: dict[str, list[Described]] = {}
     for each in described:

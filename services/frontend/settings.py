@@ -21,7 +21,7 @@ from services.frontend.stores.url import check_url
 class HttpSettings:
     """The HTTP server."""
 
-    host: str = setting("", "Address the HTTP API listens on; empty: that of `address`.")
+    host: str = setting("", "Address that the HTTP API listens on; empty: the value of `address`.")
     port: int = setting(8000, "Port of the HTTP API; 0: a free one.", min=0, max=65535)
     shares_port: bool = internal(
         False,
@@ -34,13 +34,13 @@ class HttpSettings:
         "Request bodies above 64 KiB that wait to be parsed, all together; four times as much may arrive. One tenant may hold a quarter.",
         min=32 << 20,
     )
-    head_timeout_s: float = setting(10.0, "Longest wait for a request's head.", min=0.1)
+    head_timeout_s: float = setting(10.0, "Longest wait for a request's line and headers.", min=0.1)
     idle_timeout_s: float = setting(
         620.0,
         "Time after which a connection without a request is closed; longer than load balancers keep theirs.",
         min=1,
     )
-    connections_max: int = setting(8192, "Most connections; more are closed at once.", min=1)
+    connections_max: int = setting(8192, "Most connections; further ones are closed immediately.", min=1)
     hosts: tuple[str, ...] = setting(
         (),
         "Names of this server in the Host header, such as api.example. Empty: on loopback the names of loopback, else any.",
@@ -63,7 +63,7 @@ class HttpSettings:
     )
     refuses_unknown_fields: bool = setting(
         False,
-        "Whether fields of request bodies that no API declares are refused. Else they are ignored, and named in X-Kvmesh-Warning.",
+        "Whether to refuse fields of request bodies that no API declares. Otherwise they are ignored, and named in X-Kvmesh-Warning.",
     )
     allows_pins: bool = setting(
         False,
@@ -71,7 +71,7 @@ class HttpSettings:
     )
     stalled_client_timeout_s: float = setting(
         30.0,
-        "Longest time in which a client reads nothing of an answer that waits for it; then the connection is closed.",
+        "Time after which the connection of a client that reads nothing of a waiting answer is closed.",
         min=0.1,
     )
 

@@ -161,7 +161,7 @@ class PrometheusSource:
         )
 
     async def history(self, *, span_s: float, step_s: float) -> Mapping[str, Sequence[float]]:
-        """Returns a range query. Times without samples are left out at the beginning, and count as 0 later on."""
+        """Returns a range query. Times without samples are omitted at the beginning, and count as 0 later."""
         now_s = self._clock.wall()
         query = f"sum by (model) (rate({STARTED}[{max(step_s, RECENT_PROMETHEUS_S):g}s]))"
         span = {"start": f"{now_s - span_s:.3f}", "end": f"{now_s:.3f}", "step": f"{step_s:g}"}

@@ -89,7 +89,7 @@ class Window:
     newest_tokens: Mapping[str, float] = field(default_factory=dict)
 
     def recent_rate(self, model: str) -> float:
-        """Returns the requests that start per second at present; the window's mean where that is not known."""
+        """Returns the requests that currently start per second; the window's mean if that is unknown."""
         known = self.recent_rates.get(model)
         return known if known is not None else _quotient(self.started(model), by=self.window_s) or 0.0
 

@@ -242,7 +242,7 @@ class Planner:
         return PlacementBounds(deflect_tokens=self._models[model].deflection, ttft_s=ttft_s or 0.0)
 
     def _costs(self, models: Mapping[str, ModelObservation]) -> Mapping[str, float]:
-        """Returns what the workers of each model cost that are wanted at present; those that are ready where nothing was decided yet."""
+        """Returns the cost of each model's wanted workers; of its ready workers before the first decision."""
         costs = {}
         for model, observation in models.items():
             planner = self._models.get(model)

@@ -306,7 +306,7 @@ class RouterCore:
         return max(1, ask.prompt_tokens - depth * ask.block_size_tokens)
 
     def _place_queued(self, queued: QueuedAsk, now: float, wall: float) -> tuple[Placement, float]:
-        """Decides again, since workers and blocks changed meanwhile. Returns the placement and the tokens that the tenant is charged."""
+        """Decides again, because workers and blocks have changed since. Returns the placement and the tokens that the tenant is charged."""
         if self.book.is_full:
             raise self._full()
         ask, record, queued_s = queued.ask, queued.record, now - queued.arrived_s

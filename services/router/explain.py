@@ -98,7 +98,7 @@ class DecisionHistory:
             self.on_finished(record, report)
 
     def newest_first(self) -> Iterator[DecisionRecord]:
-        """Returns the records, newest first. The history must not change meanwhile."""
+        """Returns the records, newest first. The history must not change during the iteration."""
         return reversed(self._records.values())
 
     def get(self, request_id: str) -> DecisionRecord | None:

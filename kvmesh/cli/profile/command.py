@@ -1,6 +1,7 @@
 """`kvmesh profile`: measures how fast an engine is, through a worker of a running mesh, and writes a profile file.
 
-The mesh should serve nothing else meanwhile. The file gives the points, the fitted coefficients, how well they fit, and the machine.
+The mesh should serve no other requests at the same time. The file gives the points, the fitted coefficients, how well they fit, and the
+machine.
 """
 
 import asyncio

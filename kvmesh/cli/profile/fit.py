@@ -1,9 +1,9 @@
 """Fits the linear model of a worker's speed to measured points. Pure.
 
-Prefill: base x steps + per token x uncached tokens + per pair x pairs of tokens. Prompts that arrive together share steps on some engines,
-and cost the base time each on others: the better fit says which.
-Decode: base + per request x batch + per KV token x tokens held.
-Errors are relative, so that long prompts do not outweigh short ones. Coefficients are not negative: one that would be is left out.
+Prefill: base x steps + per token x uncached tokens + per pair x pairs of tokens. Prompts that arrive together share steps on some
+engines, and cost the base time each on others: the better fit says which. Decode: base + per request x batch + per KV token x tokens
+held. Errors are relative, so that long prompts do not outweigh short ones. Coefficients are never negative: a term that would be is
+omitted.
 """
 
 from collections.abc import Sequence

@@ -111,6 +111,6 @@ def _check_token(request: web.Request, token: str) -> None:
     )
     if not given:
         raise PermissionDeniedError("Permission denied")
-    # Bytes of a header that are no UTF-8 come as surrogates.
+    # aiohttp decodes header bytes that are not UTF-8 as surrogates.
     if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), token.encode()):
         raise UnauthenticatedError("ACL not found")

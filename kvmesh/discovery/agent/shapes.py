@@ -1,4 +1,4 @@
-"""The agent's records as the JSON of Consul 1.8, as far as clients, Prometheus and people read it."""
+"""The agent's records as the JSON of Consul 1.8, with the fields that clients, Prometheus and people read."""
 
 import base64
 from dataclasses import dataclass

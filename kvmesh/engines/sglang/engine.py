@@ -58,7 +58,7 @@ KV_EVENT_BUFFER_BLOCKS = 1 << 18
 OVERLOAD_RETRY_S = 1.0
 CLOSE_TIMEOUT_S = 5.0
 ROLE_WAIT_S = 5.0
-"""Longest wait for requests in flight when the role changes. Those that are left continue on other workers, so a longer wait gains little."""
+"""Longest wait for requests in flight when the role changes. The rest continues on other workers, so a longer wait gains little."""
 SILENCE_S = 4 * ALIVE_INTERVAL_S
 """A process that runs says so four times in it."""
 SETTINGS_ERRORS = frozenset(("ValueError", "OSError", "InvalidRequestError", "FileNotFoundError", "AssertionError"))
@@ -245,8 +245,10 @@ class SglangEngine(BufferedEngine):
         raise UnsupportedError("this engine does not sleep")
 
     async def set_role(self, role: Role) -> None:
-        """Waits for the legs first, and ends what is left after `ROLE_WAIT_S`: frontends continue it elsewhere. New legs are refused
-        meanwhile. Evicts the cache. A cancel leaves the role, or takes effect when the role has changed."""
+        """First waits for the legs, and ends the remaining ones after `ROLE_WAIT_S`: frontends continue them elsewhere.
+
+        Refuses new legs during the change. Evicts the cache. A cancel leaves the role, or takes effect when the role has changed.
+        """
         if role is Role(self.settings.role):
             return
         if role not in self._description.capabilities.roles:

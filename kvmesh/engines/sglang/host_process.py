@@ -142,7 +142,7 @@ class HostLink(asyncio.Protocol):
 
     @property
     def silent_s(self) -> float:
-        """How long nothing came; 0 while nothing is read."""
+        """Seconds since the last message; 0 while this side does not read."""
         return 0.0 if self._is_paused else asyncio.get_running_loop().time() - self._heard_at_s
 
     def close(self) -> None:

@@ -10,8 +10,8 @@ Invariants:
 3. Replaying `take_events` from the start gives the set of named blocks. A block is removed after the blocks that follow it.
 4. A block that is not free belongs to exactly one run; all blocks of a run are in the same state.
 5. A holder holds whole runs: `hold` and `name` split a run that continues after the given blocks.
-6. The holder of a named block holds all named blocks before it in its chain, so no chain lacks its beginning. A holder that computed a
-   block which another one had named meanwhile takes over the other's block.
+6. The holder of a named block holds all named blocks before it in its chain, so no chain lacks its beginning. If two holders computed the
+   same block, the second takes the block that the first has named.
 """
 
 from collections import OrderedDict

@@ -61,7 +61,7 @@ def unpack(handle: KvHandle, compatibility_hash: str, block_size_tokens: int) ->
 
 
 def read_payload(data: bytes, blocks: int) -> HandlePayload:
-    """Returns a packed payload of so many blocks. Raises KvLostError for other data."""
+    """Returns a packed payload with this many blocks. Raises KvLostError for other data."""
     if len(data) >= _HEAD.size:
         magic, peer_size, count, cached, total = _HEAD.unpack_from(data)
         end = _HEAD.size + peer_size

@@ -445,7 +445,7 @@ class Scheduler:
     # Pulls and leases
 
     def pull_ended(self, order: PullOrder, error: KvLostError | None) -> bool:
-        """Handles the end of a pull, which writes to no block any more. True: the source must be notified to free its blocks."""
+        """Handles the end of a pull, which no longer writes to any block. True: the source must be notified to free its blocks."""
         leg = order.leg
         self._pulling.discard(leg)
         is_rendezvous = leg.request.rendezvous is not None

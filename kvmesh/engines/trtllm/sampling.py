@@ -134,8 +134,7 @@ def sampling_params(
 def randomness(generation: Generation, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of the sampling's randomness.
 
-    All releases take top_k 1 for greedy; a temperature of 0 is newer. Without any value the engine is greedy, so all
-    are given.
+    All releases accept top_k 1 for greedy; only newer ones accept a temperature of 0. Without any value the engine is greedy, so all are set.
     """
     sampling, value = generation.sampling, temperature(generation, defaults)
     if value == 0:

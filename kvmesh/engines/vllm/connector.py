@@ -1,7 +1,7 @@
 """vLLM's NIXL pull connector, extended by a proof that pulled blocks were held until the pull ended.
 
-vLLM's own connector relies on time: the prefill side frees blocks when their lease ends, even if a peer is reading them. A decode
-side that was suspended meanwhile reads blocks of other prompts and answers with wrong tokens. Here the prefill side ends a hold
+vLLM's own connector relies on time: the prefill side frees blocks when their lease ends, even if a peer is reading them. A decode side
+that was suspended during that time reads blocks of other prompts and answers with wrong tokens. Here the prefill side ends a hold
 (`holds.py`) before it frees the blocks, and the decode side reads the hold's word after the blocks.
 
 Written against vLLM 0.32. vLLM loads the class by module path and name (`kv_connector_module_path`). The class has the name of vLLM's

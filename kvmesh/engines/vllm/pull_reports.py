@@ -13,7 +13,7 @@ from kvmesh.kv.path_causes import Failure
 from kvmesh.kv.paths import KvPaths
 
 POLLS_MIN = 3
-"""A pull is late only after so many steps have seen it: the end of a transfer is reported by the step after the one that it ended in."""
+"""A pull is late only after this many steps have seen it, because the end of a transfer is reported one step after it occurs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +65,13 @@ class PullReports:
         )
 
     def drop(self, leg: VllmLeg) -> None:
-        """The leg pulls nothing any more."""
+        """The leg no longer pulls."""
         if leg.pull is not None:
             pull, leg.pull = leg.pull, None
             self.paths.dropped(pull)
 
     def is_path_failing(self, leg: VllmLeg) -> bool:
-        """Returns True for a leg that waits to pull over a path that fails since."""
+        """Returns True for a leg that waits to pull over a path that has started to fail since then."""
         pull = leg.pull
         return pull is not None and not pull.is_check and self.paths.cause(pull.worker_id) is not None
 

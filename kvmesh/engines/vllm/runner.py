@@ -291,7 +291,7 @@ class Runner:
             )
 
     def _watch_aborted_pulls(self) -> None:
-        """Abandons aborted pulls that do not end by themselves. Their blocks are freed when nothing writes to them any more."""
+        """Abandons aborted pulls that do not complete. Their blocks are freed when no transfer writes to them any longer."""
         now = self._now()
         for inner_id, pull in list(self._aborted_pulls.items()):
             if not self._core.is_held(inner_id):

@@ -48,7 +48,7 @@ class Batch:
 
     @property
     def has_ended(self) -> bool:
-        """True when the batch does not change any more."""
+        """True when the batch no longer changes."""
         return self.status in _ENDED
 
 

@@ -11,7 +11,7 @@ import orjson
 from kvmesh.errors import InvalidRequestError
 
 CONTAINERS_MAX = 50_000
-"""Arrays and objects in the texts of one request together; parsing so many takes about 25 ms."""
+"""Arrays and objects in the texts of one request together; parsing this many takes about 25 ms."""
 VALUES_MAX = 200_000
 """Other values in them, which take as long."""
 NESTING_MAX = 200

@@ -10,7 +10,7 @@ from kvmesh.errors import InvalidRequestError
 
 _INTEGER_MAX = 2.0**53
 VALUES_MAX = 50_000
-"""Values in the Structs of one request together. Converting so many takes about 50 ms; a request of 8 MB has room for 4 million."""
+"""Values in the Structs of one request together. Converting this many takes about 50 ms; a request of 8 MB has room for 4 million."""
 
 
 class StructReader:

@@ -234,7 +234,7 @@ class GrpcRouterLink:
         stream.on_answered(answered)
 
     def _pending_on(self, stream: RouterStream, ask_id: int) -> _PendingAsk | None:
-        """Returns the ask. None: it is answered, withdrawn, or was sent to another router meanwhile, so the answer is ignored."""
+        """Returns the ask. None: it has been answered, withdrawn, or sent to another router, so the answer is ignored."""
         pending = self._pending.get(ask_id)
         return None if pending is None or pending.answer.done() or pending.stream is not stream else pending
 
@@ -318,7 +318,7 @@ class GrpcRouterLink:
             return
         now_s = self._clock.now()
         if stood_still(due_s=due_s, now_s=now_s):
-            # The answer may lie unread in a socket, or the streams broke meanwhile and open again.
+            # The answer may be unread in a socket, or the streams broke in the meantime and are opening again.
             pending.asleep_s += now_s - due_s
             self._set_timer(pending)
         elif pending.end_s() > now_s:

@@ -29,7 +29,7 @@ _KNOWN = {"tenant", "key_sha256", "models", "expires_at", *_FLAGS, *_QUOTAS}
 
 
 def hash_of(key: str) -> str:
-    """Returns the hex digest that the document lists for a key. Bytes of a header that are no UTF-8 are in `key` as surrogates."""
+    """Returns the hex digest that the document lists for a key. In `key`, header bytes that are not UTF-8 are surrogates."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 

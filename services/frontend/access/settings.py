@@ -13,7 +13,7 @@ class AccessSettings:
     keys_consul_key: str = setting("", "Key in Consul KV that holds the same document. Empty: none.")
     prefix_sharing_tenants: tuple[str, ...] = setting(
         (),
-        "Tenants that use each other's cached prefixes; `*`: all. A tenant can find out what those that it shares with have sent.",
+        "Tenants that use each other's cached prefixes; `*`: all. Such a tenant can find out what the others have sent.",
     )
     shares_quotas: bool = setting(
         True, "Whether several frontends divide each quota equally; false: each frontend grants all of it."

@@ -100,7 +100,7 @@ class _Piece:
 
 
 class _ChoiceRelay:
-    """One choice. At most one message waits for its reply; meanwhile text is collected, bounded by max_tokens."""
+    """One choice. At most one message waits for its reply. Until the reply, text is collected, bounded by max_tokens."""
 
     def __init__(self, number: int, relay: "Relay", parser: RemoteParser) -> None:
         self._number = number

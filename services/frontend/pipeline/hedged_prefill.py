@@ -38,7 +38,7 @@ class Hedge:
 
 
 class HedgedPrefill:
-    """The prefill legs of one placement. Invariant: when `run` has ended, one handle is left at most, and it returned that."""
+    """The prefill legs of one placement. Invariant: when `run` has ended, at most one handle exists, and `run` has returned it."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ class LegFactory:
         return self._prepared.generation.sampling.prompt_logprobs is not None and not self._state.choices[i].has_prompt
 
     def is_single_token(self) -> bool:
-        """Returns whether one token is left of each choice."""
+        """Returns whether each choice needs exactly one more token."""
         max_tokens = self._prepared.generation.sampling.max_tokens
         return all(max_tokens == choice.tokens + 1 for choice in self._state.choices.values())
 

@@ -201,7 +201,7 @@ class RequestPlacements:
                 if not may_end or not (self._excluded or may_wait):
                     raise
             except OverloadedError:
-                # Others have to wait too when a lost worker's requests come to the workers that are left.
+                # Other requests must wait too when a lost worker's requests move to the remaining workers.
                 is_full = True
                 if self._first_failure is None or self._clock.now() >= wait_until_s:
                     raise

@@ -1,4 +1,4 @@
-"""Limits how many requests a frontend places again, so that a failure of many workers does not double the load of those that are left.
+"""Limits how many requests a frontend places again, so that a failure of many workers does not double the load of the remaining ones.
 
 A token bucket for each model, as in Finagle and in gRPC's retry throttling: each request adds a part of a token, time adds some, and a
 request that is placed again takes one. Answers that continue after their first token take none: each of them has been admitted once,
@@ -25,7 +25,7 @@ class RetryBudget:
         self._filled_s = now_s
 
     def take_nowait(self, now_s: float) -> bool:
-        """Takes a token for a request that is to be placed again. False: none is left."""
+        """Takes a token for a request that is to be placed again. False: the bucket is empty."""
         tokens = self.requests * RATIO + max(0.0, now_s - self._filled_s) * PER_S
         self.requests, self._filled_s = 0, now_s
         self._tokens = min(BURST, self._tokens + tokens)

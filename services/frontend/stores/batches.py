@@ -163,7 +163,7 @@ class BatchStore:
         """
         await connection.lock("batches.claim")
         now_s = self._clock.wall()
-        # The outer conditions repeat the inner ones for PostgreSQL: the holder may have renewed its lease or ended the batch meanwhile.
+        # The outer conditions repeat the inner ones for PostgreSQL: the holder may have renewed its lease or ended the batch in the meantime.
         row = await connection.row(
             "UPDATE batches SET lease_owner = ?, lease_until_s = ?, lease_epoch = lease_epoch + 1"
             f" WHERE {_WAITS} AND id = (SELECT id FROM batches AS waiting WHERE {_WAITS} ORDER BY"
@@ -223,7 +223,7 @@ class BatchStore:
 
     @writes
     async def begin(self, connection: DatabaseConnection, claim: Claim, *, total: int, model: str | None) -> None:
-        """Records that the input is valid. A batch that was cancelled meanwhile stays cancelling."""
+        """Records that the input is valid. A batch that was cancelled in the meantime stays in `cancelling`."""
         await _fence(connection, claim)
         status = (await _row(connection, claim.batch_id))["status"]
         await _update(

@@ -156,7 +156,7 @@ class NewFile:
     def discard(self) -> None:
         """Removes the file unless it was committed. Idempotent."""
         with self._lock:
-            # On a full disk the buffered bytes cannot be written; the file is closed all the same.
+            # On a full disk the buffered bytes cannot be written; the file is closed nevertheless.
             with suppress(OSError):
                 self._close()
             self._beside.unlink(missing_ok=True)

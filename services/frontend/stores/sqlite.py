@@ -116,12 +116,12 @@ class SqliteDatabase:
                 result = _complete(work(SqliteConnection(connection)))
                 connection.execute("COMMIT")
             except BaseException:
-                # SQLite itself has ended the transaction if the disk is full. Otherwise one that is left open would fail all later calls.
+                # SQLite itself has ended the transaction if the disk is full. An open transaction would fail all later calls.
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
         except UnicodeEncodeError as error:
-            # Bytes of a head or a form that are no UTF-8 come as surrogates.
+            # Header and form bytes that are not UTF-8 arrive as surrogates.
             raise InvalidRequestError("a text has characters that cannot be stored") from error
         except sqlite3.Error as error:
             raise _unavailable(error) from error

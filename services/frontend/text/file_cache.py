@@ -51,7 +51,7 @@ class FileCache:
                 for name, content in contents.items():
                     (new / name).parent.mkdir(exist_ok=True)
                     (new / name).write_bytes(content)
-                # Fails if another process has added the same set meanwhile, which is as good.
+                # Fails if another process has just added the same set, which is equivalent.
                 with suppress(OSError):
                     new.rename(folder)
             finally:

@@ -5,11 +5,11 @@ from collections import deque
 from kvmesh.core.planning import Shape
 
 HIGH, LOW = 1.5, 1.25
-"""A rise begins above so many times the level, and ends below."""
+"""A rise begins when the rate exceeds this many times the level, and ends when it falls below."""
 BRIEF_MIN = 2
-"""Fewer brief rises are no pattern."""
+"""Fewer brief rises are not a pattern."""
 LEVEL_STARTS = 4.0
-"""The level is a mean over so many times of a worker's start."""
+"""The level is a mean over this many start times of a worker."""
 REMEMBERED_STARTS = 20.0
 RECORDS_MAX = 100
 SPANS_MAX = 1000

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 LEFT_OUT_STARTS = 2.0
-"""Times of a worker's start that are left out of a replay: those with the longest waits. What happened once is no pattern."""
+"""Length of the part with the longest waits that a replay omits, in start times of a worker: a single event is not a pattern."""
 LEVEL_STARTS = 4.0
-"""Slower changes are no bursts: workers start in time for them. The level is a mean over so many times of a worker's start."""
+"""Slower changes are not bursts, because workers start in time for them. The level is a mean over this many start times of a worker."""
 HISTORY_STARTS = 20.0
 SPANS_MAX = 600
 """More, and shorter, spans would only cost time."""

@@ -28,7 +28,7 @@ from services.router.workers.worker import RegisteredWorker, Target
 EVENTS_MAX = 1000
 """Newest events that are kept until the caller takes them."""
 STALL_S = 2.0
-"""`check` is called every second. After a pause of this length the router itself stood still, and silence of workers proves nothing."""
+"""`check` is called every second. After a pause of this length the router itself was suspended, and silence of workers proves nothing."""
 ANNOUNCED_FAULTS_MAX = 1000
 """Pairs of model and overlap fault that were announced; beyond, they are announced again."""
 BREAKER_OPEN, WEDGED = "breaker_open", "wedged"
@@ -267,7 +267,7 @@ class HealthMonitor:
         return sum(1 for health in self._health.values() if health.overlap.fault is fault)
 
     def _stood_still(self, now: float) -> bool:
-        """Returns True when the router itself stood still until a moment ago."""
+        """Returns True if the router itself was suspended until a moment ago."""
         if now - self._checked_at > STALL_S:
             self._resumed_at = now
         return now - self._resumed_at < STALL_S

@@ -11,11 +11,11 @@ _SLOWEST_STEP_DECAY = 0.95
 
 
 STEP_FACTOR = 10.0
-"""A worker with work that makes no step for so many times its expected step is wedged. Steps of one load differ by less."""
+"""A worker with work that makes no step for this many times its expected step time is wedged. Step times under one load differ by less."""
 WAIT_MIN_S = 15.0
 """Shortest time without a step that counts: a transfer may hang until it times out, and a first step may compile."""
 WAIT_MAX_S = 120.0
-"""Longest time without a step, however slow the worker's steps are: requests wait meanwhile."""
+"""Longest time without a step, however slow the worker's steps are, because requests wait during it."""
 
 
 class StepWatch:

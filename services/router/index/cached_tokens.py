@@ -42,7 +42,7 @@ class Holders(Protocol):
     """The candidates of a pool, as holders of blocks."""
 
     key: object
-    """Stands for the pool in the cache, which must not keep a pool that is no longer used."""
+    """Represents the pool in the cache, which must not keep unused pools alive."""
     no_tokens: CandidateTokens
 
     def select_tokens(self, by_bit: Floats, *, block_size_tokens: int, holders_version: int) -> CandidateTokens:

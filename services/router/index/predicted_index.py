@@ -131,7 +131,7 @@ class PredictedIndex:
         """Predicts that the holder will have these blocks, from the prompt's first one on. Adding them again renews the prediction.
 
         Only the first `holder_blocks_max` blocks count; the holder's oldest placements make room. The caller must not change
-        `block_hashes` any more.
+        `block_hashes` afterwards.
         """
         if holder_blocks_max is not None and len(block_hashes) > holder_blocks_max:
             block_hashes = block_hashes[:holder_blocks_max]

@@ -76,7 +76,7 @@ class PlacementDecision:
 
 
 def _terms(leg: ScoredLeg, position: int, other: ScoredLeg | None = None) -> Iterator[tuple[str, float]]:
-    """The terms of one candidate. A term that both legs have carries the leg's name; a preference of zero is left out."""
+    """The terms of one candidate. A term that both legs have carries the leg's name; a preference of zero is omitted."""
     for name, values in leg.terms.items():
         value = values.item(position)
         if name != PREFERENCE or value:

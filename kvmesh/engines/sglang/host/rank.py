@@ -75,7 +75,7 @@ class Rank:
         return SpawnRanks(world_rank=world_rank, dp_rank=None, gpu_id=self._gpu)
 
     def start(self, link: HostSocket | None) -> None:
-        """Loads the model. A prefill engine registers with its bootstrap server meanwhile, which must listen before."""
+        """Loads the model. A prefill engine registers with its bootstrap server during this, so that server must already listen."""
         from sglang.srt.server_args import PortArgs
 
         from kvmesh.engines.sglang.host.patches import honor_seeds, limit_waits, restrict_store

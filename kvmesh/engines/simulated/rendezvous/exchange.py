@@ -192,7 +192,7 @@ class RendezvousExchange:
             self.flush_nowait()
 
     async def _connect(self, leg: SimulatedLeg) -> Channel:
-        """Opens the leg's channel, and says what was held back meanwhile."""
+        """Opens the leg's channel, and sends the messages that waited for it."""
         rendezvous = leg.request.rendezvous
         assert rendezvous is not None
         async with asyncio.timeout(self._timeout_s):

@@ -56,7 +56,7 @@ class PullSink:
         return ready
 
     def wake(self) -> None:
-        """Ends a present or the next `wait`."""
+        """Ends the current or the next `wait`."""
         self._wakeup.set()
 
     async def wait(self) -> None:
@@ -65,7 +65,7 @@ class PullSink:
 
 
 class RunningRequest:
-    """Runs a request in a task of its own, so that its updates can be read meanwhile. Leaving the context cancels the task.
+    """Runs a request in a separate task, so that its updates can be read while it runs. Leaving the context cancels the task.
 
     A client that takes nothing of an update for `unread_timeout_s` would keep the answer in memory, after the end of the request too. So
     the task that reads the updates, which waits for the client, is cancelled then.
@@ -124,7 +124,7 @@ class RunningRequest:
 
 @contextmanager
 def cancelled_if_unread(reader: "asyncio.Task[Any]", limit_s: float) -> Iterator[None]:
-    """Cancels a task that stays inside of the context for longer than the limit. Time in which the process stood still does not count."""
+    """Cancels a task that stays inside of the context for longer than the limit. Time in which the process was suspended does not count."""
     timer = AwakeTimer(limit_s, partial(reader.cancel, "the client reads nothing"))
     try:
         yield

@@ -155,7 +155,7 @@ class Connection(HalfClosingHandler):
             self._stalled_timer = None
 
     def _on_stalled_timeout(self, size: int, due_s: float) -> None:
-        """Ends the connection unless the client has taken something. What was added meanwhile can only hide that for one more time-out."""
+        """Ends the connection unless the client has read something. Data that was added since can only hide that for one more timeout."""
         self._stalled_timer = None
         transport = self.transport
         if transport is None or transport.is_closing():

@@ -101,7 +101,7 @@ class HalfClosingHandler(web.RequestHandler):
 
 
 def _is_reset(transport: asyncio.Transport) -> bool:
-    """Returns whether the peer has reset the connection. The event loop does not notice, because nothing is read any more."""
+    """Returns whether the peer has reset the connection. The event loop does not notice, because it no longer reads."""
     if _TCP_INFO is None:
         return False
     try:

@@ -16,7 +16,7 @@ from services.frontend.access.caller import Caller
 from services.frontend.settings import HttpSettings
 
 CONTAINERS_MAX = 50_000
-"""Arrays and objects of a body. Parsing so many takes about 25 ms."""
+"""Arrays and objects of a body. Parsing this many takes about 25 ms."""
 VALUES_MAX = 1_100_000
 """Values of a body. The token ids of a prompt of a million tokens fit."""
 BODY_TOO_LARGE = "body_too_large"

@@ -30,7 +30,7 @@ def steer(request: Request, exchange: Exchange) -> Request:
     headers = exchange.request.headers
     found: dict[str, Any] = {}
     trace = headers.get(TRACE, "")
-    # Headers can have bytes that are no UTF-8, which messages between services cannot.
+    # Headers can have bytes that are not UTF-8; messages between services cannot.
     if trace and len(trace) <= TRACEPARENT_BYTES_MAX and is_traceparent(trace):
         found["traceparent"] = trace
     if session := headers.get(SESSION, ""):

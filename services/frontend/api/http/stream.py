@@ -333,7 +333,8 @@ class EventStream:
     async def wait_sent(self, timeout_s: float) -> bool:
         """Waits until only the kernel still has unsent data. Closes the connection and returns False if that takes too long.
 
-        False too if the connection was closed meanwhile, such as by its own limit for clients that read nothing: the rest was not sent.
+        Also returns False if the connection was closed during the wait, for example by its limit for clients that read nothing: the rest
+        was not sent.
         """
         if not self._transport.get_write_buffer_size():
             return True

@@ -81,7 +81,7 @@ class Responses:
         """Deletes responses beyond the limits of age and size, until cancelled."""
         while self._store is not None:
             await asyncio.sleep(self._settings.sweep_s)
-            # A file that is busy or fails is swept later; requests that need it are refused meanwhile.
+            # A file that is busy or fails is swept later; until then, requests that need it are refused.
             with suppress(UnavailableError):
                 if count := await self._store.sweep():
                     _log.info("responses_deleted", count=count)
