@@ -1,11 +1,12 @@
 """Plans the processes of a mesh on one machine. Pure: converts settings to child specifications."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from kvmesh.cli.children import ChildSpec
 from kvmesh.cli.gpu_plan import WorkerPlaces
+from kvmesh.cli.up_settings import UpSettings, worker_groups
 from kvmesh.identity.credentials import Credentials
 
 
@@ -28,121 +29,107 @@ class MeshPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeshShape:
-    """The requested processes and their flags. `engine_argv` goes to every worker, `role_argv` to the workers of one role,
-    `router_argv` to every router, `frontend_argv` to the frontend. `places` are the workers' devices; later flags override
-    them."""
+class MeshInputs:
+    """The settings of `kvmesh up`, and what it learns at the start. Flags of the settings override those of `places`."""
 
-    engine: str
-    model: Path
-    served_name: str
-    prefill: int
-    decode: int
-    routers: int
-    host: str
-    port: int
-    grpc_port: int
+    settings: UpSettings
     registry: str
-    policy: str
-    log_level: str
-    run_dir: Path
-    address: str = ""
-    port_range: str = ""
-    insecure_listen: bool = False
-    credentials: Credentials | None = None
-    checks_tls: bool = False
-    """The registry's agent checks services over mesh TLS."""
-    engine_argv: Sequence[str] = ()
-    role_argv: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Address of the registry."""
     places: WorkerPlaces = field(default_factory=WorkerPlaces)
-    router_argv: Sequence[str] = ()
-    frontend_argv: Sequence[str] = ()
-    frontend_processes: int = 1
-    has_gateway: bool = False
-    has_planner: bool = True
-    has_frontend: bool = True
-    """False: the workers join a mesh that has frontends, routers and a planner."""
-    planner_argv: Sequence[str] = ()
+    credentials: Credentials | None = None
     scaler_address: str = ""
     """Where the planner has workers started and stopped. Empty: it only observes."""
 
-    @property
-    def hosts_router(self) -> bool:
-        """True if one gateway process is both frontend and router."""
-        return self.has_gateway and self.routers == self.frontend_processes == 1
 
-
-def plan_mesh(shape: MeshShape) -> MeshPlan:
+def plan_mesh(inputs: MeshInputs) -> MeshPlan:
     """Returns one specification per process. A process without a port in its flags chooses one and registers it."""
+    settings = inputs.settings
     frontend_argv = (
-        *(("--http-host", shape.host) if shape.host else ()),
-        *("--http-port", str(shape.port), "--rpc-port", str(shape.grpc_port)),
+        *(("--http-host", settings.host) if settings.host else ()),
+        *("--http-port", str(settings.port), "--rpc-port", str(settings.grpc_port)),
         # Meshes on one machine must not run each other's batches, so each has its own folder for them.
-        *("--state-dir", str(shape.run_dir / "state")),
-        *("--processes", str(shape.frontend_processes)),
-        *shape.frontend_argv,
+        *("--state-dir", str(settings.run_path / "state")),
+        *("--processes", str(settings.frontend_processes)),
+        *shlex.split(settings.frontend_args),
     )
-    router_argv = ("--policy", shape.policy, *shape.router_argv)
-    if shape.hosts_router:
+    router_argv = ("--policy", settings.policy, *shlex.split(settings.router_args))
+    # One gateway process is both frontend and router.
+    if settings.gateway and settings.routers == settings.frontend_processes == 1:
         routers = []
-        frontend = _service(shape, "gateway", argv=(*frontend_argv, "--", *_common(shape), *router_argv))
+        frontend = _service(inputs, "gateway", argv=(*frontend_argv, "--", *_common(inputs), *router_argv))
     else:
-        routers = [_service(shape, "router", argv=router_argv, number=number) for number in range(shape.routers)]
-        frontend = _service(shape, "frontend", argv=frontend_argv)
+        routers = [_service(inputs, "router", argv=router_argv, number=number) for number in range(settings.routers)]
+        frontend = _service(inputs, "frontend", argv=frontend_argv)
     workers = [
-        *(worker_spec(shape, "prefill", number) for number in range(shape.prefill)),
-        *(worker_spec(shape, "decode", number) for number in range(shape.decode)),
+        *(worker_spec(inputs, "prefill", number) for number in range(settings.prefill)),
+        *(worker_spec(inputs, "decode", number) for number in range(settings.decode)),
     ]
-    turns = [shape.places.turns.get(worker.name, 0) for worker in workers]
-    has_planner = shape.has_planner and shape.has_frontend
+    turns = [inputs.places.turns.get(worker.name, 0) for worker in workers]
+    # Workers that join a mesh use its frontends, routers and planner.
+    has_frontend = not settings.join
+    has_planner = has_frontend and (settings.planner or settings.plan)
     return MeshPlan(
         worker_turns=[
             [worker for worker, its_turn in zip(workers, turns, strict=True) if its_turn == turn]
             for turn in sorted(set(turns))
         ],
-        routers=routers if shape.has_frontend else [],
-        frontends=[frontend] if shape.has_frontend else [],
-        planners=[_service(shape, "planner", argv=planner_argv(shape))] if has_planner else [],
+        routers=routers if has_frontend else [],
+        frontends=[frontend] if has_frontend else [],
+        planners=[_service(inputs, "planner", argv=_planner_argv(inputs))] if has_planner else [],
     )
 
 
-def planner_argv(shape: MeshShape) -> Sequence[str]:
-    acting = ("--mode", "act", "--scaler-address", shape.scaler_address) if shape.scaler_address else ()
-    return (*acting, *shape.planner_argv)
+def _planner_argv(inputs: MeshInputs) -> Sequence[str]:
+    acting = ("--mode", "act", "--scaler-address", inputs.scaler_address) if inputs.scaler_address else ()
+    return (*acting, *shlex.split(inputs.settings.planner_args))
 
 
-def worker_spec(shape: MeshShape, role: str, number: int) -> ChildSpec:
+def worker_spec(inputs: MeshInputs, role: str, number: int) -> ChildSpec:
     """Returns the specification of one worker."""
+    settings = inputs.settings
+    # A planner may start prefill workers later.
+    has_prefill = settings.prefill or settings.plan
     argv = (
-        *("--engine", shape.engine),
-        *("--model", str(shape.model)),
-        *(("--served-name", shape.served_name) if shape.served_name else ()),
-        *shape.places.argv.get(f"{role}-{number}", ()),
-        *shape.engine_argv,
-        *shape.role_argv.get(role, ()),
+        *("--engine", settings.registration.name),
+        *("--model", str(settings.model_path)),
+        *(("--served-name", settings.served_name) if settings.served_name else ()),
+        *inputs.places.argv.get(f"{role}-{number}", ()),
+        *(() if has_prefill else settings.registration.flags_without_prefill),
+        *shlex.split(settings.engine_args),
+        *_role_argv(settings, role),
     )
-    return _service(shape, role, argv=argv, number=number, env=shape.places.env)
+    return _service(inputs, role, argv=argv, number=number, env=inputs.places.env)
+
+
+def _role_argv(settings: UpSettings, role: str) -> Sequence[str]:
+    (ranks,) = (group.devices for group in worker_groups(settings) if group.role == role)
+    given = settings.prefill_args if role == "prefill" else settings.decode_args
+    gpu = settings.registration.gpu
+    ranks_argv = (gpu.ranks_flag, str(ranks)) if gpu is not None and ranks > 1 else ()
+    return (*ranks_argv, *shlex.split(given))
 
 
 def _service(
-    shape: MeshShape, service: str, *, argv: Sequence[str], number: int = 0, env: Mapping[str, str] | None = None
+    inputs: MeshInputs, service: str, *, argv: Sequence[str], number: int = 0, env: Mapping[str, str] | None = None
 ) -> ChildSpec:
     name = f"{service}-{number}"
     return ChildSpec(
         name=name,
         module=f"services.{service}",
-        argv=(*_common(shape), *argv),
+        argv=(*_common(inputs), *argv),
         env=env or {},
-        log_path=shape.run_dir / f"{name}.log",
+        log_path=inputs.settings.run_path / f"{name}.log",
     )
 
 
-def _common(shape: MeshShape) -> Sequence[str]:
+def _common(inputs: MeshInputs) -> Sequence[str]:
+    settings = inputs.settings
     return (
-        *("--discovery-address", shape.registry, "--telemetry-log-level", shape.log_level),
-        *(("--address", shape.address) if shape.address else ()),
-        *(("--port-range", shape.port_range) if shape.port_range else ()),
-        *(("--insecure-listen",) if shape.insecure_listen else ()),
-        *(shape.credentials.argv if shape.credentials is not None else ()),
-        *(("--discovery-checks-tls",) if shape.checks_tls else ()),
+        *("--discovery-address", inputs.registry, "--telemetry-log-level", settings.log_level),
+        *(("--address", settings.address) if settings.address else ()),
+        *(("--port-range", settings.port_range) if settings.port_range else ()),
+        *(("--insecure-listen",) if settings.insecure_listen else ()),
+        *(inputs.credentials.argv if inputs.credentials is not None else ()),
+        # The embedded registry checks services over mesh TLS.
+        *(() if settings.consul else ("--discovery-checks-tls",)),
     )

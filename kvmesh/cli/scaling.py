@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
 from kvmesh.cli.keeper import Keeper, Slot, Start
-from kvmesh.cli.plan import MeshShape, worker_spec
+from kvmesh.cli.plan import MeshInputs, worker_spec
 from kvmesh.cli.scaler import LocalScaler
 from kvmesh.cli.servicer import SERVICE_NAME, ScalerServicer
 from kvmesh.core import Role
@@ -40,15 +40,15 @@ class ScalingPart:
         stack.push_async_callback(server.aclose)
         return server.address
 
-    def begin(self, keeper: Keeper, workers: list[Slot], shape: MeshShape, *, model: str, start: Start) -> None:
+    def begin(self, keeper: Keeper, workers: list[Slot], inputs: MeshInputs, *, start: Start) -> None:
         """Sizes the pools of the mesh from now on."""
         scaler = LocalScaler(
             keeper,
             workers,
-            model=model,
-            make_spec=lambda role, number: worker_spec(shape, role.value, number),
+            model=inputs.settings.served_name or inputs.settings.model_path.name,
+            make_spec=lambda role, number: worker_spec(inputs, role.value, number),
             start=start,
-            workers_max=workers_max(shape),
+            workers_max=workers_max(inputs),
         )
         self._servicer.scaler = scaler
         self._running = asyncio.create_task(scaler.run(), name="scaler")
@@ -61,10 +61,10 @@ class ScalingPart:
             await asyncio.wait([self._running])
 
 
-def workers_max(shape: MeshShape) -> Mapping[Role, int]:
+def workers_max(inputs: MeshInputs) -> Mapping[Role, int]:
     """Returns the most workers of each role. Where workers have devices of their own, there is none for another worker."""
-    has_devices = bool(shape.places.argv)
+    has_devices = bool(inputs.places.argv)
     return {
-        Role.PREFILL: shape.prefill if has_devices else WORKERS_MAX,
-        Role.DECODE: shape.decode if has_devices else WORKERS_MAX,
+        Role.PREFILL: inputs.settings.prefill if has_devices else WORKERS_MAX,
+        Role.DECODE: inputs.settings.decode if has_devices else WORKERS_MAX,
     }

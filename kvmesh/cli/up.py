@@ -24,13 +24,13 @@ from kvmesh.cli.keeper import Keeper, RestartPolicy, Slot, Start, with_ports
 from kvmesh.cli.loading import POLL_S, LogWatch, wait_while_it_goes_on
 from kvmesh.cli.nvidia import read_driver
 from kvmesh.cli.output import discard
-from kvmesh.cli.plan import MeshPlan, plan_mesh
+from kvmesh.cli.plan import MeshInputs, MeshPlan, plan_mesh
 from kvmesh.cli.progress import Progress, http_url
 from kvmesh.cli.scaling import ScalingPart
 from kvmesh.cli.start_checks import consul_problem, engine_problem, hub_problem, is_hub_name, port_problems
 from kvmesh.cli.state import MeshPlace, claim_place, default_name, find_mesh
 from kvmesh.cli.up_credentials import has_mesh_tls, keep_renewed, own_credentials
-from kvmesh.cli.up_settings import UpSettings, adapt_to_packages, mesh_shape, model_problem, worker_groups
+from kvmesh.cli.up_settings import UpSettings, adapt_to_packages, model_problem, worker_groups
 from kvmesh.clock import SystemClock
 from kvmesh.discovery.base import Registry
 from kvmesh.discovery.embedded import EmbeddedAgent
@@ -157,10 +157,14 @@ class Mesh:
         """Runs until the mesh can no longer serve, or, with `once`, until the greeting is answered."""
         for line in self._places.lines:
             self._progress.say(line)
-        shape = mesh_shape(
-            self._settings, target.address, self._places, credentials=target.credentials, scaler_address=scaler_address
+        inputs = MeshInputs(
+            settings=self._settings,
+            registry=target.address,
+            places=self._places,
+            credentials=target.credentials,
+            scaler_address=scaler_address,
         )
-        plan = plan_mesh(shape)
+        plan = plan_mesh(inputs)
         if self._settings.join:
             return await self._serve_joined(target, keeper, plan)
         ready = asyncio.create_task(self._become_ready(keeper.registry, plan))
@@ -183,8 +187,7 @@ class Mesh:
             await _cancelled(ready)
         if scaler_address:
             self._progress.say(f"the planner acts; pools are sized through {scaler_address}")
-            model = shape.served_name or shape.model.name
-            self._scaling.begin(keeper, keeper.groups[0], shape, model=model, start=self._restart)
+            self._scaling.begin(keeper, keeper.groups[0], inputs, start=self._restart)
         try:
             return await self._serve_ready(target, keeper, url)
         finally:
@@ -375,7 +378,7 @@ def fork_services(settings: UpSettings) -> Mapping[str, Forked]:
     # An engine with a preload takes longest to import and must begin first, in a fork server of its own.
     if not settings.fork or settings.registration.preload:
         return {}
-    plan = plan_mesh(mesh_shape(settings, "", WorkerPlaces()))
+    plan = plan_mesh(MeshInputs(settings=settings, registry=""))
     specs = (*plan.workers, *plan.routers, *plan.frontends, *plan.planners)
     return fork_all([spec.name for spec in specs], [f"{spec.module}.__main__" for spec in specs])
 

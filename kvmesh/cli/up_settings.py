@@ -1,18 +1,14 @@
-"""Settings of `kvmesh up`, and the mesh that they ask for."""
+"""Settings of `kvmesh up`."""
 
 import importlib.util
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kvmesh.cli.devices import WorkerGroup
-from kvmesh.cli.gpu_plan import WorkerPlaces
-from kvmesh.cli.plan import MeshShape
 from kvmesh.engines.registration import EngineRegistration
 from kvmesh.engines.registry import ENGINES
-from kvmesh.identity.credentials import Credentials
 from kvmesh.network.settings import NetworkSettings
 from kvmesh.settings import setting
 
@@ -117,6 +113,16 @@ class UpSettings(NetworkSettings):
     def registration(self) -> EngineRegistration[Any]:
         return ENGINES[self.engine or default_engine()]
 
+    @property
+    def model_path(self) -> Path:
+        """The absolute path of a directory; otherwise a name that the engine resolves."""
+        path = Path(self.model).expanduser()
+        return path.absolute() if path.exists() else path
+
+    @property
+    def run_path(self) -> Path:
+        return Path(self.run_dir).resolve()
+
 
 def default_engine() -> str:
     """vLLM where it is installed."""
@@ -145,60 +151,6 @@ def worker_groups(settings: UpSettings) -> Sequence[WorkerGroup]:
             role="prefill", workers=settings.prefill, devices=settings.prefill_tensor_parallel or tensor_parallel
         ),
         WorkerGroup(role="decode", workers=settings.decode, devices=settings.decode_tensor_parallel or tensor_parallel),
-    )
-
-
-def role_argv(settings: UpSettings, role: str) -> Sequence[str]:
-    (ranks,) = (group.devices for group in worker_groups(settings) if group.role == role)
-    given = settings.prefill_args if role == "prefill" else settings.decode_args
-    gpu = settings.registration.gpu
-    ranks_argv = (gpu.ranks_flag, str(ranks)) if gpu is not None and ranks > 1 else ()
-    return (*ranks_argv, *shlex.split(given))
-
-
-def mesh_shape(
-    settings: UpSettings,
-    registry_address: str,
-    places: WorkerPlaces,
-    *,
-    credentials: Credentials | None = None,
-    scaler_address: str = "",
-) -> MeshShape:
-    """Returns what is asked for, made plain."""
-    registration = settings.registration
-    # A planner may start prefill workers later.
-    without_prefill = () if settings.prefill or settings.plan else registration.flags_without_prefill
-    model = Path(settings.model).expanduser()
-    return MeshShape(
-        engine=registration.name,
-        model=model.absolute() if model.exists() else model,
-        served_name=settings.served_name,
-        prefill=settings.prefill,
-        decode=settings.decode,
-        routers=settings.routers,
-        host=settings.host,
-        port=settings.port,
-        grpc_port=settings.grpc_port,
-        address=settings.address,
-        port_range=settings.port_range,
-        insecure_listen=settings.insecure_listen,
-        credentials=credentials,
-        checks_tls=not settings.consul,
-        registry=registry_address,
-        policy=settings.policy,
-        log_level=settings.log_level,
-        run_dir=Path(settings.run_dir).resolve(),
-        engine_argv=(*without_prefill, *shlex.split(settings.engine_args)),
-        role_argv={role: role_argv(settings, role) for role in ("prefill", "decode")},
-        places=places,
-        router_argv=tuple(shlex.split(settings.router_args)),
-        frontend_argv=tuple(shlex.split(settings.frontend_args)),
-        frontend_processes=settings.frontend_processes,
-        has_gateway=settings.gateway,
-        has_frontend=not settings.join,
-        has_planner=settings.planner or settings.plan,
-        planner_argv=tuple(shlex.split(settings.planner_args)),
-        scaler_address=scaler_address,
     )
 
 

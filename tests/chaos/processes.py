@@ -1,6 +1,7 @@
 """A mesh of real processes, each of which can be killed, stopped, continued and started again. Its engines are simulated by default."""
 
 import asyncio
+import shlex
 import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -10,7 +11,8 @@ import aiohttp
 
 from kvmesh.cli.children import Child, ChildSpec, start_child
 from kvmesh.cli.forked import Forked, fork_all
-from kvmesh.cli.plan import MeshShape, plan_mesh
+from kvmesh.cli.plan import MeshInputs, plan_mesh
+from kvmesh.cli.up_settings import UpSettings
 from kvmesh.core import Role, WorkerView
 from kvmesh.discovery.base import FRONTEND, ROUTER
 from kvmesh.discovery.consul import ConsulRegistry
@@ -163,26 +165,24 @@ async def process_mesh(
         agent = EmbeddedAgent(AgentSettings())
         await agent.start()
         stack.push_async_callback(agent.aclose)
-        plan = plan_mesh(
-            MeshShape(
-                engine=engine,
-                model=MODEL,
-                served_name="",
-                prefill=prefill,
-                decode=decode,
-                routers=routers,
-                host="127.0.0.1",
-                port=0,
-                grpc_port=0,
-                registry=agent.address,
-                policy=policy,
-                log_level="warning",
-                run_dir=directory,
-                engine_argv=engine_argv,
-                frontend_argv=frontend_argv,
-                has_planner=False,
-            )
+        settings = UpSettings(
+            engine=engine,
+            model=str(MODEL),
+            prefill=prefill,
+            decode=decode,
+            routers=routers,
+            gateway=False,
+            planner=False,
+            host="127.0.0.1",
+            port=0,
+            consul=agent.address,
+            policy=policy,
+            log_level="warning",
+            run_dir=str(directory),
+            engine_args=shlex.join(engine_argv),
+            frontend_args=shlex.join(frontend_argv),
         )
+        plan = plan_mesh(MeshInputs(settings=settings, registry=agent.address))
         specs = [*plan.workers, *plan.routers, *plan.frontends]
         mesh = ProcessMesh(
             directory=directory,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from kvmesh.cli.devices import GIB, WorkerDevices, WorkerGroup, place_workers, share_memory, topology_order
 from kvmesh.cli.gpu_plan import place_on_gpus, weight_bytes
 from kvmesh.cli.nvidia import Driver, NvidiaDevice, parse_smi, visible_devices
-from kvmesh.cli.plan import plan_mesh
-from kvmesh.cli.up_settings import UpSettings, mesh_shape, worker_groups
+from kvmesh.cli.plan import MeshInputs, plan_mesh
+from kvmesh.cli.up_settings import UpSettings, worker_groups
 from kvmesh.engines.sglang.registration import SGLANG, installed_build, rank_devices
 from kvmesh.engines.sglang.settings import SglangSettings
 from kvmesh.engines.vllm.registration import VLLM
@@ -124,7 +124,7 @@ def test_workers_that_share_a_device_start_in_turns() -> None:
     ):
         asked = settings(words)
         places = placed_on(driver, asked)
-        plan = plan_mesh(mesh_shape(asked, "http://127.0.0.1:1", places))
+        plan = plan_mesh(MeshInputs(settings=asked, registry="http://127.0.0.1:1", places=places))
         assert [[spec.name for spec in turn] for turn in plan.worker_turns] == turns
 
 
@@ -151,7 +151,7 @@ def test_the_flags_of_a_worker() -> None:
     asked = settings("--prefill 1 --decode 1 --tensor-parallel 2 --decode-args=--vllm-gpu-memory-fraction=0.5")
     driver = Driver(devices=[gpu(number) for number in range(8)], source="NVML", version="580.1", cuda=(13, 0))
     places = placed_on(driver, asked, visible="4,5,6,7")
-    plan = plan_mesh(mesh_shape(asked, "http://127.0.0.1:1", places))
+    plan = plan_mesh(MeshInputs(settings=asked, registry="http://127.0.0.1:1", places=places))
     prefill, decode = plan.workers
     assert flags(prefill.argv, "--vllm-device-ids") == ["0,1"]
     assert flags(decode.argv, "--vllm-device-ids") == ["2,3"]
@@ -167,7 +167,7 @@ def test_the_flags_of_an_sglang_worker() -> None:
     driver = Driver(devices=[gpu(number) for number in range(4)], distances={(0, 2): 1, (1, 3): 1})
     asked = settings("--engine sglang --prefill 1 --decode 1 --tensor-parallel 2")
     places = placed_on(driver, asked, engine=SGLANG)
-    prefill, decode = plan_mesh(mesh_shape(asked, "http://127.0.0.1:1", places)).workers
+    prefill, decode = plan_mesh(MeshInputs(settings=asked, registry="http://127.0.0.1:1", places=places)).workers
     assert flags(prefill.argv, "--sglang-device-ids") == ["0,2"]
     assert flags(decode.argv, "--sglang-device-ids") == ["1,3"]
     assert flags(decode.argv, "--sglang-tensor-parallel-size") == ["2"]

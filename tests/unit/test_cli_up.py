@@ -9,74 +9,63 @@ from pathlib import Path
 
 import pytest
 
-from kvmesh.cli.gpu_plan import WorkerPlaces
-from kvmesh.cli.plan import MeshShape, plan_mesh
-from kvmesh.cli.up_settings import UpSettings, mesh_shape, model_problem
+from kvmesh.cli.plan import MeshInputs, MeshPlan, plan_mesh
+from kvmesh.cli.up_settings import UpSettings, model_problem
 from kvmesh.errors import InvalidRequestError
 from kvmesh.lifecycle.process import run_process
 from kvmesh.settings import load
 
-SHAPE = MeshShape(
-    engine="simulated",
-    model=Path("models/demo"),
-    served_name="",
-    prefill=1,
-    decode=2,
-    routers=2,
-    host="127.0.0.1",
-    port=0,
-    grpc_port=0,
-    registry="http://127.0.0.1:1",
-    policy="emptiest_cache",
-    log_level="info",
-    run_dir=Path("run"),
-)
+REGISTRY = "http://127.0.0.1:1"
+SETTINGS = UpSettings(engine="simulated", decode=2, routers=2, gateway=False, policy="emptiest_cache")
+
+
+def planned(settings: UpSettings) -> MeshPlan:
+    return plan_mesh(MeshInputs(settings=settings, registry=REGISTRY))
 
 
 def test_flags_reach_the_services_they_are_for() -> None:
     """All of that kind, and no other."""
-    shape = replace(SHAPE, engine_argv=("--e", "1"), router_argv=("--r", "2"), frontend_argv=("--f", "3"))
-    plan = plan_mesh(shape)
-    for specs, flags in ((plan.workers, shape.engine_argv), (plan.routers, shape.router_argv)):
+    plan = planned(replace(SETTINGS, engine_args="--e 1", router_args="--r 2", frontend_args="--f 3"))
+    for specs, flags in ((plan.workers, ("--e", "1")), (plan.routers, ("--r", "2"))):
         assert len(specs) > 1
         assert all(tuple(spec.argv[-2:]) == flags for spec in specs)
-    assert [tuple(spec.argv[-2:]) for spec in plan.frontends] == [shape.frontend_argv]
+    assert [tuple(spec.argv[-2:]) for spec in plan.frontends] == [("--f", "3")]
     assert not {"--e", "--r", "--f"} & {flag for spec in plan.planners for flag in spec.argv}
 
 
 def test_one_frontend_and_one_router_are_one_process() -> None:
     """With the flags of both, apart; more of either are processes of their own, and so is each when that is asked for."""
-    shape = replace(SHAPE, routers=1, has_gateway=True, router_argv=("--r", "2"), frontend_argv=("--f", "3"))
-    plan = plan_mesh(shape)
+    settings = replace(SETTINGS, routers=1, gateway=True, router_args="--r 2", frontend_args="--f 3")
+    plan = planned(settings)
     assert plan.routers == []
     (gateway,) = plan.frontends
     assert gateway.module == "services.gateway"
     at = gateway.argv.index("--")
     for flags in (gateway.argv[:at], gateway.argv[at + 1 :]):
-        assert flags[flags.index("--discovery-address") + 1] == shape.registry
+        assert flags[flags.index("--discovery-address") + 1] == REGISTRY
     assert gateway.argv[at - 2 : at] == ("--f", "3")
     assert gateway.argv[-2:] == ("--r", "2")
     for other in (
-        replace(shape, routers=2),
-        replace(shape, frontend_processes=2),
-        replace(shape, has_gateway=False),
+        replace(settings, routers=2),
+        replace(settings, frontend_processes=2),
+        replace(settings, gateway=False),
     ):
-        modules = [spec.module for spec in (*plan_mesh(other).routers, *plan_mesh(other).frontends)]
+        modules = [spec.module for spec in (*planned(other).routers, *planned(other).frontends)]
         assert modules == ["services.router"] * other.routers + ["services.frontend"]
 
 
 def test_a_mesh_can_do_without_a_planner() -> None:
     """Everything else is there."""
-    plan = plan_mesh(replace(SHAPE, has_planner=False))
+    plan = planned(replace(SETTINGS, planner=False))
     assert not plan.planners
-    assert plan.frontends == plan_mesh(SHAPE).frontends
+    assert plan.frontends == planned(SETTINGS).frontends
 
 
 def test_any_policy_can_be_asked_for() -> None:
     """Those of packages beside the router are known to it alone."""
     settings = load(UpSettings, program="kvmesh up", argv=["--policy", "emptiest_cache"], environ={})
     assert settings.policy == "emptiest_cache"
-    for spec in plan_mesh(SHAPE).routers:
+    for spec in planned(SETTINGS).routers:
         assert spec.argv[spec.argv.index("--policy") + 1] == "emptiest_cache"
 
 
@@ -133,4 +122,4 @@ def test_a_link_to_a_model_keeps_its_name(tmp_path: Path) -> None:
     link = tmp_path / "my-llama"
     link.symlink_to("3f1c9a")
     settings = load(UpSettings, argv=["--model", str(link)], environ={}, program="kvmesh up")
-    assert mesh_shape(settings, "http://127.0.0.1:1", WorkerPlaces()).model == link
+    assert settings.model_path == link
