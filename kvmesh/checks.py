@@ -65,7 +65,7 @@ def check_sampling(params: SamplingParams, *, prefix: str = "sampling.") -> None
 
 
 def check_generation(generation: Generation, *, vocabulary_size: int, context_tokens_max: int) -> None:
-    """Checks a generation for a model: token ids, prompt length, sampling."""
+    """Checks a generation for a model: token ids, prompt length, sampling, and that a token is left to generate."""
     check_sampling(generation.sampling, prefix="generation.sampling.")
     check_range(generation.priority, "generation.priority", low=-PRIORITY_MAX, high=PRIORITY_MAX)
     check_text(generation.cache_salt, field="generation.cache_salt", bytes_max=CACHE_SALT_BYTES_MAX)
@@ -83,6 +83,11 @@ def check_generation(generation: Generation, *, vocabulary_size: int, context_to
             f"the prompt has {length} tokens; the model accepts at most {context_tokens_max - 1}, because it must generate at least one",
             field="generation.token_ids",
             reason="context_length_exceeded",
+        )
+    max_tokens = generation.sampling.max_tokens
+    if max_tokens is not None and len(generation.emitted_token_ids) >= max_tokens:
+        raise InvalidRequestError(
+            "all max_tokens tokens have already been emitted", field="generation.emitted_token_ids"
         )
 
 

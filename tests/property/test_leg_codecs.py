@@ -405,12 +405,17 @@ VOCABULARY_FAULTS = [
     (Generation(model="m", token_ids=[1], cache_salt="s" * 257), "generation.cache_salt"),
     (Generation(model="m", token_ids=[1], adapter="a" * 2000), "generation.adapter"),
     (Generation(model="m", token_ids=[1] * 16), "generation.token_ids"),
+    (
+        Generation(model="m", token_ids=[1], emitted_token_ids=[1] * 4, sampling=SamplingParams(max_tokens=4)),
+        "generation.emitted_token_ids",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("generation", "field"), VOCABULARY_FAULTS, ids=range(len(VOCABULARY_FAULTS)))
 def test_an_engine_never_sees_an_id_that_its_model_lacks(generation: Generation, field: str) -> None:
-    """Wherever ids can stand: an index beyond a table would end the engine and everybody's requests with it."""
+    """Wherever ids can stand: an index beyond a table would end the engine and everybody's requests with it. A generation that is
+    complete is refused too."""
     with pytest.raises(InvalidRequestError) as caught:
         check_generation(generation, vocabulary_size=10, context_tokens_max=16)
     assert caught.value.field == field

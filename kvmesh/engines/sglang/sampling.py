@@ -13,7 +13,7 @@ from typing import Any
 
 from kvmesh.core import Constraint, ConstraintKind, Generation
 from kvmesh.engines.sampling_names import FIELD, copied_arguments
-from kvmesh.errors import InvalidRequestError, UnsupportedError
+from kvmesh.errors import UnsupportedError
 
 NEUTRAL = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 ANY_OBJECT = json.dumps({"type": "object"})
@@ -52,19 +52,14 @@ def sampling_arguments(
 
 def check_emitted(generation: Generation, arguments: Mapping[str, Any]) -> None:
     """Refuses parameters that cannot be continued correctly after tokens that another engine emitted."""
-    emitted, sampling = len(generation.emitted_token_ids), generation.sampling
-    if not emitted:
+    if not generation.emitted_token_ids:
         return
-    if sampling.max_tokens is not None and emitted >= sampling.max_tokens:
-        raise InvalidRequestError(
-            "all max_tokens tokens have already been emitted", field="generation.emitted_token_ids"
-        )
     for name, neutral in NEUTRAL.items():
         if arguments.get(name, neutral) != neutral:
             raise UnsupportedError(
                 f"SGLang counts emitted tokens as prompt, which {name} ignores", field=f"{FIELD}.{name}"
             )
-    if sampling.constraint is not None:
+    if generation.sampling.constraint is not None:
         raise UnsupportedError("a constrained answer cannot be continued elsewhere", field=f"{FIELD}.constraint")
 
 

@@ -47,11 +47,6 @@ def check_request(
     if request.task is not LegTask.GENERATE and request.handle is not None:
         raise InvalidRequestError(f"a {request.task.value} leg takes no handle", field="handle")
     check_range(request.dimensions, "dimensions", low=1, high=dimensions_max)
-    done = len(generation.emitted_token_ids)
-    if sampling.max_tokens is not None and done >= sampling.max_tokens:
-        raise InvalidRequestError(
-            "all max_tokens tokens have already been emitted", field="generation.emitted_token_ids"
-        )
 
 
 def read_handle(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvmesh.core import Constraint, ConstraintKind, Generation
 from kvmesh.engines.sampling_names import FIELD, copied_arguments
-from kvmesh.errors import InvalidRequestError, UnsupportedError
+from kvmesh.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from tensorrt_llm.sampling_params import GuidedDecodingParams, SamplingParams
@@ -55,13 +55,9 @@ class Stopping:
 
 def check_emitted(generation: Generation, defaults: Mapping[str, Any]) -> None:
     """Refuses parameters that cannot be continued correctly after tokens that another engine emitted."""
-    sampling, emitted = generation.sampling, len(generation.emitted_token_ids)
-    if not emitted:
+    sampling = generation.sampling
+    if not generation.emitted_token_ids:
         return
-    if sampling.max_tokens is not None and emitted >= sampling.max_tokens:
-        raise InvalidRequestError(
-            "all max_tokens tokens have already been emitted", field="generation.emitted_token_ids"
-        )
     for name in ("presence_penalty", "frequency_penalty"):
         value = getattr(sampling, name)
         if value or (value is None and defaults.get(name)):

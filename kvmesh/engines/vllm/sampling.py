@@ -9,7 +9,7 @@ from typing import Any
 
 from kvmesh.core import Constraint, ConstraintKind, Generation
 from kvmesh.engines.sampling_names import FIELD, copied_arguments
-from kvmesh.errors import InvalidRequestError, UnsupportedError
+from kvmesh.errors import UnsupportedError
 
 CONSTRAINTS = {
     ConstraintKind.JSON_SCHEMA: "json",
@@ -61,14 +61,9 @@ def prefill_arguments() -> dict[str, Any]:
 
 def check_emitted(generation: Generation, defaults: Mapping[str, Any], continues: Continuable) -> None:
     """Refuses parameters that this engine cannot continue correctly after tokens that another engine emitted."""
-    emitted = len(generation.emitted_token_ids)
-    if not emitted:
+    if not generation.emitted_token_ids:
         return
     sampling = generation.sampling
-    if sampling.max_tokens is not None and emitted >= sampling.max_tokens:
-        raise InvalidRequestError(
-            "all max_tokens tokens have already been emitted", field="generation.emitted_token_ids"
-        )
     temperature = sampling.temperature if sampling.temperature is not None else defaults.get("temperature", 1.0)
     if sampling.seed is not None and temperature > 0 and not continues.seeds:
         raise UnsupportedError("this engine cannot continue a seeded answer", field=f"{FIELD}.seed")
