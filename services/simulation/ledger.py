@@ -87,7 +87,6 @@ class Ledger:
     arrived_s: float = 0.0
     ended_s: float = 0.0
     outcome: str = ""
-    cancelled_in: RequestPhase | None = None
     error: MeshError | None = None
     answer: RequestResult | None = None
     prepared: Prepared | None = None

@@ -2,10 +2,10 @@
 
     mesh = SimulatedMesh(seed=7)
     await mesh.start()
-    ledger = mesh.begin(request)      # or: await mesh.request(request)
+    ledger = mesh.begin(request)
     await mesh.kill("decode-0")
-    await mesh.idle()
-    assert mesh.problems() == []
+    ...                               # Wait until `ledger.outcome` is set and what the request used is free.
+    assert mesh.wrong_answers() + mesh.left() == []
 
 All parts except the network, the registry's HTTP and the model are production code: pipeline, clients, router, workers, simulated
 engines, health checks. The same seed gives the same run, message by message.
@@ -38,8 +38,6 @@ from services.simulation.worker import SimulatedWorker
 from services.simulation.world import Latencies, World
 
 READY_S_MAX = 30.0
-FORGOTTEN_S = 130.0
-"""The TTL, the time after which the registry removes critical instances, and some seconds for the sweep of the index."""
 
 
 def default_engine(**changes: Any) -> SimulatedSettings:
@@ -89,7 +87,6 @@ class SimulatedMesh:
         self.shape = shape or MeshShape()
         self.world = World(seed, self.shape.latencies)
         self.workers: dict[str, SimulatedWorker] = {}
-        self.dead: list[SimulatedWorker] = []
         self.ledgers: dict[str, Ledger] = {}
         self.registry_lost_s = float("-inf")
         """When the registry last lost its state."""
@@ -109,7 +106,6 @@ class SimulatedMesh:
         self.frontends = {
             name: self._make_frontend(name) for name in (f"frontend-{number}" for number in range(self.shape.frontends))
         }
-        self.frontend = self.frontends["frontend-0"]
 
     def _make_frontend(self, name: str, run: int = 1) -> SimulatedFrontend:
         return SimulatedFrontend(
@@ -207,12 +203,6 @@ class SimulatedMesh:
         self._on_phase(request.request_id, RequestPhase.WAITING)
         return ledger
 
-    async def request(self, request: Request) -> Ledger:
-        """Runs a request to its end."""
-        ledger = self.begin(request)
-        await asyncio.wait([self._requests[request.request_id]])
-        return ledger
-
     async def _run(self, ledger: Ledger) -> None:
         trace, request_id = self.world.trace, ledger.request.request_id
         pipeline = self._frontend_of[request_id].pipeline
@@ -262,7 +252,6 @@ class SimulatedMesh:
 
     def _cancel(self, ledger: Ledger) -> None:
         if not ledger.outcome:
-            ledger.cancelled_in = ledger.phase
             self.world.trace.note("cancel", ledger.request.request_id, ledger.phase.name)
             self._requests[ledger.request.request_id].cancel()
 
@@ -289,50 +278,11 @@ class SimulatedMesh:
         if name in self.routers:
             await self.routers[name].kill()
             return
-        worker = self.workers.pop(name)
-        self.dead.append(worker)
-        await worker.kill()
-
-    async def drain(self, worker_id: str) -> None:
-        """Sets a worker's drain mark."""
-        await self.workers[worker_id].mark_draining()
-
-    def partition(self, name: str) -> None:
-        """Cuts a worker or a router off from all other processes; the KV network and the registry stay reachable."""
-        self.world.trace.note("partition", name)
-        self.world.network.partition(self.address_of(name))
-
-    def heal(self, name: str) -> None:
-        """Ends a partition."""
-        self.world.trace.note("heal", name)
-        self.world.network.heal(self.address_of(name))
-
-    def cut(self, frontend: str, worker_id: str) -> None:
-        """Silence between a frontend and a worker."""
-        self.world.trace.note("cut", frontend, worker_id)
-        self.world.network.partition(self.address_of(worker_id), client=frontend)
-
-    def mend(self, frontend: str, worker_id: str) -> None:
-        """Ends a cut."""
-        self.world.trace.note("mend", frontend, worker_id)
-        self.world.network.heal(self.address_of(worker_id), client=frontend)
+        await self.workers.pop(name).kill()
 
     def address_of(self, name: str) -> str:
         """Of a router or a worker. It is the same for every process under the name."""
         return f"{name}:{ROUTER_PORT if name in self.routers else WORKER_PORT}"
-
-    # The end
-
-    async def idle(self) -> None:
-        """Waits until all requests are over and, after that, as long as a lease and what looks for its end may take.
-
-        After a death, until the registry has forgotten it.
-        """
-        if self._requests:
-            await asyncio.wait(list(self._requests.values()))
-        settling_s = self.shape.engine.lease_s + 2 * self.shape.worker.lease_check_s + 1.0
-        await self.world.clock.sleep(FORGOTTEN_S if self.dead else settling_s)
-        self.world.trace.note("idle")
 
     def wrong_answers(self) -> list[str]:
         """Returns what is wrong with what clients got."""
@@ -346,10 +296,6 @@ class SimulatedMesh:
                 eos_token_id=EOS_TOKEN_ID,
             )
         ]
-
-    def problems(self) -> list[str]:
-        """Returns what is not as it must be after `idle`; empty when all is well."""
-        return self.wrong_answers() + self.left()
 
     def left(self, excused: Collection[str] = ()) -> list[str]:
         """Returns what is left of requests that are over. `excused`: handles that only the end of their lease can free."""

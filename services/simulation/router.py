@@ -106,22 +106,9 @@ class SimulatedRouter:
         return self._world.clock.now()
 
     @property
-    def placed(self) -> int:
-        """Requests it has placed."""
-        return self.core._placements
-
-    @property
     def has_waiting(self) -> bool:
         """True while an answer is owed to a stream."""
         return self._servicer.dispatcher.has_queued
-
-    @property
-    def placed_after_waiting(self) -> float:
-        """Asks that were placed from the queue."""
-        return (
-            self._telemetry.registry.get_sample_value("kvmesh_router_queue_wait_seconds_count", {"outcome": "placed"})
-            or 0.0
-        )
 
     def workers_ready(self) -> int:
         """Workers that take requests."""

@@ -88,7 +88,6 @@ class SimulatedWorker:
         self.is_leaving = False
         """True from the signal that ends it."""
         self.accepted_at_drain: int | None = None
-        self.killed_at_s = 0.0
         clock = world.clock_of(worker_id)
         self._transport = MemoryTransport(world.kv_network)
         self._wire = MemoryWire(world.rendezvous_network, worker_id)
@@ -173,7 +172,6 @@ class SimulatedWorker:
         """SIGKILL: from this turn of the loop on nothing leaves the process, and its memory cannot be read."""
         self._world.trace.note("kill", self.worker_id)
         self.is_alive = False
-        self.killed_at_s = self._world.clock.now()
         self._world.network.kill(self.address)
         self.registry.set_reachable(False)
         await self._transport.aclose()

@@ -5,10 +5,10 @@ from random import Random
 
 from kvmesh.simulation.faulty_engine import Die, LoseKv, Refuse, Stall
 from services.simulation.ledger import RequestPhase
-from services.simulation.mesh import SimulatedMesh
 from tests.simulation.load import PLAYING
+from tests.simulation.scripted_mesh import ScriptedMesh
 
-Script = Callable[[SimulatedMesh], Awaitable[None]]
+Script = Callable[[ScriptedMesh], Awaitable[None]]
 FAULT_AT_S = 3.0
 HELD_AT_S = 1.0
 MIXED_FAULTS = 12
@@ -17,16 +17,16 @@ KILL_PAUSE_S = 2.0
 MIXED_PAUSE_S = (0.1, 0.6)
 
 
-async def no_faults(mesh: SimulatedMesh) -> None:
+async def no_faults(mesh: ScriptedMesh) -> None:
     """Nothing but the load."""
 
 
-def _check_load_goes_on(mesh: SimulatedMesh) -> None:
+def _check_load_goes_on(mesh: ScriptedMesh) -> None:
     """Fails once the load has ended: what a script waits for will not happen then."""
     assert mesh in PLAYING, "the load is over and never was in that state"
 
 
-async def _until_busy(mesh: SimulatedMesh, worker_id: str, legs: int) -> None:
+async def _until_busy(mesh: ScriptedMesh, worker_id: str, legs: int) -> None:
     """Until some seconds of load have passed and the worker has so many legs."""
     await mesh.world.clock.sleep(FAULT_AT_S)
     while mesh.workers[worker_id].worker.statistics().legs < legs:
@@ -34,7 +34,7 @@ async def _until_busy(mesh: SimulatedMesh, worker_id: str, legs: int) -> None:
         await mesh.world.clock.sleep(0.001)
 
 
-async def kill_decode(mesh: SimulatedMesh) -> None:
+async def kill_decode(mesh: ScriptedMesh) -> None:
     """A decode worker dies in the middle of several streams, while another request waits for its first token from it."""
     await mesh.world.clock.sleep(FAULT_AT_S)
     while True:
@@ -48,7 +48,7 @@ async def kill_decode(mesh: SimulatedMesh) -> None:
     await mesh.kill("decode-0")
 
 
-async def kill_decode_held(mesh: SimulatedMesh) -> None:
+async def kill_decode_held(mesh: ScriptedMesh) -> None:
     """A decode worker dies when all that a request has of it is a token that makes no text yet: the begin of a character."""
     await mesh.world.clock.sleep(HELD_AT_S)
     seen = len(mesh.world.trace.lines)
@@ -62,13 +62,13 @@ async def kill_decode_held(mesh: SimulatedMesh) -> None:
     await mesh.kill("decode-0")
 
 
-async def kill_prefill(mesh: SimulatedMesh) -> None:
+async def kill_prefill(mesh: ScriptedMesh) -> None:
     """A prefill worker dies while it computes."""
     await _until_busy(mesh, "prefill-0", 1)
     await mesh.kill("prefill-0")
 
 
-async def drain(mesh: SimulatedMesh) -> None:
+async def drain(mesh: ScriptedMesh) -> None:
     """A decode worker is drained with streams on it, and a prefill worker a second later."""
     await _until_busy(mesh, "decode-0", 6)
     await mesh.drain("decode-0")
@@ -76,13 +76,13 @@ async def drain(mesh: SimulatedMesh) -> None:
     await mesh.drain("prefill-1")
 
 
-async def partition(mesh: SimulatedMesh) -> None:
+async def partition(mesh: ScriptedMesh) -> None:
     """A decode worker falls silent for longer than a frontend waits for its heartbeats, and comes back."""
     await _until_busy(mesh, "decode-0", 6)
     await _silence(mesh, "decode-0", 20.0)
 
 
-async def mixed(mesh: SimulatedMesh) -> None:
+async def mixed(mesh: ScriptedMesh) -> None:
     """One fault after the other on workers drawn from the seed. Who dies comes back; what breaks is mended."""
     generator = mesh.world.random("faults")
     kinds = list(_KINDS)
@@ -93,7 +93,7 @@ async def mixed(mesh: SimulatedMesh) -> None:
         await _KINDS[kind](mesh, worker_id, generator)
 
 
-async def kills(mesh: SimulatedMesh) -> None:
+async def kills(mesh: ScriptedMesh) -> None:
     """A worker is killed every two seconds as long as requests run, never the last of its role, and comes back within one."""
     generator = mesh.world.random("faults")
     down_s = 0.0
@@ -110,7 +110,7 @@ async def kills(mesh: SimulatedMesh) -> None:
         await mesh.start_worker(worker_id, role)
 
 
-async def routers(mesh: SimulatedMesh) -> None:
+async def routers(mesh: ScriptedMesh) -> None:
     """Routers die and come back, one at a time, or fall silent; now and then a worker dies meanwhile."""
     generator = mesh.world.random("faults")
     for _ in range(ROUTER_FAULTS):
@@ -128,62 +128,62 @@ async def routers(mesh: SimulatedMesh) -> None:
             await mesh.restart_router(name)
 
 
-async def _die(mesh: SimulatedMesh, worker_id: str, generator: Random) -> None:
+async def _die(mesh: ScriptedMesh, worker_id: str, generator: Random) -> None:
     role = mesh.workers[worker_id].role
     await mesh.kill(worker_id)
     await mesh.world.clock.sleep(generator.uniform(0.05, 1.0))
     await mesh.start_worker(worker_id, role)
 
 
-async def _lose_engine(mesh: SimulatedMesh, worker_id: str, generator: Random) -> None:
+async def _lose_engine(mesh: ScriptedMesh, worker_id: str, generator: Random) -> None:
     """The engine dies within a process that lives on for a moment, as the host ends it."""
     mesh.workers[worker_id].engine.inject(Die())
     await mesh.world.clock.sleep(0.2)
     await _die(mesh, worker_id, generator)
 
 
-async def _stall(mesh: SimulatedMesh, worker_id: str, generator: Random) -> None:
+async def _stall(mesh: ScriptedMesh, worker_id: str, generator: Random) -> None:
     mesh.workers[worker_id].engine.inject(Stall(duration_s=generator.uniform(0.1, 3.0)))
 
 
-async def _refuse(mesh: SimulatedMesh, worker_id: str, generator: Random) -> None:
+async def _refuse(mesh: ScriptedMesh, worker_id: str, generator: Random) -> None:
     engine = mesh.workers[worker_id].engine
     engine.inject(Refuse(fraction=0.5))
     await mesh.world.clock.sleep(0.5)
     engine.inject(Refuse(fraction=0.0))
 
 
-async def _lose_kv(mesh: SimulatedMesh, worker_id: str, generator: Random) -> None:
+async def _lose_kv(mesh: ScriptedMesh, worker_id: str, generator: Random) -> None:
     mesh.workers[worker_id].engine.inject(LoseKv(handles=3))
 
 
-async def _fail_pulls(mesh: SimulatedMesh, worker_id: str, generator: Random) -> None:
+async def _fail_pulls(mesh: ScriptedMesh, worker_id: str, generator: Random) -> None:
     mesh.world.kv_network.fails_pulls = True
     await mesh.world.clock.sleep(0.3)
     mesh.world.kv_network.fails_pulls = False
 
 
-async def _hang_pulls(mesh: SimulatedMesh, worker_id: str, generator: Random) -> None:
+async def _hang_pulls(mesh: ScriptedMesh, worker_id: str, generator: Random) -> None:
     mesh.world.kv_network.hangs_pulls = True
     await mesh.world.clock.sleep(0.1)
     mesh.world.kv_network.hangs_pulls = False
 
 
-async def _part(mesh: SimulatedMesh, worker_id: str, generator: Random) -> None:
+async def _part(mesh: ScriptedMesh, worker_id: str, generator: Random) -> None:
     await _silence(mesh, worker_id, generator.uniform(0.1, 12.0))
 
 
-async def _part_router(mesh: SimulatedMesh, worker_id: str, generator: Random) -> None:
+async def _part_router(mesh: ScriptedMesh, worker_id: str, generator: Random) -> None:
     await _silence(mesh, generator.choice(sorted(mesh.routers)), generator.uniform(0.1, 3.0))
 
 
-async def _silence(mesh: SimulatedMesh, name: str, duration_s: float) -> None:
+async def _silence(mesh: ScriptedMesh, name: str, duration_s: float) -> None:
     mesh.partition(name)
     await mesh.world.clock.sleep(duration_s)
     mesh.heal(name)
 
 
-async def _lose_registry(mesh: SimulatedMesh, worker_id: str, generator: Random) -> None:
+async def _lose_registry(mesh: ScriptedMesh, worker_id: str, generator: Random) -> None:
     """A worker cannot reach the registry, for longer than its TTL at times."""
     registry = mesh.workers[worker_id].registry
     registry.set_reachable(False)
@@ -191,13 +191,13 @@ async def _lose_registry(mesh: SimulatedMesh, worker_id: str, generator: Random)
     registry.set_reachable(True)
 
 
-async def _drain_and_undo(mesh: SimulatedMesh, worker_id: str, generator: Random) -> None:
+async def _drain_and_undo(mesh: ScriptedMesh, worker_id: str, generator: Random) -> None:
     await mesh.drain(worker_id)
     await mesh.world.clock.sleep(0.5)
     await mesh.workers[worker_id].undo_draining()
 
 
-_KINDS: dict[str, Callable[[SimulatedMesh, str, Random], Awaitable[None]]] = {
+_KINDS: dict[str, Callable[[ScriptedMesh, str, Random], Awaitable[None]]] = {
     "die": _die,
     "lose-engine": _lose_engine,
     "stall": _stall,

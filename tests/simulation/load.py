@@ -10,9 +10,9 @@ from kvmesh.core import SamplingParams
 from services.frontend.pipeline.request import Request
 from services.simulation.frontend import MODEL
 from services.simulation.ledger import PlannedCancel, RequestPhase
-from services.simulation.mesh import SimulatedMesh
+from tests.simulation.scripted_mesh import ScriptedMesh
 
-PLAYING: WeakSet[SimulatedMesh] = WeakSet()
+PLAYING: WeakSet[ScriptedMesh] = WeakSet()
 """Meshes with a load that is not over."""
 CANCEL_PHASES = (RequestPhase.ASKING, RequestPhase.PREFILLING, RequestPhase.SUBMITTED, RequestPhase.DECODING)
 
@@ -74,7 +74,7 @@ def plan_load(generator: Random, count: int, shape: LoadShape) -> Sequence[Plann
     return planned
 
 
-async def play_load(mesh: SimulatedMesh, load: Sequence[Planned]) -> None:
+async def play_load(mesh: ScriptedMesh, load: Sequence[Planned]) -> None:
     """Begins each request at its time, counted from now, and waits for all."""
     began_s = mesh.now_s
     PLAYING.add(mesh)

@@ -7,10 +7,10 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 
 from services.simulation.ledger import Ledger
-from services.simulation.mesh import SimulatedMesh
 from tests.simulation.faults import SCRIPTS, Script
 from tests.simulation.load import LOADS, plan_load, play_load
 from tests.simulation.meshes import MESHES
+from tests.simulation.scripted_mesh import ScriptedMesh
 from tests.virtual_loop import run_virtual
 
 ENDED_WELL = frozenset({"answered", "cancelled", "deadline_exceeded"})
@@ -33,6 +33,7 @@ class Report:
     tokens: int
     outcomes: Counter[str]
     cancelled_in: Counter[str]
+    """Requests whose client left, by their phase."""
     ledgers: dict[str, Ledger]
     killed_at_s: dict[str, float]
     lines: list[str]
@@ -73,7 +74,7 @@ def run(
 
 async def _play(seed: int, requests: int, faults: str, shape: str, load: str, script: Script) -> Report:
     began_s = (time.perf_counter(), time.process_time())
-    mesh = SimulatedMesh(seed, MESHES[shape])
+    mesh = ScriptedMesh(seed, MESHES[shape])
     try:
         await mesh.start()
         planned = plan_load(mesh.world.random("load"), requests, LOADS[load])
@@ -88,7 +89,7 @@ async def _play(seed: int, requests: int, faults: str, shape: str, load: str, sc
     left = [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     if left:
         problems.append(f"tasks left: {sorted(left)}")
-    ledgers = mesh.ledgers
+    ledgers, lines = mesh.ledgers, mesh.world.trace.lines
     return Report(
         seed=seed,
         requests=requests,
@@ -102,10 +103,10 @@ async def _play(seed: int, requests: int, faults: str, shape: str, load: str, sc
         crossings=mesh.world.trace.crossings,
         tokens=sum(ledger.tokens for ledger in ledgers.values()),
         outcomes=Counter(ledger.outcome for ledger in ledgers.values()),
-        cancelled_in=Counter(each.cancelled_in.name for each in ledgers.values() if each.cancelled_in is not None),
+        cancelled_in=Counter(words[-1] for words in map(str.split, lines) if words[2] == "cancel"),
         ledgers=ledgers,
-        killed_at_s={worker.worker_id: worker.killed_at_s for worker in mesh.dead},
-        lines=mesh.world.trace.lines,
+        killed_at_s=mesh.killed_at_s,
+        lines=lines,
         problems=problems,
     )
 

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from services.simulation.ledger import Ledger
-from services.simulation.mesh import MeshShape, SimulatedMesh
+from services.simulation.mesh import MeshShape
 from tests.simulation.load import LOADS, plan_load
+from tests.simulation.scripted_mesh import ScriptedMesh
 from tests.virtual_loop import run_virtual
 
 SHAPE = MeshShape(frontends=2)
@@ -25,8 +26,8 @@ USUAL_S = 1.0
 class Story:
     """One run: two frontends with half of the load each, and a cut. Times are those of the cut."""
 
-    def __init__(self, cut: Callable[[SimulatedMesh], None], mend: Callable[[SimulatedMesh], None]) -> None:
-        self.mesh = SimulatedMesh(23, SHAPE)
+    def __init__(self, cut: Callable[[ScriptedMesh], None], mend: Callable[[ScriptedMesh], None]) -> None:
+        self.mesh = ScriptedMesh(23, SHAPE)
         self.of: dict[str, list[Ledger]] = {name: [] for name in self.mesh.frontends}
         self._cut, self._mend = cut, mend
 
@@ -59,11 +60,11 @@ def slowest_s(ledgers: list[Ledger]) -> float:
 def test_a_frontend_that_is_cut_from_all_decode_workers_harms_no_other() -> None:
     """All requests of the other frontend are answered in their usual time. The cut one refuses with the reason, and recovers."""
 
-    def cut(mesh: SimulatedMesh) -> None:
+    def cut(mesh: ScriptedMesh) -> None:
         mesh.cut("frontend-0", "decode-0")
         mesh.cut("frontend-0", "decode-1")
 
-    def mend(mesh: SimulatedMesh) -> None:
+    def mend(mesh: ScriptedMesh) -> None:
         mesh.mend("frontend-0", "decode-0")
         mesh.mend("frontend-0", "decode-1")
 

@@ -18,8 +18,9 @@ from kvmesh.worker.warm_up import WarmUp
 from services.frontend.pipeline.request import Request
 from services.simulation.frontend import MODEL
 from services.simulation.ledger import Ledger
-from services.simulation.mesh import MeshShape, SimulatedMesh, default_engine
+from services.simulation.mesh import MeshShape, default_engine
 from services.simulation.worker import SimulatedWorker
+from tests.simulation.scripted_mesh import ScriptedMesh
 from tests.virtual_loop import run_virtual
 
 FIRST_S, HEAL_S = 2.0, 5.0
@@ -34,9 +35,9 @@ def ask(name: str) -> Request:
     return Request(request_id=name, model=MODEL, prompt=prompt, sampling=SamplingParams(max_tokens=8))
 
 
-def run_story(shape: MeshShape, story: Callable[[SimulatedMesh], Coroutine[Any, Any, None]]) -> None:
+def run_story(shape: MeshShape, story: Callable[[ScriptedMesh], Coroutine[Any, Any, None]]) -> None:
     async def run() -> None:
-        mesh = SimulatedMesh(5, shape)
+        mesh = ScriptedMesh(5, shape)
         await mesh.start()
         await story(mesh)
         await mesh.aclose()
@@ -44,7 +45,7 @@ def run_story(shape: MeshShape, story: Callable[[SimulatedMesh], Coroutine[Any, 
     run_virtual(run())
 
 
-async def run_all(mesh: SimulatedMesh, names: Sequence[str]) -> list[Ledger]:
+async def run_all(mesh: ScriptedMesh, names: Sequence[str]) -> list[Ledger]:
     ledgers = [await mesh.request(ask(name)) for name in names]
     assert not [ledger.error for ledger in ledgers if ledger.error is not None]
     return ledgers
@@ -54,7 +55,7 @@ def elapsed_s(ledger: Ledger) -> float:
     return ledger.ended_s - ledger.arrived_s
 
 
-def decode_of(mesh: SimulatedMesh) -> SimulatedWorker:
+def decode_of(mesh: ScriptedMesh) -> SimulatedWorker:
     return mesh.workers["decode-0"]
 
 
@@ -74,7 +75,7 @@ def test_a_failing_path_costs_one_request_two_seconds_and_the_others_nothing() -
     """The first pull that hangs is given up after the path's own limit. Later prompts are computed at once, checks notice the end of
     the failure, and KV is pulled again."""
 
-    async def story(mesh: SimulatedMesh) -> None:
+    async def story(mesh: ScriptedMesh) -> None:
         decode = decode_of(mesh)
         paths, network = decode.engine.kv_paths, mesh.world.kv_network
         await run_all(mesh, ["warm1", "warm2"])
@@ -100,7 +101,7 @@ def test_a_failing_path_costs_one_request_two_seconds_and_the_others_nothing() -
 def test_a_check_whose_handle_was_not_received_leaves_no_lease() -> None:
     """The machine stands still while the handle is on its way. When it goes on, the check is over time, and cannot name the handle."""
 
-    async def story(mesh: SimulatedMesh) -> None:
+    async def story(mesh: ScriptedMesh) -> None:
         prefill, decode = mesh.workers[PREFILL], decode_of(mesh)
         await asyncio.sleep(2.0)  # The checks of a worker that joins are over.
         source = WorkerRef(worker_id=PREFILL, address=prefill.address, epoch=1)
@@ -122,7 +123,7 @@ def test_a_check_whose_handle_was_not_received_leaves_no_lease() -> None:
 def test_a_worker_that_changed_its_role_checks_paths() -> None:
     """A former prefill worker notices that a failing path works again. A former decode worker does not check itself."""
 
-    async def story(mesh: SimulatedMesh) -> None:
+    async def story(mesh: ScriptedMesh) -> None:
         moved, network = mesh.workers["prefill-1"], mesh.world.kv_network
         await moved.membership.set_role(Role.DECODE)
         await mesh.workers["decode-0"].membership.set_role(Role.PREFILL)
@@ -140,7 +141,7 @@ def test_a_worker_that_changed_its_role_checks_paths() -> None:
 def test_a_new_prefill_worker_is_checked_before_a_request_uses_it() -> None:
     """By each decode worker; with a failing network the path is known to fail although no client has asked for anything."""
 
-    async def story(mesh: SimulatedMesh) -> None:
+    async def story(mesh: ScriptedMesh) -> None:
         decodes = [mesh.workers[f"decode-{number}"] for number in range(2)]
         for decode in decodes:
             await until(decode.engine.kv_paths.paths, 5.0)
@@ -161,7 +162,7 @@ def test_a_new_prefill_worker_is_checked_before_a_request_uses_it() -> None:
 def test_checks_leave_few_blocks_behind_and_count_no_tokens() -> None:
     """However often a failing path is checked: its prompt is always the same. Failed and successful checks are no work for clients."""
 
-    async def story(mesh: SimulatedMesh) -> None:
+    async def story(mesh: ScriptedMesh) -> None:
         mesh.world.kv_network.fails_pulls = True
         await run_all(mesh, ["one"])
         await asyncio.sleep(10.0)
@@ -183,7 +184,7 @@ def test_checks_leave_few_blocks_behind_and_count_no_tokens() -> None:
 def test_background_checks_are_bounded() -> None:
     """Twelve new prefill workers at once: no decode worker checks more than CHECKS_MAX of them at a time, and all are checked."""
 
-    async def story(mesh: SimulatedMesh) -> None:
+    async def story(mesh: ScriptedMesh) -> None:
         decode, most = decode_of(mesh), 0
         async with asyncio.timeout(30.0):
             while len(decode.engine.kv_paths.paths()) < 12:
@@ -197,7 +198,7 @@ def test_background_checks_are_bounded() -> None:
 def test_a_check_on_request() -> None:
     """Over the wire: it is well; the source fails; the source does not answer; and prefill workers do not check."""
 
-    async def story(mesh: SimulatedMesh) -> None:
+    async def story(mesh: ScriptedMesh) -> None:
         pool = mesh.world.network.pool()
         client, decode = GrpcWorkerClient(pool), decode_of(mesh)
         source = WorkerRef(worker_id=PREFILL, address=mesh.workers[PREFILL].address, epoch=1)
@@ -224,7 +225,7 @@ def test_a_check_on_request() -> None:
 def test_who_asks_for_a_check_does_not_say_where_a_worker_is() -> None:
     """A worker that was taken over gives another one's id its own address. Pulls go on to where the registry says."""
 
-    async def story(mesh: SimulatedMesh) -> None:
+    async def story(mesh: ScriptedMesh) -> None:
         await run_all(mesh, ["first"])
         pool = mesh.world.network.pool()
         client, decode = GrpcWorkerClient(pool), decode_of(mesh)
@@ -242,7 +243,7 @@ def test_who_asks_for_a_check_does_not_say_where_a_worker_is() -> None:
 def test_the_warm_up_leaves_nothing(worker_id: str) -> None:
     """No leases, and no blocks but those of a check. A failed check does not stop the start."""
 
-    async def story(mesh: SimulatedMesh) -> None:
+    async def story(mesh: ScriptedMesh) -> None:
         for fails in (False, True):
             mesh.world.kv_network.fails_pulls = fails
             worker = mesh.workers[worker_id]
@@ -266,7 +267,7 @@ def test_a_prefill_worker_is_checked_before_it_registers(caplog: pytest.LogCaptu
     """It has a decode worker pull from it. The log says what failed, and for whom. A decode worker that does not answer delays it by seconds
     only."""
 
-    async def story(mesh: SimulatedMesh) -> None:
+    async def story(mesh: ScriptedMesh) -> None:
         prefill, decode = mesh.workers[PREFILL], decode_of(mesh)
 
         async def warm_up() -> list[tuple[str, str | None]]:

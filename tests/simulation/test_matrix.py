@@ -12,9 +12,10 @@ from services.frontend.pipeline.request import Request
 from services.router.core_settings import CoreSettings
 from services.simulation.frontend import MODEL
 from services.simulation.ledger import Ledger, RequestPhase
-from services.simulation.mesh import MeshShape, SimulatedMesh, default_engine
+from services.simulation.mesh import MeshShape, default_engine
 from services.simulation.schedule import RequestPlan
 from services.simulation.shapes import make_request
+from tests.simulation.scripted_mesh import ScriptedMesh
 from tests.virtual_loop import VirtualLoop, run_virtual
 
 PHASES = (RequestPhase.ASKING, RequestPhase.PREFILLING, RequestPhase.SUBMITTED, RequestPhase.DECODING)
@@ -32,7 +33,7 @@ def request(name: str, number: int, *, choices: int = 1, logprobs: int | None = 
     return Request(request_id=name, model=MODEL, prompt=prompt, sampling=sampling, choices=choices)
 
 
-def target_of(mesh: SimulatedMesh, target: str, ledger: Ledger) -> str:
+def target_of(mesh: ScriptedMesh, target: str, ledger: Ledger) -> str:
     """The router that is asked, or the worker that has the request or would have it."""
     if target == "router":
         return mesh.frontend.router_link.router_ids[0]
@@ -40,7 +41,7 @@ def target_of(mesh: SimulatedMesh, target: str, ledger: Ledger) -> str:
     return placed[0] if target == "prefill" else placed[1]
 
 
-async def strike(mesh: SimulatedMesh, name: str, fault: str, away_s: float) -> None:
+async def strike(mesh: ScriptedMesh, name: str, fault: str, away_s: float) -> None:
     """The fault, and its end."""
     if fault == STILL:
         mesh.partition(name)
@@ -53,7 +54,7 @@ async def strike(mesh: SimulatedMesh, name: str, fault: str, away_s: float) -> N
     await (mesh.restart_router(name) if role is None else mesh.start_worker(name, role))
 
 
-async def attack(mesh: SimulatedMesh, target: str, fault: str, away_s: float) -> list[str]:
+async def attack(mesh: ScriptedMesh, target: str, fault: str, away_s: float) -> list[str]:
     """In each phase of a request that is streamed, and of one that is not, with others beside it."""
     problems: list[str] = []
     for number, (phase, is_whole) in enumerate((phase, is_whole) for phase in PHASES for is_whole in (False, True)):
@@ -82,7 +83,7 @@ def test_every_process_fails_at_every_step(target: str, fault: str, away_s: floa
     """Every answer is right, streamed or not; then no block, leg, lease or reservation is left."""
 
     async def main() -> list[str]:
-        mesh = SimulatedMesh(11, MeshShape(routers=2, engine=default_engine(lease_s=5.0)))
+        mesh = ScriptedMesh(11, MeshShape(routers=2, engine=default_engine(lease_s=5.0)))
         try:
             await mesh.start()
             problems = await attack(mesh, target, fault, away_s)
@@ -101,7 +102,7 @@ def test_a_frontend_that_is_killed_leaves_nothing(phase: RequestPhase) -> None:
     """Its connections break without a word: workers stop its legs and free its KV, routers end its reservations."""
 
     async def main() -> list[str]:
-        mesh = SimulatedMesh(12, MeshShape(routers=2, engine=default_engine(lease_s=5.0)))
+        mesh = ScriptedMesh(12, MeshShape(routers=2, engine=default_engine(lease_s=5.0)))
         try:
             await mesh.start()
             ledgers = [mesh.begin(request(f"r{i}", i, choices=1 + i % 2)) for i in range(8)]
@@ -128,7 +129,7 @@ def test_a_request_that_kills_engines_kills_two(phase: RequestPhase, is_whole: b
     """It is placed once more after the first death and ends with the second; the third worker serves whoever did not share both."""
 
     async def main() -> tuple[Ledger, list[Ledger], int, list[str]]:
-        mesh = SimulatedMesh(13, MeshShape(prefill=1, decode=3, routers=2, engine=default_engine(lease_s=5.0)))
+        mesh = ScriptedMesh(13, MeshShape(prefill=1, decode=3, routers=2, engine=default_engine(lease_s=5.0)))
         try:
             await mesh.start()
             beside = [mesh.begin(request(f"b{i}", i), is_whole=True) for i in range(6)]
@@ -156,7 +157,7 @@ def test_a_request_that_kills_engines_kills_two(phase: RequestPhase, is_whole: b
         assert each.outcome == "answered" or (shared and each.outcome == WORKER_LOST_TWICE)
 
 
-async def kill_under(mesh: SimulatedMesh, ledger: Ledger, tokens: Sequence[int]) -> None:
+async def kill_under(mesh: ScriptedMesh, ledger: Ledger, tokens: Sequence[int]) -> None:
     """Kills the decode worker of each placement of a request as soon as so many tokens of the answer have arrived and its leg is there."""
     name = f" submit {ledger.request.request_id}-0"
     for number, count in enumerate(tokens, 1):
@@ -182,7 +183,7 @@ def test_poison_is_told_from_chance(case: str) -> None:
     tokens, outcome, placements = KILLS[case]
 
     async def main() -> tuple[Ledger, list[str]]:
-        mesh = SimulatedMesh(15, MeshShape(prefill=1, decode=5, routers=2, engine=default_engine(lease_s=5.0)))
+        mesh = ScriptedMesh(15, MeshShape(prefill=1, decode=5, routers=2, engine=default_engine(lease_s=5.0)))
         try:
             await mesh.start()
             ledger = mesh.begin(request("killed", 99))
@@ -204,7 +205,7 @@ def test_a_request_with_a_constraint_waits_for_a_silent_worker(target: str, away
     """It is answered, and no other worker of the role gets it."""
 
     async def main() -> tuple[Ledger, list[str]]:
-        mesh = SimulatedMesh(16, MeshShape(prefill=2, decode=3, routers=2, engine=default_engine(lease_s=5.0)))
+        mesh = ScriptedMesh(16, MeshShape(prefill=2, decode=3, routers=2, engine=default_engine(lease_s=5.0)))
         plan = RequestPlan(request_id="constrained", at_s=0.0, tail_tokens=300, max_tokens=60, has_tools=True)
         try:
             await mesh.start()
@@ -238,7 +239,7 @@ def test_a_machine_that_is_suspended_goes_on(phase: RequestPhase, still_s: float
     """All processes stand still at once, also for longer than a lease: what is not streamed is answered right, and nobody hangs."""
 
     async def main() -> list[str]:
-        mesh = SimulatedMesh(14, MeshShape(routers=2, engine=default_engine(lease_s=5.0)))
+        mesh = ScriptedMesh(14, MeshShape(routers=2, engine=default_engine(lease_s=5.0)))
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         try:

@@ -12,9 +12,10 @@ from kvmesh.simulation.faulty_engine import LoseKv
 from services.frontend.pipeline.request import Request
 from services.simulation.frontend import MODEL
 from services.simulation.ledger import Ledger
-from services.simulation.mesh import MeshShape, SimulatedMesh, default_engine
+from services.simulation.mesh import MeshShape, default_engine
 from tests.simulation.load import CANCEL_PHASES
 from tests.simulation.runs import Report, run
+from tests.simulation.scripted_mesh import ScriptedMesh
 from tests.virtual_loop import run_virtual
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -154,7 +155,7 @@ def test_a_worker_is_killed_every_two_seconds(mesh: str) -> None:
 def test_killed_router() -> None:
     """With another router there, nobody notices that one dies; requests in flight go on."""
 
-    async def kill_router(mesh: SimulatedMesh) -> None:
+    async def kill_router(mesh: ScriptedMesh) -> None:
         await mesh.world.clock.sleep(1.0)
         await mesh.kill(mesh.frontend.router_link.router_ids[0])
 
@@ -177,7 +178,7 @@ def test_the_account_finds_wrong_tokens() -> None:
     shape = MeshShape(engine=default_engine(verify_kv=False))
 
     async def one_wrong_answer() -> list[str]:
-        mesh = SimulatedMesh(1, shape)
+        mesh = ScriptedMesh(1, shape)
         await mesh.start()
         for worker_id in ("prefill-0", "prefill-1"):
             mesh.workers[worker_id].engine.inject(LoseKv(handles=1))
@@ -196,7 +197,7 @@ def test_the_account_finds_wrong_tokens() -> None:
 def test_a_failed_run_names_its_command() -> None:
     """Whoever sees a run fail can play it again."""
 
-    async def leave_something(mesh: SimulatedMesh) -> None:
+    async def leave_something(mesh: ScriptedMesh) -> None:
         mesh.workers["decode-0"].engine.scheduler.pool.allocate(1)
 
     with pytest.raises(

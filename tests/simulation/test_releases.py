@@ -10,9 +10,10 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 import kvmesh.api
-from services.simulation.mesh import MeshShape, SimulatedMesh
+from services.simulation.mesh import MeshShape
 from tests.release import Release
 from tests.simulation.load import LOADS, plan_load, play_load
+from tests.simulation.scripted_mesh import ScriptedMesh
 from tests.virtual_loop import run_virtual
 
 RELEASE = Release()
@@ -34,7 +35,7 @@ def test_a_mesh_of_both_releases_answers_as_one(old: str) -> None:
     """Whichever processes are old: every answer is right and nothing is left."""
 
     async def play() -> None:
-        mesh = SimulatedMesh(5, MeshShape(routers=2))
+        mesh = ScriptedMesh(5, MeshShape(routers=2))
         network: Any = mesh.world.network
         plain, wrapped = network.channel, []
 

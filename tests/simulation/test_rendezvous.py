@@ -3,9 +3,9 @@
 import pytest
 
 from services.simulation.ledger import RequestPhase
-from services.simulation.mesh import SimulatedMesh
 from tests.simulation.load import CANCEL_PHASES
 from tests.simulation.runs import run
+from tests.simulation.scripted_mesh import ScriptedMesh
 from tests.simulation.test_mesh import hash_elsewhere
 
 EXCHANGE_FAILED = {"kv_peer_lost", "kv_pull_timeout", "rendezvous_lost", "rendezvous_timeout", "no_prefill_worker"}
@@ -27,7 +27,7 @@ def test_retraction_loses_and_doubles_nothing() -> None:
     """Few blocks and long answers: legs are retracted, and every answer has its tokens (`check` compares each)."""
     preempted: list[int] = []
 
-    async def count(mesh: SimulatedMesh) -> None:
+    async def count(mesh: ScriptedMesh) -> None:
         while any(not each.outcome for each in mesh.ledgers.values()) or not mesh.ledgers:
             await mesh.world.clock.sleep(0.05)
         workers = [worker for worker in mesh.workers.values() if worker.worker_id.startswith("decode")]

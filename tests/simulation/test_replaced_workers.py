@@ -8,7 +8,8 @@ from kvmesh.core import Role, SamplingParams
 from services.frontend.pipeline.request import Request
 from services.router.settings import RouterSettings
 from services.simulation.frontend import MODEL
-from services.simulation.mesh import FORGOTTEN_S, MeshShape, SimulatedMesh
+from services.simulation.mesh import MeshShape
+from tests.simulation.scripted_mesh import FORGOTTEN_S, ScriptedMesh
 from tests.virtual_loop import run_virtual
 
 REPLACED = 6
@@ -38,7 +39,7 @@ class Story:
 
     def __init__(self) -> None:
         # Explanations are of the newest requests and may name workers that are gone; their number has a bound.
-        self.mesh = SimulatedMesh(5, MeshShape(router=RouterSettings(history_max=0)))
+        self.mesh = ScriptedMesh(5, MeshShape(router=RouterSettings(history_max=0)))
         self._made = 0
 
     async def replace(self, count: int) -> None:
@@ -51,7 +52,7 @@ class Story:
                 await self._ask()
                 await self.mesh.kill(oldest)
         await self.mesh.world.clock.sleep(FORGOTTEN_S)
-        for known in (self.mesh.dead, self.mesh.ledgers, self.mesh._requests, self.mesh.world.trace.lines):
+        for known in (self.mesh.killed_at_s, self.mesh.ledgers, self.mesh._requests, self.mesh.world.trace.lines):
             known.clear()
         # The simulation keeps the clock of every process, also of those that are gone.
         clocks = self.mesh.world._clocks

@@ -7,11 +7,11 @@ import pytest
 
 from services.router.index.kv_feed import Trust
 from services.router.workers.reservations import Reservation
-from services.simulation.mesh import SimulatedMesh
 from services.simulation.router import SimulatedRouter
 from services.simulation.world import Latencies
 from tests.simulation.meshes import MESHES
 from tests.simulation.runs import run
+from tests.simulation.scripted_mesh import ScriptedMesh
 
 SAMPLE_S = 0.001
 ON_THE_WAY_S = Latencies().least_s + Latencies().spread_s + SAMPLE_S
@@ -94,7 +94,7 @@ def test_routers_differ_by_what_happened_within_the_interval(shape: str, load: s
     still = 0
     watched: list[Changes] = []
 
-    async def sample(mesh: SimulatedMesh) -> None:
+    async def sample(mesh: ScriptedMesh) -> None:
         nonlocal still
         one, other = mesh.routers.values()
         changes = [Changes(router).watch() for router in (one, other)]
@@ -121,7 +121,7 @@ def test_a_router_that_comes_back_knows_everything_before_it_takes_requests() ->
     """Its index is exact and what is in flight is counted when the registry lists it as passing."""
     seen: list[tuple[int, int]] = []
 
-    async def restart(mesh: SimulatedMesh) -> None:
+    async def restart(mesh: ScriptedMesh) -> None:
         await mesh.world.clock.sleep(1.5)
         await mesh.kill("router-0")
         await mesh.world.clock.sleep(0.5)
@@ -129,9 +129,9 @@ def test_a_router_that_comes_back_knows_everything_before_it_takes_requests() ->
         feeds = [worker.feed for worker in router.core.fleet.workers.values()]
         assert len(feeds) == 4 and all(feed is not None and feed.trust is Trust.EXACT for feed in feeds)
         seen.append((len(router.core.book), len(other.core.book)))
-        assert not router.placed
+        assert not router.core._placements
         await mesh.world.clock.sleep(2.0)
-        assert router.placed  # The frontend has found it again.
+        assert router.core._placements  # The frontend has found it again.
 
     report = run(12, 300, mesh="two-routers", load="dense", script=restart).check()
     assert report.outcomes["answered"] + report.outcomes["cancelled"] == 300

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from kvmesh.core import Role
-from services.simulation.mesh import MeshShape, SimulatedMesh
+from services.simulation.mesh import MeshShape
 from tests.simulation.load import LOADS, plan_load, play_load
+from tests.simulation.scripted_mesh import ScriptedMesh
 from tests.virtual_loop import run_virtual
 
 SHAPE = MeshShape(prefill=2, decode=2, routers=2)
@@ -17,7 +18,7 @@ NOTICED_S = 1.0
 """From the end of SetRole until all routers use the worker in its new role."""
 
 
-async def change_roles(mesh: SimulatedMesh, log: list[tuple[float, str, Role]]) -> None:
+async def change_roles(mesh: ScriptedMesh, log: list[tuple[float, str, Role]]) -> None:
     """Moves a random worker to the other pool again and again, but never the last one of a pool."""
     generator = mesh.world.random("roles")
     while any(not each.outcome for each in mesh.ledgers.values()):
@@ -30,7 +31,7 @@ async def change_roles(mesh: SimulatedMesh, log: list[tuple[float, str, Role]]) 
         await mesh.world.clock.sleep(generator.uniform(0.1, PAUSE_S))
 
 
-def _role(mesh: SimulatedMesh, name: str) -> Role:
+def _role(mesh: ScriptedMesh, name: str) -> Role:
     return mesh.workers[name].worker.description.role
 
 
@@ -39,7 +40,7 @@ def test_workers_change_roles_under_load(seed: int) -> None:
     """All requests are answered with the right tokens, no handle or block is left, and each worker serves in its new pool."""
 
     async def play() -> None:
-        mesh = SimulatedMesh(seed, SHAPE)
+        mesh = ScriptedMesh(seed, SHAPE)
         log: list[tuple[float, str, Role]] = []
         await mesh.start()
         load = plan_load(mesh.world.random("load"), REQUESTS, replace(LOADS["calm"], cancelled_fraction=0.0))
@@ -61,7 +62,7 @@ def test_a_worker_that_dies_after_a_change_of_role_comes_back() -> None:
     """The new process starts in its first role, with a count of changes that is smaller than that of the dead one."""
 
     async def play() -> None:
-        mesh = SimulatedMesh(5, SHAPE)
+        mesh = ScriptedMesh(5, SHAPE)
         await mesh.start()
         await mesh.workers["prefill-1"].membership.set_role(Role.DECODE)
         await mesh.world.clock.sleep(NOTICED_S)
@@ -76,7 +77,7 @@ def test_a_worker_that_dies_after_a_change_of_role_comes_back() -> None:
     run_virtual(play())
 
 
-def _unused(mesh: SimulatedMesh, log: list[tuple[float, str, Role]]) -> list[tuple[float, str, Role]]:
+def _unused(mesh: ScriptedMesh, log: list[tuple[float, str, Role]]) -> list[tuple[float, str, Role]]:
     """Stays in a role, long enough to be noticed, in which the worker got no request."""
     found = []
     for number, (began_s, name, role) in enumerate(log):
@@ -96,7 +97,7 @@ def test_a_change_goes_on_without_its_caller() -> None:
     """An operator's command that is interrupted leaves the engine and the registry with the same role."""
 
     async def play() -> None:
-        mesh = SimulatedMesh(7, SHAPE)
+        mesh = ScriptedMesh(7, SHAPE)
         await mesh.start()
         asking = asyncio.create_task(mesh.workers["prefill-1"].membership.set_role(Role.DECODE))
         await asyncio.sleep(0)

@@ -7,8 +7,9 @@ import pytest
 
 from kvmesh.simulation.faulty_engine import Stall
 from services.router.health import wedge
-from services.simulation.mesh import MeshShape, SimulatedMesh
+from services.simulation.mesh import MeshShape
 from tests.simulation.load import LOADS, plan_load, play_load
+from tests.simulation.scripted_mesh import ScriptedMesh
 from tests.virtual_loop import run_virtual
 
 WAIT_S = 3.0
@@ -22,7 +23,7 @@ def quick_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wedge, "WAIT_MAX_S", WAIT_S)
 
 
-async def until(mesh: SimulatedMesh, worker_id: str, state: str, within_s: float) -> float:
+async def until(mesh: ScriptedMesh, worker_id: str, state: str, within_s: float) -> float:
     """Waits until the router excludes the worker for that reason; gives when."""
     worker = mesh.routers["router-0"].core.fleet.workers[worker_id]
     async with asyncio.timeout(within_s):
@@ -41,7 +42,7 @@ def test_a_stalled_engine_is_left_alone_until_it_steps(worker_id: str) -> None:
     """Its RPCs answer all the while. No request is placed there while it is wedged, none is lost, and it serves again."""
 
     async def story() -> None:
-        mesh = SimulatedMesh(11, SHAPE)
+        mesh = ScriptedMesh(11, SHAPE)
         await mesh.start()
         load = plan_load(mesh.world.random("load"), 480, replace(LOADS["calm"], cancelled_fraction=0.0))
         playing = asyncio.create_task(play_load(mesh, load))
@@ -72,7 +73,7 @@ def test_a_busy_mesh_is_never_called_wedged() -> None:
     """Long prompts, queues, transfers and evictions: as long as engines step nobody is shut out."""
 
     async def story() -> None:
-        mesh = SimulatedMesh(5, replace(SHAPE, engine=replace(SHAPE.engine, kv_blocks=130, running_requests_max=16)))
+        mesh = ScriptedMesh(5, replace(SHAPE, engine=replace(SHAPE.engine, kv_blocks=130, running_requests_max=16)))
         await mesh.start()
         core = mesh.routers["router-0"].core
         seen: set[str] = set()

@@ -1,11 +1,17 @@
 """More load than the workers may hold: requests wait in the router's queue, and every one ends as if there were no queue."""
 
-from services.simulation.mesh import SimulatedMesh
+from services.simulation.router import SimulatedRouter
 from tests.simulation.faults import FAULT_AT_S, mixed
 from tests.simulation.runs import Report, run
+from tests.simulation.scripted_mesh import ScriptedMesh
 
 WAITING = 5
 """Asks in the queue of a router when it dies."""
+
+
+def placed_after_waiting(router: SimulatedRouter) -> float:
+    name, labels = "kvmesh_router_queue_wait_seconds_count", {"outcome": "placed"}
+    return router._telemetry.registry.get_sample_value(name, labels) or 0.0
 
 
 class Watched:
@@ -16,17 +22,17 @@ class Watched:
         self.waited_max = 0
         self.placed_after_waiting = 0.0
 
-    async def __call__(self, mesh: SimulatedMesh) -> None:
+    async def __call__(self, mesh: ScriptedMesh) -> None:
         if self._script is not None:
             await self._script(mesh)
         routers = mesh.routers.values()
         while not mesh.ledgers or any(not ledger.outcome for ledger in mesh.ledgers.values()):
             self.waited_max = max(self.waited_max, sum(router.core.queue.requests for router in routers))
             await mesh.world.clock.sleep(0.05)
-        self.placed_after_waiting = sum(router.placed_after_waiting for router in routers)
+        self.placed_after_waiting = sum(placed_after_waiting(router) for router in routers)
 
 
-async def kill_a_router(mesh: SimulatedMesh) -> None:
+async def kill_a_router(mesh: ScriptedMesh) -> None:
     """The router that the frontend uses dies while asks wait in its queue."""
     await mesh.world.clock.sleep(FAULT_AT_S)
     used = mesh.routers[mesh.frontend.router_link.router_ids[0]]

@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 
 from kvmesh.core import Role
-from services.simulation.mesh import MeshShape, SimulatedMesh
+from services.simulation.mesh import MeshShape
 from services.simulation.play import play as play_schedule
 from services.simulation.schedule import RequestPlan, Schedule, TimedFault, Topology
 from tests.simulation.load import LOADS, plan_load
 from tests.simulation.meshes import MESHES
+from tests.simulation.scripted_mesh import ScriptedMesh
 from tests.virtual_loop import run_virtual
 
 KILLED_AT_S, AWAY_S = 3.0, 6.0
@@ -24,7 +25,7 @@ def test_requests_are_placed_without_a_router(shape: str) -> None:
     """All requests are answered, none waits long, workers of both roles are used, and the router's return ends it."""
 
     async def play() -> None:
-        mesh = SimulatedMesh(5, replace(MESHES[shape], frontends=2))
+        mesh = ScriptedMesh(5, replace(MESHES[shape], frontends=2))
         await mesh.start()
         load = plan_load(mesh.world.random("load"), REQUESTS, replace(LOADS["calm"], cancelled_fraction=0.0))
         began_s = mesh.now_s
@@ -52,7 +53,7 @@ def test_requests_are_placed_without_a_router(shape: str) -> None:
     run_virtual(play())
 
 
-async def _kill_routers(mesh: SimulatedMesh) -> None:
+async def _kill_routers(mesh: ScriptedMesh) -> None:
     await mesh.world.clock.sleep(KILLED_AT_S)
     for name in list(mesh.routers):
         await mesh.kill(name)
@@ -65,7 +66,7 @@ def test_a_frontend_that_never_had_a_router_refuses() -> None:
     """Its settings are wrong, and an operator should see that."""
 
     async def play() -> None:
-        mesh = SimulatedMesh(5, MeshShape(prefill=1, decode=1))
+        mesh = ScriptedMesh(5, MeshShape(prefill=1, decode=1))
         await mesh.world.agent.start()
         await mesh.start_worker("prefill-0", Role.PREFILL)
         await mesh.start_worker("decode-0", Role.DECODE)
@@ -84,7 +85,7 @@ def test_a_frontend_that_starts_beside_a_router_places_requests() -> None:
     """The only router has left the registry and starts again. It waits for a worker whose blocks it cannot get; the frontend does not."""
 
     async def play() -> None:
-        mesh = SimulatedMesh(6, MESHES["small"])
+        mesh = ScriptedMesh(6, MESHES["small"])
         await mesh.start()
         await mesh.routers["router-0"].aclose()
         mesh.partition("prefill-0")
@@ -107,7 +108,7 @@ def test_a_router_that_joins_refuses_no_request() -> None:
     """It is back at its address, which the registry still lists, and does not know the workers yet: the frontend does without it."""
 
     async def play() -> None:
-        mesh = SimulatedMesh(6, MESHES["small"])
+        mesh = ScriptedMesh(6, MESHES["small"])
         await mesh.start()
         mesh.partition("prefill-0")  # The router waits for the blocks of this one.
         await mesh.kill("router-0")
