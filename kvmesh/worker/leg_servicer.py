@@ -20,7 +20,6 @@ from kvmesh.rpc.codec.sampling import from_constraint
 from kvmesh.rpc.codec.scalars import positive_duration, required_text, to_duration
 from kvmesh.rpc.codec.types import to_logprobs
 from kvmesh.rpc.deadline import remaining_s
-from kvmesh.rpc.first_message import first_message
 from kvmesh.worker.admission import RoleAdmission
 from kvmesh.worker.frames import FrameOutlet
 from kvmesh.worker.single_leg import stream_leg
@@ -31,6 +30,8 @@ log = logging.getLogger(__name__)
 SUBMISSIONS_PER_MESSAGE = 1024
 RELEASES_PER_MESSAGE = 1024
 ID_CHARACTERS_MAX = 128
+HELLO_TIMEOUT_S = 10.0
+"""Longest time from the start of a stream to its first message."""
 
 
 class LegServicer:
@@ -46,7 +47,7 @@ class LegServicer:
         self, request_iterator: AsyncIterator[pb.AttachRequest], context: ServicerContext[Any, Any]
     ) -> None:
         """All legs of one frontend; see the protocol in legs.proto. Writes through the context, so that reading continues."""
-        first = await first_message(request_iterator)
+        first = await _first_message(request_iterator)
         if first is None or not first.HasField("hello"):
             raise InvalidRequestError("the first message must be hello", field="hello")
         settings = self._worker.settings
@@ -172,6 +173,15 @@ class LegServicer:
             return pb.ReleaseKvResponse(was_held=self._worker.release_leg_nowait(leg_id))
         handle_id = required_text(request.handle_id, field="handle_id", characters_max=ID_CHARACTERS_MAX)
         return pb.ReleaseKvResponse(was_held=self._worker.release_nowait(handle_id))
+
+
+async def _first_message(messages: AsyncIterator[pb.AttachRequest]) -> pb.AttachRequest | None:
+    """Returns None if the stream ended without one. Raises UnavailableError on timeout, so that a paused caller opens it again."""
+    try:
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            return await anext(aiter(messages), None)
+    except TimeoutError:
+        raise UnavailableError(f"no hello within {HELLO_TIMEOUT_S:g} s", reason="no_hello") from None
 
 
 async def _judge_long_constraint(leg: pb.Leg) -> None:
