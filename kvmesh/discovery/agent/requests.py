@@ -9,6 +9,7 @@ from kvmesh.discovery import limits
 from kvmesh.discovery.agent.keys import SessionDefinition
 from kvmesh.discovery.agent.records import CheckDefinition, ServiceDefinition
 from kvmesh.discovery.base import Health
+from kvmesh.discovery.limits import invalid
 from kvmesh.discovery.wire import duration_seconds
 from kvmesh.errors import InvalidRequestError
 
@@ -30,10 +31,10 @@ class Fields:
 
     def __init__(self, record: object, known: set[str], where: str = "") -> None:
         if not isinstance(record, dict):
-            raise _invalid(where or "body", claim="must be an object")
+            raise invalid(where or "body", claim="must be an object")
         unknown = sorted(set(record) - known)
         if unknown:
-            raise _invalid(f"{where}{unknown[0]}", claim="is not a field that this agent takes")
+            raise invalid(f"{where}{unknown[0]}", claim="is not a field that this agent takes")
         self._record: Mapping[str, Any] = record
         self._where = where
 
@@ -44,7 +45,7 @@ class Fields:
             return default
         # A bool is an int to Python, not to JSON.
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise _invalid(f"{self._where}{name}", claim=f"must be of type {kind.__name__}")
+            raise invalid(f"{self._where}{name}", claim=f"must be of type {kind.__name__}")
         return value
 
     def duration_s(self, name: str, default_s: float | None) -> float | None:
@@ -56,7 +57,7 @@ class Fields:
         try:
             return parse(text) if text else default
         except ValueError as error:
-            raise _invalid(f"{self._where}{name}", claim=str(error)) from None
+            raise invalid(f"{self._where}{name}", claim=str(error)) from None
 
 
 def service_definition(body: bytes) -> ServiceDefinition:
@@ -68,20 +69,20 @@ def service_definition(body: bytes) -> ServiceDefinition:
     limits.check_instance_id(service_id)
     address, port = fields.get("Address", str, ""), fields.get("Port", int, 0)
     if len(address) > _ADDRESS_LENGTH_MAX or not 0 <= port <= 65_535:
-        raise _invalid("Address or Port", claim="is out of bounds")
+        raise invalid("Address or Port", claim="is out of bounds")
     tags, meta = fields.get("Tags", list, []), fields.get("Meta", dict, {})
     if not all(isinstance(text, str) for text in (*tags, *meta.values())):
-        raise _invalid("Tags or Meta", claim="must hold strings")
+        raise invalid("Tags or Meta", claim="must hold strings")
     limits.check_tags(tags)
     limits.check_meta(meta)
     records = [*fields.get("Checks", list, [])]
     if (single := fields.get("Check", dict, {})) != {}:
         records.append(single)
     if len(records) > limits.CHECKS_PER_SERVICE_MAX:
-        raise _invalid("Checks", claim=f"holds at most {limits.CHECKS_PER_SERVICE_MAX}")
+        raise invalid("Checks", claim=f"holds at most {limits.CHECKS_PER_SERVICE_MAX}")
     checks = [_check(record, service_id, number) for number, record in enumerate(records, start=1)]
     if len({check.check_id for check in checks}) != len(checks):
-        raise _invalid("Checks", claim="must have different ids")
+        raise invalid("Checks", claim="must have different ids")
     return ServiceDefinition(
         service_id=service_id, name=name, address=address, port=port, tags=tuple(tags), meta=dict(meta), checks=checks
     )
@@ -93,9 +94,9 @@ def _check(record: object, service_id: str, number: int) -> CheckDefinition:
     target, _, grpc_service = fields.get("GRPC", str, "").partition("/")
     interval_s = fields.duration_s("Interval", 0.0) or 0.0
     if (ttl_s is None) is (not target) or (ttl_s is not None and ttl_s <= 0):
-        raise _invalid(f"Checks[{number - 1}]", claim="must have either a TTL above 0 or a GRPC address")
+        raise invalid(f"Checks[{number - 1}]", claim="must have either a TTL above 0 or a GRPC address")
     if target and interval_s < limits.INTERVAL_MIN_S:
-        raise _invalid(f"Checks[{number - 1}].Interval", claim=f"must be at least {limits.INTERVAL_MIN_S:g}s")
+        raise invalid(f"Checks[{number - 1}].Interval", claim=f"must be at least {limits.INTERVAL_MIN_S:g}s")
     kind = "grpc" if target else "ttl"
     after_s = fields.duration_s("DeregisterCriticalServiceAfter", None)
     return CheckDefinition(
@@ -124,19 +125,19 @@ def session_definition(body: bytes) -> SessionDefinition:
     fields = Fields(_json(body) if body else {}, _SESSION_FIELDS)
     ttl_s = fields.duration_s("TTL", None)
     if ttl_s is not None and not limits.SESSION_TTL_MIN_S <= ttl_s <= limits.SESSION_TTL_MAX_S:
-        raise _invalid("TTL", claim=f"must be {limits.SESSION_TTL_MIN_S:g}s to {limits.SESSION_TTL_MAX_S:g}s")
+        raise invalid("TTL", claim=f"must be {limits.SESSION_TTL_MIN_S:g}s to {limits.SESSION_TTL_MAX_S:g}s")
     lock_delay_s = fields.duration_s("LockDelay", _LOCK_DELAY_DEFAULT_S)
     if lock_delay_s is None or lock_delay_s > limits.LOCK_DELAY_MAX_S:
-        raise _invalid("LockDelay", claim=f"must be at most {limits.LOCK_DELAY_MAX_S:g}s")
+        raise invalid("LockDelay", claim=f"must be at most {limits.LOCK_DELAY_MAX_S:g}s")
     if fields.get("Behavior", str, "") not in ("", "release"):
-        raise _invalid("Behavior", claim="must be release")
+        raise invalid("Behavior", claim="must be release")
     return SessionDefinition(name=fields.get("Name", str, ""), ttl_s=ttl_s, lock_delay_s=lock_delay_s)
 
 
 def number(text: str, field: str) -> int:
     """Returns a natural number in a query parameter."""
     if not (text.isascii() and text.isdecimal() and len(text) < 20):
-        raise _invalid(field, claim="must be a natural number")
+        raise invalid(field, claim="must be a natural number")
     return int(text)
 
 
@@ -147,7 +148,7 @@ def wait_s(text: str | None) -> float:
     try:
         asked_s = duration_seconds(text)
     except ValueError:
-        raise _invalid("wait", claim="is not a duration") from None
+        raise invalid("wait", claim="is not a duration") from None
     return min(asked_s, limits.WAIT_MAX_S) if asked_s > 0 and math.isfinite(asked_s) else limits.WAIT_DEFAULT_S
 
 
@@ -156,7 +157,3 @@ def _json(body: bytes) -> object:
         return json.loads(body)
     except (ValueError, RecursionError):
         raise InvalidRequestError("Request decode failed: the body is not JSON", field="body") from None
-
-
-def _invalid(field: str, claim: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{field} {claim}", field=field)
