@@ -25,7 +25,6 @@ from services.frontend.access.caller import ANYBODY
 from services.frontend.models import ServedModel
 from services.frontend.pipeline.prepare import hashes_of, prepare, tokens_of
 from services.frontend.pipeline.request import Conversation, Request
-from services.frontend.settings import PipelineSettings
 from services.frontend.text.text_model import TextModel, load_text_model
 
 ROUNDS = 15
@@ -99,7 +98,7 @@ async def loop_delays(model: TextModel, words: Sequence[str], tokens: int, *, se
         request = Request(
             request_id=str(prompts), model="demo", prompt=asked[prompts % len(asked)], sampling=SamplingParams(max_tokens=1)
         )  # fmt: skip
-        token_ids = await tokens_of(request, served, PipelineSettings())
+        token_ids = await tokens_of(request, served)
         hashes = await hashes_of(token_ids, request, served)
         prepare(request, served, token_ids, hashes=hashes, features=(), caller=ANYBODY, attempt_timeout_s=1.0)
         prompts += 1

@@ -21,8 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from bench.processes import PAGE_BYTES
+from services.frontend.api.responses import serve
 from services.frontend.models import ServedModel
 from services.frontend.settings import ResponsesSettings
 from tests.frontend_apps import AppSettings, RunningApps, running_apps
@@ -79,13 +81,15 @@ async def fuzz(directory: Path, *, bodies: int, seed: int, concurrency: int = 8)
     answers = [[*model.text.tokenise(text, adds_special_tokens=False), 2] for text in ANSWERS]
     mesh = FakeMesh(answer=lambda _: rng.choice(answers))
     # Stored responses are bounded by size: a small store, so that a run reaches the bound and is flat from there.
-    apps = AppSettings(responses=ResponsesSettings(stored_bytes_max=1 << 20, sweep_s=1.0))
+    apps = AppSettings(responses=ResponsesSettings(stored_bytes_max=1 << 20))
     try:
-        async with running_apps([model], mesh, directory, apps=apps, seed=seed) as running:
-            for _ in range(PARTS):
-                await _part(running, mesh, model, rng, bodies // PARTS, concurrency, findings)
-                if findings.failures:
-                    break
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(serve, "SWEEP_S", 1.0)
+            async with running_apps([model], mesh, directory, apps=apps, seed=seed) as running:
+                for _ in range(PARTS):
+                    await _part(running, mesh, model, rng, bodies // PARTS, concurrency, findings)
+                    if findings.failures:
+                        break
     finally:
         logging.getLogger().removeHandler(handler)
     findings.judge()

@@ -22,6 +22,8 @@ from services.frontend.text.model_directories import FileSource, ModelDirectorie
 from services.frontend.text.text_model import TextModel, load_text_model
 
 _log = event_logger(__name__)
+RELOAD_S = 5.0
+"""Pause before another attempt to load a model whose files could not be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +171,7 @@ class DiscoveredModels:
 
     async def _wait_retry(self) -> None:
         try:
-            async with asyncio.timeout(self._settings.reload_s):
+            async with asyncio.timeout(RELOAD_S):
                 await self._changed.wait()
         except TimeoutError:
             self._changed.set()

@@ -45,7 +45,6 @@ class HttpSettings:
         (),
         "Names of this server in the Host header, such as api.example. Empty: on loopback the names of loopback, else any.",
     )
-    backlog: int = internal(1024, "Connections waiting to be accepted.")
     keep_alive_s: float = setting(
         15.0, "Time without data after which a stream gets a comment, so that proxies keep it open. 0: none.", min=0
     )
@@ -125,9 +124,6 @@ class BatchSettings:
         min=0.3,
     )
     poll_s: float = internal(2.0, "Pause between two searches for batches to run.")
-    sweep_s: float = internal(300.0, "Pause between two deletions of expired files and batches.")
-    busy_timeout_s: float = internal(10.0, "Longest wait for another process that writes to the database.")
-    calls_max: int = internal(1024, "Calls that may wait for the store; more are refused with Retry-After.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,9 +146,6 @@ class ResponsesSettings:
     stored_bytes_max: int = setting(
         1 << 30, "Bytes of stored responses; the least recently used are deleted first.", min=1024
     )
-    sweep_s: float = internal(60.0, "Pause between two deletions of expired and surplus responses.")
-    busy_timeout_s: float = internal(5.0, "Longest wait for another process that writes to the database.")
-    calls_max: int = internal(1024, "Calls that may wait for the store; more are refused with Retry-After.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,14 +178,6 @@ class StoresSettings:
     )
     connections_max: int = setting(8, "Connections of one frontend process to the database.", min=1, max=1000)
     timeout_s: float = setting(5.0, "Longest duration of one call of the database, waiting included.", min=0.1)
-    away_timeout_s: float = internal(
-        1.0, "The same while the database cannot be reached, so that requests that need it fail soon."
-    )
-    silence_s: float = internal(1.0, "Time after `timeout_s` after which a connection without an answer is cut.")
-    connection_age_s_max: float = internal(
-        600.0, "Age at which a connection is replaced: it measures the database's clock and spreads after a failover."
-    )
-    calls_max: int = internal(1024, "Calls that may wait for the database; more are refused with Retry-After.")
 
     def __post_init__(self) -> None:
         """Raises ValueError for a URL that cannot be used."""
@@ -248,11 +233,6 @@ class PipelineSettings:
         "Time for which a stopping frontend reports not ready before it refuses requests; for slow load balancers.",
         min=0,
     )
-    inline_characters_max: int = internal(
-        65_536,
-        "Longest prompt that is tokenised on the event loop, which takes about 1 ms; longer ones use a thread. "
-        "Models without fastokens: a sixteenth of it.",
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,7 +240,6 @@ class ModelSettings:
     """Tokenizers, chat templates and parsers of the served models."""
 
     cache_dir: str = setting("", "Hugging Face cache of models that are not a directory; empty: its default.")
-    reload_s: float = internal(5.0, "Pause before another attempt to load a model whose files could not be read.")
     files_dir: str = setting(
         "",
         "Directory for tokenizers, templates and configurations that workers send; empty: $XDG_CACHE_HOME/kvmesh/model-files, "

@@ -43,7 +43,7 @@ class StoreCase:
                 stores_settings(self.directory, self.url), postgres_schema.MIGRATIONS, SystemClock()
             )
         else:
-            database = SqliteDatabase(self.directory / name, migrations, busy_timeout_s=60.0, calls_max=100)
+            database = SqliteDatabase(self.directory / name, migrations, busy_timeout_s=60.0)
         await database.open()
         self.stack.push_async_callback(database.aclose)
         self.opened.append(database)
@@ -56,12 +56,11 @@ class StoreCase:
         return DatabaseContents(database, self.directory / f"files-{self.opened.index(database)}", clock)
 
 
-def stores_settings(directory: Path, url: str, **changes: float) -> StoresSettings:
+def stores_settings(directory: Path, url: str) -> StoresSettings:
     """Settings with a password file; patient, since the machine may be busy."""
     password = directory / "password"
     password.write_text(f"{PASSWORD}\n")
-    values: dict[str, float] = {"timeout_s": 30.0, "calls_max": 100, **changes}
-    return StoresSettings(url=url, password_file=str(password), **values)  # type: ignore[arg-type]
+    return StoresSettings(url=url, password_file=str(password), timeout_s=30.0)
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,7 @@ from services.frontend.api.http.server import HttpServer
 from services.frontend.api.openai.chat_request import read_chat
 from services.frontend.metrics import FrontendMetrics
 from services.frontend.models import ServedModel
+from services.frontend.pipeline import prepare
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.request import Conversation
 from services.frontend.settings import HttpSettings, PipelineSettings
@@ -922,10 +923,11 @@ async def test_health_and_metrics(model: ServedModel, running: Running) -> None:
         assert response.status == 503
 
 
-async def test_long_prompts_are_tokenised_beside_the_loop(model: ServedModel) -> None:
+async def test_long_prompts_are_tokenised_beside_the_loop(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a thread, with the same tokens."""
     large = replace(model, context_tokens_max=100_000)
-    async with frontend([large], FakeMesh(answer=lambda _: [2]), inline_characters_max=10) as running:
+    monkeypatch.setattr(prepare, "INLINE_CHARACTERS_MAX", 10)
+    async with frontend([large], FakeMesh(answer=lambda _: [2])) as running:
         text = "Hello! How are you? " * 3000
         await running.post(COMPLETIONS, prompt_of(text))
         token_ids = model.text.tokenise(text, adds_special_tokens=True)

@@ -12,6 +12,7 @@ import pytest
 
 from kvmesh.core import ConstraintKind, Generation
 from kvmesh.errors import LostError
+from services.frontend.api.responses import serve
 from services.frontend.models import ServedModel
 from services.frontend.settings import ResponsesSettings
 from services.frontend.stores import responses
@@ -235,9 +236,10 @@ async def test_the_store_survives_a_restart(model: ServedModel, tmp_path: Path) 
         assert (await again.call("GET", f"{PATH}/{made['id']}"))[1] == made
 
 
-async def test_the_store_is_bounded(model: ServedModel, tmp_path: Path) -> None:
+async def test_the_store_is_bounded(model: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By bytes, the least recently used first, and by age; a conversation in use keeps its beginning."""
-    settings = ResponsesSettings(stored_bytes_max=4000, sweep_s=0.05)
+    monkeypatch.setattr(serve, "SWEEP_S", 0.05)
+    settings = ResponsesSettings(stored_bytes_max=4000)
     async with running_apps([model], answering(model), tmp_path, apps=AppSettings(responses=settings)) as running:
         made = [(await running.call("POST", PATH, BODY))[1]["id"] for _ in range(3)]
         await running.call("POST", PATH, {**BODY, "previous_response_id": made[0]})
@@ -248,7 +250,7 @@ async def test_the_store_is_bounded(model: ServedModel, tmp_path: Path) -> None:
         (total,) = connection.execute("SELECT size_bytes FROM totals").fetchone()
         assert connection.execute("SELECT sum(size_bytes) FROM responses").fetchone() == (total,)
         assert 0 < total <= 4000
-    settings = ResponsesSettings(ttl_s=1, sweep_s=0.05)
+    settings = ResponsesSettings(ttl_s=1)
     async with running_apps([model], answering(model), tmp_path, apps=AppSettings(responses=settings)) as running:
         await asyncio.sleep(1.2)
         assert (await running.call("GET", f"{PATH}/{made[0]}"))[0] == 404

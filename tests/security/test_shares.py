@@ -32,7 +32,7 @@ BATCHES = "/v1/messages/batches"
 
 async def test_stored_responses_of_one_tenant_displace_only_its_own(tmp_path: Path) -> None:
     """The store is full of one tenant's responses; another's older one stays."""
-    database = SqliteDatabase(tmp_path / "r.sqlite", RESPONSES, busy_timeout_s=60.0, calls_max=100)
+    database = SqliteDatabase(tmp_path / "r.sqlite", RESPONSES, busy_timeout_s=60.0)
     store = ResponseStore(database, ResponsesSettings(stored_bytes_max=20_000), SystemClock())
     await database.open()
     try:
@@ -50,7 +50,7 @@ async def test_stored_responses_of_one_tenant_displace_only_its_own(tmp_path: Pa
 async def test_files_and_batches_of_one_tenant_leave_room(tmp_path: Path) -> None:
     """One tenant may take half of the limits; without keys there is one owner, who may take all."""
     settings = BatchSettings(files_max=8, files_bytes_max=1000, batches_max=4)
-    database = SqliteDatabase(tmp_path / "b.sqlite", MIGRATIONS, busy_timeout_s=60.0, calls_max=100)
+    database = SqliteDatabase(tmp_path / "b.sqlite", MIGRATIONS, busy_timeout_s=60.0)
     await database.open()
     files = FileStore(contents=DirectoryContents(tmp_path), database=database, settings=settings, clock=SystemClock())
     batches = BatchStore(database, settings, SystemClock(), instance_id="one")

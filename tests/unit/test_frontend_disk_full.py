@@ -48,7 +48,7 @@ async def fill(store: ResponseStore) -> int:
 
 async def test_a_full_database_keeps_what_it_has(tmp_path: Path) -> None:
     """Refused writes change nothing and leave no open transaction: reads go on, and so do writes once there is room."""
-    database = SqliteDatabase(tmp_path / "r.sqlite", (*MIGRATIONS, PAGES), busy_timeout_s=10.0, calls_max=10)
+    database = SqliteDatabase(tmp_path / "r.sqlite", (*MIGRATIONS, PAGES), busy_timeout_s=10.0)
     await database.open()
     store = ResponseStore(database, ResponsesSettings(), SystemClock())
     stored = await fill(store)

@@ -165,13 +165,16 @@ async def test_a_model_comes_and_goes_with_its_workers(tmp_path: Path) -> None:
             models.find("tiny")
 
 
-async def test_workers_with_differing_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_workers_with_differing_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The model is the one of most decode workers; the others do not count, and are named in the log. What cannot be loaded is left out."""
     old, new = write_model(tmp_path / "old"), write_model(tmp_path / "new")
     (new / "chat_template.jinja").write_text("new")
     digests = [digest_of_files(list_files(directory)) for directory in (old, new)]
+    monkeypatch.setattr("services.frontend.models.RELOAD_S", 0.1)
     with caplog.at_level(logging.WARNING):
-        async with following(reload_s=0.1, files_dir=str(tmp_path / "cache")) as mesh:
+        async with following(files_dir=str(tmp_path / "cache")) as mesh:
             models = mesh.models
             await mesh.add_worker("d0", old, files_digest=digests[0], features=["logprobs"])
             await until(models.served)
@@ -190,9 +193,10 @@ async def test_workers_with_differing_files(tmp_path: Path, caplog: pytest.LogCa
     assert said[0]["workers"].keys() == {digest[:12] for digest in digests}
 
 
-async def test_a_model_without_files_is_a_problem_with_words(tmp_path: Path) -> None:
+async def test_a_model_without_files_is_a_problem_with_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reason is told, and it is tried again."""
-    async with following(reload_s=0.1) as mesh:
+    monkeypatch.setattr("services.frontend.models.RELOAD_S", 0.1)
+    async with following() as mesh:
         await mesh.add_worker("d0", tmp_path / "later")
         await until(lambda: "later" in mesh.models.problems().get("tiny", ""))
         with pytest.raises(UnavailableError, match="later"):

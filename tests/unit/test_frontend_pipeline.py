@@ -34,7 +34,7 @@ from kvmesh.telemetry import TelemetrySettings, Tracing
 from services.frontend.access.caller import ANYBODY
 from services.frontend.api.http.boundary import error_headers
 from services.frontend.models import ServedModel
-from services.frontend.pipeline import hedging, retry_budget
+from services.frontend.pipeline import hedging, prepare, retry_budget
 from services.frontend.pipeline.choice_sink import ChoiceSink
 from services.frontend.pipeline.continuation import CANNOT_CONTINUE
 from services.frontend.pipeline.embed import EmbedRequest
@@ -1156,11 +1156,17 @@ REFUSED: list[tuple[dict[str, Any], type[MeshError], str]] = [
 
 @pytest.mark.parametrize(("values", "kind", "field"), REFUSED)
 def test_wrong_requests_are_refused_before_the_mesh_is_asked(
-    mesh: FakeMesh, model: ServedModel, values: dict[str, Any], kind: type[MeshError], field: str
+    mesh: FakeMesh,
+    model: ServedModel,
+    values: dict[str, Any],
+    kind: type[MeshError],
+    field: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With the field's name, and without a placement request."""
     # No threads on virtual time.
-    _, answer = run(mesh, model, a_request(**values), inline_characters_max=1_000_000)
+    monkeypatch.setattr(prepare, "INLINE_CHARACTERS_MAX", 1_000_000)
+    _, answer = run(mesh, model, a_request(**values))
     assert isinstance(answer, kind)
     assert answer.field == field
     assert not mesh.asks

@@ -78,7 +78,7 @@ class Embedder:
     async def _tokens_of_input(self, request: EmbedRequest, model: ServedModel, i: int) -> Sequence[int]:
         name = request.inputs_name if len(request.inputs) == 1 else f"{request.inputs_name}[{i}]"
         one = replace(request.asked, prompt=request.inputs[i], sampling=SamplingParams(), fields={"prompt": name})
-        token_ids = await tokens_of(one, model, self._settings)
+        token_ids = await tokens_of(one, model)
         if not token_ids:
             raise InvalidRequestError(f"{name} must not be empty", field=name)
         if len(token_ids) >= model.context_tokens_max:

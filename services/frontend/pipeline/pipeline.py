@@ -1,7 +1,7 @@
 """Runs requests through the mesh. Knows neither HTTP nor gRPC.
 
 It uses only the event loop's timers and the injected clock, makes ids with the injected generator, and starts no thread for
-prompts up to `inline_characters_max`. So the same code runs in a whole-mesh simulation on virtual time.
+prompts up to INLINE_CHARACTERS_MAX. So the same code runs in a whole-mesh simulation on virtual time.
 """
 
 import asyncio
@@ -147,7 +147,7 @@ class Pipeline:
             await judge_long(request.sampling.constraint)
         features = check_request(request, model, self.settings)
         request = isolated(request, caller.tenant, self.access.sharing_tenants)
-        token_ids = await tokens_of(request, model, self.settings)
+        token_ids = await tokens_of(request, model)
         hashes = await hashes_of(token_ids, request, model)
         left_s = max(1e-3, began_s + self._limit_s(request) - self.clock.now())
         return prepare(
@@ -159,7 +159,7 @@ class Pipeline:
         self.access.check_priority(request, caller)
         self.access.check_level(caller)
         request = isolated(request, caller.tenant, self.access.sharing_tenants)
-        token_ids = await tokens_of(request, model, self.settings)
+        token_ids = await tokens_of(request, model)
         self.access.charge(caller, tokens=len(token_ids) // TOKENISED_PER_CHARGED)
         return token_ids
 

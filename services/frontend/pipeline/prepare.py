@@ -24,6 +24,8 @@ _NEEDS: tuple[tuple[str, str, str], ...] = (
     ("logprobs", "logprobs", "give log-probabilities"),
     ("logit_bias", "logit_bias", "bias logits"),
 )
+INLINE_CHARACTERS_MAX = 65_536
+"""Longest prompt that is tokenised on the event loop, which takes about 1 ms; longer ones use a thread."""
 SLOW_TOKENISER_FACTOR = 16
 """The reference library takes at least this many times as long as fastokens for a text."""
 _HASHED_AT_ONCE_TOKENS = 16_384
@@ -87,7 +89,7 @@ def check_request(request: Request, model: ServedModel, settings: PipelineSettin
     return tuple(feature for _, feature, _ in needs)
 
 
-async def tokens_of(request: Request, model: ServedModel, settings: PipelineSettings) -> "array[int]":
+async def tokens_of(request: Request, model: ServedModel) -> "array[int]":
     """Returns the prompt's token ids, without those at its beginning that the request allows to cut off.
 
     Renders and tokenises long texts in a thread and short ones on the event loop.
@@ -99,13 +101,13 @@ async def tokens_of(request: Request, model: ServedModel, settings: PipelineSett
             text = prompt
             tokenise = partial(model.text.tokenise, text, adds_special_tokens=request.adds_special_tokens)
         else:
-            text = await _rendered(prompt, model, field, settings=settings)
+            text = await _rendered(prompt, model, field)
             tokenise = partial(model.text.tokenise_prompt, text, salt=request.cache_salt)
         if not text:
             raise InvalidRequestError(f"{field} must not be empty", field=field)
         if len(text) > _PROMPT_CHARACTERS_PER_TOKEN * model.context_tokens_max:
             raise _too_long(f"the prompt has {len(text)} characters", field=field, model=model)
-        if len(text) <= settings.inline_characters_max // (1 if model.text.is_fast else SLOW_TOKENISER_FACTOR):
+        if len(text) <= INLINE_CHARACTERS_MAX // (1 if model.text.is_fast else SLOW_TOKENISER_FACTOR):
             token_ids = tokenise()
         else:
             token_ids = await asyncio.to_thread(tokenise)
@@ -118,13 +120,13 @@ async def tokens_of(request: Request, model: ServedModel, settings: PipelineSett
     return token_ids[-(room if kept < 0 else kept) :]
 
 
-async def _rendered(conversation: Conversation, model: ServedModel, field: str, *, settings: PipelineSettings) -> str:
+async def _rendered(conversation: Conversation, model: ServedModel, field: str) -> str:
     """Renders a conversation, a long one in a thread. A message counts as 128 more characters, a tool as 1024."""
     template = model.text.template
     if template is None:
         raise UnsupportedError("the model has no chat template; use completions", reason="no_chat_template")
     contents = sum(len(text_of(message.get("content"))) + 128 for message in conversation.messages)
-    if contents + 1024 * len(conversation.tools) <= settings.inline_characters_max:
+    if contents + 1024 * len(conversation.tools) <= INLINE_CHARACTERS_MAX:
         return template.render(conversation, field=field)
     return await asyncio.to_thread(template.render, conversation, field=field)
 

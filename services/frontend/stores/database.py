@@ -18,6 +18,8 @@ DISK_FULL = "disk_full"
 """Reason of the UnavailableError of a write that found no room on the disk. What was stored before stays readable."""
 DISK_FULL_RETRY_S = 30.0
 """Somebody has to make room first."""
+CALLS_MAX = 1024
+"""Calls that may wait for a database; more are refused with Retry-After."""
 
 
 class DatabaseConnection(Protocol):
@@ -77,14 +79,13 @@ class Database(Protocol):
 class WaitingCalls:
     """Counts the calls that wait for a database, of all owners and of each."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._count = 0
         self._by_owner: Counter[str] = Counter()
 
     def enter(self, owner: str) -> None:
         """Adds a call. Raises OverloadedError if there are too many."""
-        if self._count >= self._most or (owner and self._by_owner[owner] >= self._most // 2):
+        if self._count >= CALLS_MAX or (owner and self._by_owner[owner] >= CALLS_MAX // 2):
             raise OverloadedError("too many calls wait for the store", reason="store_full", retry_after_s=1.0)
         self._count += 1
         self._by_owner[owner] += 1

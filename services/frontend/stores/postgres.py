@@ -29,6 +29,12 @@ _log = event_logger(__name__)
 _SCHEMA_LOCK = 0x6B766D65  # The key of the lock under which one process at a time migrates; "kvme".
 _PAUSE_S_MAX = 0.5
 _REPEAT_S = 60.0
+AWAY_TIMEOUT_S = 1.0
+"""Longest duration of a call while the database cannot be reached, so that requests that need it fail soon."""
+SILENCE_S = 1.0
+"""Time after `timeout_s` after which a connection without an answer is cut."""
+CONNECTION_AGE_S_MAX = 600.0
+"""Age at which a connection is replaced: it measures the database's clock and spreads after a failover."""
 
 
 class _Repeated(logging.Filter):
@@ -79,7 +85,7 @@ class PostgresDatabase:
     """A pool of connections to one database.
 
     A call waits at most `timeout_s`, even if the server does not answer. A transaction runs again if its connection was lost or
-    PostgreSQL ended it because of a deadlock. While the server is unreachable, calls fail after `away_timeout_s`, and the pool reconnects
+    PostgreSQL ended it because of a deadlock. While the server is unreachable, calls fail after AWAY_TIMEOUT_S, and the pool reconnects
     automatically. Several parts may use one database; it closes with the last.
     """
 
@@ -87,7 +93,7 @@ class PostgresDatabase:
         self._settings = settings
         self._clock = clock
         self._migrations = migrations
-        self._waiting = WaitingCalls(settings.calls_max)
+        self._waiting = WaitingCalls()
         self._users = 0
         self._pool: AsyncConnectionPool[Raw] | None = None
         self._running: set[asyncio.Task[Any]] = set()
@@ -115,7 +121,7 @@ class PostgresDatabase:
             open=False,
             configure=self._measure_clock,
             timeout=settings.timeout_s,
-            max_lifetime=settings.connection_age_s_max,
+            max_lifetime=CONNECTION_AGE_S_MAX,
             # The pool then gives up the attempt, and the next call starts another, so that no pause gets long.
             reconnect_timeout=2.0,
             name="stores",
@@ -181,7 +187,7 @@ class PostgresDatabase:
         """Repeats the transaction until it has run or its time is over."""
         loop = asyncio.get_running_loop()
         settings = self._settings
-        until_s = loop.time() + (settings.away_timeout_s if self._is_away else settings.timeout_s)
+        until_s = loop.time() + (AWAY_TIMEOUT_S if self._is_away else settings.timeout_s)
         pause_s = 0.02
         while True:
             try:
@@ -207,7 +213,7 @@ class PostgresDatabase:
             raise UnavailableError("the store is closed", reason="store_unavailable")
         connection = await pool.getconn(timeout=max(0.001, until_s - loop.time()))
         # PostgreSQL's own time-outs end a slow statement. This one is for a server or a network that is silent.
-        watchdog = loop.call_at(until_s + self._settings.silence_s, _cut, connection)
+        watchdog = loop.call_at(until_s + SILENCE_S, _cut, connection)
         try:
             if not self._is_migrated:
                 await self._migrate(connection)
@@ -261,7 +267,7 @@ class PostgresDatabase:
             await asyncio.wait(self._running)
         self._pool = None
         if pool is not None:
-            await pool.close(timeout=self._settings.silence_s)
+            await pool.close(timeout=SILENCE_S)
 
 
 async def _nothing(_: DatabaseConnection) -> None:

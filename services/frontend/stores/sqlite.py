@@ -45,11 +45,11 @@ class SqliteDatabase:
 
     clock_offset_s = 0.0
 
-    def __init__(self, path: Path, migrations: Sequence[str], *, busy_timeout_s: float, calls_max: int) -> None:
+    def __init__(self, path: Path, migrations: Sequence[str], *, busy_timeout_s: float) -> None:
         self._path = path
         self._migrations = migrations
         self._busy_timeout_s = busy_timeout_s
-        self._waiting = WaitingCalls(calls_max)
+        self._waiting = WaitingCalls()
         self._thread: ThreadPoolExecutor | None = None
         self._connection: sqlite3.Connection | None = None
 

@@ -28,6 +28,8 @@ from services.frontend.stores.files import FileStore
 from services.frontend.stores.sqlite import SqliteDatabase
 
 _log = event_logger(__name__)
+BUSY_TIMEOUT_S = 10.0
+"""Longest wait for another process that writes to the database."""
 
 
 class BatchesPart:
@@ -53,8 +55,7 @@ class BatchesPart:
         self._database = shared or SqliteDatabase(
             directory / "batches.sqlite",
             MIGRATIONS,
-            busy_timeout_s=settings.busy_timeout_s,
-            calls_max=settings.calls_max,
+            busy_timeout_s=BUSY_TIMEOUT_S,
         )
         clock = StoreClock(pipeline.clock, self._database)
         contents: FileContents = DirectoryContents(directory / "files")

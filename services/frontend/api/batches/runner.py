@@ -14,6 +14,8 @@ from services.frontend.stores.files import FileStore
 
 _log = event_logger(__name__)
 _RELEASE_TIMEOUT_S = 2.0
+SWEEP_S = 300.0
+"""Pause between two deletions of expired files and batches."""
 TURN_S = 60.0
 """Time after which a batch makes way for one of a tenant without a running batch. Each change drains the lines in flight."""
 
@@ -104,4 +106,4 @@ class BatchRunner:
             with suppress(MeshError, OSError):
                 if count := await files.sweep() + await self._resources.store.sweep():
                     _log.info("files_and_batches_deleted", count=count)
-            await asyncio.sleep(self._resources.settings.sweep_s)
+            await asyncio.sleep(SWEEP_S)

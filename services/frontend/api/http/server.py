@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 ANY_PATH, ANY_PATH_CANONICAL = "/{path:.*}", "/{path}"
 HEADER_BYTES_MAX, HEADERS_MAX = 8190, 128
 """Bytes of the request line and of each header, and number of headers: aiohttp's defaults."""
+BACKLOG = 1024
+"""Connections waiting to be accepted."""
 SERVED_PATHS: Mapping[str, Serve] = {
     "/v1/chat/completions": serve_chat,
     "/v1/completions": serve_completion,
@@ -113,7 +115,7 @@ class HttpServer:
             self._runner,
             settings.host or LOOPBACK,
             settings.port,
-            backlog=settings.backlog,
+            backlog=BACKLOG,
             ssl_context=tls_context(settings),
             reuse_port=settings.shares_port or None,
         )

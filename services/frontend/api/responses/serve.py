@@ -35,6 +35,10 @@ from services.frontend.stores.sqlite import SqliteDatabase
 
 _log = event_logger(__name__)
 PATH = "/v1/responses"
+BUSY_TIMEOUT_S = 5.0
+"""Longest wait for another process that writes to the database."""
+SWEEP_S = 60.0
+"""Pause between two deletions of expired and surplus responses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +61,7 @@ class Responses:
         self, settings: ResponsesSettings, directory: Path, clock: Clock, *, shared: Database | None = None
     ) -> None:
         path = Path(settings.path).expanduser() if settings.path else directory / "responses.sqlite"
-        self._database = shared or SqliteDatabase(
-            path, MIGRATIONS, busy_timeout_s=settings.busy_timeout_s, calls_max=settings.calls_max
-        )
+        self._database = shared or SqliteDatabase(path, MIGRATIONS, busy_timeout_s=BUSY_TIMEOUT_S)
         store = ResponseStore(self._database, settings, StoreClock(clock, self._database))
         self._store = store if settings.is_on else None
         self._settings = settings
@@ -80,7 +82,7 @@ class Responses:
     async def run(self) -> None:
         """Deletes responses beyond the limits of age and size, until cancelled."""
         while self._store is not None:
-            await asyncio.sleep(self._settings.sweep_s)
+            await asyncio.sleep(SWEEP_S)
             # A file that is busy or fails is swept later; until then, requests that need it are refused.
             with suppress(UnavailableError):
                 if count := await self._store.sweep():
