@@ -41,9 +41,9 @@ def check_registration(registration: Registration) -> None:
     check_service(registration.service)
     check_instance_id(registration.instance_id)
     if not registration.host or len(registration.host) > 255 or any(c.isspace() for c in registration.host):
-        raise invalid("host", claim="must be a host name or an address")
+        raise invalid_field("host", claim="must be a host name or an address")
     if not 1 <= registration.port <= 65_535:
-        raise invalid("port", claim=f"must be 1 to 65535, not {registration.port}")
+        raise invalid_field("port", claim=f"must be 1 to 65535, not {registration.port}")
     check_meta(registration.meta)
     check_tags(registration.tags)
     check_between("check_interval_s", registration.check_interval_s, low=INTERVAL_MIN_S, high=math.inf)
@@ -53,32 +53,36 @@ def check_registration(registration: Registration) -> None:
 
 def check_service(service: str) -> None:
     if not _SERVICE_NAME.fullmatch(service):
-        raise invalid("service", claim="must be 1 to 63 letters, digits and inner dashes")
+        raise invalid_field("service", claim="must be 1 to 63 letters, digits and inner dashes")
 
 
 def check_instance_id(instance_id: str) -> None:
     if not _INSTANCE_ID.fullmatch(instance_id):
-        raise invalid("instance_id", claim="must be 1 to 128 letters, digits, dots, colons, dashes and underscores")
+        raise invalid_field(
+            "instance_id", claim="must be 1 to 128 letters, digits, dots, colons, dashes and underscores"
+        )
 
 
 def check_meta(meta: Mapping[str, str]) -> None:
     """Consul counts a value's UTF-8 bytes, although its documentation says characters."""
     if len(meta) > META_PAIRS_MAX:
-        raise invalid("meta", claim=f"holds at most {META_PAIRS_MAX} pairs, not {len(meta)}")
+        raise invalid_field("meta", claim=f"holds at most {META_PAIRS_MAX} pairs, not {len(meta)}")
     for key, value in meta.items():
         if len(key) > META_KEY_LENGTH_MAX or not _META_KEY.fullmatch(key):
-            raise invalid(
+            raise invalid_field(
                 f"meta.{key[:META_KEY_LENGTH_MAX]}", claim="has a key that is not 1 to 128 letters, digits, _ and -"
             )
         if len(value.encode()) > META_VALUE_BYTES_MAX:
-            raise invalid(f"meta.{key}", claim=f"holds at most {META_VALUE_BYTES_MAX} bytes, not {len(value.encode())}")
+            raise invalid_field(
+                f"meta.{key}", claim=f"holds at most {META_VALUE_BYTES_MAX} bytes, not {len(value.encode())}"
+            )
 
 
 def check_tags(tags: Sequence[str]) -> None:
     if len(tags) > TAGS_MAX:
-        raise invalid("tags", claim=f"holds at most {TAGS_MAX}, not {len(tags)}")
+        raise invalid_field("tags", claim=f"holds at most {TAGS_MAX}, not {len(tags)}")
     if any(not tag or len(tag) > TAG_LENGTH_MAX for tag in tags):
-        raise invalid("tags", claim=f"must each be 1 to {TAG_LENGTH_MAX} characters")
+        raise invalid_field("tags", claim=f"must each be 1 to {TAG_LENGTH_MAX} characters")
 
 
 def check_key(key: str, *, field: str = "key") -> None:
@@ -87,28 +91,28 @@ def check_key(key: str, *, field: str = "key") -> None:
     Consul's HTTP server redirects a path with empty or dotted segments to another key.
     """
     if field == "key" and not key:
-        raise invalid(field, claim="must not be empty")
+        raise invalid_field(field, claim="must not be empty")
     if len(key.encode()) > KEY_BYTES_MAX:
-        raise invalid(field, claim=f"holds at most {KEY_BYTES_MAX} bytes")
+        raise invalid_field(field, claim=f"holds at most {KEY_BYTES_MAX} bytes")
     segments = key.split("/")
     if key and (
         any(s in (".", "..") for s in segments) or "" in segments[:-1] or (field == "key" and not segments[-1])
     ):
-        raise invalid(field, claim="must have no empty or dotted segments")
+        raise invalid_field(field, claim="must have no empty or dotted segments")
 
 
 def check_value(value: bytes) -> None:
     if len(value) > VALUE_BYTES_MAX:
-        raise invalid("value", claim=f"holds at most {VALUE_BYTES_MAX} bytes, not {len(value)}")
+        raise invalid_field("value", claim=f"holds at most {VALUE_BYTES_MAX} bytes, not {len(value)}")
 
 
 def check_between(field: str, number: float, *, low: float, high: float) -> None:
     """A finite number within bounds, both included."""
     if not math.isfinite(number) or not low <= number <= high:
-        raise invalid(
+        raise invalid_field(
             field, claim=f"must be at least {low:g}" + (f" and at most {high:g}" if math.isfinite(high) else "")
         )
 
 
-def invalid(field: str, claim: str) -> InvalidRequestError:
+def invalid_field(field: str, claim: str) -> InvalidRequestError:
     return InvalidRequestError(f"{field} {claim}", field=field)

@@ -9,7 +9,7 @@ from kvmesh.discovery import limits
 from kvmesh.discovery.agent.keys import SessionDefinition
 from kvmesh.discovery.agent.records import CheckDefinition, ServiceDefinition
 from kvmesh.discovery.base import Health
-from kvmesh.discovery.limits import invalid
+from kvmesh.discovery.limits import invalid_field
 from kvmesh.discovery.wire import duration_seconds
 from kvmesh.errors import InvalidRequestError
 
@@ -31,10 +31,10 @@ class Fields:
 
     def __init__(self, record: object, known: set[str], where: str = "") -> None:
         if not isinstance(record, dict):
-            raise invalid(where or "body", claim="must be an object")
+            raise invalid_field(where or "body", claim="must be an object")
         unknown = sorted(set(record) - known)
         if unknown:
-            raise invalid(f"{where}{unknown[0]}", claim="is not a field that this agent takes")
+            raise invalid_field(f"{where}{unknown[0]}", claim="is not a field that this agent takes")
         self._record: Mapping[str, Any] = record
         self._where = where
 
@@ -45,7 +45,7 @@ class Fields:
             return default
         # A bool is an int to Python, not to JSON.
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise invalid(f"{self._where}{name}", claim=f"must be of type {kind.__name__}")
+            raise invalid_field(f"{self._where}{name}", claim=f"must be of type {kind.__name__}")
         return value
 
     def duration_s(self, name: str, default_s: float | None) -> float | None:
@@ -57,7 +57,7 @@ class Fields:
         try:
             return parse(text) if text else default
         except ValueError as error:
-            raise invalid(f"{self._where}{name}", claim=str(error)) from None
+            raise invalid_field(f"{self._where}{name}", claim=str(error)) from None
 
 
 def service_definition(body: bytes) -> ServiceDefinition:
@@ -69,20 +69,20 @@ def service_definition(body: bytes) -> ServiceDefinition:
     limits.check_instance_id(service_id)
     address, port = fields.get("Address", str, ""), fields.get("Port", int, 0)
     if len(address) > _ADDRESS_LENGTH_MAX or not 0 <= port <= 65_535:
-        raise invalid("Address or Port", claim="is out of bounds")
+        raise invalid_field("Address or Port", claim="is out of bounds")
     tags, meta = fields.get("Tags", list, []), fields.get("Meta", dict, {})
     if not all(isinstance(text, str) for text in (*tags, *meta.values())):
-        raise invalid("Tags or Meta", claim="must hold strings")
+        raise invalid_field("Tags or Meta", claim="must hold strings")
     limits.check_tags(tags)
     limits.check_meta(meta)
     records = [*fields.get("Checks", list, [])]
     if (single := fields.get("Check", dict, {})) != {}:
         records.append(single)
     if len(records) > limits.CHECKS_PER_SERVICE_MAX:
-        raise invalid("Checks", claim=f"holds at most {limits.CHECKS_PER_SERVICE_MAX}")
+        raise invalid_field("Checks", claim=f"holds at most {limits.CHECKS_PER_SERVICE_MAX}")
     checks = [_check(record, service_id, number) for number, record in enumerate(records, start=1)]
     if len({check.check_id for check in checks}) != len(checks):
-        raise invalid("Checks", claim="must have different ids")
+        raise invalid_field("Checks", claim="must have different ids")
     return ServiceDefinition(
         service_id=service_id, name=name, address=address, port=port, tags=tuple(tags), meta=dict(meta), checks=checks
     )
@@ -94,9 +94,9 @@ def _check(record: object, service_id: str, number: int) -> CheckDefinition:
     target, _, grpc_service = fields.get("GRPC", str, "").partition("/")
     interval_s = fields.duration_s("Interval", 0.0) or 0.0
     if (ttl_s is None) is (not target) or (ttl_s is not None and ttl_s <= 0):
-        raise invalid(f"Checks[{number - 1}]", claim="must have either a TTL above 0 or a GRPC address")
+        raise invalid_field(f"Checks[{number - 1}]", claim="must have either a TTL above 0 or a GRPC address")
     if target and interval_s < limits.INTERVAL_MIN_S:
-        raise invalid(f"Checks[{number - 1}].Interval", claim=f"must be at least {limits.INTERVAL_MIN_S:g}s")
+        raise invalid_field(f"Checks[{number - 1}].Interval", claim=f"must be at least {limits.INTERVAL_MIN_S:g}s")
     kind = "grpc" if target else "ttl"
     after_s = fields.duration_s("DeregisterCriticalServiceAfter", None)
     return CheckDefinition(
@@ -125,19 +125,19 @@ def session_definition(body: bytes) -> SessionDefinition:
     fields = Fields(_json(body) if body else {}, _SESSION_FIELDS)
     ttl_s = fields.duration_s("TTL", None)
     if ttl_s is not None and not limits.SESSION_TTL_MIN_S <= ttl_s <= limits.SESSION_TTL_MAX_S:
-        raise invalid("TTL", claim=f"must be {limits.SESSION_TTL_MIN_S:g}s to {limits.SESSION_TTL_MAX_S:g}s")
+        raise invalid_field("TTL", claim=f"must be {limits.SESSION_TTL_MIN_S:g}s to {limits.SESSION_TTL_MAX_S:g}s")
     lock_delay_s = fields.duration_s("LockDelay", _LOCK_DELAY_DEFAULT_S)
     if lock_delay_s is None or lock_delay_s > limits.LOCK_DELAY_MAX_S:
-        raise invalid("LockDelay", claim=f"must be at most {limits.LOCK_DELAY_MAX_S:g}s")
+        raise invalid_field("LockDelay", claim=f"must be at most {limits.LOCK_DELAY_MAX_S:g}s")
     if fields.get("Behavior", str, "") not in ("", "release"):
-        raise invalid("Behavior", claim="must be release")
+        raise invalid_field("Behavior", claim="must be release")
     return SessionDefinition(name=fields.get("Name", str, ""), ttl_s=ttl_s, lock_delay_s=lock_delay_s)
 
 
 def number(text: str, field: str) -> int:
     """Returns a natural number in a query parameter."""
     if not (text.isascii() and text.isdecimal() and len(text) < 20):
-        raise invalid(field, claim="must be a natural number")
+        raise invalid_field(field, claim="must be a natural number")
     return int(text)
 
 
@@ -148,7 +148,7 @@ def wait_s(text: str | None) -> float:
     try:
         asked_s = duration_seconds(text)
     except ValueError:
-        raise invalid("wait", claim="is not a duration") from None
+        raise invalid_field("wait", claim="is not a duration") from None
     return min(asked_s, limits.WAIT_MAX_S) if asked_s > 0 and math.isfinite(asked_s) else limits.WAIT_DEFAULT_S
 
 
