@@ -26,7 +26,7 @@ OLD_NAMES = {
     "services.frontend.pipeline.pipeline": "services.frontend.pipeline",
     "links=mesh,": "prefill=mesh, links=mesh,",
 }
-"""What `bench/request_path.py` calls by another name in the earlier tree, which has no such script."""
+"""What `bench/request_path.py` calls by another name in trees before the work to simplify them, which have no such script."""
 EXAMPLES = {
     "a sampling parameter": "min_p",
     "an engine, outside its folder": "vllm",
@@ -99,8 +99,9 @@ def request_path(tree: Tree) -> str:
     """Runs `bench.request_path` in the tree. The last line of its output is the result."""
     script = (ROOT / "bench" / "request_path.py").read_text()
     if tree.root != ROOT:
-        for new, old in OLD_NAMES.items():
-            script = script.replace(new, old)
+        if not (tree.root / "services" / "frontend" / "pipeline").is_dir():
+            for new, old in OLD_NAMES.items():
+                script = script.replace(new, old)
         (tree.root / "bench" / "request_path.py").write_text(script)
     output = _run([sys.executable, "-m", "bench.request_path"], tree.root)
     functions, among = re.findall(r"\d+", output.splitlines()[-1])
