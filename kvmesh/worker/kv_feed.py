@@ -164,14 +164,8 @@ class KvEventFeed:
         history_max: int = HISTORY_BATCHES_MAX,
         buffer_max: int = WATCH_BUFFER_BATCHES,
         message_blocks_max: int = BLOCKS_PER_MESSAGE,
-        history_blocks_max: int = HISTORY_BLOCKS_MAX,
     ) -> None:
-        self._log = KvLog(
-            epoch=epoch,
-            history_max=history_max,
-            message_blocks_max=message_blocks_max,
-            history_blocks_max=history_blocks_max,
-        )
+        self._log = KvLog(epoch=epoch, history_max=history_max, message_blocks_max=message_blocks_max)
         self._buffer_max = buffer_max
         self._watchers: dict[int, asyncio.Queue[KvBatch | None]] = {}
         self._next_watcher = 0

@@ -16,9 +16,9 @@ from services.frontend.pipeline.request import Ending, Request, RequestResult
 from services.simulation.tools import call_parser, call_problems, expected_document
 
 
-def checksum(token_ids: Sequence[int], first_position: int = 0) -> int:
-    """Returns the part of S that these tokens contribute when the first stands at `first_position`."""
-    return sum((first_position + i + 1) * token for i, token in enumerate(token_ids))
+def checksum(token_ids: Sequence[int]) -> int:
+    """Returns the sum of a sequence from which a simulated engine derives the next token; see `kvmesh/engines/simulated/tokens.py`."""
+    return sum((i + 1) * token for i, token in enumerate(token_ids))
 
 
 def expected_tokens(

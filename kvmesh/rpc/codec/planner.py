@@ -63,19 +63,19 @@ def from_targets(message: pb.Targets) -> Targets:
     return targets
 
 
-def check_targets(targets: Targets, prefix: str = "targets.") -> None:
+def check_targets(targets: Targets) -> None:
     """Raises InvalidRequestError for a value that is out of range."""
-    required_text(targets.model, field=f"{prefix}model", characters_max=256)
+    required_text(targets.model, field="targets.model", characters_max=256)
     for name in ("ttft_s", "itl_s", "cost_max"):
         value = getattr(targets, name)
-        check_range(value, prefix + name.removesuffix("_s"), low=0, high=1e9, above=True)
-    check_range(targets.percentile, f"{prefix}percentile", low=0, high=0.9999, above=True)
+        check_range(value, "targets." + name.removesuffix("_s"), low=0, high=1e9, above=True)
+    check_range(targets.percentile, "targets.percentile", low=0, high=0.9999, above=True)
     for pool, limits in (("prefill", targets.prefill), ("decode", targets.decode)):
-        check_range(limits.workers_min, f"{prefix}{pool}.workers_min", low=0, high=WORKERS_MAX)
-        check_range(limits.workers_max, f"{prefix}{pool}.workers_max", low=0, high=WORKERS_MAX)
-        check_range(limits.cost_per_worker, f"{prefix}{pool}.cost_per_worker", low=0, high=1e9, above=True)
+        check_range(limits.workers_min, f"targets.{pool}.workers_min", low=0, high=WORKERS_MAX)
+        check_range(limits.workers_max, f"targets.{pool}.workers_max", low=0, high=WORKERS_MAX)
+        check_range(limits.cost_per_worker, f"targets.{pool}.cost_per_worker", low=0, high=1e9, above=True)
         if limits.workers_max is not None and limits.workers_max < limits.workers_min:
-            field = f"{prefix}{pool}.workers_max"
+            field = f"targets.{pool}.workers_max"
             raise InvalidRequestError(
                 f"{field} must be at least workers_min, {limits.workers_min}, not {limits.workers_max}", field=field
             )

@@ -62,20 +62,20 @@ def fill_generation(message: prompt_pb2.Generation, generation: Generation) -> N
         message.media.extend(to_media(item) for item in generation.media)
 
 
-def from_generation(message: prompt_pb2.Generation, *, prefix: str = "generation.") -> Generation:
+def from_generation(message: prompt_pb2.Generation) -> Generation:
     """Returns the value. The worker checks what depends on the model: vocabulary and context."""
-    check_length(len(message.media), f"{prefix}media", high=MEDIA_MAX)
-    check_text(message.traceparent, field=f"{prefix}traceparent", bytes_max=TRACEPARENT_BYTES_MAX)
-    sampling = from_sampling(message.sampling, prefix=f"{prefix}sampling.")
+    check_length(len(message.media), "generation.media", high=MEDIA_MAX)
+    check_text(message.traceparent, field="generation.traceparent", bytes_max=TRACEPARENT_BYTES_MAX)
+    sampling = from_sampling(message.sampling, prefix="generation.sampling.")
     return Generation(
-        model=required_text(message.model, field=f"{prefix}model", characters_max=256),
-        token_ids=_prompt_ids(message.token_ids, f"{prefix}token_ids"),
+        model=required_text(message.model, field="generation.model", characters_max=256),
+        token_ids=_prompt_ids(message.token_ids, "generation.token_ids"),
         sampling=sampling if message.HasField("sampling") else SamplingParams(),
         emitted_token_ids=packed_ids(message.emitted_token_ids),
         adapter=message.adapter,
         cache_salt=message.cache_salt,
         priority=message.priority,
-        media=tuple(from_media(item, f"{prefix}media[{i}].") for i, item in enumerate(message.media)),
+        media=tuple(from_media(item, f"generation.media[{i}].") for i, item in enumerate(message.media)),
         traceparent=message.traceparent,
         data_parallel_rank=optional_field(message, "data_parallel_rank"),
     )
@@ -142,10 +142,10 @@ def from_reader(message: kv_pb2.KvReader) -> KvReader:
     )
 
 
-def from_rendezvous(message: kv_pb2.Rendezvous, *, prefix: str = "rendezvous.") -> Rendezvous:
-    required_text(message.host, field=f"{prefix}host", characters_max=255)
-    check_range(message.port, f"{prefix}port", low=1, high=65_535)
-    check_range(message.room, f"{prefix}room", low=0, high=2**63 - 1)
+def from_rendezvous(message: kv_pb2.Rendezvous) -> Rendezvous:
+    required_text(message.host, field="rendezvous.host", characters_max=255)
+    check_range(message.port, "rendezvous.port", low=1, high=65_535)
+    check_range(message.room, "rendezvous.room", low=0, high=2**63 - 1)
     return _RENDEZVOUS.decode(message)
 
 

@@ -15,6 +15,8 @@ from services.frontend.api.request_body import Body, JsonObject, read_body
 PROBLEMS_MAX = 100
 """Listed problems, after which validation stops."""
 CUSTOM_ID_CHARACTERS_MAX = 512
+CHUNK_BYTES = 1 << 20
+"""Bytes of lines after which one read ends."""
 CustomId = Annotated[str, Meta(min_length=1, max_length=CUSTOM_ID_CHARACTERS_MAX)]
 _CODES = {
     "custom_id": "invalid_custom_id",
@@ -121,11 +123,10 @@ def read_line(number: int, data: bytes, endpoint: str, *, line_bytes_max: int) -
 class LineReader:
     """Reads the lines of a valid file in chunks; blocks. `close` may be called while a cancelled `read` still runs in a thread."""
 
-    def __init__(self, path: Path, endpoint: str, *, line_bytes_max: int, chunk_bytes: int = 1 << 20) -> None:
+    def __init__(self, path: Path, endpoint: str, *, line_bytes_max: int) -> None:
         self._path = path
         self._endpoint = endpoint
         self._line_bytes_max = line_bytes_max
-        self._chunk_bytes = chunk_bytes
         self._lock = Lock()
         self._file: BinaryIO | None = None
         self._lines: Iterator[tuple[int, bytes]] = iter(())
@@ -146,7 +147,7 @@ class LineReader:
                     continue
                 found.append(read_line(number, data, self._endpoint, line_bytes_max=self._line_bytes_max))
                 size_bytes += len(data)
-                if len(found) >= count or size_bytes >= self._chunk_bytes:
+                if len(found) >= count or size_bytes >= CHUNK_BYTES:
                     break
         return found
 

@@ -13,7 +13,7 @@ from services.frontend.api.openai.completion_request import CompletionRequest
 from services.frontend.api.openai.embeddings import EmbeddingRequest
 from services.frontend.api.openai.tokens import DetokenizeRequest, TokenizeRequest
 from services.frontend.api.openapi.json_schema import Schema
-from services.frontend.api.openapi.operations import OPERATIONS, TAGS, Operation
+from services.frontend.api.openapi.operations import OPERATIONS, TAGS
 from services.frontend.api.openapi.response_schemas import RESPONSE_SCHEMAS
 from services.frontend.api.request_body import Body
 from services.frontend.api.responses.items import MessageItem
@@ -25,9 +25,9 @@ ABOUT = (
 )
 
 
-def openapi_document(operations: Sequence[Operation] = OPERATIONS) -> dict[str, Any]:
+def openapi_document() -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
-    for each in operations:
+    for each in OPERATIONS:
         paths.setdefault(each.path, {})[each.method] = each.described()
     return {
         "openapi": VERSION,
