@@ -56,16 +56,19 @@ def test_values_stay_within_bounds_whatever_is_told():
 def test_it_is_said_where_a_value_comes_from():
     """Default, profile, learned, with the number of observations."""
     coefficients = Coefficients(PerformanceProfile(prefill_s_per_token=0.001), itl_target_s=0.1)
-    told = {each.name: each for each in coefficients.all()}
-    assert told["prefill_base_s"].source is CoefficientSource.DEFAULT
-    assert (told["prefill_s_per_token"].source, told["prefill_s_per_token"].value) == (CoefficientSource.PROFILE, 0.001)
+    by_name = {each.name: each for each in coefficients.all()}
+    assert by_name["prefill_base_s"].source is CoefficientSource.DEFAULT
+    assert (by_name["prefill_s_per_token"].source, by_name["prefill_s_per_token"].value) == (
+        CoefficientSource.PROFILE,
+        0.001,
+    )
     coefficients.prefill.learn(0.1, 1, 100, 0)
-    told = {each.name: each for each in coefficients.all()}
-    assert (told["prefill_s_per_token"].source, told["prefill_s_per_token"].observations) == (
+    by_name = {each.name: each for each in coefficients.all()}
+    assert (by_name["prefill_s_per_token"].source, by_name["prefill_s_per_token"].observations) == (
         CoefficientSource.LEARNED,
         1,
     )
-    assert told["decode_step_base_s"].observations == 0
+    assert by_name["decode_step_base_s"].observations == 0
 
 
 def pair(**options) -> RouterCore:
@@ -107,14 +110,14 @@ def test_load_records_teach_steps_and_throughput():
     record = {"worker_id": "d1", "epoch": 1}
     for number in range(1, 400):
         running = 1 + number % 50
-        told = LoadRecord(
+        load_record = LoadRecord(
             **record, sequence=number, step=number, step_s=0.02 + 0.001 * running, running_requests=running
         )
-        router.fleet.on_load_record(worker, told, now=number / 10)
+        router.fleet.on_load_record(worker, load_record, now=number / 10)
     assert target.coefficients.step_s(40, 0) == pytest.approx(0.06, rel=0.1)
     assert target.coefficients.step_s(2, 0) == pytest.approx(0.022, rel=0.25)
     for number in range(400, 700):
-        told = LoadRecord(
+        load_record = LoadRecord(
             **record,
             sequence=number,
             step=number,
@@ -123,7 +126,7 @@ def test_load_records_teach_steps_and_throughput():
             waiting_requests=3,
             waiting_prompt_tokens=5000,
         )
-        router.fleet.on_load_record(worker, told, now=number / 10)
+        router.fleet.on_load_record(worker, load_record, now=number / 10)
     assert target.coefficients.prefill_s(100, 100) == pytest.approx(0.1, rel=0.2)
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from kvmesh.errors import OverloadedError
 
 STARTS_PER_ITERATION = 16
-"""Requests that start in one iteration of the event loop. Preparing and placing one takes about half a millisecond. With 4 a burst
-reached the workers in four times as many messages, for 10 to 20 % more CPU per token in all services."""
+"""Requests that start in one iteration of the event loop. Preparing and placing one takes about half a millisecond. With 4, a burst
+reaches the workers in up to four times as many messages, which costs 10 to 20 % more CPU per token (`python -m bench.beside_commit`)."""
 WAIT_S_MAX = 10.0
 """Longest wait of a request for its start; then its client retries."""
 

@@ -141,7 +141,7 @@ class KserveServicer(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
                     if open_choices:
                         await write_part(last)
                         last = None
-            # The last part is sent after the request has ended, because a client could not be told of a failure after it.
+            # The last part is sent after the request has ended, because no failure can be reported to the client after it.
             if last is not None:
                 await write_part(last, is_final=not inference.ends_with_empty)
             if inference.ends_with_empty:
