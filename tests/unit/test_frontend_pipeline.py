@@ -30,6 +30,7 @@ from kvmesh.errors import (
 )
 from kvmesh.kv.blocks import block_hashes, seed_hash
 from kvmesh.rpc.clients import EmbedResult
+from kvmesh.rpc.revoking import INTENTION_DENIED
 from kvmesh.telemetry import TelemetrySettings, Tracing
 from services.frontend.access.caller import ANYBODY
 from services.frontend.api.http.boundary import error_headers
@@ -460,6 +461,25 @@ def test_a_lost_request_waits_for_a_worker_that_comes_back(
     mesh.place = refuse_for_a_while  # type: ignore[method-assign]
     _, answer = run(mesh, model, a_request())
     assert isinstance(answer, RequestResult)
+
+
+def test_a_denied_request_does_not_wait_for_workers(mesh: FakeMesh, model: ServedModel) -> None:
+    """Consul's intentions deny the frontend's calls. Other failures wait for a worker that takes the request; this one ends it at once."""
+    denied = LostError("denied", reason=INTENTION_DENIED)
+    mesh.faults = Faults(legs=[(5, denied)])
+    placed, refused_at_s = mesh.place, list[float]()
+
+    async def refuse(ask: Any, *, timeout_s: float) -> Any:
+        if ask.attempt:
+            refused_at_s.append(asyncio.get_running_loop().time())
+            raise UnavailableError("no worker's breaker is closed", reason="breakers_open")
+        return await placed(ask, timeout_s=timeout_s)
+
+    mesh.place = refuse  # type: ignore[method-assign]
+    _, answer = run(mesh, model, a_request())
+    assert answer is denied
+    # The second attempt is the one that may use workers that failed before.
+    assert len(refused_at_s) == 2 and refused_at_s[0] == refused_at_s[1]
 
 
 @pytest.mark.parametrize("reason", ["no_worker", "breakers_open"])

@@ -33,6 +33,7 @@ from kvmesh.errors import (
     UnsupportedError,
 )
 from kvmesh.rpc.clients import Placed, RouterLink
+from kvmesh.rpc.revoking import INTENTION_DENIED
 from services.frontend.pipeline.losses import LostWorkers, RetryLimits
 from services.frontend.pipeline.request import Request
 from services.frontend.pipeline.retry_budget import RETRY_BUDGET_SPENT, RetryBudget
@@ -90,7 +91,8 @@ class RequestPlacements:
         """Of the current placement. The first one is 0."""
 
     async def place(self) -> Placed:
-        """Places the request. After a failure it waits up to `place_timeout_s` for a worker that takes it.
+        """Places the request. After a failure it waits up to `place_timeout_s` for a worker that takes it, unless Consul's intentions deny
+        the frontend's calls: an operator has changed them, and clients get the answer at once.
 
         Raises the failure of the first placement when no worker takes the request again.
         """
@@ -177,6 +179,10 @@ class RequestPlacements:
         }
         _log.warning("request_placed_again", extra={"data": data})
 
+    @property
+    def _is_denied(self) -> bool:
+        return self._first_failure is not None and self._first_failure.reason == INTENTION_DENIED
+
     async def _place_or_wait(self) -> Placed:
         wait_until_s = min(self._deadline_s, max(self._pin_ends_s, self._clock.now() + self._settings.place_timeout_s))
         if self._pins:
@@ -196,7 +202,7 @@ class RequestPlacements:
                     assert self._first_failure is not None
                     raise self._first_failure from error
             except UnavailableError as error:
-                may_wait = self._first_failure is not None and self._clock.now() < wait_until_s
+                may_wait = self._first_failure is not None and self._clock.now() < wait_until_s and not self._is_denied
                 may_end = error.reason in NO_WORKER_NOW or bool(self._pins)
                 if not may_end or not (self._excluded or may_wait):
                     raise
