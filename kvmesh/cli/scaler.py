@@ -1,7 +1,6 @@
 """Sizes the pools of a mesh that `kvmesh up` runs: starts and stops worker processes."""
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
@@ -11,8 +10,9 @@ from kvmesh.core import Role
 from kvmesh.core.planning import Fence, PoolState, PoolTarget
 from kvmesh.discovery.base import DECODE, PREFILL
 from kvmesh.errors import InvalidRequestError, MeshError, NotFoundError
+from kvmesh.event_log import event_logger
 
-log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 
 SERVICE_OF_ROLE = {Role.PREFILL: PREFILL, Role.DECODE: DECODE}
 ROLES = {role.value: role for role in SERVICE_OF_ROLE}
@@ -97,7 +97,7 @@ class LocalScaler:
                     pass
             except (MeshError, OSError) as error:
                 self._keeper.say(f"scaling: {error}; retrying")
-                log.warning("scaling_failed", extra={"data": {"detail": str(error)}})
+                _log.warning("scaling_failed", detail=str(error))
                 await self._keeper.clock.sleep(RETRY_S)
                 self._changed.set()
 

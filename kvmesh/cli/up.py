@@ -36,6 +36,7 @@ from kvmesh.discovery.base import Registry
 from kvmesh.discovery.embedded import EmbeddedAgent
 from kvmesh.discovery.settings import AgentSettings
 from kvmesh.errors import InvalidRequestError, MeshError, UnauthenticatedError
+from kvmesh.event_log import event_logger
 from kvmesh.identity.certificates import source_of
 from kvmesh.identity.roles import MeshRole
 from kvmesh.identity.secret import read_private
@@ -44,6 +45,7 @@ from kvmesh.network.names import LOOPBACK, is_loopback, registry_host
 from kvmesh.network.place import check_protected, choose_address
 from kvmesh.settings import SettingsError, load
 
+_log = event_logger(__name__)
 T = TypeVar("T")
 WORKER_MODULES = ("services.prefill", "services.decode")
 GREETING_TOKENS_MAX = 64
@@ -489,10 +491,10 @@ def _run(settings: UpSettings, place: MeshPlace, places: WorkerPlaces, *, starte
         logging.basicConfig(filename=log_path, filemode="w", format="%(asctime)s %(levelname)s %(name)s %(message)s")
         if settings.fork and not forked and not settings.registration.preload:
             # Each service then imports everything itself: a slower start and more memory.
-            logging.getLogger(__name__).warning("services_not_forked")
+            _log.warning("services_not_forked")
         mesh = Mesh(settings, place=place, started_at_s=started_at_s, forked=forked, places=places)
         return asyncio.run(mesh.run())
-    except Exception as error:
-        logging.getLogger(__name__).exception("up_failed")
+    except Exception as error:  # noqa: BLE001  # The log has the traceback, the terminal one line.
+        _log.error("up_failed", exc_info=error)
         print(f"kvmesh: kvmesh up failed: {type(error).__name__}: {error}; log: {log_path}", file=sys.stderr)
         return 1

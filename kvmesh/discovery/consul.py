@@ -6,7 +6,6 @@ minutes; a read without a token under "deny" is an empty 200, not a 403.
 """
 
 import asyncio
-import logging
 import math
 import random
 from collections.abc import AsyncGenerator, Awaitable, Mapping
@@ -23,8 +22,9 @@ from kvmesh.discovery.retry import Backoff, sleep_unless
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.discovery.watching import WatchState
 from kvmesh.errors import MeshError, NotFoundError, OverloadedError, UnavailableError
+from kvmesh.event_log import event_logger
 
-_log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 SLOW_S = 1.5
 """A call that takes longer than this shows that the registry was unreachable.
 
@@ -64,7 +64,7 @@ class ConsulRegistry:
         try:
             await self._call("PUT", path=f"/v1/agent/service/deregister/{_quoted(instance_id)}")
         except NotFoundError:
-            _log.debug("instance_already_absent", extra={"instance_id": instance_id})
+            _log.debug("instance_already_absent", instance_id=instance_id)
 
     async def heartbeat(self, instance_id: str, *, health: Health = Health.PASSING, note: str = "") -> None:
         """See `Registry.heartbeat`. A note is cut at 1 024 characters."""
@@ -125,7 +125,7 @@ class ConsulRegistry:
                 if not state.has_seen and not isinstance(error, UnavailableError | OverloadedError):
                     raise
                 view, pause_s = state.on_failure(), backoff.next_s()
-                _log.warning("registry_watch_failed", extra={"service": service, "reason": error.reason})
+                _log.warning("registry_watch_failed", consul_service=service, reason=error.reason)
             if view is not None:
                 yield view
             if pause_s > 0:

@@ -26,10 +26,11 @@ from kvmesh.discovery.agent.state import AgentState
 from kvmesh.discovery.connection import DEFAULT_PORT
 from kvmesh.discovery.limits import VALUE_BYTES_MAX
 from kvmesh.discovery.settings import AgentSettings
+from kvmesh.event_log import event_logger
 from kvmesh.identity.certificates import source_of
 from kvmesh.network.names import host_port, is_loopback
 
-_log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 
 
 class EmbeddedAgent:
@@ -82,7 +83,7 @@ class EmbeddedAgent:
         self._probes = Probes(self._live, self._clock, probes_max=settings.probes_max, mesh=mesh)
         self._task = asyncio.create_task(self._run(self._probes), name="embedded agent")
         self._task.add_done_callback(_log_defect)
-        _log.info("embedded_agent_started", extra={"address": self.address})
+        _log.info("embedded_agent_started", address=self.address)
 
     async def aclose(self) -> None:
         """Answers blocking queries, ends checks and connections, and drops the state. Idempotent."""

@@ -5,14 +5,14 @@ candidate can take the lock. See https://developer.hashicorp.com/consul/docs/dyn
 """
 
 import json
-import logging
 from dataclasses import dataclass
 
 from kvmesh.clock import Clock
 from kvmesh.discovery.base import Registry
 from kvmesh.errors import MeshError
+from kvmesh.event_log import event_logger
 
-log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 
 TTL_S = 10.0
 """Consul's minimum."""
@@ -82,7 +82,7 @@ class LeaderElection:
                 await self._take_turn()
             except MeshError as error:
                 # The session is gone, or the registry cannot be reached. The next turn begins with a new session.
-                log.warning("election_interrupted", extra={"data": {"reason": error.reason, "detail": error.message}})
+                _log.warning("election_interrupted", reason=error.reason, detail=error.message)
                 self._session_id = ""
             await self._clock.sleep(self._ttl_s / RENEWALS_PER_TTL)
 
@@ -111,7 +111,7 @@ class LeaderElection:
             self._token = self._newest_token = mine.token
             self.leader_id = self._member_id
             self._leads_until_s = asked_s + self._ttl_s
-            log.info("lead_taken", extra={"data": {"key": self._key, "token": mine.token}})
+            _log.info("lead_taken", key=self._key, token=mine.token)
 
     async def aclose(self) -> None:
         """Gives the lead up, so that another member need not wait for the session to expire."""
@@ -121,4 +121,4 @@ class LeaderElection:
             try:
                 await self._registry.destroy_session(session_id)
             except MeshError as error:
-                log.warning("session_left", extra={"data": {"reason": error.reason}})
+                _log.warning("session_left", reason=error.reason)

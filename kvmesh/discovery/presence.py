@@ -1,7 +1,6 @@
 """Keeps one instance registered: sends heartbeats, registers again after an outage, maintains the drain mark."""
 
 import asyncio
-import logging
 import random
 
 from kvmesh.clock import Clock, SystemClock
@@ -9,8 +8,9 @@ from kvmesh.discovery.base import Health, Registration, Registry
 from kvmesh.discovery.retry import Backoff, sleep_unless
 from kvmesh.discovery.settings import PresenceSettings
 from kvmesh.errors import MeshError, NotFoundError, OverloadedError, UnavailableError
+from kvmesh.event_log import event_logger
 
-_log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 
 
 class Presence:
@@ -88,9 +88,7 @@ class Presence:
             async with asyncio.timeout(self._settings.close_timeout_s), self._attempt_lock:
                 await self._registry.deregister(self.registration.instance_id)
         except (MeshError, TimeoutError) as error:
-            _log.warning(
-                "instance_left_registered", extra={"instance_id": self.registration.instance_id, "why": str(error)}
-            )
+            _log.warning("instance_left_registered", instance_id=self.registration.instance_id, why=str(error))
         self._written = None
 
     async def _run(self) -> None:
@@ -130,7 +128,7 @@ class Presence:
         try:
             await self._write_once()
         except NotFoundError:
-            _log.info("instance_forgotten_by_registry", extra={"instance_id": self.registration.instance_id})
+            _log.info("instance_forgotten_by_registry", instance_id=self.registration.instance_id)
             self._written = None
             await self._write_once()
 
@@ -147,8 +145,9 @@ class Presence:
         await self._registry.heartbeat(wanted.instance_id, health=self._health, note=self._note)
 
     def _on_failure(self, error: MeshError) -> None:
-        extra = {"instance_id": self.registration.instance_id, "reason": error.reason, "why": error.message}
-        _log.warning("heartbeat_failed", extra=extra)
+        _log.warning(
+            "heartbeat_failed", instance_id=self.registration.instance_id, reason=error.reason, why=error.message
+        )
 
 
 def _log_defect(task: asyncio.Task[None]) -> None:

@@ -1,6 +1,5 @@
 """A registry whose instances are sealed with the mesh's secret: members ignore entries that others write."""
 
-import logging
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -9,6 +8,7 @@ from typing import Any, cast
 from kvmesh.discovery.base import Instance, Registration, Registry, View
 from kvmesh.discovery.consul import ConsulRegistry
 from kvmesh.discovery.settings import DiscoverySettings
+from kvmesh.event_log import event_logger
 from kvmesh.identity.secret import MeshSecret
 from kvmesh.identity.settings import MeshSettings
 
@@ -16,7 +16,7 @@ SEAL_KEY = "seal"
 """Registry meta with the tag of an instance."""
 REPORTED_MAX = 1024
 _PURPOSE = "registration"
-_log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 
 
 class SealedRegistry:
@@ -59,8 +59,12 @@ class SealedRegistry:
         key = (instance.instance_id, instance.address)
         if key not in self._reported and len(self._reported) < REPORTED_MAX:
             self._reported.add(key)
-            data = {"service": instance.service, "instance_id": instance.instance_id, "address": instance.address}
-            _log.warning("registration_not_sealed", extra={"data": data})
+            _log.warning(
+                "registration_not_sealed",
+                consul_service=instance.service,
+                instance_id=instance.instance_id,
+                address=instance.address,
+            )
         return False
 
 

@@ -1,7 +1,6 @@
 """Hashes of whole files, computed in parallel and cached in the user's cache directory."""
 
 import json
-import logging
 import os
 import tempfile
 import threading
@@ -14,8 +13,9 @@ from pathlib import Path
 from xxhash import xxh3_128
 
 from kvmesh.errors import InternalError
+from kvmesh.event_log import event_logger
 
-log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 
 ENTRIES_MAX = 4096
 """Cached entries, some 150 bytes each. The oldest are dropped first."""
@@ -93,7 +93,7 @@ class FileHashes:
                 json.dump(newest, file)
             os.replace(file.name, self.path)
         except OSError as error:
-            log.warning("file_hashes_not_kept", extra={"data": {"path": str(self.path), "detail": str(error)}})
+            _log.warning("file_hashes_not_kept", path=str(self.path), detail=str(error))
 
 
 def stamp_of(path: Path) -> Stamp:
@@ -127,7 +127,4 @@ class HashProgress:
             if time.monotonic() < self._due_s:
                 return
             self._due_s = time.monotonic() + QUIET_S
-            log.info(
-                "weights_being_hashed",
-                extra={"data": {"done_bytes": self._done_bytes, "total_bytes": self._total_bytes}},
-            )
+            _log.info("weights_being_hashed", done_bytes=self._done_bytes, total_bytes=self._total_bytes)

@@ -2,15 +2,15 @@
 
 import hashlib
 import json
-import logging
 import re
 import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from kvmesh.engines.file_hashes import FileHashes
+from kvmesh.event_log import event_logger
 
-log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 CONFIGURATIONS = ("config.json", "params.json")
@@ -34,7 +34,7 @@ def model_fingerprint(
         return files_fingerprint(files, hashes)
     if revision:
         return hashlib.sha256(f"{model}\0{revision}".encode()).hexdigest()
-    log.warning("model_not_identified", extra={"data": {"model": model, "remedy": "set a revision to allow handoffs"}})
+    _log.warning("model_not_identified", model=model, remedy="set a revision to allow handoffs")
     return uuid.uuid4().hex
 
 

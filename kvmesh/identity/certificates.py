@@ -1,6 +1,5 @@
 """Where a member's certificate comes from, and gRPC credentials of it. A folder is one source, Consul Connect another."""
 
-import logging
 import ssl
 import threading
 import time
@@ -12,12 +11,13 @@ from typing import Any, Protocol
 import grpc
 
 from kvmesh.errors import InvalidRequestError
+from kvmesh.event_log import event_logger
 from kvmesh.identity.roles import FILE_NAMES, PeerNames
 
 CERTIFICATE_FILE, KEY_FILE, AUTHORITY_FILE = "tls.crt", "tls.key", "ca.crt"
 RECHECK_S = 1.0
 """Longest time until changed files are noticed."""
-_log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +65,11 @@ class DirectorySource:
                 return
             found = self._read()
         except InvalidRequestError as error:
-            _log.warning("certificates_not_renewed", extra={"data": {"why": error.message}})
+            _log.warning("certificates_not_renewed", why=error.message)
             return
         if found != self._certificates:
             self._certificates = found
-            _log.info("certificates_renewed", extra={"data": {"folder": str(self._folder)}})
+            _log.info("certificates_renewed", folder=str(self._folder))
         self._stamp = stamp
 
     def _read_stamp(self) -> tuple[tuple[int, int, int], ...]:

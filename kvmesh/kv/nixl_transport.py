@@ -6,7 +6,6 @@ copies the data. The event loop itself posts small pulls. An agent is not thread
 
 import asyncio
 import importlib.util
-import logging
 import os
 import secrets
 import time
@@ -21,11 +20,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kvmesh.errors import KvLostError, MeshError, UnavailableError
+from kvmesh.event_log import event_logger
 from kvmesh.kv.nixl_api import api_module, set_progress_delay
 from kvmesh.kv.tcp_limits import TCP_LIMITS
 from kvmesh.kv.transport import Listener, Memory, Piece
 
-log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 T = TypeVar("T")
 
 _HEAD = Struct("<4sQQ")
@@ -290,7 +290,7 @@ class NixlTransport:
         try:
             self._agent.remove_remote_agent(known.name)
         except self._nixl_errors as error:
-            log.warning("nixl_peer_not_forgotten", extra={"data": {"error": type(error).__name__}})
+            _log.warning("nixl_peer_not_forgotten", error=type(error).__name__)
 
     def _lost(self, peer: bytes, what: str) -> KvLostError:
         self._remove_peer(peer)
@@ -346,11 +346,11 @@ class NixlTransport:
             if self._agent.check_xfer_state(handle) == "PROC":
                 return False
         except self._nixl_errors as error:
-            log.info("nixl_transfer_abandoned", extra={"data": {"error": type(error).__name__}})
+            _log.info("nixl_transfer_abandoned", error=type(error).__name__)
         try:
             self._agent.release_xfer_handle(handle)
         except self._nixl_errors as error:
-            log.warning("nixl_transfer_not_released", extra={"data": {"error": type(error).__name__}})
+            _log.warning("nixl_transfer_not_released", error=type(error).__name__)
         self._ended(handle)
         return True
 
@@ -448,7 +448,7 @@ class NixlTransport:
             for registration in self._registrations:
                 agent.deregister_memory(registration)
         except self._nixl_errors as error:
-            log.warning("nixl_agent_not_closed", extra={"data": {"error": type(error).__name__}})
+            _log.warning("nixl_agent_not_closed", error=type(error).__name__)
 
 
 class _Following(asyncio.Future[None]):

@@ -1,6 +1,5 @@
 """The KV paths from prefill workers as one worker observes them: how fast they are, and which of them fail. No I/O; time is an argument."""
 
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -8,9 +7,10 @@ from math import inf
 from typing import Any
 
 from kvmesh.core import FailingKvPath, KvHandle, KvPath
+from kvmesh.event_log import event_logger
 from kvmesh.kv.path_causes import Cause, Failure, find_cause
 
-log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 
 PATHS_MAX = 1024
 """Known paths. The one that was used longest ago is forgotten."""
@@ -136,7 +136,7 @@ class KvPaths:
             path.proven_at_s = max(path.proven_at_s, pull.started_at_s)
             was_failing, path.cause, path.pause_s = path.cause is not None, None, CHECK_PAUSE_S
         if was_failing:
-            log.info("kv_path_recovered", extra={"data": {"prefill_worker_id": pull.worker_id}})
+            _log.info("kv_path_recovered", prefill_worker_id=pull.worker_id)
 
     def _learn(self, path: _PathState, size: int, elapsed_s: float) -> None:
         if size <= SMALL_BYTES:
@@ -158,8 +158,7 @@ class KvPaths:
             if before is None:
                 path.check_at_s = now_s + path.pause_s
         if before is None or before.reason != cause.reason:
-            data = {"prefill_worker_id": pull.worker_id, "reason": cause.reason, "detail": cause.detail}
-            log.warning("kv_path_failing", extra={"data": data})
+            _log.warning("kv_path_failing", prefill_worker_id=pull.worker_id, reason=cause.reason, detail=cause.detail)
 
     def dropped(self, pull: Pull) -> None:
         """Ends a pull that says nothing about the path: its request was cancelled, or its handle was no longer valid."""

@@ -1,15 +1,15 @@
 """Runs parts: start in order, drain, stop in reverse. Every wait is bounded."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvmesh.event_log import event_logger
 from kvmesh.lifecycle.parts import Part, PartFailedError, RunningPart, name_of
 from kvmesh.settings import internal, setting
 
-_logger = logging.getLogger(__name__)
+_log = event_logger(__name__)
 
 STOP_TIMEOUT_S = 10.0
 """Longest close of one part: it closes connections and threads; requests have ended before."""
@@ -102,13 +102,13 @@ class _Runner:
         """Waits for requests in flight, unless a part has failed, until `hurry`."""
         if drain is None or self._failed.is_set():
             return
-        _logger.info("drain_started", extra={"data": {"timeout_s": self.settings.drain_timeout_s}})
+        _log.info("drain_started", timeout_s=self.settings.drain_timeout_s)
         task = asyncio.ensure_future(drain())
         try:
             async with asyncio.timeout(self.settings.drain_timeout_s):
                 await self._wait_first(task, self.hurry, self._failed)
         except TimeoutError:
-            _logger.warning("drain_timed_out")
+            _log.warning("drain_timed_out")
         finally:
             is_done = task.done()
             if not is_done:
@@ -138,12 +138,12 @@ class _Runner:
             self._fail(part, "closing", TimeoutError("did not close in time"))
         elif not task.cancelled() and (error := task.exception()) is not None:
             self._fail(part, "closing", error)
-        _logger.debug("part_closed", extra={"data": {"part": name_of(part)}})
+        _log.debug("part_closed", part=name_of(part))
 
     async def _start(self, part: Part) -> None:
         async with asyncio.timeout(self.settings.start_timeout_s):
             await part.start()
-        _logger.debug("part_started", extra={"data": {"part": name_of(part)}})
+        _log.debug("part_started", part=name_of(part))
 
     async def _run(self, part: RunningPart) -> None:
         try:
@@ -156,7 +156,7 @@ class _Runner:
         failure.__cause__ = error
         self.failures.append(failure)
         self._failed.set()
-        _logger.error("part_failed", exc_info=error, extra={"data": {"part": failure.part_name, "phase": phase}})
+        _log.error("part_failed", exc_info=error, part=failure.part_name, phase=phase)
 
     @staticmethod
     async def _wait_first(task: "asyncio.Future[None] | None", *events: asyncio.Event) -> None:

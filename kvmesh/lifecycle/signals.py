@@ -2,14 +2,14 @@
 
 import asyncio
 import contextlib
-import logging
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
+from kvmesh.event_log import event_logger
 from kvmesh.lifecycle.parts import Part
 from kvmesh.lifecycle.runner import LifecycleSettings, run_parts
 
-_logger = logging.getLogger(__name__)
+_log = event_logger(__name__)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -18,7 +18,7 @@ def stop_on_signals(stop: asyncio.Event, hurry: asyncio.Event) -> Iterator[None]
     """Inside, the first signal sets `stop`, a second one `hurry`. For the main thread only."""
 
     def received(number: signal.Signals) -> None:
-        _logger.info("signal_received", extra={"data": {"signal": number.name, "is_second": stop.is_set()}})
+        _log.info("signal_received", signal=number.name, is_second=stop.is_set())
         (hurry if stop.is_set() else stop).set()
 
     loop = asyncio.get_running_loop()

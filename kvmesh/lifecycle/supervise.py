@@ -1,7 +1,6 @@
 """Keeps several processes of one program running: starts them, restarts them when they die, ends them together."""
 
 import asyncio
-import logging
 import os
 import signal
 from collections.abc import Sequence
@@ -10,10 +9,11 @@ from dataclasses import dataclass
 
 from kvmesh.clock import Clock
 from kvmesh.errors import InternalError
+from kvmesh.event_log import event_logger
 from kvmesh.lifecycle.process import PARENT_VARIABLE
 from kvmesh.settings import internal
 
-_logger = logging.getLogger(__name__)
+_log = event_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +93,7 @@ class Supervisor:
         while not stop.is_set():
             status = await self._run_once(number)
             lived_s = self._clock.now() - self._started_s[number]
-            data = {"process": number, "status": status, "lived_s": round(lived_s, 3)}
-            _logger.error("process_died", extra={"data": data})
+            _log.error("process_died", process=number, status=status, lived_s=round(lived_s, 3))
             if lived_s >= self._settings.steady_s:
                 pause_s = self._settings.restart_min_s
             if self._is_hopeless(lived_s):
@@ -121,7 +120,7 @@ class Supervisor:
             start_new_session=True,
         )
         self._children[number] = child
-        _logger.info("process_started", extra={"data": {"process": number, "pid": child.pid}})
+        _log.info("process_started", process=number, pid=child.pid)
         return child
 
     def _is_hopeless(self, lived_s: float) -> bool:
@@ -148,7 +147,7 @@ class Supervisor:
                     self._signal_all(signal.SIGTERM)
                     await asyncio.shield(all_ended)
         except TimeoutError:
-            _logger.warning("processes_killed", extra={"data": {"timeout_s": self._stop_timeout_s}})
+            _log.warning("processes_killed", timeout_s=self._stop_timeout_s)
         finally:
             hurried.cancel()
             self._signal_all(signal.SIGKILL)

@@ -1,16 +1,16 @@
 """Gives a service its address and ports, before any of its parts is made."""
 
-import logging
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from kvmesh.errors import InvalidRequestError
+from kvmesh.event_log import event_logger
 from kvmesh.network.hosts import address_towards, check_own, resolve
 from kvmesh.network.names import LOOPBACK, bare, is_loopback, is_unspecified, registry_host
 from kvmesh.network.ports import PortRange
 from kvmesh.network.settings import NetworkSettings
 
-_log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 S = TypeVar("S", bound=NetworkSettings)
 
 
@@ -31,7 +31,7 @@ def place_service(settings: S) -> S:
     """
     given: Any = settings
     chosen = choose_address(given.address, registry=registry_host(given.discovery.address))
-    _log.info("address_chosen", extra={"data": {"address": chosen.host, "why": chosen.why}})
+    _log.info("address_chosen", address=chosen.host, why=chosen.why)
     ports = given.ports
     rpc = replace(given.rpc, host=bare(given.rpc.host) or chosen.host)
     if not rpc.advertise_host and is_unspecified(rpc.host) and given.address:

@@ -1,16 +1,16 @@
 """Variables of UCX, which moves KV: the interface, the ports, the address family. UCX reads them when NIXL makes its agent."""
 
-import logging
 import os
 import socket
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from kvmesh.event_log import event_logger
 from kvmesh.network.names import LOOPBACK, is_loopback
 from kvmesh.network.ports import PortRange
 
-_log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 RDMA_DEVICES = Path("/sys/class/infiniband")
 _RTM_NEWADDR, _RTM_GETADDR, _NLMSG_DONE = 20, 22, 3
 _NLM_F_REQUEST_DUMP = 0x301
@@ -26,14 +26,14 @@ def set_ucx_variables(address: str, ports: PortRange | None) -> None:
         ports.check_ucx(address)
     interface = interface_of(LOOPBACK if address == "localhost" else address)
     if not interface:
-        _log.warning("interface_not_found", extra={"data": {"address": address}})
+        _log.warning("interface_not_found", address=address)
     # On one machine shared memory is faster than RDMA, whose devices others can reach.
     rdma = () if is_loopback(address) else rdma_devices()
     wanted = ucx_variables(address, interface=interface, ports=ports, rdma=rdma)
     for name, value in wanted.items():
         os.environ.setdefault(name, value)
     if wanted:
-        _log.info("ucx_variables_set", extra={"data": {name: os.environ[name] for name in wanted}})
+        _log.info("ucx_variables_set", **{name: os.environ[name] for name in wanted})
 
 
 def ucx_variables(

@@ -8,11 +8,11 @@ import grpc
 import grpc.aio
 
 from kvmesh.errors import PermissionDeniedError
+from kvmesh.event_log import event_logger
 from kvmesh.identity.certificates import CertificateSource
 from kvmesh.identity.permissions import Intentions, is_audited, may_call
 from kvmesh.identity.roles import MeshRole
 from kvmesh.rpc.revoking import RunningCalls, denied
-from kvmesh.telemetry import event_logger
 from kvmesh.telemetry.handlers import wrap_handler
 
 AUDIT_LOGGER = "kvmesh.audit"

@@ -9,12 +9,13 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from kvmesh.errors import InternalError, InvalidRequestError, MeshError
+from kvmesh.event_log import event_logger
 from kvmesh.identity.certificates import CertificateSource
 from kvmesh.identity.permissions import Intentions
 from kvmesh.rpc.authorisation import AuthorisationInterceptor
 from kvmesh.rpc.channels import ChannelInterceptor
 from kvmesh.rpc.status import abort_with
-from kvmesh.telemetry import Telemetry, event_logger
+from kvmesh.telemetry import Telemetry
 from kvmesh.telemetry.handlers import wrap_handler
 from kvmesh.telemetry.interceptors import ObservedChannel, TelemetryServerInterceptor
 

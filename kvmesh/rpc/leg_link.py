@@ -5,7 +5,6 @@ than all the rest of the link (one list per frame is made, nothing per token).
 """
 
 import asyncio
-import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +29,7 @@ from kvmesh.errors import (
     PermissionDeniedError,
     UnavailableError,
 )
+from kvmesh.event_log import event_logger
 from kvmesh.identity.roles import MeshRole
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.clients import LegLink, LegSink
@@ -39,7 +39,7 @@ from kvmesh.rpc.codec.types import from_logprobs
 from kvmesh.rpc.paced import DEFAULT_PACE_S, PacedWrites
 from kvmesh.rpc.status import from_rpc_error
 
-log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 
 SUBMISSIONS_PER_MESSAGE = 1024
 RELEASES_PER_MESSAGE = 1024
@@ -241,7 +241,7 @@ class GrpcLegLink:
             error = from_rpc_error(rpc_error, where=self.worker.worker_id, has_begun=True)
             error = _not_the_clients(error, LostError)
         except (InvalidRequestError, ValueError, IndexError) as problem:
-            log.error("frame_refused", extra={"data": {"worker": self.worker.worker_id, "problem": str(problem)}})
+            _log.error("frame_refused", worker=self.worker.worker_id, problem=str(problem))
             error = InternalError("the worker sent a frame that cannot be read", where=self.worker.worker_id)
         finally:
             self._on_end(error)
@@ -500,5 +500,5 @@ def _not_the_clients(error: MeshError, instead: type[MeshError]) -> MeshError:
     """Returns a worker that refuses the frontend itself: clients must not take it for a refusal of theirs, and another worker may accept it."""
     if not isinstance(error, PermissionDeniedError):
         return error
-    log.warning("worker_refuses_calls", extra={"data": {"worker": error.where, "reason": error.reason}})
+    _log.warning("worker_refuses_calls", worker=error.where, reason=error.reason)
     return instead("the worker does not accept calls of this frontend", reason=error.reason, where=error.where)

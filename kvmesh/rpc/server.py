@@ -1,18 +1,18 @@
 """A gRPC server as a running part of a process."""
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 
 import grpc
 import grpc.aio
 
+from kvmesh.event_log import event_logger
 from kvmesh.identity.certificates import CertificateSource
 from kvmesh.network.names import host_port
 from kvmesh.rpc.health import CHANNELZ, GrpcHealth, add_channelz, add_reflection
 from kvmesh.rpc.settings import RpcSettings, server_credentials, server_options
 
-_logger = logging.getLogger(__name__)
+_log = event_logger(__name__)
 
 
 class RpcServer:
@@ -70,9 +70,7 @@ class RpcServer:
         self._port = self._bind(server)
         await server.start()
         self._server = server
-        _logger.info(
-            "rpc_server_started", extra={"data": {"address": self.address, "tls": self._credentials is not None}}
-        )
+        _log.info("rpc_server_started", address=self.address, tls=self._credentials is not None)
 
     async def set_serving(self, is_serving: bool) -> None:
         """Sets the health that watchers see."""

@@ -28,10 +28,10 @@ from kvmesh.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from kvmesh.event_log import event_logger
 from kvmesh.telemetry.interceptors import REASON_KEY
-from kvmesh.telemetry.logging import event_logger
 
-log = event_logger(__name__)
+_log = event_logger(__name__)
 
 DETAILS_KEY = "grpc-status-details-bin"
 ERROR_DOMAIN = "kvmesh"
@@ -154,7 +154,7 @@ def from_rpc_error(error: grpc.RpcError, *, where: str = "", has_begun: bool = F
         return InvalidRequestError(words, reason="message_too_large", where=where)
     peer = where or "the server"
     if code in _BROKEN or code in _GRPC_MESSAGES:
-        log.debug("rpc_failed", code=code.name, details=words, where=where)
+        _log.debug("rpc_failed", code=code.name, details=words, where=where)
         words = ""
     if code in _BROKEN and has_begun:
         return LostError(f"the connection to {peer} broke", where=where)

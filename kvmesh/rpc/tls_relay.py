@@ -17,11 +17,11 @@ from typing import Any
 
 from cryptography import x509
 
+from kvmesh.event_log import event_logger
 from kvmesh.identity.certificates import Certificates
 from kvmesh.identity.secret import write_private
 from kvmesh.network.names import split_host_port
 from kvmesh.rpc.settings import RpcSettings
-from kvmesh.telemetry import event_logger
 
 CHUNK_BYTES = 256 << 10
 BACKLOG = 16

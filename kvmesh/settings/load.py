@@ -29,6 +29,7 @@ TOOL_VARIABLES = frozenset(
 _TYPO_RATIO = 0.88
 
 _logger = logging.getLogger(__name__)
+"""Not an event logger: settings are read before logs have a format, so the message contains the data."""
 
 
 class SettingsError(ValueError):

@@ -2,7 +2,7 @@
 
 from opentelemetry.trace import Span
 
-from kvmesh.telemetry.logging import EventLogger, LogFormat, LogLevel, configure_logging, event_logger
+from kvmesh.telemetry.logging import LogFormat, LogLevel, configure_logging
 from kvmesh.telemetry.loop_lag import LoopLag
 from kvmesh.telemetry.metrics import Instruments
 from kvmesh.telemetry.metrics_server import MetricsServer
@@ -18,7 +18,6 @@ from kvmesh.telemetry.tracing import (
 )
 
 __all__ = [
-    "EventLogger",
     "Instruments",
     "LogFormat",
     "LogLevel",
@@ -31,7 +30,6 @@ __all__ = [
     "configure_logging",
     "current_span",
     "current_traceparent",
-    "event_logger",
     "fail_span",
     "is_traceparent",
     "traceparent_of",

@@ -13,8 +13,8 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind
 
 from kvmesh.errors import MeshError
+from kvmesh.event_log import event_logger
 from kvmesh.telemetry.handlers import Behaviour, wrap_handler
-from kvmesh.telemetry.logging import event_logger
 from kvmesh.telemetry.telemetry import Telemetry
 from kvmesh.telemetry.tracing import TRACEPARENT, current_traceparent, fail_span, traceparent_of
 

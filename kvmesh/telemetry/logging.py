@@ -1,10 +1,4 @@
-"""Structured logs over the standard library: an event in past tense, data in keys, one line each.
-
-    _log = event_logger(__name__)
-    _log.info("request_finished", request_id=request_id, reason="stop")
-
-Prompts and tokens are never logged. Packages below this one log with `extra={"data": {...}}`, which gives the same lines.
-"""
+"""The format of logs: one line per event of `kvmesh.event_log`, and per record of other libraries."""
 
 import json
 import logging
@@ -37,37 +31,6 @@ class LogLevel(StrEnum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
-
-
-class EventLogger:
-    """Logs events with data."""
-
-    def __init__(self, logger: logging.Logger) -> None:
-        self._logger = logger
-
-    def debug(self, event: str, **data: Any) -> None:
-        self._emit(logging.DEBUG, event, None, data=data)
-
-    def info(self, event: str, **data: Any) -> None:
-        """For rare events, and one line per request."""
-        self._emit(logging.INFO, event, None, data=data)
-
-    def warning(self, event: str, *, exc_info: BaseException | None = None, **data: Any) -> None:
-        """For problems that the mesh handles."""
-        self._emit(logging.WARNING, event, exc_info, data=data)
-
-    def error(self, event: str, *, exc_info: BaseException | None = None, **data: Any) -> None:
-        """For problems that an operator should act on."""
-        self._emit(logging.ERROR, event, exc_info, data=data)
-
-    def _emit(self, level: int, event: str, error: BaseException | None, *, data: dict[str, Any]) -> None:
-        if self._logger.isEnabledFor(level):
-            self._logger.log(level, event, exc_info=error, extra={"data": data}, stacklevel=3)
-
-
-def event_logger(name: str) -> EventLogger:
-    """Returns the logger of a module, by its `__name__`."""
-    return EventLogger(logging.getLogger(name))
 
 
 def configure_logging(

@@ -1,15 +1,15 @@
 """/metrics, /health and /live over HTTP."""
 
-import logging
 from collections.abc import Callable
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from kvmesh.event_log import event_logger
 from kvmesh.network.names import LOOPBACK, host_port
 
-_logger = logging.getLogger(__name__)
+_log = event_logger(__name__)
 _REQUEST_BYTES_MAX = 64 * 1024
 
 
@@ -43,7 +43,7 @@ class MetricsServer:
         await self._runner.setup()
         await web.TCPSite(self._runner, self._host, self._wanted_port).start()
         self.port = self._runner.addresses[0][1]
-        _logger.debug("metrics_server_started", extra={"data": {"address": self.address}})
+        _log.debug("metrics_server_started", address=self.address)
 
     async def aclose(self) -> None:
         """Idempotent."""

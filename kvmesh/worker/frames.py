@@ -5,7 +5,6 @@ gains most, since it then writes a client's tokens in one chunk.
 """
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,12 +13,13 @@ from kvmesh.api.worker.v1 import legs_pb2 as pb
 from kvmesh.core import FinishReason, LegFinish, TokenLogprob
 from kvmesh.engines.base import EngineFinish
 from kvmesh.errors import MeshError, OverloadedError
+from kvmesh.event_log import event_logger
 from kvmesh.rpc.codec.legs import to_finish
 from kvmesh.rpc.codec.types import to_logprobs
 from kvmesh.worker.slots import SLOT_MASK, LinkStep, key_of
 from kvmesh.worker.worker import CallerLink, Worker
 
-log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 
 Write = Callable[[pb.AttachResponse], Coroutine[Any, Any, None]]
 
@@ -152,7 +152,7 @@ class FrameOutlet:
 
     def _put(self, waiting: _WaitingStep) -> None:
         if self._error is None and len(self._waiting) >= self._steps_max:
-            log.warning("link_stalled", extra={"data": {"frontend": self._frontend_id, "steps": len(self._waiting)}})
+            _log.warning("link_stalled", frontend=self._frontend_id, steps=len(self._waiting))
             self.fail_nowait(OverloadedError("the frontend does not read its frames", reason="link_stalled"))
             # The stream's handler may wait for the frontend to read, and cannot close the link then.
             self.link.close_nowait()

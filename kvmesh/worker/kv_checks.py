@@ -5,7 +5,6 @@ Nobody waits for these checks, so they show a failing path before or instead of 
 
 import asyncio
 import itertools
-import logging
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from random import Random
@@ -15,12 +14,13 @@ from kvmesh.clock import Clock
 from kvmesh.core import Handoff, KvHandle, KvPathCheck, KvReader, Leg, LegFinish, LegTask, Role, WorkerRef
 from kvmesh.discovery.base import PREFILL, Instance, Registry, View
 from kvmesh.errors import DeadlineError, KvLostError, LostError, MeshError, UnavailableError
+from kvmesh.event_log import event_logger
 from kvmesh.kv.path_causes import REASONS
 from kvmesh.worker.short_prompt import short_prompt
 from kvmesh.worker.single_leg import stream_leg
 from kvmesh.worker.worker import Worker
 
-log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 
 LEG_ID_PREFIX = "kv-check-"
 NAME_CHARACTERS_MAX = 64
@@ -219,8 +219,9 @@ class KvChecks:
             self._running.discard(source.worker_id)
             paths.put_off(source.worker_id, self._clock.now())
         if not result.is_ok and not was_failing:
-            data = {"prefill_worker_id": source.worker_id, "reason": result.reason, "detail": result.detail}
-            log.warning("kv_path_check_failed", extra={"data": data})
+            _log.warning(
+                "kv_path_check_failed", prefill_worker_id=source.worker_id, reason=result.reason, detail=result.detail
+            )
 
 
 def exchanges_kv(worker: Worker, other: Instance) -> bool:

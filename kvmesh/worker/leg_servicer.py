@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import logging
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
@@ -15,6 +14,7 @@ from kvmesh.checks import check_length
 from kvmesh.constraint_costs import judge_long
 from kvmesh.core import Leg, Role
 from kvmesh.errors import InternalError, InvalidRequestError, MeshError, UnavailableError, UnsupportedError
+from kvmesh.event_log import event_logger
 from kvmesh.rpc.codec.legs import LEG_TASK_NUMBERS, from_leg, to_finish
 from kvmesh.rpc.codec.sampling import from_constraint
 from kvmesh.rpc.codec.scalars import positive_duration, required_text, to_duration
@@ -25,7 +25,7 @@ from kvmesh.worker.frames import FrameOutlet
 from kvmesh.worker.single_leg import stream_leg
 from kvmesh.worker.worker import Worker
 
-log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 
 SUBMISSIONS_PER_MESSAGE = 1024
 RELEASES_PER_MESSAGE = 1024
@@ -91,10 +91,10 @@ class LegServicer:
             outlet.fail_nowait(error)
         except DecodeError:
             # The peer's error. Of the first message the server's error boundary says the same.
-            log.warning("attach_message_invalid", extra={"data": {"frontend": first.hello.frontend_id}})
+            _log.warning("attach_message_invalid", frontend=first.hello.frontend_id)
             outlet.fail_nowait(InvalidRequestError("the message cannot be decoded", reason="invalid_message"))
-        except Exception:
-            log.exception("attach_defect")
+        except Exception as error:  # noqa: BLE001  # A defect ends this stream, not the worker.
+            _log.error("attach_defect", exc_info=error)
             outlet.fail_nowait(InternalError("internal error of the worker", where=self._worker.identity.worker_id))
         finally:
             outlet.end_nowait()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from kvmesh.core import ModelCard
 from kvmesh.errors import NotFoundError, OverloadedError, UnsupportedError
+from kvmesh.event_log import event_logger
 from kvmesh.model_files import ModelFile, digest_of_files, find_directory, list_files
-from kvmesh.telemetry import event_logger
 
 _log = event_logger(__name__)
 STREAMS_MAX = 8

@@ -1,7 +1,6 @@
 """A prefill worker's own handoff, checked before it registers: where its handle says that the KV is, and a pull by one decode worker."""
 
 import asyncio
-import logging
 from collections.abc import Callable
 from contextlib import suppress
 from random import Random
@@ -10,11 +9,12 @@ from typing import Protocol
 from kvmesh.core import Handoff, KvHandle, KvPathCheck, Role, WorkerRef
 from kvmesh.discovery.base import DECODE, Instance, Registry
 from kvmesh.errors import MeshError
+from kvmesh.event_log import event_logger
 from kvmesh.kv.path_causes import Cause, find_own_fault
 from kvmesh.worker.kv_checks import exchanges_kv
 from kvmesh.worker.worker import Worker
 
-log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 
 CONNECT_TIMEOUT_S = 2.0
 PULL_TIMEOUT_S = 8.0
@@ -60,7 +60,7 @@ class OwnHandoff:
         fault = find_own_fault(source, self._host) or await side_channel_fault(source)
         # KV may have a network of its own, where the address is another: a pull that works is the proof.
         if not await self._is_pulled_from() and fault is not None:
-            log.warning("kv_source_unreachable", extra={"data": {"reason": fault.reason, "detail": fault.detail}})
+            _log.warning("kv_source_unreachable", reason=fault.reason, detail=fault.detail)
 
     async def _is_pulled_from(self) -> bool:
         """Has one decode worker pull a short prompt from this worker. False if that fails, or if there is none."""
@@ -77,16 +77,14 @@ class OwnHandoff:
             result = await self._client.check_kv_path(peer.address, source, timeout_s=PULL_TIMEOUT_S)
         except MeshError as error:
             # Says nothing about this worker: the decode worker may just be leaving.
-            log.info(
-                "kv_path_not_checked", extra={"data": {"decode_worker_id": peer.instance_id, "reason": error.reason}}
-            )
+            _log.info("kv_path_not_checked", decode_worker_id=peer.instance_id, reason=error.reason)
             return False
         if result.is_ok:
-            data = {"decode_worker_id": peer.instance_id, "elapsed_s": round(result.elapsed_s, 3)}
-            log.info("kv_path_checked", extra={"data": data})
+            _log.info("kv_path_checked", decode_worker_id=peer.instance_id, elapsed_s=round(result.elapsed_s, 3))
         else:
-            data = {"decode_worker_id": peer.instance_id, "reason": result.reason, "detail": result.detail}
-            log.warning("kv_path_check_failed", extra={"data": data})
+            _log.warning(
+                "kv_path_check_failed", decode_worker_id=peer.instance_id, reason=result.reason, detail=result.detail
+            )
         return result.is_ok
 
 

@@ -6,13 +6,14 @@ import logging
 from kvmesh.clock import Clock
 from kvmesh.core import KvHandle, Leg, LegTask, Role
 from kvmesh.errors import MeshError
+from kvmesh.event_log import event_logger
 from kvmesh.worker.kv_checks import KvChecks
 from kvmesh.worker.own_handoff import OwnHandoff
 from kvmesh.worker.short_prompt import short_prompt
 from kvmesh.worker.single_leg import stream_leg
 from kvmesh.worker.worker import Worker
 
-log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 
 WARM_UP_TIMEOUT_S = 60.0
 """Longest warm-up. An engine on a CPU may compile during its first step."""
@@ -45,8 +46,12 @@ class WarmUp:
         await self._checks.check_one()
         if handle is not None:
             await self._own_handoff.check(handle)
-        data = {"elapsed_s": round(self._clock.now() - started_s, 3), "reason": reason}
-        log.log(logging.WARNING if reason else logging.INFO, "worker_warmed_up", extra={"data": data})
+        _log.log(
+            logging.WARNING if reason else logging.INFO,
+            "worker_warmed_up",
+            elapsed_s=round(self._clock.now() - started_s, 3),
+            reason=reason,
+        )
 
     async def _run_leg(self) -> KvHandle | None:
         """Prefill workers make a handle, which is released; decode workers generate two tokens."""

@@ -1,7 +1,6 @@
 """One engine as a member of the mesh: slots, leases, drain, KV and load feeds. Prefill and decode services share it."""
 
 import asyncio
-import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from kvmesh.errors import (
     OverloadedError,
     UnavailableError,
 )
+from kvmesh.event_log import event_logger
 from kvmesh.kv.lease import LeaseTable
 from kvmesh.kv.seals import HandleSeals, SealScope
 from kvmesh.telemetry import Span, TelemetrySettings, Tracing, fail_span
@@ -31,7 +31,7 @@ from kvmesh.worker.load_signal import LoadSignal
 from kvmesh.worker.settings import WorkerSettings
 from kvmesh.worker.slots import SLOT_BITS, SLOTS_MAX, LegRecord, LegTable, LinkStep, key_of, split_by_link
 
-log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 
 HANDLES_POLL_S = 0.05
 """Engines do not report the end of a lease."""
@@ -164,8 +164,8 @@ class Worker:
         """Runs one of the worker's loops. An unexpected exception ends the worker, since legs would hang without the loop."""
         try:
             await work
-        except Exception as error:
-            log.exception("worker_loop_failed")
+        except Exception as error:  # noqa: BLE001  # Logged; it ends the worker.
+            _log.error("worker_loop_failed", exc_info=error)
             self._on_defect(error)
 
     def _on_defect(self, error: Exception) -> None:
@@ -382,7 +382,7 @@ class Worker:
             return
         self._lost = LostError(error.message, reason=error.reason, where=self.identity.worker_id)
         if not self._is_closing:
-            log.error("engine_lost", extra={"data": {"reason": error.reason, "detail": error.message}})
+            _log.error("engine_lost", reason=error.reason, detail=error.message)
         self._end_streams(self._lost)
         self._legs.clear()
         self._cancels.clear()
@@ -416,8 +416,8 @@ class Worker:
         """Runs in a timer callback, so it must handle its errors: routers would otherwise use a stale view of the cache."""
         try:
             self.kv_feed.append_nowait(events)
-        except Exception as error:
-            log.exception("worker_loop_failed")
+        except Exception as error:  # noqa: BLE001  # Logged; it ends the worker.
+            _log.error("worker_loop_failed", exc_info=error)
             self._on_defect(error)
 
     async def _sweep(self) -> None:
@@ -429,7 +429,7 @@ class Worker:
             for key in self._legs.collect_overdue(now_s):
                 self._fail(key, DeadlineError("the request's deadline has passed", where=self.identity.worker_id))
             if wedged := self._cancels.sweep(now_s):
-                log.error("engine_wedged", extra={"data": {"cancelled_legs": wedged}})
+                _log.error("engine_wedged", cancelled_legs=wedged)
                 limit_s = self.settings.cancel_timeout_s
                 self._on_lost(
                     LostError(

@@ -17,6 +17,7 @@ from kvmesh.clock import Clock, SystemClock
 from kvmesh.discovery.base import FRONTEND, KVMESH_VERSION, VERSION_KEY, Registration, Registry
 from kvmesh.discovery.identity import open_identity
 from kvmesh.discovery.presence import Presence
+from kvmesh.event_log import event_logger
 from kvmesh.identity.credentials import with_credentials
 from kvmesh.identity.roles import MeshRole
 from kvmesh.lifecycle import Part, run_parts, run_process, stop_on_signals
@@ -31,7 +32,7 @@ from kvmesh.rpc.router.link import GrpcRouterLink
 from kvmesh.rpc.server import RpcServer
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 from kvmesh.settings import load_or_exit
-from kvmesh.telemetry import LoopLag, MetricsServer, Telemetry, configure_logging, event_logger
+from kvmesh.telemetry import LoopLag, MetricsServer, Telemetry, configure_logging
 from services.frontend.access.access import Access
 from services.frontend.access.interceptor import AccessInterceptor
 from services.frontend.api.anthropic.serve import add_message_routes

@@ -12,7 +12,7 @@ from kvmesh.clock import Clock
 from kvmesh.discovery.base import DECODE, PREFILL, Instance, Registry, View
 from kvmesh.discovery.members import watch_members
 from kvmesh.errors import MeshError, UnavailableError, UnsupportedError
-from kvmesh.telemetry import event_logger
+from kvmesh.event_log import event_logger
 from services.frontend.access.caller import model_not_found
 from services.frontend.model_cards import CARD_PREFIX, Described, WorkerCard, by_digest, is_decoder, read_card
 from services.frontend.parser_process.process import ParserProcess

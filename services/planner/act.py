@@ -1,6 +1,5 @@
 """Carries out decisions through a connector."""
 
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -9,9 +8,10 @@ from typing import Protocol
 from kvmesh.core import Role
 from kvmesh.core.planning import Decision, DecisionAction, DecisionOutcome, PlacementBounds, PoolTarget
 from kvmesh.errors import MeshError, NotFoundError, UnavailableError
+from kvmesh.event_log import event_logger
 from services.planner.connectors.base import Connector
 
-log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 CALL_TIMEOUT_S = 10.0
 """Longest call of a connector. A call returns when the change is accepted."""
 POOLS = (Role.PREFILL, Role.DECODE)
@@ -53,15 +53,9 @@ class Actuator:
         try:
             detail = await steps[decision.action]()
         except MeshError as error:
-            log.warning(
-                "decision_failed",
-                extra={"data": {"number": decision.number, "action": decision.action.value, "reason": error.reason}},
-            )
+            _log.warning("decision_failed", number=decision.number, action=decision.action.value, reason=error.reason)
             return replace(decision, outcome=DecisionOutcome.FAILED, outcome_detail=error.message)
-        log.info(
-            "decision_accepted",
-            extra={"data": {"number": decision.number, "action": decision.action.value, "model": decision.model}},
-        )
+        _log.info("decision_accepted", number=decision.number, action=decision.action.value, model=decision.model)
         return replace(decision, outcome=DecisionOutcome.ACCEPTED, outcome_detail=detail)
 
     async def repeat_bounds(self, bounds_by_model: Mapping[str, PlacementBounds]) -> None:
@@ -74,7 +68,7 @@ class Actuator:
                     model, bounds, fencing_token=self._lead.fencing_token, timeout_s=CALL_TIMEOUT_S
                 )
             except MeshError as error:
-                log.warning("bounds_not_repeated", extra={"data": {"model": model, "reason": error.reason}})
+                _log.warning("bounds_not_repeated", model=model, reason=error.reason)
 
     async def _deflect(self, decision: Decision, ttft_s: float) -> str:
         await self._connector.set_bounds(

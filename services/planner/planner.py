@@ -1,7 +1,6 @@
 """The planner's loop: observes the registry and the metrics each interval, decides, acts, and keeps the newest plan."""
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -23,6 +22,7 @@ from kvmesh.core.planning import (
 from kvmesh.core.whatif import SimulationRequest
 from kvmesh.discovery.base import SERVICES, Instance, Registry, View
 from kvmesh.errors import MeshError, OverloadedError
+from kvmesh.event_log import event_logger
 from services.planner.act import CALL_TIMEOUT_S, Actuator, Lead
 from services.planner.connectors.base import Connector, NoConnector
 from services.planner.decide.model_planner import ModelPlanner
@@ -36,7 +36,7 @@ from services.planner.sizing.size import cost_of
 from services.planner.sizing.speed import Speed, profile_of
 from services.planner.speeds import WorkerSpeeds
 
-log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 WINDOW_S_MIN = 10.0
 """Requests of a shorter time say too little of a rate."""
 MODELS_MAX = 256
@@ -106,7 +106,7 @@ class Planner:
                 step_s=settings.decide.interval_s,
             )
         except FetchError as error:
-            log.warning("history_not_read", extra={"data": {"reason": str(error)}})
+            _log.warning("history_not_read", reason=str(error))
 
     async def run(self) -> None:
         """Observes and decides each interval, until cancelled."""
@@ -234,7 +234,7 @@ class Planner:
         is_new = self._log.add(decision)
         self._metrics.record_decision(decision, is_new=is_new)
         if is_new:
-            log.info("decided", extra={"data": _logged(decision)})
+            _log.info("decided", **_logged(decision))
 
     def _bounds_of(self, model: str) -> PlacementBounds:
         targets = self.targets_of(model)
@@ -287,7 +287,7 @@ class Planner:
 
     def _log_new_problems(self, problems: Sequence[str]) -> None:
         for problem in sorted(frozenset(problems) - self._problems):
-            log.warning("observation_problem", extra={"data": {"problem": problem}})
+            _log.warning("observation_problem", problem=problem)
         self._problems = frozenset(problems)
 
 

@@ -1,17 +1,17 @@
 """How fast the workers of each model are, as they describe themselves."""
 
 import asyncio
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from kvmesh.core import PerformanceProfile, Role, WorkerDescription
 from kvmesh.discovery.base import Instance
 from kvmesh.errors import MeshError
+from kvmesh.event_log import event_logger
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 from services.planner.sizing.speed import Speed, speed_of
 
-log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 ASKS_MAX = 16
 PER_POOL_MAX = 8
 """Workers of a pool that are asked; the others are expected to be like them."""
@@ -40,7 +40,7 @@ class WorkerSpeeds:
             async with self._slots:
                 found = await self._client.describe(instance.address, timeout_s=self._timeout_s)
         except MeshError as error:
-            log.info("worker_not_described", extra={"data": {"worker": instance.instance_id, "reason": error.reason}})
+            _log.info("worker_not_described", worker=instance.instance_id, reason=error.reason)
         else:
             self._descriptions[instance.instance_id, instance.address] = found
 

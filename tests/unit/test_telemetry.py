@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from kvmesh.event_log import event_logger
 from kvmesh.telemetry import (
     Instruments,
     LogFormat,
@@ -20,7 +21,6 @@ from kvmesh.telemetry import (
     Tracing,
     configure_logging,
     current_traceparent,
-    event_logger,
 )
 from kvmesh.telemetry.metrics import ClosedSet
 from tests.collector import collecting

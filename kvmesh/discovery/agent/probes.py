@@ -1,7 +1,6 @@
 """gRPC health checks: one task per check calls grpc.health.v1 every interval and records the result."""
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping
 
 import grpc
@@ -13,11 +12,12 @@ from kvmesh.discovery.agent.live import LiveState
 from kvmesh.discovery.agent.records import CheckDefinition
 from kvmesh.discovery.agent.state import AgentState
 from kvmesh.discovery.base import Health
+from kvmesh.event_log import event_logger
 from kvmesh.identity.certificates import CertificateSource, mesh_channel_credentials, mesh_channel_options
 from kvmesh.identity.roles import SERVER_NAME
 
 _CHECK_METHOD = "/grpc.health.v1.Health/Check"
-_log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 _Check = grpc.aio.UnaryUnaryMultiCallable[Message, health_pb2.HealthCheckResponse]
 
 

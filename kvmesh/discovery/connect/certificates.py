@@ -10,9 +10,9 @@ from kvmesh.discovery.connect.documents import Issued, read_issued
 from kvmesh.discovery.connection import BlockingQuery, ConsulConnection
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import MeshError, UnavailableError
+from kvmesh.event_log import event_logger
 from kvmesh.identity.certificates import Certificates
 from kvmesh.identity.roles import SERVICE_PREFIX, MeshRole
-from kvmesh.telemetry import event_logger
 
 ROOTS_PATH = "/v1/agent/connect/ca/roots"
 LEAF_PATH = "/v1/agent/connect/ca/leaf/"
@@ -88,7 +88,7 @@ class ConnectCertificates:
             return
         if self._is_away:
             self._is_away = False
-            _log.info("certificates_followed_again", service=SERVICE_PREFIX + self.role)
+            _log.info("certificates_followed_again", consul_service=SERVICE_PREFIX + self.role)
 
     def _use(self, issued: Issued) -> None:
         earlier, self._issued = self._issued, issued
@@ -97,7 +97,9 @@ class ConnectCertificates:
         elif earlier is not None:
             self._is_expired = False
             _log.info(
-                "certificates_renewed", service=SERVICE_PREFIX + self.role, expires_at=issued.expires_at.isoformat()
+                "certificates_renewed",
+                consul_service=SERVICE_PREFIX + self.role,
+                expires_at=issued.expires_at.isoformat(),
             )
 
     def _on_failure(self, error: MeshError) -> None:
@@ -107,7 +109,7 @@ class ConnectCertificates:
         expires_at = self._issued.expires_at.isoformat() if self._issued is not None else ""
         _log.warning(
             "certificates_not_renewed",
-            service=SERVICE_PREFIX + self.role,
+            consul_service=SERVICE_PREFIX + self.role,
             reason=error.reason,
             why=error.message,
             expires_at=expires_at,
@@ -119,7 +121,7 @@ class ConnectCertificates:
                 self._is_expired = True
                 _log.error(
                     "certificate_expired",
-                    service=SERVICE_PREFIX + self.role,
+                    consul_service=SERVICE_PREFIX + self.role,
                     effect="new connections fail; those that exist go on",
                 )
             await self._clock.sleep(EXPIRY_CHECK_S)

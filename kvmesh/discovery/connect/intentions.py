@@ -11,9 +11,9 @@ from kvmesh.discovery.connection import BlockingQuery, ConsulConnection
 from kvmesh.discovery.retry import Backoff
 from kvmesh.discovery.settings import DiscoverySettings
 from kvmesh.errors import MeshError
+from kvmesh.event_log import event_logger
 from kvmesh.identity.permissions import OnDenied, callers_of
 from kvmesh.identity.roles import SERVICE_PREFIX, MeshRole
-from kvmesh.telemetry import event_logger
 
 LIST_PATH = "/v1/connect/intentions"
 CHECK_PATH = "/v1/connect/intentions/check"
@@ -83,7 +83,7 @@ class ConnectIntentions:
                 break
         if self._is_away:
             self._is_away = False
-            _log.info("intentions_followed_again", service=SERVICE_PREFIX + self.destination)
+            _log.info("intentions_followed_again", consul_service=SERVICE_PREFIX + self.destination)
 
     async def _check(self, source: MeshRole) -> bool:
         params = {"source": SERVICE_PREFIX + source, "destination": SERVICE_PREFIX + self.destination}
@@ -95,7 +95,7 @@ class ConnectIntentions:
             return
         _log.info(
             "intentions_changed",
-            service=SERVICE_PREFIX + self.destination,
+            consul_service=SERVICE_PREFIX + self.destination,
             allowed=sorted(self._allowed),
         )
         if denied := earlier - self._allowed:
@@ -114,7 +114,7 @@ class ConnectIntentions:
             self._is_away = True
             _log.warning(
                 "intentions_not_followed",
-                service=SERVICE_PREFIX + self.destination,
+                consul_service=SERVICE_PREFIX + self.destination,
                 reason=error.reason,
                 why=error.message,
                 effect="the last known intentions stay",

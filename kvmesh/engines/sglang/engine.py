@@ -6,7 +6,6 @@ The loss of that process is the loss of the engine. Every number of a leg is use
 import asyncio
 import dataclasses
 import itertools
-import logging
 from random import Random
 
 from kvmesh.core import KvHandle, LoadRecord, PerformanceProfile, Role
@@ -49,9 +48,10 @@ from kvmesh.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from kvmesh.event_log import event_logger
 from kvmesh.kv.paths import KvPaths
 
-log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 
 OUTPUT_BUFFER_STEPS = 1024
 KV_EVENT_BUFFER_BLOCKS = 1 << 18
@@ -449,7 +449,7 @@ class SglangEngine(BufferedEngine):
 
     def _fail(self, failed: Failed) -> None:
         """The process says why it ends."""
-        log.error("engine_failed", extra={"data": {"kind": failed.kind, "reason": failed.message}})
+        _log.error("engine_failed", kind=failed.kind, reason=failed.message)
         if not self._started.done():
             self._started.set_exception(start_failure(failed))
 
@@ -489,7 +489,7 @@ class SglangEngine(BufferedEngine):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._process.wait()
         except TimeoutError:
-            log.warning("engine_process_left", extra={"data": {"timeout_s": CLOSE_TIMEOUT_S}})
+            _log.warning("engine_process_left", timeout_s=CLOSE_TIMEOUT_S)
 
 
 def _plain(settings: SglangSettings) -> dict[str, object]:

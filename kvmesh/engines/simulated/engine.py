@@ -1,7 +1,6 @@
 """The simulated engine: runs the scheduler's steps on a clock, with real bytes behind the KV handles."""
 
 import asyncio
-import logging
 from dataclasses import replace
 from random import Random, SystemRandom
 
@@ -30,10 +29,11 @@ from kvmesh.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from kvmesh.event_log import event_logger
 from kvmesh.kv.paths import KvPaths
 from kvmesh.kv.transport import KvTransport
 
-log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 
 VERSION = "1"
 ADAPTER_CHARACTERS_MAX = 256
@@ -142,7 +142,7 @@ class SimulatedEngine(BufferedEngine):
                 await self._clock.sleep(delay_s)
             await transport.start(self.scheduler.memory.buffer, self._on_message)
         except MeshError as error:
-            log.error("kv_transport_failed", extra={"data": {"reason": error.reason, "detail": error.message}})
+            _log.error("kv_transport_failed", reason=error.reason, detail=error.message)
             self._fail(error)
             return
         self.scheduler.peer = transport.metadata
@@ -332,7 +332,7 @@ class SimulatedEngine(BufferedEngine):
 
     def _on_defect(self, error: BaseException) -> None:
         if not self._is_closed:
-            log.error("simulated_engine_failed", exc_info=error)
+            _log.error("simulated_engine_failed", exc_info=error)
             self._fail(MeshError(f"{type(error).__name__} in the engine"))
 
     def _fail(self, error: MeshError) -> None:

@@ -1,7 +1,6 @@
 """The TensorRT-LLM engine: the Engine interface on the event loop. The engine runs its model in processes of its own."""
 
 import asyncio
-import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,13 +29,14 @@ from kvmesh.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from kvmesh.event_log import event_logger
 from kvmesh.kv.paths import KvPaths
 
 if TYPE_CHECKING:
     from tensorrt_llm.executor.request import LoRARequest
     from tensorrt_llm.llmapi.llm import LLM
 
-LOG = logging.getLogger(__name__)
+_log = event_logger(__name__)
 OVERLOAD_RETRY_S = 0.5
 OUTPUT_BUFFER_STEPS = 256
 KV_EVENT_BUFFER_BLOCKS = 65536
@@ -285,7 +285,7 @@ class TrtllmEngine(BufferedEngine):
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
                     await asyncio.to_thread(self._llm.shutdown)
             except TimeoutError:
-                LOG.warning("engine_left", extra={"timeout_s": CLOSE_TIMEOUT_S})
+                _log.warning("engine_left", timeout_s=CLOSE_TIMEOUT_S)
 
     def _running(self) -> Streams:
         if self._failure is not None:
@@ -305,12 +305,12 @@ class TrtllmEngine(BufferedEngine):
 
     def _feed_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            LOG.error("engine_feed_failed", exc_info=error)
+            _log.error("engine_feed_failed", exc_info=error)
             self._die(LostError(f"the TensorRT-LLM engine died: {type(error).__name__}", reason="engine_died"))
 
     def _die(self, failure: LostError) -> None:
         if self._failure is None and not self._is_closing:
-            LOG.error("engine_died")
+            _log.error("engine_died")
             self._failure = failure
             self._outputs.close_nowait(failure)
 

@@ -1,16 +1,16 @@
 """Reads KV events and statistics of the engine, in the background."""
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvmesh.engines.trtllm.settings import TrtllmSettings
+from kvmesh.event_log import event_logger
 
 if TYPE_CHECKING:
     from tensorrt_llm.llmapi.llm import LLM
 
-LOG = logging.getLogger(__name__)
+_log = event_logger(__name__)
 POLL_S = 0.05
 """Interval of fetching KV events and statistics: the router's index and the load record lag by about so much. A shorter one costs CPU."""
 Take = Callable[[Mapping[str, Any]], None]
@@ -76,7 +76,7 @@ def decode_frames(frames: Sequence[bytes], rank: int) -> list[dict[str, Any]]:
         _, events, *more = msgspec.msgpack.decode(payload)
         found = [from_push(named(event)) for event in events]
     except (ValueError, TypeError, KeyError, msgspec.DecodeError):
-        LOG.warning("kv_events_not_decoded")
+        _log.warning("kv_events_not_decoded")
         return []
     sender = more[0] if more and more[0] is not None else rank
     head: dict[str, Any] = {"event_id": int.from_bytes(number, "big"), "data": {"type": "number"}}

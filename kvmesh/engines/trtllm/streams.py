@@ -1,7 +1,6 @@
 """Runs legs on the engine: starts attempts, reads their results, ends them."""
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -23,12 +22,13 @@ from kvmesh.engines.trtllm.leg import (
 )
 from kvmesh.engines.trtllm.stats import LoadCounts
 from kvmesh.errors import InternalError, InvalidRequestError, KvLostError, LostError, MeshError
+from kvmesh.event_log import event_logger
 
 if TYPE_CHECKING:
     from tensorrt_llm.executor.result import CompletionOutput
     from tensorrt_llm.llmapi.llm import LLM, RequestOutput
 
-LOG = logging.getLogger(__name__)
+_log = event_logger(__name__)
 ABORT_TIMEOUT_S = 5.0
 """How long an aborted leg waits for the engine's last result."""
 
@@ -129,9 +129,8 @@ class Streams:
                 self._on_result(leg, result, each.outputs[0])
         except RequestError as error:
             self._fail(leg, result, first_line(error))
-        except Exception as error:
-            # The engine passes on any exception of its processes.
-            LOG.exception("engine_result_failed")
+        except Exception as error:  # noqa: BLE001  # The engine passes on any exception of its processes.
+            _log.error("engine_result_failed", exc_info=error)
             if not self._llm._check_health():
                 self._died(LostError(f"the TensorRT-LLM engine died: {type(error).__name__}", reason="engine_died"))
             self._fail(leg, result, first_line(error))
@@ -271,9 +270,9 @@ class Streams:
             return
         try:
             result.abort()
-        except Exception:
+        except Exception as error:  # noqa: BLE001
             # The engine is going down; its death is reported by the health check.
-            LOG.exception("engine_abort_failed")
+            _log.error("engine_abort_failed", exc_info=error)
 
     def _end(self, leg: TrtllmLeg, ended: EngineFinish) -> None:
         if self.legs.pop(leg.key, None) is None:

@@ -8,7 +8,6 @@ Written against vLLM 0.32. vLLM loads the class by module path and name (`kv_con
 own connector, because vLLM's configuration treats that name specially.
 """
 
-import logging
 import socket
 import time
 from dataclasses import dataclass
@@ -22,8 +21,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPu
 
 from kvmesh.engines.vllm.holds import HOLDS_PATH, SECRET_FILE, WORD_BYTES, HoldTable
 from kvmesh.engines.vllm.side_channel import close_side_channel
+from kvmesh.event_log import event_logger
 
-LOG = logging.getLogger(__name__)
+_log = event_logger(__name__)
 
 CHECKS_MAX = 1 << 14
 """Concurrent reads of hold words. A pull beyond this number counts as lost, and its prompt is computed."""
@@ -228,7 +228,7 @@ class HoldingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
             self._copies[check.copy] = 0
             transfers[request_id] = [self._post_check(check, check.copy)]
         except Exception as error:  # noqa: BLE001  # NIXL has many error classes. Without the word the pull has failed.
-            LOG.warning("kv_hold_not_read", extra={"data": {"error": type(error).__name__}})
+            _log.warning("kv_hold_not_read", error=type(error).__name__)
             failed.add(request_id)
             return False
         return True
@@ -263,7 +263,7 @@ class HoldingWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         assert check.hold is not None
         if int(self._copies[check.copy]) != check.hold["number"]:
             self.xfer_stats.record_kv_expired_req()
-            LOG.warning("kv_hold_ended", extra={"data": {"request_id": request_id}})
+            _log.warning("kv_hold_ended", request_id=request_id)
             self._add_failure(request_id, reason="kv_stale", message="the blocks were not held any more")
             failed.add(request_id)
 

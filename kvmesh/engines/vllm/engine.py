@@ -7,7 +7,6 @@ events together.
 import asyncio
 import contextlib
 import itertools
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -40,10 +39,11 @@ from kvmesh.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from kvmesh.event_log import event_logger
 from kvmesh.kv.paths import KvPaths
 from kvmesh.network.names import host_port
 
-LOG = logging.getLogger(__name__)
+_log = event_logger(__name__)
 T = TypeVar("T")
 MESSAGE_CHARACTERS_MAX = 400
 OVERLOAD_RETRY_S = 0.5
@@ -184,8 +184,8 @@ class VllmEngine(BufferedEngine):
             self._running_thread().call(lambda: self._runner.add(leg))
         except MeshError as error:
             self._refuse(key, error)
-        except Exception as error:  # Foreign code. The engine is intact.
-            LOG.exception("constraint_not_prepared")
+        except Exception as error:  # noqa: BLE001  # Foreign code. The engine is intact.
+            _log.error("constraint_not_prepared", exc_info=error)
             self._refuse(key, InternalError(f"the constraint was not validated: {type(error).__name__}"))
         finally:
             self._preparing.pop(key, None)
@@ -283,7 +283,7 @@ class VllmEngine(BufferedEngine):
             thread.call(self._cancel_all)
         thread.stop()
         if not await asyncio.to_thread(thread.join, CLOSE_TIMEOUT_S):
-            LOG.warning("engine_thread_left", extra={"timeout_s": CLOSE_TIMEOUT_S})
+            _log.warning("engine_thread_left", timeout_s=CLOSE_TIMEOUT_S)
             self._finish_streams()
 
     def _running_thread(self) -> EngineThread:
@@ -423,12 +423,12 @@ class VllmEngine(BufferedEngine):
         self._post()
 
     def _died(self, error: BaseException) -> None:
-        LOG.error("engine_died", exc_info=error)
+        _log.error("engine_died", exc_info=error)
         self._post_call(self._fail, start_failure(error) if self._core is None else lost(error))
 
     def _lose_node(self, reason: str) -> None:
         """Called on a thread of the watch. The remaining ranks would wait forever for the others, and the engine thread for them."""
-        LOG.error("engine_node_lost", extra={"data": {"reason": reason}})
+        _log.error("engine_node_lost", reason=reason)
         self._post_call(self._fail, LostError(reason, reason="engine_died"))
 
     def _ended(self) -> None:
@@ -436,8 +436,8 @@ class VllmEngine(BufferedEngine):
         try:
             if self._core is not None:
                 self._core.close()
-        except Exception:  # The thread ends here, so there is no caller.
-            LOG.exception("engine_close_failed")
+        except Exception as error:  # noqa: BLE001  # The thread ends here, so there is no caller.
+            _log.error("engine_close_failed", exc_info=error)
         finally:
             self._post_call(self._finish_streams)
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from kvmesh.errors import InvalidRequestError, OverloadedError, UnavailableError
-from kvmesh.telemetry import event_logger
+from kvmesh.event_log import event_logger
 
 _log = event_logger(__name__)
 MODULE = "kvmesh.engines.vllm.grammar_process"

@@ -10,7 +10,6 @@
 """
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,6 +21,7 @@ from kvmesh.core import Ask, Placement, Report, ReportKind
 from kvmesh.core.routing import PREFILLED, PROGRESS, SETTLING
 from kvmesh.discovery.base import Registry
 from kvmesh.errors import DeadlineError, InvalidRequestError, OverloadedError, UnavailableError
+from kvmesh.event_log import event_logger
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.clients import Placed
 from kvmesh.rpc.codec.router import from_placement
@@ -31,7 +31,7 @@ from kvmesh.rpc.router.stream import RouterStream
 from kvmesh.rpc.router.streams import RouterStreams
 from kvmesh.rpc.status import from_detail
 
-log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 TIME_LEFT_MIN_S = 0.001
 """Shortest `timeout_s` sent with an ask that is sent again; a shorter wait does not change it."""
 
@@ -323,7 +323,7 @@ class GrpcRouterLink:
             self._set_timer(pending)
         elif pending.end_s() > now_s:
             if stream is not None and stream is pending.stream and self._is_silent(pending, now_s):
-                log.warning("router_silent", extra={"data": {"router": stream.router_id}})
+                _log.warning("router_silent", router=stream.router_id)
                 stream.give_up()
             self._set_timer(pending)
         else:

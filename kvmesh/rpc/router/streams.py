@@ -1,7 +1,6 @@
 """Keeps a frontend's streams to routers: replaces broken ones and moves streams to preferred routers."""
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from contextlib import aclosing
 from random import Random
@@ -12,13 +11,14 @@ from kvmesh.api.router.v1.router_pb2_grpc import RouterServiceStub
 from kvmesh.clock import Clock
 from kvmesh.discovery.base import ROUTER, Instance, Registry, View
 from kvmesh.discovery.members import watch_members
+from kvmesh.event_log import event_logger
 from kvmesh.identity.roles import MeshRole
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.router.ranking import find_better_router, preferred_routers, usable_routers, worst_router
 from kvmesh.rpc.router.settings import RouterLinkSettings
 from kvmesh.rpc.router.stream import RouterStream
 
-log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 LEAVE_CHECK_INTERVAL_S = 0.05
 
 
@@ -193,11 +193,10 @@ class RouterStreams:
             was_left = stream in self._leaving
             self._leaving.pop(stream, None)
         if was_left:
-            log.info("router_left", extra={"data": {"router": router.instance_id}})
+            _log.info("router_left", router=router.instance_id)
             return True
         self._shunned[router.instance_id] = self._clock.now() + self._settings.shun_s
-        data = {"router": router.instance_id, "reason": problem.reason, "message": problem.message}
-        log.warning("router_stream_broken", extra={"data": data})
+        _log.warning("router_stream_broken", router=router.instance_id, reason=problem.reason, message=problem.message)
         return stream.was_up
 
     def _on_up(self, stream: RouterStream) -> None:

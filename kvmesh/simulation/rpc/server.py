@@ -2,7 +2,6 @@
 
 import asyncio
 import inspect
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -12,11 +11,12 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from kvmesh.event_log import event_logger
 from kvmesh.simulation.rpc.context import MemoryContext
 from kvmesh.simulation.rpc.exchange import CallStatus, MemoryExchange, Metadata
 from kvmesh.simulation.virtual_loop import current_process, process_context
 
-_logger = logging.getLogger(__name__)
+_log = event_logger(__name__)
 STOPPED = CallStatus(code=grpc.StatusCode.UNAVAILABLE, details="Cancelling all calls")
 
 
@@ -90,7 +90,7 @@ class MemoryServer:
         self._tasks.discard(task)
         self._exchanges.pop(exchange, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _logger.error("memory_server_failed", exc_info=error)
+            _log.error("memory_server_failed", exc_info=error)
 
     async def _serve(self, exchange: MemoryExchange) -> None:
         timer = None
@@ -114,8 +114,8 @@ class MemoryServer:
             await _run(handler, context)
         except grpc.aio.AbortError:
             pass
-        except Exception as error:  # As grpc.aio: a servicer's exception becomes a status.
-            _logger.debug("memory_servicer_raised", exc_info=error)
+        except Exception as error:  # noqa: BLE001  # As grpc.aio: a servicer's exception becomes a status.
+            _log.debug("memory_servicer_raised", exc_info=error)
             if context.code() in (grpc.StatusCode.OK, 0):
                 context.set_code(grpc.StatusCode.UNKNOWN)
             context.set_details(f"Unexpected {type(error)}: {error}")

@@ -5,7 +5,6 @@ so that an error in a rotation locks no client out. At the start, the process en
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
@@ -18,6 +17,7 @@ from kvmesh.core import Usage
 from kvmesh.discovery.base import FRONTEND, Registry
 from kvmesh.discovery.members import watch_members
 from kvmesh.errors import InvalidRequestError, MeshError, UnauthenticatedError, UnavailableError
+from kvmesh.event_log import event_logger
 from kvmesh.telemetry import Instruments
 from services.frontend.access.caller import ANYBODY, Caller
 from services.frontend.access.keys import KeyBook, read_keys
@@ -25,7 +25,7 @@ from services.frontend.access.quotas import Permit, Quotas
 from services.frontend.access.settings import AccessSettings
 from services.frontend.pipeline.request import Request
 
-_log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 DOCUMENT_BYTES_MAX = 64 << 20
 RELOAD_INTERVAL_S = 2.0
 """Time between two reads of the keys: short, since a revoked key is valid until the next one."""
@@ -135,16 +135,14 @@ class Access:
         for kind, count in zip(_KINDS, counts, strict=True):
             if count:
                 self._used.of(model, kind).value += count
-        if not _log.isEnabledFor(logging.INFO):
-            return
-        data = {
-            "request_id": request_id,
-            "tenant": caller.tenant,
-            "key_id": caller.key_id,
-            "model": model,
+        _log.info(
+            "usage",
+            request_id=request_id,
+            tenant=caller.tenant,
+            key_id=caller.key_id,
+            model=model,
             **{f"{kind}_tokens": count for kind, count in zip(_KINDS, counts, strict=True)},
-        }
-        _log.info("usage", extra={"data": data})
+        )
 
     def _counting_refusal(self, decide: Callable[[], Decided]) -> Decided:
         try:
@@ -159,7 +157,7 @@ class Access:
             try:
                 await self._load()
             except (MeshError, OSError) as error:
-                _log.error("keys_not_reloaded", extra={"data": {"problem": str(error)}})
+                _log.error("keys_not_reloaded", problem=str(error))
 
     async def _load(self) -> None:
         document = await self._read()
@@ -167,7 +165,7 @@ class Access:
             return
         self._book = read_keys(document)
         self._document = document
-        _log.info("keys_loaded", extra={"data": {"keys": len(self._book.entries)}})
+        _log.info("keys_loaded", keys=len(self._book.entries))
 
     async def _read(self) -> bytes:
         if self._settings.keys_file:

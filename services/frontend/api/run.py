@@ -1,12 +1,12 @@
 """An API request while it is served: the parsed body, its context, and its run through the pipeline."""
 
-import logging
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
 from kvmesh.core import TokenLogprob, Usage
 from kvmesh.errors import InternalError
+from kvmesh.event_log import event_logger
 from kvmesh.lifecycle import run_together
 from services.frontend.access.caller import Caller
 from services.frontend.api.answer_reader import AnswerReader
@@ -16,7 +16,7 @@ from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.pipeline.prepare import Prepared
 from services.frontend.pipeline.request import AnswerSink, Ending, Request, RequestResult
 
-_log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 WARNING_HEADER = "X-Kvmesh-Warning"
 CLIENT_GONE = 499
 """nginx's status for a client that closed its connection before the answer was complete."""
@@ -88,26 +88,24 @@ class RequestContext:
         """Counts and logs the request at its end."""
         model = self.model_name or UNKNOWN_MODEL
         self.pipeline.metrics.requests.of(model, str(code)).value += 1
-        if not _log.isEnabledFor(logging.INFO):
-            return
-        data = {
-            "request_id": self.request_id,
-            "client_id": self.client_id,
-            "path": path,
-            "model": model,
-            "code": code,
-            "reason": reason,
-            "prompt_tokens": self.usage.prompt_tokens,
-            "output_tokens": self.usage.output_tokens,
-            "cached_tokens": self.usage.cached_tokens,
-            "ttft_s": None if self.ttft_s is None else round(self.ttft_s, 6),
-            "duration_s": round(self.pipeline.clock.now() - self.began_s, 6),
-        }
-        _log.info("request_finished", extra={"data": data})
+        _log.info(
+            "request_finished",
+            request_id=self.request_id,
+            client_id=self.client_id,
+            path=path,
+            model=model,
+            code=code,
+            reason=reason,
+            prompt_tokens=self.usage.prompt_tokens,
+            output_tokens=self.usage.output_tokens,
+            cached_tokens=self.usage.cached_tokens,
+            ttft_s=None if self.ttft_s is None else round(self.ttft_s, 6),
+            duration_s=round(self.pipeline.clock.now() - self.began_s, 6),
+        )
 
     def internal_error(self, error: Exception) -> InternalError:
         """Logs an unexpected exception. The client gets the request's id and no detail."""
-        _log.error("request_defect", exc_info=error, extra={"data": {"request_id": self.request_id}})
+        _log.error("request_defect", exc_info=error, request_id=self.request_id)
         return InternalError(f"internal error {self.request_id}", request_id=self.request_id)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from kvmesh.errors import LostError, MeshError, OverloadedError, UnavailableError, UnsupportedError
-from kvmesh.telemetry import event_logger
+from kvmesh.event_log import event_logger
 
 if TYPE_CHECKING:
     from services.frontend.parser_process.relay import RemoteAnswer

@@ -1,16 +1,16 @@
 """A link to the routers that places requests itself while no router answers."""
 
-import logging
 from collections.abc import Callable, Sequence
 
 from kvmesh.core import Ask, Placement, Report
 from kvmesh.core.routing import SETTLING
 from kvmesh.errors import UnavailableError
+from kvmesh.event_log import event_logger
 from kvmesh.rpc.clients import Placed, RouterLink
 from services.frontend.model_cards import Described
 from services.frontend.pipeline.local_placement import LocalPlacer
 
-log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 NO_ROUTER = "no_router"
 WITHOUT_ROUTER_AFTER_S = 1.0
 """Time for which a request waits for a router while none is reachable: the longest pause between two attempts. Then the frontend places it."""
@@ -54,7 +54,7 @@ class FallbackRouterLink:
             return self._place_here(ask)
         if self._is_alone:
             self._is_alone = False
-            log.info("router_returned")
+            _log.info("router_returned")
         return placed
 
     def _place_here(self, ask: Ask) -> Placed:
@@ -65,7 +65,7 @@ class FallbackRouterLink:
         self._on_placed()
         if not self._is_alone:
             self._is_alone = True
-            log.warning("placing_without_router", extra={"data": {"policy": "least_loaded"}})
+            _log.warning("placing_without_router", policy="least_loaded")
         return Placed(ask_id=self._asks, placement=placement)
 
     def report_nowait(self, ask_id: int, report: Report) -> None:

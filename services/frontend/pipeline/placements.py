@@ -14,7 +14,6 @@ process, a host that goes down and a broken network do not. So:
 7. Over all requests of a model, `retry_budget` limits those that are placed again before their first token.
 """
 
-import logging
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -32,6 +31,7 @@ from kvmesh.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from kvmesh.event_log import event_logger
 from kvmesh.rpc.clients import Placed, RouterLink
 from kvmesh.rpc.revoking import INTENTION_DENIED
 from services.frontend.pipeline.losses import LostWorkers, RetryLimits
@@ -39,7 +39,7 @@ from services.frontend.pipeline.request import Request
 from services.frontend.pipeline.retry_budget import RETRY_BUDGET_SPENT, RetryBudget
 from services.frontend.settings import PipelineSettings
 
-_log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 
 RETRIABLE = (UnavailableError, LostError, KvLostError, OverloadedError)
 """Failures after which the same request may succeed on another worker, or on the same one later."""
@@ -151,8 +151,9 @@ class RequestPlacements:
         )
 
     def _raise_as_poisonous(self, end: MeshError | None, error: MeshError) -> NoReturn:
-        data = {"request_id": self._request.request_id, "reason": error.reason, "where": error.where}
-        _log.error("request_stopped_as_poisonous", extra={"data": data})
+        _log.error(
+            "request_stopped_as_poisonous", request_id=self._request.request_id, reason=error.reason, where=error.where
+        )
         assert end is not None
         raise end from error
 
@@ -162,7 +163,7 @@ class RequestPlacements:
         Raises OverloadedError for a request without a token if too many were placed again.
         """
         if not emitted_tokens and not self._pins and not self._budget.take_nowait(self._clock.now()):
-            _log.warning("retry_budget_spent", extra={"data": {"reason": error.reason, "where": error.where}})
+            _log.warning("retry_budget_spent", reason=error.reason, where=error.where)
             raise OverloadedError(
                 f"the request failed ({error.reason}) and is not tried on another worker, because too many requests are being retried",
                 reason=RETRY_BUDGET_SPENT,
@@ -171,13 +172,13 @@ class RequestPlacements:
             ) from error
         self._ask = ask
         self.number += 1
-        data = {
-            "request_id": self._request.request_id,
-            "reason": error.reason,
-            "where": error.where,
-            "emitted_tokens": emitted_tokens,
-        }
-        _log.warning("request_placed_again", extra={"data": data})
+        _log.warning(
+            "request_placed_again",
+            request_id=self._request.request_id,
+            reason=error.reason,
+            where=error.where,
+            emitted_tokens=emitted_tokens,
+        )
 
     @property
     def _is_denied(self) -> bool:

@@ -17,8 +17,8 @@ from psycopg_pool import AsyncConnectionPool
 
 from kvmesh.clock import Clock
 from kvmesh.errors import InvalidRequestError, UnavailableError
+from kvmesh.event_log import event_logger
 from kvmesh.identity.secret import read_private
-from kvmesh.telemetry import event_logger
 from services.frontend.settings import StoresSettings
 from services.frontend.stores.database import DatabaseConnection, Row, WaitingCalls
 

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 
+from kvmesh.event_log import event_logger
 from kvmesh.kv.blocks import unpack_tokens
-from kvmesh.telemetry import event_logger
 
 _log = event_logger(__name__)
 CONTRACTIONS = ("(?i:'s|'t|'re|'ve|'m|'ll|'d)", "'s|'t|'re|'ve|'m|'ll|'d", "'(?:[sdmt]|ll|ve|re)")

@@ -9,8 +9,8 @@ from kvmesh.clock import Clock
 from kvmesh.core import ModelCard
 from kvmesh.discovery.base import Instance
 from kvmesh.errors import MeshError, UnavailableError, UnsupportedError
+from kvmesh.event_log import event_logger
 from kvmesh.model_files import digest_of_files, find_directory, list_files
-from kvmesh.telemetry import event_logger
 from services.frontend.settings import ModelSettings
 from services.frontend.text.file_cache import FileCache
 from services.frontend.text.model_files import model_directory

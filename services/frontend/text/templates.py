@@ -10,7 +10,7 @@ import jinja2
 
 from kvmesh.clock import Clock
 from kvmesh.errors import InvalidRequestError, UnsupportedError
-from kvmesh.telemetry import event_logger
+from kvmesh.event_log import event_logger
 from services.frontend.pipeline.request import Conversation, Message
 from services.frontend.text.message_style import CallStyle, ContentStyle, find_call_style, find_content_style
 from services.frontend.text.sandbox import CHARACTERS_MAX, LimitedEnvironment

@@ -1,7 +1,6 @@
 """Reads the mesh for all viewers of /ui together: one reading per interval, and none without a viewer."""
 
 import asyncio
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,12 +10,13 @@ import orjson
 
 from kvmesh.clock import Clock
 from kvmesh.errors import MeshError, OverloadedError, UnavailableError
+from kvmesh.event_log import event_logger
 from kvmesh.rpc.mesh.rows import WorkerRow, by_name, worker_rows
 from kvmesh.rpc.mesh.view import MeshView
 from kvmesh.telemetry import Instruments
 from services.frontend.ui.encode import mesh_json
 
-_log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 INTERVAL_S = 1.0
 """Time between two readings of the mesh: every router and the planner are asked for each, and people read no faster."""
 READ_TIMEOUT_S = 2.0
@@ -110,8 +110,8 @@ class MeshObserver:
             view = await self._reader.read()
         except MeshError as error:
             return {"error": error.message}
-        except Exception:  # noqa: BLE001 (a defect of the page must not end the frontend; logged)
-            _log.exception("mesh_not_read")
+        except Exception as error:  # noqa: BLE001 (a defect of the page must not end the frontend; logged)
+            _log.error("mesh_not_read", exc_info=error)
             return {"error": "the mesh cannot be read; the frontend's log says why"}
         rows = worker_rows(view, self._earlier)
         self._earlier = dict(by_name(rows))

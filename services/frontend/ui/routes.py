@@ -1,7 +1,6 @@
 """The routes of /ui: the page's files, the mesh as server-sent events, and explanations."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -9,6 +8,7 @@ from aiohttp import web
 
 from kvmesh.discovery.base import ROUTER, Registry
 from kvmesh.errors import InvalidRequestError, MeshError, OverloadedError
+from kvmesh.event_log import event_logger
 from kvmesh.rpc.channels import ChannelPool
 from kvmesh.rpc.router.explanations import find_explanation, request_id_in
 from services.frontend.access.access import Access
@@ -20,7 +20,7 @@ from services.frontend.ui.files import INDEX, StaticFile, static_files
 from services.frontend.ui.observer import MeshObserver
 from services.frontend.ui.viewer import HEADERS, check_address, check_operator, check_origin, is_served
 
-_log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 REQUEST_ID_CHARACTERS_MAX = 160
 STALLED_VIEWER_TIMEOUT_S = 10.0
 """Longest wait for a viewer to read; then it is disconnected, which makes room for another. The page connects again."""
@@ -57,7 +57,7 @@ class UiRoutes:
         if not is_served(self._ui, self._http):
             return
         if self._ui.allows_public and not self._access.needs_key:
-            _log.warning("ui_needs_no_key", extra={"data": {"host": self._http.host, "advice": "--access-keys-file"}})
+            _log.warning("ui_needs_no_key", host=self._http.host, advice="--access-keys-file")
         for name, file in static_files().items():
             path = "/ui" if name == INDEX else f"/ui/{name}"
             app.router.add_get(path, partial(self._guarded, partial(_serve_file, file)))

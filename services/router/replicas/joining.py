@@ -1,7 +1,6 @@
 """Starts serving: a new router takes requests once it knows the workers' blocks and the other routers' reservations."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -9,13 +8,14 @@ from kvmesh.clock import Clock
 from kvmesh.core import Role
 from kvmesh.discovery.base import Health
 from kvmesh.discovery.presence import Presence
+from kvmesh.event_log import event_logger
 from services.router.core import RouterCore
 from services.router.index.kv_feed import Trust
 from services.router.replicas.peer_streams import PeerStreams
 from services.router.serving.membership import FleetMembership
 from services.router.settings import JoiningSettings
 
-log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 
 POLL_INTERVAL_S = 0.02
 JOINING_CHECK_INTERVAL_S = 1.0
@@ -44,11 +44,11 @@ async def join(
         _wait_known(core, settings, clock),
     )
     peers.retry_pending()
-    data = {"seconds": clock.now() - began_s, "routers": list(peers.awaited), "workers": recovering_workers(core)}
-    if data["routers"] or data["workers"]:
-        log.warning("router_joined_without", extra={"data": data})
+    elapsed_s, routers, workers = clock.now() - began_s, list(peers.awaited), recovering_workers(core)
+    if routers or workers:
+        _log.warning("router_joined_without", elapsed_s=elapsed_s, routers=routers, workers=workers)
     else:
-        log.info("router_joined", extra={"data": data})
+        _log.info("router_joined", elapsed_s=elapsed_s)
     await set_serving(True)
     await presence.set_health(Health.PASSING)
     await presence.update(registration)

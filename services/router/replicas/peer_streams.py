@@ -5,7 +5,6 @@ breaks, is silent for `SILENCE_S`, misses a message, or whose peer does not take
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -16,12 +15,13 @@ from kvmesh.core import PeerUpdate
 from kvmesh.discovery.base import ROUTER, Instance, Registry, View
 from kvmesh.discovery.members import watch_members
 from kvmesh.errors import DeadlineError, LostError, MeshError, OverloadedError, UnavailableError
+from kvmesh.event_log import event_logger
 from kvmesh.lifecycle import run_together
 from kvmesh.rpc.router.client import GrpcPeersClient, PeerCall
 from services.router.core_settings import SyncSettings
 from services.router.replicas.peer_reservations import PeerReservations, PeerSession
 
-log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 
 WAIT_S_MIN = 0.0005
 """A timer may fire slightly early; without a minimum the wait would be repeated in a busy loop."""
@@ -172,8 +172,9 @@ class PeerStreams:
             else:
                 self._unreachable.add(peer.instance_id)
             if was_open or problem.reason != logged_reason:
-                data = {"router": peer.instance_id, "reason": problem.reason, "message": problem.message}
-                log.warning("peer_stream_broken", extra={"data": data})
+                _log.warning(
+                    "peer_stream_broken", router=peer.instance_id, reason=problem.reason, message=problem.message
+                )
                 logged_reason = problem.reason
             await self._clock.sleep(pause_s * (0.5 + self._random.random() / 2))
             pause_s = min(2 * pause_s, RECONNECT_S_MAX)
@@ -221,7 +222,7 @@ class PeerStreams:
             self.reservations.on_message(session, news, now=self._clock.now())
             if is_first:
                 self._unreachable.discard(session.router_id)
-                log.info("peer_joined", extra={"data": {"router": session.router_id}})
+                _log.info("peer_joined", router=session.router_id)
 
     async def _outgoing(self, stream: _PeerStream) -> AsyncGenerator[PeerUpdate, None]:
         """Yields messages when they are to be sent. Ends when this router stops or the peer reads no more."""
@@ -258,7 +259,7 @@ class PeerStreams:
         del self._streams[stream]
         self.reservations.close_session(stream.session, now=self._clock.now())
         if stream.session.router_id:
-            log.info("peer_left", extra={"data": {"router": stream.session.router_id}})
+            _log.info("peer_left", router=stream.session.router_id)
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:

@@ -5,11 +5,12 @@ from collections.abc import Iterable
 from dataclasses import asdict
 
 from kvmesh.clock import Clock
+from kvmesh.event_log import event_logger
 from services.router.core import RouterCore
 from services.router.health.monitor import GOOD_EVENTS, HealthEvent
 from services.router.metrics import RouterMetrics
 
-log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 
 INTERVAL_S = 1.0
 SWEEP_BLOCKS = 5000
@@ -34,7 +35,7 @@ class Maintenance:
             now = self._clock.now()
             if expired := list(self._core.expire(now=now)):
                 self._metrics.count_expired(len(expired))
-                log.warning("reservations_expired", extra={"data": {"count": len(expired)}})
+                _log.warning("reservations_expired", count=len(expired))
             self._core.index.expire(now)
             self._metrics.remove_absent_workers()
             self._log_events(self._core.check_health(now=now))
@@ -47,7 +48,7 @@ class Maintenance:
         for event in events:
             self._metrics.count_health_event(event)
             level = logging.INFO if event.kind in GOOD_EVENTS else logging.WARNING
-            log.log(level, event.kind, extra={"data": {key: value for key, value in asdict(event).items() if value}})
+            _log.log(level, event.kind, **{key: value for key, value in asdict(event).items() if value})
 
     async def aclose(self) -> None:
         """Part of the interface; the runner cancels `run`."""

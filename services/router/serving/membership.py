@@ -8,7 +8,6 @@ afterwards, its last view stays (`kvmesh/discovery/members.py`).
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -19,13 +18,14 @@ from kvmesh.core import LoadRecord, Role
 from kvmesh.discovery.base import DECODE, LABEL_PREFIX, PREFILL, ROLE_SEQUENCE_KEY, Health, Instance, Registry, View
 from kvmesh.discovery.members import watch_members
 from kvmesh.errors import DeadlineError, LostError, MeshError, OverloadedError, UnavailableError
+from kvmesh.event_log import event_logger
 from kvmesh.lifecycle import run_together
 from kvmesh.rpc.worker_client import GrpcWorkerClient
 from services.router.serving.silence_timeout import silence_timeout
 from services.router.workers.fleet import Fleet
 from services.router.workers.worker import RegisteredWorker
 
-log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 
 POOLS = {PREFILL: Role.PREFILL, DECODE: Role.DECODE}
 SILENCE_S = 3.0
@@ -109,7 +109,7 @@ class FleetMembership:
 
     def _on_view(self, view: View, role: Role) -> None:
         if view.is_stale:
-            log.warning("registry_view_stale", extra={"data": {"service": view.service}})
+            _log.warning("registry_view_stale", consul_service=view.service)
             return
         for instance in view.instances:
             self._on_instance(instance, view.service, role)
@@ -146,13 +146,13 @@ class FleetMembership:
                 role_sequence=role_sequence,
                 task=task,
             )
-            log.info("worker_joined", extra={"data": {"worker": instance.instance_id, "address": instance.address}})
+            _log.info("worker_joined", worker=instance.instance_id, address=instance.address)
 
     def _on_gone(self, worker_id: str, followed: _FollowedWorker) -> None:
         followed.task.cancel()
         del self._followed[worker_id]
         self._fleet.unregister(worker_id)
-        log.info("worker_left", extra={"data": {"worker": worker_id}})
+        _log.info("worker_left", worker=worker_id)
 
     async def _follow(self, worker: RegisteredWorker) -> None:
         pause_s = RECONNECT_S_MIN
@@ -163,12 +163,14 @@ class FleetMembership:
                 self._fleet.disconnected(worker, "silent" if problem.reason == "silent" else "unreachable")
                 self._fleet.health.on_disconnected(worker, worker.stream_fault, self._clock.now())
                 pause_s = RECONNECT_S_MIN
-                data = {"worker": worker.worker_id, "reason": problem.reason, "message": problem.message}
-                log.warning("worker_streams_broken", extra={"data": data})
+                _log.warning(
+                    "worker_streams_broken", worker=worker.worker_id, reason=problem.reason, message=problem.message
+                )
             elif logged != problem.message:
                 # Once per cause: the log must show a listed worker that never joins.
-                data = {"worker": worker.worker_id, "reason": problem.reason, "message": problem.message}
-                log.warning("worker_not_joined", extra={"data": data})
+                _log.warning(
+                    "worker_not_joined", worker=worker.worker_id, reason=problem.reason, message=problem.message
+                )
             logged = problem.message
             await self._clock.sleep(pause_s * (0.5 + self._random.random() / 2))
             pause_s = min(2 * pause_s, RECONNECT_S_MAX)
@@ -200,8 +202,7 @@ class FleetMembership:
                 await self._describe(worker)
             except (DeadlineError, UnavailableError) as error:
                 # A busy worker may be late. The streams show whether it is alive.
-                data = {"worker": worker.worker_id, "reason": error.reason}
-                log.info("description_not_renewed", extra={"data": data})
+                _log.info("description_not_renewed", worker=worker.worker_id, reason=error.reason)
 
     async def _watch_kv(self, worker: RegisteredWorker) -> None:
         while True:
@@ -216,8 +217,8 @@ class FleetMembership:
                             break
             except OverloadedError:
                 # This router fell behind the worker's buffer; the worker is well.
-                log.warning("kv_watch_fell_behind", extra={"data": {"worker": worker.worker_id}})
-            log.info("kv_watch_renewed", extra={"data": {"worker": worker.worker_id, "reason": feed.reason}})
+                _log.warning("kv_watch_fell_behind", worker=worker.worker_id)
+            _log.info("kv_watch_renewed", worker=worker.worker_id, reason=feed.reason)
             await self._clock.sleep(RECONNECT_S_MIN)
 
     async def _yield_to_loop(self) -> None:

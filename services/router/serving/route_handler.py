@@ -1,11 +1,11 @@
 """Handles asks and reports of frontends: those of Route streams, and those of a frontend in the same process."""
 
-import logging
 from time import perf_counter
 
 from kvmesh.clock import Clock
 from kvmesh.core import Ask, Placement
 from kvmesh.errors import MeshError
+from kvmesh.event_log import event_logger
 from kvmesh.telemetry import Tracing
 from services.router.core import RouterCore
 from services.router.metrics import RouterMetrics
@@ -14,7 +14,7 @@ from services.router.serving.queue_dispatcher import QueueDispatcher
 from services.router.serving.report_buffer import ReportBuffer
 from services.router.serving.response_queue import AskResponse, ResponseQueue
 
-log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 
 
 class RouteHandler:
@@ -36,7 +36,7 @@ class RouteHandler:
         """A frontend opened a stream. `host` is the address that it comes from."""
         self._streams[frontend_id] = self._streams.get(frontend_id, 0) + 1
         self._core.on_stream_started(frontend_id, host=host)
-        log.info("frontend_joined", extra={"data": {"frontend": frontend_id}})
+        _log.info("frontend_joined", frontend=frontend_id)
 
     def remove_stream(self, frontend_id: str) -> None:
         """A stream ended. After the frontend's last one its reservations end within the grace."""
@@ -44,7 +44,7 @@ class RouteHandler:
         if self._streams[frontend_id] == 0:
             del self._streams[frontend_id]
             self._core.on_stream_ended(frontend_id, now=self._clock.now())
-        log.info("frontend_left", extra={"data": {"frontend": frontend_id}})
+        _log.info("frontend_left", frontend=frontend_id)
 
     def end_responses(self, responses: ResponseQueue) -> None:
         """No more responses are written: applies the reports that came, and removes the stream's asks from the queue."""

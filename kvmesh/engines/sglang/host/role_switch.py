@@ -4,10 +4,11 @@ SGLang's own switch tears the transfer structures of a role down, which its NIXL
 once and kept: a parked role has no requests, and its NIXL agent only holds a second registration of the same KV memory.
 """
 
-import logging
 from typing import Any
 
-LOG = logging.getLogger(__name__)
+from kvmesh.event_log import event_logger
+
+_log = event_logger(__name__)
 
 STRUCTURES = (
     "req_to_metadata_buffer_idx_allocator",
@@ -61,8 +62,8 @@ class RoleSwitch:
         """An engine that starts as prefill has no CUDA graphs for decoding."""
         try:
             self._scheduler.tp_worker.ensure_decode_cuda_graphs(None)
-        except Exception:  # As SGLang's own switch: without graphs it decodes more slowly.
-            LOG.exception("decode_graphs_not_captured")
+        except Exception as error:  # noqa: BLE001  # As SGLang's own switch: without graphs it decodes more slowly.
+            _log.error("decode_graphs_not_captured", exc_info=error)
 
     def _set_mode(self, role: str) -> None:
         from sglang.srt.runtime_context import get_context

@@ -1,7 +1,6 @@
 """How the two engines of a rendezvous talk: a channel for each room, from the decode engine to the prefill engine's bootstrap server."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from struct import Struct
@@ -10,13 +9,14 @@ from typing import Any, Protocol
 from aiohttp import ClientError, ClientSession, ClientTimeout, WSMsgType, web
 
 from kvmesh.errors import UnavailableError
+from kvmesh.event_log import event_logger
 
 FAKE_HOST = "2.2.2.2"
 """Host of a rendezvous without a counterpart: no KV moves, and the tokens are wrong. For warm-up and tests; SGLang uses the same."""
 HELLO, READY, OFFER, DONE, FAILED = b"H", b"R", b"O", b"D", b"F"
 """First byte of a message. HELLO, READY and DONE go to the prefill engine; OFFER (the blocks to pull) and FAILED (a reason) come back."""
 _HELLO = Struct(">QI")
-log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 HEARTBEAT_S = 2.0
 """A peer whose process is suspended misses two of them and counts as gone."""
 MESSAGE_BYTES_MAX = 16 << 20
@@ -161,7 +161,7 @@ class _WebSocketChannel:
             while (message := await self._unsent.get()) is not None:
                 await self._socket.send_bytes(message)
         except (ClientError, OSError):
-            log.info("rendezvous_message_dropped")
+            _log.info("rendezvous_message_dropped")
         async with asyncio.timeout(CLOSE_S):
             await self._socket.close()
 

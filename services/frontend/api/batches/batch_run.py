@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvmesh.telemetry import event_logger
+from kvmesh.event_log import event_logger
 from services.frontend.api.batches.line_runner import DrainingError, LineRunner, unrun_result
 from services.frontend.api.batches.lines import BatchLine, LineReader, validate_file
 from services.frontend.api.run import first_failure

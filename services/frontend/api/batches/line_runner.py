@@ -1,7 +1,6 @@
 """Runs one line of a batch through the pipeline. The result is a line of the output or of the error file."""
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from random import Random
@@ -20,6 +19,7 @@ from kvmesh.errors import (
     OverloadedError,
     UnavailableError,
 )
+from kvmesh.event_log import event_logger
 from kvmesh.rpc.http_status import http_status
 from services.frontend.access.caller import ANYBODY
 from services.frontend.api.answer_reader import make_reader
@@ -40,7 +40,7 @@ from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.settings import BatchSettings
 from services.frontend.stores.batches import LineResult
 
-_log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 _LOST = (LostError, KvLostError, DeadlineError)
 _RETRY_S = 0.2
 _ATTEMPTS_MAX = 3
@@ -90,7 +90,7 @@ class LineRunner:
                     return self._result(line, context, http_status(error)[0], body=to_error_body(error))
             except Exception as error:  # noqa: BLE001 (the boundary that keeps a defect from ending the batch; logged)
                 request_id = context.request_id
-                _log.error("batch_line_defect", exc_info=error, extra={"data": {"request_id": request_id}})
+                _log.error("batch_line_defect", exc_info=error, request_id=request_id)
                 failure = InternalError(f"internal error {request_id}", request_id=request_id)
                 return self._result(line, context, 500, body=to_error_body(failure))
             await asyncio.sleep(pause_s * (0.5 + self._random.random()))

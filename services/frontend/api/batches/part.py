@@ -6,7 +6,8 @@ from random import Random
 from aiohttp import web
 
 from kvmesh.errors import NotFoundError, UnavailableError
-from kvmesh.telemetry import Instruments, event_logger
+from kvmesh.event_log import event_logger
+from kvmesh.telemetry import Instruments
 from services.frontend.api.anthropic.batches import MessageBatchRoutes
 from services.frontend.api.batches.batch_run import BatchResources, LineSlots
 from services.frontend.api.batches.file_routes import FileRoutes

@@ -5,7 +5,7 @@ from collections import Counter
 from contextlib import suppress
 
 from kvmesh.errors import MeshError
-from kvmesh.telemetry import event_logger
+from kvmesh.event_log import event_logger
 from services.frontend.api.batches.batch_run import BatchResources, BatchRun
 from services.frontend.api.batches.line_runner import DrainingError
 from services.frontend.stores.batch_rows import Claim

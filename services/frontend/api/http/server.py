@@ -1,6 +1,5 @@
 """The HTTP server: routes and limits."""
 
-import logging
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
@@ -10,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from kvmesh.errors import MeshError, NotFoundError
+from kvmesh.event_log import event_logger
 from kvmesh.network.names import LOOPBACK
 from services.frontend.api.anthropic.body import MESSAGES_PATH, VERSION_HEADER
 from services.frontend.api.anthropic.body import error_body as messages_error_body
@@ -25,7 +25,7 @@ from services.frontend.api.openai.tokens import serve_detokenize, serve_tokenize
 from services.frontend.pipeline.pipeline import Pipeline
 from services.frontend.settings import HttpSettings
 
-_log = logging.getLogger(__name__)
+_log = event_logger(__name__)
 ANY_PATH, ANY_PATH_CANONICAL = "/{path:.*}", "/{path}"
 HEADER_BYTES_MAX, HEADERS_MAX = 8190, 128
 """Bytes of the request line and of each header, and number of headers: aiohttp's defaults."""
@@ -121,7 +121,7 @@ class HttpServer:
         )
         await site.start()
         self._port = self._runner.addresses[0][1]
-        _log.info("http_server_started", extra={"data": {"host": settings.host, "port": self._port}})
+        _log.info("http_server_started", host=settings.host, port=self._port)
 
     async def aclose(self) -> None:
         """Stops listening and cancels all handlers. Idempotent."""

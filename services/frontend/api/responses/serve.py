@@ -12,7 +12,7 @@ from aiohttp import web
 
 from kvmesh.clock import Clock
 from kvmesh.errors import InvalidRequestError, NotFoundError, UnavailableError, UnsupportedError
-from kvmesh.telemetry import event_logger
+from kvmesh.event_log import event_logger
 from services.frontend.api.answer_blocks import AnswerCollector
 from services.frontend.api.answer_reader import AnswerReader, make_reader
 from services.frontend.api.http.boundary import Boundary

@@ -1,0 +1,36 @@
+"""Every event that the product logs reaches the log with its data."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvmesh.event_log import LINE_KEYS
+from tests.parts import ROOT
+
+SETTINGS = "kvmesh/settings/load.py"
+"""Logs before logs have a format."""
+SOURCES = sorted(path for folder in ("kvmesh", "services") for path in (ROOT / folder).rglob("*.py"))
+
+
+def calls(path: Path) -> Iterator[ast.Call]:
+    """Calls of the methods of `_log`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            owner = node.func.value
+            if isinstance(owner, ast.Name) and owner.id == "_log":
+                yield node
+
+
+def test_no_event_has_data_that_its_line_would_lose() -> None:
+    """A key of the line itself hides an event's key of the same name."""
+    found = [(path, call) for path in SOURCES for call in calls(path)]
+    assert len(found) > 100
+    for path, call in found:
+        keys = {keyword.arg for keyword in call.keywords}
+        assert not keys & (LINE_KEYS | {"extra"}), f"{path}:{call.lineno}"
+
+
+def test_modules_log_events() -> None:
+    """A logger of the standard library would accept data that the formatter does not print."""
+    loggers = [path for path in SOURCES if "getLogger(__name__)" in path.read_text()]
+    assert [str(path.relative_to(ROOT)) for path in loggers] == [SETTINGS]
