@@ -20,25 +20,25 @@ class EventLogger:
         self._logger = logger
 
     def debug(self, event: str, /, **data: Any) -> None:
-        self.log(logging.DEBUG, event, **data)
+        self._write(logging.DEBUG, event, **data)
 
     def info(self, event: str, /, **data: Any) -> None:
         """For rare events, and one line per request."""
-        self.log(logging.INFO, event, **data)
+        self._write(logging.INFO, event, **data)
 
     def warning(self, event: str, /, *, exc_info: BaseException | None = None, **data: Any) -> None:
         """For problems that the mesh handles."""
-        self.log(logging.WARNING, event, exc_info=exc_info, **data)
+        self._write(logging.WARNING, event, exc_info=exc_info, **data)
 
     def error(self, event: str, /, *, exc_info: BaseException | None = None, **data: Any) -> None:
         """For problems that an operator should act on."""
-        self.log(logging.ERROR, event, exc_info=exc_info, **data)
+        self._write(logging.ERROR, event, exc_info=exc_info, **data)
 
     def critical(self, event: str, /, *, exc_info: BaseException | None = None, **data: Any) -> None:
         """For defects after which the process no longer does its work."""
-        self.log(logging.CRITICAL, event, exc_info=exc_info, **data)
+        self._write(logging.CRITICAL, event, exc_info=exc_info, **data)
 
-    def log(self, level: int, event: str, /, *, exc_info: BaseException | None = None, **data: Any) -> None:
+    def _write(self, level: int, event: str, /, *, exc_info: BaseException | None = None, **data: Any) -> None:
         if self._logger.isEnabledFor(level):
             self._logger.log(level, event, exc_info=exc_info, extra={"data": data})
 

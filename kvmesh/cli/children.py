@@ -174,7 +174,7 @@ def _text(line: str) -> tuple[str, bool] | None:
     if line.startswith("{"):
         with suppress(ValueError, AttributeError):
             event = json.loads(line)
-            cause = event.get("error") or event.get("message") or ""
+            cause = event.get("error") or event.get("detail") or ""
             text = f"{event.get('event', '')}: {cause}" if cause else str(event.get("event", ""))
             return text, event.get("level") in ("error", "critical")
     if found := _EXCEPTION.match(line.strip()):

@@ -125,7 +125,7 @@ class ConsulRegistry:
                 if not state.has_seen and not isinstance(error, UnavailableError | OverloadedError):
                     raise
                 view, pause_s = state.on_failure(), backoff.next_s()
-                _log.warning("registry_watch_failed", consul_service=service, reason=error.reason)
+                _log.warning("registry_watch_failed", consul_service=service, reason=error.reason, detail=error.message)
             if view is not None:
                 yield view
             if pause_s > 0:

@@ -121,4 +121,4 @@ class LeaderElection:
             try:
                 await self._registry.destroy_session(session_id)
             except MeshError as error:
-                _log.warning("session_left", reason=error.reason)
+                _log.warning("session_left", reason=error.reason, detail=error.message)

@@ -88,7 +88,7 @@ class Presence:
             async with asyncio.timeout(self._settings.close_timeout_s), self._attempt_lock:
                 await self._registry.deregister(self.registration.instance_id)
         except (MeshError, TimeoutError) as error:
-            _log.warning("instance_left_registered", instance_id=self.registration.instance_id, why=str(error))
+            _log.warning("instance_left_registered", instance_id=self.registration.instance_id, detail=str(error))
         self._written = None
 
     async def _run(self) -> None:
@@ -146,7 +146,7 @@ class Presence:
 
     def _on_failure(self, error: MeshError) -> None:
         _log.warning(
-            "heartbeat_failed", instance_id=self.registration.instance_id, reason=error.reason, why=error.message
+            "heartbeat_failed", instance_id=self.registration.instance_id, reason=error.reason, detail=error.message
         )
 
 

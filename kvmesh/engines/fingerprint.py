@@ -34,7 +34,7 @@ def model_fingerprint(
         return files_fingerprint(files, hashes)
     if revision:
         return hashlib.sha256(f"{model}\0{revision}".encode()).hexdigest()
-    _log.warning("model_not_identified", model=model, remedy="set a revision to allow handoffs")
+    _log.warning("model_not_identified", model=model, advice="set a revision to allow handoffs")
     return uuid.uuid4().hex
 
 

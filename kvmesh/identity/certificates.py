@@ -65,7 +65,7 @@ class DirectorySource:
                 return
             found = self._read()
         except InvalidRequestError as error:
-            _log.warning("certificates_not_renewed", why=error.message)
+            _log.warning("certificates_not_renewed", detail=error.message)
             return
         if found != self._certificates:
             self._certificates = found

@@ -31,7 +31,7 @@ def place_service(settings: S) -> S:
     """
     given: Any = settings
     chosen = choose_address(given.address, registry=registry_host(given.discovery.address))
-    _log.info("address_chosen", address=chosen.host, why=chosen.why)
+    _log.info("address_chosen", address=chosen.host, detail=chosen.why)
     ports = given.ports
     rpc = replace(given.rpc, host=bare(given.rpc.host) or chosen.host)
     if not rpc.advertise_host and is_unspecified(rpc.host) and given.address:

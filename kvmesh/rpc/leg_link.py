@@ -241,7 +241,7 @@ class GrpcLegLink:
             error = from_rpc_error(rpc_error, where=self.worker.worker_id, has_begun=True)
             error = _not_the_clients(error, LostError)
         except (InvalidRequestError, ValueError, IndexError) as problem:
-            _log.error("frame_refused", worker=self.worker.worker_id, problem=str(problem))
+            _log.error("frame_refused", worker_id=self.worker.worker_id, detail=str(problem))
             error = InternalError("the worker sent a frame that cannot be read", where=self.worker.worker_id)
         finally:
             self._on_end(error)
@@ -500,5 +500,5 @@ def _not_the_clients(error: MeshError, instead: type[MeshError]) -> MeshError:
     """Returns a worker that refuses the frontend itself: clients must not take it for a refusal of theirs, and another worker may accept it."""
     if not isinstance(error, PermissionDeniedError):
         return error
-    _log.warning("worker_refuses_calls", worker=error.where, reason=error.reason)
+    _log.warning("worker_refuses_calls", worker_id=error.where, reason=error.reason)
     return instead("the worker does not accept calls of this frontend", reason=error.reason, where=error.where)

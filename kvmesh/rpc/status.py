@@ -154,7 +154,7 @@ def from_rpc_error(error: grpc.RpcError, *, where: str = "", has_begun: bool = F
         return InvalidRequestError(words, reason="message_too_large", where=where)
     peer = where or "the server"
     if code in _BROKEN or code in _GRPC_MESSAGES:
-        _log.debug("rpc_failed", code=code.name, details=words, where=where)
+        _log.debug("rpc_failed", code=code.name, detail=words, where=where)
         words = ""
     if code in _BROKEN and has_begun:
         return LostError(f"the connection to {peer} broke", where=where)

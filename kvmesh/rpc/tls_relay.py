@@ -138,7 +138,7 @@ class _Connection:
                     host, port, ssl=self._context, server_hostname="", limit=CHUNK_BYTES
                 )
         except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError.
-            _log.debug("relay_not_connected", address=self._address, why=f"{type(error).__name__}: {error}")
+            _log.debug("relay_not_connected", address=self._address, detail=f"{type(error).__name__}: {error}")
             return
         try:
             if not self._is_expected(far_writer):

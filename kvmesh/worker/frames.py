@@ -152,7 +152,7 @@ class FrameOutlet:
 
     def _put(self, waiting: _WaitingStep) -> None:
         if self._error is None and len(self._waiting) >= self._steps_max:
-            _log.warning("link_stalled", frontend=self._frontend_id, steps=len(self._waiting))
+            _log.warning("link_stalled", frontend_id=self._frontend_id, steps=len(self._waiting))
             self.fail_nowait(OverloadedError("the frontend does not read its frames", reason="link_stalled"))
             # The stream's handler may wait for the frontend to read, and cannot close the link then.
             self.link.close_nowait()

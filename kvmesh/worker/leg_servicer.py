@@ -91,7 +91,7 @@ class LegServicer:
             outlet.fail_nowait(error)
         except DecodeError:
             # The peer's error. Of the first message the server's error boundary says the same.
-            _log.warning("attach_message_invalid", frontend=first.hello.frontend_id)
+            _log.warning("attach_message_invalid", frontend_id=first.hello.frontend_id)
             outlet.fail_nowait(InvalidRequestError("the message cannot be decoded", reason="invalid_message"))
         except Exception as error:  # noqa: BLE001  # A defect ends this stream, not the worker.
             _log.error("attach_defect", exc_info=error)

@@ -43,7 +43,7 @@ class ServedFiles:
         try:
             self._files, self.digest = await asyncio.to_thread(_identify, card)
         except (UnsupportedError, OSError) as error:
-            _log.warning("model_files_not_served", model=card.name, source=card.source, why=str(error))
+            _log.warning("model_files_not_served", model=card.name, source=card.source, detail=str(error))
 
     async def aclose(self) -> None:
         """Nothing to do."""

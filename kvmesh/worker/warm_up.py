@@ -1,7 +1,6 @@
 """Runs a short leg on the worker's own engine before the worker registers, so that no client's request is the engine's first."""
 
 import asyncio
-import logging
 
 from kvmesh.clock import Clock
 from kvmesh.core import KvHandle, Leg, LegTask, Role
@@ -33,25 +32,19 @@ class WarmUp:
 
     async def start(self) -> None:
         started_s = self._clock.now()
-        reason = ""
         handle: KvHandle | None = None
         try:
             async with asyncio.timeout(WARM_UP_TIMEOUT_S):
                 handle = await self._run_leg()
                 await self._clear_cache()
         except TimeoutError:
-            reason = "timed_out"
+            _log.warning("warm_up_failed", reason="timed_out", detail=f"no answer within {WARM_UP_TIMEOUT_S:g} s")
         except MeshError as error:
-            reason = error.reason
+            _log.warning("warm_up_failed", reason=error.reason, detail=error.message)
         await self._checks.check_one()
         if handle is not None:
             await self._own_handoff.check(handle)
-        _log.log(
-            logging.WARNING if reason else logging.INFO,
-            "worker_warmed_up",
-            elapsed_s=round(self._clock.now() - started_s, 3),
-            reason=reason,
-        )
+        _log.info("worker_warmed_up", elapsed_s=round(self._clock.now() - started_s, 3))
 
     async def _run_leg(self) -> KvHandle | None:
         """Prefill workers make a handle, which is released; decode workers generate two tokens."""

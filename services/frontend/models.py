@@ -164,7 +164,7 @@ class DiscoveredModels:
             try:
                 is_settled = await self._refresh()
             except MeshError as error:
-                _log.warning("models_not_refreshed", reason=error.reason, why=error.message)
+                _log.warning("models_not_refreshed", reason=error.reason, detail=error.message)
                 is_settled = False
             if not is_settled:
                 await self._wait_retry()
@@ -204,7 +204,7 @@ class DiscoveredModels:
             _log.warning("model_gone", model=name)
         for name, problem in problems.items():
             if self._problems.get(name) != problem:
-                _log.warning("model_unavailable", model=name, why=problem)
+                _log.warning("model_unavailable", model=name, detail=problem)
 
     async def _model(self, name: str) -> ServedModel:
         workers = [
@@ -265,7 +265,9 @@ class DiscoveredModels:
     def _log_differing(self, name: str, groups: Sequence[Sequence[Described]]) -> None:
         workers = {group[0][1].files_digest[:12] or "none": group[0][0].instance_id for group in groups}
         if len(groups) > 1 and self._differing.get(name) != workers.keys():
-            _log.warning("model_files_differ", model=name, workers=workers, why="requests go to workers of one digest")
+            _log.warning(
+                "model_files_differ", model=name, workers=workers, detail="requests go to workers of one digest"
+            )
         self._differing[name] = set(workers)
 
     async def _text(self, described: Sequence[Described]) -> TextModel:
@@ -315,7 +317,7 @@ class DiscoveredModels:
             cached_characters_max=self._settings.cached_characters_max,
         )
         for problem in text.selection.problems:
-            _log.warning("parser_does_not_fit", model=card.name, why=problem)
+            _log.warning("parser_does_not_fit", model=card.name, detail=problem)
         return text
 
 

@@ -53,7 +53,13 @@ class Actuator:
         try:
             detail = await steps[decision.action]()
         except MeshError as error:
-            _log.warning("decision_failed", number=decision.number, action=decision.action.value, reason=error.reason)
+            _log.warning(
+                "decision_failed",
+                number=decision.number,
+                action=decision.action.value,
+                reason=error.reason,
+                detail=error.message,
+            )
             return replace(decision, outcome=DecisionOutcome.FAILED, outcome_detail=error.message)
         _log.info("decision_accepted", number=decision.number, action=decision.action.value, model=decision.model)
         return replace(decision, outcome=DecisionOutcome.ACCEPTED, outcome_detail=detail)
@@ -68,7 +74,7 @@ class Actuator:
                     model, bounds, fencing_token=self._lead.fencing_token, timeout_s=CALL_TIMEOUT_S
                 )
             except MeshError as error:
-                _log.warning("bounds_not_repeated", model=model, reason=error.reason)
+                _log.warning("bounds_not_repeated", model=model, reason=error.reason, detail=error.message)
 
     async def _deflect(self, decision: Decision, ttft_s: float) -> str:
         await self._connector.set_bounds(

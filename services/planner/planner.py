@@ -106,7 +106,7 @@ class Planner:
                 step_s=settings.decide.interval_s,
             )
         except FetchError as error:
-            _log.warning("history_not_read", reason=str(error))
+            _log.warning("history_not_read", detail=str(error))
 
     async def run(self) -> None:
         """Observes and decides each interval, until cancelled."""
@@ -287,7 +287,7 @@ class Planner:
 
     def _log_new_problems(self, problems: Sequence[str]) -> None:
         for problem in sorted(frozenset(problems) - self._problems):
-            _log.warning("observation_problem", problem=problem)
+            _log.warning("observation_problem", detail=problem)
         self._problems = frozenset(problems)
 
 

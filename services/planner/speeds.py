@@ -40,7 +40,7 @@ class WorkerSpeeds:
             async with self._slots:
                 found = await self._client.describe(instance.address, timeout_s=self._timeout_s)
         except MeshError as error:
-            _log.info("worker_not_described", worker=instance.instance_id, reason=error.reason)
+            _log.info("worker_not_described", worker_id=instance.instance_id, reason=error.reason)
         else:
             self._descriptions[instance.instance_id, instance.address] = found
 

@@ -1,6 +1,7 @@
 """Every event that the product logs reaches the log with its data."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,9 @@ from tests.parts import ROOT
 
 SETTINGS = "kvmesh/settings/load.py"
 """Logs before logs have a format."""
+UNSEEN = ("kvmesh/simulation/",)
+"""Only tests and benchmarks run it."""
+PAGE = ROOT / "docs" / "operate" / "logs.md"
 SOURCES = sorted(path for folder in ("kvmesh", "services") for path in (ROOT / folder).rglob("*.py"))
 
 
@@ -34,3 +38,24 @@ def test_modules_log_events() -> None:
     """A logger of the standard library would accept data that the formatter does not print."""
     loggers = [path for path in SOURCES if "getLogger(__name__)" in path.read_text()]
     assert [str(path.relative_to(ROOT)) for path in loggers] == [SETTINGS]
+
+
+def test_the_page_names_each_warning_and_error() -> None:
+    """And no event that is not logged."""
+    logged = {
+        call.args[0].value: call.func.attr
+        for path in SOURCES
+        if not str(path.relative_to(ROOT)).startswith(UNSEEN)
+        for call in calls(path)
+        if isinstance(call.args[0], ast.Constant)
+    }
+    health = {"breaker_opened", "path_opened", "worker_wedged", "overlap_impossible"}
+    assert all(f'"{event}"' in (ROOT / "services/router/health/monitor.py").read_text() for event in health)
+    found = {
+        event
+        for line in PAGE.read_text().partition("## Warnings")[2].splitlines()
+        for event in re.findall(r"`([a-z_]+)`", line.partition("|")[2].partition("|")[0])
+    }
+    levels = {"warning", "error", "critical"}
+    assert {event for event, level in logged.items() if level in levels} - found == set()
+    assert found - set(logged) - health - {"reason"} == set()

@@ -134,7 +134,7 @@ async def test_a_parser_that_does_not_fit_is_said_at_load(tmp_path: Path, caplog
     assert selection.tools.name == "mistral"
     said = [record for record in caplog.records if record.message == "parser_does_not_fit"]
     assert [record.data["model"] for record in said] == ["tiny"]  # type: ignore[attr-defined]
-    assert said[0].data["why"] == selection.problems[0]  # type: ignore[attr-defined]
+    assert said[0].data["detail"] == selection.problems[0]  # type: ignore[attr-defined]
 
 
 async def test_a_model_comes_and_goes_with_its_workers(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_a_remote_registry_gives_the_address_that_reaches_it(address: str, caplo
     assert hosts == (address,) * 4
     [record] = [each for each in caplog.records if each.message == "address_chosen"]
     assert record.data["address"] == address  # type: ignore[attr-defined]
-    assert address in record.data["why"]  # type: ignore[attr-defined]
+    assert address in record.data["detail"]  # type: ignore[attr-defined]
 
 
 def test_address_wins_and_hosts_of_their_own_stay(address: str) -> None:

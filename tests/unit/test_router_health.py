@@ -336,7 +336,7 @@ def test_impossible_overlap_is_told_once_with_its_cause():
     assert [(event.kind, event.cause, event.model) for event in events] == [
         ("overlap_impossible", "hash_mismatch", "demo")
     ]
-    assert "seed" in events[0].message
+    assert "seed" in events[0].advice
 
 
 def test_another_block_size_is_told_at_once():

@@ -111,7 +111,7 @@ class ConnectCertificates:
             "certificates_not_renewed",
             consul_service=SERVICE_PREFIX + self.role,
             reason=error.reason,
-            why=error.message,
+            detail=error.message,
             expires_at=expires_at,
         )
 

@@ -116,6 +116,6 @@ class ConnectIntentions:
                 "intentions_not_followed",
                 consul_service=SERVICE_PREFIX + self.destination,
                 reason=error.reason,
-                why=error.message,
+                detail=error.message,
                 effect="the last known intentions stay",
             )

@@ -449,7 +449,7 @@ class SglangEngine(BufferedEngine):
 
     def _fail(self, failed: Failed) -> None:
         """The process says why it ends."""
-        _log.error("engine_failed", kind=failed.kind, reason=failed.message)
+        _log.error("engine_failed", kind=failed.kind, detail=failed.message)
         if not self._started.done():
             self._started.set_exception(start_failure(failed))
 

@@ -428,7 +428,7 @@ class VllmEngine(BufferedEngine):
 
     def _lose_node(self, reason: str) -> None:
         """Called on a thread of the watch. The remaining ranks would wait forever for the others, and the engine thread for them."""
-        _log.error("engine_node_lost", reason=reason)
+        _log.error("engine_node_lost", detail=reason)
         self._post_call(self._fail, LostError(reason, reason="engine_died"))
 
     def _ended(self) -> None:

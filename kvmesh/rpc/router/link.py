@@ -323,7 +323,7 @@ class GrpcRouterLink:
             self._set_timer(pending)
         elif pending.end_s() > now_s:
             if stream is not None and stream is pending.stream and self._is_silent(pending, now_s):
-                _log.warning("router_silent", router=stream.router_id)
+                _log.warning("router_silent", router_id=stream.router_id)
                 stream.give_up()
             self._set_timer(pending)
         else:

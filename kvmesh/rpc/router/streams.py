@@ -193,10 +193,12 @@ class RouterStreams:
             was_left = stream in self._leaving
             self._leaving.pop(stream, None)
         if was_left:
-            _log.info("router_left", router=router.instance_id)
+            _log.info("router_left", router_id=router.instance_id)
             return True
         self._shunned[router.instance_id] = self._clock.now() + self._settings.shun_s
-        _log.warning("router_stream_broken", router=router.instance_id, reason=problem.reason, message=problem.message)
+        _log.warning(
+            "router_stream_broken", router_id=router.instance_id, reason=problem.reason, detail=problem.message
+        )
         return stream.was_up
 
     def _on_up(self, stream: RouterStream) -> None:

@@ -157,7 +157,7 @@ class Access:
             try:
                 await self._load()
             except (MeshError, OSError) as error:
-                _log.error("keys_not_reloaded", problem=str(error))
+                _log.error("keys_not_reloaded", detail=str(error))
 
     async def _load(self) -> None:
         document = await self._read()

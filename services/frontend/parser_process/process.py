@@ -104,7 +104,7 @@ class ParserProcess:
                     self._on_reply(await self._read())
             except LostError as error:
                 self.is_running = False
-                _log.error("parser_process_lost", why=error.message)
+                _log.error("parser_process_lost", detail=error.message)
                 sessions, self._sessions = self._sessions, {}
                 for _, on_failure in sessions.values():
                     on_failure(error)
@@ -119,7 +119,7 @@ class ParserProcess:
             try:
                 await self._spawn()
             except MeshError as error:
-                _log.warning("parser_process_not_restarted", why=error.message)
+                _log.warning("parser_process_not_restarted", detail=error.message)
         _log.info("parser_process_restarted", tool=self.tool, reasoning=self.reasoning)
 
     def _on_reply(self, answer: Mapping[str, Any]) -> None:
@@ -128,7 +128,7 @@ class ParserProcess:
             return
         on_reply, on_failure = session
         if "error" in answer:
-            _log.warning("parser_failed", why=answer["error"])
+            _log.warning("parser_failed", detail=answer["error"])
             del self._sessions[answer["session"]]
             on_failure(LostError("vLLM's parser failed on the answer", reason="parser_failed"))
         elif "parts" in answer:

@@ -163,7 +163,9 @@ class RequestPlacements:
         Raises OverloadedError for a request without a token if too many were placed again.
         """
         if not emitted_tokens and not self._pins and not self._budget.take_nowait(self._clock.now()):
-            _log.warning("retry_budget_spent", reason=error.reason, where=error.where)
+            _log.warning(
+                "retry_budget_spent", request_id=self._request.request_id, reason=error.reason, where=error.where
+            )
             raise OverloadedError(
                 f"the request failed ({error.reason}) and is not tried on another worker, because too many requests are being retried",
                 reason=RETRY_BUDGET_SPENT,

@@ -132,7 +132,7 @@ class PostgresDatabase:
         except UnavailableError as error:
             if error.reason == "store_too_new":
                 raise
-            _log.warning("stores_not_ready", why=error.message)
+            _log.warning("stores_not_ready", detail=error.message)
 
     def _conninfo(self) -> str:
         """Returns the parameters of a new connection. Reads the password each time, so that it can be replaced."""
@@ -232,7 +232,7 @@ class PostgresDatabase:
     def _failure(self, error: Exception) -> UnavailableError:
         if not self._is_away and _is_away(error):
             self._is_away = True
-            _log.warning("stores_away", why=_words(error))
+            _log.warning("stores_away", detail=_words(error))
         return UnavailableError(f"the store failed: {_words(error)}", reason="store_unavailable", retry_after_s=1.0)
 
     async def _migrate(self, connection: Raw) -> None:

@@ -77,7 +77,7 @@ class ModelDirectories:
                 files=len(contents),
                 bytes=sum(map(len, contents.values())),
                 folder=str(folder),
-                why=why_not_local,
+                detail=why_not_local,
             )
             return folder
         raise UnavailableError(

@@ -48,7 +48,7 @@ class HealthEvent:
     worker_id: str
     model: str = ""
     cause: str = ""
-    message: str = ""
+    advice: str = ""
     frontend_id: str = ""
 
 
@@ -375,10 +375,10 @@ class HealthMonitor:
         if len(self._announced_faults) >= ANNOUNCED_FAULTS_MAX:
             self._announced_faults.clear()
         self._announced_faults.add(key)
-        self._add_event(worker, "overlap_impossible", cause=fault.value, message=ADVICE[fault])
+        self._add_event(worker, "overlap_impossible", cause=fault.value, advice=ADVICE[fault])
 
     def _add_event(
-        self, worker: RegisteredWorker, kind: str, *, cause: str = "", message: str = "", frontend_id: str = ""
+        self, worker: RegisteredWorker, kind: str, *, cause: str = "", advice: str = "", frontend_id: str = ""
     ) -> None:
         self.events.append(
             HealthEvent(
@@ -386,7 +386,7 @@ class HealthMonitor:
                 worker_id=worker.worker_id,
                 model=worker.model_name,
                 cause=cause,
-                message=message,
+                advice=advice,
                 frontend_id=frontend_id,
             )
         )

@@ -46,7 +46,7 @@ async def join(
     peers.retry_pending()
     elapsed_s, routers, workers = clock.now() - began_s, list(peers.awaited), recovering_workers(core)
     if routers or workers:
-        _log.warning("router_joined_without", elapsed_s=elapsed_s, routers=routers, workers=workers)
+        _log.warning("router_joined_without", elapsed_s=elapsed_s, router_ids=routers, worker_ids=workers)
     else:
         _log.info("router_joined", elapsed_s=elapsed_s)
     await set_serving(True)

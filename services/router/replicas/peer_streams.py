@@ -173,7 +173,7 @@ class PeerStreams:
                 self._unreachable.add(peer.instance_id)
             if was_open or problem.reason != logged_reason:
                 _log.warning(
-                    "peer_stream_broken", router=peer.instance_id, reason=problem.reason, message=problem.message
+                    "peer_stream_broken", router_id=peer.instance_id, reason=problem.reason, detail=problem.message
                 )
                 logged_reason = problem.reason
             await self._clock.sleep(pause_s * (0.5 + self._random.random() / 2))
@@ -222,7 +222,7 @@ class PeerStreams:
             self.reservations.on_message(session, news, now=self._clock.now())
             if is_first:
                 self._unreachable.discard(session.router_id)
-                _log.info("peer_joined", router=session.router_id)
+                _log.info("peer_joined", router_id=session.router_id)
 
     async def _outgoing(self, stream: _PeerStream) -> AsyncGenerator[PeerUpdate, None]:
         """Yields messages when they are to be sent. Ends when this router stops or the peer reads no more."""
@@ -259,7 +259,7 @@ class PeerStreams:
         del self._streams[stream]
         self.reservations.close_session(stream.session, now=self._clock.now())
         if stream.session.router_id:
-            _log.info("peer_left", router=stream.session.router_id)
+            _log.info("peer_left", router_id=stream.session.router_id)
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:

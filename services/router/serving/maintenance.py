@@ -1,6 +1,5 @@
 """Regular work of the router: expires reservations and predictions, checks the workers' health, frees index memory."""
 
-import logging
 from collections.abc import Iterable
 from dataclasses import asdict
 
@@ -47,8 +46,8 @@ class Maintenance:
     def _log_events(self, events: Iterable[HealthEvent]) -> None:
         for event in events:
             self._metrics.count_health_event(event)
-            level = logging.INFO if event.kind in GOOD_EVENTS else logging.WARNING
-            _log.log(level, event.kind, **{key: value for key, value in asdict(event).items() if value})
+            log = _log.info if event.kind in GOOD_EVENTS else _log.warning
+            log(event.kind, **{key: value for key, value in asdict(event).items() if value and key != "kind"})
 
     async def aclose(self) -> None:
         """Part of the interface; the runner cancels `run`."""

@@ -146,13 +146,13 @@ class FleetMembership:
                 role_sequence=role_sequence,
                 task=task,
             )
-            _log.info("worker_joined", worker=instance.instance_id, address=instance.address)
+            _log.info("worker_joined", worker_id=instance.instance_id, address=instance.address)
 
     def _on_gone(self, worker_id: str, followed: _FollowedWorker) -> None:
         followed.task.cancel()
         del self._followed[worker_id]
         self._fleet.unregister(worker_id)
-        _log.info("worker_left", worker=worker_id)
+        _log.info("worker_left", worker_id=worker_id)
 
     async def _follow(self, worker: RegisteredWorker) -> None:
         pause_s = RECONNECT_S_MIN
@@ -164,12 +164,12 @@ class FleetMembership:
                 self._fleet.health.on_disconnected(worker, worker.stream_fault, self._clock.now())
                 pause_s = RECONNECT_S_MIN
                 _log.warning(
-                    "worker_streams_broken", worker=worker.worker_id, reason=problem.reason, message=problem.message
+                    "worker_streams_broken", worker_id=worker.worker_id, reason=problem.reason, detail=problem.message
                 )
             elif logged != problem.message:
                 # Once per cause: the log must show a listed worker that never joins.
                 _log.warning(
-                    "worker_not_joined", worker=worker.worker_id, reason=problem.reason, message=problem.message
+                    "worker_not_joined", worker_id=worker.worker_id, reason=problem.reason, detail=problem.message
                 )
             logged = problem.message
             await self._clock.sleep(pause_s * (0.5 + self._random.random() / 2))
@@ -202,7 +202,7 @@ class FleetMembership:
                 await self._describe(worker)
             except (DeadlineError, UnavailableError) as error:
                 # A busy worker may be late. The streams show whether it is alive.
-                _log.info("description_not_renewed", worker=worker.worker_id, reason=error.reason)
+                _log.info("description_not_renewed", worker_id=worker.worker_id, reason=error.reason)
 
     async def _watch_kv(self, worker: RegisteredWorker) -> None:
         while True:
@@ -217,8 +217,8 @@ class FleetMembership:
                             break
             except OverloadedError:
                 # This router fell behind the worker's buffer; the worker is well.
-                _log.warning("kv_watch_fell_behind", worker=worker.worker_id)
-            _log.info("kv_watch_renewed", worker=worker.worker_id, reason=feed.reason)
+                _log.warning("kv_watch_fell_behind", worker_id=worker.worker_id)
+            _log.info("kv_watch_renewed", worker_id=worker.worker_id, reason=feed.reason)
             await self._clock.sleep(RECONNECT_S_MIN)
 
     async def _yield_to_loop(self) -> None:

@@ -36,7 +36,7 @@ class RouteHandler:
         """A frontend opened a stream. `host` is the address that it comes from."""
         self._streams[frontend_id] = self._streams.get(frontend_id, 0) + 1
         self._core.on_stream_started(frontend_id, host=host)
-        _log.info("frontend_joined", frontend=frontend_id)
+        _log.info("frontend_joined", frontend_id=frontend_id)
 
     def remove_stream(self, frontend_id: str) -> None:
         """A stream ended. After the frontend's last one its reservations end within the grace."""
@@ -44,7 +44,7 @@ class RouteHandler:
         if self._streams[frontend_id] == 0:
             del self._streams[frontend_id]
             self._core.on_stream_ended(frontend_id, now=self._clock.now())
-        _log.info("frontend_left", frontend=frontend_id)
+        _log.info("frontend_left", frontend_id=frontend_id)
 
     def end_responses(self, responses: ResponseQueue) -> None:
         """No more responses are written: applies the reports that came, and removes the stream's asks from the queue."""

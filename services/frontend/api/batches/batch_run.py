@@ -161,7 +161,7 @@ class BatchRun:
         output = await self._write_file("output", is_error=False)
         errors = await self._write_file("error", is_error=True)
         await resources.store.end(claim, ended, output=output, errors=errors)
-        _log.info("batch_ended", batch=claim.batch_id, status=ended)
+        _log.info("batch_ended", batch_id=claim.batch_id, status=ended)
 
     async def _validate(self, path: Path) -> bool:
         settings, claim = self._resources.settings, self._claim
@@ -170,7 +170,7 @@ class BatchRun:
         )
         if checked.problems:
             await self._resources.store.fail(claim, checked.problems)
-            _log.info("batch_refused", batch=claim.batch_id, problems=len(checked.problems))
+            _log.info("batch_refused", batch_id=claim.batch_id, problems=len(checked.problems))
             return False
         await self._resources.store.begin(claim, total=checked.total, model=checked.model)
         return True

@@ -104,7 +104,7 @@ class BatchesPart:
         except (UnavailableError, OSError) as error:
             if not self._is_optional:
                 raise
-            _log.warning("batches_off", why=str(error))
+            _log.warning("batches_off", detail=str(error))
             self._is_on = False
 
     async def run(self) -> None:

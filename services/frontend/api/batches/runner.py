@@ -58,7 +58,7 @@ class BatchRunner:
             if claim.batch_id in self._runs:
                 # This process was too slow to renew its lease; the old run notices that itself.
                 return
-            _log.info("batch_claimed", batch=claim.batch_id, status=claim.status, epoch=claim.epoch)
+            _log.info("batch_claimed", batch_id=claim.batch_id, status=claim.status, epoch=claim.epoch)
             run = self._runs[claim.batch_id] = BatchRun(claim, self._resources)
             tasks.create_task(self._run(claim, run), name=f"batch-{claim.batch_id}")
 
@@ -83,7 +83,7 @@ class BatchRunner:
         try:
             await run.run()
         except LeaseLostError:
-            _log.warning("batch_lease_lost", batch=claim.batch_id)
+            _log.warning("batch_lease_lost", batch_id=claim.batch_id)
         except (DrainingError, asyncio.CancelledError) as ending:
             # So that another frontend need not wait until the lease ends.
             with suppress(MeshError, LeaseLostError, TimeoutError):
@@ -92,7 +92,7 @@ class BatchRunner:
             if isinstance(ending, asyncio.CancelledError):
                 raise
         except Exception as error:  # noqa: BLE001 (the boundary that keeps one batch's defect from the others; logged)
-            _log.error("batch_failed_for_now", exc_info=error, batch=claim.batch_id)
+            _log.error("batch_failed_for_now", exc_info=error, batch_id=claim.batch_id)
             with suppress(MeshError, LeaseLostError):
                 await store.release(claim, after_failure=True, after_defect=not isinstance(error, MeshError))
         finally:

@@ -76,7 +76,7 @@ class Responses:
         except UnavailableError as error:
             if not self._is_optional:
                 raise
-            _log.warning("response_store_off", why=error.message)
+            _log.warning("response_store_off", detail=error.message)
             self._store = None
 
     async def run(self) -> None:
