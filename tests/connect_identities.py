@@ -103,20 +103,20 @@ def address_of(instance: dict[str, Any]) -> str:
     return f"{instance['Address']}:{instance['Port']}"
 
 
-def shown(address: str) -> tuple[int, bytes]:
+def presented_certificate(address: str) -> tuple[int, bytes]:
     """Serial number of the certificate that a server shows, and the key that signed it."""
-    found = _shown(address)
+    found = _presented(address)
     identifier = found.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value.key_identifier
     return found.serial_number, identifier or b""
 
 
-def shown_uri(address: str) -> str:
+def presented_uri(address: str) -> str:
     """The SPIFFE ID that a server shows."""
-    names = _shown(address).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    names = _presented(address).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return names.get_values_for_type(x509.UniformResourceIdentifier)[0]
 
 
-def _shown(address: str) -> x509.Certificate:
+def _presented(address: str) -> x509.Certificate:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])

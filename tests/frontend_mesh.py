@@ -110,7 +110,7 @@ class Faults:
     """The first leg that has sent so many tokens fails so; then the next entry counts."""
     cannot_continue: MeshError | None = None
     """How a leg ends that has emitted tokens."""
-    loses_end: bool = False
+    loses_finish: bool = False
     """Legs are lost between their last token and their end."""
     stalls_after: int | None = None
     prefill_hangs: bool = False
@@ -144,11 +144,11 @@ class FakeMesh:
     step_s: float = 0.0
     tokens_per_step: int = 1
     has_prefill: bool = True
-    answers: bool = True
+    prefill_answers: bool = True
     """Prefill workers answer single tokens."""
     answered_by_prefill: list[int] = field(default_factory=list)
-    told_failed: list[str] = field(default_factory=list)
-    told_cached: dict[ReportKind, int] = field(default_factory=dict)
+    reported_failures: list[str] = field(default_factory=list)
+    reported_cached_tokens: dict[ReportKind, int] = field(default_factory=dict)
     expected_ttft_s: float | None = None
     prefill_cached: int = 4
     """Prompt tokens that the prefill worker finds in its cache."""
@@ -157,7 +157,7 @@ class FakeMesh:
     handoff: Handoff = Handoff.SEQUENTIAL
     ranks: tuple[int | None, int | None] = (None, None)
     """The data-parallel ranks of a placement: prefill, decode."""
-    ran_on: list[tuple[LegTask, int | None]] = field(default_factory=list)
+    leg_ranks: list[tuple[LegTask, int | None]] = field(default_factory=list)
     """The task of each leg, and the rank that it names."""
     faults: Faults = field(default_factory=Faults)
     asks: list[Ask] = field(default_factory=list)
@@ -204,11 +204,11 @@ class FakeMesh:
     def report_nowait(self, ask_id: int, report: Report) -> None:
         self.reports.append((ask_id, report.kind))
         if report.kind is ReportKind.FAILED:
-            self.told_failed.append(report.failed_worker_id)
+            self.reported_failures.append(report.failed_worker_id)
         if report.is_answered_by_prefill:
             self.answered_by_prefill.append(ask_id)
         if report.cached_tokens is not None:
-            self.told_cached[report.kind] = report.cached_tokens
+            self.reported_cached_tokens[report.kind] = report.cached_tokens
 
     async def link(self, worker: WorkerRef, role: Role, *, timeout_s: float, waits_for_lost: bool = True) -> "FakeLink":
         assert timeout_s > 0
@@ -220,7 +220,7 @@ class FakeMesh:
     def start(self, leg: Leg, sink: LegSink, worker: WorkerRef) -> Callable[[], None]:
         """Runs a leg in a task; the function cancels it. Its sink gets one finish, whatever happens."""
         assert leg.leg_id not in self.running, "leg ids are unique among live legs"
-        self.ran_on.append((leg.task, leg.generation.data_parallel_rank))
+        self.leg_ranks.append((leg.task, leg.generation.data_parallel_rank))
         match leg.task:
             case LegTask.PREFILL:
                 run = self._prefill(leg, sink, worker)
@@ -318,7 +318,7 @@ class FakeMesh:
                 sink.on_tokens(step, self._logprobs(generation, step), asyncio.get_running_loop().time())
                 sent += len(step)
             if sent >= min(len(tokens), limit):
-                if faults.loses_end:
+                if faults.loses_finish:
                     return LegFinish(reason=FinishReason.ERROR, error=LostError("lost before the end"))
                 return FinishReason.LENGTH if sent == limit and step[-1:] != [2] else FinishReason.STOP
 
@@ -348,7 +348,7 @@ class FakeLink:
     def tasks(self) -> Collection[LegTask]:
         if self.role is Role.DECODE:
             return (LegTask.GENERATE, LegTask.EMBED)
-        return (LegTask.PREFILL, LegTask.GENERATE) if self.mesh.answers else (LegTask.PREFILL,)
+        return (LegTask.PREFILL, LegTask.GENERATE) if self.mesh.prefill_answers else (LegTask.PREFILL,)
 
     def submit_nowait(self, leg: Leg, sink: LegSink, *, timeout_s: float) -> Callable[[], None]:
         mesh = self.mesh

@@ -49,7 +49,7 @@ class Findings:
     rss_bytes: list[int] = field(default_factory=list)
     tasks: list[int] = field(default_factory=list)
 
-    def judge(self) -> None:
+    def check_run(self) -> None:
         """Adds what only the whole run shows."""
         if len(self.rss_bytes) < 4:
             return
@@ -92,7 +92,7 @@ async def fuzz(directory: Path, *, bodies: int, seed: int, concurrency: int = 8)
                         break
     finally:
         logging.getLogger().removeHandler(handler)
-    findings.judge()
+    findings.check_run()
     return findings
 
 

@@ -76,21 +76,21 @@ ANSWERS = [
 """What the model says: text, JSON, a broken call, calls as JSON."""
 
 
-def bent(rng: random.Random, value: Any, depth: int = 0) -> Any:
+def with_odd_part(rng: random.Random, value: Any, depth: int = 0) -> Any:
     """A value with some part of it replaced."""
     if rng.random() < 0.3 or depth > 3:
         return rng.choice(ODD)
     if isinstance(value, dict) and value:
         key = rng.choice(sorted(value))
-        return {**value, key: bent(rng, value[key], depth + 1)}
+        return {**value, key: with_odd_part(rng, value[key], depth + 1)}
     if isinstance(value, list) and value:
         at = rng.randrange(len(value))
-        return [*value[:at], bent(rng, value[at], depth + 1), *value[at + 1 :]]
+        return [*value[:at], with_odd_part(rng, value[at], depth + 1), *value[at + 1 :]]
     return rng.choice(ODD)
 
 
 def body_of(rng: random.Random, path: str) -> dict[str, Any]:
-    """A body of an endpoint, one or two of its fields bent."""
+    """A body of an endpoint, with odd values in one or two of its fields."""
     body: dict[str, Any] = {"model": "tiny", **BASES[path]}
     if path == "/v1/chat/completions" and rng.random() < 0.5:
         body["tools"] = TOOLS
@@ -98,7 +98,7 @@ def body_of(rng: random.Random, path: str) -> dict[str, Any]:
     fields = FIELDS.get(path) or APP_FIELDS[path]
     for name in rng.sample(fields, rng.choice((1, 1, 2))):
         is_good = name in GOOD and rng.random() < 0.6
-        body[name] = rng.choice(GOOD[name]) if is_good else bent(rng, body.get(name, rng.choice(ODD)))
+        body[name] = rng.choice(GOOD[name]) if is_good else with_odd_part(rng, body.get(name, rng.choice(ODD)))
     if rng.random() < 0.2:
         body["stream"] = True
     return body

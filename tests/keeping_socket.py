@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 
-class Socket(asyncio.Transport):
+class RecordingSocket(asyncio.Transport):
     """Keeps each write; `unsent` is how many bytes a slow client has left in the buffer."""
 
     def __init__(self) -> None:

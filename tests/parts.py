@@ -50,7 +50,7 @@ def require_part(name: Part) -> Path:
     found = FINDERS[name]() if name in FINDERS else _package(name) if name in PACKAGES else _binary(name)
     if isinstance(found, Path):
         return found
-    if is_required() and _can_be_had(name):
+    if is_required() and _is_installable(name):
         pytest.fail(f"{name} is required here: {found}", pytrace=False)
     pytest.skip(f"no {name}: {found}")
 
@@ -111,7 +111,7 @@ def is_required() -> bool:
     return bool(os.environ.get("CI")) or os.environ.get("KVMESH_REQUIRE_PARTS") == "1"
 
 
-def _can_be_had(name: str) -> bool:
+def _is_installable(name: str) -> bool:
     """Whether set-up can provide the part on this kind of machine."""
     if name in PACKAGES or name == "sglang":
         return sys.platform == "linux" and platform.machine() == "x86_64"

@@ -10,7 +10,7 @@ from openai import APIError, OpenAI
 
 from tests.compose.load import running_load
 from tests.compose.stack import Stack, wait_for
-from tests.connect_identities import ACCEPTED, REFUSED, is_plain_http, member_files, s_client, shown
+from tests.connect_identities import ACCEPTED, REFUSED, is_plain_http, member_files, presented_certificate, s_client
 from tests.connect_mesh import ConsulAdmin
 from tests.parts import ROOT
 
@@ -144,11 +144,13 @@ def test_a_denied_intention_stops_calls(stack: Stack, consul: ConsulAdmin) -> No
 async def test_rotation_drops_no_stream(stack: Stack, consul: ConsulAdmin) -> None:
     """A new root, then new certificates of it, under 32 streams."""
     addresses = [f"{stack.address(stack.containers(service)[0])}:{GRPC}" for service in SERVERS]
-    before = {address: shown(address) for address in addresses}
+    before = {address: presented_certificate(address) for address in addresses}
     async with running_load(stack.frontends, STREAMS, tokens=TOKENS) as load:
         await asyncio.to_thread(consul.rotate_root)
         for address in addresses:
             # The key that signed it is another: the root, not only the certificate.
-            await asyncio.to_thread(wait_for, lambda address=address: shown(address)[1] != before[address][1], address)
+            await asyncio.to_thread(
+                wait_for, lambda address=address: presented_certificate(address)[1] != before[address][1], address
+            )
         await load.wait_answers(STREAMS)
     assert load.failures == [], stack.logs()

@@ -9,7 +9,7 @@ from openai import OpenAI
 
 from tests.compose.daemon import Docker
 from tests.compose.stack import Stack, running_stack, wait_for
-from tests.connect_identities import REFUSED, s_client, shown_uri
+from tests.connect_identities import REFUSED, presented_uri, s_client
 from tests.parts import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -35,7 +35,7 @@ def test_certificates_may_come_from_files(stack: Stack) -> None:
     for role in ("router", "prefill", "decode", "planner"):
         [container] = stack.containers(role)
         host = stack.address(container)
-        assert shown_uri(f"{host}:7000") == f"spiffe://kvmesh/svc/kvmesh-{role}"
+        assert presented_uri(f"{host}:7000") == f"spiffe://kvmesh/svc/kvmesh-{role}"
         assert s_client(host, 7000) == REFUSED
         assert stack.docker.run("exec", container, "ls", "/credentials/own/tls").split() == [role]
 

@@ -20,9 +20,9 @@ from tests.connect_identities import (
     leaf_of,
     member_files,
     outcome,
+    presented_certificate,
+    presented_uri,
     s_client,
-    shown,
-    shown_uri,
 )
 from tests.connect_mesh import ConnectMesh, connect_mesh, wait_for
 from tests.patience import PATIENCE_S
@@ -136,9 +136,9 @@ def test_a_worker_changes_its_role_and_its_identity(mesh: ConnectMesh) -> None:
     for role in ("decode", "prefill"):
         done = mesh.command("operator", "role", workers["prefill"]["ID"], role)
         assert done.returncode == 0, done
-        wait_for(lambda role=role: shown_uri(address).endswith(f"/svc/kvmesh-{role}"), mesh.logs)
+        wait_for(lambda role=role: presented_uri(address).endswith(f"/svc/kvmesh-{role}"), mesh.logs)
         wait_for(lambda: mesh.ask(words=300)[0] == 200, mesh.logs)
-    assert shown_uri(address_of(workers["decode"])).endswith("/svc/kvmesh-decode")
+    assert presented_uri(address_of(workers["decode"])).endswith("/svc/kvmesh-decode")
 
 
 def settle(mesh: ConnectMesh) -> None:
@@ -152,13 +152,16 @@ def test_rotation_drops_no_stream(mesh: ConnectMesh) -> None:
     show certificates of the new root.
     """
     settle(mesh)
-    before = {name: shown(address_of(mesh.instances()[name])) for name in SERVERS}
+    before = {name: presented_certificate(address_of(mesh.instances()[name])) for name in SERVERS}
     with ThreadPoolExecutor(STREAMS) as threads:
         answers = [threads.submit(mesh.ask, max_tokens=TOKENS, timeout_s=4 * PATIENCE_S) for _ in range(STREAMS)]
         wait_for(lambda: mesh.in_flight() == STREAMS, mesh.logs)
         mesh.consul.rotate_root()
         wait_for(
-            lambda: all(shown(address_of(mesh.instances()[name]))[1] != before[name][1] for name in SERVERS), mesh.logs
+            lambda: all(
+                presented_certificate(address_of(mesh.instances()[name]))[1] != before[name][1] for name in SERVERS
+            ),
+            mesh.logs,
         )
         assert mesh.in_flight() == STREAMS, "the answers are too short for this test"
         assert mesh.ask()[0] == 200  # New connections, if any, work in the middle of the change.
@@ -170,13 +173,16 @@ def test_rotation_drops_no_stream(mesh: ConnectMesh) -> None:
 
 def test_the_mesh_goes_on_without_the_agent(mesh: ConnectMesh) -> None:
     """The agent is killed: certificates and intentions stay, requests go on. It returns: it has new certificates, which are followed."""
-    before = {name: shown(address_of(mesh.instances()[name])) for name in SERVERS}
+    before = {name: presented_certificate(address_of(mesh.instances()[name])) for name in SERVERS}
 
     def meanwhile() -> None:
         wait_for(lambda: all(mesh.count(name, "certificates_not_renewed") for name in before), mesh.logs)
         assert mesh.ask()[0] == 200
 
     mesh.restart_agent(meanwhile)
-    wait_for(lambda: all(shown(address_of(mesh.instances()[name])) != before[name] for name in SERVERS), mesh.logs)
+    wait_for(
+        lambda: all(presented_certificate(address_of(mesh.instances()[name])) != before[name] for name in SERVERS),
+        mesh.logs,
+    )
     status, body = mesh.ask()
     assert status == 200, (body, mesh.logs())

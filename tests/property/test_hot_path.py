@@ -28,7 +28,7 @@ from services.frontend.settings import PipelineSettings
 from services.frontend.text.detokenise import Detokenisers
 from services.frontend.text.stops import StopFinder
 from tests.frontend_mesh import prepared_of, served_model, write_model
-from tests.keeping_socket import Socket
+from tests.keeping_socket import RecordingSocket
 from tests.property.test_detokenise import byte_fallback, byte_level
 
 TEXTS = (
@@ -100,7 +100,7 @@ def test_each_text_is_one_event_in_one_write(
 ) -> None:
     """Byte for byte the event that encoding the whole object gives; texts that met a full buffer go with the next one."""
     chunks, event = make(includes_usage=includes_usage)
-    socket, expected, waiting = Socket(), [], ""
+    socket, expected, waiting = RecordingSocket(), [], ""
     stream = EventStream(socket, b"HEAD", chunks, choices=1, is_chunked=is_chunked)
     stream.on_text(0, "begin", (7,), logprobs=None)
     for text, is_full in texts:

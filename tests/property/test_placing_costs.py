@@ -18,7 +18,7 @@ from services.router.workers.cost_settings import CostSettings
 from services.router.workers.handoff_times import BYTES_PER_S, HANDOFF_S, Distance
 from services.router.workers.worker import OUTPUT_TOKENS, Target
 from tests.index_checks import matches
-from tests.unit.router_fleets import BLOCK, holds, join
+from tests.unit.router_fleets import BLOCK, join, store_blocks
 
 COST = CostSettings(learning=False)
 FAR_APART = CoreSettings(cost=COST, local_prefill_tokens_max=0, prefill_congested_s=1e9)
@@ -111,7 +111,7 @@ def fleets(draw: st.DrawFn) -> tuple[RouterCore, dict[str, int], list[tuple[Ask,
     cached = {}
     for name, worker in router.fleet.workers.items():
         if depth := draw(st.integers(0, 8)):
-            holds(worker, hashes[:depth])
+            store_blocks(worker, hashes[:depth])
             cached[name] = depth
     asks = []
     now = 0.0
@@ -199,7 +199,7 @@ def grown_fleet(seed: int) -> RouterCore:
         worker = join(router, f"w{i:02}", role, labels=labels, address=f"h{host}:{i}", profile=profile)
         record = LoadRecord(worker_id=f"w{i:02}", epoch=1, running_requests_max=chance.choice([2, 9]))
         router.fleet.on_load_record(worker, record, now=0.0)
-        holds(worker, range(1, 1 + chance.randint(1, 60)))
+        store_blocks(worker, range(1, 1 + chance.randint(1, 60)))
     return router
 
 

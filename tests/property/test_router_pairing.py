@@ -7,7 +7,7 @@ from kvmesh.core import Handoff, LoadRecord, Report, ReportKind
 from kvmesh.errors import LostError, MeshError
 from services.router.explain import scored_candidates
 from services.router.workers.worker import RegisteredWorker
-from tests.unit.router_fleets import ask, core, holds, join
+from tests.unit.router_fleets import ask, core, join, store_blocks
 
 WORKERS = st.lists(
     st.tuples(
@@ -67,7 +67,7 @@ def test_no_pair_that_cannot_exchange_kv_and_nobody_who_is_out(specs, moves, pol
         for i, (role, hash_, handoffs, model, ranks) in enumerate(specs)
     ]
     for i, worker in enumerate(workers[::2]):
-        holds(worker, [1, 2, 3][: i + 1])
+        store_blocks(worker, [1, 2, 3][: i + 1])
     for number, (what, position, state) in enumerate(moves, start=1):
         worker = workers[position % len(workers)]
         if what == "state":

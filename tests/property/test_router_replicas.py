@@ -64,7 +64,7 @@ class World:
     def _say(self, choice: int) -> None:
         if self.routers.streams:
             stream = self.routers.streams[choice % len(self.routers.streams)]
-            self.routers.say(stream, list(stream.ends)[choice // 7 % 2])
+            self.routers.send_update(stream, list(stream.ends)[choice // 7 % 2])
 
     def _sync(self, choice: int) -> None:
         self.routers.sync()
@@ -97,7 +97,7 @@ class World:
 
     def _later(self, choice: int) -> None:
         self.routers.sync()  # Streams that stand take milliseconds.
-        self.routers.later((0.1, 3.0, GRACE_S + 1)[choice % 3])
+        self.routers.advance((0.1, 3.0, GRACE_S + 1)[choice % 3])
 
     def _adopt_elsewhere(self, name: str, choice: int) -> None:
         others = [other for other in self.routers.cores if other != name] or [name]
@@ -115,7 +115,7 @@ class World:
             self.routers.connect(one, other)
         self.routers.sync()
         for _ in range(3):
-            self.routers.later(GRACE_S + 1)
+            self.routers.advance(GRACE_S + 1)
             self.routers.sync()
 
     def _alive(self, choice: int) -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from kvmesh.core import KvBatch, KvRemoved, Placement, Report, ReportKind
 from kvmesh.errors import MeshError
-from tests.unit.router_fleets import ask, core, holds, join
+from tests.unit.router_fleets import ask, core, join, store_blocks
 
 TRANSCRIPT = Path(__file__).with_name("placing.txt")
 LISTS = {"features", "adapters"}
@@ -49,7 +49,7 @@ class Stage:
         assert self.router.report("frontend", self.numbers[name], Report(kind=ReportKind(kind), elapsed_s=0.1))
 
     def stored(self, name: str, blocks: str) -> None:
-        holds(self.router.fleet.workers[name], [int(block) for block in blocks.split(",")])
+        store_blocks(self.router.fleet.workers[name], [int(block) for block in blocks.split(",")])
 
     def removed(self, name: str, blocks: str) -> None:
         feed = self.router.fleet.workers[name].feed

@@ -48,7 +48,7 @@ from services.router.metrics import RouterMetrics
 from services.router.servicer import SERVICE_NAME, RouterServicer
 from tests.frontend_apps import running_part
 from tests.ui.rig import running_page
-from tests.unit.router_fleets import ask, core, holds, join
+from tests.unit.router_fleets import ask, core, join, store_blocks
 
 HOSTILE = "<img src=x onerror=\"document.title='broken'\">"
 """The id of a worker, the name of a model, and the tenant of a request."""
@@ -126,7 +126,7 @@ def fill(router: RouterCore) -> None:
     for i in range(DECODES - 1):
         join(router, f"decode-{i:02d}", "decode")
     join(router, HOSTILE, "decode")
-    holds(router.fleet.workers["prefill-03"], range(100, 108))
+    store_blocks(router.fleet.workers["prefill-03"], range(100, 108))
     for number in range(1, 25):
         place(router, number, f"request-{number:02d}", list(range(100, 100 + 2 * (number % 6) + 2)))
     ends = {1: "finished", 2: "failed", 3: "cancelled"}

@@ -66,7 +66,7 @@ def join(router: RouterCore, name: str, role: str, **options) -> RegisteredWorke
     return worker
 
 
-def holds(worker: RegisteredWorker, hashes, parent: int | None = None, sequence: int | None = None) -> None:
+def store_blocks(worker: RegisteredWorker, hashes, parent: int | None = None, sequence: int | None = None) -> None:
     """The worker tells that it holds a run of blocks."""
     feed = worker.feed
     assert feed is not None

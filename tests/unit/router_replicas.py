@@ -71,9 +71,9 @@ class Routers:
         ):
             for stream in list(self.streams):
                 for name in stream.ends:
-                    self.say(stream, name)
+                    self.send_update(stream, name)
 
-    def say(self, stream: Stream, name: str) -> None:
+    def send_update(self, stream: Stream, name: str) -> None:
         """One of both says what it has to say."""
         news = self.replicas[name].next_message(stream.ends[name], now=self.now)
         other = stream.other(name)
@@ -110,7 +110,7 @@ class Routers:
             for target in self.cores[name].fleet.targets()
         }
 
-    def later(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         """Time passes, and what has come to its end ends."""
         self.now += seconds
         for name in self.cores:

@@ -179,7 +179,7 @@ def test_a_request_goes_through(mesh: FakeMesh, model: ServedModel) -> None:
     prompt = model.text.tokenise("Hello! How are you", adds_special_tokens=True)
     assert mesh.asks[0].block_hashes == block_hashes(prompt, 4)
     assert [kind for _, kind in mesh.reports] == [ReportKind.PREFILLED, ReportKind.FIRST_TOKEN, ReportKind.FINISHED]
-    assert mesh.told_cached == {ReportKind.PREFILLED: 4}
+    assert mesh.reported_cached_tokens == {ReportKind.PREFILLED: 4}
     assert answer.usage.prompt_tokens == len(prompt)
     assert answer.usage.output_tokens == len(tokens_of(model.text, TEXT))
     assert answer.usage.cached_tokens == 4
@@ -197,7 +197,7 @@ def test_usage_and_reports_agree_on_cached_tokens(mesh: FakeMesh, model: ServedM
     _, answer = run(mesh, served, a_request(sampling={"prompt_logprobs": 1} if has_logprobs else {}))
     assert isinstance(answer, RequestResult)
     expected = {ReportKind.FINISHED: 2} if has_logprobs else {ReportKind.PREFILLED: 0}
-    assert mesh.told_cached == expected
+    assert mesh.reported_cached_tokens == expected
     assert [answer.usage.cached_tokens] == list(expected.values())
 
 
@@ -216,7 +216,7 @@ def test_the_decode_worker_computes_the_prompt_without_a_prefill_worker(mesh: Fa
     assert heard.texts[0] == TEXT
     assert not mesh.prefills
     assert mesh.legs[0].handle is None
-    assert mesh.told_cached == {ReportKind.FINISHED: 2}
+    assert mesh.reported_cached_tokens == {ReportKind.FINISHED: 2}
 
 
 def test_rendezvous_starts_both_legs_at_once(mesh: FakeMesh, model: ServedModel) -> None:
@@ -504,7 +504,7 @@ def test_lost_embeddings_wait_for_a_worker_that_comes_back(mesh: FakeMesh, model
     answer = run_virtual(main())
     assert len(answer.vectors) == 2
     assert [(ask.attempt, ask.files_digest) for ask in mesh.asks] == [(0, "ab"), (1, "ab")]
-    assert mesh.told_cached == {ReportKind.FINISHED: answer.usage.cached_tokens} == {ReportKind.FINISHED: 2}
+    assert mesh.reported_cached_tokens == {ReportKind.FINISHED: answer.usage.cached_tokens} == {ReportKind.FINISHED: 2}
     check_nothing_left(mesh)
 
 
@@ -601,7 +601,7 @@ def test_an_answer_that_only_lacks_its_end_is_complete(
     """The worker was lost between the last token and the end. No engine could continue after it."""
     tokens = tokens_of(model.text, TEXT, ends=ends)
     mesh.answer = lambda _: tokens
-    mesh.faults = Faults(loses_end=True)
+    mesh.faults = Faults(loses_finish=True)
     heard, answer = run(mesh, model, a_request(sampling={"max_tokens": len(tokens) + ends}))
     assert isinstance(answer, RequestResult), answer
     assert len(mesh.asks) == 1

@@ -51,7 +51,7 @@ def test_the_first_failure_ends_both_legs_and_the_request_is_placed_again(
     assert excluded(mesh) == [(), (blamed,)]
     assert mesh.settled() == [(1, FAILED), (2, FINISHED)]
     assert len(mesh.cancelled) == 1
-    assert mesh.told_failed == [reported]
+    assert mesh.reported_failures == [reported]
     assert mesh.rendezvous[0].room != mesh.rendezvous[1].room
 
 
@@ -120,9 +120,9 @@ def test_each_choice_has_its_own_room(mesh: FakeMesh, model: ServedModel) -> Non
 
 @pytest.mark.parametrize("handoff", [Handoff.SEQUENTIAL, Handoff.RENDEZVOUS])
 def test_each_leg_names_the_rank_that_it_was_placed_on(mesh: FakeMesh, model: ServedModel, handoff: Handoff) -> None:
-    mesh.handoff, mesh.ranks, mesh.answers = handoff, (3, 1), False
+    mesh.handoff, mesh.ranks, mesh.prefill_answers = handoff, (3, 1), False
     _, answer = run(mesh, model, a_request())
     assert isinstance(answer, RequestResult)
-    assert sorted(mesh.ran_on) == sorted([(LegTask.PREFILL, 3), (LegTask.GENERATE, 1)])
+    assert sorted(mesh.leg_ranks) == sorted([(LegTask.PREFILL, 3), (LegTask.GENERATE, 1)])
     if handoff is Handoff.RENDEZVOUS:
         assert mesh.rendezvous[0].prefill_data_parallel_rank == 3

@@ -34,7 +34,7 @@ def test_the_prefill_worker_answers(mesh: FakeMesh, model: ServedModel) -> None:
     assert heard.endings[0].reason is FinishReason.LENGTH
     assert mesh.prefills == ["r-0"] and not mesh.legs and not mesh.released
     assert kinds(mesh) == ANSWERED and mesh.answered_by_prefill == [1]
-    assert mesh.told_cached == {ReportKind.PREFILLED: 4}
+    assert mesh.reported_cached_tokens == {ReportKind.PREFILLED: 4}
     assert (answer.usage.output_tokens, answer.usage.cached_tokens) == (1, 4)
     assert answer.ttft_s == pytest.approx(0.01)
 
@@ -43,7 +43,7 @@ def test_the_same_as_by_two_legs(mesh: FakeMesh, model: ServedModel) -> None:
     """Whether or not the prefill worker can."""
     wanted = a_request(sampling={"max_tokens": 1, "logprobs": 1})
     heard, answer = run(mesh, model, wanted)
-    other = FakeMesh(answer=mesh.answer, step_s=0.01, answers=False)
+    other = FakeMesh(answer=mesh.answer, step_s=0.01, prefill_answers=False)
     heard_there, answer_there = run(other, model, wanted)
     assert isinstance(answer, RequestResult) and isinstance(answer_there, RequestResult)
     assert (heard_there.texts, heard_there.endings) == (heard.texts, heard.endings)
@@ -77,7 +77,7 @@ def test_every_choice_is_answered(mesh: FakeMesh, model: ServedModel) -> None:
 @pytest.mark.parametrize("answers", [True, False])
 def test_a_scored_prompt(mesh: FakeMesh, model: ServedModel, choices: int, answers: bool) -> None:
     """Its log-probabilities come with the token, from the prefill worker or else from the decode worker."""
-    mesh.answers = answers
+    mesh.prefill_answers = answers
     model = replace(model, features=model.features | {"prompt_logprobs"})
     asked = a_request(choices=choices, sampling={"max_tokens": 1, "prompt_logprobs": 1})
     heard, answer = run(mesh, model, asked)

@@ -17,7 +17,7 @@ from services.frontend.api.openai.chunks import ChatChunks
 from services.frontend.models import ServedModel
 from services.frontend.pipeline.request import Ending
 from tests.frontend_mesh import prepared_of, served_model, write_model
-from tests.keeping_socket import Socket
+from tests.keeping_socket import RecordingSocket
 from tests.virtual_loop import run_virtual
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
@@ -30,8 +30,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
 
 def stream_of(
     model: ServedModel, choices: int, *, tokens_max: int | None = None, pace: EventPace | None = None, **asks: Any
-) -> tuple[EventStream, Socket]:
-    socket = Socket()
+) -> tuple[EventStream, RecordingSocket]:
+    socket = RecordingSocket()
     messages = [{"role": "user", "content": "x"}]
     asked = read_chat({"model": "tiny", "messages": messages, "n": choices, "stream": True, **asks}, "r")
     prepared = prepared_of(asked, model)

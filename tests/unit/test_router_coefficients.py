@@ -9,7 +9,7 @@ from services.router.core import RouterCore
 from services.router.workers.coefficients import Coefficients, CoefficientSource
 from services.router.workers.cost_settings import CostSettings
 from services.router.workers.handoff_times import Distance, HandoffEstimator
-from tests.unit.router_fleets import ask, core, holds, join
+from tests.unit.router_fleets import ask, core, join, store_blocks
 
 
 def note(kind: str, elapsed_s: float, **options) -> Report:
@@ -166,7 +166,7 @@ def test_slower_tiers_count_for_their_credit():
     router = core()
     for name in ("d1", "d2", "d3"):
         join(router, name, "decode")
-    holds(router.fleet.workers["d1"], [1, 2])
+    store_blocks(router.fleet.workers["d1"], [1, 2])
     bit = router.fleet.workers["d2"].feed.bits[0]
     router.index.tiers[KvTier.HOST].store(bit, [1, 2, 3, 4])
     what = ask("r1", [1, 2, 3, 4], tokens=65)

@@ -19,7 +19,7 @@ from services.router.explain import (
     explain_candidates,
 )
 from services.router.placement.policies import POLICIES
-from tests.unit.router_fleets import ask, core, holds, join
+from tests.unit.router_fleets import ask, core, join, store_blocks
 
 
 def two_by_two(**options) -> RouterCore:
@@ -109,7 +109,7 @@ def test_what_was_taken_off_then_is_told_although_it_came_back():
 def test_the_margin_is_the_lead_over_the_second_best():
     """0 where there is none, never below."""
     router = two_by_two()
-    holds(router.fleet.workers["p1"], [1, 2])
+    store_blocks(router.fleet.workers["p1"], [1, 2])
     record = decide(router, 1)
     pairs = [c for c in explain_candidates(record) if not c.removed_by]
     assert cost_margin(record.decision) == pytest.approx(pairs[1].cost - pairs[0].cost)
@@ -125,7 +125,7 @@ def test_the_chosen_pair_is_listed_among_very_many(policy: str):
     for number in range(20):
         join(router, f"p{number:02d}", "prefill")
         join(router, f"d{number:02d}", "decode")
-    holds(router.fleet.workers["p07"], [1, 2])
+    store_blocks(router.fleet.workers["p07"], [1, 2])
     for number in range(1, 9):
         record = decide(router, number, hashes=[50 * number, 50 * number + 1])
         told = explain(record)
@@ -180,7 +180,7 @@ def test_one_of_several_prompts_is_found_by_the_id_the_client_has():
 def test_a_decode_worker_that_does_it_alone_leaves_the_others_out_by_name():
     """Prefill workers, and decode workers that hold less, are taken off by the decision where the prompt is computed."""
     router = two_by_two()
-    holds(router.fleet.workers["d1"], [1, 2])
+    store_blocks(router.fleet.workers["d1"], [1, 2])
     record = decide(router, 1, tokens=40)
     assert record.placement.prefill is None
     assert record.placement.reasons[0] == "local_prefill"

@@ -11,7 +11,7 @@ from services.router.core import RouterCore
 from services.router.health import overlap, wedge
 from services.router.health.breaker import BreakerSettings, BreakerState
 from services.router.health.monitor import is_worker_fault
-from tests.unit.router_fleets import ask, core, description, holds, join
+from tests.unit.router_fleets import ask, core, description, join, store_blocks
 
 BREAKER = BreakerSettings(failures_max=3, pause_min_s=1)
 numbers = count(1)
@@ -328,7 +328,7 @@ def test_decode_is_not_blamed_for_a_slow_prefill():
 def test_impossible_overlap_is_told_once_with_its_cause():
     """The worker publishes other hashes than requests have, for the same prompt many times."""
     router = fleet_of("d1")
-    holds(router.fleet.workers["d1"], [900, 901, 902])
+    store_blocks(router.fleet.workers["d1"], [900, 901, 902])
     for now in range(30):
         number, _ = place(router, float(now), hashes=[1, 2, 3])
         tell(router, number, "finished", float(now))
@@ -353,7 +353,7 @@ def test_good_overlap_and_unknown_caches_are_not_told():
     join(router, "d1", "decode")
     join(router, "d2", "decode", features=())
     join(router, "d3", "decode")
-    holds(router.fleet.workers["d1"], [1, 2])
+    store_blocks(router.fleet.workers["d1"], [1, 2])
     feed = router.fleet.workers["d3"].feed
     feed.apply(KvBatch(epoch=1, sequence=99))
     for now in range(30):

@@ -19,7 +19,7 @@ from services.router.core import RouterCore
 from services.router.core_settings import CoreSettings
 from services.router.explain import explain_candidates
 from services.router.workers import reservations
-from tests.unit.router_fleets import ask, core, description, holds, join
+from tests.unit.router_fleets import ask, core, description, join, store_blocks
 
 
 def place(router: RouterCore, number: int, what=None, *, now: float = 0.0):
@@ -80,7 +80,7 @@ def test_equal_costs_are_broken_by_the_generator():
 def test_equal_prompts_spread_once_the_queue_outweighs_the_overlap():
     """A hot prefix on a cold fleet: nobody starves, nobody takes all."""
     router = two_by_two()
-    holds(router.fleet.workers["p1"], [1, 2])
+    store_blocks(router.fleet.workers["p1"], [1, 2])
     what = [ask(f"r{n}", [1, 2], tokens=48) for n in range(1, 13)]
     placed = Counter(place(router, n, what[n - 1]).prefill.worker_id for n in range(1, 13))
     assert placed["p1"] >= placed["p2"] > 0
@@ -90,7 +90,7 @@ def test_local_prefill_when_decode_holds_nearly_all():
     """Off by default; with a bound, a decode worker that lacks no more computes the rest itself."""
     for bound, alone in ((0, False), (15, False), (16, True)):
         router = two_by_two(local_prefill_tokens_max=bound)
-        holds(router.fleet.workers["d2"], [1, 2])
+        store_blocks(router.fleet.workers["d2"], [1, 2])
         placement = place(router, 1, ask("r1", [1, 2, 3]))
         assert (placement.prefill is None) is alone
         if alone:
@@ -102,14 +102,14 @@ def test_local_prefill_when_decode_holds_nearly_all():
 def test_hashes_of_another_block_size_match_nothing():
     """Equal numbers name different blocks when the size differs."""
     router = two_by_two()
-    holds(router.fleet.workers["p1"], [1, 2])
+    store_blocks(router.fleet.workers["p1"], [1, 2])
     assert place(router, 1, ask("r1", [1, 2], block_size_tokens=32, tokens=64)).cached_tokens == 0
 
 
 def test_the_last_token_is_never_cached():
     """A fully held prompt still has its last token to compute."""
     router = two_by_two()
-    holds(router.fleet.workers["p1"], [1, 2])
+    store_blocks(router.fleet.workers["p1"], [1, 2])
     assert place(router, 1, ask("r1", [1, 2])).cached_tokens == 31
 
 
@@ -324,7 +324,7 @@ def test_the_number_of_a_frontend_that_reported_to_a_peer_is_free():
 def test_explanations_hold_terms_that_add_up():
     """Best first, the chosen pair at the top, filtered workers last with the filter's name."""
     router = two_by_two()
-    holds(router.fleet.workers["p1"], [1])
+    store_blocks(router.fleet.workers["p1"], [1])
     join(router, "p9", "prefill", hash="other")
     placement = place(router, 1)
     choice = router.history.get("r1").decision

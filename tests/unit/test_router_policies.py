@@ -16,7 +16,7 @@ from services.router.core_settings import CoreSettings
 from services.router.explain import scored_candidates
 from services.router.placement.policies import GROUP, POLICIES, PolicyContext, make_policy
 from services.router.workers.cost_settings import CostSettings
-from tests.unit.router_fleets import ask, core, holds, join
+from tests.unit.router_fleets import ask, core, join, store_blocks
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTEXT = PolicyContext(cost=CostSettings(), generator=Random(1))
@@ -134,7 +134,7 @@ def test_the_cost_function_to_compare_with():
         join(router, name, "prefill")
     for name in ("d1", "d2"):
         join(router, name, "decode")
-    holds(router.fleet.workers["p1"], [1, 2, 3])
+    store_blocks(router.fleet.workers["p1"], [1, 2, 3])
     placement = router.ask("f", 1, ask("r1", [1, 2, 3, 4]), now=0.0, wall=0.0)
     assert (placement.prefill.worker_id, placement.cached_tokens) == ("p1", 48)
     choice = router.history.get("r1").decision

@@ -17,7 +17,7 @@ from services.router.queue.accounts import read_weights
 from services.router.queue.admission import PLACEMENTS_PER_DRAIN_MAX, Queued
 from services.router.queue.drain_rate import DECAY_S, DrainRate
 from services.router.workers import reservations
-from tests.unit.router_fleets import ask, core, holds, join
+from tests.unit.router_fleets import ask, core, join, store_blocks
 
 
 class Stage:
@@ -152,7 +152,7 @@ def test_a_tenant_pays_for_what_it_really_lacked(monkeypatch):
     for number in range(4):
         stage.ask(f"a{number}", hashes=[1, 2, 3, 4], tokens=64, tenant="a")
         stage.ask(f"b{number}", hashes=[50 + number, 60, 70, 80], tokens=64, tenant="b")
-    holds(stage.router.fleet.workers["d1"], [1, 2, 3])
+    store_blocks(stage.router.fleet.workers["d1"], [1, 2, 3])
     stage.finish("first")
     # a was thought to cost 64 a time and paid 16: what it did not spend is its own at the next turn.
     assert stage.served() == ["a0", "b0", "a1", "a2", "a3", "b1", "b2", "b3"]

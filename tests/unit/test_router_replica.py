@@ -74,7 +74,7 @@ def test_a_snapshot_tells_what_was_there_before():
     numbers = [routers.place("a")[0] for _ in range(8)]
     routers.report("a", numbers[0], ReportKind.PREFILLED)
     stream = routers.connect("a", "b")
-    routers.say(stream, "a")
+    routers.send_update(stream, "a")
     assert not routers.replicas["b"].has_snapshot_of("a")
     routers.report("a", numbers[1], ReportKind.FINISHED)
     routers.report("a", numbers[7], ReportKind.FINISHED)
@@ -117,9 +117,9 @@ def test_a_lost_router_leaves_what_is_adopted():
     routers.kill("a")
     routers.report("b", adopted, ReportKind.PROGRESS, reservation_id=placement.reservation_id)
     assert routers.sums("b")["p1"] == (2, 200, 0)  # That does not mean that the prompt is computed.
-    routers.later(GRACE_S + 1)
+    routers.advance(GRACE_S + 1)
     assert routers.sums("b")["p1"] == (1, 100, 0)
-    routers.later(1000)
+    routers.advance(1000)
     routers.report("b", adopted, ReportKind.FINISHED, reservation_id=placement.reservation_id)
     assert routers.sums("b") == NOTHING
 
@@ -131,7 +131,7 @@ def test_an_adoption_before_the_loss_is_noticed_counts():
     routers.sync()
     routers.report("b", number, ReportKind.PREFILLED, reservation_id=placement.reservation_id)
     routers.kill("a")
-    routers.later(GRACE_S + 1)
+    routers.advance(GRACE_S + 1)
     assert len(routers.cores["b"].book) == 1
 
 
@@ -146,7 +146,7 @@ def test_an_adoption_keeps_the_reservation_at_routers_that_the_frontend_does_not
     routers.kill("a")
     routers.report("b", number, ReportKind.PROGRESS, reservation_id=placement.reservation_id)
     routers.sync()
-    routers.later(GRACE_S + 1)
+    routers.advance(GRACE_S + 1)
     assert routers.sums("b") == routers.sums("c") != NOTHING
     routers.report("b", number, ReportKind.FINISHED, reservation_id=placement.reservation_id)
     routers.sync()
@@ -161,7 +161,7 @@ def test_a_frontend_that_lost_one_stream_keeps_its_work_at_the_maker():
     routers.cores["a"].on_stream_ended("f", now=routers.now)
     routers.report("b", number, ReportKind.PREFILLED, reservation_id=placement.reservation_id)
     routers.sync()
-    routers.later(GRACE_S + 1)
+    routers.advance(GRACE_S + 1)
     assert routers.sums("a") == routers.sums("b") != NOTHING
 
 
@@ -173,7 +173,7 @@ def test_a_frontend_that_dies_after_an_adoption_leaves_nothing():
     routers.kill("a")
     routers.report("b", number, ReportKind.PROGRESS, reservation_id=placement.reservation_id)
     routers.cores["b"].on_stream_ended("f", now=routers.now)
-    routers.later(GRACE_S + 1)
+    routers.advance(GRACE_S + 1)
     assert routers.sums("b") == NOTHING
 
 
@@ -212,7 +212,7 @@ def test_a_stream_that_is_opened_anew_mends_what_was_missed():
     routers.sync()
     assert routers.sums("a") == routers.sums("b")
     assert len(routers.cores["b"].book) == 2
-    routers.later(GRACE_S + 1)
+    routers.advance(GRACE_S + 1)
     assert len(routers.cores["b"].book) == 2  # The grace that the cut began is over with the snapshot.
 
 
@@ -242,7 +242,7 @@ def test_reservations_of_unknown_workers_wait_for_them():
     routers.sync()
     for worker, role in WORKERS[1:]:
         join(routers.cores["b"], worker, role)
-    routers.later(0.1)
+    routers.advance(0.1)
     assert (len(routers.cores["b"].book), replica.pending) == (1, 0)
     assert routers.sums("b")["p1"] == (0, 0, 0)
 
@@ -260,7 +260,7 @@ def test_a_reservation_that_waits_for_its_worker_counts_once():
         join(routers.cores["c"], worker, role)
     routers.report("b", number, ReportKind.PROGRESS, reservation_id=placement.reservation_id)
     routers.sync()
-    routers.later(0.1)
+    routers.advance(0.1)
     assert routers.sums("c") == routers.sums("b") != NOTHING
     routers.report("b", number, ReportKind.FINISHED, reservation_id=placement.reservation_id)
     routers.sync()
@@ -275,9 +275,9 @@ def test_only_the_keepers_word_ends_a_reservation():
     routers.sync()
     routers.report("b", number, ReportKind.FIRST_TOKEN)
     routers.cores["a"].on_stream_ended("f", now=routers.now)
-    routers.later(GRACE_S)
+    routers.advance(GRACE_S)
     assert routers.sums("a") == NOTHING
-    routers.say(stream, "a")
+    routers.send_update(stream, "a")
     assert routers.sums("b")["d1" if routers.sums("b")["d1"][0] else "d2"][0] == 1
     routers.report("b", number, ReportKind.FINISHED)
     routers.sync()
@@ -294,7 +294,7 @@ def test_a_new_process_under_a_known_id_ends_what_the_old_one_kept():
     routers.connect("a", "b")
     routers.sync()
     assert routers.sums("b") != NOTHING
-    routers.later(GRACE_S)
+    routers.advance(GRACE_S)
     assert routers.sums("b") == NOTHING
 
 
@@ -319,7 +319,7 @@ def test_a_gap_ends_the_stream():
     stream = routers.streams[0]
     routers.replicas["a"].next_message(stream.ends["a"], now=routers.now)  # Lost on the way.
     with pytest.raises(LostError) as lost:
-        routers.say(stream, "a")
+        routers.send_update(stream, "a")
     assert lost.value.reason == "sequence_gap"
 
 

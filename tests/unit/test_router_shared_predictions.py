@@ -2,7 +2,7 @@
 
 from kvmesh.core import ReportKind
 from services.router.core_settings import SyncSettings
-from tests.unit.router_fleets import BLOCK, holds
+from tests.unit.router_fleets import BLOCK, store_blocks
 from tests.unit.router_replicas import GRACE_S, Routers
 
 WORKERS = (*((f"p{i}", "prefill") for i in range(1, 5)), ("d1", "decode"))
@@ -20,7 +20,7 @@ def pair(**options) -> Routers:
 def place(routers: Routers, name: str, own: int, prompt=PROMPT) -> tuple[int, str, int]:
     """Asks, some time after the ask before, for the prompt and one block more: its number, who computes it, and what he is
     believed to have of it by then."""
-    routers.later(0.02)
+    routers.advance(0.02)
     number, placement = routers.place(name, tokens=BLOCK * (len(prompt) + 1), hashes=(*prompt, 1000 + own))
     assert placement.prefill is not None
     return number, placement.prefill.worker_id, placement.cached_tokens
@@ -56,7 +56,7 @@ def test_the_belief_ends_with_the_workers_word():
     routers.sync()
     assert believed(routers, "a") == believed(routers, "b") == 1
     for router in routers.cores.values():
-        holds(router.fleet.workers["p1"], (*PROMPT, 1000))
+        store_blocks(router.fleet.workers["p1"], (*PROMPT, 1000))
     assert believed(routers, "a") == believed(routers, "b") == 0
 
 
@@ -76,7 +76,7 @@ def test_the_belief_ends_when_its_router_is_lost():
     place(routers, "a", 0)
     routers.sync()
     routers.kill("a")
-    routers.later(GRACE_S + 1)
+    routers.advance(GRACE_S + 1)
     place(routers, "b", 1, prompt=range(500, 520))
     assert believed(routers, "b") == 1
 
@@ -89,7 +89,7 @@ def test_what_is_computed_by_the_time_of_telling_is_not_told():
     routers.sync()
     assert believed(routers, "b") == 0
     for router in routers.cores.values():
-        holds(router.fleet.workers[worker], (*PROMPT, 1000))
+        store_blocks(router.fleet.workers[worker], (*PROMPT, 1000))
     routers.place("a", tokens=TOKENS + BLOCK, hashes=(*PROMPT, 1000))
     routers.sync()
     assert believed(routers, "b") == 0

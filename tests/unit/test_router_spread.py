@@ -9,7 +9,7 @@ from kvmesh.core import LoadRecord, PerformanceProfile, Report, ReportKind
 from services.router.core import RouterCore
 from services.router.core_settings import CoreSettings
 from services.router.workers.cost_settings import CostSettings
-from tests.unit.router_fleets import ask, core, holds, join
+from tests.unit.router_fleets import ask, core, join, store_blocks
 
 
 def note(kind: str, elapsed_s: float) -> Report:
@@ -58,7 +58,7 @@ def test_a_hot_prefix_on_a_cold_fleet_spreads():
     """A burst of prompts that share nearly all of what one worker holds: the others take some before it drowns."""
     router = decodes(5)
     prefix = list(range(1, 33))
-    holds(router.fleet.workers["d0"], prefix)
+    store_blocks(router.fleet.workers["d0"], prefix)
     placed = Counter(
         router.ask("f", n, ask(f"r{n}", [*prefix, 1000 + n]), now=0.0, wall=0.0).decode.worker_id for n in range(1, 41)
     )
@@ -71,7 +71,7 @@ def test_a_holder_is_preferred_while_it_is_free():
     """The spread is not the loss of the cache: one after the other they all go to the holder."""
     router = decodes(5)
     prefix = list(range(1, 33))
-    holds(router.fleet.workers["d3"], prefix)
+    store_blocks(router.fleet.workers["d3"], prefix)
     for number in range(1, 20):
         now = float(number)
         assert (
@@ -190,7 +190,7 @@ def test_a_temperature_takes_everybody_and_the_cheapest_most():
 
     def run() -> Counter[str]:
         router = decodes(3, cost=CostSettings(temperature=0.02, learning=False))
-        holds(router.fleet.workers["d1"], list(range(1, 33)))
+        store_blocks(router.fleet.workers["d1"], list(range(1, 33)))
         placed = Counter()
         for number in range(1, 301):
             now = float(number)
