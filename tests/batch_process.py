@@ -1,4 +1,4 @@
-"""A frontend in a process of its own that answers slowly, for tests that kill it.
+"""A frontend in a separate process that answers slowly, for tests that kill it.
 
 Arguments: MODEL_DIRECTORY STATE_DIRECTORY STEP_S [STORES_URL PASSWORD_FILE].
 """
@@ -18,7 +18,7 @@ QUICK = BatchSettings(lease_s=1.0, poll_s=0.05, lines_in_flight_max=4, retry_s_m
 
 
 def answering(model: ServedModel, *, step_s: float = 0.0) -> FakeMesh:
-    """A mesh that answers with the last number in the prompt, so that answers can be told apart."""
+    """Returns a mesh that answers with the last number in the prompt, so that tests can tell the answers apart."""
 
     def answer(generation: Generation) -> list[int]:
         numbers = re.findall(r"\d+", model.text.decode(generation.token_ids))
@@ -28,7 +28,7 @@ def answering(model: ServedModel, *, step_s: float = 0.0) -> FakeMesh:
 
 
 async def main() -> None:
-    """Serves until killed; the first line of the output is the address."""
+    """Serves until the process is killed. The first line of the output is the address."""
     model = served_model(Path(sys.argv[1]))
     url, password_file = sys.argv[4:] or ("", "")
     settings = AppSettings(batches=QUICK, stores=StoresSettings(url=url, password_file=password_file))

@@ -1,4 +1,4 @@
-"""Certificates made at test time: a CA, and PEM files of a certificate that it signed."""
+"""Creates certificates at test time: a CA, and PEM files of the certificates that it signs."""
 
 import datetime
 import ipaddress
@@ -11,7 +11,7 @@ import pytest
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """PEM files."""
+    """Paths of the PEM files of a certificate and its key."""
 
     certificate_file: str
     key_file: str
@@ -19,7 +19,7 @@ class KeyPair:
 
 @dataclass
 class Authority:
-    """A certificate authority in a folder of its own."""
+    """A certificate authority that writes its files to `folder`."""
 
     folder: Path
     name: str
@@ -38,7 +38,7 @@ class Authority:
         return str(self.folder / "ca.pem")
 
     def issue(self, name: str, *addresses: str) -> KeyPair:
-        """A certificate for a DNS name and IP addresses, for servers and clients."""
+        """Returns a certificate for a DNS name and IP addresses, valid for servers and clients."""
         from cryptography.hazmat.primitives import serialization
 
         key = _new_key()

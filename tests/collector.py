@@ -1,4 +1,4 @@
-"""A real OTLP receiver, stopped whatever becomes of the test."""
+"""A real OTLP receiver for tests."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,7 +9,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Remembers what every service reported: its resource's attributes, and its spans."""
+    """Stores the resource attributes and the spans that each service exported."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -28,13 +28,13 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
     def of_trace(self, trace_id: str) -> list[Any]:
-        """All spans of a trace, whoever made them."""
+        """Returns all spans of a trace, from all services."""
         return [span for spans in self.spans.values() for span in spans if span.trace_id.hex() == trace_id]
 
 
 @asynccontextmanager
 async def collecting() -> AsyncIterator[Collector]:
-    """A collector that listens on loopback."""
+    """Runs a collector on loopback."""
     collector, server = Collector(), grpc.aio.server()
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
     collector.url = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -42,5 +42,5 @@ async def collecting() -> AsyncIterator[Collector]:
     try:
         yield collector
     finally:
-        # A server that still runs when its loop is closed is taken apart by the interpreter's end, with complaints.
+        # If a server still runs when its loop is closed, the interpreter logs errors at exit.
         await server.stop(0)

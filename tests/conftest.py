@@ -1,4 +1,4 @@
-"""Fixtures that any test may ask for. Real servers are in tests/servers.py, what a machine may lack in tests/parts.py.
+"""Fixtures for all tests. Real servers are in tests/servers.py, optional parts of the machine in tests/parts.py.
 
 Coroutine tests run on asyncio's own event loop, not on uvloop: debug mode, virtual time and its error messages need it.
 """
@@ -19,7 +19,7 @@ from kvmesh.lifecycle import end_process
 from tests.evidence import pytest_runtest_makereport as pytest_runtest_makereport
 from tests.servers import Server, consul_server, free_ports, prometheus_server
 
-# How long an example takes, or its generation, says how busy the machine is, and nothing else.
+# Without deadlines: how long an example takes depends on the load of the machine, not on the code.
 hypothesis.settings.register_profile(
     "untimed", parent=hypothesis.settings(), deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
@@ -32,20 +32,20 @@ EXIT_STATUS = pytest.StashKey[int]()
 
 @pytest.fixture
 def free_port() -> int:
-    """A port on loopback that nothing listened on a moment ago; `tests.servers.free_ports` gives several at once."""
+    """Returns a free port on loopback. `tests.servers.free_ports` returns several at once."""
     return free_ports(1)[0]
 
 
 @pytest.fixture(scope="session")
 def consul(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One real Consul for the whole run: use service names and keys of your own, and leave it running."""
+    """One real Consul for the whole test run. Tests must use their own service names and keys, and must not stop it."""
     with consul_server(tmp_path_factory.mktemp("consul")) as server:
         yield server
 
 
 @pytest.fixture
 def start_consul(tmp_path: Path) -> Iterator[Callable[..., Server]]:
-    """Start a real Consul of this test's own, `start_consul({"acl": ...})`, that it may kill or configure."""
+    """Starts a real Consul for one test, `start_consul({"acl": ...})`, which the test may kill or configure."""
     with ExitStack() as servers:
 
         def start(config: Mapping[str, Any] | None = None) -> Server:
@@ -56,7 +56,7 @@ def start_consul(tmp_path: Path) -> Iterator[Callable[..., Server]]:
 
 @pytest.fixture
 def start_prometheus(tmp_path: Path) -> Iterator[Callable[[Path], Server]]:
-    """Start a real Prometheus with a configuration file."""
+    """Starts a real Prometheus with a configuration file."""
     with ExitStack() as servers:
 
         def start(config: Path) -> Server:
@@ -66,7 +66,7 @@ def start_prometheus(tmp_path: Path) -> Iterator[Callable[[Path], Server]]:
 
 
 class _ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """Gives each process a file of tests at a time, and all of tests/compose as one: those share a Docker daemon and its stack."""
+    """Assigns one test file at a time to each process, and all of tests/compose to one process, because those tests share a Docker stack."""
 
     def _split_scope(self, nodeid: str) -> str:
         return "tests/compose" if nodeid.startswith("tests/compose/") else nodeid.split("::", 1)[0]
@@ -81,13 +81,13 @@ def _folder_rank(item: pytest.Item) -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take minutes come first, so that all processes end at about the same time."""
+    """Moves the files that take minutes to the front, so that all processes end at about the same time."""
     items.sort(key=_folder_rank)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
-    """Replaces the scheduler of `--dist loadfile`, which would start with the files that have the most tests."""
+    """Replaces the scheduler of `--dist loadfile`, which starts with the files that have the most tests."""
     if config.getoption("dist") != "loadfile":
         return None
     config.option.loadscopereorder = False
@@ -101,6 +101,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """A run of one process ends as workers do, or native libraries that tests loaded may turn its status into that of a crash."""
+    """Ends a run without xdist through `end_process`, as workers end: otherwise loaded native libraries may crash at exit and change the
+    status."""
     if not hasattr(config, "workerinput") and any(name.startswith("nixl") for name in sys.modules):
         end_process(config.stash.get(EXIT_STATUS, 1))

@@ -1,4 +1,4 @@
-"""An authority like Consul's from 1.11 on: its certificates have a SPIFFE ID and no other name."""
+"""A certificate authority like that of Consul since 1.11: its certificates have a SPIFFE ID and no other name."""
 
 import datetime
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ class UriAuthority:
         names: ConnectNames = NAMES,
         lifetime: datetime.timedelta = LIFETIME,
     ) -> Certificates:
-        """`trusted`: the roots that its holder trusts; empty: this authority."""
+        """Returns a certificate for `uri`. `trusted`: the roots that the holder trusts; empty: this authority."""
         key = ec.generate_private_key(ec.SECP256R1())
         builder = _builder(x509.Name([]), key.public_key(), lifetime).add_extension(
             x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)]), critical=True

@@ -1,4 +1,4 @@
-"""Certificates of Consul Connect for tests, real and forged, and what servers do with them."""
+"""Certificates of Consul Connect for tests, real and forged, and checks of how servers react to them."""
 
 import datetime
 import http.client
@@ -30,17 +30,17 @@ ACCEPTED, REFUSED = "accepted", "refused"
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 """With empty settings. A server that accepts the connection answers with its own settings."""
 SILENCE_S = 10.0
-"""A port that says nothing for this time has refused."""
+"""A port that sends nothing for this time counts as refused."""
 
 
 def issued(consul: ConsulAdmin, role: MeshRole) -> Certificates:
-    """A member's real certificate."""
+    """Returns a member's real certificate."""
     leaf, roots = _documents(consul, f"kvmesh-{role}")
     return read_issued(json.dumps(leaf).encode(), json.dumps(roots).encode(), role).certificates
 
 
 def leaf_of(consul: ConsulAdmin, service: str) -> Certificates:
-    """The real certificate of a service of the same Consul that is no member."""
+    """Returns the real certificate of a service that is registered in the same Consul but is not a member of the mesh."""
     leaf, _ = _documents(consul, service)
     member = issued(consul, MeshRole.OPERATOR)
     return Certificates(
@@ -57,7 +57,7 @@ def _documents(consul: ConsulAdmin, service: str) -> tuple[Any, Any]:
 
 
 def forged(member: Certificates, uri: str) -> Certificates:
-    """A certificate with a member's URI by an authority that is not Consul's; it trusts the mesh."""
+    """Returns a certificate with a member's URI that another authority signed. Its holder trusts the mesh."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "another authority")])
     now = datetime.datetime.now(datetime.UTC)
@@ -81,7 +81,7 @@ def forged(member: Certificates, uri: str) -> Certificates:
 
 
 def member_files(consul: ConsulAdmin, role: str, folder: Path) -> tuple[Path, Path]:
-    """Certificate and key of a member, as files."""
+    """Writes a member's certificate and key to files and returns their paths."""
     certificates = issued(consul, MeshRole(role))
     certificate, key = folder / f"{role}.crt", folder / f"{role}.key"
     certificate.write_bytes(certificates.certificate)
@@ -90,7 +90,7 @@ def member_files(consul: ConsulAdmin, role: str, folder: Path) -> tuple[Path, Pa
 
 
 async def outcome(certificates: Certificates, address: str, method: str) -> grpc.StatusCode:
-    """Of one call to a decode worker."""
+    """Returns the status code of one call to a decode worker."""
     pool = ChannelPool(settings=RpcSettings(), mesh=Fixed(certificates))
     try:
         channel = pool.channel(address, MeshRole.DECODE)
@@ -104,14 +104,14 @@ def address_of(instance: dict[str, Any]) -> str:
 
 
 def presented_certificate(address: str) -> tuple[int, bytes]:
-    """Serial number of the certificate that a server shows, and the key that signed it."""
+    """Returns the serial number of the certificate that a server presents, and the identifier of the key that signed it."""
     found = _presented(address)
     identifier = found.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value.key_identifier
     return found.serial_number, identifier or b""
 
 
 def presented_uri(address: str) -> str:
-    """The SPIFFE ID that a server shows."""
+    """Returns the SPIFFE ID in the certificate that a server presents."""
     names = _presented(address).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return names.get_values_for_type(x509.UniformResourceIdentifier)[0]
 
@@ -139,7 +139,7 @@ def is_plain_http(host: str, port: int) -> bool:
 
 
 def s_client(host: str, port: int, certificate: Path | None = None, key: Path | None = None) -> str:
-    """Whether `openssl s_client` gets an answer to the start of an HTTP/2 connection."""
+    """Returns ACCEPTED if `openssl s_client` receives a response to the start of an HTTP/2 connection, else REFUSED."""
     command = ["openssl", "s_client", "-quiet", "-alpn", "h2", "-connect", f"{host}:{port}"]
     command += ["-cert", str(certificate), "-key", str(key)] if certificate and key else []
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:

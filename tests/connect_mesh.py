@@ -1,7 +1,7 @@
-"""A small mesh of real processes whose identities come from a real Consul with Connect and ACLs that deny by default.
+"""A small mesh of real processes with identities from a real Consul, with Connect and ACLs that deny by default.
 
-One Consul server; one agent, which the services use and a test may kill; frontend, router, a prefill and a decode worker, each with the token
-of its own policy (the prefill worker's is `worker`), made by `kvmesh consul-bootstrap`.
+One Consul server; one agent, which the services use and a test may kill; frontend, router, a prefill and a decode worker. Each service uses the
+token of its own policy (the prefill worker's is `worker`), created by `kvmesh consul-bootstrap`.
 """
 
 import json
@@ -32,22 +32,22 @@ ACL = {"enabled": True, "default_policy": "deny"}
 CONNECT = {"acl": ACL, "connect": {"enabled": True}}
 POLL_S = 0.1
 SLOW_STEP = ("--simulated-profile-base-s", "0.05")
-"""Answers that are long enough to outlast what tests do to them."""
+"""Makes answers slow, so that they still run while a test changes the mesh."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsulAdmin:
-    """Calls of a Consul with ACLs, with its management token."""
+    """Calls a Consul that has ACLs with its management token."""
 
     url: str
     management_token: str = field(repr=False)
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """The parsed answer."""
+        """Returns the parsed response."""
         return call(self.url, method, path, body, self.management_token)
 
     def set_intention(self, source: str, destination: str, action: str) -> None:
-        """Changes an intention that exists."""
+        """Changes an existing intention."""
         [found] = [
             each
             for each in self.call("GET", "/v1/connect/intentions")
@@ -57,7 +57,7 @@ class ConsulAdmin:
         self.call("PUT", f"/v1/connect/intentions/{found['ID']}", body)
 
     def rotate_root(self) -> None:
-        """Has Consul make a new root with a new key."""
+        """Makes Consul create a new root certificate with a new key."""
         found = self.call("GET", "/v1/connect/ca/configuration")
         key = ec.generate_private_key(ec.SECP256R1()).private_bytes(
             serialization.Encoding.PEM,
@@ -70,13 +70,13 @@ class ConsulAdmin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecuredConsul(ConsulAdmin):
-    """A Consul with the mesh's policies; `credentials` is the folder of `kvmesh consul-bootstrap`."""
+    """A Consul with the policies of the mesh. `credentials` is the folder that `kvmesh consul-bootstrap` wrote."""
 
     server: Server
     credentials: Path
 
     def settings(self, name: str, address: str = "") -> DiscoverySettings:
-        """Of a client with the token of a policy."""
+        """Returns the settings of a client that uses the token of policy `name`."""
         return DiscoverySettings(
             address=address or self.server.address, token_file=str(self.credentials / name / "registry-token")
         )
@@ -108,7 +108,7 @@ def secured_consul(folder: Path) -> Iterator[SecuredConsul]:
 
 @contextmanager
 def consul_agent(folder: Path, consul: SecuredConsul, http: int) -> Iterator[Server]:
-    """A client agent of the Consul; it serves when it knows the roots."""
+    """Runs a client agent of the Consul. It is ready when it has the root certificates."""
     [server_config] = folder.glob("consul-*.json")
     join = json.loads(server_config.read_text())["ports"]["serf_lan"]
     [serf] = free_ports(1)
@@ -138,7 +138,7 @@ def _has_roots(server: Server) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class ConnectMesh:
-    """The running mesh."""
+    """The processes of a running mesh."""
 
     consul: SecuredConsul
     agent: Server
@@ -148,7 +148,7 @@ class ConnectMesh:
     processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
 
     def start(self, service: str, *flags: str, policy: str = "") -> None:
-        """`policy` empty: the one of the service's name."""
+        """Starts a service. `policy` empty: the policy with the name of the service."""
         credentials = self.consul.credentials / (policy or service)
         command = [sys.executable, "-m", f"services.{service}", "--discovery-address", self.agent.address]
         command += ["--mesh-credentials", str(credentials), "--mesh-identity", "consul", *flags]
@@ -158,11 +158,11 @@ class ConnectMesh:
             )
 
     def logs(self) -> str:
-        """The end of each service's log, for a failure's message."""
+        """Returns the end of each service's log, for failure messages."""
         return "\n".join((self.folder / f"{name}.log").read_text()[-3000:] for name in self.processes)
 
     def command(self, credentials: str, *words: str) -> "subprocess.CompletedProcess[str]":
-        """A command of `kvmesh` with the credentials of a policy."""
+        """Runs a `kvmesh` command with the credentials of a policy."""
         folder = self.consul.credentials / credentials
         command = [sys.executable, "-m", "kvmesh.cli", *words, "--consul", self.agent.address]
         command += ["--credentials", str(folder), "--mesh-identity", "consul"]
@@ -172,11 +172,11 @@ class ConnectMesh:
         )
 
     def count(self, service: str, event: str) -> int:
-        """How often a service has logged an event."""
+        """Returns how often a service has logged an event."""
         return (self.folder / f"{service}.log").read_text().count(event)
 
     def ask(self, *, words: int = 8, max_tokens: int = 4, timeout_s: float = PATIENCE_S) -> tuple[int, str]:
-        """Status and body of one completion."""
+        """Sends one completion and returns its status and body."""
         body = {"model": "demo", "prompt": " ".join(["word"] * words), "max_tokens": max_tokens, "ignore_eos": True}
         request = urllib.request.Request(
             f"{self.url}/v1/completions",
@@ -192,20 +192,20 @@ class ConnectMesh:
             return 0, str(error)
 
     def in_flight(self) -> int:
-        """Requests at the frontend."""
+        """Returns the number of requests in flight at the frontend."""
         port = self.instances()["frontend"]["Meta"]["metrics_port"]
         with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=PATIENCE_S) as response:
             return int(worker_metric(response.read().decode(), "kvmesh_frontend_inflight_requests"))
 
     def restart_agent(self, meanwhile: Callable[[], None]) -> None:
-        """Kills the agent, calls `meanwhile`, and starts it again at its address."""
+        """Kills the agent, calls `meanwhile`, and starts the agent again at the same address."""
         port = int(self.agent.address.rpartition(":")[2])
         self.agents.close()
         meanwhile()
         self.agent = self.agents.enter_context(consul_agent(self.folder, self.consul, port))
 
     def instances(self) -> dict[str, dict[str, Any]]:
-        """Each service's only instance, as Consul's catalog has it."""
+        """Returns the single instance of each service in Consul's catalog."""
         found = {}
         for service in ("frontend", "router", "prefill", "decode"):
             listed = self.consul.call("GET", f"/v1/health/service/kvmesh-{service}")
@@ -220,7 +220,7 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def wait_for(condition: Callable[[], object], what: Callable[[], str], timeout_s: float = 2 * PATIENCE_S) -> float:
-    """Polls until the condition holds. Returns how long it took."""
+    """Polls until the condition holds. Returns the time that this took."""
     began_s = time.monotonic()
     while not condition():
         assert time.monotonic() - began_s < timeout_s, what()
@@ -230,7 +230,7 @@ def wait_for(condition: Callable[[], object], what: Callable[[], str], timeout_s
 
 @contextmanager
 def connect_mesh(folder: Path) -> Iterator[ConnectMesh]:
-    """Ready to answer, with both workers in use."""
+    """Runs a mesh that is ready to answer and uses both workers."""
     with secured_consul(folder) as consul, ExitStack() as agents:
         [http, port] = free_ports(2)
         agent = agents.enter_context(consul_agent(folder, consul, http))

@@ -1,4 +1,4 @@
-"""Demands of the planner from loads."""
+"""Converts loads to demands of the planner."""
 
 from kvmesh.core.planning import Load
 from services.planner.sizing.demand import LENGTH_CV, Demand, log_normal

@@ -1,7 +1,8 @@
-"""Records which engine features a run has proved. `scripts/support_matrix.py` makes the matrix from the record.
+"""Records the engine features that a test run has proved. `scripts/support_matrix.py` generates the matrix from the record.
 
-A test carries the features that it proves: `@pytest.mark.proves("logprobs")`. The engine is that of its EngineCase, or `engine=...` of the mark.
-With the variable KVMESH_EVIDENCE each passed or failed test of this kind adds a line to that file; processes of one run share it.
+A test names the features that it proves: `@pytest.mark.proves("logprobs")`. The engine is that of its EngineCase, or `engine=...` of the mark.
+If the variable KVMESH_EVIDENCE is set, each passed or failed test with this mark adds a line to that file. The processes of one run share the
+file.
 """
 
 import json
@@ -14,7 +15,7 @@ import pytest
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> Generator[None, Any, Any]:
-    """Adds the line after the test itself, not after its set-up. A skipped test proves nothing."""
+    """Adds the line after the call phase, not after the set-up. A skipped test proves nothing."""
     report = yield
     path = os.environ.get("KVMESH_EVIDENCE")
     if path and (report.when == "call" or report.failed) and report.outcome != "skipped" and not _runs_stand_in(item):
@@ -32,13 +33,13 @@ def _add(path: str, feature: str, engine: str, item: pytest.Item, *, passed: boo
 
 
 def _engine(item: pytest.Item) -> str:
-    """The engine of the test's case. A mark on a test without a case needs `engine`."""
+    """Returns the engine of the test's case. A mark on a test without a case needs `engine`."""
     (case,) = _cases(item)
     return str(case.name)
 
 
 def _runs_stand_in(item: pytest.Item) -> bool:
-    """A test with a stand-in of the engine tests the adapter, and proves nothing about the engine."""
+    """Returns whether the test uses a stand-in for the engine. Such a test checks the adapter and proves nothing about the engine."""
     return any(not case.is_real for case in _cases(item))
 
 

@@ -1,4 +1,4 @@
-"""A frontend with all of its APIs on loopback, on a mesh at the lowest seam."""
+"""A frontend with all of its APIs on loopback, in front of a fake mesh."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ class AppSettings:
 
 @dataclass(slots=True)
 class RunningApps:
-    """A frontend that listens."""
+    """A running frontend."""
 
     url: str
     mesh: FakeMesh
@@ -50,7 +50,7 @@ class RunningApps:
     session: aiohttp.ClientSession
 
     async def call(self, method: str, path: str, body: Any = None, **kwargs: Any) -> tuple[int, Any, Any]:
-        """Status, JSON body, headers."""
+        """Sends a request and returns status, JSON body and headers."""
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         if data is not None:
             kwargs["headers"] = {"Content-Type": "application/json", **kwargs.get("headers", {})}
@@ -58,7 +58,7 @@ class RunningApps:
             return response.status, await response.json(), response.headers
 
     async def events(self, path: str, body: Any, **kwargs: Any) -> list[tuple[str, Any]]:
-        """All typed events of a stream: name and data."""
+        """Returns name and data of all events of a stream."""
         async with self.session.post(self.url + path, json={**body, "stream": True}, **kwargs) as response:
             assert response.status == 200, await response.text()
             assert response.content_type == "text/event-stream"
@@ -71,7 +71,7 @@ class RunningApps:
 
 
 def read_event(record: str) -> tuple[str, Any]:
-    """Name and data of one server-sent event."""
+    """Returns name and data of one server-sent event."""
     first, _, second = record.partition("\n")
     assert first.startswith("event: ") and second.startswith("data: "), record
     return first[7:], json.loads(second[6:])
@@ -79,7 +79,7 @@ def read_event(record: str) -> tuple[str, Any]:
 
 @asynccontextmanager
 async def running_part(part: Part) -> AsyncIterator[None]:
-    """Starts and runs a part as the process does, and closes it."""
+    """Starts, runs and closes a part in the same way as the process does."""
     await part.start()
     running = asyncio.create_task(part.run()) if isinstance(part, RunningPart) else None
     try:
@@ -105,7 +105,7 @@ async def running_apps(
     access: Access | None = None,
     **settings: Any,
 ) -> AsyncIterator[RunningApps]:
-    """Starts it, and ends it in the order of the process."""
+    """Starts the frontend and stops it in the same order as the process does."""
     registry = CollectorRegistry()
     pipeline = Pipeline(
         models=StaticModels(models), links=mesh, router=mesh, clock=SystemClock(),

@@ -1,7 +1,7 @@
-"""A mesh behind the frontend's three client interfaces, in one process: the lowest seam that the frontend has.
+"""A fake mesh that implements the client interfaces of the frontend in one process.
 
-`FakeMesh` answers with the tokens that a test scripts, one engine step at a time, and can be told to fail at each place
-where the real one can. It counts what is held, so that tests can see that nothing is left.
+`FakeMesh` answers with tokens that a test scripts, one engine step at a time. `Faults` makes it fail at each place where a real mesh can fail.
+It counts running legs and held handles, so that tests can check that none leak.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ CORPUS = [
 
 
 def write_model(directory: Path) -> Path:
-    """A byte-level tokenizer that can write any text, with a chat template."""
+    """Writes a byte-level tokenizer that can encode any text, with a chat template."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -81,7 +81,7 @@ def write_model(directory: Path) -> Path:
 
 
 def served_model(directory: Path, *, name: str = "tiny", **more: object) -> ServedModel:
-    """The model of `write_model` as the registry would tell it."""
+    """Returns the model of `write_model` as the frontend gets it from the registry."""
     text = load_text_model(directory, SystemClock())
     values: dict[str, object] = {
         "name": name,
@@ -98,7 +98,7 @@ def served_model(directory: Path, *, name: str = "tiny", **more: object) -> Serv
 
 @dataclass
 class Faults:
-    """What goes wrong, by place; a list is used up from the front, one entry per call."""
+    """Failures to inject, by place. A list is consumed from the front, one entry per call."""
 
     place: list[MeshError] = field(default_factory=list)
     prefill: list[MeshError | None] = field(default_factory=list)
@@ -107,33 +107,34 @@ class Faults:
     leg_after: int | None = None
     leg_error: MeshError | None = None
     legs: list[tuple[int, MeshError]] = field(default_factory=list)
-    """The first leg that has sent so many tokens fails so; then the next entry counts."""
+    """(tokens, error): the first leg that has sent so many tokens fails with the error. Then the next entry applies."""
     cannot_continue: MeshError | None = None
-    """How a leg ends that has emitted tokens."""
+    """The error of a leg that continues an answer with emitted tokens."""
     loses_finish: bool = False
-    """Legs are lost between their last token and their end."""
+    """Legs are lost between their last token and their finish."""
     stalls_after: int | None = None
     prefill_hangs: bool = False
     prefill_hangs_after: int | None = None
-    """So many prefills end; those after them hang."""
+    """So many prefills finish, and all later ones hang."""
     prefill_s: float | None = None
-    """How long a prefill takes; None: a step."""
+    """Duration of a prefill. None: one step."""
     prefill_s_of: dict[str, float] = field(default_factory=dict)
-    """The same for single workers."""
+    """Overrides `prefill_s` by worker id."""
     prefill_ends_with: MeshError | None = None
-    """How the next prefill ends, after that time."""
+    """The error with which the next prefill ends after its duration."""
     stands_still_s: float = 0.0
-    """The frontend stands still for so long after the finish of a prefill."""
+    """Time for which the event loop is blocked after the finish of a prefill."""
 
 
 def cut_off(after: int) -> Faults:
-    """A leg is lost after so many tokens, and no engine continues its answer: what a client has seen of it ends with an error."""
+    """Returns faults that lose a leg after so many tokens when no engine can continue its answer: the client sees the answer end with an
+    error."""
     refusal = UnsupportedError("no engine continues it", field="generation.sampling.seed")
     return Faults(leg_after=after, leg_error=LostError("the worker is gone"), cannot_continue=refusal)
 
 
 CUT_OFF = "a worker was lost (worker_lost), and the answer cannot be continued on another one: no engine continues it"
-"""The message of that error."""
+"""The error message that the client receives then."""
 
 
 @dataclass
@@ -145,20 +146,20 @@ class FakeMesh:
     tokens_per_step: int = 1
     has_prefill: bool = True
     prefill_answers: bool = True
-    """Prefill workers answer single tokens."""
+    """Whether prefill workers can answer requests for a single token."""
     answered_by_prefill: list[int] = field(default_factory=list)
     reported_failures: list[str] = field(default_factory=list)
     reported_cached_tokens: dict[ReportKind, int] = field(default_factory=dict)
     expected_ttft_s: float | None = None
     prefill_cached: int = 4
-    """Prompt tokens that the prefill worker finds in its cache."""
+    """Prompt tokens that are in the prefill worker's cache."""
     decode_cached: int = 0
-    """Prompt tokens that a decode worker has although the prefill worker computes the prompt."""
+    """Prompt tokens in the decode worker's cache when a prefill worker computes the prompt."""
     handoff: Handoff = Handoff.SEQUENTIAL
     ranks: tuple[int | None, int | None] = (None, None)
     """The data-parallel ranks of a placement: prefill, decode."""
     leg_ranks: list[tuple[LegTask, int | None]] = field(default_factory=list)
-    """The task of each leg, and the rank that it names."""
+    """The task and the data-parallel rank of each leg."""
     faults: Faults = field(default_factory=Faults)
     asks: list[Ask] = field(default_factory=list)
     reports: list[tuple[int, ReportKind]] = field(default_factory=list)
@@ -166,7 +167,7 @@ class FakeMesh:
     generations: list[Generation] = field(default_factory=list)
     legs: list[Leg] = field(default_factory=list)
     timeouts_s: list[float] = field(default_factory=list)
-    """Of `legs`, in that order."""
+    """The timeouts of `legs`, in the same order."""
     handles: set[str] = field(default_factory=set)
     released: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
@@ -214,12 +215,12 @@ class FakeMesh:
         assert timeout_s > 0
         if role is Role.DECODE and self.faults.link:
             raise self.faults.link.pop(0)
-        # A link is that of all ranks of the worker.
+        # One link serves all ranks of the worker.
         return FakeLink(self, replace(worker, data_parallel_rank=None), role)
 
     def start(self, leg: Leg, sink: LegSink, worker: WorkerRef) -> Callable[[], None]:
-        """Runs a leg in a task; the function cancels it. Its sink gets one finish, whatever happens."""
-        assert leg.leg_id not in self.running, "leg ids are unique among live legs"
+        """Runs a leg in a task and returns a function that cancels it. The sink always gets exactly one finish."""
+        assert leg.leg_id not in self.running, "leg ids must be unique among running legs"
         self.leg_ranks.append((leg.task, leg.generation.data_parallel_rank))
         match leg.task:
             case LegTask.PREFILL:
@@ -294,7 +295,9 @@ class FakeMesh:
     async def _tokens(self, generation: Generation, sink: LegSink) -> FinishReason | LegFinish:
         faults = self.faults
         tokens, emitted = list(self.answer(generation)), len(generation.emitted_token_ids)
-        assert list(generation.emitted_token_ids) == tokens[:emitted], "the answer continues after its own tokens"
+        assert list(generation.emitted_token_ids) == tokens[:emitted], (
+            "a continued answer must start with its own tokens"
+        )
         if emitted and self.faults.cannot_continue is not None:
             return LegFinish(reason=FinishReason.ERROR, error=self.faults.cannot_continue)
         if generation.sampling.prompt_logprobs is not None and not emitted:
@@ -332,7 +335,7 @@ class FakeMesh:
         ]
 
     def settled(self) -> list[tuple[int, ReportKind]]:
-        """Reports that settle, one per placement if all is well."""
+        """Returns the settling reports. Without faults there is one per placement."""
         return [(ask_id, kind) for ask_id, kind in self.reports if kind.settles]
 
 
@@ -379,14 +382,14 @@ class FakeLink:
 
 
 def prepared_of(request: ApiRequest, model: ServedModel) -> Prepared:
-    """The first prompt of a request, as two tokens."""
+    """Prepares the first prompt of a request, as two tokens."""
     return prepare(request.requests[0], model, [1, 2], hashes=[], features=(), caller=ANYBODY, attempt_timeout_s=1.0)
 
 
 def make_pipeline(
     mesh: FakeMesh, served: Models, *, lost_workers: LostWorkers | None = None, **settings: object
 ) -> Pipeline:
-    """A pipeline on a fake mesh, with its own metrics registry."""
+    """Returns a pipeline on a fake mesh with its own metrics registry."""
     return Pipeline(
         models=served,
         links=mesh,
@@ -400,7 +403,7 @@ def make_pipeline(
 
 
 def tokens_of(text: TextModel, answer: str, *, ends: bool = True) -> list[int]:
-    """The tokens of a scripted answer, with the end-of-sequence token."""
+    """Returns the tokens of a scripted answer, with the end-of-sequence token."""
     return [*text.tokenise(answer, adds_special_tokens=False), *([2] if ends else [])]
 
 

@@ -1,9 +1,9 @@
-"""Sends random and mutated bodies to a frontend with all of its APIs, as many as one likes.
+"""Sends random and mutated bodies to a frontend with all of its APIs.
 
 python -m tests.fuzz --bodies 100000 --seed 1
 
-Every answer must be below 500 or a 503 with an error object, nothing may be logged as an error, and in the end no task, no
-leg and no memory may be left over. A failure prints the body.
+Every response must have a status below 500, or 503 with an error object. Nothing may be logged as an error. At the end no task, leg or memory
+may be leaked. A failure prints the body.
 """
 
 import argparse
@@ -36,13 +36,13 @@ PATHS = sorted([*FIELDS, *APP_FIELDS])
 MANGLED_SHARE = 0.15
 PARTS = 10
 GROWTH_BYTES_MAX = 24 << 20
-"""Allowed from a quarter of the run to its end; the allocator's own unsteadiness is about half of it."""
+"""Allowed growth from a quarter of the run to its end. The allocator alone varies by about half of it."""
 SETTLE_S = 10.0
 
 
 @dataclass(slots=True, kw_only=True)
 class Findings:
-    """What a run showed. `failures`: empty when all is well."""
+    """Results of a run. `failures` is empty if the run passed."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Findings:
     tasks: list[int] = field(default_factory=list)
 
     def check_run(self) -> None:
-        """Adds what only the whole run shows."""
+        """Adds the failures that only the whole run can show: growth of tasks and memory."""
         if len(self.rss_bytes) < 4:
             return
         if self.tasks[-1] > self.tasks[0]:
@@ -61,7 +61,7 @@ class Findings:
 
 
 class _Errors(logging.Handler):
-    """Keeps what is logged as an error."""
+    """Adds everything that is logged as an error to the failures."""
 
     def __init__(self, findings: Findings) -> None:
         super().__init__(logging.ERROR)
@@ -72,7 +72,7 @@ class _Errors(logging.Handler):
 
 
 async def fuzz(directory: Path, *, bodies: int, seed: int, concurrency: int = 8) -> Findings:
-    """One run."""
+    """Runs the fuzzer once and returns its findings."""
     findings = Findings()
     handler = _Errors(findings)
     logging.getLogger().addHandler(handler)
@@ -80,7 +80,7 @@ async def fuzz(directory: Path, *, bodies: int, seed: int, concurrency: int = 8)
     model = served_model(write_model(directory / "model"), features=FEATURES)
     answers = [[*model.text.tokenise(text, adds_special_tokens=False), 2] for text in ANSWERS]
     mesh = FakeMesh(answer=lambda _: rng.choice(answers))
-    # Stored responses are bounded by size: a small store, so that a run reaches the bound and is flat from there.
+    # The store of responses is bounded by size. With a small bound the run fills it early, and memory is constant from then on.
     apps = AppSettings(responses=ResponsesSettings(stored_bytes_max=1 << 20))
     try:
         with pytest.MonkeyPatch.context() as patch:
@@ -115,7 +115,7 @@ async def _part(
 
     await asyncio.gather(*(client() for _ in range(concurrency)))
     await _settle(running, mesh, findings)
-    # What was kept for the generators' sake would grow by itself.
+    # The records of the fake mesh grow with each request and would look like a leak.
     for log in (mesh.asks, mesh.reports, mesh.prefills, mesh.generations, mesh.legs, mesh.released, mesh.cancelled):
         log.clear()
     gc.collect()
@@ -132,7 +132,7 @@ async def _send(session: aiohttp.ClientSession, url: str, path: str, data: bytes
 
 
 def _problem(status: int, text: str, retry_after: str) -> str:
-    """What is wrong with an answer."""
+    """Returns what is wrong with a response, or an empty string."""
     if status >= 400:
         try:
             error = json.loads(text)["error"]
@@ -141,7 +141,7 @@ def _problem(status: int, text: str, retry_after: str) -> str:
         if not isinstance(error, dict) or not error.get("message"):
             return "an error without a message"
         if status >= 500 and not (status == 503 and retry_after):
-            return "a server's error"
+            return "a server error"
     return "an internal error in a stream" if '"internal_error"' in text or "internal error" in text else ""
 
 
@@ -156,7 +156,7 @@ async def _settle(running: RunningApps, mesh: FakeMesh, findings: Findings) -> N
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; status 1 when anything was found."""
+    """Runs the command. The status is 1 if there are failures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bodies", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,4 +1,4 @@
-"""Bodies that no client would send, from a seed: valid ones with a part replaced, and bytes that are not JSON at all."""
+"""Generates invalid request bodies from a seed: valid bodies with a part replaced, and bytes that are not JSON."""
 
 import json
 import random
@@ -73,11 +73,11 @@ ANSWERS = [
     '<tool_call>\n{"name": "f", "arguments": {"x": [1',
     '[{"name": "g", "parameters": {}}]',
 ]
-"""What the model says: text, JSON, a broken call, calls as JSON."""
+"""Answers of the model: text, JSON, a broken tool call, tool calls as JSON."""
 
 
 def with_odd_part(rng: random.Random, value: Any, depth: int = 0) -> Any:
-    """A value with some part of it replaced."""
+    """Returns the value with a random part replaced by an odd value."""
     if rng.random() < 0.3 or depth > 3:
         return rng.choice(ODD)
     if isinstance(value, dict) and value:
@@ -90,7 +90,7 @@ def with_odd_part(rng: random.Random, value: Any, depth: int = 0) -> Any:
 
 
 def body_of(rng: random.Random, path: str) -> dict[str, Any]:
-    """A body of an endpoint, with odd values in one or two of its fields."""
+    """Returns a body for an endpoint, with valid or odd values in one or two of its fields."""
     body: dict[str, Any] = {"model": "tiny", **BASES[path]}
     if path == "/v1/chat/completions" and rng.random() < 0.5:
         body["tools"] = TOOLS
@@ -105,7 +105,7 @@ def body_of(rng: random.Random, path: str) -> dict[str, Any]:
 
 
 def mangled(rng: random.Random, data: bytes) -> bytes:
-    """The bytes of a body, cut, doubled, overwritten, or nested deeper than anybody needs."""
+    """Returns the bytes of a body truncated, partly duplicated, overwritten or deeply nested."""
     at = rng.randrange(len(data) + 1)
     match rng.randrange(6):
         case 0:
@@ -125,6 +125,6 @@ def mangled(rng: random.Random, data: bytes) -> bytes:
 
 
 def encoded(rng: random.Random, path: str, *, mangled_share: float) -> bytes:
-    """What is sent to an endpoint."""
+    """Returns the bytes to send to an endpoint."""
     data = json.dumps(body_of(rng, path)).encode()
     return mangled(rng, data) if rng.random() < mangled_share else data

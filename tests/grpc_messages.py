@@ -1,4 +1,4 @@
-"""Messages that no client would send: random bytes, valid messages with a few bytes changed, and fields filled with odd values."""
+"""Generates invalid messages: random bytes, valid messages with some bytes changed, and fields with odd values."""
 
 import random
 from typing import Any
@@ -40,7 +40,7 @@ def random_bytes(rng: random.Random) -> bytes:
 
 
 def mutated(rng: random.Random, data: bytes) -> bytes:
-    """A valid message with a few bytes changed, cut, doubled or put in."""
+    """Returns a valid message with a few bytes changed, deleted, inserted or duplicated."""
     found = bytearray(data)
     for _ in range(rng.randint(1, 4)):
         at = rng.randrange(len(found) + 1)
@@ -57,7 +57,7 @@ def mutated(rng: random.Random, data: bytes) -> bytes:
 
 
 def filled(rng: random.Random, message: Message, depth: int = 0) -> Message:
-    """The message with some of its fields set to odd values."""
+    """Sets some fields of the message to odd values."""
     for field in message.DESCRIPTOR.fields:
         if rng.random() < (0.35 if depth else 0.5):
             _set(rng, message, field, depth)

@@ -1,4 +1,4 @@
-"""Reads the router's indexes in the forms that tests compare."""
+"""Reads the router's indexes in a form that tests can compare."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,14 +9,14 @@ from services.router.index.predicted_index import PredictedIndex
 
 
 class Match(NamedTuple):
-    """Holders (a bit set) whose longest cached prefix has `depth` blocks."""
+    """A bit set of holders whose longest cached prefix has `depth` blocks."""
 
     depth: int
     holders: int
 
 
 def matches(index: HolderIndex | PredictedIndex, block_hashes: Sequence[int]) -> list[Match]:
-    """The longest prefix of each holder, the deepest last."""
+    """Returns the longest prefix of each holder, in order of depth."""
     return list(map(Match, *index.prefixes(block_hashes)))
 
 

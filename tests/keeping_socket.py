@@ -1,11 +1,11 @@
-"""The lowest seam of a stream: what is written to its socket."""
+"""A transport that records what is written to it."""
 
 import asyncio
 from typing import Any
 
 
 class RecordingSocket(asyncio.Transport):
-    """Keeps each write; `unsent` is how many bytes a slow client has left in the buffer."""
+    """Records each write. `unsent` is the number of buffered bytes that a slow client has not read."""
 
     def __init__(self) -> None:
         super().__init__()

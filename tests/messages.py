@@ -1,4 +1,4 @@
-"""Messages of the contracts, made from plain values."""
+"""Builds protobuf messages of the contracts from domain values."""
 
 from collections.abc import Callable
 from typing import Any

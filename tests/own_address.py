@@ -1,4 +1,4 @@
-"""An address of this machine that is not loopback, for tests of what several machines need."""
+"""An address of this machine that is not loopback, for tests of meshes on several machines."""
 
 import os
 import shutil
@@ -13,12 +13,12 @@ from kvmesh.network.hosts import address_towards
 from kvmesh.network.names import is_loopback
 
 DUMMY, DUMMY_ADDRESS = "kvmesh-test0", "198.51.100.7"
-"""An address for documentation (RFC 5737), on an interface that leads nowhere."""
+"""An address reserved for documentation (RFC 5737), on a dummy interface."""
 
 
 @contextmanager
 def own_address() -> Iterator[str]:
-    """The address of the default route, or that of a dummy interface made by root. Otherwise the test is skipped."""
+    """Yields the address of the default route, or that of a dummy interface if the tests run as root. Otherwise skips the test."""
     try:
         found = address_towards("192.0.2.1")
     except MeshError:

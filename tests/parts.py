@@ -1,7 +1,7 @@
-"""Real parts that tests run against and that a machine may lack: `require_part("consul")` returns its path or skips.
+"""External parts that tests need and that a machine may lack: `require_part("consul")` returns the path or skips the test.
 
-Where parts are required (CI, or KVMESH_REQUIRE_PARTS=1) a missing part fails the test instead, if this kind of machine
-can have it: otherwise a whole suite of skips would look like a pass.
+If parts are required (CI, or KVMESH_REQUIRE_PARTS=1), a missing part fails the test instead, provided that this kind of machine can have it.
+Otherwise a suite in which every test is skipped would look like a pass.
 """
 
 import importlib.util
@@ -35,18 +35,18 @@ Part = Literal[
     "chromium",
     "curl",
 ]
-# The package of each Python part, and its backends, one of which must be there.
+# The package of each Python part, and its backends, of which at least one must be installed.
 PACKAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "nixl": ("nixl", ("nixl_cu13", "nixl_cu12", "nixl_rocm")),
     "vllm": ("vllm", ("vllm",)),
 }
 
 READY = ".kvmesh-sglang"
-"""Set-up writes this file when SGLang's environment is complete."""
+"""`make setup` writes this file when SGLang's environment is complete."""
 
 
 def require_part(name: Part) -> Path:
-    """The part's binary, package folder or (SGLang) Python; ends the test with the reason where there is none."""
+    """Returns the part's binary, package folder or (SGLang) Python. Skips or fails the test with a reason if the part is missing."""
     found = FINDERS[name]() if name in FINDERS else _package(name) if name in PACKAGES else _binary(name)
     if isinstance(found, Path):
         return found
@@ -56,8 +56,8 @@ def require_part(name: Part) -> Path:
 
 
 def _binary(name: str) -> Path | str:
-    """A server's path, or why there is none, as scripts/install_parts.py left it."""
-    # Set-up's choice first: it knows what a binary on PATH must be able to do.
+    """Returns a server's path, or the reason that scripts/install_parts.py recorded for its absence."""
+    # The choice of the set-up comes first, because it checks whether a binary on PATH has the needed features.
     outcomes = CACHE / "parts.json"
     outcome = json.loads(outcomes.read_text()).get(name, {}) if outcomes.exists() else {}
     if "path" in outcome and Path(outcome["path"]).exists():
@@ -68,7 +68,7 @@ def _binary(name: str) -> Path | str:
 
 
 def _package(name: str) -> Path | str:
-    """A package's folder, or what is not installed."""
+    """Returns a package's folder, or a message that names what is not installed."""
     package, backends = PACKAGES[name]
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
@@ -79,7 +79,7 @@ def _package(name: str) -> Path | str:
 
 
 def sglang_python() -> Path | str:
-    """The Python of SGLang's own virtual environment, or why there is none."""
+    """Returns the Python of SGLang's virtual environment, or the reason for its absence."""
     python = Path(f"{sys.prefix}-sglang") / "bin" / "python"
     return (
         python if (python.parent.parent / READY).exists() else f"{python.parent.parent} is not set up; run `make setup`"
@@ -87,19 +87,19 @@ def sglang_python() -> Path | str:
 
 
 def _postgres() -> Path | str:
-    """The server program of the newest PostgreSQL; Debian does not put it on PATH."""
+    """Returns the server program of the newest PostgreSQL, which Debian does not put on PATH."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[4]))
     return found[-1] if found else _binary("postgres")
 
 
 def _mooncake() -> Path | str:
-    """A system library that Mooncake loads, or that one is missing."""
+    """Returns a system library that Mooncake loads, or a message that one is missing."""
     found = [find_library(name) for name in ("ibverbs", "curl")]
     return Path(found[0]) if found[0] and found[1] else "Mooncake needs the system packages libibverbs1 and libcurl4"
 
 
 def _chromium() -> Path | str:
-    """The browser, or that its driver's system library is missing."""
+    """Returns the browser, or a message that the system library of its driver is missing."""
     return _binary("chromium") if find_library("atomic") else "its driver needs the system package libatomic1"
 
 
@@ -107,12 +107,12 @@ FINDERS = {"sglang": sglang_python, "mooncake": _mooncake, "chromium": _chromium
 
 
 def is_required() -> bool:
-    """Whether a missing part is a failure."""
+    """Returns whether a missing part fails the test."""
     return bool(os.environ.get("CI")) or os.environ.get("KVMESH_REQUIRE_PARTS") == "1"
 
 
 def _is_installable(name: str) -> bool:
-    """Whether set-up can provide the part on this kind of machine."""
+    """Returns whether `make setup` can install the part on this kind of machine."""
     if name in PACKAGES or name == "sglang":
         return sys.platform == "linux" and platform.machine() == "x86_64"
     if (

@@ -1,4 +1,4 @@
-"""How long tests wait for what must happen: never a statement about speed, since the machine may be busy with anything."""
+"""The timeout of tests. It makes no statement about speed, because the machine may be busy."""
 
 PATIENCE_S = 60.0
-"""For what takes milliseconds, or a heartbeat, on a quiet machine. Nothing waits this long unless it fails."""
+"""Timeout for operations that take milliseconds, or one heartbeat, on an idle machine. Only a failing test waits this long."""

@@ -1,4 +1,4 @@
-"""A private PostgreSQL cluster in a temporary directory, on loopback, for as long as a test needs it."""
+"""A private PostgreSQL cluster on loopback, in a temporary directory."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ from tests.servers import HOST, free_ports
 PASSWORD = "not-in-any-log"
 USER = "kvmesh"
 START_S_MAX = 60.0
-# Durable as in production: tests kill the server and then look for what was committed.
+# Durable as in production, because tests kill the server and then check the committed data.
 CONFIGURATION = """
 listen_addresses = '127.0.0.1'
 unix_socket_directories = ''
@@ -33,7 +33,7 @@ dynamic_shared_memory_type = mmap
 
 @dataclass(slots=True)
 class Cluster:
-    """A server that tests may stop, kill and start again. All databases have the same user."""
+    """A server that tests may stop, kill and restart. All databases have the same user."""
 
     directory: Path
     binary: Path
@@ -62,9 +62,10 @@ class Cluster:
         self.wait_up()
 
     async def start_again(self, *, file_bytes_max: int = 0) -> None:
-        """`start` for coroutines. The kernel ends the server with the thread that spawned it, so this is the loop's own.
+        """Restarts the server from a coroutine. Spawns in the calling thread, because the kernel kills the server when the thread that spawned
+        it ends.
 
-        `file_bytes_max`: size at which files of the server grow no more, as on a full disk. 0: no limit.
+        `file_bytes_max`: size limit of the server's files, which simulates a full disk. 0: no limit.
         """
         self.spawn(file_bytes_max)
         await asyncio.to_thread(self.wait_up)
@@ -87,7 +88,7 @@ class Cluster:
         raise RuntimeError(f"PostgreSQL did not start:\n{(self.directory / 'log').read_text()[-3000:]}")
 
     def kill(self) -> None:
-        """Kills the server and all of its processes without notice, as a machine that loses power does."""
+        """Kills the server and its child processes with SIGKILL, as a power failure would."""
         assert self.process is not None
         master = self.process.pid
         for pid in [*children_of(master), master]:
@@ -97,14 +98,14 @@ class Cluster:
         self.process = None
 
     def signal_all(self, number: int) -> None:
-        """Sends a signal, such as SIGSTOP, to the server and its processes."""
+        """Sends a signal, such as SIGSTOP, to the server and its child processes."""
         assert self.process is not None
         for pid in [self.process.pid, *children_of(self.process.pid)]:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     def stop(self) -> None:
-        """Stops the server in order; connections are closed."""
+        """Shuts the server down in fast mode, which closes all connections."""
         if self.process is not None:
             self.process.send_signal(signal.SIGINT)
             self.process.wait(timeout=START_S_MAX)
@@ -118,7 +119,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def as_user() -> list[str]:
-    """The words before a command of PostgreSQL, which refuses to run as root. The server dies with the tests' process."""
+    """Returns the command prefix for PostgreSQL, which refuses to run as root. The server dies with the test process."""
     words = ["setpriv", "--pdeathsig", "INT"]
     if os.geteuid() == 0:
         user = pwd.getpwnam("nobody")
@@ -128,9 +129,9 @@ def as_user() -> list[str]:
 
 @contextmanager
 def postgres_cluster() -> Iterator[Cluster]:
-    """A running cluster whose user needs a password."""
+    """Runs a cluster whose user needs a password."""
     binary = require_part("postgres")
-    # Not in pytest's directory, which only its user may enter.
+    # Not in pytest's temporary directory, which other users cannot enter.
     directory = Path(tempfile.mkdtemp(prefix="kvmesh-postgres-"))
     cluster = Cluster(directory=directory, binary=binary, port=free_ports(1)[0])
     try:

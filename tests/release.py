@@ -1,6 +1,6 @@
-"""The contracts of the last release, as the committed image has them: what a process of that release knows of a message.
+"""The contracts of the last release, read from the committed image. Simulates a process of that release by removing unknown fields.
 
-No older commit can stand in for a release: nothing promises that its behaviour fits, while `buf breaking` holds every commit to this image.
+An older commit cannot replace the release: only compatibility with this image is checked, by `buf breaking`.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ class Release:
         files = descriptor_pb2.FileDescriptorSet.FromString(IMAGE.read_bytes())
         self._pool = descriptor_pool.DescriptorPool()
         self.methods: dict[str, tuple[str, str]] = {}
-        """Path to the full names of request and response."""
+        """Full names of request and response, by the method's path."""
         self.messages: list[str] = []
         for file in files.file:
             self._pool.Add(file)
@@ -31,22 +31,22 @@ class Release:
                     self.methods[path] = method.input_type.lstrip("."), method.output_type.lstrip(".")
 
     def type_of(self, name: str) -> type[Message]:
-        """The class of a message as the release knows it."""
+        """Returns the class of a message, as defined in the release."""
         return message_factory.GetMessageClass(self._pool.FindMessageTypeByName(name))
 
     def known_part(self, name: str, data: bytes) -> bytes:
-        """A message without the fields that the release does not know."""
+        """Returns the message without the fields that the release does not define."""
         message = self.type_of(name).FromString(data)
         message.DiscardUnknownFields()  # type: ignore[no-untyped-call]
         return message.SerializeToString()
 
     def wrap(self, channel: Any) -> Any:
-        """A channel to or from a process of the release: of each message only what it knows passes."""
+        """Returns a channel to or from a process of the release: it removes all fields that the release does not define."""
         return _ReleaseChannel(self, channel)
 
 
 class _ReleaseChannel:
-    """Passes everything else to the channel."""
+    """Removes unknown fields from the messages of known methods and delegates everything else to the channel."""
 
     def __init__(self, release: Release, channel: Any) -> None:
         self._release = release

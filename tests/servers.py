@@ -1,4 +1,4 @@
-"""Real Consul and Prometheus servers on loopback, for as long as a test needs them."""
+"""Real Consul and Prometheus servers on loopback."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ START_S_MAX = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """A running server; it belongs to the fixture or `with` block that started it."""
+    """A running server. The fixture or `with` block that started it owns it."""
 
     address: str
     """`host:port` of its HTTP API."""
@@ -31,12 +31,12 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Root of its HTTP API, without a slash at the end."""
+        """Root of its HTTP API, without a trailing slash."""
         return f"http://{self.address}"
 
 
 def free_ports(count: int, host: str = HOST) -> list[int]:
-    """Ports of an address, all different, that nothing listened on a moment ago."""
+    """Returns different free ports of an address. Another process may still take one before the test does."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -45,7 +45,7 @@ def free_ports(count: int, host: str = HOST) -> list[int]:
 
 
 def adjacent_free_ports() -> int:
-    """The first of two."""
+    """Returns the first of two adjacent free ports."""
     for port in free_ports(16):
         with socket.socket() as probe, suppress(OSError):
             probe.bind((HOST, port + 1))
@@ -55,9 +55,9 @@ def adjacent_free_ports() -> int:
 
 @contextmanager
 def consul_server(folder: Path, config: Mapping[str, Any] | None = None, *, host: str = HOST) -> Iterator[Server]:
-    """A Consul agent in development mode that has elected itself leader; `config` is added to its configuration.
+    """Runs a Consul agent in development mode until the block ends. Yields when it has a leader. `config` is added to its configuration.
 
-    It keeps all state in memory and serves HTTP on `host`. Only HTTP and the two ports that a server cannot do without are open.
+    It keeps all state in memory and serves HTTP on `host`. It opens only HTTP and the two ports that a server requires.
     """
     binary = require_part("consul")
     [http] = free_ports(1, host)
@@ -73,7 +73,7 @@ def consul_server(folder: Path, config: Mapping[str, Any] | None = None, *, host
 
 @contextmanager
 def prometheus_server(folder: Path, config: Path) -> Iterator[Server]:
-    """A Prometheus with this configuration file, ready to answer queries."""
+    """Runs a Prometheus with this configuration file. Yields when it answers queries."""
     binary = require_part("prometheus")
     [port] = free_ports(1)
     options = {"config.file": config, "storage.tsdb.path": folder / f"prometheus-{port}"}
@@ -85,8 +85,8 @@ def prometheus_server(folder: Path, config: Path) -> Iterator[Server]:
 
 @contextmanager
 def running(command: list[str], log: Path, address: str, is_up: Callable[[Server], bool]) -> Iterator[Server]:
-    """Run a server until the block ends; it is killed then, and also when the tests' process dies."""
-    # Without setpriv (not on Linux) a killed test run leaves its servers behind.
+    """Runs a server and kills it when the block ends, or when the test process dies."""
+    # Without setpriv (not on Linux) the servers of a killed test run keep running.
     guard = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
     with log.open("wb") as output:
         process = subprocess.Popen([*guard, *command], stdin=subprocess.DEVNULL, stdout=output, stderr=output)
@@ -100,23 +100,23 @@ def running(command: list[str], log: Path, address: str, is_up: Callable[[Server
 
 
 def _wait_until_up(server: Server, is_up: Callable[[Server], bool]) -> None:
-    """Ask again and again; the log's end is the error when it does not come up."""
+    """Polls until the server is up. The error contains the end of the log."""
     end = time.monotonic() + START_S_MAX
     while server.process.poll() is None and time.monotonic() < end:
         if is_up(server):
             return
-        time.sleep(0.05)  # A foreign process: there is nothing to wait on but its answer.
+        time.sleep(0.05)  # The server is another program and has no event to wait for.
     said = "\n".join(server.log.read_text(errors="replace").splitlines()[-15:])
     raise RuntimeError(f"{server.process.args!r} did not come up:\n{said}")
 
 
 def _has_leader(server: Server) -> bool:
-    """Whether Consul has a leader and knows itself as a node, without which registrations fail."""
+    """Returns whether Consul has a leader and lists its own node. Registrations fail before that."""
     return len(_answer(f"{server.url}/v1/status/leader")) > len('""') and _is_listed(server)
 
 
 def _is_listed(server: Server) -> bool:
-    """Whether the catalog has the server's own node; one that demands tokens does not say, and leadership is enough."""
+    """Returns whether the catalog has the server's own node. True if Consul demands a token, since then only leadership can be checked."""
     try:
         return _get(f"{server.url}/v1/health/service/consul") != b"[]"
     except urllib.error.HTTPError as error:
@@ -126,12 +126,12 @@ def _is_listed(server: Server) -> bool:
 
 
 def _is_ready(server: Server) -> bool:
-    """Whether Prometheus answers queries."""
+    """Returns whether Prometheus answers queries."""
     return _answer(f"{server.url}/-/ready") != b""
 
 
 def _answer(url: str) -> bytes:
-    """The body, or nothing where there is no good answer yet."""
+    """Returns the body, or nothing if the request fails."""
     try:
         return _get(url)
     except OSError:

@@ -1,7 +1,7 @@
-"""What Triton's own Python client sees of a frontend: `python -m tests.triton_drive ADDRESS MODEL` prints JSON.
+"""Drives a frontend with Triton's Python client: `python -m tests.triton_drive ADDRESS MODEL` prints the results as JSON.
 
-A process of its own, for protobuf takes a message's name once per process: tritonclient's generated code and kvmesh's both
-hold the package `inference`.
+It runs in a separate process, because the generated code of tritonclient and of kvmesh both define the package `inference`, and protobuf accepts
+each message name only once per process.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ TEXT = "one two three"
 
 
 def tensor(name: str, value: Any, datatype: str = "BYTES") -> triton.InferInput:
-    """A tensor of one element."""
+    """Returns a tensor with one element."""
     kinds = {"BYTES": np.object_, "BOOL": np.bool_, "INT32": np.int32, "FP32": np.float32}
     made = triton.InferInput(name, [1], datatype)
     made.set_data_from_numpy(np.array([value.encode() if isinstance(value, str) else value], dtype=kinds[datatype]))
@@ -49,7 +49,7 @@ def failure(call: Any, *args: Any, **kwargs: Any) -> list[str]:
 
 
 def about(client: triton.InferenceServerClient, model: str) -> dict[str, Any]:
-    """Questions about the server."""
+    """Returns health, metadata and configuration of the server."""
     metadata = client.get_model_metadata(model)
     return {
         "live": client.is_server_live(),
@@ -89,7 +89,7 @@ def unary(client: triton.InferenceServerClient, model: str) -> dict[str, Any]:
     flags = [
         tensor(f"return_{name}", True, "BOOL") for name in ("finish_reason", "num_input_tokens", "num_output_tokens")
     ]
-    told = client.infer(
+    result = client.infer(
         model,
         [*ask(), tensor("exclude_input_in_output", True, "BOOL"), tensor("max_tokens", 4, "INT32"), *flags],
         parameters={"temperature": 0.0, "seed": 7, "n": 2, "stop": "none of it"},
@@ -97,9 +97,9 @@ def unary(client: triton.InferenceServerClient, model: str) -> dict[str, Any]:
     return {
         "id": whole.get_response().id,
         "whole": texts(whole),
-        "text": texts(told),
-        "finish": texts(told, "finish_reason"),
-        "counts": [told.as_numpy("num_input_tokens").tolist(), told.as_numpy("num_output_tokens").tolist()],
+        "text": texts(result),
+        "finish": texts(result, "finish_reason"),
+        "counts": [result.as_numpy("num_input_tokens").tolist(), result.as_numpy("num_output_tokens").tolist()],
         "only": [each.name for each in client.infer(
             model, ask(max_tokens=2), outputs=[triton.InferRequestedOutput("finish_reason")]
         ).get_response().outputs],
@@ -116,7 +116,7 @@ def unary(client: triton.InferenceServerClient, model: str) -> dict[str, Any]:
 
 
 def collect(answers: "queue.Queue[Any]", requests: int) -> list[Any]:
-    """Until each request has its final response or its error."""
+    """Reads until each request has its final response or its error."""
     found, open_requests = [], requests
     while open_requests:
         result, error = answers.get(timeout=30)
@@ -132,7 +132,7 @@ def collect(answers: "queue.Queue[Any]", requests: int) -> list[Any]:
 
 
 def streaming(client: triton.InferenceServerClient, model: str) -> dict[str, Any]:
-    """ModelStreamInfer with callbacks in a thread: several requests at once on one stream, one of them wrong."""
+    """Calls ModelStreamInfer with callbacks in a thread: several concurrent requests on one stream, one of them invalid."""
     answers: queue.Queue[Any] = queue.Queue()
     client.start_stream(callback=lambda result, error: answers.put((result, error)))
     client.async_stream_infer(model, ask(stream=True, max_tokens=8), request_id="a")
@@ -153,7 +153,7 @@ def streaming(client: triton.InferenceServerClient, model: str) -> dict[str, Any
 
 
 async def asynchronous(address: str, model: str) -> dict[str, Any]:
-    """The asyncio client: one call, and a stream that is cancelled half-way."""
+    """Uses the asyncio client for one unary call, one stream, and one stream that it cancels."""
     async with triton_aio.InferenceServerClient(address) as client:
         whole = await client.infer(model, ask(max_tokens=4))
 
@@ -178,14 +178,14 @@ async def asynchronous(address: str, model: str) -> dict[str, Any]:
 def main() -> None:
     address, model = sys.argv[1:]
     with triton.InferenceServerClient(address) as client:
-        seen = {
+        results = {
             "about": about(client, model),
             "unary": unary(client, model),
             "streaming": streaming(client, model),
             "asynchronous": asyncio.run(asynchronous(address, model)),
             "statistics": statistics(client, model),
         }
-    print(json.dumps(seen))
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

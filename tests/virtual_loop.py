@@ -1,4 +1,4 @@
-"""Virtual time for tests; see `kvmesh.simulation.virtual_loop`."""
+"""Virtual time for tests. See `kvmesh.simulation.virtual_loop`."""
 
 from kvmesh.simulation.virtual_loop import DeadlockError, VirtualLoop, run_virtual
 

@@ -1,4 +1,4 @@
-"""A worker of either role behind either transport, and a frontend that notes every breach of the Attach protocol."""
+"""A worker of either role behind either transport, and a frontend that checks the Attach protocol."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -45,23 +45,23 @@ AddServices = Callable[[Any], None]
 def generation(
     prompt: Sequence[int] = tuple(range(3, 40)), tokens: int = 8, logprobs: int | None = None, **more: Any
 ) -> Generation:
-    """A small greedy request."""
+    """Returns a small greedy request."""
     sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, logprobs=logprobs)
     return Generation(**{"model": MODEL, "token_ids": list(prompt), "sampling": sampling, **more})
 
 
 def make_leg(leg_id: str, task: LegTask = LegTask.GENERATE, **more: Any) -> Leg:
-    """A leg with the generation of `generation`."""
+    """Returns a leg with the request of `generation`."""
     return Leg(leg_id=leg_id, task=task, generation=generation(**more))
 
 
 def submission(slot: int, leg: Leg, timeout_s: float = 30.0) -> pb.Submission:
-    """A leg on a slot, as a frontend sends it."""
+    """Returns a leg on a slot, as a frontend sends it."""
     return pb.Submission(slot=slot, leg=to_leg(leg), timeout=to_positive_duration(timeout_s))
 
 
 async def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
-    """Polls, since what is waited for has no event of its own."""
+    """Polls until the condition holds, for conditions without an event."""
     try:
         async with asyncio.timeout(timeout_s):
             while not condition():
@@ -74,7 +74,7 @@ async def wait_until(condition: Callable[[], bool], what: str, timeout_s: float 
 async def serving(
     kind: str, add_services: AddServices, grace_s: float = 5.0
 ) -> AsyncIterator[tuple[str, ChannelPool, Any]]:
-    """Any services behind grpc.aio on loopback or in memory: address, channels to it, and what stops it."""
+    """Serves services through grpc.aio on loopback, or in memory. Yields the address, channels to it, and a function that stops the server."""
     telemetry = Telemetry.create("decode")
     if kind == "memory":
         network = MemoryNetwork()
@@ -103,7 +103,7 @@ async def serving(
 
 @dataclass
 class WorkerRig:
-    """One worker, running."""
+    """A running worker."""
 
     engine: FaultyEngine
     worker: Worker
@@ -120,14 +120,14 @@ class WorkerRig:
         return self.channels.channel(self.address)  # type: ignore[no-any-return]
 
     async def wait_free(self) -> None:
-        """Until no leg is left and no block is held, leased ones included."""
+        """Waits until the worker has no legs and holds no blocks, including leased ones."""
         await wait_until(
             lambda: self.worker.statistics().legs == 0 and self.engine.load().kv_blocks_used == 0, "all blocks are free"
         )
 
 
 def make_worker(engine: SimulatedSettings, settings: WorkerSettings) -> WorkerRig:
-    """An engine over the memory transport and its worker, not started."""
+    """Returns a worker with a simulated engine on the memory transport. It is not started."""
     clock = SystemClock()
     simulated = FaultyEngine(engine, clock, MemoryTransport(MemoryKvNetwork(clock=clock)))
     return WorkerRig(
@@ -146,7 +146,7 @@ async def running_worker(
     waiting_requests_max: int = 0,
     grace_s: float = 5.0,
 ) -> AsyncIterator[WorkerRig]:
-    """A worker that serves its role and WorkerService."""
+    """Runs a worker behind DecodeService, PrefillService and WorkerService."""
     rig = make_worker(replace(engine, role=role.value), settings)
     clock = SystemClock()
     membership = WorkerMembership(rig.worker, MemoryAgent().registry(), host="w", uses_tls=False, clock=clock)
@@ -173,7 +173,7 @@ async def running_worker(
 
 @dataclass
 class RawFrontend:
-    """An Attach stream spoken by hand."""
+    """A frontend that sends and reads the messages of an Attach stream directly, and asserts that the worker follows the protocol."""
 
     call: Any
     tokens: dict[int, list[int]] = field(default_factory=dict)
@@ -183,7 +183,7 @@ class RawFrontend:
 
     @classmethod
     async def attach(cls, channel: grpc.aio.Channel, name: str = "f1") -> "RawFrontend":
-        """Hello and Welcome."""
+        """Opens a stream and exchanges Hello and Welcome."""
         frontend = cls(DecodeServiceStub(channel).Attach())
         await frontend.call.write(pb.AttachRequest(hello=pb.Hello(frontend_id=name)))
         response = await frontend.call.read()
@@ -192,14 +192,14 @@ class RawFrontend:
         return frontend
 
     async def submit(self, *slots: int, timeout_s: float = 30.0, **more: Any) -> None:
-        """The same generation on each slot, in one message."""
+        """Submits the same generation on each slot, in one message."""
         await self.send(*(submission(slot, make_leg(f"r{slot}", **more), timeout_s) for slot in slots))
 
     async def send(self, *submissions: pb.Submission, cancels: Sequence[int] = ()) -> None:
         await self.call.write(pb.AttachRequest(submissions=submissions, cancels=cancels))
 
     async def read_one(self) -> bool:
-        """One message; False at the end."""
+        """Reads one message. Returns False at the end of the stream."""
         response = await self.call.read()
         if response is grpc.aio.EOF:
             return False
@@ -207,10 +207,10 @@ class RawFrontend:
         frame = response.frame
         self.frames += 1
         self.heartbeats += not frame.slots and not frame.finishes
-        assert len(set(frame.slots)) == len(frame.slots), "each slot at most once"
+        assert len(set(frame.slots)) == len(frame.slots), "a frame lists a slot at most once"
         start = 0
         for slot, count in zip(frame.slots, frame.counts or [1] * len(frame.slots), strict=True):
-            assert slot not in self.finishes, "no token after its finish"
+            assert slot not in self.finishes, "a slot gets no token after its finish"
             self.tokens.setdefault(slot, []).extend(frame.token_ids[start : start + count])
             start += count
         assert start == len(frame.token_ids)
@@ -224,13 +224,13 @@ class RawFrontend:
                 assert await self.read_one(), "the stream ended"
 
     async def read_finishes(self, *slots: int) -> dict[int, pb.Finish]:
-        """One finish for each, and no second one."""
+        """Reads until each slot has a finish, and checks that none has two."""
         await self.read_until(lambda: set(slots) <= set(self.finishes))
         assert all(len(self.finishes[slot]) == 1 for slot in slots)
         return {slot: self.finishes[slot][0] for slot in slots}
 
     async def read_to_end(self) -> grpc.aio.AioRpcError | None:
-        """How the stream ended; None: well."""
+        """Reads to the end of the stream. Returns its error, or None if it ended without one."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 while await self.read_one():

@@ -1,4 +1,4 @@
-"""Fleets for the router's tests: descriptions of workers and asks, as plain values."""
+"""Worker descriptions, asks and fleets for router tests."""
 
 from random import Random
 
@@ -11,7 +11,7 @@ BLOCK = 16
 
 
 def core(*, router_id: str = "router", run_id: str = "", seed: int = 1, policy="kv", **settings) -> RouterCore:
-    """A core that refuses when workers are busy, unless the test gives it a queue. `policy`: its name or class."""
+    """Returns a core without a queue, unless the test configures one. `policy`: its name or class."""
     settings.setdefault("queue", QueueSettings(requests_max=0))
     if isinstance(policy, str):
         settings["policy"], policy = policy, None
@@ -50,7 +50,7 @@ def description(name: str, role: str, **options) -> WorkerDescription:
 
 
 def join(router: RouterCore, name: str, role: str, **options) -> RegisteredWorker:
-    """A worker that the registry lists, that described itself, whose snapshot is empty, and whose streams stand."""
+    """Adds a worker that is registered, described and connected, with an empty snapshot of its blocks."""
     worker = router.fleet.register(
         name,
         address=options.get("address", f"{name}:1"),
@@ -67,7 +67,7 @@ def join(router: RouterCore, name: str, role: str, **options) -> RegisteredWorke
 
 
 def store_blocks(worker: RegisteredWorker, hashes, parent: int | None = None, sequence: int | None = None) -> None:
-    """The worker tells that it holds a run of blocks."""
+    """Applies an event in which the worker reports that it stored a run of blocks."""
     feed = worker.feed
     assert feed is not None
     if sequence is None:

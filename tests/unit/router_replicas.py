@@ -1,4 +1,4 @@
-"""Routers that tell each other, without streams: what is said is delivered when the test says so."""
+"""Routers that synchronise without real streams: a message is delivered when the test says so."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ Sums = dict[str, tuple[int, int, int]]
 
 @dataclass(eq=False)
 class Stream:
-    """A stream between two routers: each one's session with the other."""
+    """A stream between two routers: the session that each has with the other."""
 
     ends: dict[str, PeerSession]
 
@@ -25,7 +25,7 @@ class Stream:
 
 
 class Routers:
-    """Cores with the same workers, and the streams between them."""
+    """Router cores with the same workers, and the streams between them."""
 
     def __init__(self, *names: str, settings: SyncSettings | None = None, workers=WORKERS) -> None:
         self.now = 100.0
@@ -39,7 +39,7 @@ class Routers:
             self.start(name, workers)
 
     def start(self, name: str, workers=WORKERS) -> None:
-        """A new process."""
+        """Starts a new router process."""
         self._runs += 1
         router = self.cores[name] = core(router_id=name, run_id=f"run{self._runs}", reservation_grace_s=GRACE_S)
         for worker, role in workers:
@@ -52,20 +52,20 @@ class Routers:
         return stream
 
     def cut(self, stream: Stream) -> None:
-        """The stream breaks; both notice."""
+        """Breaks the stream. Both routers close their session."""
         self.streams.remove(stream)
         for name, session in stream.ends.items():
             if name in self.replicas:
                 self.replicas[name].close_session(session, now=self.now)
 
     def kill(self, name: str) -> None:
-        """The process dies; who had a stream with it notices."""
+        """Ends a router process. Its peers close their sessions with it."""
         del self.replicas[name], self.cores[name]
         for stream in [stream for stream in self.streams if name in stream.ends]:
             self.cut(stream)
 
     def sync(self) -> None:
-        """Everybody says what is to be said, until nothing is."""
+        """Delivers messages until no router has an update to send."""
         while any(
             session.updates or session.updates.is_due for stream in self.streams for session in stream.ends.values()
         ):
@@ -74,11 +74,11 @@ class Routers:
                     self.send_update(stream, name)
 
     def send_update(self, stream: Stream, name: str) -> None:
-        """One of both says what it has to say."""
-        news = self.replicas[name].next_message(stream.ends[name], now=self.now)
+        """Delivers the next message of one router to its peer."""
+        update = self.replicas[name].next_message(stream.ends[name], now=self.now)
         other = stream.other(name)
         try:
-            self.replicas[other].on_message(stream.ends[other], news, now=self.now)
+            self.replicas[other].on_message(stream.ends[other], update, now=self.now)
         except LostError:
             self.cut(stream)
             raise
@@ -100,7 +100,7 @@ class Routers:
         self.cores[name].report(frontend, number, note, now=self.now)
 
     def sums(self, name: str) -> Sums:
-        """What is in flight on each worker, as a router sees it."""
+        """Returns requests, prompt tokens and KV blocks in flight on each worker, in the view of one router."""
         return {
             target.worker.worker_id: (
                 target.requests_in_flight,
@@ -111,7 +111,7 @@ class Routers:
         }
 
     def advance(self, seconds: float) -> None:
-        """Time passes, and what has come to its end ends."""
+        """Advances the time, expires reservations and retries pending changes."""
         self.now += seconds
         for name in self.cores:
             list(self.cores[name].expire(now=self.now))

@@ -1,4 +1,4 @@
-"""Names that grep finds: no two classes of the product share one."""
+"""Class names of the product are unique, so that grep finds each definition."""
 
 import ast
 from collections import defaultdict
@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_class_names_are_unique() -> None:
-    """Private classes and generated code do not count."""
+    """No two public classes outside the generated code share a name."""
     places = defaultdict(list)
     for folder in ("kvmesh", "services"):
         for path in sorted((ROOT / folder).rglob("*.py")):

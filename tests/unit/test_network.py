@@ -1,4 +1,4 @@
-"""Addresses and ports of services: what is chosen, what is refused, what UCX gets."""
+"""Addresses and ports of services: defaults, validation, and the environment of UCX."""
 
 import logging
 import socket
@@ -37,7 +37,7 @@ def address() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def _free_claims() -> Iterator[None]:
-    """Claims end with the process; each test is one."""
+    """Releases the ports that a test claimed, because claims last until the process ends."""
     kept = list(ports_module._claims)
     yield
     for claim in ports_module._claims[len(kept) :]:
@@ -51,14 +51,15 @@ def at(registry: str, **changes: str) -> PlannerSettings:
 
 @pytest.mark.parametrize("registry", ["127.0.0.1:8500", "http://localhost:8500", "[::1]:8500", "127.0.0.9:1"])
 def test_a_registry_on_this_machine_keeps_everything_on_loopback(registry: str) -> None:
-    """Without settings nothing is open to the network."""
+    """With default settings no port is open to the network."""
     placed = place_service(at(registry))
     assert (placed.rpc.host, placed.rpc.advertised_host, placed.telemetry.metrics_host) == (LOOPBACK,) * 3
     assert (placed.rpc.port, placed.telemetry.metrics_port) == (0, 0)
 
 
 def test_a_remote_registry_gives_the_address_that_reaches_it(address: str, caplog: pytest.LogCaptureFixture) -> None:
-    """gRPC, metrics and HTTP listen on it, gRPC registers it, and the log says which and why."""
+    """gRPC, metrics and HTTP listen on the local address that reaches the registry, gRPC registers it, and the log states the address and the
+    reason."""
     settings = FrontendSettings(discovery=DiscoverySettings(address=f"{address}:8500"), insecure_listen=True)
     with caplog.at_level(logging.INFO):
         placed = place_service(settings)
@@ -69,23 +70,23 @@ def test_a_remote_registry_gives_the_address_that_reaches_it(address: str, caplo
     assert address in record.data["detail"]  # type: ignore[attr-defined]
 
 
-def test_address_wins_and_hosts_of_their_own_stay(address: str) -> None:
-    """--address sets what is not set by itself; a local registry may hold an address for others."""
+def test_address_is_the_default_of_hosts(address: str) -> None:
+    """`--address` sets every host that has no setting of its own, even if the registry is on loopback."""
     settings = FrontendSettings(address=address, http=HttpSettings(host=LOOPBACK), insecure_listen=True)
     placed = place_service(settings)
     assert (placed.rpc.host, placed.http.host) == (address, LOOPBACK)
 
 
 def test_a_name_is_resolved_once() -> None:
-    """The name's address is registered, so that peers need not know the name."""
+    """A host name is resolved to an address before it is registered, so that peers need not resolve it."""
     chosen = choose_address("localhost", "127.0.0.1")
     assert chosen.host in (LOOPBACK, "::1")
     with pytest.raises(UnavailableError, match=r"nowhere\.invalid"):
         choose_address("nowhere.invalid", "127.0.0.1")
 
 
-def test_all_addresses_need_one_to_register(address: str) -> None:
-    """0.0.0.0 is no address of a peer: --address names the one to register."""
+def test_an_unspecified_address_needs_an_address_to_register(address: str) -> None:
+    """A service that listens on 0.0.0.0 must have another address to register: `--address` or `advertise_host`."""
     everywhere = RpcSettings(host="0.0.0.0")
     placed = place_service(PlannerSettings(address=address, rpc=everywhere, insecure_listen=True))
     assert (placed.rpc.host, placed.rpc.advertised_host) == ("0.0.0.0", address)
@@ -97,8 +98,8 @@ def test_all_addresses_need_one_to_register(address: str) -> None:
     assert place_service(PlannerSettings(rpc=named, insecure_listen=True)).rpc.advertised_host == "worker-7.example"
 
 
-def test_services_in_plain_text_stay_on_loopback(address: str) -> None:
-    """Beyond it a service needs mesh TLS, or a flag that says that plain text is meant; loopback needs neither."""
+def test_plain_text_services_listen_on_loopback_only(address: str) -> None:
+    """A service needs mesh TLS or `--insecure-listen` to listen on another address. Loopback needs neither."""
     for rpc in (RpcSettings(), RpcSettings(host="0.0.0.0")):
         for settings in (PlannerSettings(address=address, rpc=rpc), FrontendSettings(address=address)):
             with pytest.raises(InvalidRequestError, match="--insecure-listen") as refused:
@@ -111,7 +112,7 @@ def test_services_in_plain_text_stay_on_loopback(address: str) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.1.1", "::1", "localhost"])
 def test_loopback_is_not_registered_at_a_remote_registry(host: str) -> None:
-    """Others would connect to themselves."""
+    """Services on other machines that use a registered loopback address would connect to themselves."""
     with pytest.raises(InvalidRequestError, match="--address") as refused:
         check_advertised(host, REMOTE)
     assert refused.value.reason == "address_loopback"
@@ -120,8 +121,8 @@ def test_loopback_is_not_registered_at_a_remote_registry(host: str) -> None:
 
 
 @pytest.mark.parametrize(("given", "why"), [(REMOTE, "not an address of this machine"), ("0.0.0.0", "--rpc-host")])
-def test_an_address_that_is_not_ours_is_refused(given: str, why: str) -> None:
-    """With the reason, before anything listens."""
+def test_an_address_of_another_machine_is_refused(given: str, why: str) -> None:
+    """Choosing an address that this machine cannot listen on fails, and the error states the reason."""
     with pytest.raises(InvalidRequestError, match=why):
         choose_address(given, "127.0.0.1")
 
@@ -136,12 +137,12 @@ def test_an_address_that_is_not_ours_is_refused(given: str, why: str) -> None:
         ("memory", ""),
     ],
 )
-def test_the_host_of_a_peer(peer: str, host: str) -> None:
+def test_peer_host_parses_grpc_peers(peer: str, host: str) -> None:
     assert peer_host(peer) == host
 
 
-def test_version_6_addresses() -> None:
-    """Brackets are taken off and put on where a port follows."""
+def test_ipv6_addresses() -> None:
+    """Brackets are removed from hosts, and added where a port follows."""
     assert choose_address("[::1]", "127.0.0.1").host == "::1"
     assert host_port("fd00::2", 80) == "[fd00::2]:80"
     assert host_port("[fd00::2]", 80) == "[fd00::2]:80"
@@ -161,14 +162,14 @@ def test_version_6_addresses() -> None:
 
 @pytest.mark.parametrize("text", ["20000", "20000-", "a-b", "0-100", "20010-20000", "20000-70000", "20000-20003"])
 @pytest.mark.parametrize("cls", [FrontendSettings, RouterSettings])
-def test_what_is_no_range(cls: type, text: str) -> None:
-    """A wrong range is a problem of the settings, with its name."""
+def test_an_invalid_port_range_is_refused(cls: type, text: str) -> None:
+    """An invalid range is a settings error that names the setting."""
     with pytest.raises(SettingsError, match="port_range"):
         load(cls, argv=["--port-range", text], environ={})
 
 
 def test_ports_come_from_the_first_half_of_the_range() -> None:
-    """In order, past ports that are busy and past those that other services claimed; a full range is an error."""
+    """Ports are taken in order. Busy ports and ports that other services claimed are skipped. A full range is an error."""
     first = 21_000
     ports = PortRange.parse(f"{first}-{first + 11}")
     with socket.create_server((LOOPBACK, first)):
@@ -177,21 +178,21 @@ def test_ports_come_from_the_first_half_of_the_range() -> None:
         other = f"from kvmesh.network.ports import PortRange; print(PortRange(first={first}, last={first + 11}).claim('127.0.0.1'))"
         found = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, check=True)
         assert int(found.stdout) == first + 3
-        # It has ended, so that its port is free again.
+        # The process has ended, so its port is free again.
         assert [ports.claim(LOOPBACK) for _ in range(3)] == [first + 3, first + 4, first + 5]
         with pytest.raises(UnavailableError, match="--port-range") as full:
             ports.claim(LOOPBACK)
     assert full.value.reason == "no_free_port"
 
 
-def test_named_ports_are_not_taken_from_the_range() -> None:
-    """A port that the operator names stays."""
+def test_a_configured_port_is_kept() -> None:
+    """A port range does not replace a port that the settings name."""
     placed = place_service(PlannerSettings(port_range="21100-21111", rpc=RpcSettings(port=7)))
     assert (placed.rpc.port, placed.telemetry.metrics_port) == (7, 21_100)
 
 
-def test_a_full_half_of_ucx_is_refused() -> None:
-    """UCX would try for ever."""
+def test_a_full_port_range_of_ucx_is_refused() -> None:
+    """Without enough free ports UCX would retry forever."""
     ports = PortRange.parse("21200-21207")
     ports.check_ucx(LOOPBACK)
     assert ports.ucx == "21204-21207"
@@ -204,8 +205,8 @@ def test_a_full_half_of_ucx_is_refused() -> None:
             server.close()
 
 
-def test_variables_of_ucx() -> None:
-    """The interface that has the address, RDMA devices beside it, the family, the ports."""
+def test_environment_variables_of_ucx() -> None:
+    """The variables name the interface and its RDMA devices, the address family and the port range."""
     ports = PortRange.parse("21200-21207")
     assert ucx_variables(LOOPBACK, interface="lo", ports=None) == {"UCX_NET_DEVICES": "lo"}
     assert ucx_variables(LOOPBACK, interface="", ports=ports) == {"UCX_TCP_PORT_RANGE": "21204-21207"}
@@ -219,20 +220,20 @@ def test_variables_of_ucx() -> None:
 
 
 def test_the_interface_of_an_address(address: str) -> None:
-    """By the kernel's list of addresses, secondary ones included."""
+    """`interface_of` finds the interface of each address in the kernel's list, secondary addresses included."""
     assert interface_of(LOOPBACK) == "lo"
     assert interface_of(address) in {name for _, name in socket.if_nameindex()} - {"lo"}
     assert interface_of(REMOTE) == ""
 
 
-def test_an_unknown_registry_is_named() -> None:
-    """A registry's name that has no address is an error with the setting to use."""
+def test_a_registry_that_cannot_be_resolved_is_reported() -> None:
+    """The error names the registry and its host."""
     with pytest.raises(MeshError, match=r"registry.*nowhere\.invalid"):
         place_service(at("nowhere.invalid:8500"))
 
 
-async def test_causes_of_failed_connections_are_a_few_words(unused_tcp_port: int) -> None:
-    """Without classes and addresses, which the caller's sentence has."""
+async def test_connection_causes_are_short(unused_tcp_port: int) -> None:
+    """A cause contains neither class names nor the address, which the caller's message already has."""
     async with aiohttp.ClientSession() as session:
         with pytest.raises(aiohttp.ClientError) as caught:
             await session.get(f"http://127.0.0.1:{unused_tcp_port}/")

@@ -1,4 +1,4 @@
-"""While the event loop is overloaded, a tenant with many requests in flight leaves room for the others."""
+"""While the event loop is overloaded, a tenant with many requests in flight cannot crowd out other tenants."""
 
 import asyncio
 
@@ -13,21 +13,21 @@ LATE_S = 2 * LAG_S_MAX
 
 
 def overloaded(in_flight: dict[str, int]) -> OverloadLimit:
-    """Returns a limit at its smallest."""
+    """Returns a limit that has reached its minimum."""
     limit = OverloadLimit(in_flight)
     for _ in range(100):
         limit.on_lag(LATE_S, has_waiting=True)
     return limit
 
 
-def test_there_is_no_limit_while_the_loop_is_in_time() -> None:
+def test_there_is_no_limit_while_the_loop_lag_is_low() -> None:
     limit = OverloadLimit({"flood": 1000, "other": 1})
     for _ in range(100):
         limit.on_lag(LAG_S_MAX, has_waiting=False)
     assert limit.limit is None and limit.allows("flood")
 
 
-def test_the_tenant_with_more_than_its_share_waits_and_the_other_does_not() -> None:
+def test_only_a_tenant_above_its_share_waits() -> None:
     in_flight = {"flood": 40, "other": 1}
     limit = overloaded(in_flight)
     assert limit.limit == LIMIT_MIN
@@ -37,12 +37,12 @@ def test_the_tenant_with_more_than_its_share_waits_and_the_other_does_not() -> N
 
 
 def test_a_lone_tenant_is_not_limited() -> None:
-    """Its requests would wait for nobody's benefit."""
+    """Limiting the only active tenant would help no other tenant."""
     assert overloaded({"flood": 40}).allows("flood")
 
 
-def test_a_tenant_between_two_requests_counts() -> None:
-    """Otherwise the flood would take all between two requests of a tenant that sends them one after the other."""
+def test_a_recent_tenant_counts_between_its_requests() -> None:
+    """Otherwise the tenant that floods the frontend would fill it between two requests of a tenant that sends one at a time."""
     in_flight = {"flood": 40, "other": 1}
     limit = overloaded(in_flight)
     limit.allows("other")
@@ -64,8 +64,8 @@ def test_the_limit_ends_when_the_overload_has_ended() -> None:
     assert limit.limit is None and limit.allows("flood")
 
 
-async def test_what_waits_starts_when_its_tenant_is_below_its_share_again() -> None:
-    """Requests of a tenant that may not start do not delay those of others."""
+async def test_waiting_requests_start_when_their_tenant_is_allowed_again() -> None:
+    """Requests of a tenant that may not start do not delay requests of other tenants."""
     blocked = {"flood"}
     starts = RequestStarts(allows=lambda tenant: tenant not in blocked)
     flood = [asyncio.create_task(starts.wait("flood")) for _ in range(10)]

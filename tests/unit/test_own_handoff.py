@@ -1,4 +1,4 @@
-"""A prefill worker's side channel, before it registers."""
+"""The check of a prefill worker's own side channel before it registers."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from kvmesh.worker.own_handoff import side_channel_fault
 
 
 @pytest.mark.parametrize(("host", "name"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
-async def test_a_side_channel_that_does_not_listen_is_named(host: str, name: str) -> None:
+async def test_a_side_channel_that_does_not_listen_is_reported(host: str, name: str) -> None:
     server = await asyncio.start_server(lambda _, writer: writer.close(), host, 0)
     source = f"{name}:{server.sockets[0].getsockname()[1]}"
     assert await side_channel_fault(source) is None

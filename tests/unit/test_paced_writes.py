@@ -1,4 +1,4 @@
-"""When a stream's messages leave, on virtual time."""
+"""When paced messages of a stream are written, on virtual time."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ PACE_S = 0.5
 
 
 class Stream:
-    """The write side of a call that takes everything at once, and `breaks_after` so many messages."""
+    """The write side of a call without backpressure. It breaks after `breaks_after` messages."""
 
     def __init__(self, breaks_after: int = 1000) -> None:
         self.written: list[tuple[float, object]] = []
@@ -24,7 +24,7 @@ class Stream:
 
 
 async def write(stream: Stream, at_s: dict[str, float]) -> None:
-    """Each word comes up at its time; a message is all words that wait."""
+    """Adds each word at its time. A message contains all pending words."""
     loop, waiting = asyncio.get_running_loop(), list[str]()
     stream.began_s = loop.time()
 
@@ -43,15 +43,15 @@ async def write(stream: Stream, at_s: dict[str, float]) -> None:
     await asyncio.wait([running])
 
 
-def test_the_first_goes_at_once_and_what_comes_soon_after_shares_the_next() -> None:
-    """Nothing waits longer than the pace, and no two messages are closer."""
+def test_messages_are_written_at_once_or_merged_within_the_pace() -> None:
+    """No word waits longer than the pace, and no two messages are closer together than the pace."""
     stream = Stream()
     run_virtual(write(stream, {"a": 1.0, "b": 1.1, "c": 1.4, "d": 3.0}))
     assert stream.written == [(0.0, "hello"), (1.0, ["a"]), (1.5, ["b", "c"]), (3.0, ["d"])]
 
 
-def test_the_end_of_the_stream_ends_the_writing() -> None:
-    """Quietly: the reader hears of it too and tells why."""
+def test_writing_stops_when_the_stream_ends() -> None:
+    """The writer raises no error, because the reader of the stream gets the error and reports it."""
     stream = Stream(breaks_after=2)
     run_virtual(write(stream, {"a": 1.0, "b": 2.0}))
     assert stream.written == [(0.0, "hello"), (1.0, ["a"])]

@@ -1,4 +1,4 @@
-"""The feed's primitives decide by the text alone: where a bound is crossed, the cursor does not depend on the pieces."""
+"""Bounds of the feed's primitives depend on the text only: the cursor at a failure is the same for any split of the text."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -71,7 +71,7 @@ READS: Sequence[tuple[Read, str, int]] = (
 
 
 def cursor(read: Read, pieces: Sequence[str]) -> int:
-    """Where the cursor stands in the text when reading fails, before the answer is over; -1 if it succeeds."""
+    """Returns the cursor's offset in the text when reading fails, or -1 if it succeeds."""
     feed = Feed()
     steps = read(feed)
     gone = 0
@@ -85,12 +85,12 @@ def cursor(read: Read, pieces: Sequence[str]) -> int:
         return -1
     except Malformed:
         return gone + feed.at
-    raise AssertionError("it waits for more text than there is")
+    raise AssertionError("the reader waits for more text after the end")
 
 
 @pytest.mark.parametrize(("read", "text", "failed_at"), READS)
 def test_bounds(read: Read, text: str, failed_at: int) -> None:
-    """A bound is exact, and the cursor stays within it, whole or in pieces of any size."""
+    """Reading fails exactly when a bound is exceeded, at the same cursor for pieces of any size."""
     for size in (len(text), 5000, 997):
         pieces = [text[at : at + size] for at in range(0, len(text), size)]
         assert cursor(read, pieces) == failed_at, size
@@ -99,7 +99,7 @@ def test_bounds(read: Read, text: str, failed_at: int) -> None:
 
 
 def test_delivered_text_is_not_kept() -> None:
-    """A long answer costs memory for what is not delivered yet, and time for the new text only."""
+    """The feed keeps only text that is not delivered yet, so the memory of a long answer is bounded."""
     feed = Feed()
     for _ in range(1000):
         feed.add("0123456789")
@@ -110,8 +110,8 @@ def test_delivered_text_is_not_kept() -> None:
     assert (feed.kept, feed.at) == (0, 0)
 
 
-def test_the_end_of_a_whole_mark_begins_none() -> None:
-    """A fence is made of equal characters: its end is not held as the beginning of another one."""
+def test_the_end_of_a_complete_mark_is_not_held() -> None:
+    """A fence consists of equal characters. Its end is not held back as the beginning of another fence."""
     marks = Marks(("```", "<tool_call>"))
     text = "Paris```"
     assert [marks.held(text[:end], 0) for end in (6, 7, 8)] == [5, 5, 8]

@@ -1,4 +1,4 @@
-"""Families found out from what chat templates and tokenizers of real models have in them."""
+"""The selection of parser families from chat templates and tokenizers of real models."""
 
 import itertools
 from collections.abc import Sequence
@@ -62,8 +62,10 @@ MINIMAX = '<minimax:tool_call>\n<invoke name="tool-name-1">\n<parameter name="pa
         ("xLAM 2", "You are developed by Salesforce xLAM team.", (), "xlam", None),
     ],
 )  # fmt: skip
-def test_found_out(model: str, template: str, tokens: Sequence[str], tools: str, reasoning: str | None) -> None:
-    """By the template first, then by the tokens; nothing is reported."""
+def test_families_are_detected(
+    model: str, template: str, tokens: Sequence[str], tools: str, reasoning: str | None
+) -> None:
+    """`auto` detects the families of a model by its template or its added tokens, without problems."""
     found = select("auto", "auto", template=template, added_tokens=tokens)
     assert found.tools is not None and found.tools.name == tools
     assert (found.reasoning.name if found.reasoning is not None else None) == reasoning
@@ -71,15 +73,16 @@ def test_found_out(model: str, template: str, tokens: Sequence[str], tools: str,
 
 
 @pytest.mark.parametrize("name", sorted(TOOL_ALIASES))
-def test_aliases_lead_somewhere(name: str) -> None:
-    """To a family, which fits a model that shows its marks."""
+def test_aliases_name_a_family(name: str) -> None:
+    """An alias selects a family without problems for a template with its marks, and reports a problem for one without them."""
     family = tool_family(name)
     assert not select(name, "none", template=family.template_marks[0]).problems
     assert select(name, "none", template="{{ messages }}").problems
 
 
-def test_any_two_families_can_be_named() -> None:
-    """Where the marks of one begin those of the other, which is reported, reasoning is not parsed; answers always are."""
+def test_any_two_families_can_be_combined() -> None:
+    """Any pair of families gives a parser. Where a mark of one is a prefix of a mark of the other, reasoning is not parsed, and this is
+    reported."""
     reported = set()
     for tools, reasoning in itertools.product(TOOL_FAMILIES, REASONING_FAMILIES):
         found = select(tools, reasoning, template="")
@@ -91,7 +94,7 @@ def test_any_two_families_can_be_named() -> None:
 
 
 def test_special_tokens_are_kept() -> None:
-    """The marks that are tokens of their own reach the readers."""
+    """Marks that are special tokens are in the set of tokens that detokenisation keeps for the parser."""
     gemma = select("gemma", "gemma", template=GEMMA_4)
     assert {"<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"} <= gemma.marks(parses_tools=True)
     assert gemma.marks(parses_tools=False) == {"<|channel>", "<channel|>"}

@@ -1,4 +1,4 @@
-"""What routers tell each other, over the wire and back."""
+"""Encoding and decoding of the updates between routers."""
 
 from dataclasses import fields, replace
 
@@ -43,8 +43,8 @@ UPDATE = PeerUpdate(
 )
 
 
-def test_an_update_survives_the_wire():
-    """Every field."""
+def test_an_update_survives_encoding():
+    """An update keeps every field through encoding and decoding."""
     for value in (UPDATE, RESERVATION):
         assert all(getattr(value, field.name) not in ("", 0, ()) for field in fields(value)), (
             "the test must set every field"
@@ -72,7 +72,7 @@ def test_an_update_survives_the_wire():
     ],
 )
 def test_an_invalid_update_is_refused_by_field(change, field):
-    """A peer of another build, or none at all."""
+    """The error names the invalid field. Such an update may come from a peer of another version."""
     message: pb.PeerUpdate = to_peer_update(UPDATE)
     change(message)
     with pytest.raises(InvalidRequestError) as refused:

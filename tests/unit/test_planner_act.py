@@ -1,4 +1,4 @@
-"""Acting on decisions: the right calls in the right order, by the leader only, and failures that harm nothing."""
+"""Applying decisions: the planner makes the right calls in the right order, only as leader, and survives failures."""
 
 import asyncio
 from collections.abc import Sequence
@@ -26,13 +26,13 @@ ACTIONS = (DecisionAction.DEFLECT, DecisionAction.FLIP, DecisionAction.SCALE)
 
 
 @dataclass
-class OwnLead:
+class Leadership:
     fencing_token: int = 7
 
 
 @dataclass
 class RecordingConnector:
-    """A connector that keeps its calls. `failing`: the call that raises."""
+    """A connector that records its calls. `failing`: the call that raises. `lead`: ends after the first call."""
 
     name = "recording"
     can_flip = True
@@ -40,7 +40,7 @@ class RecordingConnector:
     calls: list[tuple[object, ...]] = field(default_factory=list)
     failing: str = ""
     fence: Fence = field(default_factory=Fence)
-    lead: OwnLead | None = None
+    lead: Leadership | None = None
 
     def _note(self, token: int, name: str, *words: object) -> None:
         self.fence.check(token)
@@ -48,7 +48,7 @@ class RecordingConnector:
             raise UnavailableError("no answer", reason="timeout")
         self.calls.append((name, *words))
         if self.lead is not None:
-            # The lead ends while the planner acts.
+            # The planner loses its leadership while it acts.
             self.lead.fencing_token = 0
 
     async def pools(self, *, timeout_s: float) -> Sequence[PoolState]:
@@ -68,7 +68,7 @@ class RecordingConnector:
         return self.idle[role]
 
     async def aclose(self) -> None:
-        """Nothing to release."""
+        """Has nothing to release."""
 
 
 def connector(**changes: object) -> RecordingConnector:
@@ -112,9 +112,9 @@ def apply(actuator: Actuator, made: Decision) -> Decision:
     ],
 )
 def test_a_decision_becomes_calls(action: DecisionAction, shape: Shape, calls: list[object]) -> None:
-    """The workers with the fewest requests are moved and stopped, and pools grow before others shrink."""
+    """The idlest workers are flipped and stopped first, and pools grow before other pools shrink."""
     recording = connector()
-    done = apply(Actuator(recording, OwnLead(), acts=True), decision(action, shape))
+    done = apply(Actuator(recording, Leadership(), acts=True), decision(action, shape))
     assert recording.calls == calls
     assert done.outcome is (DecisionOutcome.ACCEPTED if calls else DecisionOutcome.NONE)
 
@@ -122,21 +122,21 @@ def test_a_decision_becomes_calls(action: DecisionAction, shape: Shape, calls: l
 @pytest.mark.parametrize(
     ("ready", "workers", "stopped"), [(["d0"], 1, []), (["d1", "d0"], 1, ["d1"]), (["d1", "d0"], 2, []), ([], 1, [])]
 )
-def test_workers_that_start_stop_before_those_that_serve(ready: list[str], workers: int, stopped: list[str]) -> None:
-    """Three are wanted, and not all of them serve yet: the pool keeps as many of those that do as it will have."""
+def test_starting_workers_stop_before_ready_ones(ready: list[str], workers: int, stopped: list[str]) -> None:
+    """If a pool shrinks while some of its workers still start, it stops ready workers only if there are more of them than its new size."""
     recording = RecordingConnector(idle={Role.PREFILL: [], Role.DECODE: ready})
     apply(
-        Actuator(recording, OwnLead(), acts=True),
+        Actuator(recording, Leadership(), acts=True),
         decision(DecisionAction.SCALE, Shape(prefill_workers=2, decode_workers=workers)),
     )
     assert recording.calls == [("scale", "decode", workers, *stopped)]
 
 
 @pytest.mark.parametrize(("acts", "leads"), [(False, True), (True, False)])
-def test_who_does_not_lead_proposes(acts: bool, leads: bool) -> None:
-    """A dry run, and a planner that another one leads, call nothing."""
+def test_a_planner_that_does_not_lead_only_proposes(acts: bool, leads: bool) -> None:
+    """A dry run and a planner that is not the leader call nothing."""
     recording = connector()
-    actuator = Actuator(recording, OwnLead(7 if leads else 0), acts=acts)
+    actuator = Actuator(recording, Leadership(7 if leads else 0), acts=acts)
     for action in ACTIONS:
         shape = Shape(prefill_workers=3, decode_workers=2, deflect_tokens=9)
         assert apply(actuator, decision(action, shape)).outcome is DecisionOutcome.PROPOSED
@@ -146,16 +146,16 @@ def test_who_does_not_lead_proposes(acts: bool, leads: bool) -> None:
 
 @pytest.mark.parametrize(("action", "failing"), list(zip(ACTIONS, ("set_bounds", "flip", "scale"), strict=True)))
 def test_a_failing_connector_is_an_outcome(action: DecisionAction, failing: str) -> None:
-    """The planner goes on and decides again."""
-    actuator = Actuator(connector(failing=failing), OwnLead(), acts=True)
+    """A failed call becomes the outcome of the decision, and repeating the bounds raises no error."""
+    actuator = Actuator(connector(failing=failing), Leadership(), acts=True)
     done = apply(actuator, decision(action, Shape(prefill_workers=3, decode_workers=2, deflect_tokens=9)))
     assert (done.outcome, done.outcome_detail) == (DecisionOutcome.FAILED, "no answer")
     asyncio.run(actuator.repeat_bounds({"m": PlacementBounds(deflect_tokens=9)}))
 
 
-def test_a_lead_that_ends_in_the_middle_ends_the_action() -> None:
-    """Of two calls the second is not made."""
-    lead = OwnLead()
+def test_losing_leadership_ends_the_action() -> None:
+    """If leadership ends after the first of two calls, the second call is not made."""
+    lead = Leadership()
     recording = connector(lead=lead)
     done = apply(
         Actuator(recording, lead, acts=True),
@@ -166,22 +166,22 @@ def test_a_lead_that_ends_in_the_middle_ends_the_action() -> None:
 
 
 def test_an_old_leader_is_refused() -> None:
-    """It still believes that it leads, but another one has acted since."""
+    """A planner that still believes that it leads is refused after another leader has acted."""
     recording = connector()
     recording.fence.check(8)
     done = apply(
-        Actuator(recording, OwnLead(7), acts=True),
+        Actuator(recording, Leadership(7), acts=True),
         decision(DecisionAction.DEFLECT, Shape(deflect_tokens=4)),
     )
     assert done.outcome is DecisionOutcome.FAILED
     assert recording.calls == []
 
 
-def test_the_last_worker_of_a_pool_stays() -> None:
-    """Whatever the decision says: the routers may see fewer workers than the planner counted."""
+def test_the_last_worker_of_a_pool_is_not_flipped() -> None:
+    """A flip of the only worker that the routers list fails, even if the planner counted more workers."""
     recording = RecordingConnector(idle={Role.DECODE: ["d0"], Role.PREFILL: []})
     done = apply(
-        Actuator(recording, OwnLead(), acts=True),
+        Actuator(recording, Leadership(), acts=True),
         decision(DecisionAction.FLIP, Shape(prefill_workers=3, decode_workers=2)),
     )
     assert (recording.calls, done.outcome) == ([], DecisionOutcome.FAILED)

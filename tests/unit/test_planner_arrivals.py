@@ -1,4 +1,4 @@
-"""The present request rate: steady where only chance varies the counts, and new within seconds where the load changed."""
+"""The estimated request rate is steady while only chance varies the counts, and follows a change of the load within seconds."""
 
 from random import Random
 
@@ -14,7 +14,7 @@ from tests.demand import demand_of
 
 
 def poisson(generator: Random, mean: float) -> int:
-    """Arrivals of a second."""
+    """Returns the arrivals of one second."""
     at, count = generator.expovariate(mean), 0
     while at < 1:
         at, count = at + generator.expovariate(mean), count + 1
@@ -22,7 +22,7 @@ def poisson(generator: Random, mean: float) -> int:
 
 
 def test_a_burst_shows_within_seconds():
-    """10/s, then 30/s: after two seconds the estimate is of the new rate alone."""
+    """After two seconds of 30/s following 10/s the estimate is 30/s."""
     arrivals = Arrivals()
     for _ in range(60):
         arrivals.add(1.0, 10.0)
@@ -36,7 +36,7 @@ def test_a_burst_shows_within_seconds():
 
 
 def test_a_surge_shows_in_one_count():
-    """10/s, then 30 in a second: that is no chance, and shows before the estimate of the rate changes. 15 in a second may be chance."""
+    """After 10/s, 30 arrivals in one second are a surge, before the estimated rate changes. 15 arrivals may be chance."""
     arrivals = Arrivals()
     for _ in range(60):
         arrivals.add(1.0, 10.0)
@@ -48,8 +48,8 @@ def test_a_surge_shows_in_one_count():
     assert arrivals.surge == 0.0
 
 
-def test_groups_of_requests_are_no_surge():
-    """30 requests each third second, for five minutes: such counts vary as much all the time."""
+def test_groups_of_requests_are_not_a_surge():
+    """Groups of 30 requests every third second are not surges, because these counts always vary as much."""
     arrivals = Arrivals()
     surges = []
     for second in range(300):
@@ -58,8 +58,8 @@ def test_groups_of_requests_are_no_surge():
     assert not any(surges[60:])
 
 
-def test_chance_is_no_change():
-    """An hour of Poisson arrivals: the estimate stays within four standard deviations of a mean over STEADY_S nearly always."""
+def test_random_arrivals_do_not_change_the_rate():
+    """In an hour of Poisson arrivals the estimate is nearly always within four standard deviations of a mean over STEADY_S."""
     generator, arrivals = Random(5), Arrivals()
     far = 0
     for second in range(3600):
@@ -69,8 +69,8 @@ def test_chance_is_no_change():
     assert far < 72
 
 
-def test_requests_in_groups_are_no_bursts():
-    """Nine requests each third second are 3/s, not 9/s or 0/s, once the grouping is known."""
+def test_groups_of_requests_are_not_bursts():
+    """Nine requests every third second count as 3/s, not as 9/s or 0/s, once the estimator has seen some groups."""
     arrivals = Arrivals()
     rates = []
     for second in range(300):
@@ -80,8 +80,8 @@ def test_requests_in_groups_are_no_bursts():
     assert max(rates[60:]) < 4.0
 
 
-def test_a_few_requests_after_silence_are_no_burst():
-    """One request in a second of its own says little; ten do."""
+def test_a_few_requests_after_silence_are_not_a_burst():
+    """One request after a minute without requests does not change the rate. Ten in the next second do."""
     arrivals = Arrivals()
     for _ in range(60):
         arrivals.add(1.0, 0.0)
@@ -92,8 +92,8 @@ def test_a_few_requests_after_silence_are_no_burst():
     assert arrivals.rate > 5
 
 
-def test_models_are_counted_apart():
-    """And the first scrape says nothing: its counters began at an unknown time."""
+def test_models_are_counted_separately():
+    """Each model has its own rate. The first scrape is ignored, because its counters started at an unknown time."""
     starts = RecentStarts()
     starts.add(0.0, {(STARTED, "a"): 1000.0})
     assert starts.rates() == {}
@@ -104,7 +104,7 @@ def test_models_are_counted_apart():
 TARGETS = Targets(model="m", ttft_s=2.0, itl_s=0.05)
 SIZER = Sizer(speed=Speed(prefill_base_s=0.0), targets=TARGETS)
 DEMAND = demand_of(Load(requests_per_s=24.0, prompt_tokens=1000, output_tokens=100), cv=0.0)
-"""A worker computes 10 prompts/s."""
+"""One worker computes 10 prompts/s."""
 
 
 def catch_up(backlog: float, ready: int, wanted: int, ready_in_s: float) -> float:
@@ -120,10 +120,11 @@ def catch_up(backlog: float, ready: int, wanted: int, ready_in_s: float) -> floa
     )
 
 
-def test_a_backlog_that_workers_on_their_way_remove_needs_no_more():
-    """24/s on 20/s, 20 000 tokens wait beyond the harmless 20 000: in 30 s 120 requests more. Workers that start already count."""
+def test_a_backlog_counts_workers_that_are_starting():
+    """The catch-up rate covers the backlog beyond the harmless 20 000 tokens and the growth until new workers serve, less what starting workers
+    will compute."""
     assert catch_up(40_000, 2, 2, 30.0) == pytest.approx((20 + 4 * 30) / 10)
     assert catch_up(20_000, 2, 2, 30.0) == catch_up(0, 2, 2, 30.0) == pytest.approx(4 * 30 / 10)
-    # After 10 s 60 requests wait, and in 20 s four workers compute 320 requests more than come.
+    # After 10 s 60 requests wait. In the next 20 s four workers compute 320 requests more than arrive.
     assert catch_up(40_000, 2, 4, 10.0) == 0.0
     assert catch_up(400_000, 2, 4, 10.0) == pytest.approx((380 + 40 - 16 * 20) / 10)

@@ -1,4 +1,4 @@
-"""Arrivals in bursts: what a replay of them says of pools, and when the planner starts workers for a rise."""
+"""Bursty arrivals: the attainment that a replay predicts, and when the planner starts workers for a rise."""
 
 from random import Random
 
@@ -20,7 +20,7 @@ TARGETS = Targets(model=MODEL, ttft_s=2.0, itl_s=0.05)
 
 
 def bursty(seconds: int, generator: Random) -> list[RecordedRequest]:
-    """Every 20 s or so a burst of 2 s with 20 to 60 requests; 10 requests/s in a few of the seconds between."""
+    """Returns bursts of 20 to 60 requests within 2 s, about every 20 s."""
     requests = []
     at_s = 0.0
     while at_s < seconds:
@@ -40,7 +40,8 @@ def replay_of(trace: list[RecordedRequest]) -> Bursts:
 
 @pytest.mark.parametrize("workers", [2, 3, 4])
 def test_a_replay_agrees_with_the_simulation(workers: int):
-    """The share of requests within the targets, where the formulas for Poisson arrivals expect all of them."""
+    """With a replay the forecast attainment matches the simulation. Without it the formulas for Poisson arrivals expect nearly full
+    attainment."""
     trace = bursty(300, Random(4))
     shape = Shape(prefill_workers=workers, decode_workers=1)
     settings = SimulationSettings(shape=shape, targets=TARGETS, tick_s=0.0)
@@ -59,8 +60,8 @@ def history_of(rates: list[float]) -> BurstHistory:
     return history
 
 
-def test_bursts_need_workers_that_are_there_before_them():
-    """Bursts that come back need more workers than their mean; a level, a slow rise and one step need no more than that."""
+def test_only_recurring_bursts_need_more_workers_than_the_mean():
+    """Recurring bursts need more workers than their mean rate. A constant load, a slow rise and a single step do not."""
     steady = [100.0] * 200
     bursts = ([0.0] * 16 + [500.0] * 4) * 10
     rise = [50.0 + i / 2 for i in range(200)]
@@ -76,8 +77,8 @@ def test_bursts_need_workers_that_are_there_before_them():
     assert waits["step"] == pytest.approx(1.0)
 
 
-def test_more_workers_and_less_load_never_wait_longer():
-    """The share of the work within any limit grows with the pool."""
+def test_more_workers_never_wait_longer():
+    """The share of work that starts within any limit grows with the pool, and depends only on the load per worker."""
     generator = Random(2)
     replay = history_of([generator.choice([0.0, 10.0, 200.0]) for _ in range(150)]).bursts()
     assert replay is not None
@@ -87,8 +88,8 @@ def test_more_workers_and_less_load_never_wait_longer():
         assert replay.waits(3.0, 6).within(limit_s) == replay.waits(1.5, 3).within(limit_s)
 
 
-def test_a_history_is_bounded_and_says_nothing_at_first():
-    """A tenth of a second or ten seconds per observation: so many spans at most, and the same time."""
+def test_a_history_is_bounded_and_needs_a_minimum():
+    """A short history gives no replay. A long one covers HISTORY_STARTS start times with at most 1200 spans, however often it is sampled."""
     history = BurstHistory(START_S)
     for _ in range(10):
         history.add(1.0, 5.0)
@@ -108,7 +109,7 @@ def settled(rates: list[float]) -> list[float]:
 
 
 def test_a_rise_counts_until_rises_turn_out_to_be_brief():
-    """The first bursts count as what they may be, a new level. After some brief ones, a burst counts only once it lasts longer than they did."""
+    """The first bursts count as a new level. After several brief bursts, a burst counts only once it lasts longer than they did."""
     burst = [2.0] * 16 + [30.0] * 4
     found = settled(burst * 6)
     assert found[18] == 30.0
@@ -119,10 +120,10 @@ def test_a_rise_counts_until_rises_turn_out_to_be_brief():
 
 
 def test_steps_and_slow_changes_always_count():
-    """They last: the present rate is what workers start for, at once."""
+    """Lasting changes count at once: the settled rate is the present rate."""
     steps = ([5.0] * 60 + [15.0] * 60) * 4
     assert settled(steps) == steps
-    # By chance the first seconds have few requests, or many.
+    # The first seconds may have few or many requests by chance.
     assert settled([2.0, 30.0, 2.0, 2.0, 30.0, 2.0, *steps])[6:] == steps
     slow = [10.0 + 8 * (i % 100) / 100 for i in range(300)]
     assert settled(slow) == slow

@@ -1,4 +1,4 @@
-"""Plans, targets and decisions over the wire."""
+"""Encoding and decoding of plans, targets and decisions."""
 
 from dataclasses import replace
 
@@ -57,8 +57,8 @@ DECISION = Decision(
 )
 
 
-def test_a_plan_survives_the_wire():
-    """What is absent stays absent, zero stays zero."""
+def test_a_plan_survives_encoding():
+    """A plan keeps every field through encoding and decoding. Absent values stay absent, and zeros stay zeros."""
     plan = PlanReport(
         mode="act",
         source="scrape",
@@ -80,8 +80,8 @@ def test_a_plan_survives_the_wire():
     assert from_plan(to_plan(plan)) == plan
 
 
-def test_targets_survive_the_wire():
-    """A model without a target for one latency has none afterwards."""
+def test_targets_survive_encoding():
+    """Targets keep every field through encoding and decoding. An absent latency target stays absent."""
     assert from_targets(to_targets(TARGETS)) == TARGETS
     assert from_targets(to_targets(Targets(model="m"))) == Targets(model="m")
 
@@ -101,7 +101,7 @@ def test_targets_survive_the_wire():
     ],
 )
 def test_targets_out_of_range_are_refused_by_name(change: dict[str, object], field: str):
-    """The error names the field, so that the caller can correct it."""
+    """The error names the invalid field, so that the caller can correct it."""
     with pytest.raises(InvalidRequestError) as refusal:
         from_targets(to_targets(replace(TARGETS, **change)))
     assert refusal.value.field == field

@@ -1,4 +1,4 @@
-"""Decisions of one model: transcripts, and what must not happen."""
+"""Decisions for one model: transcripts, and invariants."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -25,13 +25,13 @@ SETTINGS = DecideSettings(start_s=30.0, calm_s=60.0, hold_s=120.0)
 
 @pytest.fixture(autouse=True)
 def quick_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The story below shows a second flip, and the end of a deflection."""
+    """Shortens the dwell times, so that the transcript includes a second flip and the end of a deflection."""
     monkeypatch.setattr(model_planner, "FLIP_DWELL_S", 30.0)
     monkeypatch.setattr(model_planner, "DEFLECT_CALM_S", 10.0)
 
 
 class Drive:
-    """A model whose pools become what was decided: at once for flips and deflections, `start_s` later for new workers."""
+    """Simulates a model whose pools follow the decisions: at once for flips and deflections, `start_s` later for new workers."""
 
     def __init__(self, shape: Shape, settings: DecideSettings = SETTINGS, targets: Targets = TARGETS) -> None:
         self.settings, self.targets = settings, targets
@@ -121,7 +121,7 @@ class Drive:
 
 
 def line(decision: Decision, rate: float) -> str:
-    """One decision as a line: time, load, ready pools, what was chosen, and the alternatives with goodput and cost."""
+    """Formats a decision: time, load, ready pools, the chosen action, and the alternatives with goodput and cost."""
     ready, shape = decision.inputs.ready, decision.shape
     others = "; ".join(
         f"{each.action.value} {text(each.shape)} {each.goodput_per_s:.1f}/s cost {each.cost:.0f}"
@@ -160,15 +160,16 @@ def stories() -> Iterable[tuple[str, Drive]]:
 
 
 def test_decisions_are_those_of_the_transcript(request: pytest.FixtureRequest) -> None:
-    """Reviewed as a document. After a change on purpose delete the file and run the test again, which writes it."""
+    """The decisions match the transcript. After an intended change delete the file and run the test again, which writes it, and review the
+    diff."""
     found = "\n".join("\n".join([f"# {title}", *drive.lines, ""]) for title, drive in stories())
     if not TRANSCRIPT.exists():
         TRANSCRIPT.write_text(found)
     assert found == TRANSCRIPT.read_text()
 
 
-def test_a_burst_is_answered_in_the_order_of_speed():
-    """Within the first second a deflection; a flip next; new workers only after these."""
+def test_a_burst_triggers_the_fastest_action_first():
+    """A burst triggers a deflection within the first second, a flip next, and new workers only after these."""
     drive = Drive(Shape(prefill_workers=2, decode_workers=3))
     drive.run(30, 10.0)
     assert not drive.actions()
@@ -180,7 +181,7 @@ def test_a_burst_is_answered_in_the_order_of_speed():
 
 
 def test_a_surge_of_one_tick_is_deflected_and_starts_no_worker():
-    """40 requests in one second instead of 10, then 10 again: a deflection at once, which ends by itself, and nothing else."""
+    """A single second of 40 requests at a rate of 10/s causes a deflection, which ends by itself, and no other action."""
     drive = Drive(Shape(prefill_workers=2, decode_workers=3))
     drive.run(30, 10.0)
     drive.run(1, 10.0, surge_rate=40.0)
@@ -191,8 +192,8 @@ def test_a_surge_of_one_tick_is_deflected_and_starts_no_worker():
     assert drive.wanted == Shape(prefill_workers=2, decode_workers=3)
 
 
-def test_new_workers_start_with_the_deflection_where_flips_cannot_help():
-    """Both pools are short: the tick that deflects also starts workers."""
+def test_workers_start_at_once_when_a_flip_cannot_help():
+    """If both pools are too small, workers start in the same tick as the deflection."""
     drive = Drive(Shape(prefill_workers=2, decode_workers=1))
     drive.run(30, 8.0)
     drive.run(1, 24.0)
@@ -200,8 +201,8 @@ def test_new_workers_start_with_the_deflection_where_flips_cannot_help():
     assert drive.wanted.prefill_workers > 2
 
 
-def test_a_surge_delays_no_other_change():
-    """A rate that is known to be higher starts workers in the same tick, also where that tick is a surge."""
+def test_a_surge_does_not_delay_new_workers():
+    """If the estimated rate has risen, workers start in the same tick, even if that tick is also a surge."""
     drive = Drive(Shape(prefill_workers=2, decode_workers=1))
     drive.run(30, 8.0)
     drive.run(1, 24.0, surge_rate=24.0)
@@ -209,8 +210,8 @@ def test_a_surge_delays_no_other_change():
     assert drive.wanted.deflect_tokens > 0
 
 
-def test_a_constant_load_with_noise_reverses_nothing():
-    """Ten minutes of 20 requests/s with 10 % noise: at most one reversal of either pool."""
+def test_noise_causes_at_most_one_reversal():
+    """Ten minutes of 20 requests/s with 10 % noise change the direction of a pool's size at most once."""
     drive = Drive(Shape(prefill_workers=3, decode_workers=2))
     for i in range(600):
         drive.run(1, 20.0 * (1 + 0.1 * ((i * 7919) % 200 / 100 - 1)))
@@ -222,8 +223,8 @@ def test_a_constant_load_with_noise_reverses_nothing():
         assert sum(a * b < 0 for a, b in pairwise(changes)) <= 1
 
 
-def test_sizes_set_by_hand_are_left_alone_for_a_while():
-    """Somebody scales to five prefill workers: no change for `hold_s`, then the planner goes on from there."""
+def test_a_manual_change_is_kept_for_hold_s():
+    """After an operator scales a pool, the planner changes nothing for `hold_s`, and then plans from the new size."""
     drive = Drive(Shape(prefill_workers=2, decode_workers=1))
     drive.run(5, 10.0)
     drive.wanted = drive.ready = Shape(prefill_workers=5, decode_workers=1)
@@ -233,8 +234,8 @@ def test_sizes_set_by_hand_are_left_alone_for_a_while():
     assert drive.wanted.prefill_workers < 5
 
 
-def test_sizes_that_the_connector_says_for_the_first_time_are_no_change_by_hand():
-    """A planner that starts before its scaler answers takes over what is there, and decides at once."""
+def test_first_sizes_of_a_connector_are_not_a_manual_change():
+    """A planner that starts before its scaler takes over the first sizes that the scaler reports, and decides at once."""
     planner = ModelPlanner("m", SETTINGS)
     seen = replace(
         ModelObservation(model="m", state=ObservationState.COMPLETE, ready=Shape(decode_workers=1)),
@@ -249,8 +250,8 @@ def test_sizes_that_the_connector_says_for_the_first_time_are_no_change_by_hand(
     assert inputs.wanted == wanted
 
 
-def test_workers_that_start_later_are_wanted_where_nobody_states_sizes():
-    """A planner that starts before the prefill workers of its mesh does not go on to want none of them."""
+def test_workers_that_start_later_are_wanted_without_a_connector():
+    """If no connector reports wanted sizes, the planner wants the workers that are ready, even if they started after it."""
     planner = ModelPlanner("m", SETTINGS)
     seen = ModelObservation(model="m", state=ObservationState.COMPLETE, ready=Shape(decode_workers=1))
     options = {"targets": TARGETS, "speed": Speed(), "wanted": None}
@@ -260,8 +261,8 @@ def test_workers_that_start_later_are_wanted_where_nobody_states_sizes():
     assert (choice.action, inputs.wanted) == (DecisionAction.KEEP, ready)
 
 
-def test_a_connector_that_counts_a_flip_late_is_no_change_by_hand():
-    """It says the old sizes until the worker has drained."""
+def test_a_late_count_of_a_flip_is_not_a_manual_change():
+    """A connector may report the old sizes until the flipped worker has drained."""
     drive = Drive(Shape(prefill_workers=2, decode_workers=3))
     drive.run(5, 10.0)
     before = drive.wanted
@@ -271,8 +272,8 @@ def test_a_connector_that_counts_a_flip_late_is_no_change_by_hand():
     assert drive.tick(26.0).reason != "manual_change"
 
 
-def test_a_change_that_failed_is_decided_again():
-    """The planner does not take what it proposed for what is there."""
+def test_a_failed_change_is_decided_again():
+    """The planner repeats a decision that was not accepted, from the actual sizes."""
     drive = Drive(Shape(prefill_workers=1, decode_workers=1), replace(SETTINGS, flips=False, deflects=False))
     drive.run(3, 5.0)
     seen = replace(
@@ -288,7 +289,7 @@ def test_a_change_that_failed_is_decided_again():
 
 
 def test_several_models_share_one_budget():
-    """Their loads rise and fall in turn: together they never want more than the budget, and each grows when the other has shrunk."""
+    """Models whose loads peak in turn never want more than the budget together, and each can grow after the other has shrunk."""
     budget = 9.0
     drives = {name: Drive(Shape(prefill_workers=1, decode_workers=1)) for name in ("a", "b")}
     largest = dict.fromkeys(drives, 0.0)
@@ -306,8 +307,8 @@ def test_several_models_share_one_budget():
 
 
 @pytest.mark.parametrize(("missing", "reason"), [({"targets": None}, "no_targets"), ({"speed": None}, "no_profile")])
-def test_what_is_missing_holds_the_plan(missing: dict[str, None], reason: str):
-    """By name, instead of a guess."""
+def test_missing_inputs_hold_the_plan(missing: dict[str, None], reason: str):
+    """Without targets or a profile the planner changes nothing, and its reason names the missing input."""
     planner = ModelPlanner("m", SETTINGS)
     seen = ModelObservation(model="m", state=ObservationState.COMPLETE, ready=Shape(decode_workers=1))
     options = {"targets": TARGETS, "speed": Speed(), **missing}
@@ -315,8 +316,8 @@ def test_what_is_missing_holds_the_plan(missing: dict[str, None], reason: str):
     assert (choice.action, choice.reason) == (DecisionAction.HOLD, reason)
 
 
-def test_pools_grow_at_once_and_shrink_to_the_largest_need_of_the_calm():
-    """A dip of a few seconds costs no worker."""
+def test_pools_grow_at_once_and_shrink_to_the_recent_maximum():
+    """A pool grows at once, and shrinks only to the largest need of the calm time, so that a dip of a few seconds stops no worker."""
     stabiliser = Stabiliser(10.0)
     wanted = Shape(prefill_workers=4, decode_workers=4)
     small = Shape(prefill_workers=2, decode_workers=2)

@@ -1,4 +1,4 @@
-"""KEDA's external scaler contract, through gRPC: the sizes that the planner wants."""
+"""KEDA's external scaler contract over gRPC: the sizes that the planner publish_sizes."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -25,8 +25,8 @@ from services.planner.settings import PlannerSettings
 from tests.patience import PATIENCE_S
 
 
-class NothingSource:
-    """A source that observes nothing."""
+class EmptySource:
+    """A source without observations."""
 
     name = "scrape"
 
@@ -43,7 +43,7 @@ async def planner_and_stub() -> AsyncIterator[tuple[Planner, Any]]:
     registry = MemoryAgent(clock=clock).registry()
     planner = Planner(
         registry=registry,
-        source=NothingSource(),
+        source=EmptySource(),
         metrics=PlannerMetrics(telemetry.instruments),
         clock=clock,
         settings=PlannerSettings(),
@@ -60,7 +60,7 @@ async def planner_and_stub() -> AsyncIterator[tuple[Planner, Any]]:
         await server.stop(None)
 
 
-def wants(planner: Planner, prefill: int, decode: int) -> None:
+def publish_sizes(planner: Planner, prefill: int, decode: int) -> None:
     shape = Shape(prefill_workers=prefill, decode_workers=decode)
     decision = Decision(
         number=1,
@@ -79,9 +79,9 @@ def trigger(role: str = "prefill", model: str = "Llama-3.1") -> pb.ScaledObjectR
 
 
 async def test_keda_reads_the_wanted_workers() -> None:
-    """The target is one worker per replica, so an autoscaler with AverageValue runs as many replicas as the planner wants workers."""
+    """The target is one worker per replica, so that an autoscaler with AverageValue runs as many replicas as the planner wants workers."""
     async with planner_and_stub() as (planner, stub):
-        wants(planner, 3, 0)
+        publish_sizes(planner, 3, 0)
         [spec] = (await stub.GetMetricSpec(trigger(), timeout=PATIENCE_S)).metricSpecs
         assert (spec.metricName, spec.targetSize, spec.targetSizeFloat) == ("kvmesh-llama-3-1-prefill-workers", 1, 1.0)
         request = pb.GetMetricsRequest(scaledObjectRef=trigger(), metricName=spec.metricName)
@@ -91,17 +91,17 @@ async def test_keda_reads_the_wanted_workers() -> None:
         assert not (await stub.IsActive(trigger("decode"), timeout=PATIENCE_S)).result
 
 
-async def test_the_stream_sends_changes_only() -> None:
-    """The first answer comes with the first plan of the pool; a size that changes from 2 to 3 is no change of activity."""
+async def test_the_stream_sends_changes_of_activity_only() -> None:
+    """The first response is sent with the first plan of the pool. A change from 2 to 3 workers does not change the activity."""
     async with planner_and_stub() as (planner, stub):
         call = stub.StreamIsActive(trigger(), timeout=PATIENCE_S)
         answers = aiter(call)
         first = asyncio.ensure_future(anext(answers))
-        wants(planner, 2, 1)
+        publish_sizes(planner, 2, 1)
         assert (await first).result
-        wants(planner, 3, 1)
+        publish_sizes(planner, 3, 1)
         await asyncio.sleep(0)
-        wants(planner, 0, 1)
+        publish_sizes(planner, 0, 1)
         assert not (await anext(answers)).result
         call.cancel()
 
@@ -114,10 +114,10 @@ async def test_the_stream_sends_changes_only() -> None:
         (trigger(model="other"), grpc.StatusCode.UNAVAILABLE, "no plan"),
     ],
 )
-async def test_a_wrong_trigger_is_named(reference: pb.ScaledObjectRef, code: grpc.StatusCode, word: str) -> None:
-    """Metadata errors name what is wrong; without a plan KEDA keeps the replicas."""
+async def test_an_invalid_trigger_is_reported(reference: pb.ScaledObjectRef, code: grpc.StatusCode, word: str) -> None:
+    """The error names the invalid metadata. Without a plan the status is UNAVAILABLE, so that KEDA keeps the replicas."""
     async with planner_and_stub() as (planner, stub):
-        wants(planner, 1, 1)
+        publish_sizes(planner, 1, 1)
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await stub.IsActive(reference, timeout=PATIENCE_S)
         assert error.value.code() is code

@@ -1,4 +1,4 @@
-"""Whether an observation can be acted on, and what it says."""
+"""Whether the planner can act on an observation, and the values in it."""
 
 from dataclasses import replace
 
@@ -54,8 +54,9 @@ def observe(window: Window | None):
     return observe_model("m", window, POOLS, latency=found[0] if found else None, limits=ObservationLimits())
 
 
-def test_a_whole_observation_gives_the_load():
-    """Rate by the requests that started, lengths by tokens, and the backlog on workers and in routers, without late requests."""
+def test_a_complete_observation_gives_the_load():
+    """The rate counts started requests, the lengths come from token counters, and the backlog includes workers and routers but not late
+    requests."""
     seen = observe(WINDOW)
     assert seen.state is ObservationState.COMPLETE
     assert seen.demand is not None
@@ -90,22 +91,23 @@ def test_a_whole_observation_gives_the_load():
         ),
     ],
 )
-def test_what_cannot_be_acted_on_has_a_name_and_no_load(window: Window | None, state: ObservationState, word: str):
-    """Never a guess: the demand is absent, and the problem is a sentence."""
+def test_an_unusable_observation_has_a_state_and_no_demand(window: Window | None, state: ObservationState, word: str):
+    """A missing, stale or contradictory observation has no demand, and its problem is a sentence."""
     seen = observe(window)
     assert seen.state is state
     assert word in seen.problems[0]
     assert seen.demand is None
 
 
-def test_tokens_of_workers_that_came_or_went_contradict_nothing():
-    """Frontends received them, and the increases of the workers lack them."""
+def test_a_changed_fleet_is_not_contradictory():
+    """If workers joined or left, the increases of the workers may lack tokens that frontends received."""
     increases = {**WINDOW.increases, (WORKER_OUTPUT_TOKENS, "m", "decode"): 1000.0}
     assert observe(replace(WINDOW, increases=increases, has_changed_fleet=True)).state is ObservationState.COMPLETE
 
 
-def test_running_answers_count_when_their_length_is_estimated():
-    """After a rise of the load short answers have ended and long ones run: 100 that ended had 50 tokens, and 40 000 tokens were generated."""
+def test_running_answers_count_in_the_output_length():
+    """When the load rises, short answers end first. The estimate also counts the tokens of running answers, here 40 000 against 5000 of ended
+    ones."""
     increases = {
         **WINDOW.increases,
         (REQUESTS, "m", "200"): 100.0,
@@ -117,8 +119,8 @@ def test_running_answers_count_when_their_length_is_estimated():
     assert 350 < demand.output_tokens < 400
 
 
-def test_windows_know_whether_the_fleet_changed():
-    """Within the window, not before it."""
+def test_a_window_knows_whether_the_fleet_changed():
+    """A change within the window counts. A change before it does not."""
     keeper = WindowKeeper(60.0)
     one = {"a": {(RUNNING, "m", "decode"): 1.0}}
     two = {**one, "b": {(RUNNING, "m", "decode"): 1.0}}

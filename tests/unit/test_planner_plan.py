@@ -1,4 +1,4 @@
-"""The planner's arithmetic."""
+"""The planner's computations on metrics."""
 
 import math
 
@@ -39,8 +39,8 @@ def instance(name: str, *, health: Health = Health.PASSING, is_draining: bool = 
     )
 
 
-def test_quantiles_are_those_of_prometheus():
-    """Linear inside the bucket that holds the rank; the example of the documentation's histogram_quantile."""
+def test_quantiles_match_prometheus():
+    """Quantiles are interpolated linearly within a bucket, as in the documentation of `histogram_quantile`."""
     buckets = [(0.1, 0.0), (0.2, 50.0), (0.4, 100.0), (math.inf, 100.0)]
     assert quantile(0.5, buckets) == pytest.approx(0.2)
     assert quantile(0.75, buckets) == pytest.approx(0.3)
@@ -49,21 +49,21 @@ def test_quantiles_are_those_of_prometheus():
     assert quantile(0.99, [(0.1, 10.0), (math.inf, 100.0)]) == 0.1
 
 
-def test_counts_that_fall_between_two_scrapes_are_mended():
-    """Prometheus takes the highest count so far; the sum of scraped instances can fall from one bucket to the next."""
+def test_falling_bucket_counts_are_corrected():
+    """The sum over scraped instances can fall from one bucket to the next. Like Prometheus, the quantile uses the highest count so far."""
     buckets = [(0.1, 2.0), (0.2, 6.0), (0.4, 5.0), (0.8, 10.0), (math.inf, 10.0)]
     assert quantile(0.7, buckets) == pytest.approx(0.4 + 0.4 * (7 - 6) / (10 - 6))
 
 
 @pytest.mark.parametrize("buckets", [[], [(0.1, 5.0)], [(0.1, 0.0), (math.inf, 0.0)], [(math.inf, 3.0)]])
 def test_no_quantile_without_observations(buckets):
-    """Absent, not zero."""
+    """A histogram without observations has no quantile, not a quantile of 0."""
     assert quantile(0.99, buckets) is None
 
 
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=200), st.floats(0.01, 1.0))
 def test_a_quantile_lies_in_the_bucket_of_the_true_one(values, q):
-    """Whatever the distribution, the estimate is within the bucket that the exact order statistic is in."""
+    """For any distribution the estimate lies in the bucket of the exact order statistic."""
     bounds = [0.5, 1.0, 2.0, 5.0, 10.0, math.inf]
     buckets = [(bound, float(sum(value <= bound for value in values))) for bound in bounds]
     exact = sorted(values)[max(0, math.ceil(q * len(values) - 1e-9) - 1)]
@@ -72,8 +72,8 @@ def test_a_quantile_lies_in_the_bucket_of_the_true_one(values, q):
     assert lower - 1e-9 <= quantile(q, buckets) <= upper + 1e-9
 
 
-def test_increases_know_restarts_and_newcomers():
-    """A counter that fell began from zero; an instance not seen before says nothing; one that left neither."""
+def test_increases_handle_restarts_and_new_instances():
+    """A counter that fell restarted from zero. An instance without an older scrape, or without a newer one, is ignored."""
     older = {
         "a": {(REQUESTS, "m", "200"): 10.0},
         "b": {(REQUESTS, "m", "200"): 100.0},
@@ -88,7 +88,7 @@ def test_increases_know_restarts_and_newcomers():
 
 
 def test_codes_and_instances_are_summed():
-    """Labels that the planner does not look at add up, within a scrape and over instances."""
+    """Unknown metrics are ignored, gauges add up over instances, and text that is not in Prometheus' format is an error."""
     text = (
         "# TYPE kvmesh_frontend_requests_total counter\n"
         'kvmesh_frontend_requests_total{model="m",code="200"} 5\n'
@@ -104,7 +104,7 @@ def test_codes_and_instances_are_summed():
 
 
 def test_means_are_over_requests():
-    """Means divide what the window brought; without requests they are absent."""
+    """Means divide the increases of the window. Without requests they are absent."""
     window = Window(
         window_s=10,
         increases={
@@ -122,7 +122,7 @@ def test_means_are_over_requests():
 
 
 def test_pools_are_those_of_the_registry():
-    """Every worker counts once: ready, draining or critical; a pool nobody scraped has no usage rather than none."""
+    """Every worker counts once: as ready, draining or critical. A pool without metrics has no usage, not a usage of 0."""
     members = [instance("a"), instance("b", is_draining=True), instance("c", health=Health.CRITICAL)]
     members.append(instance("d", health=Health.CRITICAL, is_draining=True))
     window = Window(window_s=0, gauges={(BLOCKS_TOTAL, "demo", "decode"): 200.0, (BLOCKS_USED, "demo", "decode"): 50.0})
@@ -134,7 +134,7 @@ def test_pools_are_those_of_the_registry():
 
 
 def test_a_plan_is_reported_for_one_model_or_all():
-    """GetPlan's filter."""
+    """`select_model` filters the pools by model. An empty name selects all."""
     found = pools(None, [instance("a"), instance("b", model="other")])
     plan = PlanReport(mode="observe", source="scrape", pools=found)
     assert [pool.model for pool in select_model(plan, "").pools] == ["demo", "other"]

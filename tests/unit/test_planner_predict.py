@@ -1,4 +1,4 @@
-"""Predictors, and how one is chosen."""
+"""Predictors of the load, and the choice between them."""
 
 import math
 import sys
@@ -26,15 +26,15 @@ from services.planner.predict.predictors import (
 
 
 def test_simple_predictors():
-    """By definition."""
+    """Each simple predictor returns the values of its definition."""
     assert constant([1.0, 5.0], 3) == [5.0, 5.0, 5.0]
     assert MovingWindow(2)([9.0, 1.0, 3.0], 2) == [2.0, 2.0]
     assert SeasonalNaive(3)([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 4) == [4.0, 5.0, 6.0, 4.0]
     assert SeasonalNaive(3)([1.0, 2.0], 2) == [2.0, 2.0]
 
 
-def test_the_filter_follows_a_line_and_forgets_the_noise():
-    """It continues a line, damped, and predicts less of the noise than the newest value does."""
+def test_the_filter_follows_a_line_and_removes_noise():
+    """The filter continues a line, damped. On noise around a constant its error is smaller than that of the newest value."""
     line = [float(i) for i in range(60)]
     first = LocalTrend()(line, 1)[0]
     assert 59 < first <= 60.5
@@ -47,7 +47,7 @@ def test_the_filter_follows_a_line_and_forgets_the_noise():
 
 
 def test_the_filter_does_not_depend_on_the_unit():
-    """A rate per minute is sixty times a rate per second."""
+    """Scaling the history scales the prediction, and predictions are never negative."""
     history = [3.0, 4.0, 2.0, 6.0, 7.0, 5.0]
     assert LocalTrend()([60 * value for value in history], 2) == pytest.approx(
         [60 * v for v in LocalTrend()(history, 2)]
@@ -55,8 +55,8 @@ def test_the_filter_does_not_depend_on_the_unit():
     assert LocalTrend()([5.0, 3.0, 1.0, 0.0], 5)[-1] >= 0.0
 
 
-def test_back_tests_choose_what_fits_the_series():
-    """A season for a load that repeats, a window for noise around a constant, the filter for a ramp."""
+def test_back_tests_choose_the_best_predictor():
+    """The back test chooses the seasonal predictor for a periodic load, a window or the filter for noise, and the filter for a ramp."""
     season = [10 + 5 * math.sin(2 * math.pi * i / 24) for i in range(96)]
     known = predictors(season_steps=24)
     assert predict(known, season, steps=3).predictor == "seasonal"
@@ -67,8 +67,8 @@ def test_back_tests_choose_what_fits_the_series():
     assert predict(known, season, steps=3, chosen="constant").predictor == "constant"
 
 
-def test_a_back_test_never_sees_the_future():
-    """A predictor that is right by chance of what it was given would be: the error of `constant` on a line is its slope."""
+def test_a_back_test_uses_past_values_only():
+    """The error of `constant` on a line equals the slope times the steps. It would be smaller if the back test used later values."""
     score = backtest("constant", constant, [float(i) for i in range(40)], steps=2, quantile=1.0)
     assert score is not None
     mean = sum(range(9, 40)) / 31
@@ -76,7 +76,7 @@ def test_a_back_test_never_sees_the_future():
 
 
 def test_headroom_covers_past_errors_within_its_limit():
-    """A series that was always predicted exactly needs none; a step does not raise it without limit."""
+    """A series that was always predicted exactly has no headroom. A step raises the headroom to its limit only."""
     exact = predict({"constant": constant}, [5.0] * 30, steps=2)
     assert (exact.value, exact.upper, exact.error) == (5.0, 5.0, 0.0)
     step = predict({"constant": constant}, [1.0] * 20 + [100.0] * 10, steps=6, quantile=1.0)
@@ -84,7 +84,7 @@ def test_headroom_covers_past_errors_within_its_limit():
 
 
 def test_headroom_forgets_errors_of_a_rise_that_ended():
-    """Predictions lag behind a rise. Headroom covers that during the rise, and no more when the load was level for a while."""
+    """Predictions lag behind a rise. Headroom covers this during the rise, and disappears when the load has been level for a while."""
     rise = [10.0 + i for i in range(20)]
     during = predict({"constant": constant}, rise, steps=4)
     after = predict({"constant": constant}, [*rise, *[30.0] * 13], steps=4)
@@ -92,15 +92,16 @@ def test_headroom_forgets_errors_of_a_rise_that_ended():
     assert after.upper == after.value
 
 
-def test_without_history_the_newest_value_goes_on():
-    """And the error is absent rather than zero."""
+def test_without_history_the_newest_value_is_predicted():
+    """The error of such a prediction is absent, not zero."""
     first = predict(predictors(season_steps=0), [7.0, 8.0], steps=3)
     assert (first.value, first.error, first.predictor) == (8.0, None, "constant")
 
 
 @pytest.mark.parametrize("name", sorted(PACKAGES))
-def test_libraries_predict_behind_the_same_back_test(name: str):
-    """A ramp with noise: better than the newest value, never below 0, and the error is measured as that of the others."""
+def test_libraries_predict_a_ramp(name: str):
+    """On a noisy ramp each library predicts better than the newest value. Its predictions are never negative, and its error is measured as for
+    the other predictors."""
     pytest.importorskip(
         PACKAGES[name], reason=f"the package {PACKAGES[name]} is not installed (pip install 'kvmesh[{name}]')"
     )
@@ -119,16 +120,16 @@ def test_libraries_predict_behind_the_same_back_test(name: str):
 
 
 @pytest.mark.parametrize("name", sorted(PACKAGES))
-def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, name: str):
-    """The setting and the command that installs it; other predictors work without."""
-    monkeypatch.setitem(sys.modules, PACKAGES[name], None)  # An import of it fails then.
+def test_a_missing_library_is_reported(monkeypatch: pytest.MonkeyPatch, name: str):
+    """The error names the setting and the extra that installs the library."""
+    monkeypatch.setitem(sys.modules, PACKAGES[name], None)  # Makes the import fail.
     with pytest.raises(InvalidRequestError, match=f"kvmesh\\[{name}\\]") as refusal:
         LoadHistory(DecideSettings(predictor=name))
     assert refusal.value.field == "predictor"
 
 
-def test_predictions_start_from_the_past(tmp_path: Path):
-    """A history of a ramp is continued at the first tick; without it the newest rate goes on."""
+def test_predictions_start_from_a_history_file(tmp_path: Path):
+    """The first prediction continues a ramp from the history file. Without the file it equals the newest rate. An invalid file is refused."""
     path = tmp_path / "history.json"
     path.write_text('{"m": [' + ",".join(str(10 + i) for i in range(40)) + "]}")
     history = LoadHistory(DecideSettings(start_s=30.0))
@@ -144,6 +145,6 @@ def test_predictions_start_from_the_past(tmp_path: Path):
     assert read_history("") == {}
 
 
-def test_gaps_of_a_range_query_are_no_load():
-    """Prometheus leaves times without samples out; a rate that is not a number is none."""
+def test_gaps_of_a_range_query_are_zero():
+    """Prometheus omits times without samples. Missing times and NaN count as a rate of 0."""
     assert _rates([(100, "1"), (110, "2"), (140, "3"), (150, "NaN")], 10.0) == [1.0, 2.0, 0.0, 0.0, 3.0, 0.0]

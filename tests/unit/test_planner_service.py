@@ -23,8 +23,8 @@ from services.planner.settings import PlannerSettings
 from tests.virtual_loop import run_virtual
 
 
-class NothingSource:
-    """A source that observes nothing."""
+class EmptySource:
+    """A source without observations."""
 
     name = "scrape"
 
@@ -42,7 +42,7 @@ async def planner_and_client() -> AsyncIterator[tuple[Planner, GrpcPlannerClient
     agent = MemoryAgent(clock=clock)
     planner = Planner(
         registry=agent.registry(),
-        source=NothingSource(),
+        source=EmptySource(),
         metrics=PlannerMetrics(telemetry.instruments),
         clock=clock,
         settings=PlannerSettings(interval_s=1.0),
@@ -60,8 +60,8 @@ async def planner_and_client() -> AsyncIterator[tuple[Planner, GrpcPlannerClient
         await server.stop(None)
 
 
-def test_targets_are_set_and_shown():
-    """They are in the next plan, and the later ones replace the earlier ones of the same model only."""
+def test_targets_are_set_and_returned():
+    """The next plan contains the new targets. They replace only the earlier targets of the same model. Invalid targets change nothing."""
 
     async def story() -> None:
         async with planner_and_client() as (_, client):
@@ -82,7 +82,7 @@ def test_targets_are_set_and_shown():
 
 
 def test_a_watch_sends_the_newest_plan_and_each_later_one():
-    """The first one comes at once; the next one comes when there is one; a planner that stops ends the watch with an error."""
+    """A watch sends the newest plan at once and each later one when it is published. It ends with an error when the planner stops."""
 
     async def story() -> None:
         async with planner_and_client() as (planner, client), aclosing(client.watch_plans()) as plans:

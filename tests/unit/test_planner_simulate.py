@@ -1,4 +1,4 @@
-"""PlannerService.Simulate and `kvmesh simulate`: the same code, in a process of its own."""
+"""PlannerService.Simulate and `kvmesh simulate`, which run the same code in a child process."""
 
 import asyncio
 import json
@@ -27,8 +27,8 @@ RECORDED = RecordedLoad(
 )
 
 
-def test_requests_survive_the_wire():
-    """What is absent stays absent: pools of absent size are sized."""
+def test_requests_survive_encoding():
+    """A request keeps every field through encoding and decoding. Absent pool sizes stay absent."""
     for request in (
         REQUEST,
         SimulationRequest(model="m", recorded=RECORDED, has_planner=True),
@@ -58,14 +58,14 @@ def test_requests_survive_the_wire():
     ],
 )
 def test_requests_out_of_range_are_refused_by_name(change: dict[str, object], field: str):
-    """The error names the field."""
+    """The error names the invalid field."""
     with pytest.raises(InvalidRequestError) as refusal:
         from_simulation_request(to_simulation_request(replace(REQUEST, **change)))
     assert refusal.value.field == field
 
 
 async def test_a_child_process_gives_the_same_result():
-    """As the call in this process, to the digit."""
+    """A simulation in a child process gives exactly the result of a call in this process."""
     outcome = await SimulationRunner().run(REQUEST, timeout_s=60.0)
     assert outcome == run_request(REQUEST)[0]
     assert outcome.requests > 50
@@ -74,7 +74,7 @@ async def test_a_child_process_gives_the_same_result():
 
 
 async def test_errors_of_the_child_are_errors_of_the_call():
-    """A profile that lacks coefficients names the first; one simulation runs at a time; silence has an end."""
+    """An incomplete profile, a crash and a timeout of the child become errors of the call, and only one simulation runs at a time."""
     runner = SimulationRunner()
     with pytest.raises(InvalidRequestError) as refusal:
         await runner.run(replace(REQUEST, profile=PerformanceProfile(prefill_base_s=0.1)), timeout_s=60.0)
@@ -92,7 +92,7 @@ async def test_errors_of_the_child_are_errors_of_the_call():
 
 
 async def test_a_cancelled_simulation_ends_its_process(tmp_path: Path):
-    """Nothing runs on for a caller that left."""
+    """After the caller cancels, another simulation can start at once."""
     mark = tmp_path / "started"
     code = f"import pathlib, time; pathlib.Path({str(mark)!r}).write_text('x'); time.sleep(60)"
     runner = SimulationRunner(("-c", code))
@@ -102,23 +102,23 @@ async def test_a_cancelled_simulation_ends_its_process(tmp_path: Path):
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    # Ready for the next one at once.
+    # The runner is free again.
     with pytest.raises(InternalError):
         await SimulationRunner(("-c", "pass")).run(REQUEST, timeout_s=60.0)
 
 
 def test_the_command_compares_with_the_planner(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    """A table with a line for the pools as given and one with the planner; JSON for programs; bad arguments are named."""
+    """`kvmesh simulate` prints a table with the given pools and with the planner, or JSON. Errors name invalid arguments."""
     trace = tmp_path / "trace.jsonl"
     rows = [
         {"timestamp": 500 * i, "input_length": 1024, "output_length": 10, "hash_ids": [1, i + 2]} for i in range(40)
     ]
     trace.write_text("\n".join(map(json.dumps, rows)))
     assert main(["--trace", str(trace), "--prefill", "1", "--decode", "1", "--planner", "--decisions"]) == 0
-    shown = capsys.readouterr().out
-    assert "1 + 1, planner (0 starts" in shown
-    assert "HITS" in shown
-    assert "40 requests" in shown
+    output = capsys.readouterr().out
+    assert "1 + 1, planner (0 starts" in output
+    assert "HITS" in output
+    assert "40 requests" in output
     assert main(["--rate", "2", "--duration", "10", "--json"]) == 0
     [outcome] = json.loads(capsys.readouterr().out)
     assert outcome["shape"]["decode_workers"] == 1

@@ -1,4 +1,4 @@
-"""Sizes of pools, and what limits them."""
+"""Sizes of pools, and the limits that determine them."""
 
 import math
 
@@ -25,7 +25,7 @@ def limit(rate: float = 100.0, *, speed: Speed | None = None, **targets: object)
 
 
 def test_a_decode_batch_follows_from_littles_law():
-    """5 requests/s of 200 tokens on one worker with steps of 8 ms + 0.2 ms: batch = 1000 (0.008 + 0.0002 batch), so 10."""
+    """5 requests/s of 200 tokens on one worker with steps of 8 ms + 0.2 ms per request: batch = 1000 (0.008 + 0.0002 batch), so 10."""
     forecast = LatencyForecast(
         speed=Speed(), demand=demand(5), shape=Shape(prefill_workers=1, decode_workers=1), targets=TARGETS
     )
@@ -34,7 +34,7 @@ def test_a_decode_batch_follows_from_littles_law():
 
 
 def test_prompts_on_decode_workers_stretch_their_steps():
-    """10 prompts/s of 1000 tokens take 1 s of 2 workers: the batch gets half of the time, so its steps take twice as long."""
+    """10 prompts/s of 1000 tokens take half of the time of two workers, so the steps of their batches take twice as long."""
     shape = Shape(prefill_workers=0, decode_workers=2)
     forecast = LatencyForecast(speed=Speed(), demand=demand(10, output=1), shape=shape, targets=TARGETS)
     batch = forecast.batch
@@ -42,7 +42,7 @@ def test_prompts_on_decode_workers_stretch_their_steps():
 
 
 def test_the_cheapest_pools_keep_the_targets_and_one_worker_less_does_not():
-    """For several loads: no cheaper neighbour would do."""
+    """For several loads the chosen pools meet the targets, and pools with one worker less do not."""
     sizer = Sizer(speed=Speed(), targets=TARGETS)
     for rate in (3.0, 20.0, 75.0):
         found = sizer.size(demand(rate))
@@ -58,20 +58,20 @@ def test_the_cheapest_pools_keep_the_targets_and_one_worker_less_does_not():
 
 
 def test_cached_prompts_need_fewer_prefill_workers():
-    """Half of the tokens are not computed."""
+    """A hit rate of one half reduces the prefill workers to at most 60 %, and does not change the decode workers."""
     sizer = Sizer(speed=Speed(), targets=TARGETS)
     cold, warm = sizer.size(demand(80)).shape, sizer.size(demand(80, hit_rate=0.5)).shape
     assert warm.prefill_workers <= 0.6 * cold.prefill_workers
     assert warm.decode_workers == cold.decode_workers
 
 
-def test_a_pool_of_another_cost_is_used_less():
-    """When a decode worker costs more than prefill workers, the sum of costs decides, not the number of workers."""
+def test_an_expensive_pool_is_used_less():
+    """The sum of costs decides, not the number of workers."""
     cheap = Sizer(speed=Speed(), targets=TARGETS).size(demand(50))
     targets = Targets(model="m", ttft_s=2.0, itl_s=0.05, decode=PoolLimits(cost_per_worker=8.0))
-    dear = Sizer(speed=Speed(), targets=targets).size(demand(50))
-    assert dear.shape.decode_workers <= cheap.shape.decode_workers
-    assert dear.cost == dear.shape.prefill_workers + 8 * dear.shape.decode_workers
+    expensive = Sizer(speed=Speed(), targets=targets).size(demand(50))
+    assert expensive.shape.decode_workers <= cheap.shape.decode_workers
+    assert expensive.cost == expensive.shape.prefill_workers + 8 * expensive.shape.decode_workers
 
 
 @pytest.mark.parametrize(
@@ -87,13 +87,13 @@ def test_a_pool_of_another_cost_is_used_less():
         ("kv_capacity", {"speed": Speed(kv_tokens=1000)}),
     ],
 )
-def test_what_limits_the_targets_is_said(named: str, options: dict[str, object]):
-    """One word; empty if nothing does."""
+def test_the_limit_of_the_targets_is_named(named: str, options: dict[str, object]):
+    """The limit is one word, or empty if the targets are met."""
     assert limit(**options) == named
 
 
 def test_a_target_that_no_size_meets_does_not_cost_all_workers():
-    """The pools serve those requests that can meet it."""
+    """If no size meets a target, the pools are sized for the requests that can meet it."""
     sizer = Sizer(speed=Speed(), targets=Targets(model="m", ttft_s=0.15, itl_s=0.05))
     found = sizer.size(demand(20))
     assert found.limit == "prefill_time"
@@ -101,8 +101,8 @@ def test_a_target_that_no_size_meets_does_not_cost_all_workers():
     assert found.cost < 20
 
 
-def test_a_limited_cost_is_spent_on_the_best_split():
-    """No other split of the same cost has a higher goodput."""
+def test_a_cost_limit_is_spent_on_the_best_split():
+    """No other split of the same cost has a noticeably higher goodput."""
     targets = Targets(model="m", ttft_s=2.0, itl_s=0.05, cost_max=6)
     sizer = Sizer(speed=Speed(), targets=targets)
     found = sizer.size(demand(200))
@@ -112,14 +112,14 @@ def test_a_limited_cost_is_spent_on_the_best_split():
 
 
 def test_corrections_shift_the_latencies():
-    """Observed latencies twice as long as predicted need the pools of targets half as long."""
+    """If observed latencies are twice as long as predicted, the pools are those for targets half as long."""
     halved = Targets(model="m", ttft_s=1.0, itl_s=0.025)
     corrected = Sizer(speed=Speed(), targets=TARGETS, corrections=Corrections(wait=2.0, itl=2.0)).size(demand(40))
     assert corrected.shape == Sizer(speed=Speed(), targets=halved).size(demand(40)).shape
 
 
 def test_lengths_keep_their_mean():
-    """Buckets say only where a length lies; the exact mean comes from a counter."""
+    """Lengths from buckets keep the exact mean of the counter, because buckets give only ranges."""
     buckets = [(16.0, 0.0), (64.0, 30.0), (256.0, 90.0), (math.inf, 100.0)]
     lengths = lengths_of_buckets(buckets, 120.0)
     assert sum(share for _, share in lengths) == pytest.approx(1.0)
@@ -128,8 +128,8 @@ def test_lengths_keep_their_mean():
     assert sum(tokens * share for tokens, share in log_normal(500.0, 0.8)) == pytest.approx(500.0)
 
 
-def test_a_profile_without_speed_names_what_it_lacks():
-    """Nothing is guessed; what workers register survives the way back."""
+def test_an_incomplete_profile_lists_missing_coefficients():
+    """No coefficient is guessed. A complete profile gives the speed that it was made from."""
     assert speed_of(PerformanceProfile(decode_step_base_s=0.01)) == ["prefill_s_per_token", "decode_s_per_request"]
     speed = speed_of(profile_of(Speed(prefill_s_per_token=3e-5)), kv_tokens=1000, running_max=8)
     assert isinstance(speed, Speed)

@@ -27,7 +27,7 @@ def thresholds() -> Thresholds:
 
 
 def test_a_pool_grows_by_one_per_start():
-    """Above 8192 waiting tokens per worker, and again only once a new worker could serve; never beyond the limit."""
+    """Above 8192 waiting tokens per worker a pool grows by one worker, again only after `start_s`, and never beyond its limit."""
     policy, shape = thresholds(), Shape(prefill_workers=2, decode_workers=2)
     sizes = []
     for second in range(120):
@@ -36,8 +36,9 @@ def test_a_pool_grows_by_one_per_start():
     assert [sizes[at] for at in (0, 29, 30, 60, 90, 119)] == [(3, 3), (3, 3), (4, 4), (5, 4), (6, 4), (6, 4)]
 
 
-def test_a_pool_shrinks_after_a_calm_time_if_the_smaller_one_stays_below():
-    """3 workers with 40 % of their KV in use would be 2 with 60 %: above the low threshold, they stay."""
+def test_a_pool_shrinks_after_a_calm_time_if_the_smaller_one_suffices():
+    """3 workers with 40 % of their KV in use would be 2 with 60 %, above the low threshold, so the pool does not shrink. With 30 % it shrinks
+    after the calm time."""
     policy, shape = thresholds(), Shape(prefill_workers=1, decode_workers=3)
     for second in range(300):
         assert policy.choose(seen(0.0, 0.4), shape, LIMITS, now_s=float(second)) == shape
@@ -46,15 +47,15 @@ def test_a_pool_shrinks_after_a_calm_time_if_the_smaller_one_stays_below():
         3,
         2,
     ]
-    # A peak starts the calm time anew, and the smallest pool stays.
+    # A pool at its minimum does not shrink.
     assert (
         policy.choose(seen(0.0, 0.1), Shape(prefill_workers=1, decode_workers=2), LIMITS, now_s=900.0).decode_workers
         == 2
     )
 
 
-def test_constant_load_with_noise_reverses_nothing():
-    """Values around the middle of both thresholds."""
+def test_noise_between_the_thresholds_changes_nothing():
+    """Values that alternate between both thresholds for an hour never change the pools."""
     policy, shape = thresholds(), Shape(prefill_workers=2, decode_workers=2)
     for second in range(3600):
         assert (
@@ -65,8 +66,8 @@ def test_constant_load_with_noise_reverses_nothing():
         )
 
 
-def test_the_planner_needs_neither_targets_nor_a_profile_then():
-    """The decision says which threshold; with `targets` the same observation holds the plan."""
+def test_thresholds_need_neither_targets_nor_a_profile():
+    """The reason of the decision names the threshold. With sizing by targets, the same observation holds the plan."""
     shape = Shape(prefill_workers=2, decode_workers=2)
     planner = ModelPlanner("m", DecideSettings(sizing="thresholds", start_s=30.0))
     choice, _ = planner.tick(seen(17_000.0, 0.6), targets=None, speed=None, wanted=shape, now_s=100.0)
@@ -79,7 +80,7 @@ def test_the_planner_needs_neither_targets_nor_a_profile_then():
 
 
 def test_thresholds_without_hysteresis_are_refused():
-    """The field is named."""
+    """A low threshold must be below the high one. The error names the setting."""
     with pytest.raises(InvalidRequestError) as refusal:
         ThresholdSettings(kv_low=0.8, kv_high=0.8)
     assert refusal.value.field == "kv_low"

@@ -1,4 +1,4 @@
-"""Several data-parallel ranks behind one worker: a cache, a queue and a load of their own, one protocol to the outside."""
+"""Several data-parallel ranks behind one worker: each rank has its own cache, queue and load, behind one engine protocol."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -30,7 +30,7 @@ Start = Callable[..., Awaitable[EngineDriver]]
 
 
 class RankDriver(EngineDriver):
-    """Also keeps the cached blocks of each rank."""
+    """A driver that also records the cached blocks of each rank."""
 
     def __init__(self, engine: RankedEngine) -> None:
         super().__init__(engine, PATIENCE_S)
@@ -76,8 +76,8 @@ def on(rank: int | None, prompt: list[int] = PROMPT, max_tokens: int = 8) -> Gen
     return replace(greedy("demo", prompt, max_tokens), data_parallel_rank=rank)
 
 
-async def test_a_cache_for_each_rank(start: Start) -> None:
-    """The second time a prompt is cached on its rank only, and events name the rank."""
+async def test_each_rank_has_a_cache(start: Start) -> None:
+    """A repeated prompt is cached on its first rank only, and KV events name the rank."""
     driver = await start()
     assert isinstance(driver, RankDriver)
     first = await driver.run(on(1))
@@ -91,8 +91,8 @@ async def test_a_cache_for_each_rank(start: Start) -> None:
     assert driver.violations == []
 
 
-async def test_a_load_for_each_rank(start: Start) -> None:
-    """Requests count on their own rank, and in the worker's whole load once. A cancel reaches the right rank."""
+async def test_each_rank_has_a_load(start: Start) -> None:
+    """A request counts in the load of its rank, and once in the load of the worker. A cancellation reaches the right rank."""
     driver = await start()
     records = [driver.submit(on(1, max_tokens=1500)) for _ in range(3)]
     for record in records:
@@ -107,7 +107,7 @@ async def test_a_load_for_each_rank(start: Start) -> None:
     await driver.wait_blocks(0, PATIENCE_S)
 
 
-async def test_without_a_rank_they_take_turns(start: Start) -> None:
+async def test_requests_without_a_rank_are_spread_over_the_ranks(start: Start) -> None:
     driver = await start()
     records = [driver.submit(on(None, max_tokens=1500)) for _ in range(4)]
     for record in records:
@@ -117,8 +117,8 @@ async def test_without_a_rank_they_take_turns(start: Start) -> None:
         driver.engine.cancel_nowait(record.key)
 
 
-async def test_a_rank_that_is_not_there(start: Start) -> None:
-    """Is refused by name, and leaves nothing behind; so does a leg that its rank refuses."""
+async def test_an_unknown_rank_is_refused(start: Start) -> None:
+    """The error names the field. A refused leg leaves no state behind, no matter whether the worker or the rank refuses it."""
     driver = await start()
     with pytest.raises(InvalidRequestError) as caught:
         driver.submit(on(2))
@@ -129,8 +129,8 @@ async def test_a_rank_that_is_not_there(start: Start) -> None:
     assert driver.engine._ranks == {}  # type: ignore[attr-defined]
 
 
-async def test_handles_of_any_rank(start: Start) -> None:
-    """A decode rank pulls from a prefill rank, whichever it is; a released handle is found on its rank."""
+async def test_a_handle_can_be_pulled_by_any_rank(start: Start) -> None:
+    """Any decode rank pulls from any prefill rank, and a released handle is freed on its rank."""
     prefill, decode, alone = await start(role="prefill"), await start(), await start()
     expected = (await alone.run(on(0))).tokens
     for source, reader in ((0, 1), (1, 0), (1, 1)):
@@ -147,8 +147,8 @@ async def test_handles_of_any_rank(start: Start) -> None:
     await prefill.wait_blocks(0, PATIENCE_S)
 
 
-async def test_a_rendezvous_with_each_rank(start: Start) -> None:
-    """Each rank has a bootstrap server of its own, which refuses a leg that was sent to another rank."""
+async def test_each_rank_has_a_bootstrap_server(start: Start) -> None:
+    """Each rank has its own bootstrap server, which refuses a leg for another rank."""
     prefill = await start(role="prefill", handoff="rendezvous", handshake_timeout_s=5.0)
     decode, alone = await start(handoff="rendezvous", handshake_timeout_s=5.0), await start()
     addresses = prefill.engine.describe().rank_rendezvous_addresses
@@ -173,8 +173,8 @@ async def test_a_rendezvous_with_each_rank(start: Start) -> None:
     await prefill.wait_blocks(0, PATIENCE_S)
 
 
-async def test_the_loss_of_one_rank(start: Start) -> None:
-    """Is the loss of the engine: its consumer gets the error."""
+async def test_the_loss_of_one_rank_is_the_loss_of_the_engine(start: Start) -> None:
+    """When one rank dies, the consumer of the engine's outputs gets LostError."""
     driver = await start()
     rank = driver.engine._engines[1]  # type: ignore[attr-defined]
     assert isinstance(rank, FaultyEngine)
@@ -184,8 +184,8 @@ async def test_the_loss_of_one_rank(start: Start) -> None:
     assert isinstance(driver.error, LostError)
 
 
-async def test_deliver(start: Start) -> None:
-    """All outputs of all ranks reach the one function, and the failure of one rank ends the delivery."""
+async def test_deliver_merges_the_outputs_of_all_ranks(start: Start) -> None:
+    """`deliver` passes the outputs of all ranks to one function, and ends with an error when one rank fails."""
     driver = await start()
     driver._tasks[0].cancel()
     finished: list[int] = []
@@ -205,14 +205,14 @@ async def test_deliver(start: Start) -> None:
 
 
 async def test_ranks_change_their_role_together(start: Start) -> None:
-    """A rank that cannot change takes those back that could."""
+    """If one rank cannot change its role, the ranks that already changed revert to the old role."""
     driver = await start()
     await driver.engine.set_role(Role.PREFILL)
     assert driver.engine.describe().role is Role.PREFILL
     await driver.engine.set_role(Role.DECODE)
-    stubborn = await start(handoff="rendezvous")
+    unsupported = await start(handoff="rendezvous")
     mixed = RankedEngine(
-        [*driver.engine._engines, *stubborn.engine._engines],  # type: ignore[attr-defined]
+        [*driver.engine._engines, *unsupported.engine._engines],  # type: ignore[attr-defined]
         KvPaths(pull_timeout_s=SETTINGS.pull_timeout_s),
     )
     with pytest.raises(UnsupportedError):

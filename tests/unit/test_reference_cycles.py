@@ -1,4 +1,4 @@
-"""What happens for each request, load record or lost worker leaves no reference cycles: services collect garbage rarely."""
+"""Work per request, load record or lost worker leaves no reference cycles, because services run the garbage collector rarely."""
 
 import asyncio
 import gc
@@ -44,7 +44,7 @@ async def enter_silence_timeout() -> None:
 
 @pytest.mark.parametrize("enter", [enter_awake_timeout, enter_silence_timeout], ids=lambda enter: enter.__name__)
 async def test_a_timeout_leaves_no_cycle(enter: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Every request enters the first one, every load record of a worker the second one."""
+    """Every request enters `awake_timeout`, and every load record of a worker enters `silence_timeout`."""
     with without_collections():
         for _ in range(ROUNDS):
             await enter()
@@ -52,8 +52,8 @@ async def test_a_timeout_leaves_no_cycle(enter: Callable[[], Coroutine[Any, Any,
 
 
 @pytest.mark.parametrize("enter", [awake_timeout, lambda limit_s: silence_timeout(limit_s, reading_s=limit_s)])
-async def test_a_timeout_ends_what_takes_too_long(enter: Callable[[float], Any]) -> None:
-    """And cancels nothing afterwards."""
+async def test_a_timeout_cancels_its_block(enter: Callable[[float], Any]) -> None:
+    """An expired timeout raises TimeoutError and does not cancel the task after its block."""
     with pytest.raises(TimeoutError):
         async with enter(0.01):
             await asyncio.Event().wait()
@@ -65,8 +65,8 @@ class _Cycle:
         self.itself = self
 
 
-async def test_cycles_of_libraries_do_not_pile_up() -> None:
-    """A process collects young objects after a while, however few there are."""
+async def test_cycles_of_libraries_are_collected() -> None:
+    """`collect_young_objects` frees a cycle while automatic collection is off."""
     with without_collections():
         freed = weakref.ref(_Cycle())
         assert freed() is not None
@@ -77,7 +77,7 @@ async def test_cycles_of_libraries_do_not_pile_up() -> None:
 
 
 async def test_a_link_that_cannot_be_opened_is_freed() -> None:
-    """Frontends try to reach a lost worker again and again."""
+    """Failed links leave no objects, because frontends retry a lost worker repeatedly."""
     (port,) = free_ports(1)
     channels = ChannelPool(settings=RpcSettings())
     links = GrpcLegLinks(channels, frontend_id="f", clock=SystemClock())
