@@ -319,7 +319,7 @@ def main(*, shares_port: bool = False) -> int:
     # Otherwise the tokenizer library starts a pool of threads for single prompts.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     settings = load_or_exit(FrontendSettings, program="python -m services.frontend", description=__doc__ or "")
-    configure_logging(level=settings.telemetry.log_level, style=settings.telemetry.log_format, service="frontend")
+    configure_logging(level=settings.telemetry.log_level, style=settings.telemetry.log_format, service=FRONTEND)
     if shares_port:
         settings = replace(settings, processes=1, http=replace(settings.http, shares_port=True))
     if settings.processes > 1:

@@ -89,7 +89,7 @@ def main() -> int:
     router_settings = load_or_exit(RouterSettings, program=PROGRAM, description=description, argv=router_argv)
     frontend_settings = load_or_exit(FrontendSettings, program=PROGRAM, description=description, argv=frontend_argv)
     telemetry = frontend_settings.telemetry
-    configure_logging(level=telemetry.log_level, style=telemetry.log_format, service="gateway")
+    configure_logging(level=telemetry.log_level, style=telemetry.log_format, service="kvmesh-gateway")
     return run_process(lambda: serve(frontend_settings, router_settings))
 
 

@@ -175,7 +175,7 @@ async def serve(settings: PlannerSettings) -> None:
 def main() -> int:
     """Runs the process; returns its exit status."""
     settings = load_or_exit(PlannerSettings, program="python -m services.planner", description=__doc__ or "")
-    configure_logging(level=settings.telemetry.log_level, style=settings.telemetry.log_format, service="planner")
+    configure_logging(level=settings.telemetry.log_level, style=settings.telemetry.log_format, service=PLANNER)
     return run_process(lambda: serve(settings))
 
 

@@ -183,7 +183,7 @@ def new_generator(seed: int) -> Random:
 
 def main() -> int:
     settings = load_or_exit(RouterSettings, program="python -m services.router", description=__doc__ or "")
-    configure_logging(level=settings.telemetry.log_level, style=settings.telemetry.log_format, service="router")
+    configure_logging(level=settings.telemetry.log_level, style=settings.telemetry.log_format, service=ROUTER)
     return run_process(lambda: serve(settings))
 
 

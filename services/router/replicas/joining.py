@@ -44,7 +44,7 @@ async def join(
         _wait_known(core, settings, clock),
     )
     peers.retry_pending()
-    elapsed_s, routers, workers = clock.now() - began_s, list(peers.awaited), recovering_workers(core)
+    elapsed_s, routers, workers = round(clock.now() - began_s, 3), list(peers.awaited), recovering_workers(core)
     if routers or workers:
         _log.warning("router_joined_without", elapsed_s=elapsed_s, router_ids=routers, worker_ids=workers)
     else:
