@@ -53,6 +53,7 @@ check: setup ## Format, lint, types, import contracts, protos, generated code; a
 	run python scripts/support_matrix.py --check; \
 	run python scripts/settings_page.py --check; \
 	run python scripts/api_fields.py --check; \
+	run python scripts/error_reasons.py --check; \
 	run python scripts/migration_guides.py --check; \
 	run python scripts/compose_files.py --check; \
 	exit $$status

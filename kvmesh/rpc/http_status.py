@@ -34,13 +34,22 @@ HTTP_STATUS: Mapping[type[MeshError], tuple[int, str]] = {
     DeadlineError: (504, "timeout_error"),
 }
 
-
-QUOTA_REASONS = frozenset({"requests_quota", "tokens_quota", "concurrency_quota"})
-"""Reasons of an overload caused by the caller itself: 429. Other overloads are 503."""
+BODY_TOO_LARGE, MEDIA_TYPE, METHOD_NOT_ALLOWED = "body_too_large", "unsupported_media_type", "method_not_allowed"
+REASON_STATUS: Mapping[str, int] = {
+    "requests_quota": 429,
+    "tokens_quota": 429,
+    "concurrency_quota": 429,
+    BODY_TOO_LARGE: 413,
+    MEDIA_TYPE: 415,
+    METHOD_NOT_ALLOWED: 405,
+}
+"""Reasons with a status of their own. A quota is exceeded by the caller itself; other overloads are 503."""
 
 
 def http_status(error: MeshError) -> tuple[int, str]:
     """Returns the HTTP status and OpenAI type word; a subclass counts as its nearest listed base, the bare root as internal."""
-    if error.reason in QUOTA_REASONS:
-        return 429, "rate_limit_error"
-    return next((HTTP_STATUS[cls] for cls in type(error).__mro__ if cls in HTTP_STATUS), HTTP_STATUS[InternalError])
+    status, word = next(
+        (HTTP_STATUS[cls] for cls in type(error).__mro__ if cls in HTTP_STATUS), HTTP_STATUS[InternalError]
+    )
+    own = REASON_STATUS.get(error.reason, status)
+    return own, "rate_limit_error" if own == 429 else word

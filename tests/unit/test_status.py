@@ -74,6 +74,19 @@ def test_a_quota_is_the_callers_own_doing(reason: str) -> None:
     assert http_status(OverloadedError("words", reason="queue_full"))[0] == 503
 
 
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (InvalidRequestError("words", reason="body_too_large"), 413),
+        (InvalidRequestError("words", reason="unsupported_media_type"), 415),
+        (errors.NotFoundError("words", reason="method_not_allowed"), 405),
+    ],
+)
+def test_some_reasons_have_a_status_of_their_own(error: MeshError, status: int) -> None:
+    """HTTP clients act on these statuses. The type word stays that of the class."""
+    assert http_status(error) == (status, http_status(type(error)("words"))[1])
+
+
 @pytest.mark.parametrize("cls", CLASSES)
 def test_round_trip_as_message_and_as_status(cls: type[MeshError]) -> None:
     """Class and all fields survive, inside a stream's message and as a call's status."""

@@ -5,8 +5,8 @@ from typing import Any
 
 from kvmesh.core import FinishReason, Usage
 from kvmesh.errors import InvalidRequestError, MeshError
+from kvmesh.rpc.http_status import http_status
 from services.frontend.api.answer_blocks import Block, BlockKind
-from services.frontend.api.http.exchange import status_of
 from services.frontend.api.request_body import object_in
 from services.frontend.pipeline.request import Ending
 
@@ -17,7 +17,9 @@ _ERROR_TYPES: Mapping[int, str] = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    405: "not_found_error",
     413: "request_too_large",
+    415: "invalid_request_error",
     429: "rate_limit_error",
     503: "overloaded_error",
     504: "timeout_error",
@@ -28,7 +30,10 @@ def error_body(error: MeshError) -> dict[str, Any]:
     """Returns Anthropic's error object. It has no place for the field, so the message names it."""
     is_named = not error.field or error.field in error.message
     message = error.message if is_named else f"{error.field}: {error.message}"
-    return {"type": "error", "error": {"type": _ERROR_TYPES.get(status_of(error), "api_error"), "message": message}}
+    return {
+        "type": "error",
+        "error": {"type": _ERROR_TYPES.get(http_status(error)[0], "api_error"), "message": message},
+    }
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from aiohttp import BodyPartReader, MultipartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from kvmesh.errors import InvalidRequestError, UnsupportedError
-from services.frontend.api.http.request_bytes import BODY_TOO_LARGE, send_continue
+from kvmesh.rpc.http_status import BODY_TOO_LARGE
+from services.frontend.api.http.request_bytes import send_continue
 from services.frontend.api.request_body import invalid_value
 from services.frontend.settings import BatchSettings
 from services.frontend.stores.batch_rows import INPUT_PURPOSE

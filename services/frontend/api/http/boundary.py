@@ -10,8 +10,9 @@ from typing import Any
 from aiohttp import web
 
 from kvmesh.errors import WORKER_LOST_TWICE, MeshError, UnauthenticatedError
+from kvmesh.rpc.http_status import http_status
 from services.frontend.access.caller import ANYBODY
-from services.frontend.api.http.exchange import Exchange, json_response, status_of
+from services.frontend.api.http.exchange import Exchange, json_response
 from services.frontend.api.http.large_bodies import LargeBodies
 from services.frontend.api.http.stream import EventPace
 from services.frontend.api.openai.bodies import error_body
@@ -73,7 +74,7 @@ class Boundary:
             raise
         except Exception as error:  # noqa: BLE001 (the boundary that keeps defects from clients; logged)
             failure = error if isinstance(error, MeshError) else exchange.internal_error(error)
-            exchange.code, exchange.reason = status_of(failure), failure.reason
+            exchange.code, exchange.reason = http_status(failure)[0], failure.reason
             try:
                 return error_response(failure, body=error_body(failure), headers=exchange.headers)
             finally:
@@ -112,11 +113,11 @@ class Boundary:
 
 
 def error_response(
-    error: MeshError, *, headers: Mapping[str, str], status: int = 0, body: Mapping[str, Any] | None = None
+    error: MeshError, *, headers: Mapping[str, str], body: Mapping[str, Any] | None = None
 ) -> web.Response:
-    """Returns the response of a failure; by default with OpenAI's error object and the error's own status."""
+    """Returns the response of a failure; by default with OpenAI's error object."""
     return json_response(
-        body or error_body(error), status=status or status_of(error), headers={**headers, **error_headers(error)}
+        body or error_body(error), status=http_status(error)[0], headers={**headers, **error_headers(error)}
     )
 
 

@@ -9,18 +9,14 @@ from typing import Any, TypeVar
 import orjson
 from aiohttp import web
 
-from kvmesh.errors import MeshError
-from kvmesh.rpc.http_status import http_status
 from services.frontend.api.http.large_bodies import LARGE_BYTES, LargeBodies
-from services.frontend.api.http.request_bytes import BODY_TOO_LARGE, MEDIA_TYPE, read_bytes
+from services.frontend.api.http.request_bytes import read_bytes
 from services.frontend.api.http.stream import EventPace
 from services.frontend.api.request_body import parse_object
 from services.frontend.api.run import WARNING_HEADER, RequestContext
 from services.frontend.api.unknown_fields import UNUSED_HINTS, read_tolerantly
 from services.frontend.settings import HttpSettings
 
-_STATUS = {BODY_TOO_LARGE: 413, MEDIA_TYPE: 415}
-"""Reasons with a status of their own."""
 ParsedBody = TypeVar("ParsedBody")
 
 
@@ -80,11 +76,6 @@ class Exchange(RequestContext):
     def json_response(self, body: Any) -> web.Response:
         """Returns a response of `body` with the headers of this exchange."""
         return json_response(body, headers=self.headers)
-
-
-def status_of(error: MeshError) -> int:
-    """Returns the HTTP status of an error."""
-    return _STATUS.get(error.reason) or http_status(error)[0]
 
 
 def json_response(body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -12,6 +12,7 @@ from aiohttp import hdrs, web
 from kvmesh.clock import awake_timeout
 from kvmesh.errors import InvalidRequestError, PermissionDeniedError
 from kvmesh.rpc.codec.json_texts import SLICE_BYTES, JsonCounter
+from kvmesh.rpc.http_status import BODY_TOO_LARGE, MEDIA_TYPE
 from services.frontend.access.caller import Caller
 from services.frontend.settings import HttpSettings
 
@@ -19,8 +20,6 @@ CONTAINERS_MAX = 50_000
 """Arrays and objects of a body. Parsing this many takes about 25 ms."""
 VALUES_MAX = 1_100_000
 """Values of a body. The token ids of a prompt of a million tokens fit."""
-BODY_TOO_LARGE = "body_too_large"
-MEDIA_TYPE = "unsupported_media_type"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # 32: zlib or gzip, by the header.
 _WINDOW_BITS = {"gzip": 32 + zlib.MAX_WBITS, "x-gzip": 32 + zlib.MAX_WBITS, "deflate": 32 + zlib.MAX_WBITS}

@@ -11,6 +11,7 @@ from prometheus_client.exposition import choose_encoder
 from kvmesh.errors import MeshError, NotFoundError
 from kvmesh.event_log import event_logger
 from kvmesh.network.names import LOOPBACK
+from kvmesh.rpc.http_status import METHOD_NOT_ALLOWED
 from services.frontend.api.anthropic.body import MESSAGES_PATH, VERSION_HEADER
 from services.frontend.api.anthropic.body import error_body as messages_error_body
 from services.frontend.api.http.boundary import Boundary, Serve, error_response
@@ -178,11 +179,11 @@ class HttpServer:
             if methods
             else "does not exist; /docs lists the paths"
         )
-        error = NotFoundError(f"{request.path[:128]} {what}", reason="method_not_allowed" if methods else "not_found")
+        error = NotFoundError(f"{request.path[:128]} {what}", reason=METHOD_NOT_ALLOWED if methods else "not_found")
         headers = self._boundary.common_headers(request) | ({"Allow": ", ".join(methods)} if methods else {})
         is_anthropic = request.path.startswith(MESSAGES_PATH) or VERSION_HEADER in request.headers
         body = messages_error_body(error) if is_anthropic else None
-        return error_response(error, status=405 if methods else 404, headers=headers, body=body)
+        return error_response(error, headers=headers, body=body)
 
 
 def tls_context(settings: HttpSettings) -> ssl.SSLContext | None:
