@@ -84,7 +84,7 @@ def statistics(client: triton.InferenceServerClient, model: str) -> dict[str, An
 
 
 def unary(client: triton.InferenceServerClient, model: str) -> dict[str, Any]:
-    """ModelInfer: where sampling may stand, what may come out, what goes wrong."""
+    """ModelInfer: sampling parameters as a tensor and as request parameters, optional outputs, and errors."""
     whole = client.infer(model, ask(max_tokens="4", temperature="0"), request_id="r1")
     flags = [
         tensor(f"return_{name}", True, "BOOL") for name in ("finish_reason", "num_input_tokens", "num_output_tokens")

@@ -1,7 +1,7 @@
-"""Parts of libraries that kvmesh replaces or reads although they are private: docs/contribute/replaced-parts.md lists each with its reason.
+"""Private parts of libraries that kvmesh replaces or reads. docs/contribute/replaced-parts.md lists each with its reason.
 
-A failure means that the library has changed there. Read the reason on the page and the new source, adapt kvmesh, run the tests
-that the page names, and write the new version and digest down.
+A failure means that the library has changed there. Read the reason on the page and the new source, adapt kvmesh, run the tests that the page
+names, and record the new version and digest.
 """
 
 import ast
@@ -103,7 +103,7 @@ READ: dict[str, set[str]] = {
 
 @cache
 def source(file: str) -> str:
-    """Of an installed package, which is not imported."""
+    """Returns the source of a file in an installed package, without importing it."""
     package = file.split("/")[0]
     require_part("nixl" if package.startswith("nixl") else "vllm")
     found = importlib.util.find_spec(package)
@@ -114,12 +114,12 @@ def source(file: str) -> str:
 
 @cache
 def nodes(file: str) -> Sequence[ast.AST]:
-    """All, the module first."""
+    """Returns all nodes of the file's syntax tree, the module first."""
     return list(ast.walk(ast.parse(source(file))))
 
 
 def digest(file: str, name: str, what: str) -> str:
-    """Of a definition's lines, or of its parameters alone. Python's own version plays no part in it."""
+    """Returns a digest of a definition's lines, or of its parameters only. It does not depend on the version of Python."""
     *owners, last = name.split(".")
     inside = [node for node in nodes(file) if isinstance(node, ast.ClassDef) and node.name in owners] or nodes(file)[:1]
     found = [
@@ -128,7 +128,7 @@ def digest(file: str, name: str, what: str) -> str:
         for node in ast.iter_child_nodes(owner)
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == last
     ]
-    assert found, f"{file} defines no {name} any more"
+    assert found, f"{file} no longer defines {name}"
     node = found[0]
     if what == SIGNATURE and isinstance(node, ast.FunctionDef):
         text = ast.unparse(node.args)
@@ -138,22 +138,22 @@ def digest(file: str, name: str, what: str) -> str:
 
 
 @pytest.mark.parametrize(("file", "name", "what", "expected"), REPLACED, ids=lambda value: str(value)[-40:])
-def test_what_is_replaced_is_as_it_was(file: str, name: str, what: str, expected: str) -> None:
-    """The replacement was written against exactly this code."""
+def test_replaced_code_is_unchanged(file: str, name: str, what: str, expected: str) -> None:
+    """The replacements were written against exactly this code."""
     assert digest(file, name, what) == expected
 
 
 @pytest.mark.parametrize("file", READ)
 def test_private_attributes_are_still_set(file: str) -> None:
-    """Those that kvmesh reads or changes from outside."""
+    """The library still sets each private attribute that kvmesh reads or changes."""
     assigned = {
         getattr(node, "attr", None) or getattr(node, "name", None) or getattr(node, "id", None) for node in nodes(file)
     }
     assert not READ[file] - assigned
 
 
-def test_the_page_lists_them_all() -> None:
-    """By file and by name."""
+def test_the_page_lists_all_replaced_parts() -> None:
+    """The page names every replaced definition and every private attribute."""
     page = PAGE.read_text(encoding="utf-8")
     named = set(re.findall(r"`([^`]+)`", page))
     assert {name.split(".")[-1] for _, name, _, _ in REPLACED} <= {word.split(".")[-1] for word in named}

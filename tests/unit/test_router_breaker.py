@@ -1,4 +1,4 @@
-"""The breaker alone: when it opens, how long, who probes, and when it closes."""
+"""A single breaker: when it opens and closes, its pauses, and its probes."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,8 +23,8 @@ def half_open(now: float = 1.0) -> Breaker:
     return breaker
 
 
-def test_failures_in_a_row_open_it_and_a_success_between_does_not():
-    """Three in a row are needed; one request that went well starts the count anew."""
+def test_consecutive_failures_open_the_breaker():
+    """Three consecutive failures open the breaker. A success resets the count."""
     breaker = Breaker(SETTINGS)
     for _ in range(3):
         breaker.on_failure("a", 0)
@@ -34,8 +34,8 @@ def test_failures_in_a_row_open_it_and_a_success_between_does_not():
     assert not opened().admits
 
 
-def test_half_of_the_newest_outcomes_open_it():
-    """A worker that fails every second request never fails three in a row."""
+def test_failures_of_half_of_the_recent_requests_open_the_breaker():
+    """This catches a worker that fails every second request and never three in a row."""
     breaker = Breaker(SETTINGS)
     for number in range(10):
         breaker.on_success("a", number)
@@ -44,8 +44,8 @@ def test_half_of_the_newest_outcomes_open_it():
     assert breaker.state is BreakerState.OPEN
 
 
-def test_a_first_token_is_no_success_of_an_ordinary_request():
-    """Who gives a first token and then dies each time is not well."""
+def test_a_first_token_is_not_a_success():
+    """A worker that fails each time after the first token still opens its breaker."""
     breaker = Breaker(SETTINGS)
     for _ in range(3):
         breaker.on_first_result("a", 0)
@@ -53,8 +53,8 @@ def test_a_first_token_is_no_success_of_an_ordinary_request():
     assert breaker.state is BreakerState.OPEN
 
 
-def test_it_half_opens_after_its_pause_with_a_bounded_number_of_probes():
-    """Not before, and not more than two at a time; a probe that ends without a verdict gives its place back."""
+def test_an_open_breaker_admits_probes_after_its_pause():
+    """After the pause at most two probes run at a time. A probe that ends without a verdict makes room for another."""
     breaker = opened()
     assert breaker.next_change_at == 1.0
     assert breaker.retry_after_s(0.25) == 0.75
@@ -70,8 +70,8 @@ def test_it_half_opens_after_its_pause_with_a_bounded_number_of_probes():
     assert breaker.admits
 
 
-def test_probes_close_it():
-    """Two first tokens; what was placed before it opened counts for nothing."""
+def test_successful_probes_close_the_breaker():
+    """Two probes with a first token close the breaker. Outcomes of earlier requests are ignored."""
     breaker = half_open()
     breaker.on_placed("p1", 1.0)
     breaker.on_first_result("p1", 1.1)
@@ -86,7 +86,7 @@ def test_probes_close_it():
 
 
 def test_a_probe_counts_in_its_own_round_only():
-    """One good probe, then a failed one: after the next pause it takes two good ones again."""
+    """After a failed probe and the next pause, two new probes must succeed again."""
     breaker = half_open()
     breaker.on_placed("p1", 1.0)
     breaker.on_first_result("p1", 1.1)
@@ -99,8 +99,9 @@ def test_a_probe_counts_in_its_own_round_only():
     assert breaker.state is BreakerState.HALF_OPEN
 
 
-def test_the_pause_doubles_up_to_its_bound_and_starts_over_after_a_good_time():
-    """1, 2, 4, 8, 8 seconds; a breaker that closed just now goes on doubling, one closed for long starts with 1."""
+def test_the_pause_doubles_and_resets_after_a_healthy_time():
+    """Pauses are 1, 2, 4, 8, 8 seconds. They continue from there if the breaker closed recently, and start with 1 if it has been closed for
+    long."""
     breaker, now, pauses = opened(), 0.0, [1.0]
     for _ in range(4):
         now = breaker.next_change_at
@@ -118,8 +119,8 @@ def test_the_pause_doubles_up_to_its_bound_and_starts_over_after_a_good_time():
     assert breaker.cause == "silent"
 
 
-def test_a_lost_probe_makes_room():
-    """A probe of which nobody reports does not keep a worker out for ever."""
+def test_a_probe_without_reports_expires():
+    """Otherwise a probe whose reports are lost would exclude the worker forever."""
     breaker = half_open()
     breaker.on_placed("p1", 1.0)
     breaker.on_placed("p2", 1.0)
@@ -139,8 +140,8 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_it_never_stays_shut_for_ever(steps):
-    """Whatever happens: at most two probes at a time, and once outcomes stop, time alone admits somebody again."""
+def test_a_breaker_always_admits_again(steps):
+    """After any sequence of events at most two probes run at a time, and once events stop, the breaker admits a request after a bounded time."""
     breaker, now = Breaker(SETTINGS), 0.0
     for what, number, wait_s in steps:
         name = f"r{number}"

@@ -1,4 +1,4 @@
-"""Asks, placements, reports, views and worker records over the wire."""
+"""Encoding and decoding of asks, placements, reports, views and worker records."""
 
 from dataclasses import fields, replace
 
@@ -71,10 +71,10 @@ FULL_ASK = Ask(
 )
 
 
-def test_an_ask_survives_the_wire():
-    """Every field, and the least ask."""
+def test_an_ask_survives_encoding():
+    """An ask with all fields, and one with only the required fields, are equal after encoding and decoding."""
     arrived = from_ask(to_ask(7, FULL_ASK))
-    # Block hashes stay in the message, as a sequence of its kind.
+    # Block hashes are not copied: they stay in the message's own sequence type.
     assert replace(arrived, block_hashes=tuple(arrived.block_hashes)) == FULL_ASK
     assert all(getattr(FULL_ASK, field.name) for field in fields(Ask)), "the test must set every field"
     least = Ask(request_id="r", model="m", prompt_tokens=1)
@@ -95,8 +95,8 @@ def test_an_ask_survives_the_wire():
         ({"files_digest": "a" * 129}, "ask.files_digest"),
     ],
 )
-def test_wrong_asks_name_their_field(change, field):
-    """Hashes beyond the prompt, zero lengths, times that are over: refused by name."""
+def test_invalid_asks_are_refused_by_field(change, field):
+    """The error of an ask with a value out of range names the field."""
     with pytest.raises(InvalidRequestError) as refusal:
         from_ask(to_ask(1, replace(FULL_ASK, **change)))
     assert refusal.value.field == field
@@ -112,8 +112,8 @@ def test_wrong_asks_name_their_field(change, field):
         ([1] * 1025, [], "reports"),
     ],
 )
-def test_wrong_messages_name_their_field(reports, asks, field):
-    """Nothing at all, too much, or an entry without its number."""
+def test_invalid_route_requests_are_refused_by_field(reports, asks, field):
+    """The error of a message that is empty, too long, or has an entry without its number names the field."""
     message = pb.RouteRequest(reports=[pb.Report(ask_id=n) for n in reports], asks=[pb.Ask(ask_id=n) for n in asks])
     with pytest.raises(InvalidRequestError) as refusal:
         read_route_request(message)
@@ -122,22 +122,22 @@ def test_wrong_messages_name_their_field(reports, asks, field):
 
 @pytest.mark.parametrize("asks", [[], [pb.Ask(ask_id=1)]])
 def test_a_second_hello_is_refused(asks):
-    """Alone and beside an ask."""
+    """A Hello in a later message is refused, with and without an ask beside it."""
     with pytest.raises(InvalidRequestError) as refusal:
         read_route_request(pb.RouteRequest(hello=pb.Hello(frontend_id="f"), asks=asks))
     assert refusal.value.field == "hello"
 
 
 def test_reports_and_asks_of_a_message_are_read_in_order():
-    """Some of one kind, and both together."""
+    """A message may hold asks, reports or both, and their order is kept."""
     ask, report, other = pb.Ask(ask_id=1), pb.Report(ask_id=2), pb.Report(ask_id=3)
     for reports, asks in (([], [ask]), ([report, other], []), ([report], [ask, ask])):
         read = read_route_request(pb.RouteRequest(reports=reports, asks=asks))
         assert (list(read[0]), list(read[1])) == (reports, asks)
 
 
-def test_placements_and_reports_survive_the_wire():
-    """With and without a prefill worker; an error keeps its class and reason."""
+def test_placements_and_reports_survive_encoding():
+    """Placements with and without a prefill worker, and reports, survive encoding. An error keeps its class and reason."""
     decode = WorkerRef(worker_id="d", address="h:1", epoch=2**63, data_parallel_rank=0)
     alone = Placement(reservation_id="n", decode=decode, reasons=("no_prefill_pool",))
     pair = replace(
@@ -153,24 +153,24 @@ def test_placements_and_reports_survive_the_wire():
     report = Report(kind=ReportKind.PREFILLED, elapsed_s=0.5, cached_tokens=0)
     assert from_report(to_report(1, report)) == report
     failed = Report(kind=ReportKind.FAILED, elapsed_s=1, error=LostError("gone", where="d"), failed_worker_id="d")
-    told = from_report(to_report(1, failed))
-    assert isinstance(told.error, LostError)
-    assert (told.error.reason, told.failed_worker_id, told.cached_tokens) == ("worker_lost", "d", None)
+    decoded = from_report(to_report(1, failed))
+    assert isinstance(decoded.error, LostError)
+    assert (decoded.error.reason, decoded.failed_worker_id, decoded.cached_tokens) == ("worker_lost", "d", None)
     with pytest.raises(InvalidRequestError):
         from_report(pb.Report(ask_id=1))
 
 
-def test_descriptions_loads_and_views_survive_the_wire():
-    """What a worker says of itself, and what a router says of it."""
-    told = description("w", "prefill", adapters=("a",), rendezvous="h:1")
-    assert from_description(to_description(told)) == told
-    assert from_description(to_description(replace(told, lease_s=30.5))).lease_s == 30.5
+def test_descriptions_loads_and_views_survive_encoding():
+    """A worker's description and load record, and a router's view of a worker, survive encoding."""
+    described = description("w", "prefill", adapters=("a",), rendezvous="h:1")
+    assert from_description(to_description(described)) == described
+    assert from_description(to_description(replace(described, lease_s=30.5))).lease_s == 30.5
     others = ("worker_id", "is_draining", "failing_kv_paths")
     numbers = {f.name: i for i, f in enumerate(fields(LoadRecord)) if f.name not in others}
     failing = (FailingKvPath(worker_id="p", reason="unreachable"),)
     load = LoadRecord(worker_id="w", is_draining=True, failing_kv_paths=failing, **numbers)
     assert from_load(to_load(load)) == load
-    view = WorkerView(worker=told.worker, role=Role.DECODE, model="m", trust="exact", load=load, index_blocks=4)
+    view = WorkerView(worker=described.worker, role=Role.DECODE, model="m", trust="exact", load=load, index_blocks=4)
     assert from_worker_view(to_worker_view(view)) == view
 
 
@@ -195,8 +195,8 @@ events = st.one_of(
         KvBatch, epoch=st.integers(0, 2**63), sequence=st.integers(0, 9), events=st.lists(events, max_size=5).map(tuple)
     )
 )
-def test_kv_batches_survive_the_wire(batch):
-    """All kinds of events, in order; a parent of 0 is not an absent one."""
+def test_kv_batches_survive_encoding(batch):
+    """All kinds of events keep their order and values. A parent hash of 0 differs from an absent one."""
     assert from_kv_batch(to_kv_batch(batch)) == batch
 
 
@@ -208,7 +208,7 @@ def test_kv_batches_survive_the_wire(batch):
         kv_pb2.KvEvent(removed=kv_pb2.KvRemoved(block_hashes=[1])),
     ],
 )
-def test_wrong_events_are_refused(message):
-    """No kind, no blocks, no tier."""
+def test_invalid_kv_events_are_refused(message):
+    """An event must have a kind, a block and a tier."""
     with pytest.raises(InvalidRequestError):
         from_kv_event(message)

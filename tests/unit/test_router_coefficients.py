@@ -1,4 +1,4 @@
-"""Coefficients are learned from what is observed, robustly and within bounds; transfers by distance; tiers by credit."""
+"""Learning of cost coefficients from observations, robust and bounded; transfer times by distance; credit for slower tiers."""
 
 from random import Random
 
@@ -29,21 +29,21 @@ def learned(true_base_s: float, true_per_token_s: float, *, outliers: float = 0.
 
 
 @pytest.mark.parametrize(("base_s", "per_token_s"), [(0.004, 0.002), (0.05, 0.0001), (0.001, 0.000002)])
-def test_a_worker_unlike_the_defaults_is_known_after_some_requests(base_s, per_token_s):
-    """Up to fifty times slower or faster; what is wrong by an order at the start is right within a fifth."""
+def test_coefficients_adapt_to_a_worker_unlike_the_defaults(base_s, per_token_s):
+    """For a worker up to fifty times slower or faster than the defaults, predictions are within 20 % after 400 requests."""
     coefficients = learned(base_s, per_token_s)
     for tokens in (100, 1000, 8000):
         assert coefficients.prefill_s(tokens, tokens) == pytest.approx(base_s + per_token_s * tokens, rel=0.2)
 
 
-def test_outliers_move_little():
-    """One in twenty takes fifty times as long: a stall, not the worker's pace."""
+def test_outliers_have_little_influence():
+    """If one observation in twenty takes fifty times as long, for example in a stall, predictions stay within 30 %."""
     coefficients = learned(0.004, 0.0001, outliers=0.05)
     assert coefficients.prefill_s(2000, 2000) == pytest.approx(0.204, rel=0.3)
 
 
-def test_values_stay_within_bounds_whatever_is_told():
-    """Nonsense times neither break nor drive a coefficient away."""
+def test_coefficients_stay_within_bounds():
+    """Invalid times are ignored, and extreme times move a coefficient only to its bound."""
     coefficients = Coefficients(None, itl_target_s=0.1)
     for took_s in (0.0, -1.0, float("inf"), float("nan")):
         coefficients.prefill.learn(took_s, 1, 100, 0)
@@ -53,8 +53,8 @@ def test_values_stay_within_bounds_whatever_is_told():
     assert coefficients.prefill.values[1] <= 0.00004 * 1000.001
 
 
-def test_it_is_said_where_a_value_comes_from():
-    """Default, profile, learned, with the number of observations."""
+def test_the_source_of_a_coefficient_is_reported():
+    """Each coefficient has a source (default, profile or learned) and a number of observations."""
     coefficients = Coefficients(PerformanceProfile(prefill_s_per_token=0.001), itl_target_s=0.1)
     by_name = {each.name: each for each in coefficients.all()}
     assert by_name["prefill_base_s"].source is CoefficientSource.DEFAULT
@@ -79,7 +79,7 @@ def pair(**options) -> RouterCore:
 
 
 def test_reports_teach_prefill_and_handoff():
-    """Prefill takes 1 ms a token and the handoff 50 ms: predictions come to that."""
+    """With a prefill of 1 ms per token and a handoff of 50 ms, the predictions converge to these times."""
     router = pair()
     for number in range(1, 80):
         now, tokens = float(number * 10), 1000
@@ -91,8 +91,8 @@ def test_reports_teach_prefill_and_handoff():
     assert router.fleet.workers["p1"].targets[0].coefficients.prefill_s(500, 500) == pytest.approx(0.5, rel=0.1)
 
 
-def test_what_was_cached_after_all_is_taken_into_account():
-    """The worker computed less than the router thought: the pace is per token that it did compute."""
+def test_learning_counts_only_computed_tokens():
+    """If the worker had more cached tokens than the router assumed, the time is divided by the tokens that it computed."""
     router = pair()
     for number in range(1, 120):
         now = float(number * 10)
@@ -103,7 +103,7 @@ def test_what_was_cached_after_all_is_taken_into_account():
 
 
 def test_load_records_teach_steps_and_throughput():
-    """Pure decode steps give the step's coefficients, a queue that never empties the prefill's."""
+    """Pure decode steps teach the step's coefficients, and a prefill queue that never empties teaches the prefill's."""
     router = pair()
     worker = router.fleet.workers["d1"]
     [target] = worker.targets
@@ -131,15 +131,15 @@ def test_load_records_teach_steps_and_throughput():
 
 
 def test_learning_can_be_turned_off():
-    """Then what is set or told stays."""
+    """With `learning=False` the configured or profiled value is kept."""
     router = pair(cost=CostSettings(learning=False))
     router.ask("f", 1, ask("r1", [1], tokens=1000), now=0.0, wall=0.0)
     router.report("f", 1, note("prefilled", 9.0))
     assert router.fleet.workers["p1"].targets[0].coefficients.prefill.values[1] == 0.00004
 
 
-def test_near_pairs_are_taken_and_never_believed_slower():
-    """A decode worker on the prefill worker's host receives sooner; slow reads there do not send traffic to other zones."""
+def test_near_pairs_are_preferred_and_never_estimated_slower():
+    """A decode worker on the prefill worker's host is preferred. Slow transfers within a host raise the estimates of longer distances, too."""
     router = core(prefill_congested_s=1e9)
     join(router, "p1", "prefill", address="h1:1", labels={"zone": "a"})
     join(router, "d1", "decode", address="h1:2", labels={"zone": "a"})
@@ -162,7 +162,7 @@ def test_near_pairs_are_taken_and_never_believed_slower():
 
 
 def test_slower_tiers_count_for_their_credit():
-    """Blocks in host memory save three quarters of their computation by default, and those on the device all of it."""
+    """By default blocks in host memory save three quarters of their computation, and blocks on the device all of it."""
     router = core()
     for name in ("d1", "d2", "d3"):
         join(router, name, "decode")
@@ -176,8 +176,8 @@ def test_slower_tiers_count_for_their_credit():
     assert (placement.decode.worker_id, placement.cached_tokens) == ("d2", 48)
 
 
-def test_a_congested_prefill_pool_is_passed_by():
-    """A decode worker computes the prompt itself when the wait is long and its steps have room for chunks."""
+def test_a_congested_prefill_pool_is_bypassed():
+    """A decode worker computes the prompt itself if the prefill wait is long and its steps have room for chunks."""
     router = core(prefill_congested_s=0.5)
     join(router, "p1", "prefill")
     join(router, "d1", "decode")
@@ -188,8 +188,8 @@ def test_a_congested_prefill_pool_is_passed_by():
     assert (placement.prefill, placement.reasons[0]) == (None, "prefill_congested")
 
 
-def test_decode_within_its_latency_comes_before_a_congested_pool():
-    """A decode worker that runs requests and would miss its inter-token latency with a chunk is left alone."""
+def test_the_decode_latency_limits_the_bypass_of_a_congested_pool():
+    """A decode worker whose running requests would miss their inter-token latency gets no prompts of a congested prefill pool."""
     slow = PerformanceProfile(itl_target_s=0.01)
     router = core(
         prefill_congested_s=0.1,
@@ -203,8 +203,8 @@ def test_decode_within_its_latency_comes_before_a_congested_pool():
         )
 
 
-def test_a_prompt_of_less_than_a_block_is_not_handed_over():
-    """There is nothing to move that is worth a second leg."""
+def test_a_prompt_shorter_than_a_block_has_no_handoff():
+    """Without a full block to transfer, a prefill leg is not worth its cost."""
     router = core()
     join(router, "p1", "prefill")
     join(router, "d1", "decode")

@@ -30,7 +30,7 @@ def part(number: int, sequence: int, *events, is_complete: bool = False) -> KvBa
 
 
 def test_a_snapshot_in_parts_is_exact_when_complete():
-    """Parts add up beside the view; before the last one the worker is recovering and cannot be resumed."""
+    """Parts of a snapshot are collected beside the current view. Until the last part the feed is recovering and cannot be resumed."""
     feed = make()
     assert (feed.trust, feed.resume_at) == ("recovering", None)
     assert feed.apply(snapshot(7, stored(1, 2), is_complete=False))
@@ -41,8 +41,8 @@ def test_a_snapshot_in_parts_is_exact_when_complete():
     assert feed.blocks == 2
 
 
-def test_what_changes_waits_for_a_lookup_and_a_snapshot_does_not():
-    """Both count at once; runs of a snapshot go on from one another in any order, which lists are slow to find."""
+def test_changes_are_indexed_lazily_and_snapshots_at_once():
+    """Blocks of both count at once, but blocks of a change enter the index only with the next lookup that needs them."""
     index = KvIndex(IndexSettings())
     feed = make(index)
     feed.apply(snapshot(1, stored(*range(1, 21))))
@@ -53,7 +53,7 @@ def test_what_changes_waits_for_a_lookup_and_a_snapshot_does_not():
 
 
 def test_parts_of_a_snapshot_are_counted():
-    """A part that comes twice changes nothing; one that is missing is noticed, and the view so far serves on."""
+    """A duplicate part changes nothing. A missing part interrupts the snapshot, and the previous view remains."""
     feed = make()
     feed.apply(snapshot(3, stored(9)))
     assert feed.apply(part(1, 7, stored(1)))
@@ -70,8 +70,8 @@ def test_parts_of_a_snapshot_are_counted():
     assert (feed.blocks, feed.trust) == (3, "exact")
 
 
-def test_a_gap_is_resumed_where_it_was():
-    """What came before the gap is right; it serves until the worker has sent what is missing, then it is exact again."""
+def test_a_feed_resumes_at_a_gap():
+    """The view before the gap stays in use while the worker sends the missing changes. Then the feed is exact again."""
     feed = make()
     feed.apply(snapshot(7, stored(1)))
     assert not feed.apply(change(9, stored(5)))
@@ -82,8 +82,8 @@ def test_a_gap_is_resumed_where_it_was():
     assert (feed.blocks, feed.trust, feed.reason, feed.gaps) == (3, "exact", "", 1)
 
 
-def test_another_process_has_another_cache():
-    """Changes of another epoch, or before any snapshot: nothing is believed until a snapshot is there."""
+def test_a_new_epoch_needs_a_snapshot():
+    """Changes of another epoch, or before any snapshot, are ignored until a snapshot arrives."""
     feed = make()
     feed.apply(snapshot(7, stored(1)))
     assert not feed.apply(change(8, stored(5), epoch=2))
@@ -95,8 +95,8 @@ def test_another_process_has_another_cache():
     assert not make().apply(change(1, stored(5)))
 
 
-def test_predictions_outlive_a_snapshot_and_end_with_the_event():
-    """A request that waits in the worker's queue is still expected after its cache was told anew."""
+def test_predictions_survive_a_snapshot_and_end_with_the_event():
+    """Predicted blocks of a request that waits in the worker's queue survive a new snapshot, and end when the worker reports the blocks."""
     index = KvIndex(IndexSettings())
     feed = make(index)
     feed.apply(snapshot(1))
@@ -110,14 +110,14 @@ def test_predictions_outlive_a_snapshot_and_end_with_the_event():
     feed.apply(change(4, KvStored(block_hashes=(3,), parent_hash=2)))
     assert not matches(index.predicted, [1, 2, 3])
     feed.on_placed(0, [1, 2, 3], now=0.0, is_computing=True)
-    assert not len(index.predicted), "what it told already is not predicted"
+    assert not len(index.predicted), "blocks that the worker has reported are not predicted"
     feed.on_placed(0, [1, 5], now=0.0, is_computing=True)
     index.expire(10.0)
     assert not matches(index.predicted, [1, 5])
 
 
-def test_an_engine_that_tells_nothing():
-    """Its placements stand for its cache until their time is over, never more blocks than it has, the oldest leave."""
+def test_an_engine_without_events_is_approximated():
+    """Placed blocks approximate the cache until they expire. There are never more than the cache holds, and the oldest are dropped first."""
     index = KvIndex(IndexSettings())
     feed = KvFeed(index, ranks=1, sends_events=False, cache_blocks_max=4)
     feed.on_placed(0, [1, 2], now=0.0, is_computing=False)
@@ -135,8 +135,8 @@ def test_an_engine_that_tells_nothing():
     assert feed.blocks == 4
 
 
-def test_steps_seen_before_change_nothing():
-    """A duplicate after a resume is ignored, also when it would undo what came later."""
+def test_duplicate_changes_are_ignored():
+    """A duplicate after a resume does not undo later changes."""
     feed = make()
     feed.apply(snapshot(1))
     feed.apply(change(2, stored(1)))
@@ -145,8 +145,8 @@ def test_steps_seen_before_change_nothing():
     assert feed.blocks == 0
 
 
-def test_tiers_are_apart_and_clear_empties_all():
-    """A block that left the device may still be on the host; cleared means gone everywhere."""
+def test_tiers_are_separate_and_a_clear_empties_all():
+    """A block that left the device can still be in host memory. KvCleared removes the blocks of all tiers."""
     index = KvIndex(IndexSettings())
     feed = make(index)
     feed.apply(snapshot(1, stored(1, 2), stored(1, tier=KvTier.HOST)))
@@ -158,8 +158,8 @@ def test_tiers_are_apart_and_clear_empties_all():
     assert (len(index.device), len(index.tiers[KvTier.HOST])) == (0, 0)
 
 
-def test_a_dropped_worker_leaves_the_others_blocks():
-    """Bits are given out again without carrying blocks over."""
+def test_dropping_a_worker_keeps_the_blocks_of_others():
+    """A worker that reuses the bits of a dropped worker does not inherit its blocks."""
     index = KvIndex(IndexSettings())
     first, second = make(index), make(index)
     first.apply(snapshot(1, stored(1, 2)))
@@ -172,8 +172,8 @@ def test_a_dropped_worker_leaves_the_others_blocks():
 
 
 @given(st.lists(st.tuples(st.sampled_from(["pass", "lose", "twice"]), st.integers(1, 9), st.booleans()), max_size=40))
-def test_an_exact_feed_equals_the_workers_cache(steps):
-    """Whatever is lost or doubled on the way: when the feed says exact, it holds what the worker holds."""
+def test_an_exact_feed_matches_the_workers_cache(steps):
+    """With lost and duplicate changes, a feed that claims to be exact has as many blocks as the worker's cache."""
     feed = make()
     feed.apply(snapshot(0))
     cache: set[int] = set()
@@ -187,8 +187,8 @@ def test_an_exact_feed_equals_the_workers_cache(steps):
             assert (feed.trust, feed.blocks) == ("exact", len(cache))
 
 
-def test_a_dropped_feed_touches_nothing():
-    """The task that watches a worker that has left ends a moment later; the holder is another worker's by then."""
+def test_a_dropped_feed_changes_nothing():
+    """The task that reads a removed worker's events may end later, when its bits already belong to another worker."""
     index = KvIndex(IndexSettings())
     left = make(index)
     left.apply(snapshot(1, stored(1, 2)))

@@ -1,4 +1,4 @@
-"""Requests that are expected to miss the planner's time to first token let the others go first."""
+"""Requests that are expected to miss the planner's time to first token wait behind requests that can still meet it."""
 
 import pytest
 
@@ -16,11 +16,11 @@ PROFILE = PerformanceProfile(
     prefill_base_s=0.0, prefill_s_per_token=0.0002, decode_step_base_s=0.001, decode_s_per_request=0.0001
 )
 PROMPT = 1000
-"""Tokens that take 0.2 s, so four requests at once keep the target and the fifth does not."""
+"""Prompt tokens that take 0.2 s, so that four concurrent requests meet the target and the fifth does not."""
 
 
 class Stage:
-    """A router with one prefill and one decode worker, whose planner wants a time to first token."""
+    """A router with one prefill and one decode worker, and with a time to first token that the planner wants."""
 
     def __init__(self, *, ttft_s: float = TTFT_S, **queue) -> None:
         self.router: RouterCore = core(queue=QueueSettings(**queue), prefill_congested_s=1e9)
@@ -37,7 +37,7 @@ class Stage:
         return self.router.ask("f", number, what, now=self.now, wall=self.now)
 
     def fill(self, requests: int = 4) -> None:
-        """Requests that keep the target. The last of them leaves the worker with 0.8 s of work."""
+        """Places requests that meet the target. Together they give the prefill worker 0.8 s of work."""
         for number in range(requests):
             assert isinstance(self.ask(f"on time {number}"), Placement)
 
@@ -46,7 +46,7 @@ class Stage:
         assert self.router.report("f", self.numbers[name], report, now=self.now)
 
     def drain(self) -> list[str]:
-        """The names of the requests that were placed, and the reasons of refusals."""
+        """Returns the names of the placed requests, and the reasons of refusals."""
         names = {number: name for name, number in self.numbers.items()}
         found = []
         for answer in self.router.drain_queue(now=self.now, wall=self.now):
@@ -59,8 +59,8 @@ class Stage:
         return found
 
 
-def test_a_late_request_lets_those_go_first_that_keep_the_target():
-    """It waits while the worker is busy, newer requests overtake it, and it is placed when the worker has spare time."""
+def test_late_requests_wait_for_requests_that_meet_the_target():
+    """A late request waits while the worker is busy, newer requests overtake it, and it is placed when the worker has spare time."""
     stage = Stage()
     stage.fill()
     assert isinstance(stage.ask("late"), Queued)
@@ -77,23 +77,23 @@ def test_a_late_request_lets_those_go_first_that_keep_the_target():
     assert LATE not in stage.reasons["late"][:-1]
 
 
-def test_a_request_that_can_keep_the_target_after_all_is_placed():
-    """The worker was faster than expected, or the planner wants another time."""
+def test_a_request_that_can_meet_the_target_again_is_placed():
+    """A queued request is placed when the worker is faster than expected, or when the planner drops its target."""
     stage = Stage()
     stage.fill()
     assert isinstance(stage.ask("a"), Queued)
     assert isinstance(stage.ask("b"), Queued)
     for name in ("on time 0", "on time 1"):
         stage.prefilled(name)
-    # 0.4 s wait ahead of each, and the first one adds 0.2 s.
+    # 0.4 s of work is ahead of each request, and the first one adds 0.2 s.
     assert stage.drain() == ["a", "b"]
     assert isinstance(stage.ask("c"), Queued)
     stage.router.placer.set_bounds("demo", PlacementBounds())
     assert stage.drain() == ["c"]
 
 
-def test_nobody_is_late_for_long():
-    """After its part of the longest wait a late request goes in its turn: before later requests, and however busy the worker is."""
+def test_a_late_request_waits_for_a_bounded_time():
+    """After `late_share` of the longest wait, a late request takes its normal turn, however busy the worker is."""
     stage = Stage(wait_s_max=10.0, late_share=0.5)
     stage.fill()
     assert isinstance(stage.ask("late"), Queued)
@@ -105,8 +105,9 @@ def test_nobody_is_late_for_long():
     assert LATE not in stage.reasons["late"]
 
 
-def test_a_late_request_with_a_timeout_waits_for_a_part_of_that():
-    """Two thirds of it: the last third is for the answer. A wait that looks longer than the timeout is no reason to refuse it."""
+def test_a_late_request_waits_for_a_part_of_its_timeout():
+    """It waits for two thirds of its timeout, which leaves the rest for the answer. An expected wait beyond the timeout does not refuse a late
+    request."""
     stage = Stage()
     stage.fill()
     for number in range(3):
@@ -117,8 +118,8 @@ def test_a_late_request_with_a_timeout_waits_for_a_part_of_that():
     assert stage.drain() == ["hurry"]
 
 
-def test_an_overdue_request_does_not_wait_behind_another_tenants_late_one():
-    """Its own turn counts, not that of the tenant that was served least among late requests."""
+def test_an_overdue_request_does_not_wait_behind_a_late_one():
+    """A request whose late time is over is placed even if the fair order among late requests puts another tenant first."""
     stage = Stage(wait_s_max=10.0, late_share=0.5)
     stage.fill()
     stage.ask("old", tenant="b")
@@ -140,8 +141,8 @@ def test_an_overdue_request_does_not_wait_behind_another_tenants_late_one():
         {"tokens": 4600},
     ],
 )
-def test_who_is_never_late(options):
-    """Requests that were placed before, hedges, those of a high priority, and prompts that take too long on an idle worker too."""
+def test_some_requests_are_never_late(options):
+    """Retries, hedges, requests of a high priority, and prompts that take too long even on an idle worker are placed at once."""
     stage = Stage()
     stage.fill()
     assert isinstance(stage.ask("x", **options), Placement)
@@ -149,19 +150,20 @@ def test_who_is_never_late(options):
 
 @pytest.mark.parametrize("stage", [Stage(ttft_s=0.0), Stage(late_share=0.0), Stage(requests_max=0)])
 def test_nothing_is_late_without_a_target_or_a_queue(stage):
-    """And the setting switches it off."""
+    """Without a target, with a `late_share` of 0, or without a queue, requests are placed at once."""
     stage.fill()
     assert isinstance(stage.ask("x"), Placement)
 
 
 def test_late_requests_make_room_in_a_full_queue():
-    """A request that waits for room displaces a late one, and counts among the normal ones."""
+    """A request that waits for capacity displaces a late one and counts in its normal priority. A full queue places a further late request at
+    once."""
     stage = Stage(requests_max=2)
     stage.fill()
     stage.ask("late 0")
     stage.ask("late 1")
     assert {priority_class(priority) for priority in stage.router.queue.sums()} == {"late"}
-    assert isinstance(stage.ask("late 2"), Placement), "a full queue is no reason to refuse it"
+    assert isinstance(stage.ask("late 2"), Placement), "a full queue does not refuse a late request"
     stage.router.fleet.workers["p1"].targets[0].prompt_tokens_in_flight = 10**9
     stage.router.fleet.workers["p1"].targets[0].write_queue()
     stage.router.fleet.workers["d1"].targets[0].reported_blocked = 10**9
@@ -171,8 +173,8 @@ def test_late_requests_make_room_in_a_full_queue():
     assert {priority_class(priority) for priority in stage.router.queue.sums()} == {"normal", "late"}
 
 
-def test_a_late_request_can_be_withdrawn_and_asked_again():
-    """Nothing of it is left."""
+def test_a_late_request_can_be_withdrawn():
+    """A withdrawn late request leaves no state behind."""
     stage = Stage()
     stage.fill()
     stage.ask("late")

@@ -1,4 +1,4 @@
-"""The frontend's link over two routers that do what the test says: who is asked, what is told to whom, and in how many messages."""
+"""The frontend's link to routers, against scripted routers: which router gets asks and reports, and in how many messages."""
 
 import asyncio
 from collections import Counter
@@ -28,7 +28,7 @@ WORKER = WorkerRef(worker_id="d1", address="d1:1", epoch=1)
 
 
 class FakeRouter(router_pb2_grpc.RouterServiceServicer):
-    """Records what it receives; answers while `answers` is set."""
+    """Records the messages that it receives, and answers asks while `answers` is set."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -36,8 +36,8 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer):
         self.asked: list[str] = []
         self.messages = 0
         self.reports: list[pb.Report] = []
-        self.bundles: list[int] = []
-        self.asked_together: list[int] = []
+        self.reports_per_message: list[int] = []
+        self.asks_per_message: list[int] = []
 
     async def Route(self, request_iterator, context):
         await context.send_initial_metadata(())
@@ -47,10 +47,10 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer):
                 continue
             reports, asks = read_route_request(message)
             if reports:
-                self.bundles.append(len(reports))
+                self.reports_per_message.append(len(reports))
                 self.reports += reports
             if asks:
-                self.asked_together.append(len(asks))
+                self.asks_per_message.append(len(asks))
                 self.asked += [ask.request_id for ask in asks]
             placements = [self.placement(ask.ask_id) for ask in asks if self.answers]
             if placements:
@@ -59,12 +59,12 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer):
     def placement(self, ask_id: int) -> pb.Placement:
         return to_placement(ask_id, Placement(reservation_id=f"{self.name}-{ask_id}", decode=WORKER))
 
-    def heard(self) -> list[tuple[int, str, str]]:
+    def received(self) -> list[tuple[int, str, str]]:
         return [(each.ask_id, pb.ReportKind.Name(each.kind)[12:], each.reservation_id) for each in self.reports]
 
 
-class Listed:
-    """A registry of routers, all well; `list` says which."""
+class RouterRegistry:
+    """A registry of healthy routers. `list` changes the list."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
@@ -90,7 +90,7 @@ def listed(name: str, health: Health = Health.PASSING) -> Instance:
 
 class Stage:
     def __init__(self, *, frontend_id: str = "f", **settings) -> None:
-        self.registry = Listed("a", "b")
+        self.registry = RouterRegistry("a", "b")
         self.network = MemoryNetwork(latency_s=lambda: LATENCY_S)
         self.routers = {name: FakeRouter(name) for name in "abcd"}
         self.link = GrpcRouterLink(
@@ -125,8 +125,8 @@ class Stage:
     async def place(self, name: str, **options) -> int:
         return (await self.link.place(ask(name, [1], **options), timeout_s=10)).ask_id
 
-    def maker(self, ask_id: int) -> str:
-        """Who placed it."""
+    def placed_by(self, ask_id: int) -> str:
+        """Returns the name of the router that placed the ask."""
         return self.link._in_flight[ask_id].reservation_id.partition("-")[0]
 
 
@@ -134,8 +134,8 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def test_asks_are_spread_and_sessions_stay() -> None:
-    """In turns over both; those of a session at one router, whichever frontend asks."""
+def test_asks_are_spread_and_sessions_stick_to_a_router() -> None:
+    """Asks alternate between both routers. Asks of one session go to the same router from every frontend."""
 
     async def story() -> None:
         async with Stage() as stage, Stage() as other:
@@ -145,15 +145,15 @@ def test_asks_are_spread_and_sessions_stay() -> None:
             for session in map(str, range(20)):
                 places = set()
                 for each in (stage, other, stage):
-                    places.add(each.maker(await each.place("s", session_id=session)))
+                    places.add(each.placed_by(await each.place("s", session_id=session)))
                 assert len(places) == 1
             assert all(len(router.asked) > 10 for router in stage.used.values())
 
     run_virtual(story())
 
 
-def test_reports_are_bundled_within_the_delay_and_keep_their_times() -> None:
-    """News of ten requests is one message per router, 10 ms later; `elapsed` is that of the event; failures do not wait."""
+def test_reports_are_batched_within_the_delay() -> None:
+    """Reports of ten requests become one message per router, and keep the times of their events. A failure is sent at once."""
 
     async def story() -> None:
         async with Stage() as stage:
@@ -164,22 +164,22 @@ def test_reports_are_bundled_within_the_delay_and_keep_their_times() -> None:
                 await asyncio.sleep(0.0005)
             await asyncio.sleep(0.02)
             for name, router in stage.used.items():
-                assert router.bundles == [5]
+                assert router.reports_per_message == [5]
                 assert router.messages == before[name] + 1
                 assert [each.elapsed.seconds for each in router.reports] == [
-                    number for number, ask_id in enumerate(asks) if stage.maker(ask_id) == name
+                    number for number, ask_id in enumerate(asks) if stage.placed_by(ask_id) == name
                 ]
-            maker = stage.routers[stage.maker(asks[0])]
+            placed_by = stage.routers[stage.placed_by(asks[0])]
             stage.link.report_nowait(asks[2], Report(kind=ReportKind.FINISHED, elapsed_s=1.0))
             stage.link.report_nowait(asks[0], Report(kind=ReportKind.FAILED, elapsed_s=1.0, error=LostError("gone")))
             await asyncio.sleep(2 * LATENCY_S)
-            assert maker.bundles == [5, 2]
+            assert placed_by.reports_per_message == [5, 2]
 
     run_virtual(story())
 
 
-def test_an_ask_takes_waiting_reports_along() -> None:
-    """What waits goes before the ask, since it makes room, and costs no delay."""
+def test_an_ask_sends_pending_reports_first() -> None:
+    """Pending reports are sent before the ask without further delay, because they may free capacity for it."""
 
     async def story() -> None:
         async with Stage(routers=1) as stage:
@@ -187,13 +187,13 @@ def test_an_ask_takes_waiting_reports_along() -> None:
             stage.link.report_nowait(first, Report(kind=ReportKind.FINISHED, elapsed_s=0.1))
             await stage.place("r2")
             [router] = [router for router in stage.routers.values() if router.asked]
-            assert router.heard() == [(first, "FINISHED", "")]
+            assert router.received() == [(first, "FINISHED", "")]
 
     run_virtual(story())
 
 
-def test_asks_gather_behind_unanswered_ones() -> None:
-    """The first `asks_ahead` go out at once, what comes until one of them is answered in one message; nothing waits for long."""
+def test_asks_are_batched_behind_unanswered_ones() -> None:
+    """The first `asks_ahead` asks are sent at once. Later ones share a message, which is sent with the next answer or after `ask_delay_s`."""
 
     async def story() -> None:
         async with Stage(routers=1, asks_ahead=2, ask_delay_s=0.01) as stage:
@@ -203,16 +203,16 @@ def test_asks_gather_behind_unanswered_ones() -> None:
                 await asyncio.sleep(LATENCY_S / 4)
             await asyncio.gather(*tasks)
             [router] = [router for router in stage.routers.values() if router.asked]
-            assert router.asked_together[:2] == [1, 1] and max(router.asked_together) > 2
+            assert router.asks_per_message[:2] == [1, 1] and max(router.asks_per_message) > 2
             assert router.asked == [f"r{number}" for number in range(8)]
-            router.answers, router.asked_together = False, []
+            router.answers, router.asks_per_message = False, []
             tasks = [asyncio.create_task(stage.place(f"s{number}")) for number in range(2)]
             await asyncio.sleep(LATENCY_S)
             tasks += [asyncio.create_task(stage.place(f"t{number}")) for number in range(3)]
             await asyncio.sleep(0.009)
-            assert router.asked_together == [2]
+            assert router.asks_per_message == [2]
             await asyncio.sleep(0.003)
-            assert router.asked_together == [2, 3]
+            assert router.asks_per_message == [2, 3]
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
@@ -221,29 +221,29 @@ def test_asks_gather_behind_unanswered_ones() -> None:
 
 
 def test_a_message_is_bounded() -> None:
-    """`asks_max` asks, and half a megabyte of hashes where there is more than one ask."""
+    """A message holds at most `asks_max` asks, and at most half a megabyte of hashes if it has more than one ask."""
 
     async def story() -> None:
         async with Stage(routers=1, asks_max=16) as stage:
             await asyncio.gather(*(stage.place(f"r{number}") for number in range(40)))
             [router] = [router for router in stage.routers.values() if router.asked]
-            assert router.asked_together == [16, 16, 8]
-            router.asked_together.clear()
+            assert router.asks_per_message == [16, 16, 8]
+            router.asks_per_message.clear()
             long = [ask(f"l{n}", list(range(1, HASHES_MAX // 2 + 2))) for n in range(3)]
             await asyncio.gather(*(stage.link.place(each, timeout_s=10) for each in long))
-            assert router.asked_together == [1, 1, 1]
+            assert router.asks_per_message == [1, 1, 1]
 
     run_virtual(story())
 
 
-def test_a_broken_stream_moves_asks_and_what_is_in_flight() -> None:
-    """At once: the other router is asked what was not answered, and told what is in flight, each with its reservation."""
+def test_a_broken_stream_moves_asks_and_requests_in_flight() -> None:
+    """When a stream breaks, the other router gets the unanswered asks, and reports on each request in flight with its reservation id."""
 
     async def story() -> None:
         async with Stage() as stage:
             asks = [await stage.place(f"r{number}") for number in range(6)]
             a, b = stage.routers["a"], stage.routers["b"]
-            of_a = [ask_id for ask_id in asks if stage.maker(ask_id) == "a"]
+            of_a = [ask_id for ask_id in asks if stage.placed_by(ask_id) == "a"]
             stage.link.report_nowait(of_a[1], Report(kind=ReportKind.PREFILLED, elapsed_s=0.25))
             stage.link.report_nowait(of_a[2], Report(kind=ReportKind.FINISHED, elapsed_s=0.5))
             a.answers = False
@@ -256,35 +256,35 @@ def test_a_broken_stream_moves_asks_and_what_is_in_flight() -> None:
             assert now() - began < 5 * LATENCY_S
             stage.link.report_nowait(of_a[0], Report(kind=ReportKind.FIRST_TOKEN, elapsed_s=0.75))
             await asyncio.sleep(0.05)
-            assert [each for each in b.heard() if each[0] in of_a] == [
+            assert [each for each in b.received() if each[0] in of_a] == [
                 (of_a[0], "PROGRESS", f"a-{of_a[0]}"),
                 (of_a[1], "PREFILLED", f"a-{of_a[1]}"),
                 (of_a[0], "FIRST_TOKEN", f"a-{of_a[0]}"),
             ]
             assert [each.elapsed.nanos for each in b.reports if each.kind == pb.REPORT_KIND_PREFILLED] == [250_000_000]
-            # What was written to the dead router in its last moments may be lost; nobody adopts it, so it ends with the grace.
-            assert (of_a[2], "FINISHED", "") in a.heard()
+            # Reports that were written to the router before it died may be lost. No router adopts that request, so it ends after the grace time.
+            assert (of_a[2], "FINISHED", "") in a.received()
 
     run_virtual(story())
 
 
-def test_reports_that_were_not_written_move_too() -> None:
-    """A report that waits for others when the stream breaks goes to the other router."""
+def test_unsent_reports_move_to_the_other_router() -> None:
+    """A report that is still pending when the stream breaks is sent to the other router."""
 
     async def story() -> None:
         async with Stage(report_delay_s=1.0) as stage:
             asks = [await stage.place(f"r{number}") for number in range(2)]
-            [of_a] = [ask_id for ask_id in asks if stage.maker(ask_id) == "a"]
+            [of_a] = [ask_id for ask_id in asks if stage.placed_by(ask_id) == "a"]
             stage.link.report_nowait(of_a, Report(kind=ReportKind.FINISHED, elapsed_s=0.5))
             stage.network.kill("a:1")
             await asyncio.sleep(1.1)
-            assert (of_a, "FINISHED") in [each[:2] for each in stage.routers["b"].heard()]
+            assert (of_a, "FINISHED") in [each[:2] for each in stage.routers["b"].received()]
 
     run_virtual(story())
 
 
-def test_a_silent_router_is_left_after_its_time() -> None:
-    """Nothing breaks on the wire; after `answer_timeout_s` the ask is answered by the other router."""
+def test_a_silent_router_is_abandoned_after_the_answer_timeout() -> None:
+    """If a router does not respond and its connection does not break, the other router answers the ask after `answer_timeout_s`."""
 
     async def story() -> None:
         async with Stage() as stage:
@@ -297,8 +297,9 @@ def test_a_silent_router_is_left_after_its_time() -> None:
     run_virtual(story())
 
 
-def test_a_router_that_may_be_dead_is_asked_nothing() -> None:
-    """A host that does not even refuse costs those whose ask it had its time, and then nobody."""
+def test_an_unreachable_router_gets_no_more_asks() -> None:
+    """Only the asks that were pending at a router when it became unreachable wait for the timeout. The router is used again after it
+    recovers."""
 
     async def story() -> None:
         async with Stage(answer_timeout_s=0.5) as stage:
@@ -318,8 +319,9 @@ def test_a_router_that_may_be_dead_is_asked_nothing() -> None:
     run_virtual(story())
 
 
-def test_without_routers_news_waits_for_the_next_one() -> None:
-    """Both are gone for a while: the first that is back hears what is in flight and what is over."""
+def test_without_routers_reports_wait_for_the_next_one() -> None:
+    """If all routers are lost, the first one that returns gets reports on the requests that are in flight and on those that finished
+    meanwhile."""
 
     async def story() -> None:
         async with Stage() as stage:
@@ -331,14 +333,14 @@ def test_without_routers_news_waits_for_the_next_one() -> None:
             stage.link.report_nowait(asks[0], Report(kind=ReportKind.FINISHED, elapsed_s=0.5))
             await stage.serve("b")
             await asyncio.sleep(2.0)
-            heard = [each[:2] for each in stage.routers["b"].heard()]
-            assert (asks[0], "FINISHED") in heard and (asks[1], "PROGRESS") in heard
+            received = [each[:2] for each in stage.routers["b"].received()]
+            assert (asks[0], "FINISHED") in received and (asks[1], "PROGRESS") in received
 
     run_virtual(story())
 
 
 def test_a_cancelled_ask_is_withdrawn() -> None:
-    """Before it is written it never was; after, the router hears so; a placement that is on its way is cancelled too."""
+    """An ask that was not sent yet is dropped. For a sent ask, or a placement on its way, the router gets a CANCELLED report."""
 
     async def story() -> None:
         async with Stage(routers=1) as stage:
@@ -353,7 +355,7 @@ def test_a_cancelled_ask_is_withdrawn() -> None:
                 await asyncio.sleep(0.05)
             [router] = [router for router in stage.routers.values() if router.messages]
             assert router.asked == ["r", "r"]
-            assert [kind for _, kind, _ in router.heard()] == ["CANCELLED", "CANCELLED"]
+            assert [kind for _, kind, _ in router.received()] == ["CANCELLED", "CANCELLED"]
             assert not stage.link._in_flight and not stage.link._pending
 
     run_virtual(story())
@@ -366,8 +368,8 @@ def preferred(frontend_id: str, names: str, count: int = 2) -> set[str]:
     return {each.instance_id for each in preferred_routers(frontend_id, map(listed, names), count)}
 
 
-def test_a_new_router_is_taken_up_at_once_where_a_stream_is_missing() -> None:
-    """A frontend with less streams than it may have does not wait for one to break."""
+def test_a_new_router_gets_a_missing_stream_at_once() -> None:
+    """A frontend with fewer streams than it may have connects to a new router without waiting for a stream to break."""
 
     async def story() -> None:
         async with Stage(routers=3) as stage:
@@ -380,7 +382,8 @@ def test_a_new_router_is_taken_up_at_once_where_a_stream_is_missing() -> None:
 
 
 def test_streams_move_to_routers_that_join(caplog: pytest.LogCaptureFixture) -> None:
-    """Each frontend ends at those it ranks highest, one move at a time, and no request fails, moves or is adopted meanwhile."""
+    """Each frontend moves to the routers that it ranks highest, one stream at a time. No request fails, is repeated or is adopted during the
+    moves."""
 
     async def story(frontend_id: str) -> int:
         async with Stage(frontend_id=frontend_id, move_pause_s=1.0) as stage:
@@ -400,18 +403,18 @@ def test_streams_move_to_routers_that_join(caplog: pytest.LogCaptureFixture) -> 
             assert "router_stream_broken" not in caplog.text
             assert sum(len(router.asked) for router in stage.routers.values()) == 1000
             for router in stage.routers.values():
-                assert all(reservation_id == "" for _, _, reservation_id in router.heard())
+                assert all(reservation_id == "" for _, _, reservation_id in router.received())
             return len(wanted - {"a", "b"})
 
     moves = {run_virtual(story(f"frontend-{number}")) for number in range(8)}
     assert moves == {0, 1, 2}
 
 
-def test_a_stream_is_left_in_time_whatever_goes_on_there() -> None:
-    """A request that goes on for longer than `leave_s` is adopted, and an ask without an answer is asked again."""
+def test_an_old_stream_closes_after_leave_s() -> None:
+    """After `leave_s` the new router adopts requests that are still in flight, and gets asks that the old router has not answered."""
 
     async def story() -> None:
-        async with Stage(routers=1, frontend_id=FOLLOWS_C, move_pause_s=0.1, leave_s=0.5) as stage:
+        async with Stage(routers=1, frontend_id=PREFERS_C, move_pause_s=0.1, leave_s=0.5) as stage:
             [old] = stage.link.router_ids
             ask_id = await stage.place("r1")
             stage.routers[old].answers = False
@@ -426,17 +429,17 @@ def test_a_stream_is_left_in_time_whatever_goes_on_there() -> None:
             assert stage.link.router_ids == ("c",)
             await asking
             assert stage.routers["c"].asked == ["r3", "r2"]
-            assert (ask_id, "PROGRESS", f"{old}-{ask_id}") in stage.routers["c"].heard()
+            assert (ask_id, "PROGRESS", f"{old}-{ask_id}") in stage.routers["c"].received()
 
     run_virtual(story())
 
 
-def test_a_router_that_cannot_be_reached_costs_no_stream() -> None:
-    """It is listed as well and preferred, but nobody hears there: the streams stay where they are."""
+def test_an_unreachable_preferred_router_costs_no_stream() -> None:
+    """If a preferred router is listed as healthy but unreachable, the streams stay at the other routers."""
 
     async def story() -> None:
         async with Stage(
-            frontend_id=FOLLOWS_C, move_pause_s=0.1, answer_timeout_s=0.5, leave_s=0.5, shun_s=1.0
+            frontend_id=PREFERS_C, move_pause_s=0.1, answer_timeout_s=0.5, leave_s=0.5, shun_s=1.0
         ) as stage:
             stage.network.partition("c:1")
             stage.registry.list("a", "b", "c")
@@ -446,16 +449,16 @@ def test_a_router_that_cannot_be_reached_costs_no_stream() -> None:
                 assert set(stage.link.router_ids) == {"a", "b"}
             stage.network.heal("c:1")
             await asyncio.sleep(3.0)
-            assert set(stage.link.router_ids) == preferred(FOLLOWS_C, "abc")
+            assert set(stage.link.router_ids) == preferred(PREFERS_C, "abc")
 
     run_virtual(story())
 
 
-def test_a_preferred_router_that_hangs_is_not_gone_back_to() -> None:
-    """It takes streams and answers nothing: who asked it waits once, and no stream moves there for `shun_s`."""
+def test_a_hanging_preferred_router_is_avoided() -> None:
+    """A router that accepts streams but does not answer delays one ask. No stream moves there again for `shun_s`."""
 
     async def story() -> None:
-        async with Stage(frontend_id=FOLLOWS_C, move_pause_s=0.1, leave_s=0.1, answer_timeout_s=0.5) as stage:
+        async with Stage(frontend_id=PREFERS_C, move_pause_s=0.1, leave_s=0.1, answer_timeout_s=0.5) as stage:
             stage.routers["c"].answers = False
             stage.registry.list("a", "b", "c")
             slow = 0
@@ -468,17 +471,17 @@ def test_a_preferred_router_that_hangs_is_not_gone_back_to() -> None:
             assert set(stage.link.router_ids) == {"a", "b"}
             stage.routers["c"].answers = True
             await asyncio.sleep(30)
-            assert set(stage.link.router_ids) == preferred(FOLLOWS_C, "abc")
+            assert set(stage.link.router_ids) == preferred(PREFERS_C, "abc")
 
     run_virtual(story())
 
 
-def test_every_router_gets_its_share_of_the_frontends() -> None:
-    """Two streams of each of 2 000 frontends over five routers with similar names: 800 each, give or take what chance does."""
+def test_frontends_are_spread_evenly_over_routers() -> None:
+    """With two streams of each of 2000 frontends over five routers, each router gets 800 streams within 12.5 %."""
     counts = Counter(name for n in range(2000) for name in preferred(f"frontend-{n}", "abcde"))
     assert set(counts) == set("abcde")
     assert all(700 < count < 900 for count in counts.values())
 
 
-FOLLOWS_C = next(name for name in map(str, range(100)) if preferred(name, "abc", 1) == {"c"})
-"""A frontend that likes router c best."""
+PREFERS_C = next(name for name in map(str, range(100)) if preferred(name, "abc", 1) == {"c"})
+"""The id of a frontend that prefers router c."""

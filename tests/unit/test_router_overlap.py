@@ -1,4 +1,4 @@
-"""Overlap that is zero by construction is found, and chance is never taken for it."""
+"""Detection of overlap that is impossible by construction, without false positives from chance."""
 
 from random import Random
 
@@ -17,37 +17,37 @@ def feed(watch: OverlapWatch, first_hash: int, now: float, *, held: bool = False
     return watch.on_repeat(is_cached=held, cached_blocks=named, blocks_total=1000)
 
 
-def test_repeats_that_never_match_are_a_fault_told_once():
-    """The first placement of a prompt repeats none."""
+def test_repeats_that_never_match_are_reported_once():
+    """After REPEATS repeats of a prompt without a match, the fault is reported once. The first placement is not a repeat."""
     watch = OverlapWatch()
-    news = [feed(watch, 7, 2.0 * n) for n in range(2 * REPEATS)]
-    assert news.index(True) == REPEATS
-    assert news.count(True) == 1
+    reported = [feed(watch, 7, 2.0 * n) for n in range(2 * REPEATS)]
+    assert reported.index(True) == REPEATS
+    assert reported.count(True) == 1
     assert watch.fault is OverlapFault.HASHES
 
 
-def test_a_worker_that_tells_of_no_block_has_another_fault():
-    """Prefix caching that is off is not a seed that differs."""
+def test_a_worker_without_blocks_has_another_fault():
+    """A worker that reports no blocks at all has prefix caching turned off, which differs from a wrong hash seed."""
     watch = OverlapWatch()
     assert any(feed(watch, 7, 2.0 * n, named=0) for n in range(2 * REPEATS))
     assert watch.fault is OverlapFault.NO_BLOCKS
 
 
-def test_prompts_that_never_repeat_are_no_fault():
-    """Unique prompts have no overlap by nature."""
+def test_unique_prompts_are_not_a_fault():
+    """Prompts that never repeat have no overlap by nature, and the memory for their prefixes is bounded."""
     generator, watch = Random(1), OverlapWatch()
     assert not any(feed(watch, generator.getrandbits(64), 0.1 * n) for n in range(5000))
     assert len(watch.first_blocks) == PREFIXES_MAX
 
 
-def test_a_burst_of_equal_prompts_is_no_fault():
-    """The second of a burst comes before the first is computed."""
+def test_a_burst_of_equal_prompts_is_not_a_fault():
+    """Equal prompts of a burst arrive before the first one is computed."""
     watch = OverlapWatch()
     assert not any(feed(watch, 7, 0.001 * n) for n in range(900))
 
 
 def test_one_match_proves_that_hashes_agree():
-    """Before and after it misses are chance: evictions, resets."""
+    """After one match, misses are due to evictions or resets and are never reported."""
     watch = OverlapWatch()
     for n in range(4):
         feed(watch, 7, 2.0 * n)
@@ -57,14 +57,14 @@ def test_one_match_proves_that_hashes_agree():
 
 
 def test_a_full_cache_needs_more_evidence():
-    """Small caches evict a prompt before it comes again."""
+    """A small cache may evict a prompt before it repeats."""
     watch = OverlapWatch()
-    news = [feed(watch, 7, 2.0 * n, named=950 if n == 3 else 10) for n in range(2 * REPEATS * FULL_FACTOR)]
-    assert news.index(True) == REPEATS * FULL_FACTOR
+    reported = [feed(watch, 7, 2.0 * n, named=950 if n == 3 else 10) for n in range(2 * REPEATS * FULL_FACTOR)]
+    assert reported.index(True) == REPEATS * FULL_FACTOR
 
 
 def test_block_sizes_are_compared_at_once():
-    """No evidence to wait for; a worker that is asked in its own size again has no fault."""
+    """A different block size is a fault at once, and the fault ends when an ask has the worker's block size."""
     watch = OverlapWatch()
     assert watch.on_block_size(is_same=False)
     assert not watch.on_block_size(is_same=False)

@@ -1,4 +1,4 @@
-"""Pairs between which KV does not pass, and pairs whose handoffs are slow, over a whole router core."""
+"""Pairs of workers whose KV path fails, and pairs with slow handoffs, with a whole router core."""
 
 from itertools import count
 
@@ -23,7 +23,7 @@ def fleet_of(*names: str, **settings) -> RouterCore:
 
 
 def load(router: RouterCore, decode: str, *failing: str, **values) -> None:
-    """A load record of a decode worker that cannot pull KV from some prefill workers."""
+    """Applies a load record in which a decode worker cannot pull KV from some prefill workers."""
     paths = tuple(FailingKvPath(worker_id=name, reason="unreachable") for name in failing)
     record = LoadRecord(worker_id=decode, epoch=1, failing_kv_paths=paths, **values)
     router.fleet.on_load_record(router.fleet.workers[decode], record)
@@ -42,7 +42,7 @@ def pair_of(placement: Placement) -> tuple[str, str]:
 
 
 def pairs(router: RouterCore, times: int = 60, now: float = 0.0, **options) -> set[tuple[str, str]]:
-    """The pairs of some requests, which are cancelled at once."""
+    """Returns the pairs of some requests, which are cancelled at once."""
     used = set()
     for _ in range(times):
         number, placement = place(router, now, **options)
@@ -51,8 +51,8 @@ def pairs(router: RouterCore, times: int = 60, now: float = 0.0, **options) -> s
     return used
 
 
-def test_a_pair_whose_kv_does_not_pass_is_not_used() -> None:
-    """Both of its workers are used with others, until the decode worker's record lists the path no more."""
+def test_a_pair_with_a_failing_kv_path_is_not_used() -> None:
+    """Both workers are used with other partners, until the decode worker's load record no longer lists the path."""
     router = fleet_of("p1", "p2", "d1", "d2")
     load(router, "d1", "p1", "gone")
     placed = {pair_of(place(router)[1]) for _ in range(60)}
@@ -63,7 +63,7 @@ def test_a_pair_whose_kv_does_not_pass_is_not_used() -> None:
 
 
 def test_a_decode_worker_without_a_path_computes_prompts_itself() -> None:
-    """With the reason. It stays in use beside one that has a path, since its cost alone may be lower."""
+    """The reason is `no_kv_path`. The worker stays in use beside one that has a path."""
     router = fleet_of("p1", "p2", "d1")
     load(router, "d1", "p1", "p2")
     _, placement = place(router)
@@ -75,8 +75,8 @@ def test_a_decode_worker_without_a_path_computes_prompts_itself() -> None:
     assert ("-", "d1") in held
 
 
-def test_a_full_partner_does_not_leave_it_idle() -> None:
-    """Where the only decode worker with a path is full, the one without computes the prompt."""
+def test_a_decode_worker_without_a_path_serves_when_others_are_full() -> None:
+    """If the only decode worker with a path is full, the one without a path computes the prompt."""
     router = fleet_of("p1", "d1", "d2", requests_per_decode_max=1)
     load(router, "d1", "p1")
     placed = [place(router)[1] for _ in range(2)]
@@ -84,16 +84,16 @@ def test_a_full_partner_does_not_leave_it_idle() -> None:
     assert {each.reasons[0] for each in placed if each.prefill is None} == {"no_kv_path"}
 
 
-def test_excluding_the_last_good_prefill_worker_leaves_none() -> None:
-    """The request's own exclusions count with the failing paths."""
+def test_exclusions_count_with_failing_paths() -> None:
+    """If the request excludes the only prefill worker with a path, the decode worker computes the prompt."""
     router = fleet_of("p1", "p2", "d1")
     load(router, "d1", "p1")
     _, placement = place(router, excluded_worker_ids=("p2",))
     assert (pair_of(placement), placement.reasons[0]) == (("-", "d1"), "no_kv_path")
 
 
-def test_a_pinned_pair_whose_kv_does_not_pass_is_refused() -> None:
-    """With its own reason."""
+def test_a_pinned_pair_with_a_failing_path_is_refused() -> None:
+    """The refusal has the reason `kv_path_failing`."""
     router = fleet_of("p1", "p2", "d1")
     load(router, "d1", "p1")
     with pytest.raises(UnavailableError) as refusal:
@@ -102,8 +102,8 @@ def test_a_pinned_pair_whose_kv_does_not_pass_is_refused() -> None:
 
 
 @pytest.mark.parametrize("policy", ["kv", "round_robin", "random", "least_loaded", "power_of_two"])
-def test_every_policy_leaves_failing_pairs_out(policy: str) -> None:
-    """Also those that count no transfer."""
+def test_no_policy_uses_failing_pairs(policy: str) -> None:
+    """Failing pairs are excluded even by policies that do not consider transfers."""
     router = fleet_of("p1", "p2", "d1", "d2", policy=policy)
     load(router, "d1", "p1")
     load(router, "d2", "p2")
@@ -111,22 +111,22 @@ def test_every_policy_leaves_failing_pairs_out(policy: str) -> None:
 
 
 def test_explain_shows_failing_pairs() -> None:
-    """As removed, and not as candidates."""
+    """The explanation lists them as removed, not as candidates."""
     router = fleet_of("p1", "p2", "d1")
     load(router, "d1", "p1")
     number, _ = place(router)
     record = router.history.get(f"r{number}")
     assert record is not None
-    shown = {
+    listed = {
         (each.prefill.worker_id, each.decode.worker_id): each.removed_by
         for each in explain(record).candidates
         if each.prefill and each.decode
     }
-    assert shown == {("p2", "d1"): "", ("p1", "d1"): "kv_path_failing"}
+    assert listed == {("p2", "d1"): "", ("p1", "d1"): "kv_path_failing"}
 
 
 def hand_over(router: RouterCore, prefill: str, decode: str, handoff_s: float, now: float, **end) -> None:
-    """One request on the pair whose handoff takes so long."""
+    """Reports one request on the pair, with the given duration of the handoff."""
     number, placement = place(router, now, pinned_prefill_worker_id=prefill, pinned_decode_worker_id=decode)
     assert pair_of(placement) == (prefill, decode)
     for kind, elapsed_s in (("prefilled", 0.01), ("first_token", 0.01 + handoff_s), ("finished", 0.02 + handoff_s)):
@@ -135,7 +135,7 @@ def hand_over(router: RouterCore, prefill: str, decode: str, handoff_s: float, n
 
 
 def with_known_times(*names: str) -> RouterCore:
-    """A fleet whose handoffs took 20 ms so far."""
+    """Returns a fleet whose handoffs took 20 ms so far."""
     router = fleet_of(*names)
     for number in range(HANDOFFS_MIN + 20):
         hand_over(router, f"p{number % 2 + 1}", "d2", 0.02, 0.0)
@@ -143,7 +143,7 @@ def with_known_times(*names: str) -> RouterCore:
 
 
 def test_a_slow_pair_costs_more_until_it_is_forgotten() -> None:
-    """Others are chosen; its expected time to the first token grows; without handoffs the factor decays."""
+    """Other pairs are chosen, and the expected time to the first token of the slow pair grows. Without handoffs the factor decays."""
     router = with_known_times("p1", "p2", "d1", "d2")
     for _ in range(3):
         hand_over(router, "p1", "d1", 2.0, 1.0)
@@ -165,8 +165,8 @@ def test_a_slow_pair_costs_more_until_it_is_forgotten() -> None:
     assert len(router.placer.slow_pairs) == 0
 
 
-def test_a_recomputed_prompt_says_nothing_of_the_transfer() -> None:
-    """Neither of the pair nor of the distance."""
+def test_a_recomputed_prompt_teaches_no_transfer_time() -> None:
+    """If the decode worker recomputed the prompt, neither the pair nor the distance learns from the request."""
     router = with_known_times("p1", "p2", "d1", "d2")
     before = list(router.placer.handoffs.times)
     for _ in range(5):
@@ -175,8 +175,8 @@ def test_a_recomputed_prompt_says_nothing_of_the_transfer() -> None:
     assert list(router.placer.handoffs.times) == before
 
 
-def test_factors_follow_what_is_observed() -> None:
-    """One slow handoff is none; several give a factor; good ones bring it down at once; it is bounded."""
+def test_factors_of_slow_pairs_follow_observations() -> None:
+    """A single slow handoff gives no factor and several do. Fast handoffs remove it soon, and it is bounded."""
     slow = SlowPairs()
     slow.learn("p", "d", expected_s=0.01, observed_s=1.0, now=0.0)
     slow.advance(0.0)
@@ -195,8 +195,8 @@ def test_factors_follow_what_is_observed() -> None:
     assert slow.factors == {}
 
 
-def test_what_is_kept_of_pairs_is_bounded() -> None:
-    """Pairs that are as fast as expected are not kept at all."""
+def test_the_state_of_pairs_is_bounded() -> None:
+    """Pairs that are as fast as expected are not stored, and old factors are removed."""
     slow = SlowPairs()
     slow.learn("p", "d", expected_s=0.01, observed_s=0.011, now=0.0)
     assert len(slow) == 0

@@ -1,4 +1,4 @@
-"""Breakers of the paths from frontends to workers, over a whole router core with two and three frontends."""
+"""Breakers of the paths from frontends to workers, with a whole router core and one to three frontends."""
 
 from itertools import count
 
@@ -44,7 +44,7 @@ def report(router: RouterCore, frontend_id: str, number: int, kind: str, now: fl
 def fail(
     router: RouterCore, frontend_id: str, worker: str, now: float, *, times: int = 3, error: MeshError = CUT
 ) -> None:
-    """The frontend loses requests that were placed on the worker."""
+    """Reports that the frontend lost requests on the worker."""
     lost = []
     for _ in range(times):
         lost.append(place(router, frontend_id, now, pinned_decode_worker_id=worker if worker[0] == "d" else "")[0])
@@ -58,7 +58,7 @@ def answer(router: RouterCore, frontend_id: str, worker: str, now: float) -> Non
 
 
 def used(router: RouterCore, frontend_id: str, now: float, times: int = 20) -> set[str]:
-    """The decode workers of some requests, which are cancelled at once."""
+    """Returns the decode workers of some requests, which are cancelled at once."""
     workers = set()
     for _ in range(times):
         number, placement = place(router, frontend_id, now)
@@ -84,8 +84,8 @@ def kinds(router: RouterCore, now: float) -> list[tuple[str, str, str]]:
         DeadlineError("no token", reason="idle_timeout"),
     ],
 )
-def test_a_worker_that_one_frontend_loses_serves_the_others(error: MeshError) -> None:
-    """Only the path is paused; the worker's own breaker stays closed."""
+def test_a_worker_that_one_frontend_loses_serves_other_frontends(error: MeshError) -> None:
+    """Only the path from that frontend is paused. The breaker of the worker stays closed."""
     router = fleet_of("d1", "d2")
     fail(router, "f1", "d1", 0.0, error=error)
     assert used(router, "f1", 0.5) == {"d2"}
@@ -97,8 +97,8 @@ def test_a_worker_that_one_frontend_loses_serves_the_others(error: MeshError) ->
     assert kinds(router, 0.5) == [("path_opened", "d1", "f1")]
 
 
-def test_probes_open_a_path_again_and_pauses_stay_short() -> None:
-    """Two probes at a time. However often they fail, the next one is at most `PAUSE_MAX_S` away."""
+def test_probes_restore_a_path_and_pauses_stay_short() -> None:
+    """Two probes run at a time. However often they fail, the next ones follow within `PAUSE_MAX_S`."""
     router, now = fleet_of("d1", "d2"), 0.0
     fail(router, "f1", "d1", now)
     for _ in range(6):
@@ -124,8 +124,8 @@ def test_probes_open_a_path_again_and_pauses_stay_short() -> None:
     assert kinds(router, now)[-1] == ("path_closed", "d1", "f1")
 
 
-def test_a_frontend_without_a_path_is_told_so_and_the_others_are_served() -> None:
-    """All decode workers are lost for one frontend: a refusal with its own reason and the time of the next try."""
+def test_a_frontend_without_a_path_is_refused() -> None:
+    """A frontend that has lost all decode workers gets a refusal with its own reason and a retry delay. Other frontends are served."""
     router = fleet_of("d1", "d2")
     for name in ("d1", "d2"):
         fail(router, "f1", name, 0.0)
@@ -136,8 +136,8 @@ def test_a_frontend_without_a_path_is_told_so_and_the_others_are_served() -> Non
     assert used(router, "f1", 1.0, times=2) <= {"d1", "d2"}
 
 
-def test_a_worker_that_several_frontends_lose_is_shut_for_all() -> None:
-    """The others need not lose requests of their own. An answer of the worker to one of them speaks against it."""
+def test_losses_of_several_frontends_open_the_workers_breaker() -> None:
+    """Other frontends need not lose requests first. A recent answer of the worker to another frontend keeps the breaker closed."""
     router = fleet_of("d1", "d2", frontends=("f1", "f2", "f3"))
     fail(router, "f1", "d1", 0.0)
     fail(router, "f2", "d1", 0.1)
@@ -153,8 +153,8 @@ def test_a_worker_that_several_frontends_lose_is_shut_for_all() -> None:
     assert used(router, "f3", 0.2) == {"d1", "d2"}
 
 
-def test_frontends_of_one_host_are_one_voice() -> None:
-    """They lose a worker together when the host's link is cut. Where all frontends run on one host, they do speak for each other."""
+def test_frontends_of_one_host_count_as_one() -> None:
+    """They lose a worker together when the link of their host fails. If all frontends run on one host, each counts."""
     hosts = {"f1-0": "10.0.0.1", "f1-1": "10.0.0.1", "f2": "10.0.0.2"}
     router = fleet_of("d1", "d2", frontends=())
     for frontend_id, host in hosts.items():
@@ -175,8 +175,8 @@ def test_frontends_of_one_host_are_one_voice() -> None:
     assert (excluded(router, "d1"), excluded(router, "d2")) == ("breaker_open", "")
 
 
-def test_an_engine_that_fails_is_shut_for_all_at_once() -> None:
-    """Such a failure came over a working path."""
+def test_an_engine_failure_opens_the_workers_breaker() -> None:
+    """The failure was reported over a working path, so no path is paused."""
     router = fleet_of("d1", "d2")
     fail(router, "f1", "d1", 0.0, error=InternalError("the engine failed"))
     assert excluded(router, "d1") == "breaker_open"
@@ -185,7 +185,7 @@ def test_an_engine_that_fails_is_shut_for_all_at_once() -> None:
 
 
 def test_a_mesh_with_one_frontend_has_breakers_of_workers_only() -> None:
-    """A lost worker and a lost link look the same. The pause stays short, since the link may heal."""
+    """A lost worker and a lost link look the same to a single frontend. The pause stays short, because the link may recover."""
     router = fleet_of("d1", "d2", frontends=("f1",))
     fail(router, "f1", "d1", 0.0)
     assert (excluded(router, "d1"), len(router.health.paths)) == ("breaker_open", 0)
@@ -199,8 +199,8 @@ def test_a_mesh_with_one_frontend_has_breakers_of_workers_only() -> None:
     assert "d1" in used(router, "f1", now + PAUSE_MAX_S, times=30)
 
 
-def test_a_lost_prefill_worker_is_left_out_for_that_frontend() -> None:
-    """Another prefill worker computes the prompt; without one the decode worker does."""
+def test_a_lost_prefill_worker_is_excluded_for_that_frontend() -> None:
+    """Without another prefill worker the decode worker computes the prompt. Other frontends still use the prefill worker."""
     router = fleet_of("p1", "d1")
     number, _ = place(router, "f1", 0.0)
     for _ in range(3):
@@ -213,7 +213,7 @@ def test_a_lost_prefill_worker_is_left_out_for_that_frontend() -> None:
 
 
 def test_explain_shows_the_paused_paths() -> None:
-    """Of a placement and of a refusal."""
+    """The explanations of a placement and of a refusal list `path_open`."""
     router = fleet_of("d1", "d2")
     fail(router, "f1", "d1", 0.0)
     number, _ = place(router, "f1", 0.5)
@@ -231,8 +231,8 @@ def test_explain_shows_the_paused_paths() -> None:
     assert {each.removed_by for each in explain(record).candidates} == {"path_open"}
 
 
-def test_what_is_remembered_of_paths_ends() -> None:
-    """With the frontend's stream, with the worker's process, and some time after the last failure."""
+def test_the_state_of_paths_is_removed() -> None:
+    """It is removed with the frontend's stream, with the worker's process, and some time after the last failure."""
     router = fleet_of("d1", "d2")
     fail(router, "f1", "d1", 0.0)
     router.on_stream_ended("f1", now=1.0)
@@ -249,7 +249,7 @@ def test_what_is_remembered_of_paths_ends() -> None:
 
 
 def test_failures_of_an_earlier_process_do_not_count() -> None:
-    """Reports that come after a worker was restarted say nothing of the new process."""
+    """Reports that arrive after a worker has restarted do not count against the new process."""
     router = fleet_of("d1", "d2")
     lost = [place(router, "f1", 0.0, pinned_decode_worker_id="d1")[0] for _ in range(5)]
     router.fleet.describe(router.fleet.workers["d1"], description("d1", "decode", epoch=2))
@@ -258,8 +258,8 @@ def test_failures_of_an_earlier_process_do_not_count() -> None:
     assert used(router, "f1", 0.2) == {"d1", "d2"}
 
 
-def test_a_queued_request_of_a_cut_frontend_holds_up_nobody() -> None:
-    """It waits for room on the workers that its frontend reaches; room on the others goes to the other frontends."""
+def test_a_queued_request_of_a_cut_frontend_blocks_no_other() -> None:
+    """It waits for capacity on the workers that its frontend reaches. Capacity of other workers goes to other frontends."""
     router = fleet_of("d1", "d2", requests_per_decode_max=1, queue=QueueSettings(requests_max=10))
     for _ in range(3):
         number, _ = place(router, "f1", 0.0, pinned_decode_worker_id="d1")
@@ -276,8 +276,8 @@ def test_a_queued_request_of_a_cut_frontend_holds_up_nobody() -> None:
     assert set(outcomes) == {"of-f2"}
 
 
-def test_what_frontends_and_status_exchange_survives_the_wire() -> None:
-    """The frontends that lost a worker, and a prompt that was computed twice."""
+def test_paused_frontends_and_recomputation_survive_encoding() -> None:
+    """A worker's view keeps the frontends that lost it, and a report keeps whether the prompt was recomputed."""
     view = WorkerView(
         worker=WorkerRef(worker_id="d1", address="h:1"),
         role=Role.DECODE,

@@ -12,8 +12,8 @@ from services.router.replicas.peer_streams import PeerStreams
 from tests.unit.router_replicas import Routers
 
 
-async def test_a_peer_is_lost_though_the_end_of_its_stream_is_cancelled():
-    """gRPC cancels a call whose peer is gone, also one that already ends because a message could not be written."""
+async def test_a_peer_is_lost_when_closing_its_stream_is_cancelled():
+    """gRPC cancels the call of a lost peer even if the call is already closing. Its reservations must still be marked as orphaned."""
     routers = Routers("a", "b")
     routers.place("a")
     peer = routers.replicas["a"].open_session()

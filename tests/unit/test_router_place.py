@@ -1,4 +1,4 @@
-"""Decisions beyond the transcript: policies, limits, pins, labels, ranks, local prefill."""
+"""Placement beyond the transcript: policies, limits, pins, labels, ranks, local prefill."""
 
 from collections import Counter
 from itertools import pairwise
@@ -38,7 +38,7 @@ def two_by_two(**options) -> RouterCore:
 
 
 def test_round_robin_takes_turns():
-    """Each worker gets every second request, and the pairs are not always the same by accident of order."""
+    """Each worker gets every second request of its role."""
     router = two_by_two(policy="round_robin")
     placed = [place(router, number) for number in range(1, 9)]
     assert Counter(p.prefill.worker_id for p in placed) == {"p1": 4, "p2": 4}
@@ -46,16 +46,16 @@ def test_round_robin_takes_turns():
     assert placed[0].reasons == ("round_robin",)
 
 
-def test_least_loaded_goes_where_the_fewest_requests_are():
-    """Told load and own placements count, whichever is more."""
+def test_least_loaded_takes_the_worker_with_the_fewest_requests():
+    """The load of a worker is the larger of the reported requests and the router's own placements."""
     router = two_by_two(policy="least_loaded")
     router.fleet.on_load_record(router.fleet.workers["d1"], LoadRecord(worker_id="d1", epoch=1, running_requests=3))
     placed = [place(router, number).decode.worker_id for number in range(1, 5)]
     assert placed[:3] == ["d2", "d2", "d2"]
 
 
-def test_random_repeats_with_its_seed_and_uses_everybody():
-    """The generator is the only source of chance."""
+def test_random_repeats_with_its_seed_and_uses_all_workers():
+    """The generator is the only source of randomness."""
 
     def run() -> list[str]:
         router = two_by_two(policy="random")
@@ -65,8 +65,8 @@ def test_random_repeats_with_its_seed_and_uses_everybody():
     assert set(run()) == {"d1", "d2"}
 
 
-def test_equal_costs_are_broken_by_the_generator():
-    """An idle fleet does not send every first request to the same worker."""
+def test_the_generator_breaks_ties():
+    """Routers with different seeds send the first request of an idle fleet to different workers."""
     firsts = set()
     for seed in range(20):
         router = RouterCore(CoreSettings(), router_id="r", generator=Random(seed))
@@ -78,7 +78,7 @@ def test_equal_costs_are_broken_by_the_generator():
 
 
 def test_equal_prompts_spread_once_the_queue_outweighs_the_overlap():
-    """A hot prefix on a cold fleet: nobody starves, nobody takes all."""
+    """Requests with a hot prefix also use the worker that has not cached it."""
     router = two_by_two()
     store_blocks(router.fleet.workers["p1"], [1, 2])
     what = [ask(f"r{n}", [1, 2], tokens=48) for n in range(1, 13)]
@@ -86,8 +86,8 @@ def test_equal_prompts_spread_once_the_queue_outweighs_the_overlap():
     assert placed["p1"] >= placed["p2"] > 0
 
 
-def test_local_prefill_when_decode_holds_nearly_all():
-    """Off by default; with a bound, a decode worker that lacks no more computes the rest itself."""
+def test_local_prefill_when_decode_has_cached_nearly_all():
+    """A decode worker computes the prompt itself if at most `local_prefill_tokens_max` tokens are not cached there. 0 turns this off."""
     for bound, alone in ((0, False), (15, False), (16, True)):
         router = two_by_two(local_prefill_tokens_max=bound)
         store_blocks(router.fleet.workers["d2"], [1, 2])
@@ -100,21 +100,21 @@ def test_local_prefill_when_decode_holds_nearly_all():
 
 
 def test_hashes_of_another_block_size_match_nothing():
-    """Equal numbers name different blocks when the size differs."""
+    """Equal hashes name different blocks if the block size differs."""
     router = two_by_two()
     store_blocks(router.fleet.workers["p1"], [1, 2])
     assert place(router, 1, ask("r1", [1, 2], block_size_tokens=32, tokens=64)).cached_tokens == 0
 
 
 def test_the_last_token_is_never_cached():
-    """A fully held prompt still has its last token to compute."""
+    """Even if all blocks of a prompt are cached, its last token must be computed."""
     router = two_by_two()
     store_blocks(router.fleet.workers["p1"], [1, 2])
     assert place(router, 1, ask("r1", [1, 2])).cached_tokens == 31
 
 
-def test_full_workers_refuse_with_a_time():
-    """Requests per decode worker and tokens per prefill worker are bounded; an idle prefill worker takes any prompt."""
+def test_full_workers_refuse_with_a_retry_delay():
+    """Requests per decode worker and tokens per prefill worker are bounded. An idle prefill worker accepts any prompt."""
     router = core(requests_per_decode_max=3, prompt_tokens_per_prefill_max=40)
     join(router, "p1", "prefill")
     join(router, "d1", "decode")
@@ -132,8 +132,8 @@ def test_full_workers_refuse_with_a_time():
     place(router, 4)
 
 
-def test_a_reservation_is_reported_of_by_its_own_frontend_only():
-    """An id that another frontend learnt, by mistake or not, ends nothing."""
+def test_only_its_own_frontend_can_settle_a_reservation():
+    """A report of another frontend with the reservation's id is ignored."""
     router = two_by_two()
     placed = place(router, 1)
     note = Report(kind=ReportKind.FINISHED, elapsed_s=1.0, reservation_id=placed.reservation_id)
@@ -143,8 +143,8 @@ def test_a_reservation_is_reported_of_by_its_own_frontend_only():
     assert len(router.book) == 0
 
 
-def test_the_routers_own_bound(monkeypatch):
-    """Reservations are bounded over all workers together."""
+def test_reservations_of_a_router_are_bounded(monkeypatch):
+    """The bound counts the reservations on all workers together."""
     monkeypatch.setattr(reservations, "RESERVATIONS_MAX", 1)
     router = two_by_two()
     place(router, 1)
@@ -154,7 +154,7 @@ def test_the_routers_own_bound(monkeypatch):
 
 
 def test_pins_and_exclusions():
-    """Pinned workers are used or nobody is; an excluded one is not used."""
+    """A request with a pin is placed on the pinned workers or refused, and is never placed on an excluded worker."""
     router = two_by_two()
     placed = place(router, 1, ask("r1", [1], pinned_prefill_worker_id="p2", pinned_decode_worker_id="d2"))
     assert (placed.prefill.worker_id, placed.decode.worker_id, placed.reasons) == ("p2", "d2", ("pinned",))
@@ -172,7 +172,7 @@ def test_pins_and_exclusions():
 
 
 def test_a_pinned_prefill_worker_is_used_for_short_prompts_too():
-    """A prompt that a decode worker would compute by itself goes where its sender wants it."""
+    """The pin overrides the rule that a decode worker computes a short prompt by itself."""
     router = two_by_two()
     assert place(router, 1, ask("r1", [], tokens=8)).prefill is None
     placed = place(router, 2, ask("r2", [], tokens=8, pinned_prefill_worker_id="p2"))
@@ -180,7 +180,7 @@ def test_a_pinned_prefill_worker_is_used_for_short_prompts_too():
 
 
 def test_labels_are_required_or_preferred():
-    """Required labels filter, preferred ones lean; labels nobody carries are refused as unsupported."""
+    """Required labels filter, preferred labels lower the cost, and labels that no worker has are refused as unsupported."""
     router = core()
     join(router, "d1", "decode", labels={"zone": "a"})
     join(router, "d2", "decode", labels={"zone": "b"})
@@ -195,7 +195,7 @@ def test_labels_are_required_or_preferred():
 
 
 def test_workers_with_other_files_are_not_used():
-    """A prompt stays with workers of the tokenizer that made it, prefill included. Without a digest every worker serves."""
+    """A request is placed only on workers with the model files of its tokenizer. A request without a digest can use every worker."""
     router = core()
     for name, role, files in (
         ("d-old", "decode", "aa"),
@@ -217,8 +217,8 @@ def test_workers_with_other_files_are_not_used():
     assert {place(router, n, ask(f"r{n}", [n])).decode.worker_id for n in range(8, 30)} == {"d-old", "d-new", "d-none"}
 
 
-def test_ranks_are_placed_on_one_by_one():
-    """Each data-parallel rank has its own cache and its own load."""
+def test_ranks_are_separate_candidates():
+    """Each data-parallel rank has its own cache and load."""
     router = core()
     worker = join(router, "d1", "decode", ranks=2)
     router.index.device.store(worker.feed.bits[0], [1])
@@ -228,7 +228,7 @@ def test_ranks_are_placed_on_one_by_one():
     assert set(placed) == {0, 1}
 
 
-def test_a_pin_names_a_worker_or_one_of_its_ranks():
+def test_a_pin_is_a_worker_or_one_of_its_ranks():
     router = core()
     join(router, "d1", "decode", ranks=2)
     join(router, "d2", "decode", ranks=2)
@@ -245,7 +245,7 @@ def test_a_pin_names_a_worker_or_one_of_its_ranks():
 
 
 def test_the_address_of_a_rank():
-    """Ranks that do not share a bootstrap server are met at their own."""
+    """If ranks have separate bootstrap servers, the placement has the address of the chosen rank's server."""
     router = core()
     join(
         router, "p1", "prefill", ranks=2, handoffs=(Handoff.RENDEZVOUS,), rendezvous="p1:9000",
@@ -257,8 +257,8 @@ def test_the_address_of_a_rank():
         assert (placed.prefill.data_parallel_rank, placed.rendezvous_address) == (rank, address)
 
 
-def test_an_engine_without_events_is_remembered():
-    """Its own placements stand for its cache, and never more blocks than it has."""
+def test_the_cache_of_an_engine_without_events_is_approximated():
+    """Its placements approximate its cache, with at most as many blocks as it has."""
     router = core()
     worker = join(router, "d1", "decode", features=(), kv_blocks=3)
     place(router, 1, ask("r1", [1, 2]))
@@ -268,8 +268,8 @@ def test_an_engine_without_events_is_remembered():
     assert worker.feed.blocks <= 3
 
 
-def test_a_rendezvous_pair_is_told_where_to_meet():
-    """The handoff is the engines' own; both legs learn the prefill side's address."""
+def test_a_rendezvous_placement_has_the_prefill_address():
+    """Both legs need the address of the prefill worker. A decode worker without this handoff is placed alone."""
     router = core()
     join(router, "p1", "prefill", handoffs=(Handoff.RENDEZVOUS,), rendezvous="p1:9000")
     join(router, "d1", "decode", handoffs=(Handoff.RENDEZVOUS,))
@@ -279,8 +279,8 @@ def test_a_rendezvous_pair_is_told_where_to_meet():
     assert place(router, 2, ask("r2", [1], pinned_decode_worker_id="d0")).prefill is None
 
 
-def test_reservations_come_to_zero_whatever_happens():
-    """Finished, failed, cancelled, expired, orphaned: the workers' sums return to where they were."""
+def test_all_reservations_are_released():
+    """After finished, failed, cancelled, expired and orphaned requests the sums of all workers are zero."""
     router = two_by_two(reservation_grace_s=5)
     place(router, 1)
     place(router, 2, ask("r2", [1], timeout_s=3.0))
@@ -299,8 +299,8 @@ def test_reservations_come_to_zero_whatever_happens():
     assert len(router.book) == 0
 
 
-def test_numbers_in_use():
-    """A number in use is refused for another request, taken over for the same one, and free again after the stream."""
+def test_an_ask_number_in_use_is_refused_or_taken_over():
+    """A number in use is refused for another request and taken over for the same one. It is free again when the stream ends."""
     router = two_by_two()
     place(router, 1)
     with pytest.raises(InvalidRequestError):
@@ -312,8 +312,8 @@ def test_numbers_in_use():
     assert len(router.book) == 1
 
 
-def test_the_number_of_a_frontend_that_reported_to_a_peer_is_free():
-    """The frontend moved to a peer and died there; its successor counts from one."""
+def test_ask_numbers_of_a_restarted_frontend_are_free():
+    """If a frontend moved to a peer and died there, its successor counts from one and reuses its ask numbers here."""
     router = two_by_two()
     place(router, 1)
     router.book.get_own("f", 1).keeper = "router-2"
@@ -321,8 +321,8 @@ def test_the_number_of_a_frontend_that_reported_to_a_peer_is_free():
     assert [each.request_id for each in router.book] == ["other"]
 
 
-def test_explanations_hold_terms_that_add_up():
-    """Best first, the chosen pair at the top, filtered workers last with the filter's name."""
+def test_explained_candidates_are_sorted_and_complete():
+    """The chosen pair is first, the terms of each candidate add up to its cost, and removed workers are last with the filter's name."""
     router = two_by_two()
     store_blocks(router.fleet.workers["p1"], [1])
     join(router, "p9", "prefill", hash="other")
@@ -337,7 +337,7 @@ def test_explanations_hold_terms_that_add_up():
 
 
 def test_the_history_is_bounded():
-    """The oldest placement is forgotten first."""
+    """The oldest placement is removed first."""
     router = two_by_two(history_max=2)
     for number in range(1, 4):
         place(router, number)
@@ -345,8 +345,8 @@ def test_the_history_is_bounded():
     assert router.history.get("r3") is not None
 
 
-def test_a_worker_that_began_anew_has_nothing_in_flight():
-    """Old reservations settle on the old process's books and do not spoil the new one's."""
+def test_a_restarted_worker_has_nothing_in_flight():
+    """Settling a reservation of the old process does not change the counts of the new one."""
     router = core()
     join(router, "d1", "decode")
     place(router, 1)
@@ -357,8 +357,8 @@ def test_a_worker_that_began_anew_has_nothing_in_flight():
     assert target.requests_in_flight == 0
 
 
-def test_a_policy_that_does_not_count_seconds_keeps_prompts_on_prefill_workers():
-    """However long their queue: a pair that takes two turns is not dearer than one worker that takes one."""
+def test_policies_without_times_keep_prompts_on_prefill_workers():
+    """Their costs are not times, so they never prefer a single decode worker over a pair because of the prefill queue."""
     for policy in ("round_robin", "least_loaded", "random", "power_of_two"):
         router = core(policy=policy)
         for i in range(2):
@@ -368,10 +368,10 @@ def test_a_policy_that_does_not_count_seconds_keeps_prompts_on_prefill_workers()
         assert all(placement.prefill is not None for placement in placed), policy
 
 
-def test_the_planner_deflects_prompts_up_to_its_bound_where_that_is_cheaper():
-    """Both prefill workers are busy for less than a congestion: with the bound a decode worker computes short prompts.
+def test_short_prompts_are_deflected_within_the_planners_bound():
+    """With a bound of the planner, and busy but not congested prefill workers, a decode worker computes short prompts.
 
-    Longer ones and other models still go through a prefill worker, an idle prefill worker is still used, and 0 ends it.
+    Longer prompts and other models still use a prefill worker, and so does every prompt without a bound.
     """
     router = two_by_two(prefill_congested_s=1e9)
     model = ask("r", [1]).model
@@ -382,7 +382,7 @@ def test_the_planner_deflects_prompts_up_to_its_bound_where_that_is_cheaper():
     assert placement.prefill is None
     assert placement.reasons[0] == "deflected"
     assert place(router, 42, ask("r42", [2], tokens=301)).prefill is not None
-    # The bound holds for longer prompts than one step of the decode worker has room for, as the planner counts with the mean of the steps.
+    # The bound may exceed the room in one step of the decode worker, because the planner uses the mean over the steps.
     router.placer.set_bounds(model, PlacementBounds(deflect_tokens=3000))
     assert place(router, 44, ask("r44", [4], tokens=3000)).reasons[0] == "deflected"
     router.placer.set_bounds(model, PlacementBounds())
@@ -390,8 +390,8 @@ def test_the_planner_deflects_prompts_up_to_its_bound_where_that_is_cheaper():
     assert place(router, 43, ask("r43", [3], tokens=300)).prefill is not None
 
 
-def test_a_worker_that_left_cannot_come_back_by_its_description():
-    """A description that was on its way when the worker left changes nothing: its targets would take requests for ever."""
+def test_a_late_description_does_not_restore_a_removed_worker():
+    """Otherwise the targets of a worker that is no longer registered would get requests forever."""
     router = core()
     left = join(router, "d1", "decode")
     targets = left.targets

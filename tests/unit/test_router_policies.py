@@ -1,4 +1,4 @@
-"""Policies beyond the default one, and how a user adds one."""
+"""Policies other than the default one, and policies of other packages."""
 
 import re
 import sys
@@ -29,14 +29,14 @@ def fleet(policy: str, decodes: int = 4, **options) -> RouterCore:
     return router
 
 
-def where(router: RouterCore, number: int, **options) -> str:
+def decode_of(router: RouterCore, number: int, **options) -> str:
     name = options.pop("name", f"r{number}")
     return router.ask("f", number, ask(name, [number], **options), now=0.0, wall=0.0).decode.worker_id
 
 
 @pytest.mark.parametrize("name", [name for name in POLICIES if name != "pinned"])
-def test_every_policy_places_says_so_and_explains(name):
-    """The literal table holds nothing that does not work: pairs, reasons, terms that add up."""
+def test_every_policy_places_and_explains(name):
+    """Each policy places a pair, sets its reason, and explains its cost with terms that add up."""
     router = fleet(name)
     join(router, "p0", "prefill")
     placement = router.ask("f", 1, ask("r1", [1, 2]), now=0.0, wall=0.0)
@@ -50,60 +50,60 @@ def test_every_policy_places_says_so_and_explains(name):
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_is_documented(name):
-    """The help of the setting and the page of policies name it."""
+    """The help of the setting and the page about policies name each policy."""
     help_text = next(field.metadata["help"] for field in fields(CoreSettings) if field.name == "policy")
     assert re.search(rf"\b{name}\b", help_text)
     assert f"`{name}`" in (ROOT / "docs/understand/routing-cost.md").read_text()
 
 
 def test_power_of_two_takes_the_less_loaded_of_two():
-    """Never the most loaded one of two or more, and over time everybody."""
+    """It uses all workers over time, and about evenly."""
     router = fleet("power_of_two", decodes=3)
-    placed = Counter(where(router, number) for number in range(1, 61))
+    placed = Counter(decode_of(router, number) for number in range(1, 61))
     assert set(placed) == {"d0", "d1", "d2"}
     assert max(placed.values()) - min(placed.values()) <= 2
 
 
-def test_a_session_always_hashes_to_the_same_worker_and_few_move_when_one_leaves():
-    """Rendezvous hashing: only the sessions of the worker that left go elsewhere."""
+def test_a_session_sticks_to_its_worker_under_consistent_hashing():
+    """When a worker leaves, only its sessions move to other workers."""
     router = fleet("consistent_hash")
     sessions = [f"session-{i}" for i in range(80)]
-    before = {s: where(router, i, session_id=s) for i, s in enumerate(sessions, 1)}
+    before = {s: decode_of(router, i, session_id=s) for i, s in enumerate(sessions, 1)}
     assert set(before.values()) == {"d0", "d1", "d2", "d3"}
-    assert before == {s: where(router, 100 + i, session_id=s) for i, s in enumerate(sessions)}
+    assert before == {s: decode_of(router, 100 + i, session_id=s) for i, s in enumerate(sessions)}
     router.fleet.unregister("d2")
-    after = {s: where(router, 200 + i, session_id=s) for i, s in enumerate(sessions)}
+    after = {s: decode_of(router, 200 + i, session_id=s) for i, s in enumerate(sessions)}
     assert all(after[s] == before[s] for s in sessions if before[s] != "d2")
     assert {after[s] for s in sessions if before[s] == "d2"} == {"d0", "d1", "d3"}
 
 
 def test_without_a_session_the_first_block_decides():
-    """Prompts that begin alike meet where the beginning is cached."""
+    """Prompts with the same first block are placed on the same worker."""
     router = fleet("consistent_hash")
-    assert len({where(router, n, name=f"r{n}") for n in range(1, 20)}) > 1
+    assert len({decode_of(router, n, name=f"r{n}") for n in range(1, 20)}) > 1
     placed = {router.ask("g", n, ask(f"g{n}", [7, n]), now=0.0, wall=0.0).decode.worker_id for n in range(1, 20)}
     assert len(placed) == 1
 
 
-def test_full_workers_are_passed_over_by_every_policy():
-    """Limits hold whatever weighs."""
+def test_every_policy_skips_full_workers():
+    """The limits of workers hold under every policy."""
     for name in POLICIES.keys() - {"pinned"}:
         router = fleet(name, decodes=2, requests_per_decode_max=3)
-        placed = Counter(where(router, number, session_id="s") for number in range(1, 7))
+        placed = Counter(decode_of(router, number, session_id="s") for number in range(1, 7))
         assert placed == {"d0": 3, "d1": 3}
 
 
-def test_pinned_places_only_where_it_is_told():
-    """For tests: an ask without a pin is refused by its field."""
+def test_the_pinned_policy_needs_a_pin():
+    """This policy is for tests. It refuses an ask without a pin and names the field."""
     router = fleet("pinned")
-    assert where(router, 1, pinned_decode_worker_id="d3") == "d3"
+    assert decode_of(router, 1, pinned_decode_worker_id="d3") == "d3"
     with pytest.raises(InvalidRequestError) as refusal:
-        where(router, 2)
+        decode_of(router, 2)
     assert refusal.value.field == "pinned_decode_worker_id"
 
 
 def test_a_policy_of_another_package_is_found_by_its_entry_point(tmp_path, monkeypatch):
-    """A file with a class and a line of metadata is all it takes."""
+    """A module with a subclass of Policy and an entry point is sufficient. An entry point that is not a policy is refused."""
     (tmp_path / "last_named.py").write_text(
         "import numpy as np\n"
         "from services.router.placement.policies import Policy\n"
@@ -120,15 +120,15 @@ def test_a_policy_of_another_package_is_found_by_its_entry_point(tmp_path, monke
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     router = fleet("last_named")
-    assert [where(router, number) for number in (1, 2)] == ["d3", "d3"]
+    assert [decode_of(router, number) for number in (1, 2)] == ["d3", "d3"]
     assert router.ask("f", 3, ask("r3", [1]), now=0.0, wall=0.0).reasons == ("no_prefill_pool", "last_named")
     with pytest.raises(InvalidRequestError, match="not a subclass"):
         make_policy("broken", CONTEXT)
     del sys.modules["last_named"]
 
 
-def test_the_cost_function_to_compare_with():
-    """Blocks to compute and blocks held, as Dynamo's router weighs them."""
+def test_the_dynamo_cost_function():
+    """The policy for comparisons weighs blocks to compute and cached blocks as Dynamo's router does."""
     router = core(policy=DynamoCostPolicy)
     for name in ("p1", "p2"):
         join(router, name, "prefill")
@@ -145,8 +145,8 @@ def test_the_cost_function_to_compare_with():
     assert router.ask("f", 2, ask("r2", [7, 8]), now=0.0, wall=0.0).decode.worker_id == other
 
 
-def test_an_unknown_policy_is_refused_with_what_there_is():
-    """A slip of the pen is told at the start."""
+def test_an_unknown_policy_is_refused_with_the_known_ones():
+    """The error lists the known policies and names the setting."""
     with pytest.raises(InvalidRequestError, match=r"known policies: .*kv, ") as refusal:
         make_policy("kw", CONTEXT)
     assert refusal.value.field == "policy"

@@ -1,4 +1,4 @@
-"""The metric of prediction errors: what is compared, and that its labels stay few."""
+"""The metric of prediction errors: the compared times, and the bound on its labels."""
 
 import re
 from pathlib import Path
@@ -18,14 +18,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_error_is_relative_and_needs_both_times():
-    """Half the time is -0.5, twice is 1; nothing was expected, nothing came: no error."""
+    """Half of the expected time is -0.5 and twice the time is 1. Without an expected or an observed time there is no error."""
     assert error_ratio(0.2, 0.1) == -0.5
     assert error_ratio(0.1, 0.2) == 1
     assert error_ratio(None, 0.2) is error_ratio(0.1, None) is error_ratio(0.0, 0.2) is None
 
 
-def test_labels_are_bounded_and_leave_with_their_workers():
-    """The third of two is `other`; a place comes free when a worker leaves."""
+def test_labels_are_bounded_and_freed_with_their_workers():
+    """Beyond the bound a worker is labelled `other`. The label of a removed worker can be reused."""
     labels = WorkerLabels(2)
     assert [labels.label_of(name) for name in ("a", "b", "c", "a")] == ["a", "b", OTHER, "a"]
     assert labels.remove_absent(["b", "c"]) == ["a"]
@@ -33,8 +33,8 @@ def test_labels_are_bounded_and_leave_with_their_workers():
     assert labels.remove_absent(["b", "c"]) == []
 
 
-def test_reports_fill_the_histogram_of_the_worker_that_they_are_about(monkeypatch):
-    """Prefill time against the prefill worker, first token against the decode worker; a worker that leaves takes them along."""
+def test_errors_count_for_the_worker_of_their_phase(monkeypatch):
+    """Prefill times count for the prefill worker and first tokens for the decode worker. The histograms of a removed worker are removed."""
     monkeypatch.setattr(metrics_module, "LABELLED_WORKERS_MAX", 2)
     router = core()
     for name, role in (("p1", "prefill"), ("d1", "decode"), ("d2", "decode")):
@@ -63,8 +63,8 @@ def test_reports_fill_the_histogram_of_the_worker_that_they_are_about(monkeypatc
     assert (count("prefill", "p1"), count("ttft", "d1")) == (3, None)
 
 
-def test_the_readme_lists_the_metrics_that_there_are():
-    """Neither a row without a metric nor a metric without a row."""
+def test_the_readme_lists_all_metrics():
+    """The table of metrics in the README matches the registered metrics."""
     telemetry = Telemetry.create("router", registry=CollectorRegistry())
     router = core()
     RouterMetrics(telemetry.instruments, router).add_peer_gauges(PeerReservations(router, SyncSettings()))

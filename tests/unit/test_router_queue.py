@@ -1,4 +1,4 @@
-"""Which requests wait, in what order, for how long, and the rejections of the others."""
+"""Which requests wait in the queue, in which order and for how long, and which are refused."""
 
 import pytest
 
@@ -21,7 +21,7 @@ from tests.unit.router_fleets import ask, core, join, store_blocks
 
 
 class Stage:
-    """One core with one decode worker for `room` requests, and a clock that the test moves."""
+    """A router with one decode worker for `room` requests. The test sets the time."""
 
     def __init__(self, *, room: int = 1, **queue) -> None:
         self.router: RouterCore = core(requests_per_decode_max=room, queue=QueueSettings(**queue))
@@ -43,13 +43,13 @@ class Stage:
         assert self.router.report("f", self.numbers[name], Report(kind=ReportKind.FINISHED, elapsed_s=0.0))
 
     def drain(self) -> list[tuple[str, str]]:
-        """The answered requests: name, and worker or reason."""
+        """Returns the name of each answered request with its worker or its reason."""
         names = {number: name for name, number in self.numbers.items()}
         answers = self.router.drain_queue(now=self.now, wall=self.now)
         return [(names[answer.ask_id], _word(answer.outcome)) for answer in answers]
 
     def served(self) -> list[str]:
-        """All placed requests, if each ends at once."""
+        """Returns the order in which all requests are placed if each finishes at once."""
         order: list[str] = []
         while names := [name for name, _ in self.drain()]:
             for name in names:
@@ -62,8 +62,8 @@ def _word(outcome) -> str:
     return outcome.decode.worker_id if isinstance(outcome, Placement) else outcome.reason
 
 
-def test_a_busy_worker_makes_waiters_not_refusals():
-    """The request waits. Its placement says how long, and the reservation starts when it leaves the queue."""
+def test_requests_wait_for_a_busy_worker():
+    """The placement states how long the request waited. Its reservation starts when it leaves the queue."""
     stage = Stage()
     assert isinstance(stage.ask("a"), Placement)
     assert stage.ask("b") == Queued(expected_wait_s=0.0)
@@ -79,14 +79,14 @@ def test_a_busy_worker_makes_waiters_not_refusals():
 
 
 def test_without_a_queue_busy_workers_refuse():
-    """0 requests turns it off."""
+    """`requests_max=0` turns the queue off."""
     stage = Stage(requests_max=0)
     stage.ask("a")
     assert stage.refusal("b").reason == "workers_full"
 
 
-def test_what_can_never_be_served_is_refused_at_once():
-    """Requests wait only for capacity. When the last worker leaves, waiting requests are rejected."""
+def test_requests_wait_only_for_capacity():
+    """A request that no worker can serve is refused at once. When the last worker leaves, queued requests are refused."""
     stage = Stage()
     stage.ask("a")
     with pytest.raises(UnavailableError):
@@ -99,7 +99,7 @@ def test_what_can_never_be_served_is_refused_at_once():
 
 
 def test_priorities_are_strict_and_deadlines_order_a_tenant():
-    """The highest priority first, then the nearest deadline, then the order of arrival."""
+    """The order is by priority, then by deadline, then by arrival."""
     stage = Stage()
     stage.ask("first")
     for name, priority, timeout_s in (
@@ -115,8 +115,8 @@ def test_priorities_are_strict_and_deadlines_order_a_tenant():
     assert stage.served() == ["high", "sooner", "soon", "late", "later", "low"]
 
 
-def test_a_newcomer_overtakes_only_lower_classes():
-    """Free capacity belongs to waiting requests, unless the new request has precedence anyway."""
+def test_a_new_request_overtakes_only_lower_priorities():
+    """Free capacity goes to queued requests, unless the new request has a higher priority."""
     stage = Stage()
     stage.ask("a")
     stage.ask("b")
@@ -128,7 +128,7 @@ def test_a_newcomer_overtakes_only_lower_classes():
 
 
 def test_tenants_share_by_weight():
-    """A flood of one tenant costs another one no more than its share."""
+    """Many requests of one tenant delay another tenant by no more than their share."""
     stage = Stage(tenant_weights=("heavy=2",))
     stage.ask("first")
     for number in range(30):
@@ -144,8 +144,8 @@ def test_tenants_share_by_weight():
     assert sum(name.startswith("flood") for name in order[: order.index("heavy7")]) == 4
 
 
-def test_a_tenant_pays_for_what_it_really_lacked(monkeypatch):
-    """Cached blocks are looked up when a request leaves the queue, so blocks that arrived meanwhile are free."""
+def test_a_tenant_is_charged_for_uncached_tokens(monkeypatch):
+    """Cached blocks are looked up when a request leaves the queue, so blocks that were cached meanwhile are free."""
     monkeypatch.setattr(charges, "OUTPUT_TOKEN_WEIGHT", 0.0)
     stage = Stage()
     stage.ask("first")
@@ -154,13 +154,13 @@ def test_a_tenant_pays_for_what_it_really_lacked(monkeypatch):
         stage.ask(f"b{number}", hashes=[50 + number, 60, 70, 80], tokens=64, tenant="b")
     store_blocks(stage.router.fleet.workers["d1"], [1, 2, 3])
     stage.finish("first")
-    # a was thought to cost 64 a time and paid 16: what it did not spend is its own at the next turn.
+    # Tenant a was expected to cost 64 tokens per request and was charged 16. It keeps the difference as credit.
     assert stage.served() == ["a0", "b0", "a1", "a2", "a3", "b1", "b2", "b3"]
     assert stage.router.history.get("a3").placement.cached_tokens == 48
 
 
-def test_a_blocked_kind_blocks_nobody_else():
-    """If one model's first request finds no capacity, requests of another model are placed."""
+def test_a_blocked_subqueue_does_not_block_others():
+    """If the first request of one model finds no capacity, requests of another model are placed."""
     stage = Stage()
     join(stage.router, "e1", "decode", model="other")
     stage.ask("a")
@@ -169,14 +169,14 @@ def test_a_blocked_kind_blocks_nobody_else():
     stage.ask("p", model="other", priority=-9)
     stage.finish("o")
     assert stage.drain() == [("p", "e1")]
-    # Pinned and excluding asks wait in subqueues of their own.
+    # Asks with pins or exclusions wait in separate subqueues.
     join(stage.router, "d2", "decode")
     stage.ask("q", pinned_decode_worker_id="d1", priority=50)
     assert stage.drain() == [("b", "d2")]
 
 
-def test_lanes_that_share_workers_keep_priorities():
-    """Capacity is offered first to the subqueue with the highest priority."""
+def test_subqueues_that_share_workers_keep_priorities():
+    """Capacity is offered first to the subqueue whose first request has the highest priority."""
     stage = Stage()
     stage.ask("a")
     stage.ask("plain", priority=1)
@@ -186,8 +186,8 @@ def test_lanes_that_share_workers_keep_priorities():
     assert stage.served() == ["plain2", "pinned", "plain"]
 
 
-def test_the_bounds_and_what_is_said_at_them():
-    """Requests, tokens and subqueues are limited. An empty queue accepts any prompt."""
+def test_the_queue_is_bounded():
+    """Requests, tokens and subqueues are limited, with a retry delay. An empty queue accepts any prompt."""
     stage = Stage(requests_max=2, prompt_tokens_max=100, subqueues_max=2)
     stage.ask("a")
     stage.ask("b", tokens=60)
@@ -205,8 +205,8 @@ def test_the_bounds_and_what_is_said_at_them():
     assert stage.refusal("d", pinned_decode_worker_id="d1", priority=5).reason == "queue_full"
 
 
-def test_a_higher_class_and_a_lighter_tenant_displace():
-    """The last request of the heaviest tenant in the lowest priority is displaced, with a time to retry."""
+def test_a_higher_priority_or_a_lighter_tenant_displaces():
+    """In a full queue the last request of the heaviest tenant in the lowest priority is displaced."""
     stage = Stage(requests_max=3)
     stage.ask("a")
     for name in ("b", "c", "d"):
@@ -222,8 +222,8 @@ def test_a_higher_class_and_a_lighter_tenant_displace():
     assert stage.served() == ["g", "b", "f"]
 
 
-def test_the_lowest_class_of_all_lanes_goes_first():
-    """Requests of other subqueues can be displaced too."""
+def test_the_lowest_priority_of_all_subqueues_is_displaced():
+    """The displaced request may be in another subqueue."""
     stage = Stage(requests_max=2)
     join(stage.router, "e1", "decode", model="other")
     stage.ask("a")
@@ -234,8 +234,8 @@ def test_the_lowest_class_of_all_lanes_goes_first():
     assert stage.drain() == [("p", "queue_displaced")]
 
 
-def test_a_refused_newcomer_displaces_nobody():
-    """Requests that would not free enough capacity stay in the queue."""
+def test_a_refused_request_displaces_no_other():
+    """If displacement would not free enough capacity, the queue does not change."""
     stage = Stage(prompt_tokens_max=200)
     stage.ask("a")
     stage.ask("low", priority=-1, tokens=16)
@@ -246,8 +246,8 @@ def test_a_refused_newcomer_displaces_nobody():
     assert stage.served() == ["same", "low"]
 
 
-def test_time_ends_a_wait():
-    """The request's own time is a deadline; the queue's limit is a refusal with a time to retry."""
+def test_a_wait_ends_after_its_time():
+    """A wait beyond the request's timeout is DeadlineError. A wait beyond the limit of the queue is a refusal with a retry delay."""
     stage = Stage(wait_s_max=10.0)
     stage.ask("a")
     stage.ask("b", timeout_s=3.0)
@@ -263,7 +263,7 @@ def test_time_ends_a_wait():
 
 
 def test_a_deadline_that_cannot_be_met_is_refused_early():
-    """Once the drain rate is known, a request that would wait longer than its timeout is rejected at once."""
+    """Once the drain rate is known, a request that would wait longer than its timeout is refused at once."""
     stage = Stage(wait_s_max=100)
     stage.ask("a0", tokens=100)
     for number in range(1, 21):
@@ -272,21 +272,21 @@ def test_a_deadline_that_cannot_be_met_is_refused_early():
         stage.now += 1.0
         stage.finish(f"a{number}")
         stage.drain()
-    # 100 tokens a second left; 1 000 tokens wait.
+    # The queue drains at 100 tokens per second, and 1000 tokens wait.
     error = stage.refusal("hurry", tokens=10, timeout_s=4.0, priority=-1)
     assert error.reason == "deadline_too_near"
     assert error.retry_after_s == pytest.approx(6.0, rel=0.1)
     queued = stage.ask("patient", tokens=10, timeout_s=15.0, priority=-1)
     assert queued.expected_wait_s == pytest.approx(10.0, rel=0.1)
-    # The nearest deadline of its tenant has nobody ahead of it, another tenant has as much as its own share costs.
+    # No request is ahead of the nearest deadline of its tenant. For another tenant the wait depends on its own share.
     assert stage.ask("urgent", tokens=10, timeout_s=4.0).expected_wait_s == 0
     assert stage.ask("tenant", tokens=200, tenant="t").expected_wait_s == pytest.approx(2.0, rel=0.1)
     stage.now += 1000.0
     assert stage.refusal("stuck", tokens=10, timeout_s=9.0, priority=-1).retry_after_s == 60
 
 
-def test_a_withdrawn_ask_is_answered_and_gone():
-    """Its place is free. A lost stream gets no answers."""
+def test_a_withdrawn_ask_leaves_the_queue():
+    """It is answered as cancelled, unless its stream is lost, and frees its place."""
     stage = Stage()
     stage.ask("a")
     stage.ask("b")
@@ -303,8 +303,8 @@ def test_a_withdrawn_ask_is_answered_and_gone():
     )
 
 
-def test_the_same_ask_again_waits_once():
-    """A frontend that reconnects sends its request again. Another request under a number in use is rejected."""
+def test_a_repeated_ask_waits_once():
+    """A frontend that reconnects repeats its asks. Another request under a number in use is refused."""
     stage = Stage()
     stage.ask("a")
     stage.router.ask("g", 1, ask("r"), now=0.0, wall=0.0)
@@ -318,8 +318,8 @@ def test_the_same_ask_again_waits_once():
     assert answer.outcome.queued_s == 1.0
 
 
-def test_one_turn_is_bounded():
-    """Many waiting requests are placed in passes of limited length."""
+def test_a_drain_is_bounded():
+    """Many queued requests are placed in several drains of limited length."""
     stage = Stage(room=200)
     for number in range(350):
         stage.ask(f"r{number}")
@@ -332,8 +332,8 @@ def test_one_turn_is_bounded():
     assert not stage.router.admission.has_more
 
 
-def test_a_request_that_waited_ends_with_its_own_time():
-    """Its reservation lasts no longer than the request."""
+def test_the_timeout_of_a_request_includes_its_wait():
+    """The reservation of a request that waited expires when its timeout, counted from its arrival, ends."""
     stage = Stage()
     stage.ask("a")
     stage.ask("b", timeout_s=10.0)
@@ -344,8 +344,8 @@ def test_a_request_that_waited_ends_with_its_own_time():
     assert [r.request_id for r in stage.router.expire(now=10.0)] == ["b"]
 
 
-def test_asks_that_waited_count_against_the_routers_own_bound(monkeypatch):
-    """New workers have room for all who wait; the router places no more of them than it may keep account of."""
+def test_queued_asks_respect_the_bound_of_reservations(monkeypatch):
+    """Even if new workers have capacity for all queued requests, the router keeps at most RESERVATIONS_MAX reservations."""
     monkeypatch.setattr(reservations, "RESERVATIONS_MAX", 2)
     stage = Stage()
     for name in "abcd":
@@ -359,8 +359,8 @@ def test_asks_that_waited_count_against_the_routers_own_bound(monkeypatch):
     assert (len(stage.router.book), stage.router.queue.requests) == (2, 1)
 
 
-def test_the_drain_rate_fades_and_forgets_idle_time():
-    """Tokens per second while requests wait; recent ones count more."""
+def test_the_drain_rate_decays_and_ignores_idle_time():
+    """The rate counts tokens per second while requests wait, and recent ones count more."""
     rate = DrainRate()
     assert rate.tokens_per_s(0.0) is None
     for _ in range(200):
@@ -375,16 +375,16 @@ def test_the_drain_rate_fades_and_forgets_idle_time():
     assert rate.tokens_per_s(1000.0) == steady
 
 
-def test_weights_are_read_or_named():
-    """Weights are pairs; the error names a wrong one."""
+def test_tenant_weights_are_parsed():
+    """Weights are pairs of a tenant and a positive number. Others are refused."""
     assert read_weights(("a=2", "=0.5", "b=c=1")) == {"a": 2.0, "": 0.5, "b=c": 1.0}
     for wrong in ("a", "a=", "a=x", "a=0", "a=-1", "a=nan", "a=inf"):
         with pytest.raises(InvalidRequestError):
             read_weights((wrong,))
 
 
-def test_a_load_record_or_a_seed_changes_nothing_in_the_queue():
-    """Two cores with equal histories answer in the same order, whatever their random generators."""
+def test_the_order_of_the_queue_does_not_depend_on_the_seed():
+    """Two routers with the same history and different seeds place requests in the same order."""
 
     def order(seed: int) -> list[str]:
         stage = Stage()

@@ -1,4 +1,4 @@
-"""Recordings of traffic: shared prefixes stay visible, prompts do not, and nobody who reads slowly fills the memory."""
+"""Recordings of traffic: they show shared prefixes but no prompts, and a slow reader cannot exhaust memory."""
 
 import asyncio
 import gzip
@@ -31,7 +31,7 @@ def core_and_recorder() -> tuple[RouterCore, RequestRecorder]:
 
 
 def finish(core: RouterCore, name: str, tokens: list[int], at_s: float) -> None:
-    """A request of the history that ends."""
+    """Adds a finished request to the history."""
     hashes = tuple(block_hashes(tokens, 16))
     ask = Ask(request_id=name, model="m", prompt_tokens=len(tokens), block_hashes=hashes, block_size_tokens=16)
     core.history.add(DecisionRecord(ask=ask, ask_id=1, policy=core.placer.policy, decided_at_s=at_s))
@@ -39,7 +39,7 @@ def finish(core: RouterCore, name: str, tokens: list[int], at_s: float) -> None:
 
 
 def test_shared_blocks_are_visible_and_prompts_are_not():
-    """Two prompts with 1024 equal tokens share two ids of 512 tokens; with another salt no id is the same, and none is a hash of the mesh."""
+    """Prompts with 1024 equal tokens share two ids of 512 tokens. With another salt no id is the same, and no id is a block hash of the mesh."""
     tokens = list(range(1500))
     one, other = block_hashes(tokens, 16), block_hashes([*tokens[:1024], *range(5000, 5476)], 16)
     ids, others = salted_blocks(one, 16, SALT), salted_blocks(other, 16, SALT)
@@ -48,13 +48,13 @@ def test_shared_blocks_are_visible_and_prompts_are_not():
     assert not set(ids) & {*one, *(each >> 1 for each in one)}
     assert not set(ids) & set(salted_blocks(one, 16, b"t" * 32))
     assert salted_blocks(block_hashes([*range(7, 1507)], 16), 16, SALT)[0] != ids[0]
-    # Engines with blocks of other sizes: the same ids where they divide 512, none where they do not.
+    # Block sizes that divide 512 give ids. Others give none.
     assert len(salted_blocks(block_hashes(tokens, 512), 512, SALT)) == 2
     assert salted_blocks(one, 48, SALT) == ()
 
 
-async def test_what_finishes_is_sent_and_nothing_is_kept_without_a_reader():
-    """Only requests that finish while somebody records."""
+async def test_finished_requests_are_sent_to_readers_only():
+    """Requests are recorded only if they finish while a reader is connected."""
     core, recorder = core_and_recorder()
     finish(core, "before", [1] * 600, 5.0)
     assert core.history.on_finished is None
@@ -76,7 +76,7 @@ async def test_what_finishes_is_sent_and_nothing_is_kept_without_a_reader():
 
 
 async def test_a_slow_reader_loses_the_oldest_requests():
-    """They are counted; the rest is sent in bounded batches."""
+    """Lost requests are counted. The others are sent in bounded batches."""
     core, recorder = core_and_recorder()
     batches = recorder.watch(SALT)
     first = asyncio.ensure_future(anext(batches))
@@ -95,7 +95,7 @@ async def test_a_slow_reader_loses_the_oldest_requests():
 
 
 async def test_recordings_are_bounded_and_end_with_the_router():
-    """The fifth is refused; when the router stops, all end."""
+    """A reader beyond the limit is refused. All recordings end when the router stops."""
     _, recorder = core_and_recorder()
     watches = [recorder.watch(SALT) for _ in range(WATCHERS_MAX)]
     reads = [asyncio.ensure_future(anext(watch)) for watch in watches]
@@ -108,8 +108,8 @@ async def test_recordings_are_bounded_and_end_with_the_router():
             await read
 
 
-def test_a_file_replays(tmp_path: Path):
-    """It is a trace of the simulator, in order of arrival, from 0 on, also compressed."""
+def test_a_recorded_file_is_a_trace(tmp_path: Path):
+    """The file, optionally compressed, is a trace of the simulator, in order of arrival and starting at 0."""
     requests = [
         RecordedTraffic(arrived_at_s=1000.5, prompt_tokens=700, output_tokens=3, block_ids=(11,)),
         RecordedTraffic(arrived_at_s=1000.0, prompt_tokens=600, output_tokens=2, block_ids=(11,)),
@@ -125,8 +125,8 @@ def test_a_file_replays(tmp_path: Path):
     assert set(json.loads(lines_of(requests)[0])) == {"timestamp", "input_length", "output_length", "hash_ids"}
 
 
-def test_a_recording_has_a_limit():
-    """It ends with the last request that it may have."""
+def test_a_recording_ends_at_its_limit():
+    """A recording keeps at most `requests_max` requests and counts the lost ones."""
     recording = Recording(requests_max=3)
     traffic = RecordedTraffic(arrived_at_s=0.0, prompt_tokens=1, output_tokens=1)
     recording.add([traffic] * 2, 0)
@@ -137,7 +137,7 @@ def test_a_recording_has_a_limit():
 
 
 def test_settings_load_and_no_file_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """An existing file is refused before anything is recorded."""
+    """`kvmesh record` refuses an existing file or an unknown suffix."""
     settings = load(RecordSettings, argv=["--duration-s", "5"], environ={}, program="kvmesh record", description="")
     assert settings.duration_s == 5.0
     path = tmp_path / "traffic.jsonl"

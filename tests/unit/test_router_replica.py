@@ -20,8 +20,8 @@ def pair(**options) -> Routers:
     return routers
 
 
-def test_a_placement_counts_at_the_peer_as_at_its_maker():
-    """All three sums of both workers are equal, until prefilled and until settled."""
+def test_a_placement_counts_equally_at_both_routers():
+    """The sums of all workers are equal at both routers until the request is prefilled, and until it is settled."""
     routers = pair()
     number, _ = routers.place("a")
     assert routers.sums("b") == NOTHING
@@ -37,8 +37,8 @@ def test_a_placement_counts_at_the_peer_as_at_its_maker():
     assert routers.sums("b") == routers.sums("a") == NOTHING
 
 
-def test_what_prefill_answers_counts_there_only():
-    """Also at the peer."""
+def test_a_single_token_request_counts_at_its_prefill_worker_only():
+    """The peer counts a request that a prefill worker answers in the same way."""
     routers = pair()
     number, _ = routers.place("a", expected_output_tokens=1)
     routers.sync()
@@ -50,26 +50,26 @@ def test_what_prefill_answers_counts_there_only():
 
 
 @pytest.mark.parametrize(("choices", "kv_blocks", "read"), [(0, 0, 0), (0, 9, 1), (2, 9, 2), (1, 0, 1)])
-def test_choices_of_a_reservation_on_the_wire(choices, kv_blocks, read):
-    """0 is none only where no blocks are kept either."""
-    news = PeerReservation(
+def test_choices_of_a_decoded_reservation(choices, kv_blocks, read):
+    """0 choices mean none only if the reservation keeps no blocks. Otherwise they mean one."""
+    update = PeerReservation(
         reservation_id="r", request_id="q", frontend_id="f", ask_id=1, decode_worker_id="d", ends_after_s=1.0,
         choices=choices, kv_blocks=kv_blocks,
     )  # fmt: skip
-    message = to_peer_update(PeerUpdate(sequence=1, router_id="a", run_id="x", reservations=(news,)))
+    message = to_peer_update(PeerUpdate(sequence=1, router_id="a", run_id="x", reservations=(update,)))
     assert from_peer_update(message).reservations[0].choices == read
 
 
-def test_what_begins_and_ends_between_two_messages_is_not_told():
-    """A settled reservation that the peer never received costs no message."""
+def test_a_reservation_that_ends_before_it_is_sent_is_not_sent():
+    """A settled reservation that the peer never received needs no message."""
     routers = pair()
     number, _ = routers.place("a")
     routers.report("a", number, ReportKind.FAILED)
     assert not any(session.updates for stream in routers.streams for session in stream.ends.values())
 
 
-def test_a_snapshot_tells_what_was_there_before():
-    """In parts, with what changes meanwhile."""
+def test_a_snapshot_sends_existing_reservations():
+    """A snapshot in parts, with changes between the parts, gives the peer the same state."""
     routers = Routers("a", "b", settings=SyncSettings(changes_per_message_max=3))
     numbers = [routers.place("a")[0] for _ in range(8)]
     routers.report("a", numbers[0], ReportKind.PREFILLED)
@@ -86,7 +86,7 @@ def test_a_snapshot_tells_what_was_there_before():
 
 
 def test_a_report_at_the_other_router_settles_at_both():
-    """Frontends report to any router, by the reservation's id or their own number."""
+    """A frontend can report to any router, by the reservation's id or by its own number."""
     routers = pair()
     by_id, placement = routers.place("a")
     by_number, _ = routers.place("a")
@@ -98,8 +98,7 @@ def test_a_report_at_the_other_router_settles_at_both():
     assert routers.sums("a") == NOTHING
 
 
-def test_an_id_of_another_frontend_settles_nothing():
-    """A frontend cannot end another frontend's reservation."""
+def test_a_frontend_cannot_settle_another_frontends_reservation():
     routers = pair()
     _, placement = routers.place("a")
     routers.sync()
@@ -108,15 +107,15 @@ def test_an_id_of_another_frontend_settles_nothing():
     assert routers.sums("a") == routers.sums("b") != NOTHING
 
 
-def test_a_lost_router_leaves_what_is_adopted():
-    """Adopted reservations outlast the grace; the others end with it."""
+def test_adopted_reservations_of_a_lost_router_remain():
+    """Adopted reservations outlast the grace time. The others end with it."""
     routers = pair()
     adopted, placement = routers.place("a")
     routers.place("a")
     routers.sync()
     routers.kill("a")
     routers.report("b", adopted, ReportKind.PROGRESS, reservation_id=placement.reservation_id)
-    assert routers.sums("b")["p1"] == (2, 200, 0)  # That does not mean that the prompt is computed.
+    assert routers.sums("b")["p1"] == (2, 200, 0)  # PROGRESS does not mean that the prompt is computed.
     routers.advance(GRACE_S + 1)
     assert routers.sums("b")["p1"] == (1, 100, 0)
     routers.advance(1000)
@@ -125,7 +124,7 @@ def test_a_lost_router_leaves_what_is_adopted():
 
 
 def test_an_adoption_before_the_loss_is_noticed_counts():
-    """The frontend may notice the loss before the other router does."""
+    """The frontend may notice the loss of a router before the other router does."""
     routers = pair()
     number, placement = routers.place("a")
     routers.sync()
@@ -135,8 +134,8 @@ def test_an_adoption_before_the_loss_is_noticed_counts():
     assert len(routers.cores["b"].book) == 1
 
 
-def test_an_adoption_keeps_the_reservation_at_routers_that_the_frontend_does_not_know():
-    """A third router learns that reservations of the lost one are in use, and when they end."""
+def test_an_adoption_is_passed_on_to_other_routers():
+    """A third router, to which the frontend is not connected, learns that a reservation of the lost router is in use, and when it ends."""
     routers = Routers("a", "b", "c")
     for one, other in (("a", "b"), ("a", "c"), ("b", "c")):
         routers.connect(one, other)
@@ -153,8 +152,8 @@ def test_an_adoption_keeps_the_reservation_at_routers_that_the_frontend_does_not
     assert routers.sums("b") == routers.sums("c") == NOTHING
 
 
-def test_a_frontend_that_lost_one_stream_keeps_its_work_at_the_maker():
-    """The stream broke but the router runs: it learns of the adoption before the grace ends."""
+def test_an_adoption_is_passed_on_to_the_first_router():
+    """If only the frontend's stream broke, the router that placed the request learns of the adoption before the grace time ends."""
     routers = pair()
     number, placement = routers.place("a")
     routers.sync()
@@ -165,8 +164,8 @@ def test_a_frontend_that_lost_one_stream_keeps_its_work_at_the_maker():
     assert routers.sums("a") == routers.sums("b") != NOTHING
 
 
-def test_a_frontend_that_dies_after_an_adoption_leaves_nothing():
-    """The adopting router is the keeper: the end of its stream starts the grace."""
+def test_adopted_reservations_end_with_the_frontend():
+    """After an adoption, the end of the frontend's stream at the adopting router starts the grace time."""
     routers = pair()
     number, placement = routers.place("a")
     routers.sync()
@@ -177,8 +176,8 @@ def test_a_frontend_that_dies_after_an_adoption_leaves_nothing():
     assert routers.sums("b") == NOTHING
 
 
-def test_a_router_that_comes_back_as_a_new_process_learns_all():
-    """Its own earlier reservations too. New ones do not collide with old ids."""
+def test_a_restarted_router_receives_all_reservations():
+    """It also receives its own earlier reservations, and its new ids do not collide with old ones."""
     routers = pair()
     number, placement = routers.place("a")
     routers.place("b")
@@ -198,8 +197,8 @@ def test_a_router_that_comes_back_as_a_new_process_learns_all():
     assert len(routers.cores["a"].book) == 2
 
 
-def test_a_stream_that_is_opened_anew_mends_what_was_missed():
-    """The snapshots of both sides contain the changes made without a stream."""
+def test_a_reopened_stream_transfers_missed_changes():
+    """The snapshots of both routers contain the changes made without a stream."""
     routers = pair()
     gone, _ = routers.place("a")
     kept, _ = routers.place("a")
@@ -213,11 +212,11 @@ def test_a_stream_that_is_opened_anew_mends_what_was_missed():
     assert routers.sums("a") == routers.sums("b")
     assert len(routers.cores["b"].book) == 2
     routers.advance(GRACE_S + 1)
-    assert len(routers.cores["b"].book) == 2  # The grace that the cut began is over with the snapshot.
+    assert len(routers.cores["b"].book) == 2  # The snapshot ends the grace time that the loss of the stream started.
 
 
 def test_the_same_ask_at_another_router_replaces_the_first():
-    """A frontend that gave up on a router before its answer holds one reservation, not two."""
+    """A frontend that repeats an unanswered ask at another router has one reservation, not two."""
     routers = pair()
     number, _ = routers.place("a")
     routers.sync()
@@ -227,8 +226,8 @@ def test_the_same_ask_at_another_router_replaces_the_first():
     assert routers.sums("a") == routers.sums("b")
 
 
-def test_reservations_of_unknown_workers_wait_for_them():
-    """The registry may be ahead at one router; they are bounded, and they end as others do."""
+def test_reservations_of_unknown_workers_are_pending():
+    """One router may see a worker before the other does. Pending reservations are bounded, and change and end like others."""
     routers = Routers("a", "b", settings=SyncSettings(pending_max=2))
     for worker in ("d1", "d2"):
         routers.cores["b"].fleet.unregister(worker)
@@ -247,8 +246,8 @@ def test_reservations_of_unknown_workers_wait_for_them():
     assert routers.sums("b")["p1"] == (0, 0, 0)
 
 
-def test_a_reservation_that_waits_for_its_worker_counts_once():
-    """Another router may send it after the worker has become known, before the waiting ones are tried again."""
+def test_a_pending_reservation_counts_once():
+    """Another router may send it after the worker has become known, before the pending reservations are retried."""
     routers = Routers("a", "b", "c")
     for worker in ("d1", "d2"):
         routers.cores["c"].fleet.unregister(worker)
@@ -267,8 +266,8 @@ def test_a_reservation_that_waits_for_its_worker_counts_once():
     assert routers.sums("c") == NOTHING
 
 
-def test_only_the_keepers_word_ends_a_reservation():
-    """After the frontend moved on, the router that it left cannot end its request."""
+def test_only_the_keeper_ends_a_reservation():
+    """After the frontend has moved to another router, the router that it left cannot end its request."""
     routers = pair()
     [stream] = routers.streams
     number, _ = routers.place("a")
@@ -284,8 +283,8 @@ def test_only_the_keepers_word_ends_a_reservation():
     assert routers.sums("b") == routers.sums("a") == NOTHING
 
 
-def test_a_new_process_under_a_known_id_ends_what_the_old_one_kept():
-    """Even before the loss of the old stream is noticed."""
+def test_a_new_process_ends_reservations_of_the_old_one():
+    """The reservations of the old process end after the grace time, even if the loss of its stream was not noticed."""
     routers = pair()
     routers.place("a")
     routers.sync()
@@ -298,8 +297,8 @@ def test_a_new_process_under_a_known_id_ends_what_the_old_one_kept():
     assert routers.sums("b") == NOTHING
 
 
-def test_ends_follow_their_beginnings_over_many_messages():
-    """Adoptions go out in the order in which they were made, ends in theirs: no end is told before its adoption."""
+def test_an_end_is_never_sent_before_its_adoption():
+    """Adoptions and ends are each sent in order, over several messages."""
     routers = pair(settings=SyncSettings(changes_per_message_max=1))
     numbers = [routers.place("a")[0] for _ in range(3)]
     routers.sync()
@@ -313,7 +312,7 @@ def test_ends_follow_their_beginnings_over_many_messages():
 
 
 def test_a_gap_ends_the_stream():
-    """The lost message may have been an end, so the stream cannot continue."""
+    """The lost message may have ended a reservation, so the stream cannot continue."""
     routers = pair()
     routers.place("a")
     stream = routers.streams[0]
@@ -323,8 +322,8 @@ def test_a_gap_ends_the_stream():
     assert lost.value.reason == "sequence_gap"
 
 
-def test_a_peer_that_takes_nothing_is_given_up():
-    """What is kept for it is bounded."""
+def test_changes_for_a_slow_peer_are_bounded():
+    """If a peer does not read, its session is marked as overrun and stores no more changes."""
     routers = pair(settings=SyncSettings(changes_max=5))
     changes = routers.streams[0].ends["a"].updates
     for _ in range(6):
@@ -334,17 +333,17 @@ def test_a_peer_that_takes_nothing_is_given_up():
     assert len(changes) == 0
 
 
-def test_the_first_message_says_who_speaks():
-    """Invalid first messages are rejected by field."""
+def test_the_first_message_must_identify_the_router():
+    """A first message without ids, or with the receiver's own id, is refused by field."""
     replica = pair().replicas["a"]
     for router_id, run_id, field in (("", "x", "router_id"), ("b", "", "run_id"), ("a", "x", "router_id")):
-        news = PeerUpdate(sequence=1, router_id=router_id, run_id=run_id)
+        update = PeerUpdate(sequence=1, router_id=router_id, run_id=run_id)
         with pytest.raises(InvalidRequestError) as refused:
-            replica.on_message(replica.open_session(), news, now=0.0)
+            replica.on_message(replica.open_session(), update, now=0.0)
         assert refused.value.field == field
 
 
-def test_peers_cannot_fill_the_book(monkeypatch):
+def test_reservations_of_peers_are_bounded(monkeypatch):
     """Reservations of peers beyond the limit do not count, and end without error."""
     routers = pair()
     core = routers.cores["b"]
@@ -358,8 +357,8 @@ def test_peers_cannot_fill_the_book(monkeypatch):
     assert routers.sums("b") == NOTHING
 
 
-def test_sessions_and_untold_blocks_are_learned():
-    """A session keeps its workers at the other router. Placements on an engine without events count as cached there too."""
+def test_sessions_and_approximate_caches_are_shared():
+    """A session keeps its worker at the other router. Placements on an engine without events count as cached there, too."""
     routers = Routers("a", "b", workers=())
     for router in routers.cores.values():
         join(router, "d1", "decode", features=())
@@ -373,13 +372,13 @@ def test_sessions_and_untold_blocks_are_learned():
     assert "session" in second.reasons
 
 
-def test_news_of_unknown_ids_is_ignored():
-    """Ends may cross on the wire."""
+def test_updates_of_unknown_ids_are_ignored():
+    """Ends of both routers may cross. A reservation on an unknown rank is pending."""
     routers = pair()
     stream = routers.streams[0]
     session = stream.ends["b"]
-    news = PeerUpdate(sequence=session.received + 1, prefilled_ids=["x"], settled_ids=["y"])
-    routers.replicas["b"].on_message(session, news, now=routers.now)
+    update = PeerUpdate(sequence=session.received + 1, prefilled_ids=["x"], settled_ids=["y"])
+    routers.replicas["b"].on_message(session, update, now=routers.now)
     assert routers.sums("b") == NOTHING
     unknown_rank = PeerReservation(
         reservation_id="z",

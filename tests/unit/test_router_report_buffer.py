@@ -1,4 +1,4 @@
-"""Reports wait until who asked is answered, and are applied before anything is said that they would change."""
+"""Reports are buffered until asks are answered, and are applied before each decision that they could change."""
 
 import asyncio
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from tests.unit.router_fleets import ask, core, join
 
 @dataclass
 class Stage:
-    """A router whose one decode worker takes `requests_max` requests; asks are numbered from 1."""
+    """A router with one decode worker for `requests_max` requests. Asks are numbered from 1."""
 
     core: RouterCore
     dispatcher: QueueDispatcher
@@ -56,8 +56,8 @@ def stage(requests_max: int, **limits) -> Stage:
     return Stage(router, dispatcher, ReportBuffer(core=router, metrics=metrics, clock=clock, dispatcher=dispatcher))
 
 
-async def test_reports_wait_a_turn_and_come_some_at_a_time():
-    """What is due in the loop already goes first; then as many as a turn takes, in order, until none is left."""
+async def test_reports_are_applied_in_batches_per_iteration():
+    """Callbacks that are already due run first. Then each iteration of the loop applies a bounded number of reports, in order."""
     on = stage(100)
     count = 2 * REPORTS_PER_ITERATION + 5
     for _ in range(count):
@@ -78,8 +78,8 @@ async def test_reports_wait_a_turn_and_come_some_at_a_time():
     assert len(on.core.book) == 0
 
 
-async def test_reports_make_room_for_an_ask_that_would_wait():
-    """It is placed, not queued, though nobody gave the loop a turn; without reports it waits."""
+async def test_buffered_reports_free_capacity_for_an_ask():
+    """Buffered reports are applied before an ask would be queued."""
     on = stage(1)
     on.ask()
     on.report(1)
@@ -88,8 +88,8 @@ async def test_reports_make_room_for_an_ask_that_would_wait():
 
 
 @pytest.mark.parametrize(("queue_requests_max", "reservations_max"), [(0, 1000), (4096, 1)])
-async def test_reports_make_room_where_nobody_may_wait(monkeypatch, queue_requests_max, reservations_max):
-    """The same with a router that keeps no queue, and with one that holds as many reservations as it may."""
+async def test_buffered_reports_free_capacity_before_a_refusal(monkeypatch, queue_requests_max, reservations_max):
+    """The same holds without a queue, and at the limit of reservations."""
     monkeypatch.setattr(reservations, "RESERVATIONS_MAX", reservations_max)
     on = stage(1, queue=QueueSettings(requests_max=queue_requests_max))
     on.ask()
@@ -97,15 +97,15 @@ async def test_reports_make_room_where_nobody_may_wait(monkeypatch, queue_reques
     assert isinstance(on.ask(), Placement)
 
 
-async def test_a_probe_that_went_well_opens_the_worker_for_the_next_ask(monkeypatch):
-    """An ask is not refused for a breaker that a buffered report would close."""
+async def test_a_buffered_report_closes_a_breaker_before_a_refusal(monkeypatch):
+    """An ask is not refused because of a breaker that a buffered report would close."""
     monkeypatch.setattr(breaker, "PROBES_MAX", 1)
     monkeypatch.setattr(breaker, "PROBE_SUCCESSES", 1)
     on = stage(100, breaker=BreakerSettings(failures_max=1, pause_min_s=1.0))
     on.ask()
     lost = LostError("gone", where="d1")
     on.report(1, kind=ReportKind.FAILED, error=lost, failed_worker_id="d1")
-    assert not on.buffer, "a failure is not kept back"
+    assert not on.buffer, "a failure is not buffered"
     with pytest.raises(UnavailableError):
         on.ask()
     on.later_s = 1.5
@@ -117,7 +117,7 @@ async def test_a_probe_that_went_well_opens_the_worker_for_the_next_ask(monkeypa
 
 
 async def test_a_number_is_free_once_its_end_is_reported():
-    """Though the report is not applied yet; and not before."""
+    """The number can be reused even if the report is still buffered, but not earlier."""
     on = stage(100)
     on.ask()
     with pytest.raises(InvalidRequestError):
@@ -126,8 +126,8 @@ async def test_a_number_is_free_once_its_end_is_reported():
     assert isinstance(on.ask_as(1, "other"), Placement)
 
 
-async def test_nothing_waits_while_asks_wait():
-    """Reports are applied at once when somebody is in the queue: they make the room that he waits for."""
+async def test_reports_are_not_buffered_while_asks_are_queued():
+    """They are applied at once, because they free the capacity that queued asks wait for."""
     on = stage(1)
     on.ask()
     assert isinstance(on.ask(), Queued)
@@ -138,7 +138,7 @@ async def test_nothing_waits_while_asks_wait():
 
 
 async def test_the_buffer_is_bounded():
-    """More than it holds are applied before anything else is read."""
+    """When the buffer is full, all reports are applied."""
     on = stage(100)
     on.ask()
     on.report(*([1] * REPORTS_MAX), kind=ReportKind.PROGRESS)

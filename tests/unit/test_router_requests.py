@@ -1,4 +1,4 @@
-"""What ListRequests shows: each request with how far it is, in flight only while the router holds something for it."""
+"""ListRequests: each request has its state, and is in flight only while the router has a reservation for it."""
 
 from contextlib import suppress
 
@@ -26,7 +26,7 @@ def place(router: RouterCore, number: int, name: str = "", **options) -> None:
 
 
 def listed(router: RouterCore, **options) -> RequestList:
-    """As a client gets it."""
+    """Returns the list as a client receives it."""
     options = {"model": "", "in_flight_only": False, "requests_max": 64, **options}
     return from_request_list(to_request_list(list_requests(router, **options)))
 
@@ -39,8 +39,8 @@ def report(router: RouterCore, number: int, kind: str, **options) -> None:
     router.report("f", number, Report(kind=ReportKind(kind), elapsed_s=0.1, **options))
 
 
-def test_a_request_is_followed_from_its_placement_to_its_end() -> None:
-    """Each report moves it on; where it is, what was expected and what was observed are those of Explain."""
+def test_the_state_of_a_request_follows_its_reports() -> None:
+    """Each report advances the state. The view has the workers, the tenant and the observed time to the first token."""
     router = fleet()
     place(router, 1, tenant="acme")
     (view,) = listed(router).requests
@@ -59,7 +59,7 @@ def test_a_request_is_followed_from_its_placement_to_its_end() -> None:
 
 
 def test_failures_and_refusals_have_their_reason() -> None:
-    """A request that no worker could take, one whose worker was lost, one that its client cancelled."""
+    """A lost request and a refused one have the reason of their error. A cancelled one has none."""
     router = fleet()
     place(router, 1)
     place(router, 2)
@@ -72,7 +72,7 @@ def test_failures_and_refusals_have_their_reason() -> None:
 
 
 def test_queued_requests_count_until_they_leave_the_queue() -> None:
-    """Withdrawn ones are refused; those of a frontend that is gone are unknown, not queued for ever."""
+    """A withdrawn request is refused. A request whose frontend is lost is unknown, and does not stay queued."""
     router = fleet(requests_per_decode_max=1, queue=QueueSettings(requests_max=8))
     for number in (1, 2, 3):
         place(router, number)
@@ -84,8 +84,8 @@ def test_queued_requests_count_until_they_leave_the_queue() -> None:
     assert states(router) == {"r3": "unknown", "r2": "refused", "r1": "prefilling"}
 
 
-def test_a_request_whose_frontend_is_gone_is_not_in_flight() -> None:
-    """Its reservation ends after the grace; nobody reports its end."""
+def test_a_request_of_a_lost_frontend_is_not_in_flight() -> None:
+    """Its reservation ends after the grace time without a final report, so its state is unknown."""
     router = fleet()
     place(router, 1)
     router.on_stream_ended("f", now=0.0)

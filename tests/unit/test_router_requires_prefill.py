@@ -1,4 +1,4 @@
-"""Decode workers that cannot compute prompts are placed together with a prefill worker, or not at all."""
+"""Decode workers that cannot compute prompts are placed with a prefill worker, or not at all."""
 
 from dataclasses import replace
 
@@ -9,13 +9,13 @@ from kvmesh.errors import LostError, OverloadedError, UnavailableError
 from services.router.core import RouterCore
 from tests.unit.router_fleets import ask, core, join
 
-MEETS = {"handoffs": (Handoff.RENDEZVOUS,), "hash": "sglang"}
+RENDEZVOUS = {"handoffs": (Handoff.RENDEZVOUS,), "hash": "sglang"}
 
 
 def rendezvous_pair(**settings: object) -> RouterCore:
     router = core(**settings)
-    join(router, "p1", "prefill", rendezvous="p1:9000", **MEETS)
-    join(router, "d1", "decode", requires_prefill=True, **MEETS)
+    join(router, "p1", "prefill", rendezvous="p1:9000", **RENDEZVOUS)
+    join(router, "d1", "decode", requires_prefill=True, **RENDEZVOUS)
     return router
 
 
@@ -25,7 +25,7 @@ def place(router: RouterCore, number: int, wanted=None, *, now: float = 0.0):
 
 @pytest.mark.parametrize("tokens", [1, 5, 60_000])
 def test_no_local_prefill_however_short_or_late(tokens: int):
-    """Neither `short_prompt`, nor a cached prompt, nor a congested prefill worker."""
+    """A prefill worker is used for very short prompts, and even if it is congested."""
     router = rendezvous_pair(prefill_congested_s=0.0)
     for number in range(1, 5):
         placed = place(router, number, ask(f"r{number}", tokens=tokens))
@@ -34,9 +34,9 @@ def test_no_local_prefill_however_short_or_late(tokens: int):
 
 
 def test_without_a_prefill_worker_the_request_is_refused():
-    """By name, with a time to come back; also where the request excludes the only one."""
+    """The refusal has its own reason and a retry delay, also if the request excludes the only prefill worker."""
     router = core()
-    join(router, "d1", "decode", requires_prefill=True, **MEETS)
+    join(router, "d1", "decode", requires_prefill=True, **RENDEZVOUS)
     with pytest.raises(UnavailableError) as refused:
         place(router, 1)
     assert refused.value.reason == "no_prefill_worker" and refused.value.retry_after_s
@@ -46,16 +46,16 @@ def test_without_a_prefill_worker_the_request_is_refused():
     assert refused.value.reason == "no_prefill_worker"
 
 
-def test_a_prefill_worker_without_a_meeting_point_is_not_usable():
+def test_a_prefill_worker_without_a_rendezvous_address_is_not_used():
     router = core()
-    join(router, "p1", "prefill", **MEETS)
-    join(router, "d1", "decode", requires_prefill=True, **MEETS)
+    join(router, "p1", "prefill", **RENDEZVOUS)
+    join(router, "d1", "decode", requires_prefill=True, **RENDEZVOUS)
     with pytest.raises(UnavailableError):
         place(router, 1)
 
 
-def test_groups_never_mix():
-    """A mesh of two engines: each pair is of one engine, and the one that computes prompts stands in for lost prefill workers."""
+def test_pairs_are_of_one_engine():
+    """In a mesh of two engines each pair is of one engine. When a prefill worker is lost, the other engine's decode worker serves."""
     router = rendezvous_pair()
     join(router, "p2", "prefill", hash="vllm")
     join(router, "d2", "decode", hash="vllm")
@@ -70,7 +70,7 @@ def test_groups_never_mix():
 
 
 def test_a_full_pair_is_refused_as_full():
-    """The decode worker does not stand in for its full prefill worker."""
+    """The decode worker does not compute prompts for its full prefill worker."""
     router = rendezvous_pair(prompt_tokens_per_prefill_max=100)
     place(router, 1, ask("r1", tokens=200))
     with pytest.raises(OverloadedError):
@@ -78,7 +78,7 @@ def test_a_full_pair_is_refused_as_full():
 
 
 def test_a_paused_prefill_worker_gets_a_probe():
-    """Where a breaker leaves no prefill worker, a request probes it before its pause is over, as it would a decode worker."""
+    """If breakers leave no prefill worker, a request probes one before its pause ends, as for decode workers."""
     router = rendezvous_pair()
     number = 0
 
@@ -102,7 +102,7 @@ def load(**values: int) -> LoadRecord:
 
 
 def test_a_decode_worker_whose_preallocation_queue_grows_is_full():
-    """Whatever its running batch and its blocks say; also if this router placed nothing there."""
+    """It is full regardless of its running batch and blocks, even if this router placed no requests there."""
     router = rendezvous_pair()
     worker = router.fleet.workers["d1"]
     for queues in ({"preallocating_requests": 3}, {"preallocating_requests": 1, "retracted_requests": 2}):
@@ -114,9 +114,9 @@ def test_a_decode_worker_whose_preallocation_queue_grows_is_full():
 
 
 def test_queued_requests_raise_the_cost():
-    """Of two decode workers with as many requests, the one with an empty preallocation queue is used."""
+    """A decode worker with an empty preallocation queue is preferred to one with as many requests of which some are queued."""
     router = rendezvous_pair()
-    join(router, "d0", "decode", requires_prefill=True, **MEETS)
+    join(router, "d0", "decode", requires_prefill=True, **RENDEZVOUS)
     blocked = load(running_requests=4, preallocating_requests=2)
     router.fleet.on_load_record(router.fleet.workers["d0"], replace(blocked, worker_id="d0"))
     router.fleet.on_load_record(router.fleet.workers["d1"], load(running_requests=6))

@@ -1,4 +1,4 @@
-"""A prompt that one router placed and nobody has computed yet, as the other router believes it."""
+"""Blocks of a prompt that one router has placed and no worker has computed yet, as predicted by the other router."""
 
 from kvmesh.core import ReportKind
 from services.router.core_settings import SyncSettings
@@ -18,20 +18,20 @@ def pair(**options) -> Routers:
 
 
 def place(routers: Routers, name: str, own: int, prompt=PROMPT) -> tuple[int, str, int]:
-    """Asks, some time after the ask before, for the prompt and one block more: its number, who computes it, and what he is
-    believed to have of it by then."""
+    """Asks for the prompt plus one block, some time after the previous ask. Returns its number, its prefill worker and its expected cached
+    tokens."""
     routers.advance(0.02)
     number, placement = routers.place(name, tokens=BLOCK * (len(prompt) + 1), hashes=(*prompt, 1000 + own))
     assert placement.prefill is not None
     return number, placement.prefill.worker_id, placement.cached_tokens
 
 
-def believed(routers: Routers, name: str) -> int:
+def predicted(routers: Routers, name: str) -> int:
     return len(routers.cores[name].index.predicted)
 
 
-def test_a_burst_of_equal_prompts_is_computed_where_it_began():
-    """Whichever router is asked, once the first placement is told."""
+def test_equal_prompts_of_a_burst_share_a_prefill_worker():
+    """After the first placement is synchronised, both routers place equal prompts on the same prefill worker."""
     routers = pair()
     _, first, cached = place(routers, "a", 0)
     assert cached == 0
@@ -42,62 +42,62 @@ def test_a_burst_of_equal_prompts_is_computed_where_it_began():
         routers.sync()
 
 
-def test_what_is_not_told_yet_is_not_believed():
-    """That is the bound: within an interval each router has a prompt computed once."""
+def test_unsynchronised_placements_are_not_predicted():
+    """Until the next synchronisation each router may have a prompt computed once."""
     routers = pair()
     place(routers, "a", 0)
     assert [place(routers, "b", own)[2] for own in (1, 2)] == [0, TOKENS]
 
 
-def test_the_belief_ends_with_the_workers_word():
-    """The worker tells that it has the blocks: from then on they are known at both routers, and believed at none."""
+def test_a_prediction_ends_with_the_workers_event():
+    """When the worker reports the blocks, they are known at both routers and no longer predicted."""
     routers = pair()
     place(routers, "a", 0)
     routers.sync()
-    assert believed(routers, "a") == believed(routers, "b") == 1
+    assert predicted(routers, "a") == predicted(routers, "b") == 1
     for router in routers.cores.values():
         store_blocks(router.fleet.workers["p1"], (*PROMPT, 1000))
-    assert believed(routers, "a") == believed(routers, "b") == 0
+    assert predicted(routers, "a") == predicted(routers, "b") == 0
 
 
-def test_the_belief_ends_with_the_request():
-    """One that fails before its prompt is computed leaves nothing behind at the other router."""
+def test_a_prediction_ends_with_the_request():
+    """A request that fails before its prompt is computed leaves no prediction at the other router."""
     routers = pair()
     number, _, _ = place(routers, "a", 0)
     routers.sync()
     routers.report("a", number, ReportKind.FAILED)
     routers.sync()
-    assert believed(routers, "a") == believed(routers, "b") == 0
+    assert predicted(routers, "a") == predicted(routers, "b") == 0
 
 
-def test_the_belief_ends_when_its_router_is_lost():
-    """With its time, as the own ones do."""
+def test_a_prediction_of_a_lost_router_expires():
+    """Predictions from a peer expire like those of the router itself."""
     routers = pair()
     place(routers, "a", 0)
     routers.sync()
     routers.kill("a")
     routers.advance(GRACE_S + 1)
     place(routers, "b", 1, prompt=range(500, 520))
-    assert believed(routers, "b") == 1
+    assert predicted(routers, "b") == 1
 
 
-def test_what_is_computed_by_the_time_of_telling_is_not_told():
-    """The worker tells of it, so it costs no bytes; nor does a prompt of which less than a block is missing."""
+def test_computed_blocks_are_not_sent():
+    """Blocks are sent neither for a prompt that is already computed nor for one that is cached except for less than a block."""
     routers = pair()
     number, worker, _ = place(routers, "a", 0)
     routers.report("a", number, ReportKind.PREFILLED)
     routers.sync()
-    assert believed(routers, "b") == 0
+    assert predicted(routers, "b") == 0
     for router in routers.cores.values():
         store_blocks(router.fleet.workers[worker], (*PROMPT, 1000))
     routers.place("a", tokens=TOKENS + BLOCK, hashes=(*PROMPT, 1000))
     routers.sync()
-    assert believed(routers, "b") == 0
+    assert predicted(routers, "b") == 0
     assert not any(reservation.block_hashes for reservation in routers.cores["b"].book)
 
 
-def test_as_many_blocks_are_told_as_the_setting_says():
-    """The first ones: the rest counts as not cached at the other router. 0: none."""
+def test_the_number_of_sent_blocks_is_bounded():
+    """Only the first `blocks_max` blocks are sent, and the rest counts as not cached at the other router. 0 sends none."""
     routers = pair(settings=SyncSettings(blocks_max=180))
     _, first, _ = place(routers, "a", 0)
     routers.sync()
@@ -106,12 +106,12 @@ def test_as_many_blocks_are_told_as_the_setting_says():
     routers = pair(settings=SyncSettings(blocks_max=0))
     place(routers, "a", 0)
     routers.sync()
-    assert believed(routers, "b") == 0
+    assert predicted(routers, "b") == 0
 
 
-def test_blocks_of_another_size_are_not_told():
-    """Their names mean nothing on the worker."""
+def test_blocks_of_another_size_are_not_sent():
+    """Their hashes do not match those of the worker."""
     routers = pair()
     routers.place("a", tokens=TOKENS, hashes=PROMPT, block_size_tokens=2 * BLOCK)
     routers.sync()
-    assert believed(routers, "b") == 0
+    assert predicted(routers, "b") == 0

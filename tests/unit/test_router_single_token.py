@@ -1,4 +1,4 @@
-"""Requests that a prefill worker answers itself: what the router reserves for them, and what it concludes from them."""
+"""Requests that a prefill worker answers itself: the reservations of the router, and what it learns from them."""
 
 from itertools import count
 
@@ -38,7 +38,7 @@ def place(router: RouterCore, now: float = 0.0, *, tokens: int = 1) -> int:
     return number
 
 
-def tell(
+def report(
     router: RouterCore, number: int, kind: str, *, now: float = 0.0, answered: bool = False, elapsed_s=0.1, **more
 ) -> None:
     note = Report(kind=ReportKind(kind), elapsed_s=elapsed_s, is_answered_by_prefill=answered, **more)
@@ -54,56 +54,55 @@ def sums(router: RouterCore, name: str) -> tuple[int, int, int]:
     ("tokens", "handoff", "kept"),
     [(1, Handoff.SEQUENTIAL, (0, 0, 0)), (2, Handoff.SEQUENTIAL, (1, 0, 9)), (1, Handoff.RENDEZVOUS, (1, 0, 9))],
 )
-def test_nothing_is_kept_for_it_on_the_decode_worker(tokens, handoff, kept):
-    """Unless its KV comes there; the prefill worker's part is as ever, and all of it ends."""
+def test_a_single_token_request_reserves_no_decode_capacity(tokens, handoff, kept):
+    """It reserves decode capacity only if its KV is transferred. Its prefill reservation is as usual, and all reservations are released."""
     router = pair(handoffs=(handoff,), rendezvous="p1:9")
     number = place(router, tokens=tokens)
     assert sums(router, "d1") == kept
     assert sums(router, "p1")[:2] == (1, 128)
-    tell(router, number, "prefilled", cached_tokens=0)
+    report(router, number, "prefilled", cached_tokens=0)
     assert sums(router, "p1")[:2] == (0, 0)
-    tell(router, number, "finished", answered=True, output_tokens=1)
+    report(router, number, "finished", answered=True, output_tokens=1)
     assert sums(router, "d1") == (0, 0, 0)
     assert len(router.book) == 0
 
 
 @pytest.mark.parametrize("answered", [True, False])
-def test_it_is_no_sign_of_life_of_the_decode_worker(answered):
-    """A breaker is closed by what its own worker did."""
+def test_an_answer_of_the_prefill_worker_is_no_success_of_decode(answered):
+    """Only the decode worker's own answer closes its breaker."""
     router = pair()
     for _ in range(3):
-        tell(router, place(router), "failed", error=LostError("gone"), failed_worker_id="d1")
+        report(router, place(router), "failed", error=LostError("gone"), failed_worker_id="d1")
     number = place(router, 2.0)
     assert router.health.count_breakers(BreakerState.HALF_OPEN) == 1
-    tell(router, number, "prefilled", now=2.1)
-    tell(router, number, "finished", now=2.1, answered=answered)
+    report(router, number, "prefilled", now=2.1)
+    report(router, number, "finished", now=2.1, answered=answered)
     assert router.health.count_breakers(BreakerState.HALF_OPEN) == (1 if answered else 0)
-    for _ in range(2):  # Its probe was given back.
+    for _ in range(2):  # The breaker admits another probe.
         place(router, 2.2)
 
 
-def test_it_closes_the_prefill_workers_breaker():
-    """Of that one it is a sign."""
+def test_an_answer_of_the_prefill_worker_closes_its_breaker():
     router = pair()
     for _ in range(3):
-        tell(router, place(router), "failed", error=LostError("gone"), failed_worker_id="p1")
+        report(router, place(router), "failed", error=LostError("gone"), failed_worker_id="p1")
     number = place(router, 2.0)
-    tell(router, number, "prefilled", now=2.1)
-    tell(router, number, "finished", now=2.1, answered=True)
+    report(router, number, "prefilled", now=2.1)
+    report(router, number, "finished", now=2.1, answered=True)
     assert router.health.count_breakers(BreakerState.CLOSED) == 2
 
 
-def test_no_handoff_is_learned_from_it():
-    """Nothing was moved, which is not the same as moved in no time."""
+def test_an_answer_of_the_prefill_worker_teaches_no_handoff_time():
+    """No KV was transferred, which must not count as a transfer in no time."""
     learned = {}
     for answered in (True, False):
         router = pair()
         for _ in range(50):
             number = place(router)
-            tell(router, number, "prefilled", cached_tokens=0)
+            report(router, number, "prefilled", cached_tokens=0)
             if not answered:
-                tell(router, number, "first_token", elapsed_s=0.2)
-            tell(router, number, "finished", answered=answered)
+                report(router, number, "first_token", elapsed_s=0.2)
+            report(router, number, "finished", answered=answered)
         learned[answered] = [count for model in router.placer.handoffs._models for count in model.observations]
         (target,) = router.fleet.workers["p1"].targets
         assert max(target.coefficients.prefill.observations) > 0
@@ -111,7 +110,7 @@ def test_no_handoff_is_learned_from_it():
 
 
 def full(*, prompt_tokens: int = 262_144, waits: bool = False) -> RouterCore:
-    """One pair whose decode worker takes one request and has it."""
+    """Returns a router with one pair, whose decode worker is full with one request."""
     queue = QueueSettings() if waits else QueueSettings(requests_max=0)
     router = core(requests_per_decode_max=1, prompt_tokens_per_prefill_max=prompt_tokens, queue=queue)
     join(router, "p1", "prefill")
@@ -120,8 +119,8 @@ def full(*, prompt_tokens: int = 262_144, waits: bool = False) -> RouterCore:
     return router
 
 
-def test_full_decode_workers_do_not_hold_it_up():
-    """Others are refused or wait; it goes to its prefill worker, and past those that wait for decode."""
+def test_a_full_decode_worker_does_not_block_single_tokens():
+    """Other requests are refused or wait. A single-token request is placed, even past requests that wait for decode capacity."""
     router = full()
     with pytest.raises(OverloadedError):
         place(router, tokens=2)
@@ -134,16 +133,16 @@ def test_full_decode_workers_do_not_hold_it_up():
     assert waiting.queue.requests == 1
 
 
-def test_full_prefill_workers_hold_it_up():
-    """It is then computed nowhere."""
+def test_a_full_prefill_worker_blocks_single_tokens():
+    """A decode worker does not compute such a prompt instead."""
     router = full(prompt_tokens=200)
     place(router)
     with pytest.raises(OverloadedError):
         place(router)
 
 
-def test_an_engine_that_hands_off_at_a_rendezvous_needs_its_decode_worker():
-    """It begins both legs at once."""
+def test_a_rendezvous_needs_decode_capacity_for_single_tokens():
+    """With a rendezvous the frontend starts both legs at once."""
     router = core(requests_per_decode_max=1, queue=QueueSettings(requests_max=0))
     join(router, "p1", "prefill", handoffs=(Handoff.RENDEZVOUS,), rendezvous="p1:9")
     join(router, "d1", "decode", handoffs=(Handoff.RENDEZVOUS,), rendezvous="p1:9")
@@ -152,8 +151,8 @@ def test_an_engine_that_hands_off_at_a_rendezvous_needs_its_decode_worker():
         place(router)
 
 
-def test_the_choice_is_explained():
-    """Also where the decode worker beside it has no room."""
+def test_a_single_token_placement_is_explained():
+    """The explanation lists the pair as a candidate even if its decode worker is full."""
     router = full()
     number = place(router)
     record = router.history.get(f"r{number}")

@@ -1,4 +1,4 @@
-"""Nobody starves: single-turn load on an idle fleet, a hot prefix on a cold one, one session, loaded and unlike workers."""
+"""Requests are spread without starving a worker: single-turn load, a hot prefix, one session, busy and unequal workers."""
 
 from collections import Counter
 from random import Random
@@ -24,8 +24,8 @@ def decodes(count: int, **options) -> RouterCore:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_one_request_after_the_other_leaves_no_worker_idle(seed):
-    """Single-turn load over five decode workers, each request over before the next: all are used, and about evenly."""
+def test_sequential_requests_use_all_workers(seed):
+    """Requests that finish before the next one starts are spread over all five decode workers."""
     router = RouterCore(CoreSettings(), router_id="r", generator=Random(seed))
     for i in range(5):
         join(router, f"d{i}", "decode")
@@ -41,7 +41,7 @@ def test_one_request_after_the_other_leaves_no_worker_idle(seed):
 
 
 def test_decode_behind_one_prefill_worker_is_used_evenly():
-    """The same with a prefill worker in front: every decode worker gets its part while requests overlap."""
+    """With a prefill worker in front, overlapping requests are spread over all decode workers."""
     router = decodes(5)
     join(router, "p1", "prefill")
     placed = Counter()
@@ -54,8 +54,8 @@ def test_decode_behind_one_prefill_worker_is_used_evenly():
     assert min(placed.values()) >= 15
 
 
-def test_a_hot_prefix_on_a_cold_fleet_spreads():
-    """A burst of prompts that share nearly all of what one worker holds: the others take some before it drowns."""
+def test_a_burst_with_a_hot_prefix_is_spread():
+    """Of a burst whose prefix one worker has cached, that worker gets the most requests, but the others get some."""
     router = decodes(5)
     prefix = list(range(1, 33))
     store_blocks(router.fleet.workers["d0"], prefix)
@@ -67,8 +67,8 @@ def test_a_hot_prefix_on_a_cold_fleet_spreads():
     assert placed["d0"] < 25
 
 
-def test_a_holder_is_preferred_while_it_is_free():
-    """The spread is not the loss of the cache: one after the other they all go to the holder."""
+def test_an_idle_worker_with_the_prefix_is_preferred():
+    """Sequential requests all go to the worker that has cached their prefix."""
     router = decodes(5)
     prefix = list(range(1, 33))
     store_blocks(router.fleet.workers["d3"], prefix)
@@ -81,8 +81,8 @@ def test_a_holder_is_preferred_while_it_is_free():
         router.report("f", number, note("finished", 0.5))
 
 
-def test_faster_workers_get_more():
-    """A prefill worker twice as fast takes about twice the prompts."""
+def test_faster_workers_get_more_requests():
+    """A prefill worker that is twice as fast gets about twice as many prompts."""
     router = core(prefill_congested_s=1e9)
     join(router, "d0", "decode")
     for name, per_token_s in (("p1", 0.0001), ("p2", 0.00005)):
@@ -95,7 +95,7 @@ def test_faster_workers_get_more():
 
 
 def test_a_queue_shrinks_as_time_passes_without_reports():
-    """Promised work is taken for done at the pace of its worker, but never all of it before the worker says so."""
+    """The queue of a worker is estimated to shrink at its speed, but not to zero before the worker reports."""
     router = core()
     join(router, "d0", "decode")
     [target] = join(router, "p1", "prefill").targets
@@ -107,8 +107,8 @@ def test_a_queue_shrinks_as_time_passes_without_reports():
     assert target.queue_s(14.5) == 0.0
 
 
-def test_a_worker_that_is_late_still_has_its_queue():
-    """When the first of two is done late, the second one begins then."""
+def test_a_late_worker_keeps_its_queue():
+    """If the first of two prompts is reported late, the second one counts in full from then on."""
     router = core()
     join(router, "d0", "decode")
     [target] = join(router, "p1", "prefill").targets
@@ -119,8 +119,8 @@ def test_a_worker_that_is_late_still_has_its_queue():
     assert target.queue_s(0.7) == pytest.approx(0.404)
 
 
-def test_work_of_others_counts():
-    """QueuedAsk requests that this router did not place are ahead of its own ones too."""
+def test_requests_of_other_routers_count_in_the_queue():
+    """Waiting requests in the load record that this router did not place are ahead of its own requests."""
     router = core()
     join(router, "d0", "decode")
     worker = join(router, "p1", "prefill")
@@ -132,8 +132,8 @@ def test_work_of_others_counts():
     assert router.ask("f", 1, ask("r1", [1, 2]), now=5.0, wall=0.0).prefill.worker_id == "p2"
 
 
-def test_a_full_batch_is_a_wait():
-    """A decode worker whose slots are taken costs the time until one is free."""
+def test_a_full_batch_costs_a_wait():
+    """A decode worker without a free slot costs the expected time until one is free."""
     router = decodes(2)
     record = LoadRecord(worker_id="d0", epoch=1, running_requests=8, running_requests_max=8)
     router.fleet.on_load_record(router.fleet.workers["d0"], record, now=0.0)
@@ -142,8 +142,8 @@ def test_a_full_batch_is_a_wait():
     assert router.ask("f", 1, ask("r1", [1]), now=0.0, wall=0.0).decode.worker_id == "d1"
 
 
-def test_a_worker_whose_blocks_run_out_gets_nothing_until_they_are_back():
-    """The busy threshold is on by default, and is the worker's own word."""
+def test_a_worker_without_free_blocks_gets_no_requests():
+    """The busy threshold applies to the blocks in the worker's load record, and is on by default."""
     router = decodes(2)
     worker = router.fleet.workers["d0"]
     router.ask("f", 1, ask("r1", [1], pinned_decode_worker_id="d0"), now=0.0, wall=0.0)
@@ -154,8 +154,8 @@ def test_a_worker_whose_blocks_run_out_gets_nothing_until_they_are_back():
         assert worker.targets[0].takes_requests is takes
 
 
-def test_a_session_leans_to_where_it_was_until_it_is_forgotten():
-    """A preference with a time: it wins between equals, loses against a queue, and ends."""
+def test_a_session_prefers_its_worker_until_it_expires():
+    """The preference decides between equal workers, does not outweigh a long queue, and ends after `session_s`."""
     router = decodes(4, session_s=100.0, cost=CostSettings(preference_s=0.05))
     first = router.ask("f", 1, ask("r1", [1], session_id="s"), now=0.0, wall=0.0).decode.worker_id
     router.report("f", 1, note("finished", 1.0))
@@ -170,8 +170,8 @@ def test_a_session_leans_to_where_it_was_until_it_is_forgotten():
     assert "session" not in late.reasons
 
 
-def test_adapters_stay_where_they_ran():
-    """Of workers that have an adapter, those that have run it lately are taken first."""
+def test_adapters_stay_on_their_worker():
+    """A worker that has recently run the adapter is preferred."""
     router = core()
     for i in range(4):
         join(router, f"d{i}", "decode", adapters=("poems", "prose"))
@@ -185,8 +185,8 @@ def test_adapters_stay_where_they_ran():
         router.report("f", number, note("finished", 0.5))
 
 
-def test_a_temperature_takes_everybody_and_the_cheapest_most():
-    """Softmax over seconds, from the seeded generator."""
+def test_a_temperature_uses_all_workers_and_the_cheapest_most():
+    """The choice is a softmax over costs in seconds, drawn from the seeded generator."""
 
     def run() -> Counter[str]:
         router = decodes(3, cost=CostSettings(temperature=0.02, learning=False))
@@ -200,6 +200,6 @@ def test_a_temperature_takes_everybody_and_the_cheapest_most():
 
     placed = run()
     assert placed == run()
-    # 511 of 512 tokens cached save 0.02044 s: e times less likely each, and some.
+    # 511 of 512 cached tokens save 0.02044 s, slightly more than the temperature, so each other worker is about e times less likely.
     assert placed["d1"] / placed["d0"] == pytest.approx(2.78, rel=0.35)
     assert set(placed) == {"d0", "d1", "d2"}

@@ -1,4 +1,4 @@
-"""Work without steps."""
+"""Detection of workers that have work but make no steps."""
 
 from kvmesh.core import LoadRecord, PerformanceProfile
 from services.router.health.wedge import StepWatch
@@ -9,8 +9,8 @@ def record(step: int, **fields) -> LoadRecord:
     return LoadRecord(worker_id="w", epoch=1, step=step, **fields)
 
 
-def test_work_without_a_step_is_stuck_and_a_step_ends_it():
-    """The time counts from the last step, or from when work came."""
+def test_work_without_a_step_is_stuck_until_the_next_step():
+    """The time counts from the last step, or from the arrival of work at an idle worker."""
     watch = StepWatch()
     watch.on_load_record(record(1, running_requests=0), 0)
     assert not watch.is_stuck(100, allowed_s=2)
@@ -22,8 +22,8 @@ def test_work_without_a_step_is_stuck_and_a_step_ends_it():
     assert not watch.is_stuck(106, allowed_s=2)
 
 
-def test_waiting_requests_are_work_and_no_work_is_never_stuck():
-    """An idle engine makes no steps and is well."""
+def test_waiting_requests_count_as_work():
+    """An engine without running and waiting requests is never stuck."""
     watch = StepWatch()
     watch.on_load_record(record(1, running_requests=0, waiting_requests=1), 0)
     assert watch.is_stuck(3, allowed_s=2)
@@ -31,8 +31,8 @@ def test_waiting_requests_are_work_and_no_work_is_never_stuck():
     assert not watch.is_stuck(1000, allowed_s=2)
 
 
-def test_waiting_for_leases_is_not_the_engines_fault():
-    """Blocks that nobody fetches hold requests up; once the leases are over there is no excuse."""
+def test_waiting_for_leased_blocks_is_not_stuck():
+    """Leased blocks can delay requests. Without leases a waiting request without steps is stuck."""
     watch = StepWatch()
     watch.on_load_record(record(1, running_requests=0, waiting_requests=1, kv_blocks_leased=9), 0)
     assert not watch.is_stuck(1000, allowed_s=2)
@@ -41,7 +41,7 @@ def test_waiting_for_leases_is_not_the_engines_fault():
 
 
 def test_the_time_allowed_follows_the_slowest_step_within_bounds():
-    """Ten times the slowest step lately, never under 15 seconds nor over two minutes."""
+    """The limit is ten times the slowest recent step, between 15 seconds and two minutes."""
     watch = StepWatch()
     assert watch.allowed_s(None, 0) == 15
     watch.on_load_record(record(1, step_s=3), 0)
@@ -55,13 +55,13 @@ def test_the_time_allowed_follows_the_slowest_step_within_bounds():
 
 
 def test_a_long_prompt_may_be_one_long_step():
-    """What its profile says of the prompt tokens before it counts, before any slow step was seen."""
+    """Before a slow step was observed, the limit follows the profile's time for the prompt tokens."""
     profile = PerformanceProfile(prefill_base_s=0.1, prefill_s_per_token=0.001)
     assert StepWatch().allowed_s(profile, 2000) == 21
 
 
-def test_overdue_work_counts_until_a_step_is_made():
-    """A placement whose report was lost must not shut a worker out that has stepped since."""
+def test_overdue_work_counts_until_the_next_step():
+    """A placement whose report was lost must not exclude a worker that has made steps since."""
     watch = StepWatch()
     watch.on_load_record(record(1, running_requests=0), 0)
     assert not watch.is_overdue(12, allowed_s=2, due_at=10)

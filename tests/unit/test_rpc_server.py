@@ -1,4 +1,4 @@
-"""A server by itself: what it serves, to whom, and how it comes and goes."""
+"""A gRPC server and the channel pool: health, reflection, shutdown, lost peers and bounds."""
 
 import asyncio
 import socket
@@ -51,8 +51,8 @@ def make_server(settings: RpcSettings) -> RpcServer:
     )
 
 
-async def test_health_follows_the_process() -> None:
-    """Not serving until said so, watchers hear every change, and closing says so last."""
+async def test_health_follows_the_state_of_the_server() -> None:
+    """The status is NOT_SERVING at first and again when closing starts. Watchers receive every change."""
     settings = RpcSettings(grace_s=1)
     server, pool = make_server(settings), ChannelPool(settings=settings)
     assert server.port == 0
@@ -70,8 +70,8 @@ async def test_health_follows_the_process() -> None:
     await pool.aclose()
 
 
-async def test_calls_in_flight_get_their_grace() -> None:
-    """A call that ends within the grace ends well though the server is stopping."""
+async def test_calls_in_flight_finish_within_the_grace_time() -> None:
+    """A call that ends within the grace time succeeds although the server is stopping."""
     settings = RpcSettings(grace_s=5)
     server, pool = make_server(settings), ChannelPool(settings=settings)
     await server.start()
@@ -83,8 +83,8 @@ async def test_calls_in_flight_get_their_grace() -> None:
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
-async def test_reflection_lists_and_describes(version: str) -> None:
-    """Both versions of reflection name all services and give their descriptors, as grpcurl asks for them."""
+async def test_reflection_lists_and_describes_services(version: str) -> None:
+    """Both versions of reflection list all services and return their descriptors, as grpcurl needs."""
     settings = RpcSettings(grace_s=0)
     server, pool = make_server(settings), ChannelPool(settings=settings)
     await server.start()
@@ -105,8 +105,8 @@ async def test_reflection_lists_and_describes(version: str) -> None:
     await server.aclose()
 
 
-async def test_channelz_shows_the_server() -> None:
-    """gRPC's own statistics are served."""
+async def test_channelz_is_served() -> None:
+    """The server exposes gRPC's own statistics."""
     settings = RpcSettings(grace_s=0)
     server, pool = make_server(settings), ChannelPool(settings=settings)
     await server.start()
@@ -118,8 +118,8 @@ async def test_channelz_shows_the_server() -> None:
     await server.aclose()
 
 
-async def test_a_taken_port_is_refused_in_words() -> None:
-    """Two processes never share a port by accident."""
+async def test_a_port_in_use_is_an_error() -> None:
+    """Two processes never share a port by accident, and the error names the address."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -147,8 +147,8 @@ asyncio.run(main())
 """
 
 
-async def test_a_killed_process_is_noticed_at_once() -> None:
-    """kill -9 breaks calls in flight without waiting for keepalive; work that had begun is lost."""
+async def test_a_killed_process_breaks_its_calls_at_once() -> None:
+    """`kill -9` ends calls in flight with LostError, without waiting for the keepalive."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", KILLED_SERVER, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2]
     )
@@ -167,7 +167,7 @@ async def test_a_killed_process_is_noticed_at_once() -> None:
 
 
 async def test_the_pool_is_bounded_and_keeps_its_channels() -> None:
-    """One channel per address; beyond the bound a refusal, and dropping makes room."""
+    """The pool has one channel per address and refuses addresses beyond its bound. Dropping a channel makes room."""
     pool = ChannelPool(settings=RpcSettings(channels_max=2))
     first = pool.channel("127.0.0.1:1")
     assert pool.channel("127.0.0.1:1") is first
@@ -182,8 +182,8 @@ async def test_the_pool_is_bounded_and_keeps_its_channels() -> None:
     assert len(pool) == 0
 
 
-class StandingClock:
-    """Time that goes on when the test says so."""
+class ManualClock:
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -195,12 +195,12 @@ class StandingClock:
         return self.now_s
 
     async def sleep(self, delay_s: float) -> None:
-        raise AssertionError("nobody waits here")
+        raise AssertionError("the pool must not sleep")
 
 
-async def test_channels_to_peers_that_are_gone_are_closed() -> None:
-    """50 workers come and go on ports of their own: the pool neither grows nor refuses the next one; a channel that is connected is kept."""
-    clock = StandingClock()
+async def test_channels_to_lost_peers_are_closed() -> None:
+    """With 50 short-lived workers the pool neither grows nor refuses the next one. A connected channel is kept."""
+    clock = ManualClock()
     pool = ChannelPool(settings=RpcSettings(channels_max=4), clock=clock)
     kept = make_server(RpcSettings(grace_s=0))
     await kept.start()
@@ -221,9 +221,9 @@ async def test_channels_to_peers_that_are_gone_are_closed() -> None:
     await kept.aclose()
 
 
-async def test_a_channel_that_was_asked_for_lately_is_kept() -> None:
-    """Its call may be connecting, though the channel is not connected yet."""
-    clock = StandingClock()
+async def test_a_recently_used_channel_is_kept() -> None:
+    """A channel that is not connected yet may have a call that is connecting."""
+    clock = ManualClock()
     pool = ChannelPool(settings=RpcSettings(), clock=clock)
     first = pool.channel("127.0.0.1:1")
     pool.channel("127.0.0.1:2")
@@ -235,8 +235,8 @@ async def test_a_channel_that_was_asked_for_lately_is_kept() -> None:
     await pool.aclose()
 
 
-async def test_a_worker_that_starts_late_is_reached_soon() -> None:
-    """A call that waits gets through once the server is there."""
+async def test_a_call_waits_for_a_server_that_starts_late() -> None:
+    """A call with `wait_for_ready` succeeds soon after the server has started."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -255,8 +255,8 @@ async def test_a_worker_that_starts_late_is_reached_soon() -> None:
     await server.aclose()
 
 
-async def test_a_busy_peer_is_waited_for() -> None:
-    """A server that takes half a second to say its first word, for its processors are taken, is there all the same."""
+async def test_a_slow_handshake_is_not_a_failure() -> None:
+    """A busy server that needs half a second for its first bytes does not count as unreachable."""
     settings = RpcSettings(grace_s=0)
     server, pool = (
         make_server(settings),
@@ -273,6 +273,6 @@ async def test_a_busy_peer_is_waited_for() -> None:
 
 
 def test_tls_settings_go_together() -> None:
-    """A certificate without its key is a mistake found when loading."""
+    """A certificate without its key is an error when the settings are loaded."""
     with pytest.raises(ValueError, match="together"):
         PublicRpcSettings(tls_certificate_file="a.pem")

@@ -1,4 +1,4 @@
-"""`run_together`: results, failures, and a cancel that comes together with a failure."""
+"""`run_together`: results, failures, and a cancellation at the same time as a failure."""
 
 import asyncio
 import gc
@@ -11,14 +11,14 @@ from kvmesh.lifecycle import run_together
 
 
 async def returns(value: int, after: int = 0) -> int:
-    """A value, some iterations of the loop later."""
+    """Returns a value some iterations of the loop later."""
     for _ in range(after):
         await asyncio.sleep(0)
     return value
 
 
 async def waits(ended: list[str], name: str) -> int:
-    """Until it is cancelled."""
+    """Waits until it is cancelled."""
     try:
         await asyncio.Event().wait()
     finally:
@@ -27,18 +27,18 @@ async def waits(ended: list[str], name: str) -> int:
 
 
 async def fails(at: asyncio.Event) -> int:
-    """When the event is set."""
+    """Fails when the event is set."""
     await at.wait()
     raise LostError("broken", reason="broken")
 
 
-async def test_results_come_in_order() -> None:
-    """Whatever ends first."""
+async def test_results_are_in_order() -> None:
+    """The order of the results does not depend on which coroutine ends first."""
     assert await run_together(returns(1, after=3), returns(2), returns(3, after=1)) == [1, 2, 3]
 
 
-async def test_the_first_failure_ends_all() -> None:
-    """It is raised alone, after the others have ended."""
+async def test_the_first_failure_cancels_the_others() -> None:
+    """The failure is raised alone, after the others have ended."""
     ended: list[str] = []
     failing = asyncio.Event()
     failing.set()
@@ -48,8 +48,8 @@ async def test_the_first_failure_ends_all() -> None:
 
 
 @pytest.mark.parametrize("order", ["failure first", "cancel first"])
-async def test_a_cancel_together_with_a_failure_is_not_lost(order: str) -> None:
-    """A loop around it ends, as it would not around a task group: the cancel of the loop's task comes only once."""
+async def test_a_cancellation_at_the_time_of_a_failure_is_not_lost(order: str) -> None:
+    """A loop that retries after failures ends when its task is cancelled once. With a task group that cancellation can be lost."""
     failing, rounds = asyncio.Event(), 0
 
     async def loop() -> None:
@@ -75,8 +75,8 @@ async def test_a_cancel_together_with_a_failure_is_not_lost(order: str) -> None:
     assert (task.cancelled(), rounds) == (True, 1)
 
 
-async def test_every_moment_of_a_cancel() -> None:
-    """A cancel in any iteration of the loop around a failure ends the caller."""
+async def test_a_cancellation_in_any_iteration_ends_the_caller() -> None:
+    """The caller ends as cancelled for a cancellation in any iteration of the loop before it has ended by itself."""
     for moment in range(8):
         failing = asyncio.Event()
         task = asyncio.create_task(run_together(fails(failing), waits([], "other")))
@@ -90,13 +90,13 @@ async def test_every_moment_of_a_cancel() -> None:
         await asyncio.wait([task], timeout=5.0)
         assert task.cancelled(), moment
     else:
-        raise AssertionError("it never ended by itself")
+        raise AssertionError("run_together did not end by itself")
     with pytest.raises(LostError):
         task.result()
 
 
 async def test_a_failure_leaves_no_garbage() -> None:
-    """Services collect garbage rarely, because requests and lost workers make none."""
+    """A failure leaves no reference cycles, because services run the garbage collector rarely."""
 
     gc.collect()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Settings come from flags, variables, a file and defaults, and every problem is told at once."""
+"""Settings are loaded from flags, variables, a file and defaults, and all problems are reported at once."""
 
 import logging
 import os
@@ -54,13 +54,13 @@ def problems(*argv: str, **environ: str) -> tuple[str, ...]:
     return caught.value.problems
 
 
-def test_defaults_and_a_group_s_own_defaults() -> None:
-    """Nothing given: the defaults, those that a component sets for a shared group included."""
+def test_defaults_of_settings_and_groups() -> None:
+    """Without input all settings have their defaults, including those that a component overrides for a shared group."""
     assert router() == RouterSettings(model="m", listen=ListenSettings(port=7001))
 
 
-def test_flags_win_over_variables_over_the_file(tmp_path: Path) -> None:
-    """The strongest source counts, setting by setting."""
+def test_precedence_of_sources(tmp_path: Path) -> None:
+    """For each setting a flag overrides a variable, and a variable overrides the file."""
     file = tmp_path / "mesh.toml"
     file.write_text('lease_s = 1\nmodel = "file"\npeers = ["a", "b"]\n[listen]\nport = 1\nhost = "file"\n')
     environ = {"KVMESH_LEASE_S": "2", "KVMESH_LISTEN_PORT": "2", "KVMESH_CONFIG": str(file)}
@@ -71,7 +71,7 @@ def test_flags_win_over_variables_over_the_file(tmp_path: Path) -> None:
 
 
 def test_every_type_as_a_flag() -> None:
-    """Each type has one spelling on the command line; a negative number is a value, not a flag."""
+    """Each type can be given as a flag. A negative number is a value and not a flag."""
     settings = router(
         "--no-is-eager", "--policy", "random", "--peers", "a,b", "--peers", "c", "--seed", "-5", "--lease-s", "0.5"
     )
@@ -79,13 +79,13 @@ def test_every_type_as_a_flag() -> None:
     assert (settings.seed, settings.lease_s) == (-5, 0.5)
 
 
-def test_an_empty_optional_is_none() -> None:
-    """A variable can take back what the file sets."""
+def test_an_empty_optional_setting_is_none() -> None:
+    """An empty variable sets an optional setting to None."""
     assert router(KVMESH_SEED="").seed is None
 
 
-def test_all_problems_at_once(tmp_path: Path) -> None:
-    """One run shows all that is wrong, with the name that the person used."""
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
+    """One run reports all problems, with the flag, variable or key that the user wrote."""
     file = tmp_path / "bad.toml"
     file.write_text('lease_s = "soon"\nlisten = 5\nleases = 1\nseed = true\n')
     found = problems(
@@ -111,13 +111,13 @@ def test_all_problems_at_once(tmp_path: Path) -> None:
     assert len(found) == 12
 
 
-def test_a_component_s_own_check_is_a_problem() -> None:
-    """How settings go together is checked by the dataclass and reported the same way."""
+def test_a_check_of_the_dataclass_is_reported() -> None:
+    """Constraints between settings are checked by the dataclass and reported like other problems."""
     assert problems("--model", "m", "--policy", "random") == ("settings: policy random needs a seed",)
 
 
 def test_a_variable_of_another_component_only_warns(caplog: pytest.LogCaptureFixture) -> None:
-    """One environment may serve several components, so a name unlike any known one is no error."""
+    """One environment may serve several components, so a variable that is unlike any known name is not an error."""
     with caplog.at_level(logging.WARNING):
         router(KVMESH_ENGINE_PROFILE="x", KVMESH_PLANNER="y", PATH="/bin")
     assert "KVMESH_ENGINE_PROFILE KVMESH_PLANNER" in caplog.text
@@ -132,7 +132,7 @@ def test_a_variable_of_another_component_only_warns(caplog: pytest.LogCaptureFix
 
 
 def test_a_secret_of_a_wrong_type_is_not_shown(tmp_path: Path) -> None:
-    """A token that looks like a number to TOML must not end up in a log."""
+    """A token that TOML reads as a number does not appear in the error."""
     file = tmp_path / "mesh.toml"
     file.write_text('model = "m"\ntoken = 271828\n')
     [problem] = problems("--config", str(file))
@@ -141,8 +141,8 @@ def test_a_secret_of_a_wrong_type_is_not_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("lease_s", "is_fine"), [("0.1", True), ("0.0999", False), ("3600", True), ("3600.1", False)])
-def test_limits_are_allowed_themselves(lease_s: str, is_fine: bool) -> None:
-    """The smallest and the largest value that the help names."""
+def test_limits_are_inclusive(lease_s: str, is_fine: bool) -> None:
+    """The smallest and the largest value are valid, and values beyond them are not."""
     if is_fine:
         assert router("--lease-s", lease_s).lease_s == float(lease_s)
     else:
@@ -150,14 +150,14 @@ def test_limits_are_allowed_themselves(lease_s: str, is_fine: bool) -> None:
 
 
 def test_secrets_are_not_shown() -> None:
-    """A secret does not appear in repr."""
+    """A secret does not appear in `repr`."""
     settings = router("--token", "hunter2")
     assert settings.token == "hunter2"
     assert "hunter2" not in repr(settings)
 
 
-def test_help_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
-    """`--help` tells each setting's flag, unit, limits, default and variable, and ends the process well."""
+def test_help_lists_all_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--help` prints each setting's flag, unit, limits, default and variable, and exits with status 0."""
     with pytest.raises(SystemExit) as ended:
         load(RouterSettings, argv=["--help"], environ={})
     assert ended.value.code == 0
@@ -170,8 +170,8 @@ def test_help_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert "default 7001] KVMESH_LISTEN_PORT" in text
 
 
-def test_a_missing_or_broken_file_is_a_problem(tmp_path: Path) -> None:
-    """A named file must exist and be TOML."""
+def test_a_missing_or_invalid_file_is_reported(tmp_path: Path) -> None:
+    """A configuration file must exist and be TOML."""
     broken = tmp_path / "broken.toml"
     broken.write_text("= 5")
     assert "cannot be read" in problems("--model=m", "--config", str(tmp_path / "none.toml"))[0]
@@ -179,14 +179,14 @@ def test_a_missing_or_broken_file_is_a_problem(tmp_path: Path) -> None:
     assert problems("--model=m", "--config") == ("--config needs a value",)
 
 
-def test_a_value_may_be_flags_for_somebody_else() -> None:
-    """A quoted word of several flags is a value; a flag by itself is none."""
+def test_a_value_may_contain_flags() -> None:
+    """A quoted word of several flags, for another program, is a value. A single flag is not a value."""
     assert router("--token", "--seed 1 --lease-s 2").token == "--seed 1 --lease-s 2"
     assert problems("--model=m", "--token", "--seed", "1")[0] == "--token needs a value"
 
 
-def test_exit_status_and_words(capsys: pytest.CaptureFixture[str]) -> None:
-    """A process with wrong settings ends with status 2 and lists them on stderr."""
+def test_invalid_settings_exit_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    """All problems are printed on stderr."""
     with pytest.raises(SystemExit) as ended:
         load_or_exit(RouterSettings, program="router", argv=["--listen-port=x"], environ={})
     assert ended.value.code == 2
@@ -197,7 +197,7 @@ def test_exit_status_and_words(capsys: pytest.CaptureFixture[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Documented:
-    """A group with a field that the code sets."""
+    """A group with a field that only code sets."""
 
     pool: int = setting(3, "How many there are.")
     extra: Mapping[str, Any] = setting({}, "More of it.")
@@ -212,8 +212,8 @@ class Outer:
 @pytest.mark.parametrize(
     "argv", [["services.router", "--help"], ["kvmesh.cli", "up", "--help"], ["kvmesh.cli", "--help"]]
 )
-def test_help_into_a_closed_pipe_is_silent(argv: list[str]) -> None:
-    """`--help | head -1` ends without a traceback, also when the reader is gone before the first byte."""
+def test_help_into_a_closed_pipe_prints_no_traceback(argv: list[str]) -> None:
+    """`--help | head -1` prints no traceback, even if the reader has closed the pipe before the first byte."""
     reader, writer = os.pipe()
     os.close(reader)
     try:
@@ -224,13 +224,13 @@ def test_help_into_a_closed_pipe_is_silent(argv: list[str]) -> None:
 
 
 def test_a_setting_without_a_default_is_shown_as_required() -> None:
-    """On the page of settings, as in `--help`."""
+    """The page of settings shows `required`, like `--help`."""
     spec = next(spec for spec in specs(RouterSettings) if spec.key == "model")
     assert default_text(spec) == "required"
 
 
 def test_hidden_settings_have_no_flag() -> None:
-    """What the code sets cannot be set from outside."""
+    """A field that only code sets has no flag."""
     text = help_text(Outer, program="test")
     assert "How many there are." in text and "--inner-name" not in text
     loaded = load(Outer, argv=["--inner-pool", "5", "--inner-extra", '{"a": 1}'], environ={})
@@ -239,8 +239,8 @@ def test_hidden_settings_have_no_flag() -> None:
         load(Outer, argv=["--inner-name", "x"], environ={})
 
 
-def test_operands_are_words_that_belong_to_no_flag() -> None:
-    """Wherever they stand. A flag of a bool takes no word; a word with a space is a value, whatever it begins with."""
+def test_operands_are_words_without_a_flag() -> None:
+    """Operands may stand anywhere. A boolean flag takes no value, and a word with a space is a value, whatever its first characters are."""
     argv = [
         "one",
         "--seed",
@@ -263,15 +263,15 @@ def test_operands_are_words_that_belong_to_no_flag() -> None:
     )
 
 
-def test_a_word_that_is_no_flag_says_so() -> None:
-    """`kvmesh status blue`; the next word is a problem of its own."""
+def test_a_word_that_is_not_a_flag_is_reported() -> None:
+    """Each wrong word, such as `blue` in `kvmesh status blue`, is a separate problem."""
     with pytest.raises(SettingsError) as caught:
         load(RouterSettings, argv=["blue", "--model", "m", "--sead", "1"], environ={})
     assert caught.value.problems == ("blue is no flag; flags begin with --", "--sead is unknown; did you mean --seed?")
 
 
 def test_an_empty_choice_is_not_listed() -> None:
-    """A setting whose default is empty names the words that one can give."""
+    """For a setting whose default is empty, the help and the error list only the non-empty choices."""
 
     @dataclass(frozen=True, kw_only=True)
     class Chosen:

@@ -1,4 +1,4 @@
-"""The SGLang adapter without SGLang: requests, results and the loss of the engine process, with a scripted process."""
+"""The SGLang adapter with a scripted engine process: requests, results, and the loss of the process."""
 
 import asyncio
 import contextlib
@@ -86,7 +86,7 @@ PROMPT = list(range(2, 22))
 
 
 class ScriptedHost:
-    """The engine process: a connection in this process. `received` are the adapter's messages."""
+    """The engine process, as a connection within this process. `received` are the adapter's messages."""
 
     def __init__(self, ready: FromHost = READY) -> None:
         self._ready = ready
@@ -115,7 +115,7 @@ class ScriptedHost:
         self._writer.write(frame(message))
 
     async def wait_for(self, kind: type[Any]) -> Any:
-        """The newest message of a kind."""
+        """Returns the newest message of a type, and waits for the first one."""
         async with asyncio.timeout(10):
             while not (found := [each for each in self.received if isinstance(each, kind)]):
                 self._arrived.clear()
@@ -187,8 +187,8 @@ async def submitted(rig: Rig, leg: EngineRequest) -> Submit:
 
 
 class TestRequests:
-    async def test_parameters(self, start: Start_) -> None:
-        """SGLang's names and neutral values; the model's defaults apply where a request says nothing."""
+    async def test_sampling_parameters_are_translated(self, start: Start_) -> None:
+        """Parameters get SGLang's names and neutral values. The model's defaults apply where a request sets nothing."""
         async with start() as rig:
             sent = await submitted(
                 rig,
@@ -206,7 +206,7 @@ class TestRequests:
             "stop_token_ids": [3],
             "logit_bias": {"4": 1.5},
         }
-        assert sent.priority == 8, "a larger priority goes first, in SGLang as in the mesh"
+        assert sent.priority == 8, "a larger priority is served first, in SGLang as in the mesh"
 
     async def test_a_request_without_a_seed_gets_one(self, start: Start_) -> None:
         """Otherwise equal requests would get equal answers."""
@@ -217,8 +217,8 @@ class TestRequests:
                 await asyncio.sleep(0)
         assert first != second
 
-    async def test_emitted_tokens_are_prompt(self, start: Start_) -> None:
-        """And count for the limits. A seed continues correctly; penalties and constraints do not."""
+    async def test_emitted_tokens_are_part_of_the_prompt(self, start: Start_) -> None:
+        """They count towards the limits. A continuation with a seed is supported, but not one with penalties or a constraint."""
         async with start() as rig:
             sent = await submitted(rig, request(emitted=[5, 6], max_tokens=9, min_tokens=1, seed=1, prompt_logprobs=1))
             assert len(sent.token_ids) == 4 * (len(PROMPT) + 2)
@@ -241,7 +241,9 @@ class TestRequests:
         ],
         ids=lambda value: value.kind if isinstance(value, Constraint) else "",
     )
-    async def test_constraints(self, start: Start_, constraint: Constraint, arguments: dict[str, str]) -> None:
+    async def test_constraints_are_translated(
+        self, start: Start_, constraint: Constraint, arguments: dict[str, str]
+    ) -> None:
         async with start() as rig:
             sent = await submitted(rig, request(constraint=constraint))
         assert arguments.items() <= sent.sampling.items()
@@ -257,7 +259,7 @@ class TestRequests:
         ],
         ids=lambda value: value if isinstance(value, str) else "",
     )
-    async def test_what_sglang_cannot_do_is_refused_by_name(
+    async def test_unsupported_parameters_are_refused_by_field(
         self, start: Start_, ready: dict[str, Any], more: dict[str, Any], field: str
     ) -> None:
         async with start(_ready(**ready)) as rig:
@@ -266,8 +268,8 @@ class TestRequests:
             assert caught.value.field == f"generation.sampling.{field}"
             assert not [each for each in rig.host.received if isinstance(each, Submit)]
 
-    async def test_modes(self, start: Start_) -> None:
-        """An engine that takes part in handoffs does its part only, and with a room only."""
+    async def test_an_engine_accepts_only_legs_of_its_mode(self, start: Start_) -> None:
+        """An engine with KV transfer accepts only legs of its role, and only with a rendezvous. An engine without it accepts no rendezvous."""
         room = Rendezvous(host="h", port=1, room=2**62)
         async with start(has_kv_transfer=True, role="decode") as rig:
             assert rig.engine.describe().requires_prefill
@@ -284,7 +286,7 @@ class TestRequests:
                 rig.engine.submit_nowait(request(rendezvous=room))
 
     async def test_embeddings_generate_nothing(self, start: Start_) -> None:
-        """SGLang would begin to generate, which kills an embedding engine."""
+        """Embedding requests have a limit of 0 tokens: generation would crash an embedding engine of SGLang."""
         async with start(_ready(is_embedding=True), is_embedding=True) as rig:
             sent = await submitted(rig, request(task=LegTask.EMBED))
             assert sent.is_embedding and sent.sampling["max_new_tokens"] == 0
@@ -294,8 +296,8 @@ class TestRequests:
             (finish,) = (await rig.next()).finishes
             assert (finish.reason, finish.embedding) == (FinishReason.STOP, [0.6, 0.8])
 
-    async def test_a_warm_up_meets_nobody(self, start: Start_) -> None:
-        """SGLang's own address without a transfer. Its tokens are in no counter."""
+    async def test_a_warm_up_uses_no_other_engine(self, start: Start_) -> None:
+        """A warm-up request uses SGLang's fake address, which transfers nothing, and its tokens are not counted."""
         async with start(has_kv_transfer=True, role="decode") as rig:
             sent = await submitted(rig, request(cache_salt=INTERNAL_SALT))
             assert sent.meeting is not None and sent.meeting.host == "2.2.2.2"
@@ -310,8 +312,8 @@ class TestRequests:
             load = rig.engine.load()
         assert load.prompt_tokens_total == load.output_tokens_total == load.transferred_tokens_total == 0
 
-    async def test_overload(self, start: Start_) -> None:
-        """More than running and waiting ones are refused with a time to come back."""
+    async def test_requests_beyond_the_limit_are_refused(self, start: Start_) -> None:
+        """The refusal has a retry delay."""
         async with start(waiting_requests_max=1) as rig:
             for key in range(3):
                 rig.engine.submit_nowait(request(key))
@@ -321,8 +323,8 @@ class TestRequests:
 
 
 class TestResults:
-    async def test_tokens_and_end(self, start: Start_) -> None:
-        """Tokens of a step go to the legs' keys; usage and load follow."""
+    async def test_a_step_gives_tokens_finish_and_load(self, start: Start_) -> None:
+        """The tokens of a step are assigned to the keys of the legs. The finish has the usage, and the load follows."""
         async with start() as rig:
             number = (await submitted(rig, request(logprobs=1))).number
             rig.host.send(
@@ -347,7 +349,7 @@ class TestResults:
         assert (load.prompt_tokens_total, load.cached_tokens_total, load.output_tokens_total) == (4, 16, 2)
 
     async def test_a_prefill_leg_has_no_tokens(self) -> None:
-        """The decode engine emits the first one."""
+        """The decode engine emits the first token."""
         leg = request(task=LegTask.PREFILL, rendezvous=Rendezvous(host="h", port=1, room=3))
         host = ScriptedHost()
         engine = SglangEngine(SglangSettings(model="m", role="prefill"), launch=host.launch)
@@ -381,8 +383,8 @@ class TestResults:
             ("decode", 500, KvLostError),
         ],
     )
-    async def test_failures(self, start: Start_, mode: str, status: int, error: type[MeshError]) -> None:
-        """SGLang reports failures as aborts with an HTTP status. In a handoff they are the other engine's."""
+    async def test_aborts_become_errors(self, start: Start_, mode: str, status: int, error: type[MeshError]) -> None:
+        """SGLang reports failures as aborts with an HTTP status. With a handoff, a server error becomes KvLostError."""
         room = Rendezvous(host="h", port=1, room=3) if mode == "decode" else None
         async with start(has_kv_transfer=mode == "decode") as rig:
             number = (await submitted(rig, request(rendezvous=room))).number
@@ -393,8 +395,8 @@ class TestResults:
         assert finish.reason is FinishReason.ERROR
         assert type(finish.error) is error and "why" in str(finish.error)
 
-    async def test_cancel(self, start: Start_) -> None:
-        """An abort that was asked for is CANCELLED; the key is free afterwards, and late messages are ignored."""
+    async def test_a_cancelled_leg_frees_its_key(self, start: Start_) -> None:
+        """A requested abort becomes CANCELLED. Later messages for the cancelled leg are ignored, and the key can be reused."""
         async with start() as rig:
             number = (await submitted(rig, request())).number
             rig.engine.cancel_nowait(7)
@@ -418,8 +420,7 @@ class TestResults:
             rig.host.send(HostStep(load=LOAD, numbers=[sent.number], counts=[1], token_ids=[6]))
             assert (await rig.next()).token_ids == [6]
 
-    async def test_kv_events(self, start: Start_) -> None:
-        """Changes arrive as the mesh's events."""
+    async def test_kv_changes_become_events(self, start: Start_) -> None:
         async with start() as rig:
             events = rig.engine.kv_events()
             rig.host.send(HostStep(load=LOAD, kv_changes=[("stored", [11, 12], 3, "device")]))
@@ -428,7 +429,7 @@ class TestResults:
     async def test_a_slow_reader_of_events_gets_a_snapshot(
         self, start: Start_, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Asked for once; events until it arrives are in it."""
+        """When the buffer of events is full, the adapter requests a snapshot once, which replaces the buffered events."""
         monkeypatch.setattr("kvmesh.engines.sglang.engine.KV_EVENT_BUFFER_BLOCKS", 1)
         async with start() as rig:
             rig.host.send(HostStep(load=LOAD, kv_changes=[("stored", [1, 2], None, "device")]))
@@ -439,19 +440,19 @@ class TestResults:
 
 
 class TestLife:
-    async def test_start_fails_with_the_engines_reason(self, start: Start_) -> None:
+    async def test_a_failed_start_has_the_engines_reason(self, start: Start_) -> None:
         with pytest.raises(InvalidRequestError, match="no such model"):
             async with start(Failed("ValueError", "no such model")):
                 pass
 
-    async def test_a_python_without_sglang(self) -> None:
-        """The process ends before it connects: the error says where to look."""
+    async def test_a_missing_sglang_is_reported(self) -> None:
+        """If the process ends before it connects, the error suggests that SGLang may not be installed."""
         engine = SglangEngine(SglangSettings(model="m", python="/bin/false"))
         with pytest.raises(UnavailableError, match="is SGLang installed"):
             await engine.start()
 
-    async def test_death_is_noticed(self, start: Start_) -> None:
-        """The consumer gets a LostError, later legs are refused, pending calls end."""
+    async def test_the_death_of_the_process_is_reported(self, start: Start_) -> None:
+        """The consumer of steps gets LostError, pending calls fail, and later legs are refused."""
         async with start() as rig:
             rig.engine.submit_nowait(request())
             resetting = asyncio.create_task(rig.engine.reset_cache())
@@ -488,7 +489,7 @@ class TestLife:
 
 @contextlib.asynccontextmanager
 async def bootstrap_server(statuses: Iterator[int]) -> AsyncIterator[int]:
-    """Answers questions for the topology with these statuses, the last one for ever. Yields its port."""
+    """Answers topology requests with these statuses, and then always with the last one. Yields its port."""
     status = 0
 
     async def answer(request: web.Request) -> web.Response:
@@ -514,18 +515,20 @@ async def route() -> AsyncIterator[int]:
 
 
 class TestReadiness:
-    """SGLang's prefill engine reports ready after it has given up registering with its bootstrap server."""
+    """SGLang's prefill engine reports ready even if it failed to register with its bootstrap server, so the adapter checks."""
 
-    async def test_waits_for_the_registration(self, start: Start_) -> None:
-        asked = iter([404, 500, 200])
+    async def test_start_waits_for_the_registration(self, start: Start_) -> None:
+        polled = iter([404, 500, 200])
         async with (
-            bootstrap_server(asked) as port,
+            bootstrap_server(polled) as port,
             start(_ready(bootstrap_port=port), has_kv_transfer=True, role="prefill") as rig,
         ):
-            assert next(asked, None) is None, "it was asked until its ranks were registered"
+            assert next(polled, None) is None, "the adapter polls until the ranks are registered"
             assert rig.engine.describe().rendezvous_address == f"127.0.0.1:{port}"
 
-    async def test_an_engine_that_never_registers(self, start: Start_, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_an_engine_that_never_registers_fails_to_start(
+        self, start: Start_, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(host_process, "TIMEOUT_S", 0.3)
         async with bootstrap_server(iter([404])) as port:
             with pytest.raises(UnavailableError, match="did not register") as raised:
@@ -539,19 +542,19 @@ SWITCHING = {"can_switch_role": True, "has_kv_transfer": True, "role": "decode"}
 
 class TestRoleChange:
     async def answer(self, rig: Rig, calls: int, *, is_done: bool = True) -> None:
-        """The scheduler's answer to the call with this number."""
+        """Sends the scheduler's response to the call with this number."""
         async with asyncio.timeout(10):
-            while len(asked := [each for each in rig.host.received if isinstance(each, Call)]) < calls:
+            while len(received := [each for each in rig.host.received if isinstance(each, Call)]) < calls:
                 await asyncio.sleep(0.01)
-        assert (asked[-1].operation, tuple(asked[-1].arguments)) == ("set_role", ("prefill",))
-        rig.host.send(CallResult(asked[-1].call_id, is_done, "" if is_done else "requests run"))
+        assert (received[-1].operation, tuple(received[-1].arguments)) == ("set_role", ("prefill",))
+        rig.host.send(CallResult(received[-1].call_id, is_done, "" if is_done else "requests run"))
 
-    async def test_waits_for_legs_and_then_for_the_scheduler(self, start: Start_, route: int) -> None:
-        """New legs are refused meanwhile. Afterwards the engine is one of the other pool, in all that it says of itself."""
+    async def test_a_role_change_waits_for_legs_and_the_scheduler(self, start: Start_, route: int) -> None:
+        """New legs are refused meanwhile. Afterwards the description of the engine is that of the new role."""
         async with start(_ready(bootstrap_port=route), **SWITCHING) as rig:
             before = rig.engine.describe()
             assert before.capabilities.roles == (Role.PREFILL, Role.DECODE) and before.requires_prefill
-            assert not before.rendezvous_address, "a decode worker is nobody's rendezvous"
+            assert not before.rendezvous_address, "a decode worker has no rendezvous address"
             room = Rendezvous(host="h", port=1, room=2)
             sent = await submitted(rig, request(rendezvous=room))
             changing = asyncio.create_task(rig.engine.set_role(Role.PREFILL))
@@ -559,7 +562,9 @@ class TestRoleChange:
             with pytest.raises(UnavailableError) as refused:
                 rig.engine.submit_nowait(request(8, rendezvous=room))
             assert refused.value.reason == "role_changed"
-            assert not any(isinstance(each, Call) for each in rig.host.received), "the leg runs"
+            assert not any(isinstance(each, Call) for each in rig.host.received), (
+                "the scheduler is not called while the leg runs"
+            )
             rig.host.send(HostStep(load=LOAD, finished=[Finished(number=sent.number, kind="stop")]))
             assert (await rig.next()).finishes[0].reason is FinishReason.STOP
             await self.answer(rig, 1, is_done=False)
@@ -573,7 +578,7 @@ class TestRoleChange:
                 rig.engine.submit_nowait(request(9, rendezvous=room))
             rig.engine.submit_nowait(request(9, task=LegTask.PREFILL, rendezvous=room))
 
-    async def test_legs_that_take_long_continue_elsewhere(
+    async def test_a_role_change_cancels_long_legs(
         self, start: Start_, route: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(engine_module, "ROLE_WAIT_S", 0)
@@ -587,7 +592,7 @@ class TestRoleChange:
             await self.answer(rig, 1)
             await changing
 
-    async def test_a_cancelled_change_leaves_the_role(self, start: Start_, route: int) -> None:
+    async def test_a_cancelled_change_keeps_the_role(self, start: Start_, route: int) -> None:
         async with start(_ready(bootstrap_port=route), **SWITCHING) as rig:
             room = Rendezvous(host="h", port=1, room=2)
             rig.engine.submit_nowait(request(rendezvous=room))
@@ -599,14 +604,13 @@ class TestRoleChange:
             assert rig.engine.describe().role is Role.DECODE
             rig.engine.submit_nowait(request(8, rendezvous=room))
 
-    def test_needs_nixl(self) -> None:
+    def test_a_role_change_needs_nixl(self) -> None:
         for settings in ({"transfer_backend": "mooncake"}, {"has_kv_transfer": False}):
             with pytest.raises(InvalidRequestError):
                 SglangSettings(model="m", can_switch_role=True, **settings)  # type: ignore[arg-type]
 
 
-def test_frames_arrive_in_pieces() -> None:
-    """A socket may cut messages anywhere."""
+def test_frames_may_be_split_anywhere() -> None:
     data = frame(Cancel(1)) + frame(Cancel(2))
     for cut in range(len(data)):
         received, numbers = bytearray(), []
@@ -620,8 +624,8 @@ def _ready(**changes: Any) -> Ready:
     return Ready(**{name: getattr(READY, name) for name in READY.__struct_fields__} | changes)
 
 
-async def test_a_silent_process(start: Start_, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine is not responsive while its process says nothing, and again with its next message."""
+async def test_a_silent_process_is_not_responsive(start: Start_, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine is responsive again with the next message of its process."""
     monkeypatch.setattr(engine_module, "SILENCE_S", 0.05)
     async with start() as rig, asyncio.timeout(10):
         while rig.engine.is_responsive:

@@ -1,4 +1,4 @@
-"""PyTorch's store of SGLang's ranks listens where the ranks connect to, and nowhere else."""
+"""The PyTorch store of SGLang's ranks listens only on the address to which the ranks connect."""
 
 import socket
 
@@ -7,7 +7,7 @@ import pytest
 from kvmesh.engines.sglang.host.patches import listen
 
 
-def test_it_listens_on_the_address_of_the_ranks() -> None:
+def test_the_store_listens_on_the_address_of_the_ranks() -> None:
     listener = listen("127.0.0.1", 0)
     assert listener is not None
     with listener:
@@ -15,7 +15,7 @@ def test_it_listens_on_the_address_of_the_ranks() -> None:
 
 
 def test_an_address_of_another_machine_is_left_to_pytorch() -> None:
-    """The name of a Kubernetes service, for example, is that of no interface here."""
+    """For example, the name of a Kubernetes service does not belong to a local interface."""
     assert listen("203.0.113.9", 0) is None
 
 

@@ -1,4 +1,4 @@
-"""The block pool against a slow, obvious account of who holds what."""
+"""The block pool compared with a simple, slow reference that records the holders of each block."""
 
 from dataclasses import dataclass
 from itertools import count
@@ -16,12 +16,12 @@ TOTAL = 12
 
 
 def replay(names: set[int], events: list[KvEvent]) -> set[int]:
-    """Applies events the way a router does; a removal of what is not there is a failure."""
+    """Applies events as a router does. Fails if an event removes a block that is not stored."""
     for event in events:
         match event:
             case KvStored():
                 assert event.parent_hash is None or event.parent_hash in names
-                assert not names & set(event.block_hashes), "stored twice"
+                assert not names & set(event.block_hashes), "a block is stored twice"
                 names |= set(event.block_hashes)
             case KvRemoved():
                 assert names >= set(event.block_hashes)
@@ -33,7 +33,7 @@ def replay(names: set[int], events: list[KvEvent]) -> set[int]:
 
 @dataclass(eq=False)
 class Chain:
-    """A holder of blocks for `names`, of which the first `named` are complete."""
+    """The blocks of one holder for `names`. The first `named` of them are complete."""
 
     names: list[int]
     blocks: list[int]
@@ -41,9 +41,9 @@ class Chain:
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Prompts are chains of names below 40 with the same parent each time, so that prefixes are shared.
+    """Prompts are chains of names with few variants, so that they share prefixes.
 
-    They are named in pieces, so that others have often named the same meanwhile.
+    They are named in pieces, so that another holder has often named the same block meanwhile.
     """
 
     spare = 0
@@ -88,7 +88,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(chain=chains, name=st.integers(0, 3))
     def grow(self, chain: Chain, name: int) -> None:
-        """One more block, as a decoding leg takes it."""
+        """Allocates one more block, as a decoding leg does."""
         if chain in self.held and self.pool.available:
             chain.blocks.append(self.pool.allocate_one())
             chain.names.append(1 + name + 10 * chain.names[-1] + 100)
@@ -118,8 +118,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.evict_idle()
 
     @invariant()
-    def holders_have_blocks_of_their_own(self) -> None:
-        """Each block once in a chain, and in two chains only where both have its name."""
+    def holders_share_only_named_blocks(self) -> None:
+        """A chain contains each block once, and two chains share a block only if both have its name there."""
         seen: dict[int, int | None] = {}
         for chain in [*self.held, *self.leased]:
             assert len(set(chain.blocks)) == len(chain.blocks) == len(chain.names)
@@ -130,7 +130,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_block_is_in_one_state(self) -> None:
-        """free + cached + held + leased = total, and each figure is what the account says."""
+        """free + cached + held + leased = total, and each count matches the reference."""
         counts = self.pool.counts()
         leased = {block for chain in self.leased for block in chain.blocks}
         held = {block for chain in self.held for block in chain.blocks} - leased
@@ -140,7 +140,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def events_give_the_cache(self) -> None:
-        """Replayed changes, the pool's snapshot and that of a log that goes by the run give the named blocks."""
+        """Replaying the events, the pool's snapshot, or the log's snapshot gives the named blocks."""
         events = self.pool.take_events()
         self.names = replay(self.names, events)
         self.log.append(events)
@@ -150,7 +150,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 class SparePoolMachine(PoolMachine):
-    """The same with blocks that stay free."""
+    """The same with blocks that the pool keeps free."""
 
     spare = 3
 
@@ -161,7 +161,7 @@ TestSparePool = SparePoolMachine.TestCase
 
 @given(st.integers(1, 6))
 def test_a_chain_is_evicted_from_its_end(evicted: int) -> None:
-    """Eviction keeps prefixes usable: the last blocks of an idle chain go first."""
+    """Prefixes stay usable, because the last blocks of an idle chain are evicted first."""
     pool = BlockPool(6)
     blocks = pool.allocate(6)
     pool.name(blocks, 0, [10, 11, 12, 13, 14, 15], parent=None)
@@ -172,7 +172,7 @@ def test_a_chain_is_evicted_from_its_end(evicted: int) -> None:
 
 @given(st.integers(1, 20).flatmap(lambda length: st.tuples(st.just(length), st.integers(0, length), st.integers(0, 5))))
 def test_a_prompt_shares_exactly_its_beginning(case: tuple[int, int, int]) -> None:
-    """Of a run of any length, the blocks before the first other one and no more: another prompt's block would give wrong tokens."""
+    """`match` returns exactly the blocks before the first difference. A block of another prompt would give wrong tokens."""
     length, shared, more = case
     pool = BlockPool(32)
     blocks = pool.allocate(length)
@@ -181,8 +181,8 @@ def test_a_prompt_shares_exactly_its_beginning(case: tuple[int, int, int]) -> No
     assert pool.match(prompt) == blocks[:shared]
 
 
-def test_what_was_computed_twice_is_held_once() -> None:
-    """Who computed what another had named meanwhile gives its own blocks back, and the chain goes on behind the other's."""
+def test_a_block_that_was_computed_twice_is_stored_once() -> None:
+    """The second holder returns its own blocks, uses the blocks of the first, and its chain continues after them."""
     pool = BlockPool(8)
     first, second = pool.allocate(3), pool.allocate(4)
     pool.name(first, 0, [10, 11, 12], parent=None)
@@ -195,18 +195,18 @@ def test_what_was_computed_twice_is_held_once() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 40)), max_size=40))
-def test_free_space_is_taken_once_and_in_the_longest_stretch(rounds: list[tuple[int, int]]) -> None:
-    """Nothing is taken twice; one stretch where there is one as long, else about as few as possible."""
+def test_free_blocks_are_taken_once_and_contiguously(rounds: list[tuple[int, int]]) -> None:
+    """No block is taken twice. An allocation is contiguous if a run of that length is free, else it uses about as few runs as possible."""
     space, held, free = FreeBlocks(40), list[list[int]](), set(range(40))
     for size, place in rounds:
         if size <= len(free):
-            longest = max(map(len, stretches(free)), default=0)
+            longest = max(map(len, contiguous_runs(free)), default=0)
             taken = space.take(size) if size != 1 else [space.take_one()]
             assert taken == sorted(taken) and len(taken) == size and free >= set(taken)
             if size <= longest:
-                assert len(stretches(set(taken))) <= 1
+                assert len(contiguous_runs(set(taken))) <= 1
             else:
-                assert 2 * max(map(len, stretches(set(taken)))) >= longest
+                assert 2 * max(map(len, contiguous_runs(set(taken)))) >= longest
             free -= set(taken)
             held.append(taken)
         elif held:
@@ -216,8 +216,8 @@ def test_free_space_is_taken_once_and_in_the_longest_stretch(rounds: list[tuple[
         assert space.count == len(free)
 
 
-def stretches(blocks: set[int]) -> list[list[int]]:
-    """Neighbours among these blocks."""
+def contiguous_runs(blocks: set[int]) -> list[list[int]]:
+    """Returns the runs of consecutive numbers among these blocks."""
     found: list[list[int]] = []
     for block in sorted(blocks):
         if found and found[-1][-1] == block - 1:
@@ -227,8 +227,8 @@ def stretches(blocks: set[int]) -> list[list[int]]:
     return found
 
 
-def test_after_many_answers_a_prompt_is_still_in_one_stretch() -> None:
-    """Blocks that are taken one by one by many legs at a time do not leave a pool of holes."""
+def test_allocations_stay_contiguous_after_many_answers() -> None:
+    """Blocks that many concurrent legs allocate one by one do not fragment the pool."""
     pool, names = BlockPool(4096, 256), count(1)
     for _ in range(16):
         legs = [pool.allocate(8) for _ in range(32)]
@@ -242,6 +242,6 @@ def test_after_many_answers_a_prompt_is_still_in_one_stretch() -> None:
             pool.drop(blocks)
     for _ in range(80):
         blocks = pool.allocate(125)
-        assert len(stretches(set(blocks))) <= 2
+        assert len(contiguous_runs(set(blocks))) <= 2
         pool.name(blocks, 0, [next(names) for _ in blocks], parent=None)
         pool.drop(blocks)

@@ -1,4 +1,4 @@
-"""Made-up documents: each matches its constraint, whatever the seed, or the constraint is refused by name."""
+"""Generated documents match their constraint for every seed, or the constraint is refused by field."""
 
 import json
 import re
@@ -18,7 +18,7 @@ NAMES = st.sampled_from(["a", "b", "name", "größe", "x y"])
 
 
 def bounded(low: str, high: str, values: st.SearchStrategy[int]) -> st.SearchStrategy[dict[str, int]]:
-    """Two bounds in the right order, either or both or none."""
+    """Two bounds in the right order: both, either or none."""
     pairs = st.tuples(values, values).map(lambda pair: {low: min(pair), high: max(pair)})
     return st.one_of(pairs, pairs.map(lambda found: {low: found[low]}), pairs.map(lambda found: {high: found[high]}),
                      st.just({}))  # fmt: skip
@@ -71,8 +71,8 @@ def made(kind: ConstraintKind, text: str, seed: int = 0, options: tuple[str, ...
 
 @settings(max_examples=300, deadline=None)
 @given(schema=SCHEMAS, seed=st.integers(0, 2**32))
-def test_instances_are_valid(schema: dict[str, Any], seed: int) -> None:
-    """By an independent validator, formats included."""
+def test_generated_instances_are_valid(schema: dict[str, Any], seed: int) -> None:
+    """An independent validator accepts the instance of each schema, including formats."""
     value = json.loads(made(ConstraintKind.JSON_SCHEMA, json.dumps(schema), seed))
     validator = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     validator(schema, format_checker=validator.FORMAT_CHECKER).validate(value)
@@ -98,8 +98,8 @@ TREE = {"$ref": "#/$defs/node", "$defs": {"node": {
         {},
     ],
 )  # fmt: skip
-def test_special_schemas(schema: Any) -> None:
-    """Recursion ends, references and merged rules hold."""
+def test_recursive_and_combined_schemas_are_satisfied(schema: Any) -> None:
+    """Recursion ends, and references and merged rules hold."""
     for seed in range(50):
         value = json.loads(made(ConstraintKind.JSON_SCHEMA, json.dumps(schema), seed))
         jsonschema.Draft202012Validator(schema).validate(value)
@@ -112,16 +112,16 @@ def test_special_schemas(schema: Any) -> None:
         r"(?:ab)*c", r"(?P<x>a)(?P=x)", r"\s?\S\D", r"", r"日本[語字]",
     ],
 )  # fmt: skip
-def test_matches(pattern: str) -> None:
-    """The whole expression matches."""
+def test_generated_texts_match_their_expression(pattern: str) -> None:
+    """The expression matches the whole text."""
     for seed in range(50):
         text = made(ConstraintKind.REGEX, pattern, seed)
         assert re.fullmatch(pattern, text), text
 
 
 @pytest.mark.parametrize("pattern", [r"(?=a)b", r"a\bb", r"a$b", r"(?!a)", r"(a)?(?(1)b|c)", r"a{70000}"])
-def test_expressions_that_are_refused(pattern: str) -> None:
-    """Rather than a text that may not match."""
+def test_unsupported_expressions_are_refused(pattern: str) -> None:
+    """A refusal is better than a text that may not match."""
     with pytest.raises((UnsupportedError, InvalidRequestError)) as caught:
         made(ConstraintKind.REGEX, pattern, 1)
     assert caught.value.field == "generation.sampling.constraint"
@@ -139,15 +139,15 @@ def test_expressions_that_are_refused(pattern: str) -> None:
         {"type": "string", "pattern": "a", "minLength": 5}, {"type": "number", "multipleOf": 0},
     ],
 )  # fmt: skip
-def test_schemas_that_are_refused(schema: Any) -> None:
-    """Unknown words, contradictions, endless recursion and nonsense: an error with the field, in bounded time."""
+def test_unsupported_schemas_are_refused(schema: Any) -> None:
+    """Unknown keywords, contradictions, endless recursion and invalid values are an error with the field, in bounded time."""
     with pytest.raises((UnsupportedError, InvalidRequestError)) as caught:
         made(ConstraintKind.JSON_SCHEMA, json.dumps(schema))
     assert caught.value.field == "generation.sampling.constraint"
 
 
-def test_other_kinds() -> None:
-    """A choice is one of the options; any object; tags with their content; a grammar is refused."""
+def test_other_kinds_of_constraints() -> None:
+    """A choice gives one of the options, and a structural tag gives its content. A grammar is refused."""
     assert {made(ConstraintKind.CHOICE, "", seed, ("a", "b")) for seed in range(20)} == {"a", "b"}
     assert isinstance(json.loads(made(ConstraintKind.JSON_OBJECT, "")), dict)
     form = {"type": "sequence", "elements": [

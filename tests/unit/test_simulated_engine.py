@@ -1,4 +1,4 @@
-"""The simulated engine's loop: pace, back-pressure, faults, card."""
+"""The loop of the simulated engine: pace, backpressure, faults, model card."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ Start = Callable[..., Awaitable[EngineDriver]]
 
 
 class SteppedClock:
-    """A clock that moves only by what is slept, and notes each sleep."""
+    """A clock that only sleeps advance. It records each sleep."""
 
     def __init__(self) -> None:
         self.time_s = 0.0
@@ -74,14 +74,14 @@ def engine_of(driver: EngineDriver) -> FaultyEngine:
 
 class TestPace:
     async def test_step_times_follow_the_profile(self, start: Start, clock: SteppedClock) -> None:
-        """base + per prompt token, then base + per decoding request, scaled by the factor."""
+        """A step takes the base time plus the time per prompt token or per decoding request, scaled by the factor."""
         profile = StepProfile(base_s=1.0, per_prefill_token_s=0.5, per_decode_request_s=0.25)
         driver = await start(clock, profile=profile, time_factor=2.0)
         await driver.run(greedy("demo", [5] * 10, 3))
         assert clock.sleeps[:3] == [2 * (1 + 5), 2 * 1.25, 2 * 1.25]
 
-    async def test_each_prompt_and_its_attention_take_time(self, start: Start, clock: SteppedClock) -> None:
-        """A prompt of 10 tokens in one step: its fixed times, and 50 pairs of a token and a token before it."""
+    async def test_prompts_and_attention_take_time(self, start: Start, clock: SteppedClock) -> None:
+        """A prompt of 10 tokens in one step takes its fixed times and the time of 50 pairs of a token and an earlier one."""
         profile = StepProfile(
             base_s=1.0,
             per_prefill_token_s=0.5,
@@ -98,15 +98,15 @@ class TestPace:
     async def test_results_are_processed_after_a_step_or_during_the_next(
         self, start: Start, clock: SteppedClock, event_loop: str, ends_at_s: float
     ) -> None:
-        """Steps of 2 s whose results take 1 s: only the last ones are waited for where steps overlap."""
+        """With steps of 2 s and a processing time of 1 s, overlapping steps wait only for the processing of the last one."""
         profile = StepProfile(base_s=2.0, per_prefill_token_s=0.0, per_decode_request_s=0.0)
         driver = await start(clock, profile=profile, time_factor=1.0, event_loop=event_loop, processing_s=1.0)
         generation = greedy("demo", [5] * 10, 4)
         assert (await driver.run(generation)).tokens == expected_tokens(generation, engine_of(driver).token_range, 4)
         assert clock.time_s == ends_at_s
 
-    async def test_a_cancel_is_answered_with_the_step_that_runs(self, start: Start) -> None:
-        """A step's output holds the finishes of the cancels that came while it ran; blocks are free at once."""
+    async def test_a_cancellation_is_answered_with_the_running_step(self, start: Start) -> None:
+        """The output of a step contains the finishes of cancellations during the step. Blocks are free at once."""
         clock = ManualClock()
         driver = await start(clock, time_factor=1.0, profile=StepProfile(base_s=1.0, per_prefill_token_s=0.0))
         kept, dropped = (driver.submit(greedy("demo", [token] * 20, 50)) for token in (5, 6))
@@ -121,8 +121,8 @@ class TestPace:
         await clock.advance(1.0)
         assert kept.done.reason is FinishReason.CANCELLED
 
-    async def test_blocks_without_an_owner_are_counted(self, start: Start, clock: SteppedClock) -> None:
-        """A block that nobody holds and that is not free has leaked; one that is held and free has two owners."""
+    async def test_unaccounted_blocks_are_counted(self, start: Start, clock: SteppedClock) -> None:
+        """A leaked block, which is neither free nor held, counts 1. A block that is both free and held counts -1."""
         driver = await start(clock)
         await driver.run(greedy("demo", [5] * 40, 3))
         load = driver.engine.load()
@@ -137,25 +137,25 @@ class TestPace:
         assert driver.engine.load().kv_blocks_unaccounted == -2
 
     async def test_factor_zero_never_sleeps(self, start: Start, clock: SteppedClock) -> None:
-        """As fast as possible means that no time passes on the clock."""
+        """No time passes on the clock of an engine that runs as fast as possible."""
         driver = await start(clock)
         records = [driver.submit(greedy("demo", [i + 3] * 50, 40)) for i in range(20)]
         for record in records:
             await driver.wait(record)
         assert clock.sleeps == []
 
-    async def test_others_run_at_factor_zero(self, start: Start) -> None:
-        """The loop is not starved: another task runs between two steps."""
+    async def test_other_tasks_run_at_factor_zero(self, start: Start) -> None:
+        """Another task runs between two steps."""
         driver = await start()
         record = driver.submit(greedy("demo", [5], 300))
-        turns = 0
+        iterations = 0
         while record.finish is None:
-            turns += 1
+            iterations += 1
             await asyncio.sleep(0)
-        assert turns >= 300
+        assert iterations >= 300
 
-    async def test_an_idle_engine_rests(self, start: Start) -> None:
-        """Nothing to do: no steps, also with a lease outstanding and a request that cannot run yet."""
+    async def test_an_idle_engine_makes_no_steps(self, start: Start) -> None:
+        """Also with a lease outstanding and a request that cannot run yet, the engine makes no steps."""
         driver = await start(kv_blocks=4, context_tokens_max=64, lease_s=1000.0)
         handle = await driver.prefill(greedy("demo", [5] * 60))
         blocked = driver.submit(greedy("demo", [6] * 20, 2))
@@ -169,7 +169,7 @@ class TestPace:
         assert (await driver.wait(blocked)).done.reason is FinishReason.LENGTH
 
     async def test_a_slow_consumer_pauses_the_engine(self) -> None:
-        """The buffer between engine and consumer is bounded, and nothing is lost when the consumer comes back."""
+        """The buffer between engine and consumer is bounded, and no output is lost when the consumer resumes."""
         settings = SimulatedSettings(output_buffer_steps=4, time_factor=0.0)
         engine = SimulatedEngine(settings, SystemClock())
         driver = EngineDriver(engine, PATIENCE_S)
@@ -186,8 +186,8 @@ class TestPace:
 
 class TestClose:
     @pytest.mark.parametrize("ends", ["cancelled", "pulled"])
-    async def test_releases_that_are_due_are_sent(self, start: Start, ends: str) -> None:
-        """An engine that closes tells its sources what nobody will pull again: their blocks do not wait for the lease's end."""
+    async def test_pending_releases_are_sent_at_close(self, start: Start, ends: str) -> None:
+        """A closing engine releases the handles that it will not pull again, so that their blocks do not stay leased until the lease expires."""
         source = await start(role="prefill", lease_s=1000.0)
         target = await start()
         generation = greedy("demo", [5] * 60, 4)
@@ -203,8 +203,8 @@ class TestClose:
 
 
 class TestSleep:
-    async def test_requests_pause_and_can_be_cancelled(self, start: Start) -> None:
-        """Asleep nothing is computed, a cancel is answered, and after waking the rest goes on with the right tokens."""
+    async def test_sleeping_requests_pause_and_can_be_cancelled(self, start: Start) -> None:
+        """A sleeping engine computes nothing and answers cancellations. After waking the remaining request continues with the right tokens."""
         driver = await start()
         kept, dropped = (driver.submit(greedy("demo", [token] * 20, 200)) for token in (5, 6))
         await driver.wait_tokens(kept, 3)
@@ -222,7 +222,7 @@ class TestSleep:
 
 class TestEvents:
     async def test_a_slow_reader_gets_a_snapshot(self) -> None:
-        """Past the buffer's bound the replayed events still give the cache."""
+        """When the buffer of events overflows, the replayed events still give the content of the cache."""
         settings = SimulatedSettings(kv_event_buffer_blocks=8, kv_blocks=64, context_tokens_max=1000, time_factor=0.0)
         engine = SimulatedEngine(settings, SystemClock())
         driver = EngineDriver(engine, PATIENCE_S)
@@ -240,15 +240,14 @@ class TestEvents:
 
 
 class TestFaults:
-    async def test_stall(self, start: Start, clock: SteppedClock) -> None:
-        """No step for that long."""
+    async def test_a_stall_delays_the_next_step(self, start: Start, clock: SteppedClock) -> None:
         driver = await start(clock)
         engine_of(driver).inject(Stall(duration_s=7.0))
         await driver.run(greedy("demo", [5], 3))
         assert clock.sleeps == [7.0]
 
-    async def test_refuse_from_a_seed(self, start: Start) -> None:
-        """About the fraction is refused, the same ones for the same seed, none afterwards."""
+    async def test_refusals_are_drawn_from_the_seed(self, start: Start) -> None:
+        """About the given fraction is refused, the same requests for the same seed, and none after the fault ends."""
         outcomes = []
         for _ in range(2):
             driver = await start(waiting_requests_max=1000)
@@ -266,7 +265,7 @@ class TestFaults:
         assert 30 < len(outcomes[0]) < 90
 
     async def test_lost_kv_is_recomputed(self, start: Start) -> None:
-        """The handle is fine, its blocks are not: right tokens all the same; the next handle is good again."""
+        """If the blocks of a valid handle are lost, the tokens are still right. The next handle works again."""
         prefill, decode = await start(role="prefill"), await start()
         engine_of(prefill).inject(LoseKv(handles=1))
         for is_lost in (True, False):
@@ -276,8 +275,8 @@ class TestFaults:
             assert record.tokens == expected_tokens(generation, engine_of(decode).token_range, 12)
             await prefill.wait_blocks(0, 1.0)
 
-    async def test_death(self, start: Start) -> None:
-        """The consumer gets LostError, submissions are refused, its KV cannot be read any more."""
+    async def test_the_death_of_an_engine_is_reported(self, start: Start) -> None:
+        """The consumer gets LostError, submissions are refused, and the engine's KV can no longer be read."""
         prefill, decode = await start(role="prefill"), await start()
         generation = greedy("demo", [5] * 100)
         handle = await prefill.prefill(generation)
@@ -292,8 +291,8 @@ class TestFaults:
         record = await decode.run(generation, handle=handle)
         assert record.done.was_recomputed
 
-    async def test_hanging_pull(self, start: Start) -> None:
-        """A pull that does not end is given up after its deadline, and the prompt computed."""
+    async def test_a_hanging_pull_is_abandoned(self, start: Start) -> None:
+        """After its deadline the prompt is computed."""
         prefill, decode = await start(role="prefill"), await start(pull_timeout_s=0.02)
         generation = greedy("demo", [5] * 100)
         handle = await prefill.prefill(generation)
@@ -304,8 +303,8 @@ class TestFaults:
         assert record.done.was_recomputed
         assert record.tokens == expected_tokens(generation, engine_of(decode).token_range, 12)
 
-    async def test_a_defect_of_a_pull_ends_the_engine(self, start: Start) -> None:
-        """The request does not wait for a pull that has no end, and no worker goes on with blocks that nobody frees."""
+    async def test_an_unexpected_error_of_a_pull_ends_the_engine(self, start: Start) -> None:
+        """Otherwise the request would wait forever, and its blocks would leak."""
         prefill = await start(role="prefill")
         settings = replace(engine_of(prefill).settings, role="decode")
         engine = SimulatedEngine(settings, SystemClock(), _BrokenTransport(MemoryKvNetwork(clock=SystemClock())))
@@ -320,15 +319,15 @@ class TestFaults:
 
 
 class _BrokenTransport(MemoryTransport):
-    """Its pulls fail with what no transport should raise."""
+    """A transport whose pulls raise an unexpected error."""
 
     async def _pull(self, peer: bytes, pieces: Sequence[Piece], timeout_s: float) -> None:
         raise RuntimeError("a defect")
 
 
 class TestSettings:
-    def test_card_from_a_model_directory(self, tmp_path: Path) -> None:
-        """Sizes, eos and the widest run of ordinary ids come from the files."""
+    def test_the_card_is_read_from_a_model_directory(self, tmp_path: Path) -> None:
+        """The sizes, the end-of-sequence tokens and the widest range of ordinary ids come from the files."""
         (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 100, "max_position_embeddings": 64}))
         (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 0]}))
         (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": [{"id": i} for i in (0, 1, 2, 98, 99)]}))
@@ -336,19 +335,18 @@ class TestSettings:
         assert (card.vocabulary_size, card.context_tokens_max, card.eos_token_ids) == (100, 64, (2, 0))
         assert (token_range.first_id, token_range.span) == (3, 95)
 
-    def test_missing_model_directory(self, tmp_path: Path) -> None:
-        """Said by name."""
+    def test_a_missing_model_directory_is_an_error(self, tmp_path: Path) -> None:
         with pytest.raises(NotFoundError):
             read_card(SimulatedSettings(model_dir=str(tmp_path)))
 
-    def test_eos_is_never_in_the_range(self) -> None:
-        """A vocabulary of nothing else is refused."""
+    def test_the_token_range_excludes_eos(self) -> None:
+        """A vocabulary with only the end-of-sequence token is refused."""
         with pytest.raises(InvalidRequestError):
             read_card(SimulatedSettings(vocabulary_size=1, eos_token_id=0))
         assert widest_gap({2, 9}, 10) == (3, 6)
 
-    async def test_without_a_transport(self) -> None:
-        """It serves alone, and says that it hands nothing over."""
+    async def test_an_engine_without_a_transport_announces_no_handoff(self) -> None:
+        """It has the decode role only."""
         engine = SimulatedEngine(SimulatedSettings(), SystemClock())
         assert engine.describe().capabilities.handoffs == ()
         assert engine.describe().capabilities.roles == (Role.DECODE,)

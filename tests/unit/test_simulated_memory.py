@@ -1,4 +1,4 @@
-"""KV memory addressed by many blocks against one block at a time, and runs of them."""
+"""KV memory: operations on many blocks compared with one block at a time, and runs of blocks."""
 
 from itertools import pairwise
 
@@ -13,8 +13,8 @@ ORDERS = st.permutations(range(BLOCKS)).flatmap(lambda order: st.integers(0, BLO
 
 
 @given(ORDERS, st.data())
-def test_runs_are_neighbours_on_both_sides(blocks: list[int], data: st.DataObject) -> None:
-    """They lead from each number to the one in the same place, and none could be joined with the one before."""
+def test_runs_are_maximal_and_contiguous_on_both_sides(blocks: list[int], data: st.DataObject) -> None:
+    """The runs map each number to the one at the same position, and no run could be joined with the previous one."""
     others = data.draw(st.permutations(range(BLOCKS)))[: len(blocks)]
     first, second = np.array(blocks, np.int64), np.array(others, np.int64)
     runs = runs_of(first, second)
@@ -27,8 +27,8 @@ def test_runs_are_neighbours_on_both_sides(blocks: list[int], data: st.DataObjec
 
 
 @given(ORDERS, st.data())
-def test_what_is_written_is_read(blocks: list[int], data: st.DataObject) -> None:
-    """Guards, stamps that are all new, and checksums, whatever the order of the blocks; the others stay as they are."""
+def test_written_blocks_are_read_back(blocks: list[int], data: st.DataObject) -> None:
+    """In any order of blocks, guards and checksums are read as written, and stamps are new. Other blocks do not change."""
     memory = KvMemory(BLOCKS, 64, first_stamp=7)
     words = st.integers(0, 2**40)
     guards = data.draw(st.lists(words, min_size=len(blocks), max_size=len(blocks)))
@@ -41,8 +41,8 @@ def test_what_is_written_is_read(blocks: list[int], data: st.DataObject) -> None
 
 
 @given(st.integers(0, BLOCKS - 1), st.integers(HEAD_WORDS, 7))
-def test_a_damaged_word_is_seen(block: int, word: int) -> None:
-    """Every word of a block counts."""
+def test_a_damaged_word_is_detected(block: int, word: int) -> None:
+    """Changing any word of a block changes what is read from it."""
     memory = KvMemory(BLOCKS, 64, first_stamp=0)
     memory.write(range(BLOCKS), [1] * BLOCKS, words_of([1000 + i for i in range(BLOCKS)]))
     memory._words[block, word] += np.uint64(6)
@@ -51,8 +51,8 @@ def test_a_damaged_word_is_seen(block: int, word: int) -> None:
 
 
 @given(st.integers(0, BLOCKS - 1), st.integers(0, 2**64 - 1), st.integers(0, 2**60 - 1), st.integers(0, 2**62 - 1))
-def test_one_block_alone_is_written_as_among_many(block: int, guard: int, part: int, first_stamp: int) -> None:
-    """Whoever reads it, perhaps from another worker, sees no difference; the others stay as they are."""
+def test_writing_one_block_equals_writing_many(block: int, guard: int, part: int, first_stamp: int) -> None:
+    """`write_one` gives the same memory as `write` with one block."""
     alone, among = (KvMemory(BLOCKS, 64, first_stamp=first_stamp) for _ in range(2))
     alone.write_one(block, guard, part)
     among.write([block], [guard], words_of([part]))

@@ -1,4 +1,4 @@
-"""The simulated engine's rendezvous handoff, on one pair of engines: queues, failures, cancels, retraction."""
+"""The rendezvous handoff of the simulated engine, on one pair of engines: queues, failures, cancellation, retraction."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -35,7 +35,7 @@ ROOMS = count(1)
 
 @dataclass
 class Pair:
-    """A prefill engine `p`, a decode engine `d`, and one that does both, for reference."""
+    """A prefill engine `p`, a decode engine `d`, and one engine that does both, as a reference."""
 
     prefill: EngineDriver
     decode: EngineDriver
@@ -43,7 +43,7 @@ class Pair:
     kv: MemoryKvNetwork
 
     def both(self, generation: Generation, *, port: int = PORT) -> tuple[Record, Record]:
-        """Starts both legs."""
+        """Submits both legs."""
         where = Rendezvous(host="p", port=port, room=next(ROOMS))
         decode = self.decode.submit(generation, rendezvous=where)
         return self.prefill.submit(generation, task=LegTask.PREFILL, rendezvous=where), decode
@@ -107,11 +107,11 @@ def ask(tokens: int, seed: int = 1, max_tokens: int = 24, **sampling: Any) -> Ge
     "sampling",
     [{}, {"logprobs": 2}, {"logit_bias": ((7, 100.0),)}, {"temperature": 0.9, "seed": 3}, {"max_tokens": 1}],
 )
-async def test_the_same_tokens_as_one_engine(make: Make, tokens: int, sampling: dict[str, Any]) -> None:
-    """Also the first one, and log-probabilities. The decode engine computes no prompt."""
+async def test_a_pair_gives_the_tokens_of_one_engine(make: Make, tokens: int, sampling: dict[str, Any]) -> None:
+    """All tokens, including the first, and their log-probabilities are equal. The decode engine computes no prompt."""
     pair = await make()
     wanted = await pair.alone.run(ask(tokens, **sampling))
-    for _ in range(2):  # The second time parts of the prompt are cached on both sides.
+    for _ in range(2):  # In the second round parts of the prompt are cached on both sides.
         record = await pair.answer(ask(tokens, **sampling))
         assert (record.tokens, record.logprobs) == (wanted.tokens, wanted.logprobs)
         assert record.done.reason is wanted.done.reason
@@ -121,7 +121,7 @@ async def test_the_same_tokens_as_one_engine(make: Make, tokens: int, sampling: 
 
 
 async def test_usage_and_scores_of_the_prompt(make: Make) -> None:
-    """The prefill leg scores the prompt; cached tokens are the prefill engine's."""
+    """The prefill leg returns the log-probabilities of the prompt. Both legs report the cached tokens of the prefill engine."""
     pair = await make()
     await pair.answer(ask(100))
     prefill, decode = pair.both(ask(100, prompt_logprobs=1))
@@ -133,8 +133,8 @@ async def test_usage_and_scores_of_the_prompt(make: Make) -> None:
     await pair.check_free()
 
 
-async def test_announcements(make: Make) -> None:
-    """What routers need to pair them."""
+async def test_descriptions_announce_the_rendezvous(make: Make) -> None:
+    """The descriptions of both engines have what routers need to pair them."""
     pair = await make()
     prefill, decode = pair.prefill.engine.describe(), pair.decode.engine.describe()
     assert prefill.capabilities.handoffs == decode.capabilities.handoffs == (Handoff.RENDEZVOUS,)
@@ -144,8 +144,8 @@ async def test_announcements(make: Make) -> None:
     assert "embeddings" not in decode.capabilities.features
 
 
-async def test_legs_that_do_not_fit_are_refused(make: Make) -> None:
-    """At their entry, by field: over the capacity, without a rendezvous, of the other role."""
+async def test_invalid_legs_are_refused(make: Make) -> None:
+    """Legs beyond the capacity, without a rendezvous or of the other role are refused at submission, by field."""
     pair = await make(kv_blocks=16)
     where = Rendezvous(host="p", port=PORT, room=1)
     for driver, task in ((pair.prefill, LegTask.PREFILL), (pair.decode, LegTask.GENERATE)):
@@ -164,8 +164,8 @@ async def test_legs_that_do_not_fit_are_refused(make: Make) -> None:
     await pair.check_free()
 
 
-async def test_a_leg_without_counterpart_ends_in_time(make: Make) -> None:
-    """Decode alone, prefill alone, wrong port: KvLostError after `handshake_timeout_s`, and nothing is left."""
+async def test_a_leg_without_a_counterpart_times_out(make: Make) -> None:
+    """A single leg, or a pair with a wrong port, ends with KvLostError after `handshake_timeout_s` and frees its blocks."""
     pair = await make(handshake_timeout_s=0.05)
     lonely = pair.decode.submit(ask(100), rendezvous=Rendezvous(host="p", port=PORT, room=next(ROOMS)))
     assert isinstance((await pair.decode.wait(lonely)).done.error, KvLostError)
@@ -179,7 +179,7 @@ async def test_a_leg_without_counterpart_ends_in_time(make: Make) -> None:
     assert (await pair.answer(ask(100))).tokens == (await pair.alone.run(ask(100))).tokens
 
 
-async def test_a_leg_may_come_late(make: Make) -> None:
+async def test_either_leg_may_arrive_late(make: Make) -> None:
     """Within the timeout either leg waits for the other."""
     pair = await make()
     for first in (pair.prefill, pair.decode):
@@ -197,12 +197,12 @@ async def test_a_leg_may_come_late(make: Make) -> None:
 
 
 @pytest.mark.parametrize("side", ["prefill", "decode"])
-@pytest.mark.parametrize("turns", [0, 1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 30])
-async def test_cancel_in_each_queue(make: Make, side: str, turns: int) -> None:
-    """A cancelled leg frees its blocks, and its counterpart ends too, unless it has the KV already."""
+@pytest.mark.parametrize("delays", [0, 1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 30])
+async def test_cancellation_in_each_queue(make: Make, side: str, delays: int) -> None:
+    """A cancelled leg frees its blocks. Its counterpart ends with KvLostError, unless it already has the KV."""
     pair = await make(latency_s=0.0005, handshake_timeout_s=0.2)
     prefill, decode = pair.both(ask(300, max_tokens=400))
-    for _ in range(turns):
+    for _ in range(delays):
         await asyncio.sleep(0.0003)
     driver, record = (pair.prefill, prefill) if side == "prefill" else (pair.decode, decode)
     driver.engine.cancel_nowait(record.key)
@@ -217,12 +217,12 @@ async def test_cancel_in_each_queue(make: Make, side: str, turns: int) -> None:
 
 
 @pytest.mark.parametrize("side", ["prefill", "decode"])
-@pytest.mark.parametrize("turns", [0, 2, 4, 6, 8, 12, 16])
-async def test_death_in_each_queue(make: Make, side: str, turns: int) -> None:
-    """The counterpart of an engine that died ends with KvLostError, once both have met long before any timeout; its blocks are free."""
+@pytest.mark.parametrize("delays", [0, 2, 4, 6, 8, 12, 16])
+async def test_loss_of_an_engine_in_each_queue(make: Make, side: str, delays: int) -> None:
+    """A leg whose counterpart's engine died ends with KvLostError or succeeds, and its blocks are free."""
     pair = await make(latency_s=0.0005, handshake_timeout_s=0.3, pull_timeout_s=60.0)
     prefill, decode = pair.both(ask(300, max_tokens=400))
-    for _ in range(turns):
+    for _ in range(delays):
         await asyncio.sleep(0.0003)
     dying, other = (pair.prefill, pair.decode) if side == "prefill" else (pair.decode, pair.prefill)
     record = decode if side == "prefill" else prefill
@@ -244,8 +244,8 @@ async def test_a_failed_transfer_fails_both_legs(make: Make, fault: str) -> None
     await pair.check_free()
 
 
-async def test_memory_pressure_retracts_and_loses_nothing(make: Make) -> None:
-    """More answers than fit: some are retracted, and each has the tokens of an engine with room; none is doubled or lost."""
+async def test_retracted_legs_keep_their_tokens(make: Make) -> None:
+    """If the answers exceed the memory, some legs are retracted. Each still has exactly the tokens of an engine with enough memory."""
     pair = await make(decode={"kv_blocks": 40, "reserved_output_tokens": 16}, context_tokens_max=512)
     asked = [ask(60 + 7 * i, seed=i, max_tokens=200, logprobs=1) for i in range(12)]
     legs = [pair.both(generation) for generation in asked]
@@ -260,8 +260,9 @@ async def test_memory_pressure_retracts_and_loses_nothing(make: Make) -> None:
     await pair.check_free()
 
 
-async def test_a_retracted_leg_goes_on_when_it_is_alone_and_its_blocks_serve_others(make: Make) -> None:
-    """It is retracted in the step in which the other one ends, so no other leg makes steps; its saved blocks are cached again."""
+async def test_a_retracted_leg_resumes_and_its_blocks_are_cached_again(make: Make) -> None:
+    """The leg is retracted in the step in which the other leg ends, so that no other leg triggers steps. Its restored blocks serve later
+    prompts."""
     pair = await make(decode={"kv_blocks": 5, "reserved_output_tokens": 0}, context_tokens_max=64)
     first = replace(ask(31, seed=1, max_tokens=3), priority=1)
     second = ask(31, seed=2, max_tokens=20)
@@ -278,8 +279,8 @@ async def test_a_retracted_leg_goes_on_when_it_is_alone_and_its_blocks_serve_oth
     await pair.check_free()
 
 
-async def test_a_full_decode_engine_says_so(make: Make) -> None:
-    """Requests that wait for blocks are in `preallocating_requests`; their prefill legs wait without blocks, and cancel frees all."""
+async def test_a_full_decode_engine_reports_its_queue(make: Make) -> None:
+    """Requests that wait for blocks count as `preallocating_requests`. Their prefill legs wait without blocks, and cancelling frees all."""
     # A prompt takes 19 blocks, and 13 more are reserved for its answer.
     pair = await make(decode={"kv_blocks": 52}, context_tokens_max=512, reserved_output_tokens=200, time_factor=1.0)
     legs = [pair.both(ask(300, seed=i, max_tokens=200)) for i in range(4)]
@@ -299,8 +300,8 @@ async def test_a_full_decode_engine_says_so(make: Make) -> None:
     await pair.check_free()
 
 
-async def test_another_kind_of_kv_is_refused(make: Make) -> None:
-    """A decode engine of another model or block size gets no KV, whoever paired them."""
+async def test_an_incompatible_decode_engine_gets_no_kv(make: Make) -> None:
+    """A decode engine of another model revision is refused, even if a router paired it."""
     pair = await make(decode={"revision": "other"})
     prefill, decode = pair.both(ask(100))
     error = (await pair.decode.wait(decode)).done.error
@@ -310,8 +311,8 @@ async def test_another_kind_of_kv_is_refused(make: Make) -> None:
     await pair.check_free()
 
 
-async def test_fake_transfer_moves_nothing(make: Make) -> None:
-    """Both legs run without a counterpart; the tokens are wrong, which shows that the others' transfer is real."""
+async def test_a_fake_transfer_transfers_nothing(make: Make) -> None:
+    """Both legs run without a counterpart. The tokens are wrong, which shows that real legs depend on the transferred KV."""
     pair = await make()
     fake = Rendezvous(host=FAKE_HOST, port=1, room=1)
     wanted = await pair.alone.run(ask(100))
@@ -323,8 +324,8 @@ async def test_fake_transfer_moves_nothing(make: Make) -> None:
     assert (await pair.answer(ask(100))).tokens == wanted.tokens
 
 
-async def test_a_fake_worker_refuses_requests_of_clients() -> None:
-    """It announces no handoff either, so that no router pairs it."""
+async def test_a_fake_worker_refuses_client_requests() -> None:
+    """It announces no handoff, so that no router pairs it."""
     settings = SimulatedSettings(handoff="rendezvous", kv_transport="fake", time_factor=0.0, role="decode")
     driver = await EngineDriver(SimulatedEngine(settings, SystemClock()), PATIENCE_S).start()
     description = driver.engine.describe()
@@ -337,8 +338,8 @@ async def test_a_fake_worker_refuses_requests_of_clients() -> None:
     await driver.aclose()
 
 
-def test_a_restored_leg_has_its_saved_kv_in_blocks_of_others() -> None:
-    """Its named blocks can be reused afterwards, so they must hold what their names say."""
+def test_a_restored_leg_has_its_saved_kv_in_new_blocks() -> None:
+    """Its named blocks can be reused afterwards, so their content must match their names."""
     settings = SimulatedSettings(kv_blocks=8, context_tokens_max=64)
     request = EngineRequest(
         key=1, leg_id="l", task=LegTask.GENERATE, generation=ask(40), rendezvous=Rendezvous(host="p", port=1, room=1)

@@ -1,4 +1,4 @@
-"""The scheduler alone, with time as an argument: any order of submits, cancels, pulls and steps keeps its promises."""
+"""The scheduler with time as an argument: its invariants hold for any order of submissions, cancellations, pulls and steps."""
 
 from dataclasses import replace
 from typing import Any
@@ -31,7 +31,7 @@ SMALL = SimulatedSettings(
 
 
 class Bench:
-    """A scheduler with the account of what it said."""
+    """A scheduler, and a record of its outputs."""
 
     def __init__(self, **changes: Any) -> None:
         self.settings = replace(SMALL, **changes)
@@ -58,11 +58,11 @@ class Bench:
         self.pulls += step.pulls
         start = 0
         for key, count in zip(step.keys, step.counts or [1] * len(step.keys), strict=True):
-            assert key not in self.finishes, "a token after the finish"
+            assert key not in self.finishes, "a leg has a token after its finish"
             self.tokens[key] += step.token_ids[start : start + count]
             start += count
         for finish in step.finishes:
-            assert finish.key not in self.finishes, "two finishes"
+            assert finish.key not in self.finishes, "a leg has two finishes"
             self.finishes[finish.key] = finish
         self.check()
         return step
@@ -77,7 +77,7 @@ class Bench:
         for _ in range(steps_max):
             if not self.step().has_progress:
                 return
-        raise AssertionError("it does not come to an end")
+        raise AssertionError("the scheduler still makes progress after all steps")
 
     def expected(self, generation: Generation) -> list[int]:
         left = (generation.sampling.max_tokens or 0) - len(generation.emitted_token_ids)
@@ -90,7 +90,7 @@ def generation(tokens: list[int], max_tokens: int = 6, **changes: Any) -> Genera
 
 
 def copy_kv(source: Bench, target: Bench, order: PullOrder) -> None:
-    """What a transport does."""
+    """Copies the blocks of a pull, as a transport does."""
     mine = order.blocks[order.first : len(order.payload)]
     for theirs, block in zip(order.payload.blocks[order.first :], mine, strict=True):
         target.scheduler.memory._words[block] = source.scheduler.memory._words[theirs]
@@ -110,12 +110,12 @@ ACTIONS = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(actions=ACTIONS, per_step=st.integers(1, 3))
-@example(  # A preempted leg that comes back at once is due for a block in the same step as before.
+@example(  # A preempted leg that is admitted again at once needs a block in the same step as before.
     actions=[("submit", 32, 10, 0), ("submit", 4, 10, 0), ("prefill", 1, 0, 0), ("prefill", 37, 0, 1)],
     per_step=3,
 )
 def test_any_order_of_actions(actions: list[tuple[str, int, int, int]], per_step: int) -> None:
-    """Each leg ends once with the right tokens (with preemption too), and no block is held or leased in the end."""
+    """Each leg ends once with the right tokens, also with preemption, and in the end no block is held or leased."""
     bench = Bench(decode_tokens_per_step=per_step)
     asked: dict[int, Generation] = {}
     for number, (kind, a, b, family) in enumerate(actions):
@@ -151,16 +151,15 @@ def test_any_order_of_actions(actions: list[tuple[str, int, int, int]], per_step
 
 class TestBatching:
     def test_a_long_prompt_is_computed_in_chunks(self) -> None:
-        """No step computes more than its budget."""
+        """No step computes more tokens than its budget."""
         bench = Bench()
         bench.submit(1, generation(list(range(3, 38))))
         chunks = [bench.step().prefill_tokens for _ in range(4)]
         assert chunks == [10, 10, 10, 5]
         assert len(bench.tokens[1]) == 1
 
-    def test_a_step_stays_within_its_time(self) -> None:
-        """Chunks are as long as the time budget allows beside the decoding requests; a budget that is too short for anything
-        still lets prompts advance."""
+    def test_a_step_stays_within_its_time_budget(self) -> None:
+        """Chunks are as long as the time budget allows beside the decoding requests. With a budget that is too short prompts still advance."""
         profile = StepProfile(base_s=1.0, per_prefill_token_s=0.125, per_decode_request_s=0.5)
         bench = Bench(profile=profile, step_budget_s=8.0, time_factor=2.0, step_tokens_max=100)
         bench.submit(1, generation(list(range(3, 53)), max_tokens=3))
@@ -171,8 +170,8 @@ class TestBatching:
         bench.submit(1, generation(list(range(3, 23))))
         assert [bench.step().prefill_tokens for _ in range(2)] == [16, 4]
 
-    def test_decoding_goes_on_beside_a_prompt(self) -> None:
-        """A running answer gains a token in each step while a prompt is computed with the rest of the budget."""
+    def test_decoding_continues_beside_a_prompt(self) -> None:
+        """A running answer gets a token in each step while the rest of the budget computes a prompt."""
         bench = Bench()
         bench.submit(1, generation([5], max_tokens=10))
         bench.step()
@@ -182,8 +181,8 @@ class TestBatching:
         assert all(1 in step.keys for step in steps)
 
     @pytest.mark.proves("priority", engine="simulated")
-    def test_priority_goes_first(self) -> None:
-        """Larger priority is admitted first; among equals, the earlier."""
+    def test_the_highest_priority_is_admitted_first(self) -> None:
+        """Among equal priorities the earlier request is first."""
         bench = Bench(running_requests_max=1)
         for key, priority in ((1, 0), (2, 0), (3, 7)):
             bench.submit(key, generation([key + 3], max_tokens=2, priority=priority))
@@ -191,7 +190,7 @@ class TestBatching:
         assert list(bench.finishes) == [3, 1, 2]
 
     def test_preemption_when_blocks_run_out(self) -> None:
-        """The lowest-ranking leg gives way, ends later, and its tokens are those of an undisturbed run."""
+        """The leg with the lowest rank is preempted, ends later, and has the tokens of an undisturbed run."""
         bench = Bench(kv_blocks=8, context_tokens_max=32)
         asked = {key: generation([key * 7 + i for i in range(9)], max_tokens=20) for key in (1, 2)}
         for key, item in asked.items():
@@ -201,8 +200,8 @@ class TestBatching:
         assert list(bench.finishes) == [1, 2]
         assert bench.tokens == {key: bench.expected(item) for key, item in asked.items()}
 
-    def test_leases_may_hold_everything(self) -> None:
-        """With all blocks handed out a step makes no progress, and goes on when the lease is over."""
+    def test_leases_may_hold_all_blocks(self) -> None:
+        """If all blocks are leased, steps make no progress until the lease expires."""
         bench = Bench(kv_blocks=4, context_tokens_max=16)
         bench.submit(1, generation(list(range(3, 18))), LegTask.PREFILL)
         while 1 not in bench.finishes:
@@ -215,15 +214,15 @@ class TestBatching:
 
 
 class TestTokens:
-    def test_a_token_by_hand(self) -> None:
-        """first_id + (1*5 + 2*6 + 3*7) mod span, with the range from 3 to 499."""
+    def test_a_token_follows_the_formula(self) -> None:
+        """The token is first_id + (1*5 + 2*6 + 3*7) mod span, with the range from 3 to 499."""
         bench = Bench()
         bench.submit(1, generation([5, 6, 7], max_tokens=1))
         bench.run()
         assert bench.tokens[1] == [3 + (5 + 12 + 21) % 497]
 
     @pytest.mark.proves("seed", engine="simulated")
-    def test_seed_counts_unless_greedy(self) -> None:
+    def test_a_seed_matters_unless_greedy(self) -> None:
         """A seed changes the answer of a sampling request and not of a greedy one."""
         answers = []
         for sampling in ({}, {"seed": 4}, {"seed": 5}, {"seed": 5, "temperature": 0.0}):
@@ -237,7 +236,8 @@ class TestTokens:
         assert answers[0] == answers[3]
 
     def test_eos_ends_the_answer(self) -> None:
-        """The eos comes as the set token of the whole answer, after min_tokens, and not for those who ignore it."""
+        """The end-of-sequence token is the token at `eos_after_tokens` of the whole answer, but not before `min_tokens`, and not with
+        `ignore_eos`."""
         cases: list[tuple[Generation, int, FinishReason]] = [
             (generation([5], 20), 4, FinishReason.STOP),
             (generation([5], 20, emitted_token_ids=[7, 7]), 2, FinishReason.STOP),
@@ -256,7 +256,7 @@ class TestTokens:
 
 class TestLimits:
     def test_waiting_requests_are_bounded(self) -> None:
-        """Exactly as many as set wait; the next one is refused with a time to come back, and leaves no trace."""
+        """A request beyond the limit is refused with a retry delay and leaves no state behind."""
         bench = Bench()
         for key in range(8):
             bench.submit(key, generation([5, key + 6]))
@@ -271,8 +271,8 @@ class TestLimits:
 
 class TestCachedPrompt:
     @pytest.mark.parametrize(("length", "cached"), [(7, 4), (8, 4), (9, 8)])
-    def test_the_last_token_is_computed(self, length: int, cached: int) -> None:
-        """The first token is sampled from it, so that a prompt which is cached whole is computed from its last block on."""
+    def test_the_last_token_of_a_cached_prompt_is_computed(self, length: int, cached: int) -> None:
+        """The first token of the answer is sampled from it, so a fully cached prompt is computed from its last block on."""
         bench, item = Bench(), generation(list(range(3, 3 + length)))
         for key in (1, 2):
             bench.submit(key, item)
@@ -298,8 +298,8 @@ class TestHandoff:
         return bench
 
     @pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 30])
-    def test_good_kv_is_used(self, length: int) -> None:
-        """The tokens come out of the pulled bytes; nothing is computed."""
+    def test_valid_kv_is_used(self, length: int) -> None:
+        """The tokens are computed from the pulled bytes, and no prompt token is computed."""
         source, item, handle = self.handed_off(list(range(3, 3 + length)))
         bench = self.pulling(item, handle)
         copy_kv(source, bench, bench.pulls[0])
@@ -310,9 +310,8 @@ class TestHandoff:
         assert bench.finishes[1].usage.transferred_tokens == length
 
     @pytest.mark.parametrize("harm", ["not copied", "one word", "other filling", "error"])
-    def test_bad_kv_is_recomputed(self, harm: str) -> None:
-        """Lost bytes, one changed word, the same content in a later filling, a failed pull: the prompt is computed, and the source is
-        told to free what nobody will read again."""
+    def test_invalid_kv_is_recomputed(self, harm: str) -> None:
+        """If blocks are lost, changed or rewritten, or the pull fails, the prompt is computed."""
         source, item, handle = self.handed_off(list(range(3, 20)))
         bench = self.pulling(item, handle)
         order = bench.pulls[0]
@@ -330,16 +329,16 @@ class TestHandoff:
         assert bench.finishes[1].was_recomputed
         assert bench.finishes[1].usage.transferred_tokens == 0
 
-    def test_without_the_checks_bad_kv_gives_wrong_tokens(self) -> None:
-        """The answer really depends on the bytes."""
+    def test_without_checks_invalid_kv_gives_wrong_tokens(self) -> None:
+        """This shows that the answer depends on the bytes."""
         _, item, handle = self.handed_off(list(range(3, 20)))
         bench = self.pulling(item, handle, verify_kv=False)
         bench.scheduler.pull_ended(bench.pulls[0], None)
         bench.run()
         assert bench.tokens[1] != bench.expected(item)
 
-    def test_cancel_keeps_blocks_until_the_pull_has_stopped(self) -> None:
-        """Invariant 3 of the scheduler: memory that somebody may still write to is not given to others."""
+    def test_a_cancelled_leg_keeps_its_blocks_until_the_pull_stops(self) -> None:
+        """Invariant 3 of the scheduler: blocks that a pull may still write to are not reused."""
         _, item, handle = self.handed_off(list(range(3, 20)))
         bench = self.pulling(item, handle)
         bench.scheduler.cancel(1)
@@ -352,8 +351,9 @@ class TestHandoff:
         assert bench.finishes[1].reason is FinishReason.CANCELLED
 
     @pytest.mark.parametrize("is_cancelled", [False, True])
-    def test_an_overdue_pull_keeps_its_blocks_and_not_its_leg(self, is_cancelled: bool) -> None:
-        """A source that stands still may send later: the prompt is computed in other blocks, and those of the pull wait for its end."""
+    def test_an_overdue_pull_keeps_its_blocks_but_not_its_leg(self, is_cancelled: bool) -> None:
+        """A suspended source may still send later, so the prompt is computed in other blocks, and the blocks of the pull stay held until it
+        ends."""
         source, item, handle = self.handed_off(list(range(3, 20)))
         bench = self.pulling(item, handle)
         order = bench.pulls[0]
@@ -374,8 +374,8 @@ class TestHandoff:
         assert bench.tokens[1] == bench.expected(item)
         assert bench.finishes[1].was_recomputed
 
-    def test_a_handle_whose_lease_is_over_is_not_pulled(self) -> None:
-        """Its blocks may be another prompt's by now, at the very moment of the lease's end too."""
+    def test_an_expired_handle_is_not_pulled(self) -> None:
+        """From the moment its lease expires, its blocks may belong to another prompt."""
         _, item, handle = self.handed_off(list(range(3, 20)))
         bench = Bench()
         bench.submit(1, item, handle=handle)
@@ -386,7 +386,7 @@ class TestHandoff:
         assert bench.tokens[1] == bench.expected(item)
 
     def test_only_missing_blocks_are_pulled(self) -> None:
-        """What the reader has cached stays where it is."""
+        """Blocks that the reader has cached are not transferred."""
         source, item, handle = self.handed_off(list(range(3, 20)))
         bench = Bench()
         bench.submit(7, generation(list(range(3, 12)), max_tokens=1))
@@ -403,24 +403,24 @@ class TestHandoff:
 
 class TestBias:
     @pytest.mark.proves("logit_bias", engine="simulated")
-    def test_a_bias_moves_the_answer(self) -> None:
-        """+100 brings a token about, -100 keeps the answer from it, and everything after it follows by the arithmetic."""
+    def test_a_bias_changes_the_answer(self) -> None:
+        """+100 forces a token, -100 bans it, and the following tokens follow from the changed answer."""
         plain = generation([5, 6, 7], 12)
         bench = Bench()
-        said = bench.expected(plain)
-        bans = tuple((token, -100.0) for token in said)
+        unbiased = bench.expected(plain)
+        bans = tuple((token, -100.0) for token in unbiased)
         for key, bias in enumerate(((), ((77, 100.0),), bans, ((77, 0.3),)), start=1):
             asked = generation([5, 6, 7], 12, sampling={"logit_bias": bias})
             bench.submit(key, asked)
             bench.run()
             assert bench.tokens[key] == bench.expected(asked)
-        assert bench.tokens[1] == said
+        assert bench.tokens[1] == unbiased
         assert bench.tokens[2] == [77] * 12
-        assert not set(said) & set(bench.tokens[3])
+        assert not set(unbiased) & set(bench.tokens[3])
         assert bench.finishes[3].reason is FinishReason.LENGTH
 
-    def test_eos_can_be_brought_about(self) -> None:
-        """Then the answer ends with it, unless eos is ignored."""
+    def test_eos_can_be_forced(self) -> None:
+        """A bias of +100 on the end-of-sequence token ends the answer, unless `ignore_eos` is set."""
         bench = Bench()
         (eos,) = bench.card.eos_token_ids
         for key, ignores in ((1, False), (2, True)):
@@ -442,14 +442,14 @@ class TestIntake:
             ({"data_parallel_rank": 1}, "generation.data_parallel_rank"),
         ],
     )
-    def test_what_it_does_not_do_is_refused_by_name(self, changes: dict[str, Any], field: str) -> None:
-        """No silent loss of a request's demand."""
+    def test_unsupported_features_are_refused_by_field(self, changes: dict[str, Any], field: str) -> None:
+        """No parameter of a request is ignored silently."""
         with pytest.raises(UnsupportedError) as caught:
             Bench().submit(1, generation([5], **changes))
         assert caught.value.field == field
 
-    def test_a_key_in_use(self) -> None:
-        """Refused until its finish was given."""
+    def test_a_key_in_use_is_refused(self) -> None:
+        """The key can be reused after its finish."""
         bench = Bench()
         bench.submit(1, generation([5], max_tokens=1))
         with pytest.raises(InvalidRequestError):
@@ -459,7 +459,7 @@ class TestIntake:
         bench.submit(1, generation([5]))
 
     @pytest.mark.parametrize("change", [{"kv_bytes_per_block": 33}, {"step_tokens_max": 100}])
-    def test_inconsistent_settings(self, change: dict[str, Any]) -> None:
-        """Refused when made, by name."""
+    def test_inconsistent_settings_are_refused(self, change: dict[str, Any]) -> None:
+        """The error names the setting."""
         with pytest.raises(InvalidRequestError, match=next(iter(change))):
             SimulatedSettings(**change)

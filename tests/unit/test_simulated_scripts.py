@@ -1,4 +1,4 @@
-"""Constrained legs of the simulated engine: their document, whichever way they take through the engine."""
+"""Constrained legs of the simulated engine write the same document in every way through the engine."""
 
 import json
 from typing import Any
@@ -48,8 +48,8 @@ def check(bench: Bench, tokens: list[int]) -> None:
     jsonschema.validate(json.loads(TOKENIZER.decode(tokens[:-1])), SCHEMA)
 
 
-def test_the_answer_is_the_document_and_ends_with_it() -> None:
-    """Also where eos is to be ignored or the setting ends answers early; cut off by max_tokens it is a beginning."""
+def test_the_answer_is_exactly_the_document() -> None:
+    """This holds with `ignore_eos` and `eos_after_tokens`, too. `max_tokens` truncates the document."""
     own = bench(eos_after_tokens=3)
     tokens = run(own, constrained([5, 6, 7]))
     check(own, tokens)
@@ -62,8 +62,8 @@ def test_the_answer_is_the_document_and_ends_with_it() -> None:
 @pytest.mark.proves("structured_output", engine="simulated")
 @pytest.mark.parametrize("per_step", [1, 3])
 @pytest.mark.proves("continued_structured_output", engine="simulated")
-def test_preempted_and_pulled_and_continued_it_is_the_same(per_step: int) -> None:
-    """The document depends on prompt, seed and constraint alone."""
+def test_a_preempted_pulled_or_continued_document_is_the_same(per_step: int) -> None:
+    """The document depends on prompt, seed and constraint only."""
     prompt = list(range(3, 40))
     expected = run(bench(), constrained(prompt))
     check(bench(), expected)
@@ -92,8 +92,8 @@ def test_preempted_and_pulled_and_continued_it_is_the_same(per_step: int) -> Non
         assert run(bench(), continued) == expected[emitted:]
 
 
-def test_plain_legs_beside_it_are_not_touched() -> None:
-    """The arithmetic of the other legs goes on."""
+def test_unconstrained_legs_are_not_affected() -> None:
+    """An unconstrained leg in the same batch has its usual tokens."""
     own = bench()
     plain = Generation(model="demo", token_ids=[9, 8, 7], sampling=SamplingParams(max_tokens=30))
     own.submit(1, plain)
@@ -103,8 +103,8 @@ def test_plain_legs_beside_it_are_not_touched() -> None:
     check(own, own.tokens[2])
 
 
-def test_what_cannot_be_written_is_refused() -> None:
-    """Without a tokenizer, or for a document that is none; nothing is left behind."""
+def test_unsupported_constraints_are_refused() -> None:
+    """Without a tokenizer, or for an invalid schema or continuation, the leg is refused and leaves no state behind."""
     with pytest.raises(UnsupportedError):
         Bench().submit(1, constrained([5]))
     own = bench()
@@ -116,8 +116,8 @@ def test_what_cannot_be_written_is_refused() -> None:
         own.submit(1, constrained([5], emitted_token_ids=[7] * 150))
 
 
-def test_the_record_claims_it_only_with_a_tokenizer() -> None:
-    """So that no request is sent where it would be refused."""
+def test_structured_output_is_announced_only_with_a_tokenizer() -> None:
+    """Otherwise routers would send requests that the engine refuses."""
     for folder, has in ((MODEL, True), ("", False)):
         features = SimulatedEngine(SimulatedSettings(model_dir=folder), SystemClock()).describe().capabilities.features
         assert ("structured_output" in features) is has

@@ -1,4 +1,4 @@
-"""What is left of a lease when a handle is passed on."""
+"""The rest of a lease when a handle is passed on."""
 
 import pytest
 
@@ -21,6 +21,6 @@ HANDLE = KvHandle(
     ("spent_s", "left_s"),
     [(0.0, 30.0), (0.5, 29.5), (29.0, 1.0), (30.0, 1e-6), (34.0, 1e-6), (-1.0, 30.0)],
 )
-def test_a_lease_is_passed_on_with_what_is_left_of_it(spent_s: float, left_s: float) -> None:
-    """Never longer than the worker that owns the blocks keeps them, and never 0, which would say that there is none."""
+def test_a_lease_is_passed_on_with_its_remaining_time(spent_s: float, left_s: float) -> None:
+    """It never exceeds the owner's lease, and is never 0, which would mean that there is no lease."""
     assert spend_lease(HANDLE, spent_s).lease_s == pytest.approx(left_s)

@@ -1,4 +1,4 @@
-"""A process that was stopped and continued: what came meanwhile is read before anybody's silence is judged."""
+"""A process that was suspended and resumed reads what arrived meanwhile before it judges other processes as silent."""
 
 import asyncio
 from typing import Any
@@ -26,16 +26,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
 
 
 def stand_still(duration_s: float) -> None:
-    """Time jumps; timers that were due are late, and what others said is handled after them."""
+    """Advances the time as if the process was suspended: due timers are late, and received messages are handled after them."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
     loop.stand_still(duration_s)
 
 
-def asked_while_standing_still(
+def run_with_suspension(
     model: ServedModel, *, after_s: float, still_s: float, timeout_s: float | None = None, faults: Faults | None = None
 ) -> tuple[Heard, RequestResult | Exception]:
-    """One request with a token a second, while the process stands still once."""
+    """Runs one request with a token per second, and suspends the process once."""
     tokens = tokens_of(model.text, TEXT)
     mesh = FakeMesh(answer=lambda _: tokens, step_s=1.0, faults=faults or Faults())
     heard = Heard()
@@ -54,35 +54,35 @@ def asked_while_standing_still(
 
 
 @pytest.mark.parametrize("after_s", [0.5, 1.5, 2.5, 4.5], ids=["prefill", "first token", "decode", "later"])
-def test_tokens_that_came_meanwhile_are_read_first(model: ServedModel, after_s: float) -> None:
-    """Neither the first token's time nor that between tokens is over, though both have passed on the clock."""
-    heard, answer = asked_while_standing_still(model, after_s=after_s, still_s=100.0)
+def test_tokens_received_during_a_suspension_are_read_first(model: ServedModel, after_s: float) -> None:
+    """Neither the timeout of the first token nor that between tokens expires, although both have passed on the clock."""
+    heard, answer = run_with_suspension(model, after_s=after_s, still_s=100.0)
     assert isinstance(answer, RequestResult), answer
     assert heard.texts == {0: TEXT}
 
 
-def test_an_answer_that_came_in_time_is_read_after_its_deadline(model: ServedModel) -> None:
-    """The end came before the request's time was over, and is unread."""
+def test_an_answer_received_before_its_deadline_is_read_afterwards(model: ServedModel) -> None:
+    """The end of the answer arrived before the request's deadline and is read after it."""
     seconds = len(tokens_of(model.text, TEXT)) + 1
-    heard, answer = asked_while_standing_still(model, after_s=seconds - 0.5, still_s=50.0, timeout_s=seconds + 5.0)
+    heard, answer = run_with_suspension(model, after_s=seconds - 0.5, still_s=50.0, timeout_s=seconds + 5.0)
     assert isinstance(answer, RequestResult), answer
     assert heard.texts == {0: TEXT}
 
 
-def test_the_deadline_still_holds(model: ServedModel) -> None:
-    """What is not there when the process goes on is not waited for."""
-    _, answer = asked_while_standing_still(model, after_s=2.5, still_s=50.0, timeout_s=10.0)
+def test_a_suspension_does_not_extend_the_deadline(model: ServedModel) -> None:
+    """The request does not wait for tokens that have not arrived when the process resumes."""
+    _, answer = run_with_suspension(model, after_s=2.5, still_s=50.0, timeout_s=10.0)
     assert isinstance(answer, DeadlineError)
 
 
-def test_a_silent_worker_is_still_found(model: ServedModel) -> None:
-    """Standing still delays the judgement once."""
-    _, answer = asked_while_standing_still(model, after_s=4.5, still_s=50.0, faults=Faults(stalls_after=3))
+def test_a_silent_worker_is_still_detected(model: ServedModel) -> None:
+    """A suspension delays the idle timeout only once."""
+    _, answer = run_with_suspension(model, after_s=4.5, still_s=50.0, faults=Faults(stalls_after=3))
     assert isinstance(answer, DeadlineError) and answer.reason == "idle_timeout"
 
 
-def test_asks_are_placed_after_standing_still(caplog: pytest.LogCaptureFixture) -> None:
-    """For longer than a placement may take: the routers' answers are unread, and none counts as hung."""
+def test_asks_are_placed_after_a_suspension(caplog: pytest.LogCaptureFixture) -> None:
+    """After a suspension longer than the timeout of placements, the routers' answers are unread, and no router counts as hung."""
 
     async def main() -> None:
         async with Stage() as stage:
@@ -95,8 +95,8 @@ def test_asks_are_placed_after_standing_still(caplog: pytest.LogCaptureFixture) 
     run_virtual(main())
 
 
-def test_asks_are_placed_when_the_links_broke_meanwhile() -> None:
-    """The routers have given the frontend up: the links are opened again within the time that a placement may take."""
+def test_asks_are_placed_after_links_broke_during_a_suspension() -> None:
+    """If the routers have closed the links, they are reopened within the time that a placement may take."""
 
     async def main() -> list[int]:
         async with Stage() as stage:
@@ -116,8 +116,8 @@ def test_asks_are_placed_when_the_links_broke_meanwhile() -> None:
     assert len(run_virtual(main())) == 4
 
 
-def test_an_ask_without_a_router_still_ends() -> None:
-    """The time in which the process stood still is given back once; then nobody having answered is said."""
+def test_an_ask_without_a_router_ends_after_a_suspension() -> None:
+    """The ask gets the time of one suspension back, and then fails because no router answered."""
 
     async def main() -> float:
         async with Stage() as stage:
@@ -135,7 +135,7 @@ def test_an_ask_without_a_router_still_ends() -> None:
 
 
 def test_an_ask_does_not_outlive_its_request() -> None:
-    """A request whose own time passed while the process stood still is not placed ten seconds later."""
+    """A request whose timeout passed during the suspension is not placed later."""
 
     async def main() -> float:
         async with Stage() as stage:
@@ -151,8 +151,8 @@ def test_an_ask_does_not_outlive_its_request() -> None:
     assert run_virtual(main()) < 63
 
 
-def test_a_timeout_does_not_count_standing_still() -> None:
-    """Work that needs two of its five seconds after the process went on gets them; work that never ends does not."""
+def test_a_timeout_excludes_suspensions() -> None:
+    """Work that fits in the timeout without the suspension finishes. Work that does not is still ended."""
 
     async def main(seconds: float) -> bool:
         async def work() -> None:
@@ -171,7 +171,7 @@ def test_a_timeout_does_not_count_standing_still() -> None:
     assert not run_virtual(main(100.0))
 
 
-def test_a_timeout_is_in_time_when_nothing_stood_still() -> None:
+def test_a_timeout_without_a_suspension_is_exact() -> None:
     """It ends a wait as `asyncio.timeout` does, and leaves no timer behind."""
 
     async def main() -> tuple[float, Any]:

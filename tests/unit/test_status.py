@@ -1,4 +1,4 @@
-"""Failures cross gRPC and HTTP without losing their meaning."""
+"""Errors keep their meaning through gRPC and HTTP."""
 
 import grpc
 import grpc.aio
@@ -29,7 +29,7 @@ def as_dict(error: MeshError) -> dict[str, object]:
     return {"class": type(error), **vars(error)}
 
 
-# What clients in other languages, proxies and OpenAI's own client act upon: retry elsewhere, later, or not at all.
+# Clients in other languages, proxies and OpenAI's client decide by these codes whether to retry elsewhere, later, or not at all.
 CONTRACT = {
     errors.InvalidRequestError: ("INVALID", "INVALID_ARGUMENT", 400, "invalid_request_error"),
     errors.NotFoundError: ("NOT_FOUND", "NOT_FOUND", 404, "not_found_error"),
@@ -46,8 +46,8 @@ CONTRACT = {
 }
 
 
-def test_every_class_has_its_own_kind_and_code_and_every_kind_a_class() -> None:
-    """No class is forgotten, and none is mistaken for another."""
+def test_classes_kinds_and_codes_match_one_to_one() -> None:
+    """Each error class has its own kind and gRPC code, and each kind has a class."""
     assert set(KINDS) == set(CLASSES) == set(HTTP_STATUS) == set(CONTRACT)
     assert {kind for kind, _ in KINDS.values()} == set(errors_pb2.ErrorKind.values()) - {0}
     assert len({code for _, code in KINDS.values()}) == len(CLASSES)
@@ -55,7 +55,7 @@ def test_every_class_has_its_own_kind_and_code_and_every_kind_a_class() -> None:
 
 @pytest.mark.parametrize("cls", CLASSES)
 def test_each_class_has_the_codes_of_the_contract(cls: type[MeshError]) -> None:
-    """The same kind, gRPC code, HTTP status and type word for ever: two codes that changed places would still differ."""
+    """Kind, gRPC code, HTTP status and type of each class never change. Two swapped codes would still pass a test that they differ."""
     kind, code, status, word = CONTRACT[cls]
     assert KINDS[cls] == (errors_pb2.ErrorKind.Value(f"ERROR_KIND_{kind}"), grpc.StatusCode[code])
     assert http_status(cls("words")) == (status, word)
@@ -68,8 +68,8 @@ def test_each_class_has_the_codes_of_the_contract(cls: type[MeshError]) -> None:
 
 
 @pytest.mark.parametrize("reason", ["requests_quota", "tokens_quota", "concurrency_quota"])
-def test_a_quota_is_the_callers_own_doing(reason: str) -> None:
-    """429 for it, 503 for a mesh that is full: clients back off from the one and go elsewhere for the other."""
+def test_a_quota_is_429_and_an_overload_503(reason: str) -> None:
+    """Clients back off after 429, and retry elsewhere after 503."""
     assert http_status(OverloadedError("words", reason=reason)) == (429, "rate_limit_error")
     assert http_status(OverloadedError("words", reason="queue_full"))[0] == 503
 
@@ -89,7 +89,7 @@ def test_some_reasons_have_a_status_of_their_own(error: MeshError, status: int) 
 
 @pytest.mark.parametrize("cls", CLASSES)
 def test_round_trip_as_message_and_as_status(cls: type[MeshError]) -> None:
-    """Class and all fields survive, inside a stream's message and as a call's status."""
+    """The class and all fields survive, in a message of a stream and as the status of a call."""
     error = failure(cls)
     assert as_dict(from_detail(to_detail(error))) == as_dict(error)
     status = to_status(error)
@@ -99,13 +99,13 @@ def test_round_trip_as_message_and_as_status(cls: type[MeshError]) -> None:
 
 @pytest.mark.parametrize("cls", CLASSES)
 def test_round_trip_with_nothing_set(cls: type[MeshError]) -> None:
-    """Absence survives too, and the default reason stands."""
+    """Absent fields stay absent, and the default reason is kept."""
     assert as_dict(from_detail(to_detail(cls("words")))) == as_dict(cls("words"))
     assert cls("words").reason == cls.default_reason
 
 
-def test_google_details_follow_for_foreign_clients() -> None:
-    """ErrorDetail comes first; a client that knows only google.rpc finds reason, field and wait."""
+def test_google_details_are_added_for_other_clients() -> None:
+    """ErrorDetail is first. A client that knows only google.rpc finds reason, field and retry delay in the other details."""
     rich = status_pb2.Status.FromString(dict(to_status(failure(OverloadedError)).trailing_metadata)[DETAILS_KEY])
     assert [each.TypeName() for each in rich.details] == [
         "kvmesh.errors.v1.ErrorDetail", "google.rpc.ErrorInfo", "google.rpc.BadRequest", "google.rpc.RetryInfo"
@@ -120,8 +120,8 @@ def test_google_details_follow_for_foreign_clients() -> None:
     assert rich.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 
 
-def test_subclasses_and_the_root_have_a_place() -> None:
-    """A class made elsewhere counts as its base; a bare MeshError is internal."""
+def test_subclasses_and_the_root_have_codes() -> None:
+    """A subclass has the codes of its base, and a plain MeshError counts as internal."""
 
     class QueueFullError(OverloadedError):
         pass
@@ -133,8 +133,8 @@ def test_subclasses_and_the_root_have_a_place() -> None:
     assert http_status(MeshError("x"))[0] == 500
 
 
-def test_foreign_values_are_bounded() -> None:
-    """What a peer sends cannot grow labels, messages or waits."""
+def test_received_values_are_bounded() -> None:
+    """A peer cannot send unbounded labels and messages, or invalid kinds and delays."""
     detail = errors_pb2.ErrorDetail(kind=99, reason="Not A Word", message="m" * 5000)  # type: ignore[arg-type]
     detail.retry_after.FromNanoseconds(-5)
     error = from_detail(detail)
@@ -143,8 +143,8 @@ def test_foreign_values_are_bounded() -> None:
     assert len(to_detail(InternalError("m" * 5000)).message) == 2000
 
 
-def test_our_own_odd_values_do_not_break_the_answer() -> None:
-    """A failure with odd text, reason or wait is still answered, since answering must not fail."""
+def test_invalid_values_of_an_error_do_not_fail_its_encoding() -> None:
+    """An error with invalid text, reason or delay is still sent."""
     error = OverloadedError("bad \udc80 text", reason="Grüße", retry_after_s=float("nan"))
     status = to_status(error)
     received = from_rpc_error(rpc_error(status.code, status.details, status.trailing_metadata))
@@ -164,23 +164,24 @@ def test_our_own_odd_values_do_not_break_the_answer() -> None:
         (grpc.StatusCode.UNIMPLEMENTED, False, errors.UnsupportedError, "w1 does not have this method"),
     ],
 )
-def test_a_bare_status_code_is_understood(
+def test_a_plain_status_code_becomes_an_error(
     code: grpc.StatusCode, has_begun: bool, cls: type[MeshError], message: str
 ) -> None:
-    """What gRPC or a foreign server reports gets the nearest class. gRPC's own words do not become the message."""
+    """A status of gRPC, or of another server, becomes the nearest class. The details that gRPC wrote do not become the message, except for
+    overload."""
     error = from_rpc_error(rpc_error(code, "words"), where="w1", has_begun=has_begun)
     assert (type(error), error.message, error.where) == (cls, message, "w1")
 
 
 def test_a_message_too_large_is_not_retried() -> None:
-    """gRPC reports it with the code of overload, but the same message would be refused for ever."""
+    """gRPC reports it with the code of overload, but a retry of the same message would fail, too."""
     error = from_rpc_error(
         rpc_error(grpc.StatusCode.RESOURCE_EXHAUSTED, "SERVER: Received message larger than max (9 vs. 4)")
     )
     assert (type(error), error.reason) == (InvalidRequestError, "message_too_large")
 
 
-def test_broken_details_fall_back_to_the_code() -> None:
-    """Garbage in the details does not hide the failure."""
+def test_invalid_details_fall_back_to_the_code() -> None:
+    """Details that cannot be decoded do not hide the error."""
     error = from_rpc_error(rpc_error(grpc.StatusCode.NOT_FOUND, "words", ((DETAILS_KEY, b"\xff\xff"),)))
     assert type(error) is errors.NotFoundError

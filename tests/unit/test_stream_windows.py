@@ -1,4 +1,4 @@
-"""Messages of a stream that nobody reads wait at the sender, which can merge them, and not at the receiver."""
+"""Unread messages of a stream wait at the sender, which can merge them, and not at the receiver."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,8 +11,8 @@ from kvmesh.rpc.settings import STREAM_WINDOW_BYTES, RpcSettings, channel_option
 MESSAGES, MESSAGE_BYTES, LONG_BYTES = 2000, 32, 1 << 20
 
 
-async def test_a_stream_that_nobody_reads_holds_few_messages() -> None:
-    """A thousand step frames in front of a token would delay it by a thousand iterations of a busy event loop. All arrive in order."""
+async def test_an_unread_stream_buffers_few_messages() -> None:
+    """A thousand buffered step frames would delay a token by a thousand iterations of a busy event loop. All messages still arrive in order."""
     written = 0
 
     async def send(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> None:

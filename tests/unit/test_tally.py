@@ -1,4 +1,4 @@
-"""Counters and histograms of plain numbers read as Prometheus's own do."""
+"""Counters and histograms of plain numbers export the same text as Prometheus' own."""
 
 import random
 import re
@@ -17,7 +17,7 @@ def instruments() -> Instruments:
 
 
 def lines(of: Instruments) -> list[list[str]]:
-    """Without the times at which something was counted first."""
+    """Returns the exported lines, without creation times."""
     return [
         sorted(re.sub(r"(_created.* ).*", r"\1", line) for line in generate(of.registry).decode().splitlines())
         for generate in (generate_latest, generate_open_metrics)
@@ -25,8 +25,8 @@ def lines(of: Instruments) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("bounds", BUCKETS)
-def test_what_is_scraped_is_what_prometheus_would_say(bounds: str) -> None:
-    """Counts with and without labels, distributions with bounds below zero or not, values on a bound and beyond all of them."""
+def test_exported_lines_equal_those_of_prometheus(bounds: str) -> None:
+    """The texts are equal with and without labels, for buckets below and above zero, and for values on a bound and beyond all bounds."""
     theirs, ours = instruments(), instruments()
     names = ("asks", "Asks.", ("kind",)), ("answers", "Answers.")
     counters, tallies = [theirs.counter(*name) for name in names], [ours.tally(*name) for name in names]
@@ -50,8 +50,8 @@ def test_what_is_scraped_is_what_prometheus_would_say(bounds: str) -> None:
     assert lines(theirs) == lines(ours)
 
 
-def test_names_are_taken_once_and_labels_are_complete() -> None:
-    """As with Prometheus's own."""
+def test_names_are_unique_and_labels_are_complete() -> None:
+    """A duplicate name, or a wrong number of labels, is an error as with Prometheus' own metrics."""
     ours = instruments()
     tally, spreads = ours.tally("asks", "Asks.", ("kind",)), ours.spreads("wait_seconds", "Wait.", ("worker",))
     with pytest.raises(ValueError, match="Duplicated"):

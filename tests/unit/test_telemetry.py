@@ -1,4 +1,4 @@
-"""Logs, metrics and traces say what happened, in the shapes that others parse."""
+"""Logs, metrics and traces have the formats that other programs parse."""
 
 import io
 import json
@@ -37,8 +37,8 @@ def root_logger() -> Iterator[logging.Logger]:
     root.setLevel(level)
 
 
-class Closed(io.StringIO):
-    """A terminal or pipe that is gone."""
+class BrokenStream(io.StringIO):
+    """A closed terminal or pipe."""
 
     def write(self, text: str) -> int:
         raise BrokenPipeError
@@ -46,14 +46,14 @@ class Closed(io.StringIO):
 
 @pytest.mark.usefixtures("root_logger")
 def test_a_record_that_cannot_be_written_prints_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    """A wrong format of some package is one line of the log. A closed terminal is silent."""
+    """A wrong format of another package becomes one log line. A closed terminal prints nothing."""
     stream = io.StringIO()
     configure_logging(service="router", stream=stream)
     logging.getLogger("some.package").warning("wrong %d", "number")
     line = json.loads(stream.getvalue())
     assert (line["event"], line["level"], line["failed_logger"]) == ("log_record_failed", "error", "some.package")
     assert line["failed_event"] == "wrong %d" and line["error"].startswith("TypeError")
-    configure_logging(service="router", stream=Closed())
+    configure_logging(service="router", stream=BrokenStream())
     logging.getLogger("some.package").warning("fine")
     logging.getLogger("some.package").warning("wrong %d", "number")
     assert capsys.readouterr().err == ""
@@ -68,8 +68,8 @@ def test_records_have_the_process_id() -> None:
 
 
 @pytest.mark.usefixtures("root_logger")
-def test_json_lines() -> None:
-    """One object per line whatever is logged; data in keys; a traceback is one string; reserved keys are not overwritten."""
+def test_logs_are_json_lines() -> None:
+    """Each record is one JSON object per line, with its data as keys. A traceback is one string, and reserved keys are not overwritten."""
     stream = io.StringIO()
     configure_logging(level=LogLevel.INFO, service="router", stream=stream)
     log = event_logger("kvmesh.test")
@@ -89,13 +89,13 @@ def test_json_lines() -> None:
     }  # fmt: skip
     assert lines[0]["time"].endswith("Z")
     assert lines[1]["error"] == "ValueError: two\nlines"
-    assert "test_json_lines" in lines[1]["traceback"]
+    assert "test_logs_are_json_lines" in lines[1]["traceback"]
     assert lines[3]["part"] == "P"
 
 
 @pytest.mark.usefixtures("root_logger")
-def test_text_lines() -> None:
-    """For people: one line each too, with values quoted where they need it."""
+def test_logs_are_text_lines() -> None:
+    """Each record is one line, with values quoted where necessary."""
     stream = io.StringIO()
     configure_logging(style=LogFormat.TEXT, service="router", stream=stream)
     event_logger("kvmesh.test").warning("peer_lost", peer="w 1", words="a\x1b[31m\nb", count=2)
@@ -105,7 +105,7 @@ def test_text_lines() -> None:
 
 @pytest.mark.usefixtures("root_logger")
 def test_logs_carry_the_trace() -> None:
-    """Inside a span, or inside a caller's context with tracing off, a line names the trace."""
+    """Within a span, or within a caller's context with tracing off, a line has the trace id."""
     stream = io.StringIO()
     configure_logging(service="router", stream=stream)
     with Tracing(TelemetrySettings(), service="router").span("x", parent=PARENT):
@@ -116,16 +116,16 @@ def test_logs_carry_the_trace() -> None:
     assert "trace_id" not in outside
 
 
-def test_long_values_are_cut(root_logger: logging.Logger) -> None:
-    """A line is bounded."""
+def test_long_values_are_truncated(root_logger: logging.Logger) -> None:
+    """The length of a line is bounded."""
     stream = io.StringIO()
     configure_logging(service="router", stream=stream)
     event_logger("kvmesh.test").info("long", words="x" * 100_000)
     assert len(stream.getvalue()) < 10_000
 
 
-def test_metric_names() -> None:
-    """Names follow the rule; units in disguise and doubled names are refused."""
+def test_metric_names_follow_the_rules() -> None:
+    """Names with abbreviated units, invalid characters or a suffix that is added anyway are refused, and so are duplicates."""
     instruments = Instruments(CollectorRegistry(), "router")
     instruments.counter("placed_requests", "Placed.", ["policy"]).labels("kv").inc()
     instruments.gauge_function("index_blocks", "Blocks.", lambda: 7.0)
@@ -141,14 +141,14 @@ def test_metric_names() -> None:
         instruments.gauge("index_blocks", "Again.")
 
 
-def test_a_label_stays_bounded() -> None:
-    """Words beyond the bound, and what is no word, share one value."""
+def test_label_values_are_bounded() -> None:
+    """Values beyond the bound, and values that are not words, become `other`."""
     closed = ClosedSet(2)
     assert [closed.label(word) for word in ("a", "b", "c", "a", "No Word")] == ["a", "b", "other", "a", "other"]
 
 
-async def test_metrics_server() -> None:
-    """/metrics in the asked format, /live always, /health as the process is; the port is known and freed."""
+async def test_the_metrics_server_serves_metrics_and_health() -> None:
+    """/metrics has the requested format, /live is always 200, and /health follows the process. The port is free after closing."""
     registry, is_healthy = CollectorRegistry(), [False]
     Instruments(registry, "router").counter("placed_requests", "Placed.").inc()
     server = MetricsServer(registry, "127.0.0.1", 0, is_healthy=lambda: is_healthy[0])
@@ -174,8 +174,8 @@ async def test_metrics_server() -> None:
     await again.aclose()
 
 
-def test_tracing_off_passes_the_context_and_makes_nothing() -> None:
-    """A mesh without an exporter does not cut its callers' traces."""
+def test_tracing_off_passes_the_context_on() -> None:
+    """A mesh without an exporter does not break the traces of its callers."""
     tracing = Telemetry.create("router").tracing
     assert not tracing.is_on
     with tracing.span("place", parent=PARENT):
@@ -198,8 +198,8 @@ def test_tracing_off_passes_the_context_and_makes_nothing() -> None:
         PARENT.replace("b7ad6b7169203331", "0" * 16),
     ],
 )
-def test_a_wrong_traceparent_begins_a_new_trace(wrong: str) -> None:
-    """Foreign text never fails a request; a later version of the format may say more."""
+def test_an_invalid_traceparent_starts_a_new_trace(wrong: str) -> None:
+    """An invalid header never fails a request. A later version of the format may have more fields."""
     tracing = Tracing(TelemetrySettings(), service="router")
     with tracing.span("place", parent=wrong):
         assert current_traceparent() == ""
@@ -208,7 +208,7 @@ def test_a_wrong_traceparent_begins_a_new_trace(wrong: str) -> None:
 
 
 async def test_spans_reach_a_real_collector_over_otlp() -> None:
-    """With an endpoint configured spans arrive there at the latest when the process closes, under the service's name."""
+    """With an endpoint configured, spans arrive there under the service's name, at the latest when the process closes."""
     async with collecting() as collector:
         settings = TelemetrySettings(otlp_endpoint=collector.url)
         tracing = Tracing(settings, service="router", instance_id="r1")
@@ -225,8 +225,8 @@ async def test_spans_reach_a_real_collector_over_otlp() -> None:
     assert spans["broken"].status.code == 2
 
 
-async def test_a_ratio_of_zero_records_nothing_but_keeps_callers_decisions() -> None:
-    """New traces are not sampled; a caller's sampled trace is."""
+async def test_a_ratio_of_zero_follows_the_callers_decision() -> None:
+    """New traces are not sampled, and a caller's sampled trace is."""
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 

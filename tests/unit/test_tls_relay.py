@@ -1,4 +1,4 @@
-"""Mesh TLS with certificates that have a SPIFFE ID only, over real gRPC servers on loopback."""
+"""Mesh TLS with certificates that have only a SPIFFE ID, over real gRPC servers on loopback."""
 
 import tempfile
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.security.test_methods import Fixed, echo, serving
 
 DESCRIBE = "/kvmesh.worker.v1.WorkerService/Describe"
 ATTACH = "/kvmesh.decode.v1.DecodeService/Attach"
-OK, SHUT = grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE
+OK, UNAVAILABLE = grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE
 
 
 def entries(folder: Path) -> list[Path]:
@@ -31,29 +31,27 @@ async def outcome(client: Certificates, address: str, role: MeshRole = MeshRole.
         await pool.aclose()
 
 
-async def test_only_the_role_that_was_dialled_is_accepted() -> None:
-    """The server's SPIFFE ID must be the whole of what is expected: another role, domain or authority is refused, and so is a client that
-    trusts another root.
-    """
+async def test_only_a_server_of_the_expected_role_is_accepted() -> None:
+    """The server's SPIFFE ID must match exactly. Another role, domain or authority is refused, and so is a client that trusts another root."""
     authority, stranger = UriAuthority(), UriAuthority()
     frontend = authority.member(MeshRole.FRONTEND)
     both = authority.pem + stranger.pem
     async with serving(Fixed(authority.member(MeshRole.DECODE))) as address:
         assert await outcome(frontend, address) is OK
-        assert await outcome(frontend, address, MeshRole.PREFILL) is SHUT
-        assert await outcome(stranger.member(MeshRole.FRONTEND, trusted=both), address) is SHUT
-        assert await outcome(authority.member(MeshRole.FRONTEND, trusted=stranger.pem), address) is SHUT
+        assert await outcome(frontend, address, MeshRole.PREFILL) is UNAVAILABLE
+        assert await outcome(stranger.member(MeshRole.FRONTEND, trusted=both), address) is UNAVAILABLE
+        assert await outcome(authority.member(MeshRole.FRONTEND, trusted=stranger.pem), address) is UNAVAILABLE
     for uri in (
         NAMES.server_uri(MeshRole.ROUTER),
         "spiffe://other.consul/ns/default/dc/dc1/svc/kvmesh-decode",
         f"{PREFIX}/svc/web",
     ):
         async with serving(Fixed(authority.issue(uri))) as address:
-            assert await outcome(frontend, address) is SHUT, uri
+            assert await outcome(frontend, address) is UNAVAILABLE, uri
 
 
-async def test_streams_pass_and_outlast_a_rotation() -> None:
-    """Large messages arrive whole. After a change of the root the old stream goes on, and new calls use the new certificates."""
+async def test_streams_continue_after_a_rotation() -> None:
+    """Large messages arrive complete. After a change of the root the old stream continues, and new calls use the new certificates."""
     old, new = UriAuthority(), UriAuthority()
     both = old.pem + new.pem
     server, client = (
@@ -67,12 +65,12 @@ async def test_streams_pass_and_outlast_a_rotation() -> None:
         server.certificates, client.certificates = new.member(MeshRole.DECODE), new.member(MeshRole.FRONTEND)
         assert await pool.channel(address).unary_unary(DESCRIBE)(b"", timeout=PATIENCE_S).code() is OK
         await echo(stream, b"still there")
-        assert await outcome(old.member(MeshRole.FRONTEND, trusted=both), address) is SHUT
+        assert await outcome(old.member(MeshRole.FRONTEND, trusted=both), address) is UNAVAILABLE
         await pool.aclose()
 
 
-async def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No key stays on disk while the pool runs, others cannot enter its folder, and the folder goes with the pool."""
+async def test_no_files_remain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No key is on disk while the pool runs, other users cannot enter its folder, and the folder is deleted with the pool."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     authority = UriAuthority()
     async with serving(Fixed(authority.member(MeshRole.DECODE))) as address:
@@ -87,9 +85,9 @@ async def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert entries(tmp_path) == []
 
 
-async def test_a_server_that_is_away_is_unavailable() -> None:
-    """At once, as without the relay, and the next call connects when the server is there."""
+async def test_a_stopped_server_is_unavailable() -> None:
+    """A call to a server that does not listen fails with UNAVAILABLE, as without the relay."""
     authority = UriAuthority()
     async with serving(Fixed(authority.member(MeshRole.DECODE))) as address:
         pass
-    assert await outcome(authority.member(MeshRole.FRONTEND), address) is SHUT
+    assert await outcome(authority.member(MeshRole.FRONTEND), address) is UNAVAILABLE

@@ -1,12 +1,12 @@
-"""Names of tokens in log-probabilities: made once, and not kept without limit."""
+"""Names of tokens in log-probabilities are computed once and stored in bounded tables."""
 
 import json
 
 from services.frontend.text.token_names import NameTable, TokenNames
 
 
-def test_a_name_is_made_once_and_tables_are_bounded() -> None:
-    """A table that is full forgets all and goes on."""
+def test_a_name_is_computed_once_and_tables_are_bounded() -> None:
+    """A full table drops all its entries."""
     made: list[int] = []
 
     def make(token_id: int) -> str:
@@ -19,8 +19,8 @@ def test_a_name_is_made_once_and_tables_are_bounded() -> None:
     assert (names[1], made) == ("1", [1, 2, 3, 4, 1])
 
 
-def test_fields_are_json_around_the_number() -> None:
-    """Also of tokens that are part of a character, or that JSON must escape."""
+def test_fields_are_json_up_to_the_number() -> None:
+    """The fields are valid for tokens that are part of a character, or that JSON must escape."""
     pieces = {1: b'"\n', 2: b"\xe6\x97", 3: "日".encode()}
     names = TokenNames(lambda token_id: pieces[token_id])
     for token_id, data in pieces.items():

@@ -1,4 +1,4 @@
-"""The TensorRT-LLM adapter over the stand-in of the engine: what the conformance suite does not ask."""
+"""The TensorRT-LLM adapter on the stand-in of the engine, beyond the conformance suite."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
@@ -24,7 +24,7 @@ Start = Callable[..., Any]
 
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Start]:
-    """Starts engines over the stand-in."""
+    """Starts engines on the stand-in."""
     async with AsyncExitStack() as stack:
         stack.enter_context(fake_tensorrt_llm())
         model = str(write_model(tmp_path))
@@ -47,7 +47,7 @@ def executor(driver: EngineDriver) -> Any:
 
 
 def test_ranks_on_several_machines_need_the_launcher() -> None:
-    """Without it MPI would start a worker for each rank. A mesh gets one: that of rank 0."""
+    """Without the launcher MPI would start one worker per rank, and the mesh needs only that of rank 0."""
     settings = TrtllmSettings(model="any", tensor_parallel_size=8, pipeline_parallel_size=2, gpus_per_node=8)
     assert engine_arguments(settings)["gpus_per_node"] == 8
     with pytest.raises(InvalidRequestError, match="trtllm-llmapi-launch") as raised:
@@ -58,8 +58,8 @@ def test_ranks_on_several_machines_need_the_launcher() -> None:
         check_launcher(alone, {})
 
 
-async def test_the_first_token_comes_once(start: Start) -> None:
-    """It travels in the handle, and the decode engine repeats it."""
+async def test_the_first_token_is_emitted_once(start: Start) -> None:
+    """The handle carries the first token, and the decode engine emits it."""
     prefill, decode, alone = await start(role="prefill"), await start(), await start()
     handle = await prefill.prefill(generation())
     whole = (await alone.run(generation())).tokens
@@ -68,7 +68,7 @@ async def test_the_first_token_comes_once(start: Start) -> None:
 
 
 async def test_another_first_token_fails_the_leg(start: Start) -> None:
-    """An engine that does not begin with the handed-over token would give a wrong answer."""
+    """If the decode engine does not start with the token of the handle, its answer would be wrong."""
     prefill, decode = await start(role="prefill"), await start()
     handle = await prefill.prefill(generation())
     record = decode.submit(generation(), handle=handle)
@@ -80,7 +80,7 @@ async def test_another_first_token_fails_the_leg(start: Start) -> None:
 
 
 async def test_every_early_end_aborts_the_request(start: Start) -> None:
-    """A stop that the adapter finds, a cancel, and closing: the engine is told, and has no request left."""
+    """If the adapter finds a stop, a leg is cancelled, or the engine closes, the request is aborted in the engine."""
     driver = await start()
     whole = (await driver.run(generation())).tokens
     # With `min_tokens` the adapter handles stop tokens itself.
@@ -98,7 +98,7 @@ async def test_every_early_end_aborts_the_request(start: Start) -> None:
 
 
 async def test_a_dead_engine_ends_its_streams(start: Start) -> None:
-    """Its requests end, `steps` raises LostError, and new requests are refused."""
+    """`steps` raises LostError, and new requests are refused."""
     driver = await start()
     record = await driver.wait_tokens(driver.submit(greedy("any", PROMPT, 500)), 1)
     executor(driver).die()
@@ -108,8 +108,8 @@ async def test_a_dead_engine_ends_its_streams(start: Start) -> None:
         driver.submit(generation())
 
 
-async def test_generation_first_meets_by_a_room(start: Start) -> None:
-    """Both legs start at once; the room is the engine's request id, and its endpoint is the meeting point."""
+async def test_generation_first_uses_a_rendezvous(start: Start) -> None:
+    """Both legs start at once. The room is the engine's request id, and the endpoint of the prefill engine is the rendezvous address."""
     prefill = await start(role="prefill", schedule_style="generation_first")
     decode, alone = await start(schedule_style="generation_first"), await start()
     host, _, port = prefill.engine.describe().rendezvous_address.rpartition(":")
@@ -121,8 +121,8 @@ async def test_generation_first_meets_by_a_room(start: Start) -> None:
     assert second.done.usage.transferred_tokens == len(PROMPT)
 
 
-async def test_a_room_without_a_prefill_fails(start: Start) -> None:
-    """The counterpart must know, so nothing is recomputed here."""
+async def test_a_rendezvous_without_a_prefill_leg_fails(start: Start) -> None:
+    """The leg fails with KvLostError instead of computing the prompt."""
     decode = await start(schedule_style="generation_first", pull_timeout_s=0.1)
     record = decode.submit(generation(), rendezvous=Rendezvous(host="127.0.0.1", port=1, room=5))
     done = (await decode.wait(record)).done
@@ -130,8 +130,8 @@ async def test_a_room_without_a_prefill_fails(start: Start) -> None:
     await decode.wait_blocks(0, PATIENCE_S)
 
 
-async def test_a_request_names_its_rank_and_priority(start: Start) -> None:
-    """Attention data-parallel ranks and priorities reach the engine; other ranks are refused."""
+async def test_rank_and_priority_are_passed_on(start: Start) -> None:
+    """The engine gets the attention data-parallel rank and the priority. An unknown rank is refused."""
     driver = await start(enable_attention_dp=True, tensor_parallel_size=2)
     await driver.run(replace(generation(), data_parallel_rank=1, priority=100))
     sent = executor(driver).log[-1]
@@ -167,13 +167,13 @@ def test_constraints(kind: ConstraintKind, text: str, expected: dict[str, str]) 
     assert {name: getattr(found, name) for name in expected} == expected
 
 
-def test_priorities() -> None:
+def test_priorities_are_scaled() -> None:
     assert [request_priority(each) for each in (-100, 0, 100)] == [0.0, 0.5, 1.0]
 
 
 @pytest.mark.parametrize("sampling", [{"seed": 3, "temperature": 0.7}, {"presence_penalty": 0.5}])
-async def test_what_cannot_be_continued_is_refused(start: Start, sampling: dict[str, Any]) -> None:
-    """By name, before the engine sees it."""
+async def test_unsupported_continuations_are_refused(start: Start, sampling: dict[str, Any]) -> None:
+    """The error names the field."""
     asked = replace(generation(), sampling=SamplingParams(max_tokens=9, **sampling), emitted_token_ids=(1, 2))
     with pytest.raises(UnsupportedError) as caught:
         (await start()).submit(asked)
@@ -182,14 +182,14 @@ async def test_what_cannot_be_continued_is_refused(start: Start, sampling: dict[
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_the_transfer_limit_is_the_mesh_deadline(role: str) -> None:
-    """A prefill engine keeps blocks for the lease; a decode engine pulls for less. The backend is always named."""
+    """A prefill engine keeps blocks for the lease, and a decode engine pulls for at most the pull timeout. The backend is always set."""
     arguments = engine_arguments(TrtllmSettings(model="any", role=role, lease_s=7.5, pull_timeout_s=1.5))
     limit_ms = {"prefill": 7500, "decode": 1500}[role]
     assert arguments["cache_transceiver_config"] == {"backend": "NIXL", "kv_transfer_timeout_ms": limit_ms}
 
 
 def test_arguments_are_passed_through_or_refused_with_the_reason() -> None:
-    """Mappings are merged."""
+    """Mappings are merged. An argument that has a setting is refused, and the error names the setting."""
     settings = TrtllmSettings(model="any", engine_arguments={"kv_cache_config": {"dtype": "fp8"}, "pp_partition": [1]})
     arguments = engine_arguments(settings)
     assert arguments["kv_cache_config"]["tokens_per_block"] == 32 and arguments["kv_cache_config"]["dtype"] == "fp8"
@@ -199,8 +199,8 @@ def test_arguments_are_passed_through_or_refused_with_the_reason() -> None:
         engine_arguments(refused)
 
 
-async def test_a_missing_engine_is_named() -> None:
-    """In one line, which `kvmesh up` prints."""
+async def test_a_missing_engine_is_reported() -> None:
+    """The error is a single line, which `kvmesh up` prints."""
     with pytest.raises(UnavailableError, match="TensorRT-LLM is not installed here") as caught:
         await TrtllmEngine(TrtllmSettings(model="any")).start()
     assert "\n" not in str(caught.value) and caught.value.reason == "engine_missing"

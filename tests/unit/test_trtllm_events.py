@@ -1,4 +1,4 @@
-"""KV events of TensorRT-LLM become the mesh's block hashes."""
+"""Translation of TensorRT-LLM's KV events to the block hashes of the mesh."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -50,8 +50,8 @@ def names(found: Sequence[Any]) -> list[int]:
     return [name for each in found for name in each.block_hashes]
 
 
-def test_stored_blocks_have_the_mesh_names(events: TrtllmEvents) -> None:
-    """Also those that follow a parent from an earlier event."""
+def test_stored_blocks_get_the_hashes_of_the_mesh(events: TrtllmEvents) -> None:
+    """This includes blocks whose parent was stored in an earlier event."""
     first = events.translate(event(stored(TOKENS[:8])))
     later = events.translate(event(stored(TOKENS[8:], parent=101, first=102)))
     assert names(first) + names(later) == NAMES
@@ -59,12 +59,12 @@ def test_stored_blocks_have_the_mesh_names(events: TrtllmEvents) -> None:
 
 
 def test_trailing_partial_blocks_are_dropped(events: TrtllmEvents) -> None:
-    """The engine announces the block that a request still fills."""
+    """The engine also announces the block that a request is still filling."""
     assert names(events.translate(event(stored(TOKENS[:10])))) == NAMES[:2]
 
 
-def test_removed_and_moved_blocks(events: TrtllmEvents) -> None:
-    """A block in host memory is stored there and removed from the device; a removed one is gone from where it is."""
+def test_blocks_are_moved_and_removed(events: TrtllmEvents) -> None:
+    """A block that moves to host memory is stored there and removed from the device. A removal applies to its present tier."""
     events.translate(event(stored(TOKENS)))
     change = {"type": "updated", "block_hash": 102, "cache_level": {"old_value": 0, "new_value": 1}}
     moved = events.translate(event(change))
@@ -74,7 +74,7 @@ def test_removed_and_moved_blocks(events: TrtllmEvents) -> None:
 
 
 def test_a_gap_clears_the_rank(events: TrtllmEvents) -> None:
-    """Nothing tells which blocks the lost events named; other ranks are not touched."""
+    """The blocks of the lost events are unknown. Other ranks are not affected."""
     events.translate(event(stored(TOKENS), number=1, rank=0))
     events.translate(event(stored(TOKENS, first=200), number=1, rank=1))
     assert events.translate(event({"type": "removed", "block_hashes": [102]}, number=2, rank=0)) != []
@@ -83,8 +83,8 @@ def test_a_gap_clears_the_rank(events: TrtllmEvents) -> None:
     assert {each.data_parallel_rank for each in events.snapshot() if isinstance(each, KvStored)} == {1}
 
 
-def test_tenants_are_told_apart_one_after_the_other(claims: SeedClaims, events: TrtllmEvents) -> None:
-    """The first chain belongs to the leg that ended before the other began."""
+def test_sequential_tenants_are_distinguished(claims: SeedClaims, events: TrtllmEvents) -> None:
+    """A chain belongs to the leg that was active when it was computed, even if that leg has ended."""
     claims.end(TOKENS, 0)
     salted = seed_hash("", "tenant")
     claims.begin(TOKENS, salted)
@@ -93,19 +93,19 @@ def test_tenants_are_told_apart_one_after_the_other(claims: SeedClaims, events: 
     assert names(second) == block_hashes(TOKENS, SIZE, seed=salted)
 
 
-def test_tenants_at_the_same_time_are_not_announced(claims: SeedClaims, events: TrtllmEvents) -> None:
-    """A wrong name would send one tenant's requests to another's blocks."""
+def test_blocks_of_concurrent_tenants_are_not_announced(claims: SeedClaims, events: TrtllmEvents) -> None:
+    """A wrong hash would send one tenant's requests to another tenant's blocks."""
     claims.begin(TOKENS, seed_hash("", "tenant"))
     assert events.translate(event(stored(TOKENS))) == []
     assert events.translate(event(stored(TOKENS[4:], parent=100, first=101))) == []
 
 
-def test_a_chain_of_nobody_is_not_announced(events: TrtllmEvents) -> None:
+def test_a_chain_without_a_leg_is_not_announced(events: TrtllmEvents) -> None:
     assert events.translate(event(stored([50, 51, 52, 53]))) == []
 
 
 def test_claims_are_bounded() -> None:
-    """The oldest prefixes are forgotten."""
+    """The oldest prefixes are dropped."""
     claims = SeedClaims(SIZE, prefixes_max=2)
     for first in range(3):
         claims.begin([first] * SIZE, 7)
@@ -124,8 +124,8 @@ PUSHED_LIST = ["BlockStored", [100, 101], None, TOKENS[:8], SIZE, None, "GPU"]
 
 
 @pytest.mark.parametrize("pushed", [PUSHED_MAP, PUSHED_LIST], ids=["map", "array"])
-def test_pushed_events(events: TrtllmEvents, pushed: Any) -> None:
-    """The same as pulled ones; a gap in the messages' numbers clears."""
+def test_pushed_events_are_translated(events: TrtllmEvents, pushed: Any) -> None:
+    """They give the same events as pulled ones. A gap in the message numbers clears the rank."""
 
     def push(number: int, *each: Any) -> list[Any]:
         frames = [b"", number.to_bytes(8, "big"), msgspec.msgpack.encode([0.0, each, 0])]

@@ -1,6 +1,6 @@
-"""The stand-in of TensorRT-LLM has the signatures of the typed stubs, which mypy checks the adapter against.
+"""The stand-in of TensorRT-LLM has the signatures of the type stubs, against which mypy checks the adapter.
 
-So a call that the stubs lack, or with other parameters, passes neither mypy nor the tests.
+A call that is missing in the stubs, or has other parameters, therefore fails mypy or the tests.
 """
 
 import ast
@@ -27,7 +27,7 @@ def fake() -> Iterator[None]:
 
 
 def stub_parameters(function: ast.FunctionDef) -> list[Parameter]:
-    """Name, kind and default of each parameter but `self`."""
+    """Returns name, kind and default of each parameter except `self`."""
     arguments, none = function.args, inspect.Parameter.empty
     plain = arguments.args
     defaults = [none] * (len(plain) - len(arguments.defaults)) + [ast.literal_eval(each) for each in arguments.defaults]
@@ -45,7 +45,7 @@ def fake_parameters(function: Any) -> list[Parameter]:
 
 
 def check_class(stub: ast.ClassDef, found: type) -> list[str]:
-    """Differences between a stub and the class of the stand-in."""
+    """Returns the differences between a stub and the class of the stand-in."""
     wrong = []
     members = {each.name for each in stub.body if isinstance(each, ast.FunctionDef)}
     for each in stub.body:
@@ -74,7 +74,7 @@ def check_class(stub: ast.ClassDef, found: type) -> list[str]:
 
 @pytest.mark.parametrize("path", STUBS, ids=lambda path: str(path.relative_to(TYPINGS)))
 def test_the_stand_in_has_the_signatures_of_the_stubs(path: Path) -> None:
-    """Classes, methods, parameters, kinds and defaults, in both directions."""
+    """Classes, methods, parameters, kinds and defaults match in both directions."""
     name = ".".join(path.relative_to(TYPINGS).with_suffix("").parts).removesuffix(".__init__")
     module, wrong = importlib.import_module(name), []
     for each in ast.parse(path.read_text()).body:
@@ -92,7 +92,7 @@ def test_the_stand_in_has_the_signatures_of_the_stubs(path: Path) -> None:
 
 
 def test_differences_are_found() -> None:
-    """A renamed parameter, another default, and a method that the stub lacks."""
+    """The comparison finds a renamed parameter, another default, and a method that is not in the stub."""
     stub = ast.parse("class Some:\n    def go(self, a: int, b: int = 2) -> None: ...\n").body[0]
     assert isinstance(stub, ast.ClassDef)
 
@@ -113,7 +113,7 @@ def test_differences_are_found() -> None:
 
 @pytest.mark.parametrize("path", STUBS, ids=lambda path: str(path.relative_to(TYPINGS)))
 def test_every_signature_has_an_origin(path: Path) -> None:
-    """The comment before each class names the file that it was read from."""
+    """The comment before each class names the file from which its signature was read."""
     lines = path.read_text().splitlines()
     for number, line in enumerate(lines):
         if line.startswith("class "):

@@ -1,4 +1,4 @@
-"""The loop that simulations stand on."""
+"""The event loop with virtual time, which simulations use."""
 
 import asyncio
 
@@ -7,8 +7,8 @@ import pytest
 from tests.virtual_loop import DeadlockError, run_virtual
 
 
-def test_hours_pass_at_once_and_in_order() -> None:
-    """Timers fire in the order of their times, and the clock reads what they asked for."""
+def test_timers_fire_in_order_without_real_waits() -> None:
+    """Timers fire in the order of their times, and the loop's clock shows these times."""
     seen: list[tuple[str, float]] = []
 
     async def sleeper(name: str, delay_s: float) -> None:
@@ -24,7 +24,7 @@ def test_hours_pass_at_once_and_in_order() -> None:
 
 
 def test_timeouts_are_virtual() -> None:
-    """asyncio.timeout ends a wait that nothing else would."""
+    """`asyncio.timeout` ends a wait in virtual time."""
 
     async def main() -> float:
         with pytest.raises(TimeoutError):
@@ -36,7 +36,7 @@ def test_timeouts_are_virtual() -> None:
 
 
 def test_a_deadlock_is_an_error() -> None:
-    """A wait that nothing can end raises instead of hanging the test."""
+    """A wait that nothing can end raises DeadlockError instead of hanging the test."""
 
     async def main() -> None:
         await asyncio.Event().wait()

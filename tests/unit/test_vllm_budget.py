@@ -1,4 +1,4 @@
-"""The learned token budget of vLLM's steps: steps stay within their time, whatever the engine's speed."""
+"""The learned token budget of vLLM's steps keeps steps within their time for engines of any speed."""
 
 from random import Random
 
@@ -11,7 +11,7 @@ TOKENS_MAX = 2048
 
 
 def run(budget: StepBudget, prompt_tokens: int, base_s: float, token_s: float, pair_s: float = 0.0) -> list[float]:
-    """Times of the steps that compute a prompt on an engine of a given speed."""
+    """Returns the durations of the steps that compute a prompt on an engine of the given speed."""
     times, done = [], 0
     while done < prompt_tokens:
         take = min(budget.tokens(0), prompt_tokens - done)
@@ -24,7 +24,7 @@ def run(budget: StepBudget, prompt_tokens: int, base_s: float, token_s: float, p
 @pytest.mark.parametrize("token_s", [1e-5, 1e-4, 1e-3, 2e-3])
 @pytest.mark.parametrize("base_s", [0.001, 0.02, 0.1])
 def test_steps_stay_within_the_budget(token_s: float, base_s: float) -> None:
-    """From the first steps on, long contexts included; and the budget is used, unless vLLM's own limit is smaller."""
+    """Steps stay within the budget from the start, also with long contexts, and use it unless vLLM's own limit is smaller."""
     budget = StepBudget(budget_s=BUDGET_S, tokens_max=TOKENS_MAX)
     run(budget, 2000, base_s, token_s)
     times = run(budget, 30_000, base_s, token_s, pair_s=token_s / 30_000)
@@ -33,7 +33,7 @@ def test_steps_stay_within_the_budget(token_s: float, base_s: float) -> None:
 
 
 def test_a_large_model_advances() -> None:
-    """Where even the smallest part takes longer than the budget, prompts still advance, beside all that decodes."""
+    """If even the smallest chunk exceeds the budget, prompts still advance beside all decoding requests."""
     budget = StepBudget(budget_s=BUDGET_S, tokens_max=TOKENS_MAX)
     run(budget, 1500, 0.01, 0.05)
     assert budget.tokens(0) == TOKENS_MIN
@@ -41,7 +41,7 @@ def test_a_large_model_advances() -> None:
 
 
 def test_a_large_fixed_part_does_not_starve_prompts() -> None:
-    """Where a step takes longer than the budget whatever it computes, prompts get as much time as that part."""
+    """If the fixed part of a step exceeds the budget, prompts get as much time as that part."""
     budget = StepBudget(budget_s=BUDGET_S, tokens_max=TOKENS_MAX)
     for _ in range(10):
         budget.observe(0, 0.5)
@@ -49,15 +49,15 @@ def test_a_large_fixed_part_does_not_starve_prompts() -> None:
     assert times[-2] == pytest.approx(1.0, rel=0.1)
 
 
-def test_a_block_is_the_least_where_parts_end_at_blocks() -> None:
-    """A budget below a block would compute nothing there."""
+def test_chunks_are_at_least_one_block() -> None:
+    """If chunks must end at block boundaries, a budget below one block would compute nothing."""
     budget = StepBudget(budget_s=BUDGET_S, tokens_max=TOKENS_MAX, tokens_min=528)
     run(budget, 5000, 0.01, 0.05)
     assert budget.tokens(3) == 3 + 528
 
 
-def test_pauses_of_the_machine_change_little() -> None:
-    """Two slow steps of five are not the engine's doing."""
+def test_occasional_slow_steps_change_little() -> None:
+    """Two slow steps in five are attributed to the machine, not to the engine."""
     budget = StepBudget(budget_s=BUDGET_S, tokens_max=TOKENS_MAX)
     run(budget, 20_000, 0.005, 1e-4)
     usual = budget.tokens(0)
@@ -68,7 +68,7 @@ def test_pauses_of_the_machine_change_little() -> None:
 
 
 def test_a_machine_that_stays_slow_shrinks_the_budget() -> None:
-    """Three steps are enough, and as many bring it back."""
+    """The budget shrinks within a few slow steps, and recovers when steps are fast again."""
     budget = StepBudget(budget_s=BUDGET_S, tokens_max=TOKENS_MAX)
     run(budget, 20_000, 0.005, 1e-4)
     usual = budget.tokens(0)
@@ -78,8 +78,8 @@ def test_a_machine_that_stays_slow_shrinks_the_budget() -> None:
     assert budget.tokens(0) > 0.9 * usual
 
 
-def test_small_steps_teach_little() -> None:
-    """Neither decoding alone nor a short prompt says how long a full step takes."""
+def test_small_steps_do_not_change_the_budget() -> None:
+    """Neither decoding alone nor a short prompt shows how long a full step takes."""
     budget = StepBudget(budget_s=BUDGET_S, tokens_max=TOKENS_MAX)
     run(budget, 20_000, 0.005, 1e-4)
     usual = budget.tokens(0)
@@ -91,6 +91,6 @@ def test_small_steps_teach_little() -> None:
 
 
 def test_the_first_step_is_small() -> None:
-    """Nothing is known of the engine yet."""
+    """The speed of the engine is unknown at first."""
     assert StepBudget(budget_s=BUDGET_S, tokens_max=TOKENS_MAX).tokens(0) == TOKENS_FIRST
     assert StepBudget(budget_s=BUDGET_S, tokens_max=32).tokens(0) == 32

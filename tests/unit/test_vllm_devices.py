@@ -1,4 +1,4 @@
-"""What vLLM is asked for on a GPU, and how the engine's thread waits for transfers. Nothing here needs vLLM."""
+"""Arguments of vLLM on a GPU, and how the engine's thread waits for transfers. No test here needs vLLM, except the last."""
 
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -13,8 +13,8 @@ from kvmesh.engines.vllm.settings import VllmSettings
 from kvmesh.engines.vllm.thread import FIRST_PAUSE_S, PULL_PAUSE_S, IdlePauses
 
 
-def test_a_gpu_keeps_vllms_own_figures() -> None:
-    """Requests at once and tokens of a step, which vLLM chooses by the device's memory; what the operator sets wins."""
+def test_vllms_defaults_are_kept_on_a_gpu() -> None:
+    """vLLM chooses the number of requests and the tokens of a step by the device's memory. Settings of the operator override them."""
     values = gpu_arguments(VllmSettings(model="m"))
     assert not {"max_num_seqs", "max_num_batched_tokens", "device_ids", "block_size"} & set(values)
     values = gpu_arguments(VllmSettings(model="m", running_requests_max=7, device_ids=("2", "3")))
@@ -23,8 +23,8 @@ def test_a_gpu_keeps_vllms_own_figures() -> None:
     assert cpu_arguments(VllmSettings(model="m"))["max_num_seqs"] == 64
 
 
-def test_pauses_double_and_stay_short_while_blocks_come() -> None:
-    """A finished pull is noticed by a step only."""
+def test_pauses_double_and_stay_short_during_a_pull() -> None:
+    """Only a step notices a finished pull."""
     pauses = IdlePauses(0.005)
     idle = [pauses.after_step(is_active=False, is_pulling=False) for _ in range(6)]
     assert idle == pytest.approx([0.0006, 0.0012, 0.0024, 0.0048, 0.005, 0.005])
@@ -41,8 +41,8 @@ def batch(**report: Any) -> "Future[Any]":
     return future
 
 
-def test_a_queued_batch_that_reports_a_transfer_is_taken_in_at_once() -> None:
-    """With asynchronous scheduling its step would come after a pause."""
+def test_a_queued_batch_that_reports_a_transfer_is_detected() -> None:
+    """With asynchronous scheduling, its step would otherwise follow after a pause."""
     assert reports_transfer(batch(finished_recving={"a"}))
     assert reports_transfer(batch(finished_sending={"a"}))
     assert not reports_transfer(batch())
@@ -62,8 +62,8 @@ def parallel(tensor: int, pipeline: int = 1, context: int = 1) -> Any:
     )
 
 
-def test_unequal_ranks_are_compatible_where_the_connector_reads_them() -> None:
-    """Numbers of which one divides the other, of models whose heads it can split; pipelines must be equal."""
+def test_unequal_ranks_are_compatible_if_the_connector_supports_them() -> None:
+    """One number of ranks must divide the other, and the model's heads must be splittable. Pipeline and context sizes must be equal."""
     split = [ranks_factor(parallel(size), splits_heads=True) for size in (1, 2, 4, 8)]
     assert len(set(split)) == 1
     assert ranks_factor(parallel(3), splits_heads=True) not in split
@@ -77,7 +77,7 @@ def test_unequal_ranks_are_compatible_where_the_connector_reads_them() -> None:
     ("role", "can_switch", "roles"), [("prefill", False, 2), ("decode", False, 1), ("decode", True, 2)]
 )
 def test_a_prefill_engine_can_decode_what_it_computed(role: str, can_switch: bool, roles: int) -> None:
-    """It answers requests of a single token, whatever the connector's role."""
+    """It answers requests for a single token, so it has both roles."""
     pytest.importorskip("vllm.version")
     settings = VllmSettings(model="m", role=role, can_switch_role=can_switch)
     assert len(capabilities(settings, has_tokenizer=False).roles) == roles

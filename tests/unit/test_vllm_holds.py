@@ -1,4 +1,4 @@
-"""The table of hold words that tells a reader whether the blocks it pulled were held."""
+"""The table of hold words, by which a reader knows whether the blocks that it pulled were still held."""
 
 import ctypes
 
@@ -8,7 +8,7 @@ from kvmesh.engines.vllm.holds import HOLDS_MAX, WORD_BYTES, Hold, HoldMemory, H
 
 
 def word(table: HoldTable, hold: Hold) -> int:
-    """What a peer reads by the table's address."""
+    """Returns the word that a peer reads at the table's address."""
     return ctypes.c_uint64.from_address(table.address + hold.index * WORD_BYTES).value
 
 
@@ -29,8 +29,8 @@ def test_a_word_has_its_number_until_the_hold_ends(memory: HoldMemory) -> None:
     assert len(table) == 0
 
 
-def test_a_word_that_is_used_again_has_another_number(memory: HoldMemory) -> None:
-    """The reader of an old handle does not take the next prompt's blocks for its own."""
+def test_a_reused_word_has_another_number(memory: HoldMemory) -> None:
+    """Otherwise the reader of an old handle would use the blocks of another prompt."""
     table = HoldTable(memory.path)
     first = table.add("a")
     table.end("a")
@@ -41,8 +41,8 @@ def test_a_word_that_is_used_again_has_another_number(memory: HoldMemory) -> Non
     assert first.number != second.number
 
 
-def test_all_maps_of_the_memory_show_the_same_words(memory: HoldMemory) -> None:
-    """Ranks of a tensor-parallel engine register their own maps; the scheduler writes."""
+def test_all_mappings_of_the_memory_share_the_words(memory: HoldMemory) -> None:
+    """Each rank of a tensor-parallel engine registers its own mapping, and the scheduler writes."""
     scheduler, rank = HoldTable(memory.path), HoldTable(memory.path)
     hold = scheduler.add("a")
     assert hold is not None
@@ -53,7 +53,7 @@ def test_all_maps_of_the_memory_show_the_same_words(memory: HoldMemory) -> None:
 
 
 def test_a_full_table_gives_no_hold(memory: HoldMemory) -> None:
-    """The prompt is handed out without one, and its reader computes it."""
+    """The prompt is then handed out without a hold, and its reader computes it."""
     table = HoldTable(memory.path)
     for number in range(HOLDS_MAX):
         assert table.add(str(number)) is not None
@@ -63,7 +63,7 @@ def test_a_full_table_gives_no_hold(memory: HoldMemory) -> None:
 
 
 def test_the_memory_cannot_be_opened_once_it_is_closed(memory: HoldMemory) -> None:
-    """Processes that mapped it before keep it."""
+    """Existing mappings stay valid."""
     table, path = HoldTable(memory.path), memory.path
     memory.close()
     with pytest.raises(OSError):

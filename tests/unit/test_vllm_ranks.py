@@ -1,4 +1,4 @@
-"""Ranks of an engine die with the engine's process, however early it is killed."""
+"""Ranks of an engine die with the engine's process, even if it is killed during the start."""
 
 import contextlib
 import os
@@ -37,7 +37,7 @@ def engine(method):
 
 if __name__ == "__main__":
     import sys
-    # From Python 3.12 on, no thread starts once the main thread has ended.
+    # Since Python 3.12 no thread can start after the main thread has ended.
     thread = threading.Thread(target=engine, args=sys.argv[1:])
     thread.start()
     thread.join()
@@ -53,7 +53,7 @@ def is_running(pid: int) -> bool:
 
 @contextmanager
 def running_engine(method: str) -> Iterator[tuple["subprocess.Popen[str]", list[int]]]:
-    """The engine's process, and what it forked: a rank, a fork of another thread, one after the build."""
+    """Yields the engine's process, and the pids of a rank, a fork by another thread, and a fork after the build."""
     with subprocess.Popen([sys.executable, "-c", ENGINE, method], stdout=subprocess.PIPE, text=True) as engine:
         forks: list[int] = []
         try:
@@ -68,7 +68,7 @@ def running_engine(method: str) -> Iterator[tuple["subprocess.Popen[str]", list[
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_rank_dies_with_its_engine(method: str) -> None:
-    """At whatever moment: the kernel ends a rank even while it is stopped. What is started elsewhere is left alone."""
+    """The kernel kills a rank even if it is stopped. Forks by other threads, or after the build, are not affected."""
     with running_engine(method) as (engine, (rank, others, later)):
         if method == "fork":
             os.kill(rank, signal.SIGSTOP)

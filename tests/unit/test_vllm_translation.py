@@ -1,4 +1,4 @@
-"""Sampling, handles, settings and fingerprints of the vLLM adapter: pure parts, no vLLM needed."""
+"""Sampling, handles, settings and fingerprints of the vLLM adapter, without vLLM."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -34,8 +34,8 @@ def generation(emitted: int = 0, **sampling: Any) -> Generation:
     return Generation(model="m", token_ids=[1], emitted_token_ids=range(emitted), sampling=SamplingParams(**sampling))
 
 
-def test_unset_values_take_the_models_defaults() -> None:
-    """A given value wins, 0 included; what neither gives is neutral."""
+def test_unset_values_have_the_models_defaults() -> None:
+    """A value of the request overrides the default, even if it is 0. A value that neither sets is neutral."""
     defaults = {"temperature": 0.6, "top_p": 0.9, "max_tokens": 50}
     assert decode_arguments(generation(temperature=0.0), defaults) == {
         "temperature": 0.0,
@@ -48,8 +48,8 @@ def test_unset_values_take_the_models_defaults() -> None:
     assert decode_arguments(generation(), {})["max_tokens"] is None
 
 
-def test_all_parameters_are_passed_on() -> None:
-    """Each under vLLM's name; logit bias as a mapping."""
+def test_all_parameters_are_translated() -> None:
+    """Each parameter has vLLM's name, and the logit bias is a mapping."""
     arguments = decode_arguments(
         generation(
             top_k=5, min_p=0.1, presence_penalty=0.1, frequency_penalty=0.2, repetition_penalty=1.1, seed=3,
@@ -64,8 +64,8 @@ def test_all_parameters_are_passed_on() -> None:
     }  # fmt: skip
 
 
-def test_the_limits_are_those_of_the_whole_answer() -> None:
-    """Also after emitted tokens, which `continuation.py` counts as output."""
+def test_limits_count_the_whole_answer() -> None:
+    """Limits include emitted tokens, which `continuation.py` counts as output."""
     arguments = decode_arguments(generation(4, max_tokens=10, min_tokens=6), {})
     assert (arguments["max_tokens"], arguments["min_tokens"]) == (10, 6)
 
@@ -78,16 +78,16 @@ def test_the_limits_are_those_of_the_whole_answer() -> None:
         ({"constraint": Constraint(kind=ConstraintKind.JSON_OBJECT)}, {}),
     ],
 )
-def test_what_cannot_be_continued(sampling: dict[str, Any], defaults: dict[str, Any]) -> None:
-    """Refused with emitted tokens by an engine that cannot, taken without."""
+def test_unsupported_continuations_are_refused(sampling: dict[str, Any], defaults: dict[str, Any]) -> None:
+    """An engine that cannot continue seeds or constraints refuses them with emitted tokens, and accepts them without."""
     neither = Continuable(seeds=False, constraints=False)
     with pytest.raises(UnsupportedError):
         decode_arguments(generation(4, **sampling), defaults, neither)
     decode_arguments(generation(0, **sampling), defaults, neither)
 
 
-def test_a_seed_does_not_matter_to_a_greedy_continuation() -> None:
-    """Nothing is drawn there."""
+def test_a_greedy_continuation_may_have_a_seed() -> None:
+    """Greedy sampling draws no random numbers."""
     neither = Continuable(seeds=False, constraints=False)
     decode_arguments(generation(4, seed=1, temperature=0.0), {}, neither)
     decode_arguments(generation(4, seed=1), {"temperature": 0.0}, neither)
@@ -104,18 +104,18 @@ def test_a_seed_does_not_matter_to_a_greedy_continuation() -> None:
         (Constraint(kind=ConstraintKind.STRUCTURAL_TAG, text="{}"), {"structural_tag": "{}"}),
     ],
 )
-def test_constraints(constraint: Constraint, expected: dict[str, Any]) -> None:
-    """Every kind has its name in vLLM."""
+def test_constraints_are_translated(constraint: Constraint, expected: dict[str, Any]) -> None:
+    """Every kind of constraint has its name in vLLM."""
     assert constraint_arguments(constraint) == expected
 
 
-def test_a_prefill_samples_one_token_whatever_was_asked() -> None:
-    """Its token is nobody's, and must not end early: a stop would be fine, a refusal would not."""
+def test_a_prefill_leg_samples_one_greedy_token() -> None:
+    """The token is not used, so the sampling parameters of the request do not apply, and it must not be refused."""
     assert prefill_arguments() == {"temperature": 0.0, "max_tokens": 1, "ignore_eos": True}
 
 
-def test_a_handle_survives_the_trip() -> None:
-    """What the connector said comes back as it was, for the same prompt only."""
+def test_a_handle_survives_encoding() -> None:
+    """The connector's parameters are unchanged after encoding and decoding, and a handle of another prompt is refused."""
     tokens = list(range(70))
     handle = make_handle(FORM, PARAMETERS, tokens=70, prompt=prompt_hash(0, tokens), lease_s=30)
     assert (handle.handle_id, handle.kv_bytes, handle.tokens, handle.lease_s) == ("request~1", 30, 70, 30)
@@ -133,7 +133,7 @@ def test_a_handle_survives_the_trip() -> None:
     ],
 )
 def test_a_handle_of_another_engine_is_refused(form: HandleForm, reason: str) -> None:
-    """Each check alone: vLLM itself would answer with wrong tokens."""
+    """Each check works alone. vLLM itself would compute wrong tokens."""
     handle = make_handle(FORM, PARAMETERS, tokens=70, prompt="p", lease_s=30)
     with pytest.raises(KvLostError) as caught:
         read_handle(form, handle, tokens=70, prompt="p")
@@ -153,15 +153,15 @@ def test_a_handle_of_another_engine_is_refused(form: HandleForm, reason: str) ->
     ],
 )  # fmt: skip
 def test_a_damaged_payload_is_refused(payload: bytes) -> None:
-    """A wrong number of blocks, or a wrong type, would raise inside vLLM's step and kill the engine."""
+    """A wrong number of blocks, or a wrong type, would raise in vLLM's step and kill the engine."""
     handle = make_handle(FORM, PARAMETERS, tokens=70, prompt="p", lease_s=30)
     with pytest.raises(KvLostError):
         read_handle(FORM, replace(handle, payload=payload), tokens=70, prompt="p")
 
 
 @pytest.mark.parametrize("change", [{"model": ""}, {"pull_timeout_s": 30.0}, {"pull_timeout_s": 0.0}])
-def test_inconsistent_settings(change: dict[str, Any]) -> None:
-    """Refused when made, by name."""
+def test_inconsistent_settings_are_refused(change: dict[str, Any]) -> None:
+    """The error names the setting."""
     with pytest.raises(InvalidRequestError, match=next(iter(change))):
         VllmSettings(**{"model": "m", **change})
 
@@ -173,22 +173,22 @@ def test_inconsistent_settings(change: dict[str, Any]) -> None:
         ("--vllm-gpu-memory-fraction", "0"), ("--vllm-kv-cache-bytes", "-1"),
     ],
 )  # fmt: skip
-def test_settings_out_of_range(flag: str, value: str) -> None:
-    """Refused by the flag's name."""
+def test_settings_out_of_range_are_refused(flag: str, value: str) -> None:
+    """The error names the flag."""
     with pytest.raises(SettingsError, match=flag):
         load(HostSettings, argv=["--model", "m", flag, value], environ={})
 
 
 @pytest.mark.parametrize("size", [16, 48, 1])
 def test_cpu_blocks_are_multiples_of_32(size: int) -> None:
-    """vLLM's own message for it names no setting."""
+    """vLLM's own error for it names no setting."""
     with pytest.raises(InvalidRequestError, match="multiple of 32"):
         check_cpu_block_size(size)
     check_cpu_block_size(size * 32)
 
 
 def test_a_fingerprint_follows_the_content(tmp_path: Path) -> None:
-    """Same content in another place is the same model; another byte in a weight or the configuration is not."""
+    """The same content in another folder is the same model. A model with another byte in its weights or configuration is not."""
     prints = []
     for name, weights, config in (
         ("one", b"\0" * 300_000, "{}"), ("two", b"\0" * 300_000, "{}"), ("three", b"\0" * 299_999 + b"\1", "{}"),
@@ -204,7 +204,7 @@ def test_a_fingerprint_follows_the_content(tmp_path: Path) -> None:
     assert len(set(prints)) == 4
 
 
-def test_a_hash_is_independent_of_order() -> None:
-    """And of nothing else."""
+def test_the_compatibility_hash_is_independent_of_order() -> None:
+    """Only the factors and their values matter."""
     assert compatibility_hash({"a": 1, "b": 2}) == compatibility_hash({"b": 2, "a": 1})
     assert compatibility_hash({"a": 1}) != compatibility_hash({"a": 2})

@@ -1,4 +1,4 @@
-"""Simulations of pools: the formulas are validated here, and the planner's answers to bursts are shown."""
+"""Simulations of pools: they validate the planner's formulas and its reactions to bursts."""
 
 from dataclasses import replace
 
@@ -45,7 +45,7 @@ def simulate(trace: list[RecordedRequest], shape: Shape, policy: PoolPolicy, **o
 def test_the_formulas_agree_with_the_simulation(
     prefill: int, decode: int, rate: float, prompt: int, output: int, seconds: int
 ):
-    """M/G/k wait, Little's law and transfer against requests through the router and simulated workers: means within 15 %, p95 within 25 %."""
+    """The formulas of waits, steps and transfers match a simulation through the router: means within 15 %, p95 within 25 %."""
     trace = load(rate, seconds, prompt=prompt, output=output)
     shape = Shape(prefill_workers=prefill, decode_workers=decode)
     found = simulate(trace, shape, Static(), tick_s=0.0)
@@ -67,8 +67,8 @@ def test_the_formulas_agree_with_the_simulation(
     assert sum(found.itl_s) / len(trace) == pytest.approx(forecast.step_s, rel=0.10)
 
 
-def test_runs_of_steps_are_as_exact_as_single_steps():
-    """The same first tokens, and ends that differ by less than a step: a request ends a run with the step under way."""
+def test_batched_steps_are_as_exact_as_single_steps():
+    """Simulating runs of steps at once gives medians within 2 % of those of single steps."""
     trace = load(12.0, 60)
     shape = Shape(prefill_workers=2, decode_workers=1)
     single, runs = (
@@ -83,7 +83,8 @@ BURST_AT_S = 60.0
 
 
 def burst(**changes: object) -> tuple[WhatIfResult, list[Decision]]:
-    """A request each 2 s with prompts of 2000 tokens, and 9 requests/s after a minute, on 1 + 4 workers; new ones take two minutes to start."""
+    """Simulates a burst: 0.5 requests/s with prompts of 2000 tokens, then 9 requests/s, on 1 + 4 workers. New workers need two minutes to
+    start."""
     trace = make_load(
         lambda at_s: 9.0 if at_s >= BURST_AT_S else 0.5,
         peak=9.0,
@@ -104,7 +105,7 @@ def burst(**changes: object) -> tuple[WhatIfResult, list[Decision]]:
 
 
 def test_a_burst_is_deflected_within_seconds_then_flipped_then_scaled():
-    """The first answer comes at the first tick of the burst, a flip within 5 s; without flips more requests miss their targets."""
+    """The planner deflects at the first tick of the burst and flips within 5 s. Without flips far more requests miss their targets."""
     result, decisions = burst()
     first = {action: next((d.decided_at_s for d in decisions if d.action is action), 1e9) for action in DecisionAction}
     assert first[DecisionAction.DEFLECT] - BURST_AT_S <= 1.0
@@ -116,10 +117,10 @@ def test_a_burst_is_deflected_within_seconds_then_flipped_then_scaled():
     assert without.attainment < result.attainment - 0.2
 
 
-def test_late_requests_wait_so_that_fewer_are_late():
-    """One worker gets twice what it can compute for 20 s. In the order of arrival nearly all of these miss the target.
+def test_waiting_late_requests_reduce_missed_targets():
+    """For 20 s one worker gets twice the load that it can serve. In order of arrival nearly all of these requests miss the target.
 
-    With the target half of them keep it, and all are answered, none much later than in the order of arrival.
+    If late requests wait, far fewer miss it. All requests finish, and none much later than in order of arrival.
     """
     rate = lambda at_s: 10.0 if 20 <= at_s < 40 else 1.0  # noqa: E731
     trace = make_load(rate, peak=10.0, duration_s=100.0, prompt_tokens=1200, output_tokens=50)
@@ -139,7 +140,7 @@ def test_late_requests_wait_so_that_fewer_are_late():
 
 
 def test_no_request_is_lost_while_pools_change(monkeypatch):
-    """Five times in a row the load triples and falls: all requests end, workers drain before they stop, and hours add up."""
+    """While the load triples and falls five times, all requests finish, and the worker hours are plausible."""
     rate = lambda at_s: 24.0 if at_s % 60 < 30 else 8.0  # noqa: E731
     trace = make_load(rate, peak=24.0, duration_s=300.0, prompt_tokens=800, output_tokens=60)
     monkeypatch.setattr(model_planner, "FLIP_DWELL_S", 10.0)
@@ -159,7 +160,7 @@ def test_no_request_is_lost_while_pools_change(monkeypatch):
 
 
 class FlipsThenShrinks:
-    """Flips a busy prefill worker to decode, and a second later wants one decode worker: the pool keeps the one that serves."""
+    """A policy that flips a busy prefill worker to decode, and a second later shrinks the decode pool to one worker."""
 
     def __init__(self) -> None:
         self.ready: list[int] = []
@@ -173,8 +174,8 @@ class FlipsThenShrinks:
         self.ready.append(fleet.ready().decode_workers)
 
 
-def test_a_worker_that_flips_goes_before_one_that_serves():
-    """A prompt of 100 000 tokens takes 10 s, so the flip is still under way when the pool shrinks."""
+def test_a_flipping_worker_stops_before_a_serving_one():
+    """A prompt of 100 000 tokens takes 10 s, so the flip is still in progress when the pool shrinks. The serving worker stays."""
     trace = [RecordedRequest(at_s=float(i), prompt_tokens=100_000, output_tokens=2) for i in range(30)]
     policy = FlipsThenShrinks()
     result = simulate(trace, Shape(prefill_workers=2, decode_workers=1), policy)
@@ -184,7 +185,7 @@ def test_a_worker_that_flips_goes_before_one_that_serves():
 
 
 def test_a_constant_load_with_poisson_noise_settles():
-    """Five minutes of 20 requests/s: the pools reverse at most twice, and nearly all requests are within the targets."""
+    """In five minutes of 20 requests/s the pools reverse at most twice, and nearly all requests meet the targets."""
     result = simulate(
         load(20.0, 300.0),
         Shape(prefill_workers=3, decode_workers=2),

@@ -1,4 +1,4 @@
-"""The HTML report of a simulation: it needs nothing else, and shows what happened."""
+"""The HTML report of a simulation: a self-contained file with the results."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -8,8 +8,8 @@ from kvmesh.cli.charts import ChartLine, chart, distribution
 from services.whatif.command import main
 
 
-def test_a_report_stands_alone(tmp_path: Path, capsys):
-    """No script, no address, and both ways to have pools with their figures."""
+def test_a_report_is_self_contained(tmp_path: Path, capsys):
+    """It has no script and no external address, and shows the results with and without the planner."""
     path = tmp_path / "report.html"
     arguments = ["--rate", "4", "--duration", "20", "--prefill", "1", "--decode", "1", "--planner", "--html", str(path)]
     assert main(arguments) == 0
@@ -25,15 +25,15 @@ def test_a_report_stands_alone(tmp_path: Path, capsys):
     assert "planner (" in text
 
 
-def test_names_are_no_markup():
-    """A model's name may have any sign."""
+def test_names_are_escaped():
+    """A model's name may contain any character."""
     svg = chart(title="<b>", x_name="x", y_name="y", lines=[ChartLine(name="a & <b>", points=[(0.0, 1.0), (1.0, 2.0)])])
     assert "<b>" not in svg
     ET.fromstring(svg)
 
 
-def test_steps_hold_their_value_and_long_lines_are_thinned():
-    """A size holds until the next one; a line never has more points than the chart has pixels."""
+def test_steps_keep_their_value_and_long_lines_are_reduced():
+    """A step line keeps each value until the next one. A line never has more points than the chart has pixels."""
     svg = chart(
         title="t", x_name="x", y_name="y", lines=[ChartLine(name="a", points=[(0.0, 0.0), (1.0, 1.0)], is_step=True)]
     )

@@ -31,7 +31,7 @@ from tests.worker_rig import SLOW, WORKER, WorkerRig, make_leg, make_worker, wai
 
 
 @dataclass
-class Ear:
+class RecordingOutlet:
     """A link's outlet that records what it receives."""
 
     tokens: dict[int, int] = field(default_factory=dict)
@@ -86,26 +86,26 @@ def lease_left_s(worker: Worker, finish: EngineFinish) -> float:
 
 async def test_each_leg_has_one_finish(rig: WorkerRig) -> None:
     """Finished, cancelled and overdue legs get one finish each, and leave no state."""
-    ear = Ear()
-    link = rig.worker.open_link(ear)
+    outlet = RecordingOutlet()
+    link = rig.worker.open_link(outlet)
     submit(link, 1, tokens=5)
     submit(link, 2)
     submit(link, 3, timeout_s=0.05)
     link.cancel_nowait(2)
     link.cancel_nowait(2)
     link.cancel_nowait(99)
-    await wait_until(lambda: len(ear.finishes) == 3, "three finishes")
-    reasons = {finish.key & SLOT_MASK: finish.reason for finish in ear.finishes}
+    await wait_until(lambda: len(outlet.finishes) == 3, "three finishes")
+    reasons = {finish.key & SLOT_MASK: finish.reason for finish in outlet.finishes}
     assert reasons == {1: FinishReason.LENGTH, 2: FinishReason.CANCELLED, 3: FinishReason.ERROR}
-    assert ear.tokens[1] == 5
-    assert [type(finish.error) for finish in ear.finishes if finish.error] == [DeadlineError]
+    assert outlet.tokens[1] == 5
+    assert [type(finish.error) for finish in outlet.finishes if finish.error] == [DeadlineError]
     await rig.worker.wait_idle()
     await rig.wait_free()
 
 
-async def test_refusals_leave_no_trace(rig: WorkerRig) -> None:
-    """Each rejection has its error class. Slot and id can be used again."""
-    link = rig.worker.open_link(Ear(), legs_max=1)
+async def test_refused_legs_leave_no_state(rig: WorkerRig) -> None:
+    """Each refusal has its error class. Slot and id can be used again."""
+    link = rig.worker.open_link(RecordingOutlet(), legs_max=1)
     good = make_leg("r1", tokens=4000)
     cases: list[tuple[int, Leg, float | None, type[MeshError]]] = [
         (1, replace(good, generation=replace(good.generation, model="other")), None, NotFoundError),
@@ -121,7 +121,7 @@ async def test_refusals_leave_no_trace(rig: WorkerRig) -> None:
     link.submit_nowait(1, good)
     with pytest.raises(OverloadedError):
         submit(link, 2)
-    other = rig.worker.open_link(Ear())
+    other = rig.worker.open_link(RecordingOutlet())
     with pytest.raises(InvalidRequestError) as refused:
         submit(other, 5, leg_id="r1")
     assert refused.value.reason == "leg_id_in_use"
@@ -131,9 +131,9 @@ async def test_refusals_leave_no_trace(rig: WorkerRig) -> None:
     assert (refused.value.reason, refused.value.field) == ("slot_in_use", "slot")
 
 
-async def test_a_closed_link_takes_and_hears_nothing(rig: WorkerRig) -> None:
+async def test_a_closed_link_accepts_and_receives_nothing(rig: WorkerRig) -> None:
     """Its legs are cancelled and their finishes dropped. Another link with the same slots is not affected."""
-    gone, stays = Ear(), Ear()
+    gone, stays = RecordingOutlet(), RecordingOutlet()
     closing, standing = rig.worker.open_link(gone), rig.worker.open_link(stays)
     submit(closing, 1, "a")
     submit(standing, 1, "b", tokens=20)
@@ -148,13 +148,13 @@ async def test_a_closed_link_takes_and_hears_nothing(rig: WorkerRig) -> None:
 
 async def test_a_leg_in_the_engine_is_refused_while_draining_only(rig: WorkerRig) -> None:
     """Drain waits for running legs. A worker that stops accepts nothing again."""
-    ear = Ear()
-    link = rig.worker.open_link(ear)
+    outlet = RecordingOutlet()
+    link = rig.worker.open_link(outlet)
     submit(link, 1, tokens=30)
     assert await rig.worker.drain(0.0) == 1
     with pytest.raises(UnavailableError):
         submit(link, 2)
-    assert await rig.worker.drain(20.0) == 0 and ear.slots() == [1]
+    assert await rig.worker.drain(20.0) == 0 and outlet.slots() == [1]
     rig.worker.set_draining(False)
     submit(link, 2, tokens=1)
     rig.worker.stop_nowait()
@@ -163,10 +163,10 @@ async def test_a_leg_in_the_engine_is_refused_while_draining_only(rig: WorkerRig
         submit(link, 3)
 
 
-async def test_an_engines_death_is_told_once(rig: WorkerRig) -> None:
+async def test_the_death_of_the_engine_is_reported_once(rig: WorkerRig) -> None:
     """Links are notified, watches end, `run` raises the error, and later links are notified at once."""
-    ear = Ear()
-    submit(rig.worker.open_link(ear), 1)
+    outlet = RecordingOutlet()
+    submit(rig.worker.open_link(outlet), 1)
     running = asyncio.ensure_future(rig.worker.run())
     watch = asyncio.ensure_future(_read_watch(rig.worker.kv_feed))
     await wait_until(lambda: rig.worker.statistics().kv_watchers == 1, "the watch is open")
@@ -175,8 +175,8 @@ async def test_an_engines_death_is_told_once(rig: WorkerRig) -> None:
         await asyncio.wait_for(running, PATIENCE_S)
     with pytest.raises(UnavailableError):
         await asyncio.wait_for(watch, PATIENCE_S)
-    assert len(ear.lost) == 1 and rig.worker.statistics().legs == 0
-    late = Ear()
+    assert len(outlet.lost) == 1 and rig.worker.statistics().legs == 0
+    late = RecordingOutlet()
     link = rig.worker.open_link(late)
     assert len(late.lost) == 1
     with pytest.raises(UnavailableError):
@@ -189,9 +189,9 @@ async def _read_watch(feed: KvEventFeed) -> None:
         pass
 
 
-async def test_a_defect_does_not_hang_the_worker(rig: WorkerRig) -> None:
-    """An exception in the step loop ends the worker with a reason, and no caller waits for ever."""
-    broken = Ear(breaks=True)
+async def test_an_exception_in_the_step_loop_ends_the_worker(rig: WorkerRig) -> None:
+    """The worker ends with LostError, and no caller waits forever."""
+    broken = RecordingOutlet(breaks=True)
     waiting = asyncio.ensure_future(run_plain(rig.worker, make_leg("waits", tokens=4000)))
     await asyncio.sleep(0)
     submit(rig.worker.open_link(broken), 1, "breaks")
@@ -202,8 +202,8 @@ async def test_a_defect_does_not_hang_the_worker(rig: WorkerRig) -> None:
         await asyncio.wait_for(waiting, PATIENCE_S)
 
 
-async def test_a_defect_of_what_routers_are_told_ends_the_worker(rig: WorkerRig) -> None:
-    """So does an invalid KV event, such as the removal of an unknown block, even if a timer finds it."""
+async def test_an_invalid_kv_event_ends_the_worker(rig: WorkerRig) -> None:
+    """The removal of an unknown block, for example, ends the worker even if a timer finds it."""
     rig.worker._kv_batcher.put_nowait([KvRemoved(block_hashes=[1])])
     rig.worker.kv_feed.append_nowait([KvStored(block_hashes=[2])])
     with pytest.raises(LostError) as caught:
@@ -212,10 +212,10 @@ async def test_a_defect_of_what_routers_are_told_ends_the_worker(rig: WorkerRig)
 
 
 async def test_an_engine_that_does_not_answer_a_cancel_ends_the_worker() -> None:
-    """It would hold the leg's blocks for ever. Others on it are lost, and can continue elsewhere."""
+    """Otherwise it would hold the leg's blocks forever. Other legs are lost and can continue on another worker."""
     rig = make_worker(SLOW, replace(WORKER, cancel_timeout_s=0.2))
     await rig.worker.start()
-    link, others = rig.worker.open_link(Ear()), Ear()
+    link, others = rig.worker.open_link(RecordingOutlet()), RecordingOutlet()
     submit(rig.worker.open_link(others), 2, "of another caller")
     submit(link, 1)
     rig.engine.inject(Stall(duration_s=10 * PATIENCE_S))
@@ -230,8 +230,8 @@ async def test_an_engine_that_does_not_answer_a_cancel_ends_the_worker() -> None
     await rig.worker.aclose()
 
 
-def test_only_time_of_a_running_process_counts_for_cancels() -> None:
-    """A worker that was suspended for longer than the limit gives its engine the time to answer. Ended legs do not count."""
+def test_a_suspended_process_does_not_time_out_cancellations() -> None:
+    """After a suspension longer than the limit, the engine still gets time to answer. Ended legs do not count."""
     watch = CancelWatch(limit_s=1.0, sweep_s_max=0.5)
     watch.add(1)
     watch.add(2)
@@ -241,8 +241,8 @@ def test_only_time_of_a_running_process_counts_for_cancels() -> None:
     assert [watch.sweep(at_s) for at_s in (60.05, 60.5)] == [0, 1]
 
 
-async def test_closing_answers_everybody() -> None:
-    """Every leg in flight ends as lost, not as cancelled. No handle or block is left."""
+async def test_closing_ends_all_legs_as_lost() -> None:
+    """Every leg in flight ends as lost, not as cancelled. No handle or block remains."""
     rig = make_worker(replace(SLOW, role="prefill"), WORKER)
     await rig.worker.start()
     handed = await run_prefill(rig.worker, "handed")
@@ -262,20 +262,20 @@ async def test_closing_delivers_the_last_finishes() -> None:
     """The engine's last outputs are read before the reader ends."""
     rig = make_worker(SLOW, WORKER)
     await rig.worker.start()
-    ear = Ear()
-    link = rig.worker.open_link(ear)
+    outlet = RecordingOutlet()
+    link = rig.worker.open_link(outlet)
     for slot in range(5):
         submit(link, slot)
     await asyncio.sleep(0.02)
     await rig.worker.aclose()
-    assert ear.slots() == [0, 1, 2, 3, 4]
-    assert all(isinstance(finish.error, LostError) for finish in ear.finishes)
+    assert outlet.slots() == [0, 1, 2, 3, 4]
+    assert all(isinstance(finish.error, LostError) for finish in outlet.finishes)
 
 
 # Leases
 
 
-async def test_a_worker_that_stops_waits_for_its_handles(rig: WorkerRig) -> None:
+async def test_a_stopping_worker_waits_for_its_handles(rig: WorkerRig) -> None:
     """It waits while a handle is not pulled, and no longer."""
     handle = (await run_prefill(rig.worker)).handle
     assert handle is not None
@@ -287,16 +287,16 @@ async def test_a_worker_that_stops_waits_for_its_handles(rig: WorkerRig) -> None
         await waiting
 
 
-async def test_a_handle_nobody_hears_of_is_given_back(rig: WorkerRig) -> None:
-    """A handle is released if its caller left before, or at the moment in which the finish arrives."""
-    for turns in range(12):
-        task = asyncio.ensure_future(run_prefill(rig.worker, f"p{turns}"))
-        if turns < 4:
-            for _ in range(turns):
+async def test_a_handle_of_a_cancelled_caller_is_released(rig: WorkerRig) -> None:
+    """A handle is released if its caller was cancelled before, or at the moment when, the finish arrives."""
+    for delay in range(12):
+        task = asyncio.ensure_future(run_prefill(rig.worker, f"p{delay}"))
+        if delay < 4:
+            for _ in range(delay):
                 await asyncio.sleep(0)
         else:
             # The steps of 5 ms make the finish arrive about here.
-            await asyncio.sleep(0.0045 + 0.0003 * turns)
+            await asyncio.sleep(0.0045 + 0.0003 * delay)
         task.cancel()
         result = (await asyncio.gather(task, return_exceptions=True))[0]
         if isinstance(result, EngineFinish):
@@ -306,7 +306,7 @@ async def test_a_handle_nobody_hears_of_is_given_back(rig: WorkerRig) -> None:
         assert rig.worker.statistics().leases == 0
 
 
-async def test_a_finish_that_crosses_with_leaving_is_given_back(rig: WorkerRig) -> None:
+async def test_a_queued_handle_of_a_cancelled_caller_is_released(rig: WorkerRig) -> None:
     """A handle is released if the finish waits in the caller's queue when the caller is cancelled."""
     task = asyncio.ensure_future(run_prefill(rig.worker))
     await wait_until(lambda: rig.worker.statistics().legs == 1, "submitted")
@@ -320,41 +320,41 @@ async def test_a_finish_that_crosses_with_leaving_is_given_back(rig: WorkerRig) 
     await rig.wait_free()
 
 
-async def test_a_handle_of_an_overdue_leg_is_given_back(rig: WorkerRig) -> None:
+async def test_a_handle_of_an_overdue_leg_is_released(rig: WorkerRig) -> None:
     """If the deadline passed during the last step, the leg fails and its handle is released at once."""
-    ear = Ear()
-    link = rig.worker.open_link(ear)
+    outlet = RecordingOutlet()
+    link = rig.worker.open_link(outlet)
     link.submit_nowait(4, make_leg("p", LegTask.PREFILL))
-    # The step that hands the prompt off has been decided and takes its time: its finish comes with a handle, whoever cancels now.
+    # The step that hands the prompt off is already running, so its finish has a handle even if the leg is cancelled now.
     while not rig.engine.load().kv_blocks_leased:
         await asyncio.sleep(0)
-    assert not ear.finishes
+    assert not outlet.finishes
     rig.worker._fail(key_of(link.number, 4), DeadlineError("late"))
-    assert rig.engine.load().kv_blocks_leased, "the engine has handed it off"
-    await wait_until(lambda: bool(ear.finishes), "its finish")
-    assert ear.finishes[0].handle is None and isinstance(ear.finishes[0].error, DeadlineError)
+    assert rig.engine.load().kv_blocks_leased, "the engine has handed the prompt off"
+    await wait_until(lambda: bool(outlet.finishes), "its finish")
+    assert outlet.finishes[0].handle is None and isinstance(outlet.finishes[0].error, DeadlineError)
     assert (rig.worker.statistics().leases, rig.engine.load().kv_blocks_leased) == (0, 0)
     await rig.wait_free()
 
 
 async def test_a_handle_that_crosses_with_a_cancel_is_released(rig: WorkerRig) -> None:
     """The frontend gets a CANCELLED finish without a handle."""
-    ear = Ear()
-    link = rig.worker.open_link(ear)
+    outlet = RecordingOutlet()
+    link = rig.worker.open_link(outlet)
     link.submit_nowait(4, make_leg("p", LegTask.PREFILL))
     while not rig.engine.load().kv_blocks_leased:
         await asyncio.sleep(0)
-    assert not ear.finishes
+    assert not outlet.finishes
     link.cancel_nowait(4)
-    await wait_until(lambda: bool(ear.finishes), "its finish")
-    assert ear.finishes[0].handle is None and ear.finishes[0].reason is FinishReason.CANCELLED
+    await wait_until(lambda: bool(outlet.finishes), "its finish")
+    assert outlet.finishes[0].handle is None and outlet.finishes[0].reason is FinishReason.CANCELLED
     assert (rig.worker.statistics().leases, rig.engine.load().kv_blocks_leased) == (0, 0)
     await rig.wait_free()
 
 
-async def test_a_handle_for_a_link_that_closed_is_given_back(rig: WorkerRig) -> None:
+async def test_a_handle_of_a_closed_link_is_released(rig: WorkerRig) -> None:
     """A handle is released if the link closed during the last step."""
-    link = rig.worker.open_link(Ear())
+    link = rig.worker.open_link(RecordingOutlet())
     link.submit_nowait(4, make_leg("p", LegTask.PREFILL))
     while not rig.engine.load().kv_blocks_leased:
         await asyncio.sleep(0)
@@ -365,10 +365,10 @@ async def test_a_handle_for_a_link_that_closed_is_given_back(rig: WorkerRig) -> 
 
 
 async def test_legs_are_bounded() -> None:
-    """Exactly `legs_max` over all links. The rejection has a time to retry."""
+    """At most `legs_max` legs run over all links. The refusal has a retry delay."""
     rig = make_worker(SLOW, replace(WORKER, legs_max=2))
     await rig.worker.start()
-    links = [rig.worker.open_link(Ear()) for _ in range(2)]
+    links = [rig.worker.open_link(RecordingOutlet()) for _ in range(2)]
     for number, link in enumerate(links):
         submit(link, number, leg_id=f"r{number}")
     with pytest.raises(OverloadedError) as refused:
@@ -401,7 +401,7 @@ async def test_time_ends_a_lease() -> None:
     finish = await run_prefill(rig.worker, "a")
     assert lease_left_s(rig.worker, finish) <= 0.2
     await wait_until(lambda: rig.worker.statistics().leases == 0, "the lease is over")
-    await wait_until(lambda: lease_left_s(rig.worker, finish) == 0, "the worker's own record of it has ended")
+    await wait_until(lambda: lease_left_s(rig.worker, finish) == 0, "the worker's record of the lease has ended")
     await rig.wait_free()
     await rig.worker.aclose()
 
@@ -409,15 +409,15 @@ async def test_time_ends_a_lease() -> None:
 # Legs of plain clients
 
 
-async def test_a_direct_stream_gives_tokens_then_the_finish(rig: WorkerRig) -> None:
-    """Steps arrive in order, the finish last."""
+async def test_a_plain_stream_gives_tokens_then_the_finish(rig: WorkerRig) -> None:
+    """Steps arrive in order, and the finish is last."""
     steps: list[LegStep] = [step async for step in stream_leg(rig.worker, make_leg("s", tokens=6), timeout_s=None)]
     assert sum(len(step.token_ids) for step in steps) == 6
     assert [step.finish is not None for step in steps] == [False] * (len(steps) - 1) + [True]
 
 
-async def test_leaving_a_direct_stream_cancels_its_leg(rig: WorkerRig) -> None:
-    """Leaving cancels the leg, and a deadline fails it."""
+async def test_closing_a_plain_stream_cancels_its_leg(rig: WorkerRig) -> None:
+    """Closing the stream cancels the leg, and a deadline fails it."""
     stream = stream_leg(rig.worker, make_leg("s", tokens=4000), timeout_s=None)
     await anext(stream)
     await stream.aclose()  # type: ignore[attr-defined]
@@ -430,7 +430,7 @@ async def test_leaving_a_direct_stream_cancels_its_leg(rig: WorkerRig) -> None:
 # The tables
 
 
-def test_deadlines_do_not_pile_up() -> None:
+def test_deadlines_of_ended_legs_are_removed() -> None:
     """Legs that end before their deadline leave no state, and a slot's next leg does not inherit a deadline."""
     legs = LegTable()
     for number in range(10_000):
@@ -446,7 +446,7 @@ def test_deadlines_do_not_pile_up() -> None:
 
 
 async def test_no_kv_message_exceeds_the_contract() -> None:
-    """However many events an engine or snapshot has: at most 4 096 events and 65 536 blocks per message, in order."""
+    """However many events an engine or a snapshot has, a message has at most 4096 events and 65 536 blocks, in order."""
     feed = KvEventFeed(epoch=1, history_max=10, buffer_max=10_000)
     long_run = KvStored(block_hashes=range(1, 3 * BLOCKS_PER_MESSAGE))
     many = [KvStored(block_hashes=[10**6 + i]) for i in range(2 * EVENTS_PER_MESSAGE + 1)]
@@ -484,11 +484,11 @@ async def test_a_closed_feed_ends_its_watches() -> None:
     assert feed.watchers_count() == 0
 
 
-async def test_a_full_worker_says_when_to_come_back() -> None:
-    """The rejection has a time to retry, so that the caller does not retry at once."""
+async def test_a_full_worker_refuses_with_a_retry_delay() -> None:
+    """The delay keeps callers from retrying at once."""
     rig = make_worker(replace(SLOW, role="decode"), replace(WORKER, legs_max=2))
     await rig.worker.start()
-    link = rig.worker.open_link(Ear())
+    link = rig.worker.open_link(RecordingOutlet())
     submit(link, 1)
     submit(link, 2)
     with pytest.raises(OverloadedError) as refused:

@@ -1,4 +1,4 @@
-"""Step frames: what waits travels together, nothing lost, nothing reordered within a slot."""
+"""Step frames: pending steps share a frame, no token is lost, and tokens of a slot stay in order."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ from tests.worker_rig import SLOW, make_worker
 
 
 def make_outlet(steps_max: int) -> FrameOutlet:
-    """An outlet of a worker that was not started: its frames are made here."""
+    """Returns an outlet of a worker that is not started."""
     return FrameOutlet(make_worker(SLOW, WorkerSettings()).worker, "f1", steps_max=steps_max, legs_max=10)
 
 
@@ -27,21 +27,21 @@ def finish(slot: int) -> EngineFinish:
     return EngineFinish(key=slot, reason=FinishReason.LENGTH)
 
 
-class Stream:
-    """What a frontend would read."""
+class RecordingStream:
+    """Records the frames that a frontend would read, with their times."""
 
     def __init__(self) -> None:
         self.frames: list[pb.StepFrame] = []
-        self.came_s: list[float] = []
+        self.received_s: list[float] = []
 
     async def write(self, response: pb.AttachResponse) -> None:
         self.frames.append(response.frame)
-        self.came_s.append(asyncio.get_running_loop().time())
+        self.received_s.append(asyncio.get_running_loop().time())
 
 
 async def drain(outlet: FrameOutlet) -> list[pb.StepFrame]:
     outlet.end_nowait()
-    stream = Stream()
+    stream = RecordingStream()
     await outlet.write_frames(stream.write, heartbeat_s=1.0, interval_s=0.0)
     return stream.frames
 
@@ -67,7 +67,7 @@ STEP = st.lists(
 
 @given(steps=st.lists(STEP, max_size=200))
 def test_no_token_is_lost_or_moved_within_its_slot(steps: list[list[tuple[int, list[int]]]]) -> None:
-    """However many steps wait, each slot's tokens come in the engine's order, in few frames."""
+    """Any number of pending steps becomes few frames, and each slot's tokens stay in the engine's order."""
     outlet = make_outlet(1000)
     expected: dict[int, list[int]] = {}
     for number, step in enumerate(steps, 1):
@@ -84,14 +84,14 @@ def test_no_token_is_lost_or_moved_within_its_slot(steps: list[list[tuple[int, l
     assert len(frames) == -(-len(steps) // STEPS_PER_FRAME_MAX)
 
 
-async def test_a_step_alone_is_a_frame_of_its_own() -> None:
-    """A stream that keeps up gets one frame per step, without counts where each entry has one token."""
-    outlet, stream = make_outlet(10), Stream()
+async def test_each_step_is_a_frame_if_the_stream_keeps_up() -> None:
+    """A frame has no counts if each entry has one token."""
+    outlet, stream = make_outlet(10), RecordingStream()
     writing = asyncio.create_task(outlet.write_frames(stream.write, heartbeat_s=1.0, interval_s=0.0))
     await asyncio.sleep(0)
     for number in (1, 2):
         outlet.on_step(number, LinkStep(slots=[3, 4], token_ids=[number, 50 + number]), {})
-        # Written in the next turn.
+        # The frame is written in the next iteration of the loop.
         assert len(stream.frames) == number - 1
         await asyncio.sleep(0)
         frame = stream.frames[-1]
@@ -102,8 +102,8 @@ async def test_a_step_alone_is_a_frame_of_its_own() -> None:
     assert len(stream.frames) == 2
 
 
-async def test_steps_wait_for_the_write_before_them() -> None:
-    """What comes while a write is on its way shares the next; a write that fails ends the stream with its error."""
+async def test_steps_during_a_write_share_the_next_frame() -> None:
+    """A failed write ends the stream with its error."""
     outlet, gate = make_outlet(10), asyncio.Event()
     written: list[list[int]] = []
 
@@ -126,8 +126,8 @@ async def test_steps_wait_for_the_write_before_them() -> None:
     assert written == [[0], [1, 2]]
 
 
-async def test_a_finish_comes_with_or_after_its_tokens() -> None:
-    """The steps before a finish and the finish itself may share a frame; the frame says the last step's number."""
+async def test_a_finish_follows_its_tokens() -> None:
+    """A finish may share a frame with earlier steps. The frame has the number of the last step."""
     outlet = make_outlet(10)
     outlet.on_step(1, LinkStep(slots=[0, 1], token_ids=[10, 20]), {})
     outlet.on_step(2, LinkStep(slots=[0, 1], token_ids=[11, 21], counts=None, finishes=[finish(1)]), {})
@@ -138,8 +138,8 @@ async def test_a_finish_comes_with_or_after_its_tokens() -> None:
     assert [ended.slot for ended in frame.finishes] == [1, 0]
 
 
-async def test_logprobs_and_refusals_keep_their_place() -> None:
-    """A step with log-probabilities is a frame of its own; a refusal shares the next one."""
+async def test_logprobs_and_refusals_keep_their_order() -> None:
+    """A step with log-probabilities has a separate frame. A refusal shares the next frame."""
     outlet = make_outlet(10)
     entry = TokenLogprob(logprob=-0.5)
     outlet.on_step(1, LinkStep(slots=[0], token_ids=[10]), {})
@@ -153,19 +153,19 @@ async def test_logprobs_and_refusals_keep_their_place() -> None:
 
 
 async def test_a_frontend_that_does_not_read_is_cut_off() -> None:
-    """Past the bound the stream ends with an error, after what fitted."""
+    """Beyond the bound the stream ends with an error after the frame that fits."""
     outlet = make_outlet(3)
     for number in range(5):
         outlet.on_step(number, LinkStep(slots=[0], token_ids=[number]), {})
-    stream = Stream()
+    stream = RecordingStream()
     with pytest.raises(OverloadedError):
         await outlet.write_frames(stream.write, heartbeat_s=1.0, interval_s=0.0)
     assert [list(frame.token_ids) for frame in stream.frames] == [[0, 1, 2]]
 
 
-async def test_silence_is_broken_by_heartbeats() -> None:
-    """An empty frame with step 0 after each heartbeat interval."""
-    outlet, stream = make_outlet(3), Stream()
+async def test_heartbeats_are_empty_frames() -> None:
+    """A heartbeat is an empty frame with step 0, sent after each interval without frames."""
+    outlet, stream = make_outlet(3), RecordingStream()
     asyncio.get_running_loop().call_later(0.015, outlet.end_nowait)
     await outlet.write_frames(stream.write, heartbeat_s=0.01, interval_s=0.0)
     assert stream.frames[0].step == 0
@@ -173,9 +173,9 @@ async def test_silence_is_broken_by_heartbeats() -> None:
 
 
 async def test_no_heartbeat_while_the_engine_process_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The frontend then places requests elsewhere. What waits is still written."""
+    """The frontend then places requests on another worker. Pending steps are still written."""
     monkeypatch.setattr(SimulatedEngine, "is_responsive", False)
-    outlet, stream = make_outlet(3), Stream()
+    outlet, stream = make_outlet(3), RecordingStream()
     asyncio.get_running_loop().call_later(0.1, outlet.on_step, 7, LinkStep(slots=[0], token_ids=[5]), {})
     asyncio.get_running_loop().call_later(0.15, outlet.end_nowait)
     await outlet.write_frames(stream.write, heartbeat_s=0.01, interval_s=0.0)
@@ -183,12 +183,12 @@ async def test_no_heartbeat_while_the_engine_process_is_silent(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("step_s", "waits_s", "count"), [(0.006, 0.0, 20), (0.0005, 0.002, 6)])
-def test_frames_keep_their_distance(step_s: float, waits_s: float, count: int) -> None:
-    """Steps that come slower than the interval are frames at once; faster ones share frames and wait for one interval at most."""
+def test_frames_keep_the_interval(step_s: float, waits_s: float, count: int) -> None:
+    """Steps slower than the interval are written at once. Faster ones share frames and wait for at most one interval."""
     interval_s, steps = 0.002, 20
 
     async def story() -> list[tuple[float, pb.StepFrame]]:
-        outlet, loop, stream = make_outlet(1000), asyncio.get_running_loop(), Stream()
+        outlet, loop, stream = make_outlet(1000), asyncio.get_running_loop(), RecordingStream()
         writing = asyncio.create_task(outlet.write_frames(stream.write, heartbeat_s=10.0, interval_s=interval_s))
         began_s = loop.time() + step_s
         for number in range(steps):
@@ -196,26 +196,26 @@ def test_frames_keep_their_distance(step_s: float, waits_s: float, count: int) -
             outlet.on_step(number, LinkStep(slots=[0], token_ids=[number]), {})
         outlet.end_nowait()
         await writing
-        heard = list(zip(stream.came_s, stream.frames, strict=True))
-        late_s = [at_s - (began_s + min(frame.token_ids) * step_s) for at_s, frame in heard]
+        received = list(zip(stream.received_s, stream.frames, strict=True))
+        late_s = [at_s - (began_s + min(frame.token_ids) * step_s) for at_s, frame in received]
         assert max(late_s) <= waits_s + 1e-6
-        return heard
+        return received
 
-    heard = run_virtual(story())
-    assert tokens_by_slot([frame for _, frame in heard]) == {0: list(range(steps))}
-    assert len(heard) <= count
+    received = run_virtual(story())
+    assert tokens_by_slot([frame for _, frame in received]) == {0: list(range(steps))}
+    assert len(received) <= count
 
 
-def test_silence_is_filled_with_heartbeats() -> None:
-    """One per interval of silence, counted from the last frame."""
+def test_heartbeats_follow_the_last_frame() -> None:
+    """The interval of heartbeats counts from the last frame."""
 
     async def story() -> list[float]:
-        outlet, loop, stream = make_outlet(10), asyncio.get_running_loop(), Stream()
+        outlet, loop, stream = make_outlet(10), asyncio.get_running_loop(), RecordingStream()
         began_s = loop.time()
         loop.call_later(2.5, outlet.on_step, 1, LinkStep(slots=[0], token_ids=[7]), {})
         loop.call_later(5.0, outlet.end_nowait)
         await outlet.write_frames(stream.write, heartbeat_s=1.0, interval_s=0.0)
-        heard = zip(stream.came_s, stream.frames, strict=True)
-        return [round(at_s - began_s, 3) * (1 if frame.slots else -1) for at_s, frame in heard]
+        received = zip(stream.received_s, stream.frames, strict=True)
+        return [round(at_s - began_s, 3) * (1 if frame.slots else -1) for at_s, frame in received]
 
     assert run_virtual(story()) == [-1.0, -2.0, 2.5, -3.5, -4.5]

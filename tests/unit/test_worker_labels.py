@@ -1,4 +1,4 @@
-"""Labels of a worker: from its settings through the registry to the router's filters."""
+"""Labels of a worker, from its settings through the registry to the router."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from tests.worker_rig import SLOW, WORKER, make_worker
 
 
 async def test_a_label_arrives_at_the_router() -> None:
-    """What was set is what a request can ask for."""
+    """The router reads the configured labels from the registered instance."""
     rig = make_worker(SLOW, replace(WORKER, labels=("zone=a", "rack=r-1.x")))
     agent = MemoryAgent()
     membership = WorkerMembership(rig.worker, agent.registry(), host="w", uses_tls=False, clock=SystemClock())
@@ -30,7 +30,7 @@ async def test_a_label_arrives_at_the_router() -> None:
 
 
 @pytest.mark.parametrize("label", ["zone", "=a", "zone=", "a b=c", "zone=a=b", "x" * 65 + "=a"])
-def test_what_is_no_label_is_refused(label: str) -> None:
-    """It would not survive as a registry key, or could not be asked for."""
+def test_an_invalid_label_is_refused(label: str) -> None:
+    """Such a label is not valid as a registry key, or a request could not name it."""
     with pytest.raises(ValueError, match="labels"):
         WorkerSettings(labels=(label,))

@@ -1,4 +1,4 @@
-"""Slots, leases and block names: the pure bookkeeping of a worker."""
+"""Slots, leases and block hashes: the data structures of a worker."""
 
 import struct
 
@@ -16,12 +16,12 @@ from kvmesh.worker.slots import LegRecord, LegTable, LinkStep, key_of, split_by_
 
 
 def record(leg_id: str, deadline_s: float = 10.0) -> LegRecord:
-    """A decode leg."""
+    """Returns the record of a decode leg."""
     return LegRecord(leg_id=leg_id, deadline_s=deadline_s)
 
 
-def test_the_id_of_a_finished_leg_is_free_again() -> None:
-    """A frontend that places a request again may use it, and no memory is kept of legs that ended."""
+def test_the_id_of_a_finished_leg_can_be_reused() -> None:
+    """A frontend that places a request again may reuse the id. The table keeps nothing of ended legs."""
     legs = LegTable()
     legs.add(key_of(1, 2), record("a"))
     assert legs.has_leg_id("a")
@@ -30,7 +30,7 @@ def test_the_id_of_a_finished_leg_is_free_again() -> None:
 
 
 def test_one_link_keeps_the_engines_lists() -> None:
-    """With one frontend a step is a mask over the keys; the token list is passed on as it is."""
+    """With one frontend a step only maps keys to slots, and passes the token list on without a copy."""
     tokens = [5, 6, 7]
     output = StepOutput(step=1, keys=[key_of(3, 0), key_of(3, 9)], counts=[1, 2], token_ids=tokens)
     shares = split_by_link(output, (3,))
@@ -45,7 +45,7 @@ def test_one_link_keeps_the_engines_lists() -> None:
     has_counts=st.booleans(),
 )
 def test_a_step_is_split_without_loss(entries: list[tuple[int, int, int]], has_counts: bool) -> None:
-    """Every link gets exactly its slots' tokens, in order, and its finishes."""
+    """Each link gets exactly the tokens of its slots, in order, and its finishes."""
     if not has_counts:
         entries = [(link, slot, 1) for link, slot, _ in entries]
     tokens = list(range(sum(count for _, _, count in entries)))
@@ -75,8 +75,8 @@ def test_a_step_is_split_without_loss(entries: list[tuple[int, int, int]], has_c
     assert sum(len(share.finishes) for share in shares.values()) == len(keys[::2])
 
 
-def test_a_closed_links_finish_is_not_given_to_another() -> None:
-    """Links of live legs decide, not links that are open: a cancelled caller's finish has nowhere to go."""
+def test_a_finish_of_a_closed_link_is_not_sent_to_another() -> None:
+    """Steps are split by the links of running legs, which include closed links until their legs end."""
     legs = LegTable()
     legs.add(key_of(0, 5), record("gone"))
     legs.add(key_of(1, 5), record("here"))
@@ -93,8 +93,8 @@ def test_a_closed_links_finish_is_not_given_to_another() -> None:
     assert legs.links() == (1,)
 
 
-def test_a_deadline_is_collected_once_and_not_for_a_reused_slot() -> None:
-    """A slot that was freed and taken again does not inherit the old deadline."""
+def test_a_deadline_is_collected_once() -> None:
+    """A slot that is reused does not inherit the old deadline."""
     legs = LegTable()
     legs.add(1, record("first", deadline_s=5.0))
     legs.remove(1)
@@ -105,7 +105,7 @@ def test_a_deadline_is_collected_once_and_not_for_a_reused_slot() -> None:
 
 
 def test_leases_expire_once_and_can_be_extended() -> None:
-    """An extended lease expires at its new time; a removed one never."""
+    """An extended lease expires at its new time, and a removed one never does."""
     leases = LeaseTable()
     leases.add("a", 5.0)
     leases.add("b", 5.0)
@@ -116,8 +116,8 @@ def test_leases_expire_once_and_can_be_extended() -> None:
     assert len(leases) == 0
 
 
-def test_a_lease_is_found_by_its_leg_while_it_lasts() -> None:
-    """A caller that never received the handle can end it; nothing is kept of leases that are over."""
+def test_a_lease_is_found_by_its_leg() -> None:
+    """A caller that never received the handle can end its lease. The table keeps nothing of ended leases."""
     leases = LeaseTable()
     leases.add("a", 5.0, leg_id="leg-1")
     leases.add("b", 6.0, leg_id="leg-2")
@@ -131,8 +131,8 @@ def test_a_lease_is_found_by_its_leg_while_it_lasts() -> None:
     assert leases.handle_of("leg-1") == "d"
 
 
-def test_a_leg_that_has_failed_is_not_overdue_as_well() -> None:
-    """It has its failure; a deadline that passes while its last step runs does not replace it."""
+def test_a_failed_leg_is_not_overdue() -> None:
+    """A deadline that passes during the last step does not replace the failure."""
     legs = LegTable()
     legs.add(1, LegRecord(leg_id="a", deadline_s=5.0, failure=LostError("stopping")))
     legs.add(2, LegRecord(leg_id="b", deadline_s=5.0))
@@ -141,8 +141,8 @@ def test_a_leg_that_has_failed_is_not_overdue_as_well() -> None:
     assert legs.collect_overdue(6.0) == []
 
 
-def test_block_names_are_the_stated_formula() -> None:
-    """Anybody can compute a block's name from the documentation alone."""
+def test_block_hashes_follow_the_documented_formula() -> None:
+    """The hashes can be computed from the documentation alone."""
     tokens = list(range(100, 170))
     seed = seed_hash("adapter", "tenant")
     assert seed == xxh3_64_intdigest(b"adapter\0tenant") and seed_hash() == 0
@@ -154,7 +154,7 @@ def test_block_names_are_the_stated_formula() -> None:
 
 
 def test_packed_tokens_are_little_endian_words() -> None:
-    """What goes over the wire and into hashes is the same on every machine; a word cut off is no token."""
+    """Encoded tokens are the same on every machine. An incomplete word is refused."""
     tokens = [0, 1, 2**16 + 5, 2**32 - 1]
     assert pack_tokens(tokens) == struct.pack("<4I", *tokens)
     assert list(unpack_tokens(pack_tokens(tokens))) == tokens and not unpack_tokens(b"")
@@ -162,8 +162,8 @@ def test_packed_tokens_are_little_endian_words() -> None:
         unpack_tokens(b"\0" * 5)
 
 
-def test_media_change_the_blocks_they_touch_and_those_after() -> None:
-    """Two pictures behind equal placeholders do not share KV."""
+def test_media_change_their_blocks_and_later_ones() -> None:
+    """Two images behind equal placeholders do not share KV."""
     tokens = [1] * 64
     one = Media(kind=MediaKind.IMAGE, content_hash=b"a" * 16, position=20, length=4)
     other = Media(kind=MediaKind.IMAGE, content_hash=b"b" * 16, position=20, length=4)
@@ -172,15 +172,15 @@ def test_media_change_the_blocks_they_touch_and_those_after() -> None:
     assert len({plain[1], first[1], second[1]}) == 3 and len({plain[3], first[3], second[3]}) == 3
 
 
-def test_a_block_is_named_by_the_part_of_a_picture_that_it_holds() -> None:
-    """One picture shifted by some placeholders has other KV in every block it touches, also where its beginning is far behind."""
+def test_a_block_hash_includes_the_offset_in_the_image() -> None:
+    """An image shifted by some placeholders changes the KV of every block that it covers, also far from its start."""
     tokens = [1] * 64
 
     def names(position: int) -> list[int]:
         picture = Media(kind=MediaKind.IMAGE, content_hash=b"a" * 16, position=position, length=40)
         return block_hashes(tokens, 16, media=(picture,))
 
-    # Both begin in the first block, at its start as far as an offset into the picture tells; the second block tells them apart.
+    # Both images start in the first block, whose offset into the image is 0 for both. The second block differs.
     at_0, at_4 = names(0), names(4)
     assert at_0[1] != at_4[1]
     digest = xxh3_64_intdigest(struct.pack("<16I", *tokens[:16]) + b"a" * 16 + struct.pack("<Q", 16), at_0[0])

@@ -37,16 +37,16 @@ def apt(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_deb822_gives_each_uri_of_the_release_with_its_key(apt: Path) -> None:
-    """Updates, security and disabled sources are not where a package of a release is looked for."""
+def test_deb822_lists_each_uri_of_the_release_with_its_key(apt: Path) -> None:
+    """Updates, security and disabled sources are skipped."""
     (apt / "sources.list.d" / "debian.sources").write_text(DEB822)
     found = archives_of("bookworm", apt)
     assert [archive.uri for archive in found] == ["http://archive.example/debian", "http://mirror.example/debian"]
     assert {archive.options for archive in found} == {"[signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] "}
 
 
-def test_one_line_format_keeps_options_and_passes_over_other_archives(apt: Path) -> None:
-    """A vendor's archive that uses the release's name has no section main."""
+def test_one_line_format_keeps_options_and_skips_other_archives(apt: Path) -> None:
+    """A vendor's archive that uses the name of the release has no component main."""
     (apt / "sources.list").write_text(ONE_LINE)
     [found] = archives_of("bookworm", apt)
     assert found.uri == "http://archive.example/debian"
@@ -54,6 +54,6 @@ def test_one_line_format_keeps_options_and_passes_over_other_archives(apt: Path)
     assert found.components == ("main", "non-free")
 
 
-def test_no_sources_is_no_archive(apt: Path) -> None:
+def test_without_sources_there_is_no_archive(apt: Path) -> None:
     """A machine without apt sources gets an empty list, not an error."""
     assert archives_of("bookworm", apt) == []

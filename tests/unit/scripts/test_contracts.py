@@ -1,4 +1,4 @@
-"""The committed image of the contracts guards them against breaking changes."""
+"""`buf breaking` compares the contracts with the committed image."""
 
 import shutil
 import subprocess
@@ -14,14 +14,14 @@ def breaking(folder: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
 
 
-def test_the_contracts_keep_what_the_image_has() -> None:
-    """Who breaks a contract on purpose runs `make contracts` and says so in the changelog."""
+def test_the_contracts_are_compatible_with_the_image() -> None:
+    """For an intended breaking change run `make contracts` and add it to the change log."""
     finished = breaking(ROOT)
     assert not finished.returncode, finished.stdout
 
 
-def test_a_removed_field_is_noticed(tmp_path: Path) -> None:
-    """The image holds messages and fields, not file names alone."""
+def test_a_removed_field_is_detected(tmp_path: Path) -> None:
+    """The image contains messages and fields, not only file names."""
     shutil.copytree(ROOT / "protos", tmp_path / "protos")
     shutil.copy(ROOT / "buf.yaml", tmp_path)
     legs = tmp_path / "protos" / "kvmesh" / "worker" / "v1" / "legs.proto"

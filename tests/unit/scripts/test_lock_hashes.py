@@ -1,4 +1,4 @@
-"""Set-up installs only wheels whose digests are in the lock."""
+"""`make setup` installs only wheels whose digests are in the lock."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 
 
 def test_every_pin_has_digests() -> None:
-    """Else set-up fails: `make lock` has to follow a change of constraints*.txt."""
+    """Otherwise the set-up fails: run `make lock` after a change of constraints*.txt."""
     known = read_hashes()
     for suffixes in ENVIRONMENTS:
         for suffix in suffixes:
@@ -29,7 +29,7 @@ def test_every_pin_has_digests() -> None:
 
 @pytest.mark.parametrize("suffix", list(GPU_LOCKS))
 def test_the_cuda_builds_are_locked_completely(suffix: str) -> None:
-    """Set-up resolves nothing on a GPU machine either: what pyproject.toml wants is there, at one version for each Python."""
+    """On a GPU machine the set-up resolves nothing: each requirement of pyproject.toml is locked, with one version per Python."""
     extra, beside, _ = GPU_LOCKS[suffix]
     lines = [line for each in (*beside, suffix) for line in locked(each)]
     environments = [
@@ -57,7 +57,7 @@ def test_the_cuda_builds_are_locked_completely(suffix: str) -> None:
         ("a==1", "a==1"),
     ],
 )
-def test_markers_that_always_hold_are_left_out(line: str, short: str) -> None:
+def test_markers_that_always_hold_are_removed(line: str, short: str) -> None:
     assert simplified(line) == short
 
 
@@ -87,7 +87,7 @@ def test_wheels_for_linux_and_supported_pythons_are_locked(wheel: str, wanted: b
 
 
 def wheel(folder: Path, *, content: str) -> Path:
-    """The smallest wheel."""
+    """Writes a minimal wheel."""
     path = folder / "tinypart-1.0-py3-none-any.whl"
     info = "tinypart-1.0.dist-info"
     with ZipFile(path, "w") as archive:
@@ -99,7 +99,7 @@ def wheel(folder: Path, *, content: str) -> Path:
 
 
 def test_pip_refuses_another_wheel_of_the_same_version(tmp_path: Path) -> None:
-    """Also beside constraints without digests that the machine's own pip settings name."""
+    """It does so even if pip's settings on the machine name constraints without digests."""
     (tmp_path / "good").mkdir()
     (tmp_path / "bad").mkdir()
     digest = sha256(wheel(tmp_path / "good", content="x = 1").read_bytes()).hexdigest()
@@ -109,7 +109,7 @@ def test_pip_refuses_another_wheel_of_the_same_version(tmp_path: Path) -> None:
         "import sys; sys.path[:0] = ['scripts', '.']; import set_up, lock_hashes; from pathlib import Path\n"
         f"set_up.hashed = lambda lines: lock_hashes.hashed(lines, {{('tinypart', '1.0'): {{{digest!r}}}}})\n"
         "set_up.LOG.parent.mkdir(exist_ok=True); set_up.LOG.touch()\n"
-        # A link would not be the environment that has pip.
+        # A symbolic link would be a different environment, without pip.
         "python = set_up.VENV / 'bin' / 'python'; python.parent.mkdir(parents=True)\n"
         "python.write_text(f'#!/bin/sh\\nexec {sys.executable} \"$@\"\\n'); python.chmod(0o755)\n"
         "print(set_up.pip_lines_status(['tinypart==1.0'], '--target', str(set_up.CACHE / 'site')))"

@@ -9,7 +9,7 @@ ONE = Defect(name="one", area="a", file="x.py", old="a < b", new="a <= b", harm=
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
 def test_every_defect_can_be_applied(defect: Defect) -> None:
-    """A line that changed since would leave its defect untested: whoever changes the line updates tests/mutations.toml."""
+    """A change of the line would leave its defect untested. If you change such a line, update tests/mutations.toml."""
     changed = defect.applied_to((ROOT / defect.file).read_text(encoding="utf-8"))
     compile(changed, defect.file, "exec")
     assert defect.old != defect.new
@@ -17,7 +17,7 @@ def test_every_defect_can_be_applied(defect: Defect) -> None:
 
 
 def test_the_list_is_consistent() -> None:
-    """Names lead to one defect; every area has defects and tests that exist."""
+    """Names are unique, and every area has defects and existing tests."""
     assert len({defect.name for defect in DEFECTS}) == len(DEFECTS)
     assert {defect.area for defect in DEFECTS} == set(AREAS)
     named = [test for tests in AREAS.values() for test in tests if not test.startswith("-")]
@@ -25,8 +25,8 @@ def test_the_list_is_consistent() -> None:
     assert not missing
 
 
-def test_a_line_that_changed_is_an_error(tmp_path: Path) -> None:
-    """A defect that cannot be applied must not count as caught or survived."""
+def test_a_changed_line_is_an_error(tmp_path: Path) -> None:
+    """A defect that cannot be applied must not count as caught or as survived."""
     (tmp_path / "x.py").write_text("a < b\na < b\n")
     with pytest.raises(ListError, match=r"one: the old text occurs 2 times in x\.py"):
         ONE.apply(tmp_path)
@@ -36,7 +36,7 @@ def test_a_line_that_changed_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_run_of_some_defects_keeps_the_results_of_the_others(tmp_path: Path) -> None:
-    """The table is the memory between runs."""
+    """The table stores the results between runs."""
     two = Defect(name="two", area="a", file="y.py", old="1", new="2", harm="A block too few.")
     page = tmp_path / "mutations.md"
     page.write_text(table([ONE, two], {"one": "tests/unit/test_x.py::test_y", "two": SURVIVED}))
@@ -46,7 +46,7 @@ def test_a_run_of_some_defects_keeps_the_results_of_the_others(tmp_path: Path) -
     assert read_results(page) == {"one": "tests/unit/test_x.py::test_y", "two": SURVIVED}
 
 
-def test_an_unknown_word_is_an_error() -> None:
+def test_an_unknown_area_is_an_error() -> None:
     """A misspelt area would run nothing and report success."""
     assert select([ONE], ["a"], []) == select([ONE], [], ["one"]) == select([ONE], [], []) == [ONE]
     with pytest.raises(ListError, match="nowhere"):

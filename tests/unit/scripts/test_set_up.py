@@ -1,4 +1,4 @@
-"""Which engine build set-up chooses, on drivers that exist, that fail, and that are not there. Real libraries, made by a C compiler."""
+"""The engine build that the set-up chooses for drivers that work, fail, or are missing. The driver libraries are compiled for the test."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ if len(sys.argv) > 1:
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a library that answers as the driver's does."""
+    """A folder with a library that answers like the driver's."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no C compiler")
@@ -36,13 +36,13 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def set_up(*argv: str, **env: str) -> "subprocess.CompletedProcess[str]":
     clean = {name: value for name, value in os.environ.items() if name != "KVMESH_ENGINE_BUILD"}
-    # Without the site's packages: set-up runs before any is installed.
+    # Without installed packages, because the set-up runs before they are installed.
     command = [sys.executable, "-S", "-c", CODE, *argv]
     return subprocess.run(command, cwd=ROOT, env={**clean, **env}, capture_output=True, text=True, check=False)
 
 
-def test_the_driver_decides(driver: Path) -> None:
-    """Not the name of a device file: a container may have /dev/nvidia3 alone, and WSL has none."""
+def test_the_driver_determines_the_build(driver: Path) -> None:
+    """Device files are no criterion: a container may have only /dev/nvidia3, and WSL has none."""
     got = set_up(LD_LIBRARY_PATH=str(driver), STUB_GPUS="2")
     assert got.stdout == "gpu|NVML lists 2 x NVIDIA H100 80GB HBM3, driver 580.65.06\n", got.stderr
     got = set_up(LD_LIBRARY_PATH=str(driver), STUB_NVML_ERROR="18", PATH="/nonexistent")
@@ -52,8 +52,8 @@ def test_the_driver_decides(driver: Path) -> None:
     assert set_up(LD_LIBRARY_PATH=str(driver), KVMESH_ENGINE_BUILD="cpu").stdout == "cpu|KVMESH_ENGINE_BUILD is cpu\n"
 
 
-def test_what_is_missing_is_said_before_the_download(driver: Path, tmp_path: Path) -> None:
-    """In one message with the commands. A chosen build may be for another machine: its driver is not judged."""
+def test_missing_requirements_are_reported_before_the_download(driver: Path, tmp_path: Path) -> None:
+    """One message has all of them with the commands. A chosen build may be for another machine, so its driver is not checked."""
     env = {"LD_LIBRARY_PATH": str(driver), "STUB_DRIVER": "550.54.15", "STUB_CUDA": "12040", "PATH": "/nonexistent"}
     env |= {"KVMESH_VENV": str(tmp_path), "KVMESH_CACHE": str(tmp_path), "CC": ""}
     got = set_up("check", **env)

@@ -1,4 +1,4 @@
-"""What set-up installs, with a program in place of the environment's Python that answers as pip does."""
+"""The packages that the set-up installs, with a script that imitates pip in place of the environment's Python."""
 
 import os
 import shutil
@@ -57,7 +57,7 @@ set_up.install_system_packages(set_up.missing_system_packages("cpu"))
 
 
 class SetUp:
-    """Runs set-up over an environment in a folder."""
+    """Runs the set-up for an environment in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -80,7 +80,7 @@ class SetUp:
         )
 
     def installed(self) -> list[str]:
-        """The lines that pip installed since the last call, in order."""
+        """Returns the requirements that pip installed since the last call, in order."""
         path = self._folder / "installed"
         lines = path.read_text().splitlines() if path.exists() else []
         path.unlink(missing_ok=True)
@@ -97,10 +97,10 @@ def lock(name: str) -> list[str]:
     return [line.partition(";")[0] for line in lines if not line.startswith("#")]
 
 
-def test_tests_install_the_difference_only(set_up: SetUp) -> None:
-    """After `make up`, `make test` does not install again what is there, and a second run asks pip nothing."""
+def test_tests_install_only_the_difference(set_up: SetUp) -> None:
+    """After `make up`, `make test` does not reinstall existing packages, and a second run does not call pip."""
     assert set_up.run("cpu", "default").returncode == 0
-    # Some packages of vLLM are also those of `kvmesh top`, which are installed first.
+    # Some packages of vLLM are also packages of `kvmesh top`, which are installed first.
     assert sorted(set_up.installed()) == sorted({*lock(""), *lock("-top"), *lock("-cpu")})
     assert set_up.run("cpu", "default", "tests").returncode == 0
     assert set(set_up.installed()) == set(lock("-dev")) - set(lock("-cpu")) - set(lock("-top"))
@@ -109,7 +109,7 @@ def test_tests_install_the_difference_only(set_up: SetUp) -> None:
 
 
 def test_without_vllm_the_simulated_engine_serves(set_up: SetUp) -> None:
-    """One line says so, NIXL is installed for it, and the next run does not try again; one that insists on vLLM fails."""
+    """A message says so, NIXL is installed for it, and the next run does not retry. A run that requires vLLM fails."""
     got = set_up.run("cpu", "default", refused="torch=")
     assert got.returncode == 0, got.stderr
     assert "vLLM is left out and the simulated engine serves" in got.stderr
@@ -121,8 +121,8 @@ def test_without_vllm_the_simulated_engine_serves(set_up: SetUp) -> None:
     assert "pip install torch==2.13.0+cpu failed; the whole log is" in forced.stderr
 
 
-def test_torch_is_not_downloaded_where_vllm_has_no_wheel(set_up: SetUp) -> None:
-    """The wheel of vLLM is looked up first, since torch takes gigabytes."""
+def test_torch_is_not_downloaded_without_a_wheel_of_vllm(set_up: SetUp) -> None:
+    """The set-up first looks for the wheel of vLLM, because torch takes gigabytes."""
     for env in ({"REFUSED": "vllm"}, {"NEWER": "1"}):
         got = set_up.run("cpu", "forced", **env)
         assert got.returncode == 1
@@ -134,8 +134,8 @@ def test_torch_is_not_downloaded_where_vllm_has_no_wheel(set_up: SetUp) -> None:
     assert {"nixl", "grpcio"} <= {line.partition("==")[0] for line in set_up.installed()}
 
 
-def test_a_mirror_of_pypi_alone_gives_its_cuda_build_of_torch(set_up: SetUp) -> None:
-    """With the triton that it pins, and NIXL for its version of CUDA. Its size is said."""
+def test_with_pypi_only_the_cuda_build_of_torch_is_installed(set_up: SetUp) -> None:
+    """It comes with the triton that it pins, and with NIXL for its version of CUDA. A message states its size."""
     got = set_up.run("cpu", "default", refused=r"torch==[0-9.]+\+cpu")
     assert got.returncode == 0, got.stderr
     assert "installing PyPI's torch 2.13.0 with its CUDA libraries (4.5 GB)" in got.stderr
@@ -145,8 +145,8 @@ def test_a_mirror_of_pypi_alone_gives_its_cuda_build_of_torch(set_up: SetUp) -> 
 
 
 @pytest.mark.parametrize("file", ["constraints-cpu.txt", "constraints-sglang.txt"])
-def test_both_environments_fit_the_build_of_torch(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither vLLM's nor SGLang's may lack NIXL's build for the CUDA version of PyPI's torch, or replace its triton."""
+def test_both_environments_match_the_build_of_torch(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With PyPI's torch, the environments of vLLM and SGLang get NIXL's build for its CUDA version, and keep its triton."""
     lines = [line for line in (ROOT / file).read_text().splitlines() if line and not line.startswith("#")]
     monkeypatch.setattr(packages, "installed_torch", packages.torch_version)
     assert set(lines) - set(packages.lines_beside_torch(lines)) == {f"torch=={packages.torch_version()}"}
@@ -155,8 +155,8 @@ def test_both_environments_fit_the_build_of_torch(file: str, monkeypatch: pytest
     assert {"nixl-cu12", "nixl-cu13"} <= fit and not {"torch", "triton"} & fit
 
 
-def test_engine_build_none_has_nixl(set_up: SetUp) -> None:
-    """The simulated engine moves KV with it. Where NIXL has no build, a line says what that means."""
+def test_engine_build_none_includes_nixl(set_up: SetUp) -> None:
+    """The simulated engine transfers KV with NIXL. If NIXL has no build for the machine, a message explains the consequence."""
     assert set_up.run("none", "forced").returncode == 0
     assert set(set_up.installed()) == {
         *lock(""),
@@ -168,8 +168,8 @@ def test_engine_build_none_has_nixl(set_up: SetUp) -> None:
     assert got.returncode == 0 and "NIXL has no build for this machine" in got.stderr
 
 
-def test_all_missing_system_packages_are_named_at_once(set_up: SetUp) -> None:
-    """In one command to copy."""
+def test_all_missing_system_packages_are_reported_at_once(set_up: SetUp) -> None:
+    """The message has a single command to copy."""
     (set_up._folder / "venv" / "bin" / "python").unlink()
     got = set_up.run(code=MISSING, PATH="/nonexistent")
     assert got.returncode == 1
@@ -178,8 +178,8 @@ def test_all_missing_system_packages_are_named_at_once(set_up: SetUp) -> None:
     assert got.stderr.endswith(command), got.stderr
 
 
-def test_a_broken_environment_is_made_anew(tmp_path: Path) -> None:
-    """One that an interrupted `python -m venv` left without pip. The new one lacks pip as well here, which saves half a minute."""
+def test_a_broken_environment_is_recreated(tmp_path: Path) -> None:
+    """An interrupted `python -m venv` leaves an environment without pip. Here the new one lacks pip, too, which saves half a minute."""
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
     (venv / "left").touch()
@@ -199,7 +199,7 @@ def test_a_broken_environment_is_made_anew(tmp_path: Path) -> None:
 
 
 def test_progress_counts_packages_and_megabytes() -> None:
-    """As several versions of pip print them."""
+    """The output of several versions of pip is parsed."""
     output = """Collecting aiohttp==3.14.5 (from -r packages.txt (line 1))
   Downloading aiohttp-3.14.5-cp311-cp311-manylinux_2_28_x86_64.whl.metadata (7.7 kB)
   Downloading aiohttp-3.14.5-cp311-cp311-manylinux_2_28_x86_64.whl (1.7 MB)
@@ -213,8 +213,8 @@ Using cached numpy-2.3.5-cp311-cp311-manylinux_2_27_x86_64.whl (16.9 MB)
     assert progress_text(installing, wanted=5, installed=2) == "installing: 2 of 3 packages"
 
 
-def test_lines_are_missing_unless_their_version_is_there(tmp_path: Path) -> None:
-    """Names compare as pip compares them."""
+def test_requirements_without_their_exact_version_are_missing(tmp_path: Path) -> None:
+    """Package names are compared as pip compares them."""
     site = tmp_path / "python3.11" / "site-packages"
     for name in ("typing_extensions-4.16.0", "Jinja2-3.1.6", "torch-2.13.0+cpu"):
         (site / f"{name}.dist-info").mkdir(parents=True)
@@ -230,7 +230,7 @@ def test_lines_are_missing_unless_their_version_is_there(tmp_path: Path) -> None
 
 @pytest.mark.skipif(shutil.which("gcc") is None and shutil.which("clang") is None, reason="there is no C compiler")
 def test_the_gpu_build_is_installed_from_its_lock(set_up: SetUp) -> None:
-    """Nothing is resolved on a GPU machine either, so every wheel has a digest."""
+    """The set-up resolves nothing on a GPU machine, so every wheel has a digest."""
     got = set_up.run("gpu", "forced")
     assert got.returncode == 0, got.stderr
     assert set(set_up.installed()) == {*lock(""), *lock("-top"), *lock("-gpu")}

@@ -1,4 +1,4 @@
-"""The support matrix is made from what a run has proved, and from nothing else."""
+"""The support matrix is generated from recorded test results only."""
 
 import json
 import re
@@ -23,23 +23,23 @@ def line(feature: str, *, test: str = "tests/a.py::test_a", passed: bool = True)
 
 
 def row_of(page: str, name: str) -> list[str]:
-    """The cells of the matrix's row, by engine."""
+    """Returns the cells of a row of the matrix, by engine."""
     (row,) = [text for text in page.splitlines() if text.startswith(f"| {name} |") and "`" not in text]
     return [cell.strip() for cell in row.strip("|").split("|")]
 
 
 def test_a_claimed_feature_without_a_passing_test_is_implemented():
-    """What a capability record says is no proof."""
+    """A claim in a capability record is not a proof."""
     assert row_of(matrix({}), "seed")[4] == "implemented"
     assert row_of(matrix(record_evidence([line("seed")])), "seed")[4] == "verified"
 
 
-def test_one_failed_test_takes_the_feature_away():
+def test_one_failed_test_removes_the_feature():
     assert record_evidence([line("seed"), line("seed", test="tests/a.py::test_b", passed=False)]) == {}
 
 
 def test_proof_of_another_version_does_not_count():
-    """After an upgrade of the engine everything has to be proved again."""
+    """After an upgrade of the engine all features must be proved again."""
     assert row_of(matrix({"simulated 0": {"seed": ["tests/a.py::test_a"]}}), "seed")[4] == "implemented"
 
 
@@ -53,7 +53,7 @@ def test_a_feature_that_the_engine_does_not_claim_is_not_proved():
     assert record_evidence([line("image")]) == {}
 
 
-def test_recorded_tests_that_are_gone_are_found():
+def test_missing_recorded_tests_are_found():
     evidence = {KEY: {"seed": ["tests/unit/scripts/test_support_matrix.py::test_none_such", "tests/none.py::test_a"]}}
     assert len(support_matrix.missing_tests(evidence)) == 2
 
@@ -72,14 +72,14 @@ def test_marks_name_features_of_the_matrix():
 
 
 def test_rows_have_features_that_a_record_can_claim():
-    """A word that is misspelt here could never be claimed."""
+    """No engine could claim a misspelt word of a row."""
     words = {row.word for row in ROWS if row.word}
     known = {word for word in words if any(claims(engine.capabilities(), word) for engine in ENGINES.values())}
     assert words - known <= {"image", "audio", "video", "speculative"}
 
 
 def test_a_stand_in_proves_nothing():
-    """The suite's case of TensorRT-LLM runs without the engine."""
+    """The case of TensorRT-LLM in the conformance suite runs without the engine."""
     names = {case.name: case.is_real for param in CASES for case in param.values}
     assert names["trtllm"] is False and names["vllm"] is True
     item = SimpleNamespace(callspec=SimpleNamespace(params={"fleet": EngineCase(name="any", open=None, is_real=False)}))
@@ -88,8 +88,8 @@ def test_a_stand_in_proves_nothing():
     assert not evidence._runs_stand_in(item)
 
 
-def test_a_record_of_some_tests_is_added() -> None:
-    """It removes nothing, and a test is named once."""
+def test_a_record_of_some_tests_is_merged() -> None:
+    """Merging removes nothing and lists each test once."""
     before = {"a 1": {"seed": ["t::x"], "lora": ["t::y"]}, "b 1": {"seed": ["t::z"]}}
     found = {"a 1": {"seed": ["t::w", "t::x"]}, "c 1": {"lora": ["t::v"]}}
     assert merged(before, found) == {

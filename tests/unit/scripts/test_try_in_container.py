@@ -1,4 +1,4 @@
-"""What the script that tries the README in a container gives to that container."""
+"""The files and settings that `try_in_container.py` copies into the container."""
 
 import importlib
 from pathlib import Path
@@ -15,8 +15,10 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("try_in_container")
 
 
-def test_pips_settings_hold_inside(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that the settings name are copied, folders are shared: without them every `pip install` inside fails."""
+def test_pips_settings_apply_in_the_container(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that the settings name are copied and folders are shared. Without them every `pip install` in the container would fail."""
     for name in ("wheels", "index/simple"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "limits.txt").write_text("torch<3\n")
@@ -35,10 +37,10 @@ def test_pips_settings_hold_inside(script: ModuleType, tmp_path: Path, monkeypat
     assert f"constraint = {tmp_path}/limits.txt" in (inside / "etc/pip.conf").read_text()
 
 
-def test_the_command_that_set_up_advises_is_found(script: ModuleType) -> None:
-    """The normal user's run goes on with it, as a person would."""
-    said = (
+def test_the_advised_command_is_found(script: ModuleType) -> None:
+    """The run as a normal user continues with the command that the set-up prints."""
+    message = (
         "Install them, then run the same command again:\n    sudo apt-get update &&\n    sudo apt-get install -y a b\n"
     )
-    found = script.ADVICE.search(said)
+    found = script.ADVICE.search(message)
     assert found is not None and found[1] == "apt-get install -y a b"
