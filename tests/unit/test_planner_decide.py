@@ -24,7 +24,7 @@ SETTINGS = DecideSettings(start_s=30.0, calm_s=60.0, hold_s=120.0)
 
 
 @pytest.fixture(autouse=True)
-def quick_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_dwell_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shortens the dwell times, so that the transcript includes a second flip and the end of a deflection."""
     monkeypatch.setattr(model_planner, "FLIP_DWELL_S", 30.0)
     monkeypatch.setattr(model_planner, "DEFLECT_CALM_S", 10.0)

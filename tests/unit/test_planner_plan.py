@@ -62,7 +62,7 @@ def test_no_quantile_without_observations(buckets):
 
 
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=200), st.floats(0.01, 1.0))
-def test_a_quantile_lies_in_the_bucket_of_the_true_one(values, q):
+def test_a_quantile_lies_in_the_bucket_of_the_exact_one(values, q):
     """For any distribution the estimate lies in the bucket of the exact order statistic."""
     bounds = [0.5, 1.0, 2.0, 5.0, 10.0, math.inf]
     buckets = [(bound, float(sum(value <= bound for value in values))) for bound in bounds]

@@ -78,7 +78,7 @@ def pair(**options) -> RouterCore:
     return router
 
 
-def test_reports_teach_prefill_and_handoff():
+def test_prefill_and_handoff_times_are_learned_from_reports():
     """With a prefill of 1 ms per token and a handoff of 50 ms, the predictions converge to these times."""
     router = pair()
     for number in range(1, 80):
@@ -102,7 +102,7 @@ def test_learning_counts_only_computed_tokens():
     assert router.fleet.workers["p1"].targets[0].coefficients.prefill_s(1000, 1000) == pytest.approx(0.1, rel=0.1)
 
 
-def test_load_records_teach_steps_and_throughput():
+def test_step_and_prefill_times_are_learned_from_load_records():
     """Pure decode steps teach the step's coefficients, and a prefill queue that never empties teaches the prefill's."""
     router = pair()
     worker = router.fleet.workers["d1"]

@@ -20,7 +20,7 @@ DIED = LostError("the engine failed", reason="engine_died")
 
 
 @pytest.fixture(autouse=True)
-def quick_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_verdict_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reduces the evidence and the time that are needed until a worker is wedged or an overlap impossible."""
     monkeypatch.setattr(wedge, "WAIT_MIN_S", 5)
     monkeypatch.setattr(wedge, "WAIT_MAX_S", 5)

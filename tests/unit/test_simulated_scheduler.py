@@ -431,7 +431,7 @@ class TestBias:
         assert (bench.tokens[2], bench.finishes[2].reason) == ([eos] * 4, FinishReason.LENGTH)
 
 
-class TestIntake:
+class TestSubmission:
     @pytest.mark.parametrize(
         ("changes", "field"),
         [

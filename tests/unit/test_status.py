@@ -82,8 +82,8 @@ def test_a_quota_is_429_and_an_overload_503(reason: str) -> None:
         (errors.NotFoundError("words", reason="method_not_allowed"), 405),
     ],
 )
-def test_some_reasons_have_a_status_of_their_own(error: MeshError, status: int) -> None:
-    """HTTP clients act on these statuses. The type word stays that of the class."""
+def test_some_reasons_have_another_http_status(error: MeshError, status: int) -> None:
+    """HTTP clients act on these statuses. The error type is that of the class."""
     assert http_status(error) == (status, http_status(type(error)("words"))[1])
 
 

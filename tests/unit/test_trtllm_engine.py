@@ -160,7 +160,7 @@ async def test_structured_output_needs_a_tokenizer(start: Start) -> None:
         (ConstraintKind.CHOICE, "", {"regex": r"a\.b|c"}),
     ],
 )
-def test_constraints(kind: ConstraintKind, text: str, expected: dict[str, str]) -> None:
+def test_constraints_are_translated(kind: ConstraintKind, text: str, expected: dict[str, str]) -> None:
     options = ("a.b", "c") if kind is ConstraintKind.CHOICE else ()
     with fake_tensorrt_llm():
         found = guided_decoding(Constraint(kind=kind, text=text, options=options))

@@ -146,8 +146,8 @@ async def test_a_closed_link_accepts_and_receives_nothing(rig: WorkerRig) -> Non
     await rig.wait_free()
 
 
-async def test_a_leg_in_the_engine_is_refused_while_draining_only(rig: WorkerRig) -> None:
-    """Drain waits for running legs. A worker that stops accepts nothing again."""
+async def test_legs_are_refused_only_while_draining(rig: WorkerRig) -> None:
+    """Drain waits for running legs. A worker that is stopping never accepts legs again."""
     outlet = RecordingOutlet()
     link = rig.worker.open_link(outlet)
     submit(link, 1, tokens=30)
@@ -337,7 +337,7 @@ async def test_a_handle_of_an_overdue_leg_is_released(rig: WorkerRig) -> None:
     await rig.wait_free()
 
 
-async def test_a_handle_that_crosses_with_a_cancel_is_released(rig: WorkerRig) -> None:
+async def test_a_handle_of_a_leg_cancelled_during_handoff_is_released(rig: WorkerRig) -> None:
     """The frontend gets a CANCELLED finish without a handle."""
     outlet = RecordingOutlet()
     link = rig.worker.open_link(outlet)
