@@ -1,4 +1,4 @@
-"""Admission of prefill and decode workers: who is shed, and that a load is read only where somebody may be."""
+"""Admission control of prefill and decode workers: when they reject legs, and when they read the load."""
 
 from dataclasses import replace
 
@@ -25,8 +25,8 @@ def unread() -> LoadRecord:
     raise AssertionError("the load was read")
 
 
-def test_decode_sheds_when_as_many_wait_as_may() -> None:
-    """Not before; how many wait is asked once there are legs enough for it."""
+def test_decode_rejects_legs_at_the_limit_of_waiting_requests() -> None:
+    """The load is read only if there are enough legs for some to wait."""
     admission = DecodeAdmission(waiting_requests_max=2)
     admission.check(LEG, 1, unread)
     admission.check(LEG, 5, lambda: replace(IDLE, waiting_requests=1))
@@ -35,8 +35,8 @@ def test_decode_sheds_when_as_many_wait_as_may() -> None:
     assert (caught.value.reason, caught.value.retry_after_s) == ("decode_queue_full", 1.0)
 
 
-def test_prefill_sheds_what_does_not_fit_behind_what_waits() -> None:
-    """A prompt that nobody is ahead of is taken, however long it is."""
+def test_prefill_rejects_a_prompt_that_exceeds_the_limit_of_waiting_tokens() -> None:
+    """A worker accepts a prompt of any length while no other prompt waits."""
     admission = PrefillAdmission(waiting_prompt_tokens_max=100)
     admission.check(prompt(1000), 0, unread)
     admission.check(prompt(1000), 1, lambda: IDLE)
@@ -46,7 +46,6 @@ def test_prefill_sheds_what_does_not_fit_behind_what_waits() -> None:
     assert caught.value.reason == "prefill_queue_full"
 
 
-def test_without_a_limit_nobody_is_shed() -> None:
-    """0 is no limit."""
+def test_a_limit_of_0_admits_every_leg() -> None:
     DecodeAdmission(waiting_requests_max=0).check(LEG, 9999, unread)
     PrefillAdmission(waiting_prompt_tokens_max=0).check(prompt(9999), 9999, unread)

@@ -1,4 +1,4 @@
-"""Advice: limits, rules and pool sizes."""
+"""Tests of the advisor: it chooses an engine, sizes pools and reports targets that it cannot meet."""
 
 import json
 from dataclasses import replace
@@ -23,7 +23,7 @@ def speed(wanted: Needs):
 
 
 def test_each_engine_has_a_rule_that_can_choose_it():
-    """An engine without a rule could never win."""
+    """An engine without a rule could never be recommended."""
     assert {rule.engine for rule in RULES} == set(TITLES)
 
 
@@ -88,7 +88,7 @@ def test_the_size_comes_from_directory_or_name(tmp_path):
     config = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1}
     (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 16, "vocab_size": 10}))
     size = model_size(str(tmp_path), 0)
-    # Keys, values: 2 layers, 1 head of 4, 2 bytes each.
+    # Keys and values, 2 layers, 1 head of 4 elements, 2 bytes each.
     assert size.kv_bytes_per_token == 2 * 2 * 2 * 4
     assert size.parameters == 2 * (2 * 8 * 4 * 3 + 3 * 8 * 16) + 2 * 10 * 8
     assert model_size("acme/Model-13B-chat", 0).parameters == 13e9

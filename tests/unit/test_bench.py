@@ -1,4 +1,4 @@
-"""The load generator's pure parts: a benchmark that is wrong here is wrong everywhere."""
+"""Tests of the load generator's pure parts and of the benchmarks' reports."""
 
 import asyncio
 import gzip
@@ -49,7 +49,7 @@ AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 
 @pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.gz"])
 def test_mooncake_traces_load_in_order_of_time(tmp_path: Path, name: str) -> None:
-    """Milliseconds become seconds, block ids stay, plain or compressed."""
+    """Timestamps are converted from milliseconds to seconds and block ids are kept, for plain and for compressed files."""
     data = "".join(json.dumps(row) + "\n" for row in MOONCAKE).encode()
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     assert load_trace(tmp_path / name) == [
@@ -59,7 +59,7 @@ def test_mooncake_traces_load_in_order_of_time(tmp_path: Path, name: str) -> Non
 
 
 def test_azure_traces_load_with_offsets_from_their_first_row(tmp_path: Path) -> None:
-    """Seven digits of a second are understood; an empty prompt counts as one token."""
+    """Timestamps have seven decimal digits. An empty prompt counts as one token."""
     (tmp_path / "trace.csv").write_text(AZURE)
     first, second = load_trace(tmp_path / "trace.csv")
     assert (first.at_s, first.prompt_tokens, first.output_tokens) == (0.0, 374, 44)
@@ -67,15 +67,15 @@ def test_azure_traces_load_with_offsets_from_their_first_row(tmp_path: Path) -> 
     assert second.prompt_tokens == 1
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    """A wrong name is told, not guessed at."""
+def test_files_of_unknown_formats_are_refused(tmp_path: Path) -> None:
+    """The loader rejects a file name with an unknown suffix instead of guessing the format."""
     (tmp_path / "trace.txt").write_text("")
     with pytest.raises(ValueError, match="neither"):
         load_trace(tmp_path / "trace.txt")
 
 
 def test_percentiles_are_nearest_rank_in_milliseconds() -> None:
-    """Of 1 to 100 seconds the 99th percentile is the 99th value."""
+    """The 99th percentile of 1 to 100 seconds is the 99th value."""
     found = percentiles([float(i) for i in range(100, 0, -1)])
     assert found == {"p50": 50_000.0, "p90": 90_000.0, "p99": 99_000.0, "mean": 50_500.0}
     assert percentiles([]) == {}
@@ -84,7 +84,7 @@ def test_percentiles_are_nearest_rank_in_milliseconds() -> None:
 
 @given(st.lists(st.floats(min_value=0, max_value=1e3), min_size=1, max_size=300))
 def test_percentiles_are_values_with_enough_below_them(values: list[float]) -> None:
-    """At least the named share of all values is at or below a percentile, and fewer are below it."""
+    """At least the percentile's share of all values is at or below it, and less than that share is below it."""
     found = percentiles(values)
     for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
         at_or_below = sum(1000 * value <= found[name] for value in values)
@@ -94,7 +94,7 @@ def test_percentiles_are_values_with_enough_below_them(values: list[float]) -> N
 
 
 def test_prompts_have_their_length_are_distinct_and_repeat_with_the_seed() -> None:
-    """Two runs of a seed send the same prompts; within a run no prompt begins like another."""
+    """Two runs with the same seed send the same prompts. No two prompts of a run have the same beginning."""
     shape = PromptShape(tokens=200)
     prompts = list(islice(make_prompts(shape, seed=3), 300))
     assert {len(prompt.split()) for prompt in prompts} == {200}
@@ -104,7 +104,7 @@ def test_prompts_have_their_length_are_distinct_and_repeat_with_the_seed() -> No
 
 
 def test_prefix_groups_share_their_beginning_and_nothing_more() -> None:
-    """Half of each prompt is one of four beginnings; the words after it are each prompt's own."""
+    """Half of each prompt is one of four prefixes. The words after the prefix are different in every prompt."""
     shape = PromptShape(tokens=100, prefix_groups=4, prefix_share=0.5)
     prompts = [prompt.split() for prompt in islice(make_prompts(shape, seed=1), 200)]
     assert {len(prompt) for prompt in prompts} == {100}
@@ -113,7 +113,7 @@ def test_prefix_groups_share_their_beginning_and_nothing_more() -> None:
 
 
 def test_words_are_one_token_each_in_the_models_tokenizer() -> None:
-    """A prompt of 500 words is 500 tokens, up to what its first word without a space before it makes."""
+    """A prompt of 500 words has 500 tokens, plus at most five for the first word, which no space precedes."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
@@ -122,7 +122,7 @@ def test_words_are_one_token_each_in_the_models_tokenizer() -> None:
 
 
 def test_a_traces_blocks_repeat_exactly_where_its_ids_do() -> None:
-    """Same ids, same text; the first block that differs is where texts part; the length is the trace's."""
+    """The same block ids give the same text, the text differs from the first different id on, and the prompt has the length in the trace."""
     first = trace_prompt(RecordedRequest(at_s=0, prompt_tokens=1200, output_tokens=1, block_ids=(7, 8, 9))).split()
     second = trace_prompt(RecordedRequest(at_s=5, prompt_tokens=1500, output_tokens=1, block_ids=(7, 8, 10))).split()
     shared = 2 * MOONCAKE_BLOCK_TOKENS
@@ -132,7 +132,7 @@ def test_a_traces_blocks_repeat_exactly_where_its_ids_do() -> None:
 
 
 def test_scaled_blocks_repeat_too_and_requests_without_ids_share_nothing() -> None:
-    """Lengths shrink, sharing stays; an Azure request's text is its own, the same in each run."""
+    """Scaling keeps the shared blocks. Requests without block ids get a distinct text, which is the same in each run."""
     blocks = [RecordedRequest(at_s=at, prompt_tokens=1024, output_tokens=1, block_ids=(7, at)) for at in (1, 2)]
     first, second = (trace_prompt(request, tokens_scale=0.1).split() for request in blocks)
     assert len(first) == len(second) == 102
@@ -148,7 +148,7 @@ def _requests(count: int) -> Iterator[LoadRequest]:
 
 
 def test_poisson_arrivals_have_their_rate_and_spread() -> None:
-    """Gaps of 10 000 arrivals at 50/s average 20 ms with a standard deviation as large, and repeat with the seed."""
+    """The gaps of 10 000 arrivals at 50/s have a mean and a standard deviation of 20 ms. The same seed gives the same arrivals."""
     offsets = [at_s for _, at_s in poisson(_requests(10_000), 50.0, seed=2)]
     gaps = [later - earlier for earlier, later in pairwise([0.0, *offsets])]
     assert mean(gaps) == pytest.approx(0.02, rel=0.05)
@@ -157,7 +157,7 @@ def test_poisson_arrivals_have_their_rate_and_spread() -> None:
 
 
 def test_a_generated_trace_has_the_marginals_it_claims() -> None:
-    """Rate, medians, and the share of blocks that came before."""
+    """Rate, median lengths and the share of repeated blocks match their documented values."""
     trace = generate_trace(5000, rate_per_s=4.0, seed=1)
     assert 5000 / trace[-1].at_s == pytest.approx(4.0, rel=0.05)
     assert median(request.output_tokens for request in trace) == pytest.approx(350, rel=0.1)
@@ -175,7 +175,7 @@ def test_a_generated_trace_has_the_marginals_it_claims() -> None:
 
 
 class CountingTarget:
-    """Answers after a moment and remembers how many requests were in flight."""
+    """Answers each request after a fixed time and records the number of requests in flight."""
 
     def __init__(self, answer_s: float) -> None:
         self._answer_s = answer_s
@@ -191,11 +191,11 @@ class CountingTarget:
         return LoadResult(output_tokens=1)
 
     async def aclose(self) -> None:
-        """Nothing to end."""
+        pass
 
 
 async def test_a_closed_loop_keeps_its_number_in_flight() -> None:
-    """Never more than asked, never fewer while there is work; every request once."""
+    """The loop sends each request once and keeps exactly seven in flight."""
     target = CountingTarget(0.001)
     results = await closed_loop(target, _requests(50), concurrency=7)
     assert len(results) == 50
@@ -203,7 +203,7 @@ async def test_a_closed_loop_keeps_its_number_in_flight() -> None:
 
 
 async def test_an_open_loop_does_not_wait_for_answers() -> None:
-    """Requests go out on time though none is answered yet, and times count from when they were due."""
+    """The loop sends requests at their due times while none is answered yet. Latencies count from the due times."""
     target = CountingTarget(0.2)
     timed = ((request, 0.001 * i) for i, request in enumerate(_requests(40)))
     results = await open_loop(target, arrive(timed))
@@ -225,8 +225,8 @@ def _report(tokens: int, wall_s: float) -> LoadReport:
     )
 
 
-def test_a_summary_counts_only_what_was_answered() -> None:
-    """Errors are told beside the rates; CPU is per 1 000 answered tokens."""
+def test_a_summary_counts_only_successful_requests() -> None:
+    """The summary has the errors separately from the rates. CPU time is per 1 000 output tokens."""
     summary = _report(2000, 4.0).summary()
     assert (summary["requests"], summary["errors"], summary["error_sample"]) == (1, 1, "refused")
     assert summary["tokens_per_s"] == 500.0
@@ -234,8 +234,8 @@ def test_a_summary_counts_only_what_was_answered() -> None:
     assert summary["server_cpu_s_per_1k_tokens"] == 2.0
 
 
-def test_a_comparison_takes_medians_and_says_whose_is_whose() -> None:
-    """Ours first; a point that only one system has is left out."""
+def test_a_comparison_shows_the_medians_of_each_system() -> None:
+    """The figure of kvmesh comes first. The table omits points that only one system has."""
     scenario = Scenario(protocol="http", prompt_tokens=128, output_tokens=128, concurrency=8)
     alone = Scenario(protocol="grpc", prompt_tokens=128, output_tokens=128, concurrency=8)
     points = [
@@ -249,7 +249,7 @@ def test_a_comparison_takes_medians_and_says_whose_is_whose() -> None:
 
 
 def test_every_part_is_measured_on_both_shapes_of_both_systems(tmp_path: Path) -> None:
-    """Alike: no prefill worker here, one process there; the same model with room for the longest prompt."""
+    """Both systems serve the same model, which has room for the longest prompt, with or without a separate prefill worker."""
     model = roomy_model(DEMO_MODEL, tmp_path)
     found = list(stands(PARTS, SHAPES, model, tokenizer="fastokens"))
     assert [each.name for each in found] == [
@@ -266,8 +266,8 @@ def test_every_part_is_measured_on_both_shapes_of_both_systems(tmp_path: Path) -
     assert [each.name for each in stands(["first"], ["single"], model, tokenizer="default")] == ["factor 0, single"]
 
 
-def test_the_tables_say_what_was_aimed_at_and_missed() -> None:
-    """A ratio of two tokens per CPU-second to one is enough flat out and, just, paced."""
+def test_the_tables_compare_results_with_their_targets() -> None:
+    """The same ratio of tokens per CPU-second meets the target at full speed and misses the higher target of paced runs."""
     scenario = Scenario(protocol="http", prompt_tokens=128, output_tokens=128, concurrency=8)
     points = [
         {"part": "stream", **Point(system=system, kind=kind, scenario=scenario, summary=_report(3, 1.0).summary()).as_json()}
@@ -297,8 +297,8 @@ def test_the_tables_say_what_was_aimed_at_and_missed() -> None:
     assert "calmest" not in text
 
 
-def test_a_comparison_has_the_figures_asked_for() -> None:
-    """Rates per CPU-second are of all server processes."""
+def test_a_comparison_has_the_requested_columns() -> None:
+    """Requests per CPU-second count the CPU time of all server processes."""
     scenario = Scenario(protocol="http", prompt_tokens=8000, output_tokens=1, concurrency=32)
     points = [
         Point(system=system, kind="flat", scenario=scenario, summary=_report(3, 1.0).summary()).as_json()
@@ -311,8 +311,8 @@ def test_a_comparison_has_the_figures_asked_for() -> None:
     assert columns(["requests per CPU-s"]) == ("engines", "load", "requests per CPU-s", "errors")
 
 
-def test_the_calmest_round_is_one_in_which_both_were_left_alone() -> None:
-    """A round that disturbed either system is passed over; rounds are counted in the order of measuring."""
+def test_the_calmest_round_is_undisturbed_for_both_systems() -> None:
+    """A round in which other processes disturbed either system is skipped. Rounds are numbered per system in the order of measurement."""
     record = {"kind": "flat", "scenario": "x8", **_report(1, 1.0).summary()}
     found = [
         {**record, "system": "kvmesh", "tokens_per_s": 10.0, "others_cores": 0.0},
@@ -325,14 +325,14 @@ def test_the_calmest_round_is_one_in_which_both_were_left_alone() -> None:
 
 
 def test_tables_are_markdown_with_equal_columns() -> None:
-    """Every line is as long as the others."""
+    """All lines of a table have the same length."""
     lines = render(("a", "long name"), [["1", "2"], ["three", "4"]]).splitlines()
     assert len(lines) == 4
     assert len({len(line) for line in lines}) == 1
 
 
-async def test_a_load_watch_that_ends_fails_whoever_waits_for_a_load() -> None:
-    """The last load of a worker that is gone never changes: a trial would wait for its whole limit and not say why."""
+async def test_waiting_for_a_load_fails_when_the_load_watch_ends() -> None:
+    """The last load of a stopped worker never changes, so without the error a trial would wait until its timeout."""
     async with running_worker("memory") as rig:
         side = Side(rig.ref, rig.channels)
         watching = asyncio.create_task(side.watch())
@@ -343,8 +343,8 @@ async def test_a_load_watch_that_ends_fails_whoever_waits_for_a_load() -> None:
         await watching
 
 
-def test_one_system_beside_another_in_parts() -> None:
-    """A run that measured one of the systems only shows its figures. With both it shows the median of the rounds' ratios."""
+def test_a_comparison_with_an_engines_own_server() -> None:
+    """A run of one system shows only its figures. A run of both shows the median of the rounds' ratios."""
     point = {
         "system": "kvmesh",
         "streams": 8,
@@ -367,8 +367,8 @@ def test_one_system_beside_another_in_parts() -> None:
     assert "30 / 30 = 1.50" in beside_engine.table(both)
 
 
-def test_a_commit_beside_another() -> None:
-    """A round counts for its ratio only if the machine was quiet in both of its turns."""
+def test_a_comparison_with_another_commit() -> None:
+    """A round counts for the ratio only if the machine was quiet during both of its measurements."""
     point = {"kind": "split", "scenario": "x32", "tokens_per_s": 1.0, "ttft_ms": {"p50": 2.0}, "errors": 0}
     rounds = [(1.1, 1.0, 0.1), (3.0, 2.0, 0.1), (9.0, 1.0, 0.5), (1.0, 1.0, 0.0)]
     points = [
@@ -395,7 +395,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 async def test_a_killed_benchmark_ends_its_servers(tmp_path: Path) -> None:
-    """The server gets SIGTERM, so that it can end in order."""
+    """If a benchmark is killed, its servers receive SIGTERM, so that they can shut down in order."""
     killed = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED, SERVER, str(tmp_path / "ended"))
     assert await killed.wait() == -signal.SIGKILL
     await wait_until((tmp_path / "ended").exists, "the server ends")

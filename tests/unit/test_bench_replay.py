@@ -1,4 +1,4 @@
-"""The replay's worker finds cached blocks when the simulated engine does, whose decisions follow vLLM's; several routers share."""
+"""The replayed worker caches the same blocks as the simulated engine, which follows vLLM, and routers share their predictions."""
 
 from random import Random
 
@@ -22,15 +22,15 @@ BLOCK, BUDGET = 4, 10
 COMMON = list(range(1, 41))
 
 PROMPTS = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12), st.integers(0, 3)), min_size=1, max_size=8)
-"""Of each: tokens of a common beginning, tokens of its own, steps after the one before it."""
+"""For each prompt: tokens of the common prefix, tokens of its own, steps since the previous prompt."""
 
 
 @settings(max_examples=60, deadline=None)
 @given(prompts=PROMPTS)
-@example(prompts=[(38, 1, 0), (38, 2, 1)])  # Admitted in the step that ends the first one's prompt.
+@example(prompts=[(38, 1, 0), (38, 2, 1)])  # Admitted in the step that completes the first prompt.
 @example(prompts=[(38, 1, 0), (38, 2, 0)])
 def test_the_same_tokens_are_cached_as_in_the_simulated_engine(prompts: list[tuple[int, int, int]]) -> None:
-    """Whoever is admitted finds what was computed before him, in earlier steps or in the same one, of prompts that go on too."""
+    """A prompt finds the blocks of prompts that were admitted before it, in earlier steps or in the same step, also while those still run."""
     tokens = [COMMON[:shared] + [100 + 20 * i + j for j in range(own)] for i, (shared, own, _) in enumerate(prompts)]
     steps = [sum(after for _, _, after in prompts[: i + 1]) for i in range(len(prompts))]
     assert _replayed(tokens, steps) == _simulated(tokens, steps)
@@ -80,22 +80,22 @@ def _simulated(prompts: list[list[int]], steps: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("routers", [2, 4])
 def test_routers_that_share_predictions_compute_hot_prompts_as_rarely_as_one(routers: int) -> None:
-    """Documents of 32 000 tokens, each asked for by eight within two seconds, before anybody has computed it.
+    """Eight requests ask for each document of 32 000 tokens within two seconds, before any worker has computed it.
 
-    Were predictions not shared, two routers would compute them 1.7 times as often as one, and four three times.
+    Without shared predictions, two routers would compute documents 1.7 times as often as one, and four routers three times as often.
     """
     alone, together = _computed(1), _computed(routers)
     assert together <= 1.15 * alone
 
 
 def _computed(routers: int) -> int:
-    """How often most of a document was computed."""
+    """Returns how many requests computed most of their document."""
     generator, trace = Random(1), []
     block = 0
     for document in range(12):
         names = tuple(range(block, block + 62))
-        for asker in range(8):
-            own = (1_000_000 + 8 * document + asker,)
+        for request_index in range(8):
+            own = (1_000_000 + 8 * document + request_index,)
             at_s = 1.6 * document + 2 * generator.random()
             trace.append(RecordedRequest(at_s=at_s, prompt_tokens=63 * 512, output_tokens=50, block_ids=names + own))
         block += 62

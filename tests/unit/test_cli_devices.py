@@ -1,4 +1,4 @@
-"""Which worker `kvmesh up` gives which GPUs. A table, as one reviews it, and the rules behind it on random machines."""
+"""Placement of workers on GPUs by `kvmesh up`: a table of expected placements, and its rules on random machines."""
 
 import re
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ SHAPES = {
 }
 NEEDS_2 = "needs 2 devices, and 1 is visible"
 TABLE = {
-    # Shape and devices: each worker's GPUs; /2 where two workers share them, the second of them last to start.
+    # For shape and number of devices: the GPUs of each worker. `/2`: two workers share them, and the second one starts last.
     ("1P+1D", 1): "prefill-0 0/2 1st, decode-0 0/2 2nd",
     ("1P+1D", 2): "prefill-0 0, decode-0 1",
     ("1P+1D", 4): "prefill-0 0, decode-0 1",
@@ -58,7 +58,7 @@ def settings(words: str) -> UpSettings:
 
 
 def described(placements: Sequence[WorkerDevices]) -> str:
-    """As the table writes it."""
+    """Formats placements as in `TABLE`."""
     texts = []
     for each in placements:
         text = f"{each.name} {'-'.join(str(position) for position in each.positions)}"
@@ -67,15 +67,15 @@ def described(placements: Sequence[WorkerDevices]) -> str:
 
 
 @pytest.mark.parametrize(("shape", "devices"), TABLE)
-def test_the_table(shape: str, devices: int) -> None:
-    """Prefill and decode on different devices where there are enough; ranks of one worker are neighbours."""
-    asked = settings(SHAPES[shape])
+def test_placements_match_the_table(shape: str, devices: int) -> None:
+    """Prefill and decode workers get different devices if there are enough. The ranks of a worker get neighbouring devices."""
+    up_settings = settings(SHAPES[shape])
     expected = TABLE[shape, devices]
     if "needed" in expected or "needs" in expected:
         with pytest.raises(InvalidRequestError, match=re.escape(expected)):
-            place_workers(range(devices), worker_groups(asked), workers_per_device=asked.workers_per_gpu)
+            place_workers(range(devices), worker_groups(up_settings), workers_per_device=up_settings.workers_per_gpu)
         return
-    placed = place_workers(range(devices), worker_groups(asked), workers_per_device=asked.workers_per_gpu)
+    placed = place_workers(range(devices), worker_groups(up_settings), workers_per_device=up_settings.workers_per_gpu)
     assert described(placed) == expected
 
 
@@ -89,7 +89,7 @@ def test_the_table(shape: str, devices: int) -> None:
 def test_every_placement_keeps_the_rules(
     devices: int, prefill: int, decode: int, ranks: tuple[int, int], limit: int
 ) -> None:
-    """Each worker once, as many different devices as ranks, no device with more workers than allowed, none shared without need."""
+    """Each worker is placed once, on as many devices as it has ranks. Devices are shared only if needed, and by no more workers than allowed."""
     groups = [
         WorkerGroup(role="prefill", workers=prefill, devices=ranks[0]),
         WorkerGroup(role="decode", workers=decode, devices=ranks[1]),
@@ -109,22 +109,22 @@ def test_every_placement_keeps_the_rules(
         others = [other for other in placed if set(other.positions) & set(each.positions)]
         assert max(sum(position in other.positions for other in placed) for position in each.positions) == each.sharers
         assert each.sharers <= limit
-        # Neighbours start one after the other.
+        # Workers on the same device start one after the other.
         assert all(other.turn != each.turn for other in others if other is not each)
     if needed <= devices:
         assert all(each.sharers == 1 for each in placed)
 
 
 def test_workers_that_share_a_device_start_in_turns() -> None:
-    """All of one turn at once, the next turn when these are ready; without sharing there is one turn."""
+    """All workers of a turn start together, and the next turn starts when they are ready. Without shared devices there is one turn."""
     driver = Driver(devices=[gpu(number) for number in range(2)], source="NVML")
     for words, turns in (
         ("--prefill 2 --decode 2", [["prefill-0", "decode-0"], ["prefill-1", "decode-1"]]),
         ("--prefill 1 --decode 1", [["prefill-0", "decode-0"]]),
     ):
-        asked = settings(words)
-        places = placed_on(driver, asked)
-        plan = plan_mesh(MeshInputs(settings=asked, registry="http://127.0.0.1:1", places=places))
+        up_settings = settings(words)
+        places = placed_on(driver, up_settings)
+        plan = plan_mesh(MeshInputs(settings=up_settings, registry="http://127.0.0.1:1", places=places))
         assert [[spec.name for spec in turn] for turn in plan.worker_turns] == turns
 
 
@@ -133,25 +133,25 @@ def gpu(index: int, gibibytes: int = 80) -> NvidiaDevice:
 
 
 def placed_on(  # type: ignore[no-untyped-def]
-    driver: Driver, asked: UpSettings, visible: str | None = None, model: Path = Path("hub/model"), engine=VLLM
+    driver: Driver, up_settings: UpSettings, visible: str | None = None, model: Path = Path("hub/model"), engine=VLLM
 ):
     return place_on_gpus(
         engine,
         driver,
-        worker_groups(asked),
+        worker_groups(up_settings),
         visible=visible,
         has_order=False,
-        workers_per_device=asked.workers_per_gpu,
+        workers_per_device=up_settings.workers_per_gpu,
         model=model,
     )
 
 
 def test_the_flags_of_a_worker() -> None:
-    """Places among the visible devices, not the driver's numbers: a worker sees what `kvmesh up` sees. The user's flags win."""
-    asked = settings("--prefill 1 --decode 1 --tensor-parallel 2 --decode-args=--vllm-gpu-memory-fraction=0.5")
+    """Device ids are positions among the visible devices, which the worker sees too. The user's flags override ours."""
+    up_settings = settings("--prefill 1 --decode 1 --tensor-parallel 2 --decode-args=--vllm-gpu-memory-fraction=0.5")
     driver = Driver(devices=[gpu(number) for number in range(8)], source="NVML", version="580.1", cuda=(13, 0))
-    places = placed_on(driver, asked, visible="4,5,6,7")
-    plan = plan_mesh(MeshInputs(settings=asked, registry="http://127.0.0.1:1", places=places))
+    places = placed_on(driver, up_settings, visible="4,5,6,7")
+    plan = plan_mesh(MeshInputs(settings=up_settings, registry="http://127.0.0.1:1", places=places))
     prefill, decode = plan.workers
     assert flags(prefill.argv, "--vllm-device-ids") == ["0,1"]
     assert flags(decode.argv, "--vllm-device-ids") == ["2,3"]
@@ -163,11 +163,11 @@ def test_the_flags_of_a_worker() -> None:
 
 
 def test_the_flags_of_an_sglang_worker() -> None:
-    """Any GPUs, not only neighbours, and a smaller part of the memory than vLLM's, since SGLang's part has no room for activations."""
+    """SGLang can use GPUs that are not neighbours. Its memory fraction is smaller than vLLM's because it excludes activations."""
     driver = Driver(devices=[gpu(number) for number in range(4)], distances={(0, 2): 1, (1, 3): 1})
-    asked = settings("--engine sglang --prefill 1 --decode 1 --tensor-parallel 2")
-    places = placed_on(driver, asked, engine=SGLANG)
-    prefill, decode = plan_mesh(MeshInputs(settings=asked, registry="http://127.0.0.1:1", places=places)).workers
+    up_settings = settings("--engine sglang --prefill 1 --decode 1 --tensor-parallel 2")
+    places = placed_on(driver, up_settings, engine=SGLANG)
+    prefill, decode = plan_mesh(MeshInputs(settings=up_settings, registry="http://127.0.0.1:1", places=places)).workers
     assert flags(prefill.argv, "--sglang-device-ids") == ["0,2"]
     assert flags(decode.argv, "--sglang-device-ids") == ["1,3"]
     assert flags(decode.argv, "--sglang-tensor-parallel-size") == ["2"]
@@ -200,14 +200,16 @@ def flags(argv, name):  # type: ignore[no-untyped-def]
     return [argv[at + 1] for at, word in enumerate(argv) if word == name]
 
 
-def test_a_worker_alone_on_the_only_device_chooses_nothing() -> None:
-    """Also where CUDA_VISIBLE_DEVICES names a part of a GPU, which vLLM cannot number."""
+def test_a_worker_alone_on_the_only_device_gets_no_device_ids() -> None:
+    """A worker that has the only device to itself needs no device ids. CUDA_VISIBLE_DEVICES may then name a MIG slice, which vLLM cannot
+    number.
+    """
     places = placed_on(Driver(devices=[gpu(0)]), settings("--prefill 0"))
     assert places.argv == {"decode-0": ("--vllm-log-level", "INFO", "--vllm-gpu-memory-fraction", "0.9")}
 
 
-def test_memory_of_a_shared_device_is_given_in_bytes(tmp_path: Path) -> None:
-    """Where the weights' size is known. What is left for KV must be enough to start."""
+def test_the_memory_of_a_shared_device_is_divided_in_bytes(tmp_path: Path) -> None:
+    """The share for KV is in bytes if the size of the weights is known. A share that is too small to start is refused."""
     (tmp_path / "model-1.safetensors").write_bytes(b"x" * 1000)
     (tmp_path / "model-2.safetensors").write_bytes(b"x" * 24)
     (tmp_path / "old.bin").write_bytes(b"x" * 5000)
@@ -226,8 +228,8 @@ def test_memory_of_a_shared_device_is_given_in_bytes(tmp_path: Path) -> None:
         share_memory(shared, device_bytes=24 * GIB, weight_bytes=16 * GIB)
 
 
-def test_neighbours_in_the_order_of_devices_are_close() -> None:
-    """Pairs that NVLink joins stay together, whatever their numbers."""
+def test_the_topology_order_keeps_close_devices_together() -> None:
+    """Pairs of GPUs that NVLink connects are neighbours in the order, whatever their numbers."""
     pairs = {frozenset((0, 2)), frozenset((1, 3))}
 
     def distance(first: int, second: int) -> int:
@@ -255,20 +257,20 @@ def test_neighbours_in_the_order_of_devices_are_close() -> None:
     ],
 )
 def test_visible_devices_are_read_as_cuda_reads_them(wanted: str | None, indices: list[int]) -> None:
-    """Up to the first entry that names no device."""
+    """CUDA ignores all entries from the first one on that names no device."""
     assert [device.index for device in visible_devices([gpu(number) for number in range(3)], wanted)] == indices
 
 
-def test_no_device_is_refused_with_the_cause() -> None:
-    """The CUDA build would fail deep inside its start."""
+def test_missing_devices_are_refused_with_the_cause() -> None:
+    """Without this check, the CUDA build would fail late during its start."""
     with pytest.raises(InvalidRequestError, match="the NVIDIA driver does not answer"):
         placed_on(Driver(problem="the NVIDIA driver does not answer"), settings(""))
     with pytest.raises(InvalidRequestError, match="CUDA_VISIBLE_DEVICES=9 leaves none of 1 devices"):
         placed_on(Driver(devices=[gpu(0)]), settings(""), visible="9")
 
 
-def test_nvidia_smi_is_read() -> None:
-    """One line for each device; memory that is not known is 0."""
+def test_the_output_of_nvidia_smi_is_parsed() -> None:
+    """The output has one line per device. Unknown memory sizes become 0."""
     text = "0, GPU-1, NVIDIA H100 80GB HBM3, 81559, 580.65.06\n3, GPU-2, NVIDIA GB10, [N/A], 580.65.06\nnonsense\n"
     driver = parse_smi(text)
     assert [(device.index, device.memory_bytes >> 20) for device in driver.devices] == [(0, 81559), (3, 0)]

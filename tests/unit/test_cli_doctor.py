@@ -1,4 +1,4 @@
-"""What `kvmesh doctor` concludes from what it finds."""
+"""Tests of the findings of `kvmesh doctor`."""
 
 import pytest
 from aiohttp import web
@@ -39,15 +39,15 @@ ABSENT = Driver(problem="there is no driver")
         ("", ABSENT, Status.WARNING),
     ],
 )
-def test_the_build_fits_the_machine(build: str, driver: Driver, status: Status) -> None:
-    """What does not fit has an advice."""
+def test_the_build_must_match_the_machine(build: str, driver: Driver, status: Status) -> None:
+    """A finding has advice exactly if its status is not OK."""
     finding = build_finding(build, driver)
     assert finding.status is status
     assert bool(finding.advice) is (status is not Status.OK)
 
 
-def test_the_driver_must_run_torchs_cuda() -> None:
-    """By the version that it says it runs, or by its own where it does not say. A machine without one is not judged."""
+def test_the_driver_must_support_the_cuda_version_of_torch() -> None:
+    """The check uses the CUDA version that the driver reports, or else the driver's own version. It is skipped for the CPU build."""
     assert driver_needs(HERE) == ()
     for driver in (
         Driver(devices=[H100], version="550.1", cuda=(12, 4)),
@@ -62,8 +62,8 @@ def test_the_driver_must_run_torchs_cuda() -> None:
     assert driver_finding("gpu", HERE, ()).status is Status.OK
 
 
-def test_devices_and_compiler() -> None:
-    """Hidden devices fail the CUDA build; a mixture is a warning."""
+def test_findings_about_devices_and_the_compiler() -> None:
+    """Hidden devices fail the CUDA build. Different GPU models give a warning."""
     assert devices_finding("gpu", HERE, [], wanted="9").status is Status.FAILED
     assert devices_finding("gpu", HERE, [H100, L4], wanted=None).status is Status.WARNING
     assert devices_finding("gpu", HERE, [H100], wanted=None).status is Status.OK
@@ -80,8 +80,8 @@ UCX = """
 """
 
 
-def test_transports_are_read_from_ucxs_log() -> None:
-    """Each once, in the order in which they come; copies through the host are named as such."""
+def test_transports_are_parsed_from_ucxs_log() -> None:
+    """Each transport is listed once, in the order of the log. Without a transport between GPUs, the CUDA build fails, or warns on one GPU."""
     assert transports_in(UCX) == ["tcp", "cma", "cuda_ipc"]
     assert transport_finding("gpu", ["cuda_ipc", "tcp"], is_one_device=False).status is Status.OK
     assert transport_finding("gpu", ["tcp", "cma"], is_one_device=False).status is Status.FAILED
@@ -91,15 +91,15 @@ def test_transports_are_read_from_ucxs_log() -> None:
     assert transport_finding("cpu", [], is_one_device=False).status is Status.WARNING
 
 
-def test_moved_blocks() -> None:
-    """None moved is a failure: the decode worker computed everything itself."""
+def test_the_number_of_moved_blocks() -> None:
+    """The check fails if no block was moved, because the decode worker then computed every prompt itself."""
     assert moved_finding(0, 100).status is Status.FAILED
     assert moved_finding(40, 100).status is Status.WARNING
     assert moved_finding(100, 100).status is Status.OK
 
 
-def test_answers_must_be_those_of_one_engine() -> None:
-    """On a CPU every one; on a GPU rounding may change a few later tokens, never most answers."""
+def test_the_outputs_of_the_mesh_must_match_one_engines() -> None:
+    """On a CPU all outputs must match. On a GPU, rounding may change later tokens of a few outputs, but not most outputs."""
     right = [[1, 2], [3, 4], [5, 6], [7, 8]]
     late = [[1, 2], [3, 9], [5, 6], [7, 8]]
     wrong = [[9, 9], [9, 9], [9, 9], [7, 8]]
@@ -110,7 +110,7 @@ def test_answers_must_be_those_of_one_engine() -> None:
 
 
 def test_throughput_and_the_exit_status() -> None:
-    """Slow is a warning, ten times slower a failure, and both figures are named. Only failures count."""
+    """Low throughput gives a warning, and a tenth of the reference a failure. Both figures are shown. Only failures change the exit status."""
     assert throughput_finding(80, 100).status is Status.OK
     assert throughput_finding(50, 100).status is Status.WARNING
     assert throughput_finding(9, 100).status is Status.FAILED
@@ -120,9 +120,9 @@ def test_throughput_and_the_exit_status() -> None:
     assert exit_status([warning, Finding(check="x", status=Status.FAILED, found="y")]) == 1
 
 
-@pytest.mark.parametrize(("limit_s", "asked"), [(3600.0, 4 + 10), (0.0, 4 + 4)])
-async def test_the_measurement_ends_in_time(limit_s: float, asked: int) -> None:
-    """After the limit no further request is sent; each of those at a time sends one. No prompt is sent twice."""
+@pytest.mark.parametrize(("limit_s", "requests_sent"), [(3600.0, 4 + 10), (0.0, 4 + 4)])
+async def test_the_throughput_measurement_stops_at_its_limit(limit_s: float, requests_sent: int) -> None:
+    """After the time limit no further request is sent, but each concurrent client sends at least one. No prompt is sent twice."""
     prompts = []
 
     async def complete(request: web.Request) -> web.Response:
@@ -143,4 +143,4 @@ async def test_the_measurement_ends_in_time(limit_s: float, asked: int) -> None:
             limit_s=limit_s,
         )
     assert speed > 0
-    assert len(prompts) == len(set(prompts)) == asked
+    assert len(prompts) == len(set(prompts)) == requests_sent

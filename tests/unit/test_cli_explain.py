@@ -1,4 +1,4 @@
-"""`kvmesh explain` as text: what a person reads of a decision."""
+"""Tests of the text that `kvmesh explain` prints, and of its command line."""
 
 from dataclasses import replace
 
@@ -72,8 +72,10 @@ EXPLANATION = Explanation(
 )
 
 
-def test_it_reads_from_top_to_bottom():
-    """Decision, prediction against observation, the table with the chosen pair marked, and what came after."""
+def test_the_text_lists_decision_candidates_and_reports():
+    """`kvmesh explain` prints the decision, the expected and the observed time to first token, the table with the chosen pair marked, and the
+    reports.
+    """
     assert render(EXPLANATION, "router-1", 20) == (
         "request   abc\n"
         "decided   1970-01-01 00:00:00.500+00:00 by router-1, policy kv\n"
@@ -92,7 +94,7 @@ def test_it_reads_from_top_to_bottom():
 
 
 def test_each_placement_of_a_request_is_shown():
-    """Those before the newest one in a line each, also those of another router, and where the answer continues."""
+    """Earlier placements have a line each, including those of other routers. The text says after which token the newest one continues."""
     failed = EarlierPlacement(
         attempt=0,
         decided_at_s=0.1,
@@ -115,8 +117,8 @@ def test_each_placement_of_a_request_is_shown():
     ]
 
 
-def test_a_refusal_and_a_policy_without_seconds():
-    """No placement to show; costs in the policy's own unit."""
+def test_a_refusal_by_a_policy_that_costs_in_requests():
+    """A refusal shows its reason instead of a placement. Costs have the unit of the policy."""
     refused = Explanation(
         request_id="abc",
         policy="least_loaded",
@@ -132,8 +134,8 @@ def test_a_refusal_and_a_policy_without_seconds():
     assert "draining" in text
 
 
-def test_the_chosen_one_is_shown_however_short_the_table():
-    """With chance in the choice it need not be among the best."""
+def test_a_truncated_table_includes_the_chosen_candidate():
+    """The chosen candidate is shown even if it is not among the best, because a policy may choose at random."""
     many = tuple(candidate(f"p{i}", "d1", 0.001 * i) for i in range(2, 40))
     chosen = candidate("p1", "d1", 1.0)
     text = render(
@@ -153,10 +155,10 @@ def test_the_chosen_one_is_shown_however_short_the_table():
     assert len(text.splitlines()) == 5 + 1 + 1 + 5 + 1
 
 
-def test_explanations_survive_the_wire():
-    """Also what is optional: absent is not zero."""
-    told = from_explanation(to_explanation(EXPLANATION))
-    assert (told.margin, told.observed_ttft_s, told.queued_s, told.cost_unit) == (0.0077, 0.515, 0.5, "s")
+def test_explanations_survive_encoding_and_decoding():
+    """Optional fields keep the difference between absent and zero."""
+    decoded = from_explanation(to_explanation(EXPLANATION))
+    assert (decoded.margin, decoded.observed_ttft_s, decoded.queued_s, decoded.cost_unit) == (0.0077, 0.515, 0.5, "s")
     bare = from_explanation(to_explanation(Explanation(request_id="a", policy="kv", decided_at_s=0.0)))
     assert (bare.margin, bare.observed_ttft_s, bare.queued_s, bare.cost_unit) == (None, None, None, "")
     zero = from_explanation(to_explanation(Explanation(request_id="a", policy="kv", decided_at_s=0.0, margin=0.0)))
@@ -164,8 +166,8 @@ def test_explanations_survive_the_wire():
 
 
 @pytest.mark.parametrize("breaker", ["", "closed", "open", "half_open"])
-def test_worker_views_survive_the_wire(breaker):
-    """Coefficients with their source, the breaker, tiers that have blocks."""
+def test_worker_views_survive_encoding_and_decoding(breaker):
+    """A worker view keeps the coefficients with their source, the breaker's state, and the blocks of each tier."""
     view = WorkerView(
         worker=worker("d1"),
         role=Role.DECODE,
@@ -177,14 +179,14 @@ def test_worker_views_survive_the_wire(breaker):
         coefficients=(Coefficient(name="prefill_s_per_token", value=0.001, source="learned", observations=9),),
         blocks_by_tier={KvTier.DEVICE: 7, KvTier.HOST: 3},
     )
-    told = from_worker_view(to_worker_view(view))
-    assert told.coefficients == view.coefficients
-    assert (told.breaker, told.blocks_by_tier) == (breaker, view.blocks_by_tier)
-    assert worker_row(told)[6:] == ("7, host 3", "exact (hash_mismatch)", "0", breaker or "-", "ok")
+    decoded = from_worker_view(to_worker_view(view))
+    assert decoded.coefficients == view.coefficients
+    assert (decoded.breaker, decoded.blocks_by_tier) == (breaker, view.blocks_by_tier)
+    assert worker_row(decoded)[6:] == ("7, host 3", "exact (hash_mismatch)", "0", breaker or "-", "ok")
 
 
-def test_bad_command_lines_end_with_two(capsys):
-    """Without an id, with two of them, and with a flag that does not exist. The message says what an id is and where to find it."""
+def test_bad_command_lines_exit_with_status_2(capsys):
+    """No id, two ids and an unknown flag are errors. The message for a missing id names the header that has it."""
     assert main([]) == 2
     assert (
         "no request is named. Usage: kvmesh explain ID [--mesh NAME]. ID is in the header x-request-id"
@@ -199,14 +201,14 @@ def test_bad_command_lines_end_with_two(capsys):
 
 
 @pytest.mark.parametrize("words", [["--mesh", "blue", "abc"], ["abc", "--mesh", "blue"], ["--mesh=blue", "abc"]])
-def test_the_id_stands_anywhere(words, capsys, monkeypatch, tmp_path):
-    """Before or after the flags: only the mesh is missing here."""
+def test_the_id_may_be_before_or_after_the_flags(words, capsys, monkeypatch, tmp_path):
+    """The id may precede or follow the flags. The only error of these commands is that no mesh runs."""
     monkeypatch.setenv("KVMESH_STATE", str(tmp_path / "none.json"))
     assert main(words) == 1
     assert "no mesh of yours runs here" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("answer_id", ["abc", "chatcmpl-abc", "cmpl-abc", "resp_abc", "msg_abc"])
-def test_the_id_of_every_apis_answer_is_understood(answer_id):
-    """As OpenAI's and Anthropic's clients show it."""
+def test_response_ids_of_every_api_are_accepted(answer_id):
+    """Accepts the ids that OpenAI's and Anthropic's clients show."""
     assert request_id_in(answer_id) == "abc"

@@ -1,4 +1,4 @@
-"""Services as forks of `kvmesh up`, with real processes."""
+"""Tests of the services that `kvmesh up` forks, with real processes."""
 
 import os
 import signal
@@ -62,25 +62,25 @@ if what in ("run", "stop"):
 
 
 def parent(folder: Path, what: str, code: str = CHILD, **env: str) -> "subprocess.Popen[str]":
-    """A process that has forked two others, whose ids are its first line, and does something with them."""
+    """Starts a process that forks two children, prints their process ids on its first line, and then runs the action `what`."""
     (folder / "forked_child").mkdir()
     (folder / "forked_child" / "__init__.py").touch()
     (folder / "forked_child" / "__main__.py").write_text(code)
     path = os.pathsep.join([str(folder), str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
-    # As long as the command line of a mesh, which is what a title has room in.
+    # The command line is as long as that of a mesh, because the titles of forks must fit into it.
     argv = [sys.executable, "-c", PARENT, str(folder), what]
     return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path, **env})
 
 
 def lines(process: "subprocess.Popen[str]") -> list[str]:
-    """What it wrote, once it has ended well."""
+    """Waits for a successful end and returns the lines of the output."""
     output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     return output.splitlines()
 
 
 def wait_gone(pids: list[int]) -> None:
-    """Until none of them runs."""
+    """Waits until none of the processes runs."""
     ends_at_s = time.monotonic() + PATIENCE_S
     while any(is_alive(pid) for pid in pids):
         assert time.monotonic() < ends_at_s
@@ -94,27 +94,27 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_each_runs_its_order_as_a_program_of_its_own(tmp_path: Path) -> None:
-    """Arguments, environment, log, exit status, session, title and random numbers are its own."""
+def test_each_fork_runs_its_spec_like_a_separate_program(tmp_path: Path) -> None:
+    """Each fork has its own arguments, environment, log, exit status, session, title and random numbers."""
     assert lines(parent(tmp_path, "run"))[1:] == ["0 7"]
-    told = {}
+    random_numbers = {}
     for name, argv in (("a", ["exit", "0"]), ("b", ["exit", "7"])):
         first, second = (tmp_path / name).read_text().splitlines()
         assert first.startswith(f"{argv} {name} True ")
         assert second == " ".join(["-m", "forked_child", *argv])
-        told[name] = first.split()[-1]
-    assert told["a"] != told["b"]
+        random_numbers[name] = first.split()[-1]
+    assert random_numbers["a"] != random_numbers["b"]
 
 
-def test_one_that_is_stopped_tells_the_signal(tmp_path: Path) -> None:
-    """As a status below zero; the other one, which has no order yet, ends with its parent."""
+def test_the_status_of_a_stopped_fork_is_the_signal(tmp_path: Path) -> None:
+    """The status is the negative signal number. The other fork, which has not received a spec, ends with its parent."""
     first, second = lines(parent(tmp_path, "stop"))
     assert second == str(-signal.SIGTERM)
     wait_gone([int(word) for word in first.split()])
 
 
-def test_who_waits_for_an_order_dies_with_the_parent(tmp_path: Path) -> None:
-    """Killed, it has no chance to tell them."""
+def test_forks_without_a_spec_end_when_the_parent_is_killed(tmp_path: Path) -> None:
+    """Forks that wait for a spec end when their parent is killed, which cannot stop them itself."""
     process = parent(tmp_path, "hold")
     assert process.stdout is not None
     pids = [int(word) for word in process.stdout.readline().split()]
@@ -125,7 +125,7 @@ def test_who_waits_for_an_order_dies_with_the_parent(tmp_path: Path) -> None:
 
 
 def test_nothing_is_forked_while_threads_run(tmp_path: Path) -> None:
-    """A fork would copy their locks, not them: the services are started as programs."""
+    """A fork copies the locks of other threads but not the threads, so the services start as separate programs."""
     assert lines(parent(tmp_path, "thread")) == [""]
 
 
@@ -137,22 +137,22 @@ print(*fork_services(UpSettings(engine="simulated")))
 """
 
 
-def test_the_services_of_a_simulated_mesh_are_forks() -> None:
-    """Nothing that `kvmesh up` imports starts a thread, as numpy would."""
+def test_the_services_of_a_simulated_mesh_are_forked() -> None:
+    """Forking needs a process without other threads, so the modules that `kvmesh up` imports start none, as numpy would."""
     done = subprocess.run([sys.executable, "-c", UP], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert done.stdout.split() == ["prefill-0", "decode-0", "gateway-0", "planner-0"], done.stderr
 
 
 def test_a_title_has_whole_words_only() -> None:
-    """Who looks for a word does not find the half of it."""
+    """A process title has whole words only, so that a search in the process list does not match half of a word."""
     assert fitting_words(["ab", "cd"], 6) == b"ab\0cd\0"
     assert fitting_words(["ab", "cd"], 5) == b"ab\0"
     assert fitting_words(["ab"], 2) == b""
 
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS"])
-def test_the_users_thread_counts_do_not_end_the_forks(tmp_path: Path, name: str) -> None:
-    """numpy starts so many threads when it is imported; a child sees the user's value again."""
+def test_thread_count_variables_do_not_prevent_forks(tmp_path: Path, name: str) -> None:
+    """numpy starts that many threads on import. The children still see the user's value."""
     code = "import os\nimport numpy\nif __name__ == '__main__':\n    print(os.environ['" + name + "'])\n"
     process = parent(tmp_path, "run", code, **{name: "3"})
     assert lines(process)[1:] == ["0 0"]

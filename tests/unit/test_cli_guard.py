@@ -1,4 +1,4 @@
-"""What a guard leaves behind: nothing."""
+"""The guard leaves no process behind."""
 
 import contextlib
 import os
@@ -37,9 +37,9 @@ os.waitpid(child, 0)
 print(os.getpid(), os.read(reader, 20).decode(), sep="\\n", flush=True)
 {end}
 """
-"""A program with a grandchild in a session of its own, which no signal but SIGKILL ends and whose parent has ended."""
+"""A program with a grandchild in a session of its own. Only SIGKILL ends the grandchild, and its parent has ended."""
 WAIT = "while True: time.sleep(0.1)"
-"""Python sees a signal between two sleeps; one that arrives just before a sleep does not end it."""
+"""Sleeps in short steps, because a signal that arrives just before a sleep does not interrupt it."""
 
 
 def is_running(pid: int) -> bool:
@@ -51,7 +51,7 @@ def is_running(pid: int) -> bool:
 
 @contextmanager
 def family(argv: Callable[[str], list[str]], end: str) -> Iterator[tuple["subprocess.Popen[str]", list[int]]]:
-    """A process that runs a family below a guard, and the family's two members."""
+    """Runs `FAMILY` under a guard. Yields the process and the ids of the family's two members."""
     with subprocess.Popen(argv(FAMILY.format(end=end)), stdout=subprocess.PIPE, text=True) as process:
         members: list[int] = []
         try:
@@ -80,15 +80,15 @@ def wait_gone(pids: list[int]) -> None:
 
 
 @pytest.mark.parametrize(("end", "status"), [("os._exit(7)", 7), ("os.kill(os.getpid(), 9)", 137)])
-def test_what_a_program_leaves_behind_ends_with_it(end: str, status: int) -> None:
-    """The guard's exit status is the program's."""
+def test_processes_that_a_program_leaves_behind_end_with_it(end: str, status: int) -> None:
+    """The guard exits with the status of the program."""
     with family(below_guard, end) as (guard, members):
         assert guard.wait(PATIENCE_S) == status
         assert not any(is_running(pid) for pid in members)
 
 
 def test_a_killed_parent_leaves_nothing() -> None:
-    """The kernel tells the guard, which kills the family."""
+    """The kernel signals the guard, which kills the family."""
     with family(below_parent, WAIT) as (parent, members):
         parent.kill()
         wait_gone(members)
@@ -96,7 +96,7 @@ def test_a_killed_parent_leaves_nothing() -> None:
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_end_the_family(number: int, status: int) -> None:
-    """SIGINT is the program's to handle, SIGTERM kills."""
+    """The guard passes SIGINT on to the program, and kills the family on SIGTERM."""
     with family(below_guard, WAIT) as (guard, members):
         guard.send_signal(number)
         assert guard.wait(PATIENCE_S) == status

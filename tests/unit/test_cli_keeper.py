@@ -1,4 +1,4 @@
-"""When `kvmesh up` starts a dead child again, when it gives one up, and when nothing can serve any more."""
+"""When `kvmesh up` restarts a dead child, when it gives up, and when it stops the mesh because the mesh cannot serve."""
 
 import asyncio
 import signal
@@ -19,8 +19,8 @@ from tests.integration.workers import ToldWorker
 from tests.patience import PATIENCE_S
 
 
-def test_delays_double_up_to_a_limit_and_begin_anew_when_a_child_was_well() -> None:
-    """A crash loop ends; a child that dies once a day is always started again."""
+def test_restart_delays_double_up_to_a_limit_and_reset_after_a_long_run() -> None:
+    """The keeper gives up after a crash loop. It always restarts a child that ran for longer than the window."""
     history = RestartHistory(RestartPolicy(restarts_max=8, window_s=300))
     delays = [history.on_death(1.0) for _ in range(8)]
     assert delays == [min(FIRST_DELAY_S * 2**number, DELAY_MAX_S) for number in range(8)]
@@ -30,14 +30,14 @@ def test_delays_double_up_to_a_limit_and_begin_anew_when_a_child_was_well() -> N
     assert history.on_death(299.0) is None
 
 
-def test_no_restart_can_be_asked_for() -> None:
-    """The first death is the last."""
+def test_restarts_can_be_disabled() -> None:
+    """With `restarts_max` 0, the keeper gives up at the first death."""
     assert RestartHistory(RestartPolicy(restarts_max=0, window_s=1)).on_death(1e9) is None
     assert RestartHistory(RestartPolicy(restarts_max=10**6, window_s=1)).on_death(0) == FIRST_DELAY_S
 
 
-def test_a_restarted_frontend_listens_where_the_first_one_did() -> None:
-    """Ports of the frontend's part of the flags are replaced, no others."""
+def test_a_restarted_frontend_listens_on_the_same_ports() -> None:
+    """Only the ports in the frontend's part of the flags are replaced."""
     flags = ("--http-port", "0", "--rpc-port", "0", "--", "--rpc-port", "0")
     assert with_ports(flags, {"--http-port": 8000, "--rpc-port": 9000}) == (
         *("--http-port", "8000", "--rpc-port", "9000", "--", "--rpc-port", "0"),
@@ -47,7 +47,7 @@ def test_a_restarted_frontend_listens_where_the_first_one_did() -> None:
 
 @dataclass(eq=False)
 class FakeProcess:
-    """Ends when the test says so."""
+    """A process that ends when the test sets its status."""
 
     pid: int
     ended: "asyncio.Future[int]"
@@ -58,7 +58,7 @@ class FakeProcess:
 
 @dataclass(eq=False)
 class Rig:
-    """A keeper of one frontend, one router and one decode worker."""
+    """A keeper of children that are fake processes."""
 
     folder: Path
     clock: ManualClock = field(default_factory=ManualClock)
@@ -103,7 +103,7 @@ class Rig:
         await self.settle(lambda: len(self.lines) >= count)
 
     async def pass_time(self, delay_s: float) -> None:
-        """Once the keeper sleeps."""
+        """Lets the keeper reach its sleep, then advances the clock."""
         for _ in range(10):
             await asyncio.sleep(0)
         await self.clock.advance(delay_s)
@@ -115,7 +115,7 @@ def rig(tmp_path: Path) -> Rig:
 
 
 async def test_a_dead_child_starts_again_after_its_delay(rig: Rig) -> None:
-    """One sentence names the service, the cause, the delay and the log; the new process is the one that a stop finds."""
+    """One line names the service, the cause, the delay and the log. The new process replaces the old one in its group."""
     await rig.start("gateway", "decode")
     keeping = asyncio.create_task(rig.keeper.keep_running())
     rig.kill(1)
@@ -134,7 +134,7 @@ async def test_a_dead_child_starts_again_after_its_delay(rig: Rig) -> None:
 
 
 async def test_the_last_line_of_the_log_is_the_cause_of_an_exit(rig: Rig) -> None:
-    """A signal has none."""
+    """The keeper quotes the last line of the log of a child that exited with an error status."""
     await rig.start("gateway", "decode")
     (rig.folder / "decode-0.log").write_text("much before\nthe engine died: CUDA error\n\n")
     keeping = asyncio.create_task(rig.keeper.keep_running())
@@ -144,8 +144,8 @@ async def test_the_last_line_of_the_log_is_the_cause_of_an_exit(rig: Rig) -> Non
     keeping.cancel()
 
 
-async def test_a_crash_loop_ends_the_mesh_when_the_service_is_needed(rig: Rig) -> None:
-    """After the limit, counting attempts that made no process; the planner alone is not needed."""
+async def test_a_crash_loop_of_a_required_service_ends_the_mesh(rig: Rig) -> None:
+    """The mesh ends when a required service reaches the limit. Attempts that failed to start a process count too."""
     await rig.start("gateway", "decode", "planner")
     keeping = asyncio.create_task(rig.keeper.keep_running())
     rig.refusals.append(UnavailableError("the fork server has ended"))
@@ -162,8 +162,8 @@ async def test_a_crash_loop_ends_the_mesh_when_the_service_is_needed(rig: Rig) -
     assert "giving up after 2 restarts in a row" in rig.lines[-1]
 
 
-async def test_a_service_nobody_needs_may_end(rig: Rig) -> None:
-    """Prefill workers and the planner: decode workers compute prompts themselves."""
+async def test_services_that_are_not_required_may_end(rig: Rig) -> None:
+    """Prefill workers and the planner are not required, because decode workers can compute prompts themselves."""
     rig.keeper.policy = RestartPolicy(restarts_max=0, window_s=1)
     await rig.start("gateway", "decode", "planner", "prefill")
     keeping = asyncio.create_task(rig.keeper.keep_running())
@@ -179,8 +179,8 @@ async def test_a_service_nobody_needs_may_end(rig: Rig) -> None:
         assert await keeping == "frontend"
 
 
-async def test_workers_of_others_keep_the_mesh_up(rig: Rig) -> None:
-    """While the registry lists one that takes requests. A dead child that the registry still lists does not count."""
+async def test_workers_of_other_machines_keep_the_mesh_running(rig: Rig) -> None:
+    """The mesh runs while the registry lists another worker that takes requests. A dead child that is still registered does not count."""
     rig.keeper.policy = RestartPolicy(restarts_max=0, window_s=1)
     await rig.start("gateway", "decode")
     registry = rig.agent.registry()
@@ -189,11 +189,11 @@ async def test_workers_of_others_keep_the_mesh_up(rig: Rig) -> None:
     for worker in workers:
         await worker.start(registry)
 
-    async def passing() -> int:
+    async def takes_requests_count() -> int:
         return sum(each.takes_requests for each in (await registry.instances(DECODE)).instances)
 
     async with asyncio.timeout(PATIENCE_S):
-        while await passing() < 2:
+        while await takes_requests_count() < 2:
             await asyncio.sleep(0)
     keeping = asyncio.create_task(rig.keeper.keep_running())
     rig.kill(1)
@@ -202,7 +202,7 @@ async def test_workers_of_others_keep_the_mesh_up(rig: Rig) -> None:
         await rig.pass_time(1.0)
     assert not keeping.done()
     await registry.deregister(workers[1].description.worker.worker_id)
-    assert await passing() == 1
+    assert await takes_requests_count() == 1
     await rig.pass_time(1.0)
     async with asyncio.timeout(PATIENCE_S):
         assert await keeping == "decode worker"
@@ -211,8 +211,8 @@ async def test_workers_of_others_keep_the_mesh_up(rig: Rig) -> None:
     await rig.agent.aclose()
 
 
-async def test_a_registry_that_cannot_be_reached_does_not_end_the_mesh(rig: Rig) -> None:
-    """Nobody knows then who else serves."""
+async def test_an_unreachable_registry_does_not_end_the_mesh(rig: Rig) -> None:
+    """Without the registry the keeper cannot know whether other workers serve."""
     rig.keeper.policy = RestartPolicy(restarts_max=0, window_s=1)
     await rig.start("gateway", "decode")
     registry = rig.agent.registry()

@@ -1,4 +1,4 @@
-"""What `kvmesh up` shows of an engine that loads, and when it takes a start for stuck."""
+"""The progress that `kvmesh up` shows of a loading engine, and when it considers a start stuck."""
 
 import asyncio
 from pathlib import Path
@@ -25,13 +25,13 @@ from tests.virtual_loop import run_virtual
         ('{"event":"heartbeat_failed"}', ""),
     ],
 )
-def test_lines_of_vllm_are_understood(line: str, phase: str) -> None:
-    """As vLLM 0.32, its loaders and the hub's client write them."""
+def test_log_lines_of_vllm_are_recognised(line: str, phase: str) -> None:
+    """The lines are those of vLLM 0.32, its loaders and the Hugging Face client."""
     assert phase_of(line) == phase
 
 
 def test_a_log_is_read_as_it_grows(tmp_path: Path) -> None:
-    """Each phase once, whole lines only, also those that a progress bar writes over."""
+    """Each phase is shown once. Only complete lines count, including those that a progress bar overwrites."""
     path = tmp_path / "log"
     watch = LogWatch(path)
     assert watch.new_phases() == []
@@ -43,8 +43,8 @@ def test_a_log_is_read_as_it_grows(tmp_path: Path) -> None:
     assert watch.new_phases() == []
 
 
-def test_a_start_may_take_any_time_while_it_goes_on() -> None:
-    """And ends when nothing has happened for the limit."""
+def test_a_start_has_no_time_limit_while_it_makes_progress() -> None:
+    """The start fails when there is no progress for the limit."""
     lines = 0
 
     async def load(steps: int) -> str:

@@ -1,4 +1,4 @@
-"""The one line that `kvmesh up` shows of a process's log."""
+"""The one line that `kvmesh up` shows from the log of a process that failed."""
 
 from pathlib import Path
 
@@ -37,13 +37,13 @@ VLLM = [
         (["x: --x is unknown", "`python -m services.decode --help` lists all settings."], "x: --x is unknown"),
     ],
 )
-def test_the_line_says_why(lines: list[str], expected: str) -> None:
-    """No traceback, no JSON, and not the newest line where an older one says more."""
+def test_the_line_states_the_cause(lines: list[str], expected: str) -> None:
+    """The line has the cause of the failure, which may be older than the last line. It is neither a traceback nor JSON."""
     assert failure_line(lines) == expected
 
 
 def test_a_log_may_be_missing_or_long(tmp_path: Path) -> None:
-    """Only its end is read."""
+    """Only the end of the log is read."""
     assert log_tail(tmp_path / "none.log") == ()
     (tmp_path / "long.log").write_text("x" * 1_000_000 + "\nlast\n")
     assert log_tail(tmp_path / "long.log")[-1] == "last"

@@ -1,4 +1,4 @@
-"""What `kvmesh doctor` concludes about a running mesh."""
+"""Tests of the findings of `kvmesh doctor` about a running mesh."""
 
 import pytest
 
@@ -86,8 +86,8 @@ ALL = [service(FRONTEND), service(ROUTER), service(DECODE)]
 PREFILL_0 = worker("p0", Role.PREFILL)
 
 
-def test_a_mesh_needs_its_services() -> None:
-    """What is missing fails; what does not pass its checks is a warning."""
+def test_a_mesh_requires_its_services() -> None:
+    """A missing service fails the check. A service whose health check does not pass gives a warning."""
     assert services_finding(ALL).status is Status.OK
     missing = services_finding(ALL[:2])
     assert (missing.status, missing.found) == (Status.FAILED, "the registry lists no decode")
@@ -105,8 +105,8 @@ def test_a_mesh_needs_its_services() -> None:
         (("192.0.2.1", "::1"), False, Status.FAILED),
     ],
 )
-def test_loopback_is_for_one_host(hosts: tuple[str, ...], is_remote: bool, status: Status) -> None:
-    """A loopback address in a mesh of several hosts is a failure that names the service and the flag."""
+def test_loopback_addresses_require_a_mesh_on_one_host(hosts: tuple[str, ...], is_remote: bool, status: Status) -> None:
+    """A loopback address in a mesh of several hosts fails the check. The advice names the flag."""
     finding = addresses_finding(
         [service(name=f"s{number}", host=host) for number, host in enumerate(hosts)], is_remote=is_remote
     )
@@ -114,8 +114,7 @@ def test_loopback_is_for_one_host(hosts: tuple[str, ...], is_remote: bool, statu
     assert ("--address" in finding.advice) is (status is Status.FAILED)
 
 
-def test_a_port_that_does_not_answer_is_named() -> None:
-    """With the service, and the reason."""
+def test_an_unreachable_port_is_reported_with_its_service() -> None:
     finding = reachability_finding([*ALL, service(name="f9", problems=("gRPC 192.0.2.9:5: Connection refused",))])
     assert finding.status is Status.FAILED
     assert finding.found == "f9: gRPC 192.0.2.9:5: Connection refused"
@@ -132,15 +131,15 @@ def test_a_port_that_does_not_answer_is_named() -> None:
         ((None, None), Status.SKIPPED, ""),
     ],
 )
-def test_clocks(skews: tuple[float | None, ...], status: Status, words: str) -> None:
-    """Skew is said in seconds, between workers and with this machine."""
+def test_clock_skew_is_reported(skews: tuple[float | None, ...], status: Status, words: str) -> None:
+    """The finding states the skew in seconds, between workers and relative to this machine."""
     finding = clocks_finding([worker(f"w{number}", ahead_s=skew) for number, skew in enumerate(skews)])
     assert finding.status is status
     assert words in finding.found
 
 
-def test_versions() -> None:
-    """Several versions of kvmesh or of an engine are a warning that counts them."""
+def test_mixed_versions_are_reported() -> None:
+    """Several versions of kvmesh or of an engine give a warning, which counts the services of each version."""
     one = versions_finding(ALL, [worker("d0"), PREFILL_0])
     assert (one.status, one.found) == (Status.OK, "kvmesh 1; e 1")
     mixed = versions_finding([*ALL, service(version="2")], [worker("d0"), worker("d1", engine_version="2")])
@@ -156,22 +155,22 @@ def test_versions() -> None:
         (worker("d0", digest="abc"), Status.WARNING, "files"),
     ],
 )
-def test_fingerprints(decode: WorkerState, status: Status, words: str) -> None:
-    """A decode worker that no prefill worker fits fails; other weights or files are a warning."""
+def test_fingerprints_of_models_are_compared(decode: WorkerState, status: Status, words: str) -> None:
+    """The check fails for a decode worker that is compatible with no prefill worker. Different revisions or files give a warning."""
     (finding,) = fingerprint_findings([PREFILL_0, decode])
     assert finding.status is status
     assert words in finding.found
 
 
 def test_decode_workers_alone_need_no_pair() -> None:
-    """A pool without prefill workers has no KV to exchange."""
+    """A pool without prefill workers transfers no KV, so its workers may be incompatible."""
     (finding,) = fingerprint_findings([worker("d0"), worker("d1", compatibility="h2")])
     assert finding.status is Status.OK
 
 
 @pytest.mark.parametrize("reason", sorted(KV_PATH_REASONS))
-def test_a_pair_that_does_not_transfer(reason: str) -> None:
-    """Fails with the cause and an advice."""
+def test_a_pair_that_cannot_transfer_is_reported(reason: str) -> None:
+    """A pair that cannot transfer KV fails the check with the cause, and the finding has advice."""
     check = KvPathCheck(is_ok=False, reason=reason, detail="192.0.2.2:5557 refused")
     finding = pair_finding(PairCheck(prefill="p", decode="d", check=check))
     assert finding.status is Status.FAILED
@@ -180,15 +179,15 @@ def test_a_pair_that_does_not_transfer(reason: str) -> None:
 
 
 def test_pairs_that_transfer_or_cannot_be_checked() -> None:
-    """Says how long the pull took, or why there was none."""
+    """A finding about a pair has the duration of the transfer, or the reason why the check was skipped."""
     good = pair_finding(PairCheck(prefill="p", decode="d", check=KvPathCheck(is_ok=True, elapsed_s=0.012)))
     assert (good.status, good.found) == (Status.OK, "p -> d: pulled in 12 ms")
     none = pair_finding(PairCheck(prefill="p", decode="d", check=None, skipped="it pulls no KV"))
     assert (none.status, none.found) == (Status.SKIPPED, "p -> d: it pulls no KV")
 
 
-def test_paths_that_workers_report() -> None:
-    """A failing path is a warning with its figures."""
+def test_failing_paths_that_workers_report() -> None:
+    """A failing path gives a warning with its numbers of pulls and failures."""
     path = KvPath(worker_id="p0", pulls_total=1, failures_total=3, reason="unreachable", detail="no route")
     finding = side_channels_finding([worker("d0", paths=(path,))])
     assert finding.status is Status.WARNING

@@ -1,4 +1,4 @@
-"""What `kvmesh status` says of paths that do not work."""
+"""The warnings of `kvmesh status` about failing paths."""
 
 from kvmesh.cli.status import ADVICE, path_warnings, worker_row
 from kvmesh.core import FailingKvPath, LoadRecord, Role, WorkerRef, WorkerView
@@ -17,7 +17,7 @@ def view(*failing: FailingKvPath, paused: tuple[str, ...] = ()) -> WorkerView:
 
 
 def test_each_failing_pair_is_named_with_its_cause() -> None:
-    """Once, although each router lists it."""
+    """The warning appears once, although several routers list the pair."""
     seen = view(FailingKvPath(worker_id="prefill-1", reason="loopback_address"))
     assert path_warnings([seen, seen]) == [
         "decode-1 cannot pull KV from prefill-1: loopback_address; "
@@ -25,15 +25,15 @@ def test_each_failing_pair_is_named_with_its_cause() -> None:
     ]
 
 
-def test_every_reason_has_its_advice() -> None:
-    """Of the closed set of reasons; a newer worker's reason is shown too."""
+def test_every_reason_has_advice() -> None:
+    """Each known reason has advice. An unknown reason, from a newer worker, is shown as it is."""
     assert ADVICE.keys() == KV_PATH_REASONS
     (line,) = path_warnings([view(FailingKvPath(worker_id="p", reason="newer"))])
     assert "newer" in line and "the log of decode-1" in line
 
 
-def test_each_lost_path_of_a_frontend_is_named() -> None:
-    """As a warning and as the worker's state. Without problems there is no line."""
+def test_each_lost_connection_of_a_frontend_is_reported() -> None:
+    """`kvmesh status` shows a lost connection as a warning and in the worker's state. A worker without problems has no warning."""
     lost = view(paused=("frontend-1", "frontend-2"))
     lines = path_warnings([lost])
     assert [line.partition(" has lost its connection to decode-1")[0] for line in lines] == ["frontend-1", "frontend-2"]

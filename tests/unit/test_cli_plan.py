@@ -1,4 +1,4 @@
-"""`kvmesh plan`: the plan, its alternatives and the reason, as text and as JSON, from a planner of the mesh."""
+"""Tests of `kvmesh plan`: its text, its JSON and how it finds the leading planner."""
 
 import json
 from collections.abc import AsyncIterator
@@ -78,8 +78,8 @@ PLAN = PlanReport(
 )
 
 
-def test_a_plan_says_what_why_and_instead_of_what():
-    """The choice with its reason, the load that it is for, the alternatives with goodput, cost and limit, and what became of it."""
+def test_the_text_of_a_plan():
+    """`kvmesh plan` prints the decision with its reason, its load, the alternatives with goodput, cost and limit, and the outcome."""
     text = render_plan(PLAN)
     rows = [line.split() for line in text.splitlines()]
     assert ["demo", "prefill", "2", "5", "0", "0", "0", "0", "50%"] in rows
@@ -127,7 +127,7 @@ def test_a_plan_says_what_why_and_instead_of_what():
 
 @asynccontextmanager
 async def mesh_of(plans: dict[str, PlanReport]) -> AsyncIterator[MeshConnection]:
-    """Planners that answer with fixed plans."""
+    """Runs one planner per plan, and yields a connection to their mesh."""
 
     class Servicer(planner_pb2_grpc.PlannerServiceServicer):
         def __init__(self, plan: PlanReport) -> None:
@@ -159,7 +159,7 @@ async def mesh_of(plans: dict[str, PlanReport]) -> AsyncIterator[MeshConnection]
 
 
 async def test_the_leaders_plan_is_shown():
-    """Another planner names the leader, whose plan is the one that is carried out. JSON has everything."""
+    """A planner that does not lead names the leader, whose plan is shown. The JSON has all fields."""
     other = PlanReport(mode="act", source="scrape", leader_id="b")
     async with mesh_of({"a": other, "b": PLAN}) as connection:
         [plan] = [each async for each in plans_of(connection, PlanSettings())]
@@ -169,15 +169,15 @@ async def test_the_leaders_plan_is_shown():
 
 
 def test_settings_load():
-    """The flags of the documentation."""
+    """The flags in the documentation are valid."""
     settings = load(
         PlanSettings, argv=["--watch", "--json", "--model", "m"], environ={}, program="kvmesh plan", description=""
     )
     assert (settings.watch, settings.json, settings.model) == (True, True, "m")
 
 
-async def test_without_a_planner():
-    """The message says how to start one."""
+async def test_a_mesh_without_a_planner():
+    """If the registry lists no planner, the message names the flag that starts one."""
     async with mesh_of({}) as connection:
         with pytest.raises(UnavailableError, match="--plan"):
             await anext(plans_of(connection, PlanSettings()))

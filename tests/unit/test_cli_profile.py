@@ -1,4 +1,4 @@
-"""Profiles of engines: the fit finds the coefficients that made the points, and files are versioned."""
+"""Engine profiles: the fit recovers the coefficients behind the measurements, and profile files have a version."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -45,7 +45,7 @@ def prefill_points(noise: float) -> list[PrefillPoint]:
 
 
 def test_the_fit_finds_the_coefficients():
-    """Exactly without noise, and with residuals as large as the noise."""
+    """Without noise the fit is exact. With noise the residuals are as large as the noise."""
     fit, residuals, shares_steps = fit_prefill(prefill_points(0.0))
     assert shares_steps
     assert fit.prefill_base_s == pytest.approx(BASE_S)
@@ -65,8 +65,8 @@ def test_the_fit_finds_the_coefficients():
     assert decode.decode_s_per_kv_token == pytest.approx(2e-7)
 
 
-def test_noise_makes_no_fit_too_low():
-    """Half of the measurements take three times as long as the other half: the fit has the mean of both, and its error is that of the means."""
+def test_noise_does_not_bias_the_fit():
+    """Half of the measurements take three times as long as the others. The fit has the mean of both, and its error refers to the means."""
     points = [
         DecodePoint(batch=batch, context_tokens=context, step_s=factor * (0.01 + 1e-3 * batch))
         for batch in (1, 4, 16)
@@ -79,7 +79,7 @@ def test_noise_makes_no_fit_too_low():
 
 
 def test_no_coefficient_is_negative():
-    """Steps that get faster with the context by chance have no term for it."""
+    """If steps happen to get faster with a longer context, the fit has no term for the context."""
     points = [
         DecodePoint(batch=batch, context_tokens=context, step_s=0.01 + 1e-3 * batch - 1e-7 * context)
         for batch in (1, 4)
@@ -90,8 +90,8 @@ def test_no_coefficient_is_negative():
     assert fit.decode_step_base_s > 0
 
 
-def test_the_bandwidth_is_the_slope():
-    """A constant part, such as a decode step, is not part of it; one length alone says nothing."""
+def test_the_bandwidth_is_the_slope_of_the_handoff_times():
+    """A constant part, such as a decode step, does not count. One prompt length alone gives no bandwidth."""
     points = [HandoffPoint(prompt_tokens=tokens, time_s=0.03 + tokens * 1000 / 1e9) for tokens in (100, 1000, 4000)]
     assert fit_bandwidth(points, 1000) == pytest.approx(1e9)
     assert fit_bandwidth(points[:1], 1000) is None
@@ -111,7 +111,7 @@ PROFILE = EngineProfile(
 
 
 def test_files_are_versioned():
-    """A file is read as it was written; another version, or another file, is refused with the field's name."""
+    """Reading a written file returns the same profile. A file of another version or format is refused with the name of the field."""
     assert read_engine_profile(to_text(PROFILE), field="profile") == PROFILE
     for text in (to_text(PROFILE).replace('"version": 1', '"version": 2'), "{}", "[]", "not JSON", b"\xff"):
         with pytest.raises(InvalidRequestError) as refusal:
@@ -119,8 +119,8 @@ def test_files_are_versioned():
         assert refusal.value.field == "profile"
 
 
-def test_flags_for_services():
-    """What is known is registered by workers; the simulated engine has the context's part of decode steps in its other terms."""
+def test_profiles_give_flags_for_services():
+    """Workers register the measured values. The simulated engine's flags have no term for the context of decode steps."""
     worker, simulated = flags_of(PROFILE).splitlines()
     assert worker == (
         "--engine-args='--profile-prefill-s-per-token 0.0002 --profile-prefill-s-per-token-pair 1e-08"
@@ -133,8 +133,8 @@ def test_flags_for_services():
     assert "--simulated-profile-per-prompt-s 0.004 " in flags_of(replace(slow_start, shares_steps=False))
 
 
-def test_prompts_that_share_no_steps_are_told_apart():
-    """Points of an engine on which each prompt costs the fixed time are fitted as such, exactly."""
+def test_engines_that_do_not_share_steps_are_detected():
+    """If each prompt costs the fixed time, the fit detects that the engine does not share steps, and is exact."""
     points = [
         PrefillPoint(
             prompt_tokens=tokens, uncached_tokens=tokens, batch=batch, time_s=batch * (BASE_S + TOKEN_S * tokens)
@@ -149,7 +149,7 @@ def test_prompts_that_share_no_steps_are_told_apart():
 
 
 def test_settings_are_lists_of_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """They load from flags; what is no number is refused by name; `--show` reads a file."""
+    """Values that are not positive numbers are refused by name. `--show` prints the flags of a profile file and writes its plots."""
     argv = ["--prompt-tokens", "512,128"]
     settings = load(ProfileCommandSettings, argv=argv, environ={}, program="kvmesh profile", description="")
     assert numbers(settings.prompt_tokens, "prompt_tokens") == [128, 512]
@@ -171,8 +171,8 @@ def test_settings_are_lists_of_numbers(tmp_path: Path, capsys: pytest.CaptureFix
     assert not re.search(r"<script|https?://", text)
 
 
-def test_the_fit_in_plots_is_the_formula_of_the_fit():
-    """A point that the model made lies on the line, whether prompts share steps or not."""
+def test_plots_use_the_formula_of_the_fit():
+    """A point that the fitted formula generates lies on the line, whether or not prompts share steps."""
     point = PrefillPoint(prompt_tokens=100, uncached_tokens=100, batch=4, time_s=0.0)
     fit = PerformanceProfile(
         prefill_base_s=1.0, prefill_s_per_token=0.5, decode_step_base_s=1.0, decode_s_per_request=0.5
@@ -183,8 +183,8 @@ def test_the_fit_in_plots_is_the_formula_of_the_fit():
     assert decode_s(fit, DecodePoint(batch=3, context_tokens=10, step_s=0.0)) == 2.5
 
 
-def test_steps_are_timed_where_messages_are_read_late():
-    """Steps of 10 ms whose messages are read three at a time; only the time in which both streams run counts."""
+def test_step_times_are_right_if_messages_are_read_late():
+    """Steps take 10 ms, and their messages are read three at a time. Only the time in which both streams run counts."""
     late = [(0.03 * (1 + i // 3), 1) for i in range(30)]
     assert step_time([late, late]) == pytest.approx(0.01, rel=0.1)
     first = [(0.01 * i, 1) for i in range(40)]

@@ -1,4 +1,4 @@
-"""`kvmesh rollout --rollback-command` on a supervisor that starts workers of one version or the other."""
+"""Tests of `kvmesh rollout --rollback-command` with a supervisor that starts workers of a working or a broken version."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,14 +15,14 @@ from kvmesh.errors import UnavailableError
 
 @dataclass
 class Supervisor:
-    """Starts a worker in the place of each that ends. A worker of a broken version registers and is used by no router, or does not register.
+    """Replaces each worker that ends. A worker of a broken version registers but no router uses it, or it does not register at all.
 
     `rolled_back` exists once the former version is installed.
     """
 
     rolled_back: Path
     broken_from: int
-    """Number of the first worker that is started with the broken version; workers 0 to 3 run at first."""
+    """Number of the first worker of the broken version. Workers 0 to 3 run before the rollout."""
     registers: bool = True
     running: dict[str, tuple[str, bool]] = field(default_factory=dict)
     waiting: list[str] = field(default_factory=list)
@@ -95,7 +95,7 @@ async def test_a_rollout_without_a_problem_runs_no_command(tmp_path: Path) -> No
 @pytest.mark.parametrize("registers", [True, False])
 @pytest.mark.parametrize("broken_from", [4, 5, 7])
 async def test_a_rollout_that_stops_is_rolled_back(tmp_path: Path, broken_from: int, registers: bool) -> None:
-    """Every worker that was restarted is restarted with the former version, and so is the one that failed."""
+    """Every restarted worker, including the failed one, is restarted with the former version."""
     supervisor = Supervisor(tmp_path / "rolled-back", broken_from=broken_from, registers=registers)
     rollout = rollout_of(supervisor, rollback_command=f"touch {supervisor.rolled_back}")
     with pytest.raises(UnavailableError, match="no worker replaced") as stopped:
@@ -108,13 +108,13 @@ async def test_a_rollout_that_stops_is_rolled_back(tmp_path: Path, broken_from: 
 
 
 @pytest.mark.parametrize(("command", "problem"), [("exit 3", "ended with status 3"), ("true", "no worker replaced")])
-async def test_a_rollback_that_fails_says_so(tmp_path: Path, command: str, problem: str) -> None:
+async def test_a_failed_rollback_is_reported(tmp_path: Path, command: str, problem: str) -> None:
     supervisor = Supervisor(tmp_path / "rolled-back", broken_from=5)
     with pytest.raises(RollbackError, match=problem):
         await rollout_of(supervisor, rollback_command=command).run()
 
 
-async def test_without_a_command_the_others_are_left_as_they_are(tmp_path: Path) -> None:
+async def test_without_a_rollback_command_the_other_workers_keep_their_versions(tmp_path: Path) -> None:
     supervisor = Supervisor(tmp_path / "rolled-back", broken_from=5)
     with pytest.raises(UnavailableError):
         await rollout_of(supervisor).run()

@@ -22,7 +22,7 @@ SERVICES = {Role.PREFILL: PREFILL, Role.DECODE: DECODE}
 
 @dataclass(eq=False)
 class Rig:
-    """Two prefill and two decode workers, which register at once."""
+    """Two prefill and two decode workers, which register immediately."""
 
     folder: Path
     agent: MemoryAgent = field(default_factory=MemoryAgent)
@@ -81,7 +81,7 @@ async def rig(tmp_path: Path) -> Rig:
 
 
 async def test_a_worker_counts_in_its_new_pool_from_the_beginning_of_its_change(rig: Rig) -> None:
-    """A size that a planner sets meanwhile includes it: one worker more than the change brings is one start, and none is stopped."""
+    """A size that a planner sets during the change includes the worker: the scaler starts only the worker that is missing, and stops none."""
     moving = instance_id(rig.slots[0].child)  # type: ignore[arg-type]
     await rig.registry.set_draining(moving, True, reason=ROLE_CHANGE + "decode")
     assert await rig.sizes() == {"prefill": (1, 1), "decode": (3, 3)}
@@ -104,7 +104,7 @@ async def test_a_worker_counts_in_its_new_pool_from_the_beginning_of_its_change(
 
 @pytest.mark.parametrize("reason", ["drain requested", ROLE_CHANGE + "cook", ROLE_CHANGE])
 async def test_a_worker_that_only_drains_stays_in_its_pool(rig: Rig, reason: str) -> None:
-    """So does one whose mark somebody else wrote, and one whose change failed."""
+    """A worker keeps its pool if its mark has another reason or an unknown role. A worker whose role change fails returns to its pool."""
     moving = instance_id(rig.slots[0].child)  # type: ignore[arg-type]
     await rig.registry.set_draining(moving, True, reason=reason)
     assert await rig.sizes() == {"prefill": (2, 2), "decode": (2, 2)}

@@ -1,4 +1,4 @@
-"""What `kvmesh up` says before it starts anything. Real sockets on loopback."""
+"""The checks of `kvmesh up` before it starts processes, with real sockets on loopback."""
 
 import os
 import socket
@@ -20,7 +20,7 @@ def taken() -> Iterator[int]:
 
 
 def test_a_taken_port_is_named_with_its_process(taken: int) -> None:
-    """And the flag that chooses another."""
+    """The message names the process that uses the port, and the flag that sets another one."""
     problem = port_problems("127.0.0.1", taken, 0)
     assert problem.startswith(f"port {taken} is taken by PID {os.getpid()} (")
     assert problem.endswith("); use --port")
@@ -29,13 +29,13 @@ def test_a_taken_port_is_named_with_its_process(taken: int) -> None:
 
 
 def test_an_address_of_another_machine_is_refused() -> None:
-    """Before a worker has loaded its model."""
+    """An address that this machine does not have is refused before a worker loads its model."""
     assert port_problems("192.0.2.1", 8000).startswith("cannot listen on 192.0.2.1 port 8000: ")
     assert "is not an address of this machine" in port_problems("no-such-host.invalid", 8000)
 
 
-def test_a_missing_engine_is_said_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before any process starts. Other engines say so when their workers start."""
+def test_a_missing_engine_is_reported_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check runs before any process starts. Workers of other engines report missing packages themselves."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "KVMESH_ENGINE_BUILD=cpu make up" in engine_problem("vllm")
     assert engine_problem("simulated") == engine_problem("sglang") == ""
@@ -43,8 +43,8 @@ def test_a_missing_engine_is_said_with_the_command_that_installs_it(monkeypatch:
     assert engine_problem("vllm") == ""
 
 
-async def test_an_unreachable_consul_is_said_once(unused_tcp_port: int) -> None:
-    """At once, with the address and the cause; the end has both as well."""
+async def test_an_unreachable_consul_is_reported_once(unused_tcp_port: int) -> None:
+    """The first failure is reported immediately with the address and the cause, and so is the final one."""
     lines: list[str] = []
     address = f"127.0.0.1:{unused_tcp_port}"
     problem = await consul_problem(address, say=lines.append, limit_s=0.0)
@@ -57,7 +57,7 @@ async def test_an_unreachable_consul_is_said_once(unused_tcp_port: int) -> None:
 
 @pytest.fixture
 async def server() -> AsyncIterator[str]:
-    """A hub with one model, and a Consul agent that wants a token."""
+    """A model hub with one model, and a Consul agent that refuses requests without a token."""
     app = web.Application()
 
     async def model(request: web.Request) -> web.Response:
@@ -76,14 +76,14 @@ async def server() -> AsyncIterator[str]:
     await runner.cleanup()
 
 
-async def test_a_consul_that_answers_is_no_problem(server: str) -> None:
-    """With or without a scheme, and even if it refuses the token."""
+async def test_a_consul_that_answers_passes_the_check(server: str) -> None:
+    """The address may have a scheme. A Consul that refuses the token counts as reachable."""
     for address in (server, server.removeprefix("http://")):
         assert await consul_problem(address, say=pytest.fail) == ""
 
 
-async def test_hub_names(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Said to be one; whether the hub has it; and what to do where it cannot be loaded."""
+async def test_models_on_the_hub_are_checked(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The output says that the model is downloaded. The errors say that the hub lacks the model or is unreachable, and how to download it."""
     monkeypatch.setattr(constants, "ENDPOINT", server)
     lines: list[str] = []
     assert await hub_problem("org/good", say=lines.append) == ""
@@ -95,7 +95,7 @@ async def test_hub_names(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "which cannot be reached: Connection refused" in await hub_problem("org/good", say=pytest.fail)
 
 
-def test_what_is_a_hub_name() -> None:
-    """Directories that exist and paths are none."""
+def test_hub_names_are_distinguished_from_paths() -> None:
+    """Existing directories and paths are not hub names."""
     assert is_hub_name("org/model-1.5") and is_hub_name("gpt2")
     assert not is_hub_name("/models/x") and not is_hub_name("models/demo") and not is_hub_name("a/b/c")

@@ -1,4 +1,4 @@
-"""Names, folders and state files of the meshes of one user on one machine."""
+"""Names, directories and state files of the meshes of one user on one machine."""
 
 import json
 import os
@@ -28,7 +28,7 @@ with claim_place("demo", "") as place:
 
 @pytest.fixture(autouse=True)
 def _temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A temporary directory of the test's own, in this process and its children."""
+    """Gives the test a temporary directory of its own, for this process and its children."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.delenv("KVMESH_STATE", raising=False)
@@ -37,7 +37,7 @@ def _temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_second_mesh_gets_a_name_and_folders_of_its_own(tmp_path: Path) -> None:
-    """And says so. The default run directory has the name; one that was asked for is numbered as well."""
+    """The note gives the new name. The run directory is numbered too, whether it is the default or an explicit one."""
     with claim_place("demo", "") as first, claim_place("demo", "") as second, claim_place("other", "run/demo") as third:
         assert (first.name, first.run_dir, first.note) == ("demo", tmp_path / "run/demo", "")
         assert (second.name, second.run_dir) == ("demo-2", tmp_path / "run/demo-2")
@@ -51,7 +51,7 @@ def test_a_second_mesh_gets_a_name_and_folders_of_its_own(tmp_path: Path) -> Non
 
 
 def test_the_only_mesh_is_found_without_its_name() -> None:
-    """With several, the error lists them. A mesh that starts has no address yet."""
+    """If several meshes run, the error lists them. A mesh that is starting has no address yet."""
     with pytest.raises(NotFoundError, match="no mesh of yours runs here; start one with `kvmesh up`, or give --url"):
         find_mesh("", otherwise="--url")
     with claim_place("one", "") as one:
@@ -72,7 +72,7 @@ def test_the_only_mesh_is_found_without_its_name() -> None:
 
 @pytest.mark.parametrize("argv", [[], ["fork"]])
 def test_a_killed_mesh_leaves_nothing(tmp_path: Path, argv: list[str]) -> None:
-    """Not in the temporary directory, not in the list, and its name is free. Forked children die with it, as those of a mesh do."""
+    """After SIGKILL the temporary directory is empty, the mesh is not listed, and its forked children have ended."""
     process = subprocess.Popen(
         [sys.executable, "-c", UP, *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
     )
@@ -82,15 +82,15 @@ def test_a_killed_mesh_leaves_nothing(tmp_path: Path, argv: list[str]) -> None:
     os.killpg(pid, signal.SIGKILL)
     process.wait()
     assert not running_meshes()
-    # The helper that cleans up has this output too: it ends when the helper does.
+    # The process that cleans up inherits this output, so the output ends when that process does.
     assert process.stdout.read() == b""
     assert not any((tmp_path / "tmp").iterdir())
     process.stdin.close()
     process.stdout.close()
 
 
-def test_a_run_directory_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
-    """The temporary directory goes, and the error names the flags."""
+def test_a_failure_to_create_the_run_directory_leaves_nothing(tmp_path: Path) -> None:
+    """The temporary directory is removed, and the error names the flags."""
     (tmp_path / "file").touch()
     with (
         pytest.raises(UnavailableError, match="see --run-dir and TMPDIR"),
@@ -100,8 +100,8 @@ def test_a_run_directory_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> N
     assert not any((tmp_path / "tmp").iterdir())
 
 
-def test_another_process_with_the_pid_is_no_mesh() -> None:
-    """The kernel gives ids again."""
+def test_another_process_with_the_same_pid_is_not_a_mesh() -> None:
+    """A state file whose process has another start time is ignored, because the kernel reuses process ids."""
     with claim_place("one", "") as place:
         (file,) = state_dir().glob("*/mesh.json")
         state = json.loads(file.read_text())
@@ -111,7 +111,7 @@ def test_another_process_with_the_pid_is_no_mesh() -> None:
 
 
 def test_meshes_of_other_users_are_not_read() -> None:
-    """Nor is a folder used into which others can write."""
+    """Meshes in a state directory that other users can write to are not listed, and no mesh is started in it."""
     state_dir().mkdir()
     state_dir().chmod(0o777)
     (state_dir() / "x").mkdir()
@@ -123,7 +123,7 @@ def test_meshes_of_other_users_are_not_read() -> None:
 
 
 def test_a_variable_names_the_state_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then it is the only one."""
+    """The file that the variable names is the only state file."""
     monkeypatch.setenv("KVMESH_STATE", str(tmp_path / "own" / "mesh.json"))
     with claim_place("one", "") as place:
         assert not running_meshes()
@@ -133,7 +133,7 @@ def test_a_variable_names_the_state_file(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_default_name_is_the_directory_and_the_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In characters that need no quotes."""
+    """The default name consists of the directory and the port, with characters that a shell would need quotes for replaced."""
     folder = tmp_path / "my clone"
     folder.mkdir()
     monkeypatch.chdir(folder)

@@ -1,4 +1,4 @@
-"""`kvmesh top` as text: rates, and names that a terminal must not obey. tests/ui/test_top.py tests the application."""
+"""Tests of the text of `kvmesh top`: rates, and escape sequences in names. tests/ui/test_top.py tests the application."""
 
 from dataclasses import replace
 
@@ -30,30 +30,30 @@ def view(load: LoadRecord | None, *, name: str = "d1", rank: int | None = None, 
 
 
 def cells(before: LoadRecord | None, now: LoadRecord | None) -> list[str]:
-    """The cells of the only row."""
+    """Returns the cells of the only row."""
     earlier = {} if before is None else by_name(rows_of([view(before)]))
     return render_rows(rows_of([view(now)], earlier)).splitlines()[1].split()
 
 
 def test_rates_are_changes_by_the_workers_own_clock() -> None:
-    """Two seconds apart: 50 output tokens and 200 prompt tokens per second."""
+    """The records are two seconds apart, with 100 output tokens and 400 prompt tokens between them."""
     later = replace(LOAD, taken_at_s=102.0, output_tokens_total=1100, prompt_tokens_total=1000)
     assert cells(LOAD, later) == ["d1", "decode", "3", "2", "25%", "50", "200", "19%", "-"]
 
 
 @pytest.mark.parametrize("before", [None, replace(LOAD, epoch=2)])
 def test_without_an_earlier_count_of_the_same_process_rates_are_unknown(before: LoadRecord | None) -> None:
-    """The first table, and after a restart of the worker, whose counters begin again."""
+    """The first table has no rates, nor has the first one after a restart, which resets the worker's counters."""
     assert cells(before, LOAD) == ["d1", "decode", "3", "2", "25%", "-", "-", "25%", "-"]
 
 
 def test_a_record_that_is_shown_twice_has_no_rate() -> None:
-    """An idle worker sends no newer record."""
+    """An idle worker sends no newer record, so its rates are 0."""
     assert cells(LOAD, LOAD)[5:7] == ["0", "0"]
 
 
 def test_workers_without_a_record_and_excluded_ones_have_a_row_each() -> None:
-    """In the order of their names; ranks of one worker are told apart."""
+    """Rows are sorted by name. Ranks of one worker have separate rows."""
     views = [view(None, name="d2", excluded_by="silent"), view(LOAD, rank=1), view(LoadRecord(), rank=0)]
     rows = [line.split() for line in render_rows(rows_of(views)).splitlines()[1:]]
     assert rows == [
@@ -63,15 +63,14 @@ def test_workers_without_a_record_and_excluded_ones_have_a_row_each() -> None:
     ]
 
 
-def test_a_terminal_obeys_no_name() -> None:
-    """A worker's id with an escape sequence, which would clear the screen or write the title."""
+def test_escape_sequences_in_names_are_replaced() -> None:
+    """A worker's id could contain an escape sequence that clears the screen or sets the title."""
     text = render_rows(rows_of([view(LOAD, name="d1\x1b[2J\x9b\r")]))
     assert text.isprintable() or set(text) - {"\n"} <= set(filter(str.isprintable, text))
     assert "d1\ufffd[2J" in text
 
 
-def test_bad_command_lines_and_no_mesh_are_a_line(capsys, monkeypatch, tmp_path) -> None:
-    """As for the other commands."""
+def test_bad_command_lines_and_a_missing_mesh_are_reported_in_one_line(capsys, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("KVMESH_STATE", str(tmp_path / "none.json"))
     assert main(["--interval", "1"]) == 2
     assert "did you mean --interval-s?" in capsys.readouterr().err
@@ -79,8 +78,8 @@ def test_bad_command_lines_and_no_mesh_are_a_line(capsys, monkeypatch, tmp_path)
     assert "no mesh of yours runs here" in capsys.readouterr().err
 
 
-def test_a_misspelt_command_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
-    """With the list of commands behind it."""
+def test_a_misspelt_command_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    """A name that resembles no command gets no suggestion."""
     assert run_command(["stauts"]) == 2
     assert "no such command: stauts; did you mean status?" in capsys.readouterr().err
     assert run_command(["zzz"]) == 2

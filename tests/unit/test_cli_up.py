@@ -1,4 +1,4 @@
-"""What `kvmesh up` hands to its processes, and how commands end whose reader has gone."""
+"""The arguments that `kvmesh up` passes to its processes, and how commands end."""
 
 import gc
 import subprocess
@@ -23,8 +23,8 @@ def planned(settings: UpSettings) -> MeshPlan:
     return plan_mesh(MeshInputs(settings=settings, registry=REGISTRY))
 
 
-def test_flags_reach_the_services_they_are_for() -> None:
-    """All of that kind, and no other."""
+def test_flags_reach_only_their_services() -> None:
+    """Every service of the kind gets the flags, and no other service does."""
     plan = planned(replace(SETTINGS, engine_args="--e 1", router_args="--r 2", frontend_args="--f 3"))
     for specs, flags in ((plan.workers, ("--e", "1")), (plan.routers, ("--r", "2"))):
         assert len(specs) > 1
@@ -34,7 +34,7 @@ def test_flags_reach_the_services_they_are_for() -> None:
 
 
 def test_one_frontend_and_one_router_are_one_process() -> None:
-    """With the flags of both, apart; more of either are processes of their own, and so is each when that is asked for."""
+    """One process gets the flags of both services, separated by `--`. Several frontends or routers, or a setting, make separate processes."""
     settings = replace(SETTINGS, routers=1, gateway=True, router_args="--r 2", frontend_args="--f 3")
     plan = planned(settings)
     assert plan.routers == []
@@ -54,23 +54,23 @@ def test_one_frontend_and_one_router_are_one_process() -> None:
         assert modules == ["services.router"] * other.routers + ["services.frontend"]
 
 
-def test_a_mesh_can_do_without_a_planner() -> None:
-    """Everything else is there."""
+def test_a_mesh_may_have_no_planner() -> None:
+    """A mesh without a planner has the same other services."""
     plan = planned(replace(SETTINGS, planner=False))
     assert not plan.planners
     assert plan.frontends == planned(SETTINGS).frontends
 
 
-def test_any_policy_can_be_asked_for() -> None:
-    """Those of packages beside the router are known to it alone."""
+def test_any_policy_name_is_accepted() -> None:
+    """Only the router knows the policies of other packages, so `kvmesh up` does not check the name."""
     settings = load(UpSettings, program="kvmesh up", argv=["--policy", "emptiest_cache"], environ={})
     assert settings.policy == "emptiest_cache"
     for spec in planned(SETTINGS).routers:
         assert spec.argv[spec.argv.index("--policy") + 1] == "emptiest_cache"
 
 
-def test_a_command_whose_reader_leaves_ends_without_a_traceback() -> None:
-    """`kvmesh status | head` is no error of anybody's; the exit status is a shell's for SIGPIPE."""
+def test_a_command_whose_reader_ends_early_exits_without_a_traceback() -> None:
+    """`kvmesh status | head` is not an error. The exit status is the one that shells report for SIGPIPE."""
     code = (
         "import sys; from kvmesh.cli import __main__ as cli, key\n"
         "key.main = lambda words: print('line\\n' * 100_000) or 0\n"
@@ -86,7 +86,7 @@ def test_a_command_whose_reader_leaves_ends_without_a_traceback() -> None:
 
 @pytest.fixture
 def collector() -> Iterator[None]:
-    """What a process does with the garbage collector is undone: native libraries take what is frozen at the end for leaked."""
+    """Restores the state of the garbage collector. Native libraries report objects that are frozen at exit as leaks."""
     thresholds = gc.get_threshold()
     yield
     gc.unfreeze()
@@ -94,8 +94,8 @@ def collector() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("collector")
-def test_the_last_words_of_a_process_are_said_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """With the cause where there is one."""
+def test_the_error_that_ends_a_process_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """A process that fails prints its error once, with the cause if it has one."""
 
     async def refuse() -> None:
         raise InvalidRequestError("no policy is named 'x'", field="policy")
@@ -109,15 +109,15 @@ def test_the_last_words_of_a_process_are_said_once(capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == "it cannot start: no room\n"
 
 
-def test_a_directory_without_a_model_names_what_it_lacks(tmp_path: Path) -> None:
-    """All of it, in one sentence."""
+def test_a_directory_without_a_model_is_reported_with_its_missing_files(tmp_path: Path) -> None:
+    """One message names all missing files of a model."""
     assert model_problem(str(tmp_path)).endswith(": config.json and tokenizer.json are missing")
     (tmp_path / "config.json").touch()
     assert model_problem(str(tmp_path)).endswith(": tokenizer.json is missing")
 
 
 def test_a_link_to_a_model_keeps_its_name(tmp_path: Path) -> None:
-    """A worker that another host starts with the same path serves a model of the same name."""
+    """A worker on another host with the same path serves the model under the same name."""
     (tmp_path / "3f1c9a").mkdir()
     link = tmp_path / "my-llama"
     link.symlink_to("3f1c9a")

@@ -1,4 +1,4 @@
-"""kvmesh.client, both kinds, against a real gRPC server that can be told to shed, to lose and to be slow."""
+"""Tests of both clients in kvmesh.client against a real gRPC server that can reject requests, lose them, or be slow."""
 
 import asyncio
 import json
@@ -56,7 +56,7 @@ from tests.patience import PATIENCE_S
 TEXT = "Hello! naïve 日本語 one two three"
 USER = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "minProperties": 1}}}
-# Quick in tests; the shape is what counts.
+# Short pauses for tests.
 QUICK = ClientSettings(retry=RetryPolicy(attempts_max=3, pause_s=0.01, pause_s_max=50.0), timeout_s=100.0)
 
 
@@ -105,7 +105,7 @@ async def served(model: ServedModel) -> AsyncIterator[Served]:
 
 
 async def blocking(served: Served, work: Callable[[Client], Any], settings: ClientSettings | None = None) -> Any:
-    """Runs the blocking client in a thread, as its users do."""
+    """Runs the blocking client in a thread."""
 
     def run() -> Any:
         with Client(served.address, settings or served.settings, generator=random.Random(1)) as client:
@@ -118,8 +118,8 @@ def connect(served: Served, settings: ClientSettings | None = None) -> AsyncClie
     return AsyncClient(served.address, settings or served.settings, generator=random.Random(1))
 
 
-async def test_whole_answers(served: Served) -> None:
-    """Chat and generate, in both clients, with everything that comes beside the text."""
+async def test_unary_chat_and_generate(served: Served) -> None:
+    """Both clients return the text, token ids, logprobs and usage."""
     sampling, options = SamplingParams(max_tokens=50, logprobs=1), Options(choices=2, returns_token_ids=True)
     async with connect(served) as client:
         answers = [
@@ -140,7 +140,7 @@ async def test_whole_answers(served: Served) -> None:
 
 
 async def test_streams(served: Served) -> None:
-    """Pieces add up to the whole; the last one has the usage."""
+    """The texts of the pieces add up to the whole text. Only the last piece has the usage."""
     async with connect(served) as client, client.chat_stream("tiny", USER) as stream:
         pieces = [piece async for piece in stream]
     others = await blocking(served, lambda other: list(other.generate_stream("tiny", "Hello")))
@@ -149,8 +149,8 @@ async def test_streams(served: Served) -> None:
         assert found[-1].usage is not None and all(piece.usage is None for piece in found[:-1])
 
 
-async def test_tools_reach_the_mesh_and_calls_come_back(served: Served) -> None:
-    """Messages and tools in OpenAI's shape; a schema keeps its whole numbers and the order of its keys."""
+async def test_tools_reach_the_mesh_and_calls_are_returned(served: Served) -> None:
+    """Messages and tools have OpenAI's format. A schema keeps its integers and the order of its keys."""
     call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}\n</tool_call>'
     served.mesh.answer = lambda _: tokens_of(served.text, call)
     made = {"id": "c1", "function": {"name": "get_weather", "arguments": '{"days": 1}'}}
@@ -176,8 +176,8 @@ async def test_tools_reach_the_mesh_and_calls_come_back(served: Served) -> None:
         assert [each.reason for each in answer.choices[0].warnings] == ["tool_call_malformed", "tool_call_truncated"]
 
 
-async def test_tokens_and_models(served: Served) -> None:
-    """There and back, of a text and of a conversation."""
+async def test_tokenize_detokenize_and_models(served: Served) -> None:
+    """Texts and conversations survive tokenizing and detokenizing."""
     async with connect(served) as client:
         token_ids = await client.tokenize("tiny", TEXT)
         assert await client.detokenize("tiny", token_ids) == TEXT
@@ -194,8 +194,8 @@ async def test_tokens_and_models(served: Served) -> None:
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
-async def test_a_server_that_sheds_is_asked_again(served: Served, is_blocking: bool) -> None:
-    """After what its RetryInfo says, not before; the answer is whole and came once."""
+async def test_a_rejected_request_is_retried(served: Served, is_blocking: bool) -> None:
+    """The client retries after the delay in RetryInfo, not earlier. The mesh places the request once."""
     shed = OverloadedError("full", reason="queue_full", retry_after_s=0.2)
     served.mesh.faults = Faults(place=[shed, shed])
     began_s = time.monotonic()
@@ -216,8 +216,8 @@ async def generated(served: Served, settings: ClientSettings, is_blocking: bool)
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
-async def test_tries_are_bounded(served: Served, is_blocking: bool) -> None:
-    """By number, by the longest pause, by the deadline; what is wrong with the request is not tried again."""
+async def test_retries_are_bounded(served: Served, is_blocking: bool) -> None:
+    """The number of attempts, the longest pause and the deadline limit retries. An error of the request itself is not retried."""
     cases: list[tuple[list[MeshError], type[MeshError], ClientSettings, int]] = [
         ([OverloadedError("full", retry_after_s=0.01)] * 5, OverloadedError, QUICK, 3),
         ([OverloadedError("full", retry_after_s=60.0)] * 5, OverloadedError, QUICK, 1),
@@ -233,8 +233,8 @@ async def test_tries_are_bounded(served: Served, is_blocking: bool) -> None:
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
-async def test_what_was_shown_is_not_asked_for_again(served: Served, is_blocking: bool) -> None:
-    """A stream that breaks half-way raises LostError after what came."""
+async def test_a_stream_is_not_retried_after_its_first_piece(served: Served, is_blocking: bool) -> None:
+    """A stream that breaks after some pieces raises LostError."""
     served.mesh.faults = cut_off(3)
     seen: list[str] = []
 
@@ -258,8 +258,8 @@ async def until_idle(served: Served) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_streams_can_be_left_and_cancelled(served: Served) -> None:
-    """Leaving one stops the request on the workers; so does cancel, from another task or thread, also in a pause."""
+async def test_streams_can_be_closed_and_cancelled(served: Served) -> None:
+    """Closing a stream stops the request on the workers. So does cancelling it from another task or thread."""
     served.mesh.answer = lambda _: [50] * 400
     served.mesh.step_s = 0.005
     sampling = SamplingParams(max_tokens=400)
@@ -295,7 +295,7 @@ async def test_streams_can_be_left_and_cancelled(served: Served) -> None:
 
 
 async def test_a_cancel_ends_a_pause(served: Served) -> None:
-    """A stream of the blocking client that waits for its next try ends when another thread cancels it, not when the pause does."""
+    """A stream of the blocking client that pauses before a retry ends as soon as another thread cancels it."""
     pause_s = 10 * PATIENCE_S
     settings = ClientSettings(
         retry=RetryPolicy(attempts_max=3, pause_s=0.01, pause_s_max=pause_s), timeout_s=2 * pause_s
@@ -313,13 +313,13 @@ async def test_a_cancel_ends_a_pause(served: Served) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while shed.place or served.pipeline.in_flight:
             await asyncio.sleep(0.005)
-        await asyncio.sleep(0.2)  # The refusal's way to the client. A cancel before it comes passes too.
+        await asyncio.sleep(0.2)  # Lets the error arrive. The test also passes if the cancellation comes first.
         streams[0].cancel()
         await reading
 
 
 async def test_deadlines(served: Served) -> None:
-    """The call's own, over all tries."""
+    """A call ends with DeadlineError after its own timeout."""
     served.mesh.answer = lambda _: [50] * 400
     served.mesh.step_s = 0.02
     with pytest.raises(DeadlineError):
@@ -330,8 +330,8 @@ async def test_deadlines(served: Served) -> None:
     await until_idle(served)
 
 
-async def test_a_server_that_is_not_there() -> None:
-    """UnavailableError after the tries, in bounded time."""
+async def test_an_unreachable_server() -> None:
+    """The call fails with UnavailableError after a bounded number of attempts."""
     settings = ClientSettings(retry=RetryPolicy(attempts_max=2, pause_s=0.01), timeout_s=5.0)
     async with AsyncClient("127.0.0.1:1", settings) as client:
         with pytest.raises(UnavailableError):
@@ -339,7 +339,7 @@ async def test_a_server_that_is_not_there() -> None:
 
 
 async def test_keys_and_encryption(model: ServedModel, tmp_path: Path) -> None:
-    """The key goes with every call and is not shown; TLS trusts the authority that it is given."""
+    """Each call has the key, which `repr` hides. TLS uses the configured certificate authority."""
     keys = tmp_path / "keys.json"
     keys.write_text(json.dumps({"keys": [{"tenant": "acme", "key_sha256": hash_of("good"), "models": ["other"]}]}))
     authority = Authority(tmp_path / "authority", "test-authority")
