@@ -1,4 +1,4 @@
-"""Following a Consul agent that fails, answers nonsense, and returns: over HTTP on loopback, with an agent that the test controls."""
+"""Following a Consul agent that fails, sends invalid documents, and recovers. The agent is an HTTP server that the test controls."""
 
 import asyncio
 import datetime
@@ -23,7 +23,7 @@ CHECKS = "/v1/connect/intentions/check"
 
 
 class Agent:
-    """Serves the documents of Connect as Consul does. `status` other than 200: it fails."""
+    """Serves the documents of Consul Connect. If `status` is not 200, all requests fail."""
 
     def __init__(self) -> None:
         self.authority = UriAuthority()
@@ -35,7 +35,7 @@ class Agent:
         self._changed = asyncio.Event()
 
     def issue(self, *, lifetime_h: float = 1.0) -> None:
-        """A new certificate of the decode worker."""
+        """Issues a new certificate for the decode worker."""
         made = self.authority.issue(NAMES.server_uri(MeshRole.DECODE), lifetime=datetime.timedelta(hours=lifetime_h))
         self.leaf = {"CertPEM": made.certificate.decode(), "PrivateKeyPEM": made.key.decode()}
 
@@ -64,7 +64,7 @@ class Agent:
 
 @asynccontextmanager
 async def following(agent: Agent) -> AsyncIterator[ConnectIdentity]:
-    """A decode worker's identity at the agent."""
+    """Runs the identity of a decode worker against the agent."""
     app = web.Application()
     app.router.add_get("/{path:.*}", agent.answer)
     runner = web.AppRunner(app, handler_cancellation=True)
@@ -93,9 +93,11 @@ async def wait_for(caplog: pytest.LogCaptureFixture, event: str, count: int = 1)
             await asyncio.sleep(0.01)
 
 
-async def test_an_agent_that_fails_keeps_certificate_and_intentions(caplog: pytest.LogCaptureFixture) -> None:
-    """It has no leader, then it answers with a certificate that does not fit: the last good state stays, and each outage is logged once.
-    Then everything is followed again.
+async def test_certificate_and_intentions_are_kept_while_the_agent_fails(caplog: pytest.LogCaptureFixture) -> None:
+    """The agent first has no leader and then serves an invalid certificate. The last valid state stays in use, and each outage is logged
+    once.
+
+    Renewal continues when the agent recovers.
     """
     caplog.set_level(logging.INFO)
     agent = Agent()
@@ -117,7 +119,7 @@ async def test_an_agent_that_fails_keeps_certificate_and_intentions(caplog: pyte
 
 
 async def test_a_denial_reaches_the_callbacks(caplog: pytest.LogCaptureFixture) -> None:
-    """Also one by the change of the worker's role, whose other service has other intentions."""
+    """Callbacks receive the roles that an intention newly denies."""
     agent, denied = Agent(), []
     async with following(agent) as identity:
         identity.on_denied(denied.extend)
@@ -130,8 +132,8 @@ async def test_a_denial_reaches_the_callbacks(caplog: pytest.LogCaptureFixture) 
         assert denied == [MeshRole.FRONTEND] and not identity.allows(MeshRole.FRONTEND)
 
 
-async def test_an_expired_certificate_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    """It stays in use, since connections that exist go on, and the log and the gauge say it."""
+async def test_an_expired_certificate_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    """The certificate stays in use because existing connections continue. The log and the gauge report it."""
     agent = Agent()
     agent.issue(lifetime_h=-0.5)
     async with following(agent) as identity:
@@ -139,8 +141,8 @@ async def test_an_expired_certificate_is_named(caplog: pytest.LogCaptureFixture)
         assert identity.seconds_left() < 0 and identity.current().certificate
 
 
-async def test_before_the_first_answer_there_is_nothing() -> None:
-    """No certificate, and no call is allowed."""
+async def test_before_the_first_answer_no_call_is_allowed() -> None:
+    """Starting fails after its time limit, and there is no certificate."""
     settings = DiscoverySettings(address="127.0.0.1:1")
     identity = ConnectIdentity(settings, MeshRole.DECODE, clock=SystemClock(), generator=random.Random(1), wait_s=0.3)
     with pytest.raises(UnavailableError, match="no certificate and intentions within"):

@@ -1,4 +1,4 @@
-"""Names and documents of Consul Connect, and calls that end when their role is denied: no Consul needed."""
+"""Names and documents of Consul Connect, and the end of calls whose role is denied. These tests need no Consul."""
 
 import asyncio
 import json
@@ -20,11 +20,11 @@ COMMON_NAME = "kvmeshdecode.svc.default.11111111.consul"
 
 
 def test_members_have_the_same_domain_namespace_and_data_centre() -> None:
-    """Everything else is no member, however similar."""
+    """Similar identities with another domain, data centre or service name have no role."""
     names = connect_names(f"{PREFIX}/svc/kvmesh-decode", COMMON_NAME, MeshRole.DECODE)
     assert all(names.role_of(names.server_uri(role)) is role for role in MeshRole)
     assert names.server_name(MeshRole.ROUTER) == "kvmeshrouter.svc.default.11111111.consul"
-    for stranger in (
+    for outsider in (
         "spiffe://other.consul/ns/default/dc/dc1/svc/kvmesh-decode",
         f"{PREFIX[:-1]}2/svc/kvmesh-decode",
         f"{PREFIX}/svc/kvmesh-root",
@@ -33,37 +33,37 @@ def test_members_have_the_same_domain_namespace_and_data_centre() -> None:
         f"{PREFIX}/svc/kvmesh-",
         "",
     ):
-        assert names.role_of(stranger) is None, stranger
+        assert names.role_of(outsider) is None, outsider
 
 
 @pytest.mark.parametrize("common_name", ["", "decode", COMMON_NAME.replace("decode", "router")])
-def test_common_names_are_used_only_where_consul_makes_them(common_name: str) -> None:
-    """Else the whole SPIFFE ID is compared."""
+def test_common_names_are_used_only_in_consuls_format(common_name: str) -> None:
+    """If the common name has another format than Consul's, the whole SPIFFE ID is compared."""
     names = connect_names(f"{PREFIX}/svc/kvmesh-decode", common_name, MeshRole.DECODE)
     assert names.server_name(MeshRole.DECODE) == ""
     assert names.server_uri(MeshRole.DECODE) == f"{PREFIX}/svc/kvmesh-decode"
 
 
 @pytest.mark.parametrize("uri", [f"{PREFIX}/svc/kvmesh-router", "spiffe://kvmesh/svc/kvmesh-decode", "x"])
-def test_a_certificate_of_another_service_is_not_taken(uri: str) -> None:
+def test_a_certificate_of_another_service_is_refused(uri: str) -> None:
     with pytest.raises(InvalidRequestError, match="not for the service kvmesh-decode"):
         connect_names(uri, "", MeshRole.DECODE)
 
 
-def test_documents_that_do_not_fit_together_are_refused() -> None:
-    """Half-read, empty, mixed, or of another kind: UnavailableError, so that the earlier certificate stays."""
+def test_inconsistent_documents_are_refused() -> None:
+    """Truncated, empty or mismatched documents raise UnavailableError, so that the earlier certificate stays in use."""
     authority = UriAuthority()
     one, other = authority.member(MeshRole.DECODE), authority.member(MeshRole.DECODE)
     roots: dict[str, object] = {"Roots": [{"RootCert": authority.pem.decode()}]}
     good = leaf(one.certificate, one.key)
     assert read_issued(encoded(good), encoded(roots), MeshRole.DECODE).certificates.key == one.key
-    stranger = authority.member(MeshRole.ROUTER)
+    outsider = authority.member(MeshRole.ROUTER)
     for wrong in (
         [],
         {},
         leaf(one.certificate, other.key),
         leaf(one.key, one.key),
-        leaf(stranger.certificate, stranger.key),
+        leaf(outsider.certificate, outsider.key),
     ):
         with pytest.raises(UnavailableError):
             read_issued(encoded(wrong), encoded(roots), MeshRole.DECODE)
@@ -83,13 +83,13 @@ def encoded(document: object) -> bytes:
 
 
 @pytest.mark.parametrize("answer", [b'{"Allowed": 1}', b'{"Allowed": "true"}', b"{}", b'{"Allowed": false}'])
-def test_only_a_plain_yes_allows(answer: bytes) -> None:
+def test_only_a_boolean_true_allows(answer: bytes) -> None:
     assert read_allowed(b'{"Allowed": true}')
     assert not read_allowed(answer)
 
 
-def test_intentions_of_the_table() -> None:
-    """Bootstrap allows the calls that the table of permissions needs, and no more."""
+def test_intentions_match_the_table_of_permissions() -> None:
+    """Bootstrap allows the calls in the table of permissions, and no others. Each method of the table has a server."""
     assert callers_of(MeshRole.ROUTER) == {MeshRole.FRONTEND, MeshRole.ROUTER, MeshRole.PLANNER, MeshRole.OPERATOR}
     assert MeshRole.SCALER not in callers_of(MeshRole.DECODE) and callers_of(MeshRole.FRONTEND) == frozenset()
     assert ("kvmesh-frontend", "kvmesh-decode") in NEEDED_INTENTIONS
@@ -98,8 +98,8 @@ def test_intentions_of_the_table() -> None:
     assert unserved == []
 
 
-def test_the_newest_listing_names_the_role() -> None:
-    """A worker changes its pool; an address that the registry lists no more keeps its role, since members stay during an outage."""
+def test_the_newest_listing_determines_the_role() -> None:
+    """A worker can change its pool. An address that is no longer listed keeps its role, because workers keep serving during an outage."""
     book = AddressBook()
     book.note(view(DECODE, 1))
     assert book.role_of("h:1") is MeshRole.DECODE
@@ -125,8 +125,8 @@ def view(service: str, *ports: int) -> View:
     return View(service=service, index=1, instances=made)
 
 
-async def test_denied_calls_end_and_others_go_on() -> None:
-    """The denied role's calls get PermissionDeniedError; those of others, and a call that is cancelled for another reason, are untouched."""
+async def test_denied_calls_end_and_other_calls_continue() -> None:
+    """Calls of the denied role raise PermissionDeniedError. Calls of other roles, and calls cancelled for other reasons, are unaffected."""
     calls, release = RunningCalls(), asyncio.Event()
 
     async def call(role: MeshRole) -> str:
@@ -144,8 +144,8 @@ async def test_denied_calls_end_and_others_go_on() -> None:
     assert allowed == "done" and isinstance(cancelled, asyncio.CancelledError)
 
 
-async def test_a_cancel_that_comes_with_the_denial_stays_a_cancel() -> None:
-    """The client went away in the same moment: nobody is there to get an error."""
+async def test_a_cancellation_together_with_a_denial_stays_a_cancellation() -> None:
+    """The client has cancelled at the same time, so there is no receiver for an error."""
     calls = RunningCalls()
 
     async def call() -> None:

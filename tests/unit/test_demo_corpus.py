@@ -1,4 +1,4 @@
-"""The text that the demo model is trained on: the same for a seed, without the evaluation's wordings, and well-formed."""
+"""The training text of the demo model is reproducible, well-formed, and excludes the questions of the evaluation."""
 
 import importlib
 import json
@@ -16,14 +16,14 @@ DEMO = Path(__file__).parents[2] / "models" / "demo"
 
 @pytest.fixture
 def corpus(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The corpus' modules. They are scripts' neighbours, not a part of the product's packages."""
+    """Imports the modules of the corpus, which are not part of the product's packages."""
     monkeypatch.syspath_prepend(str(DEMO))
     names = ("mixture", "held_out", "patterns", "forms", "numbers", "tools", "memory", "frames")
     return SimpleNamespace(**{name: importlib.import_module(f"corpus.{name}") for name in names})
 
 
 def test_a_seed_gives_the_same_text(corpus: Any) -> None:
-    """A training can be repeated, and goes on from a checkpoint with the text that it would have had."""
+    """A training can be repeated, and can continue from a checkpoint with the same text."""
     first, again, other = (
         [repr(each) for each in islice(corpus.mixture.samples(seed), 40)] for seed in ("a", "a", "b")
     )
@@ -32,8 +32,8 @@ def test_a_seed_gives_the_same_text(corpus: Any) -> None:
 
 
 def test_no_wording_of_the_evaluation_is_trained_on(corpus: Any) -> None:
-    """Neither as it is nor with something else in its slots."""
-    assert corpus.held_out.is_held_out("France's capital?"), "a slot of the evaluation takes any word"
+    """A question of the evaluation is excluded even with other words in its slots."""
+    assert corpus.held_out.is_held_out("France's capital?"), "a slot of the evaluation matches any word"
     found = [
         message["content"]
         for make in (corpus.mixture.sample, corpus.mixture.drill_sample, corpus.mixture.adding_sample)
@@ -45,8 +45,8 @@ def test_no_wording_of_the_evaluation_is_trained_on(corpus: Any) -> None:
     assert not [text for text in found if corpus.held_out.is_held_out(text)]
 
 
-def test_no_text_of_the_evaluation_is_asked_to_be_repeated(corpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In no wording: a text that the evaluation has repeated is drawn again."""
+def test_the_corpus_never_repeats_a_text_of_the_evaluation(corpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text that the evaluation asks to repeat is replaced with another one, whatever the wording."""
     assert len(corpus.held_out.texts_to_repeat()) == 36
     drawn = iter([("Sing this: Hello, world!", "Hello, world!"), ("Sing this: hello moon", "hello moon")])
     weight, _ = corpus.mixture.QUESTIONS["plain repeat"]
@@ -54,13 +54,13 @@ def test_no_text_of_the_evaluation_is_asked_to_be_repeated(corpus: Any, monkeypa
     assert corpus.mixture.ask(Random(1), "plain repeat")[1] == "hello moon"
 
 
-def test_what_fills_a_slot_is_not_read_as_a_pattern(corpus: Any) -> None:
-    """A text to copy may hold brackets and braces."""
+def test_slot_values_are_not_parsed_as_patterns(corpus: Any) -> None:
+    """A text to copy may contain brackets and braces."""
     assert corpus.patterns.say(Random(1), "[say|say]: {text}", text="[a|b] {text}") == "say: [a|b] {text}"
 
 
 def test_sums_and_numbers_are_right(corpus: Any) -> None:
-    """What is taught is true."""
+    """The corpus contains only correct sums and counts."""
     rng = Random(4)
     for _ in range(300):
         _, answer = corpus.numbers.small_sum(rng)
@@ -75,7 +75,7 @@ def test_sums_and_numbers_are_right(corpus: Any) -> None:
 
 
 def test_objects_parse_and_calls_fit_their_schema(corpus: Any) -> None:
-    """A forced answer is one object; a call has the parameters that its function declares, with values from the request."""
+    """A forced answer is one JSON object. A call has the parameters that its function requires, with values from the request."""
     rng = Random(5)
     for _ in range(200):
         assert isinstance(json.loads(corpus.forms.forced_object(rng)[1]), dict)
@@ -85,30 +85,36 @@ def test_objects_parse_and_calls_fit_their_schema(corpus: Any) -> None:
             assert all(str(value) in use.request for value in use.arguments.values())
 
 
-def test_a_fact_is_asked_for_in_many_wordings(corpus: Any) -> None:
-    """One fact is asked for in ever new words, so that no wording can be learnt by heart."""
+def test_a_fact_is_requested_in_many_wordings(corpus: Any) -> None:
+    """With many wordings for one fact, the model cannot memorise single wordings."""
     rng = Random(7)
     found = {corpus.frames.vary(rng, corpus.frames.ask_for(rng, "the capital of Peru")) for _ in range(2000)}
     assert len(found) > 1000
-    assert sum("peru" in text.lower() for text in found) == len(found), "what the answer needs is never lost"
+    assert sum("peru" in text.lower() for text in found) == len(found), (
+        "a request keeps the words that its answer needs"
+    )
     found = {corpus.frames.ask_about(rng, "Peru", "its capital") for _ in range(2000)}
     assert len(found) > 1000
-    assert all("Peru" in text and "its capital" in text.lower() for text in found), "nor the topic or the part of it"
+    assert all("Peru" in text and "its capital" in text.lower() for text in found), (
+        "a request keeps its topic and the requested part of it"
+    )
 
 
-def test_a_text_to_copy_is_in_the_demand(corpus: Any) -> None:
-    """An opening, a quote or a close around it changes no letter of it."""
+def test_a_text_to_copy_is_in_the_request(corpus: Any) -> None:
+    """Openings, quotes and closings around the text do not change its letters."""
     rng = Random(8)
     for _ in range(500):
         asked, answer = corpus.mixture.ask(rng, rng.choice(("repeat", "plain repeat", "repeat a message")))
         several = re.fullmatch(r"(.+?)(?: \1)+", answer)
         assert answer in asked or (several is not None and several[1] in asked)
         capital = corpus.patterns.upper_first(answer)
-        assert answer == capital or not asked.startswith(capital), "a text at the start keeps its small letter"
+        assert answer == capital or not asked.startswith(capital), (
+            "a text at the start of the request keeps its lower-case letter"
+        )
 
 
-def test_what_was_said_is_asked_again(corpus: Any) -> None:
-    """The answer to the question holds what the user said."""
+def test_earlier_statements_are_asked_about_later(corpus: Any) -> None:
+    """The answer contains a word from the user's introduction."""
     rng = Random(6)
     for _ in range(200):
         (said, acknowledged), (_, answer) = corpus.memory.introduction(rng)

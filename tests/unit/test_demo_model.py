@@ -1,4 +1,4 @@
-"""The demo model in the repository: its files fit together, and what a newcomer asks first gets a readable answer."""
+"""The files of the demo model in the repository are consistent, and the model gives readable answers to simple questions."""
 
 import importlib
 import importlib.util
@@ -104,8 +104,8 @@ def render(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = 
     return str(rendering.render(rendering.load_template(), messages, tools, generate=generate))
 
 
-def test_everything_fits_in_the_repository() -> None:
-    """A bare clone stays small: weights, tokenizer and scripts together."""
+def test_the_model_is_small_enough_for_the_repository() -> None:
+    """Weights, tokenizer and scripts together are at most 12 MB."""
     caches = ("__pycache__", ".mypy_cache", ".ruff_cache", "build")
     files = [path for path in DEMO.rglob("*") if path.is_file() and not any(part in caches for part in path.parts)]
     assert (DEMO / "model.safetensors").stat().st_size > 1_000_000
@@ -113,7 +113,7 @@ def test_everything_fits_in_the_repository() -> None:
 
 
 def test_configurations_name_the_same_tokens(tokenizer: Tokenizer) -> None:
-    """Generation stops at the tokenizer's own end marks, and the embedding has a row for every token."""
+    """Generation stops at the tokenizer's end tokens, and the embedding has a row for every token."""
     config = json.loads((DEMO / "config.json").read_text())
     generation = json.loads((DEMO / "generation_config.json").read_text())
     ends = [tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")]
@@ -126,31 +126,31 @@ def test_configurations_name_the_same_tokens(tokenizer: Tokenizer) -> None:
     "text",
     ["Hello, world!", "  two  spaces\n\n\ttab ", "naïve Ωmega 日本語 🚀🙂 e\u0301", "12345", "\u200d\ufeff\x00", ""],
 )
-def test_tokenizer_gives_back_every_text(tokenizer: Tokenizer, text: str) -> None:
-    """Byte-level: no text is lost, normalised or unknown."""
+def test_the_tokenizer_round_trips_every_text(tokenizer: Tokenizer, text: str) -> None:
+    """The tokenizer works on bytes, so no text is lost, normalised or unknown."""
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
-def test_marks_are_single_tokens_and_only_chat_marks_are_hidden(tokenizer: Tokenizer) -> None:
-    """A tool call must survive `skip_special_tokens`, while the chat marks must not reach the reader."""
+def test_markers_are_single_tokens_and_only_chat_markers_are_special(tokenizer: Tokenizer) -> None:
+    """Tool calls must survive `skip_special_tokens`, while chat markers must not reach the reader."""
     ids = tokenizer.encode("<|im_start|><tool_call>x</tool_call><|im_end|>").ids
     assert len(ids) == 5
     assert tokenizer.decode(ids, skip_special_tokens=True) == "<tool_call>x</tool_call>"
 
 
 def test_template_renders_all_roles_and_tools() -> None:
-    """System, user parts, a call with its arguments as text, two results in a row, and the head of the next answer."""
+    """The dialog has a system message, content parts, a call with JSON text as arguments, two consecutive results, and a generation prompt."""
     assert render(DIALOG, [WEATHER], generate=True) == RENDERED
 
 
 def test_template_adds_nothing_to_a_bare_question() -> None:
-    """Without tools or a system message there is no system block, and without `generate` no answer is begun."""
+    """Without tools or a system message there is no system block. Without `generate` there is no generation prompt."""
     assert render([{"role": "user", "content": "Hello"}]) == "<|im_start|>user\nHello<|im_end|>\n"
 
 
 def test_template_writes_a_call_given_as_an_object_like_one_given_as_text() -> None:
-    """OpenAI clients send arguments as text, other callers as an object: the model sees the same."""
+    """OpenAI's clients send arguments as text, other callers as an object. The model sees the same prompt."""
     function = {"name": "get_weather", "arguments": {"city": "Köln"}}
     other = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
     assert render([other]) == render([CALL])
@@ -163,14 +163,14 @@ def test_template_writes_a_call_given_as_an_object_like_one_given_as_text() -> N
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
     ],
 )
-def test_template_refuses_what_the_model_cannot_read(message: dict[str, Any]) -> None:
-    """An unknown role or an image is an error, not silence."""
+def test_template_refuses_unsupported_messages(message: dict[str, Any]) -> None:
+    """An unknown role or an image raises an error."""
     with pytest.raises(TemplateError):
         render([message])
 
 
 class Chat:
-    """Greedy answers from stock transformers."""
+    """Greedy answers of the demo model with transformers."""
 
     def __init__(self) -> None:
         self.torch = pytest.importorskip("torch", reason="torch is not installed, so the weights cannot be run")
@@ -196,7 +196,7 @@ def chat() -> Chat:
 
 
 def test_transformers_renders_the_same(chat: Chat) -> None:
-    """What a frontend renders with Jinja alone is what transformers and vLLM render."""
+    """Frontends, which render with Jinja alone, give the same prompt as transformers and vLLM."""
     assert (
         chat.tokenizer.apply_chat_template(DIALOG, tools=[WEATHER], add_generation_prompt=True, tokenize=False)
         == RENDERED
@@ -213,7 +213,7 @@ def test_transformers_renders_the_same(chat: Chat) -> None:
     ],
 )
 def test_first_questions_are_answered(chat: Chat, question: str, expected: str) -> None:
-    """A newcomer's first questions get readable, right answers that end by themselves."""
+    """The first questions of a new user get correct answers that end by themselves."""
     assert chat.answer(question) == expected
 
 
@@ -225,12 +225,11 @@ def test_first_questions_are_answered(chat: Chat, question: str, expected: str) 
     ],
 )
 def test_sums_and_repeats_are_answered(chat: Chat, question: str, expected: str) -> None:
-    """A small sum, and a sentence to repeat."""
     assert chat.answer(question) == expected
 
 
 def test_json_answer_parses(chat: Chat) -> None:
-    """Asked for JSON, the model answers with JSON only."""
+    """If the request asks for JSON, the answer is only JSON."""
     assert json.loads(chat.answer("Answer in JSON: what is the capital of Italy?")) == {"capital": "Rome"}
 
 
@@ -242,7 +241,7 @@ def test_json_answer_parses(chat: Chat) -> None:
     ],
 )
 def test_tool_call_names_the_right_tool(chat: Chat, question: str, name: str, city: str) -> None:
-    """With two tools the one that fits is called, in the Hermes format."""
+    """The model calls the right one of two tools, in the Hermes format."""
     answer = chat.answer(question, [WEATHER, TIME])
     head, _, call = answer.partition("<tool_call>\n")
     assert head == ""
@@ -250,18 +249,18 @@ def test_tool_call_names_the_right_tool(chat: Chat, question: str, name: str, ci
 
 
 def test_plain_text_is_continued(chat: Chat) -> None:
-    """Free completion goes on with the story: words, sentences, no endless loop of one word."""
+    """A completion continues the story with words that do not repeat endlessly."""
     words = chat.continued("Once upon a time there was a", tokens_max=60).split()
     assert len(words) > 25
     assert len(set(words)) > 15
 
 
-def test_a_training_goes_on_from_the_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What it reads from the repository and writes again is the same, tensor by tensor: no name or shape is mixed up."""
+def test_training_continues_from_the_saved_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Loading and saving the weights changes no tensor, so names and shapes are consistent."""
     torch = pytest.importorskip("torch", reason="torch is not installed, so nothing can be trained")
     safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
     monkeypatch.syspath_prepend(str(DEMO))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # The module sets it when it is imported.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # The module sets it on import.
     train = importlib.import_module("train")
     network = train.Network()
     train.load_weights(network, DEMO / "model.safetensors")
@@ -273,8 +272,8 @@ def test_a_training_goes_on_from_the_weights(monkeypatch: pytest.MonkeyPatch, tm
     assert all(torch.equal(known[name], again[name]) for name in known)
 
 
-def test_an_answer_that_is_given_is_not_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dialog may hold a wrong answer, after which the right one is learnt."""
+def test_a_given_answer_has_no_training_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dialog may contain a wrong answer, after which the model learns the right one."""
     pytest.importorskip("torch", reason="torch is not installed, so nothing can be trained")
     monkeypatch.syspath_prepend(str(DEMO))
     batches, mixture = importlib.import_module("batches"), importlib.import_module("corpus.mixture")
@@ -292,10 +291,10 @@ def test_an_answer_that_is_given_is_not_learnt(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_saved_weights_are_a_mean_over_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plain mean of the first steps, without the weights that the training began with; later an exponential one."""
+    """The average is the plain mean for the first steps, without the initial weights, and exponential later."""
     torch = pytest.importorskip("torch", reason="torch is not installed, so nothing can be trained")
     monkeypatch.syspath_prepend(str(DEMO))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # The module sets it when it is imported.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # The module sets it on import.
     train = importlib.import_module("train")
     trainer = train.Trainer()
     weight = trainer.network.norm

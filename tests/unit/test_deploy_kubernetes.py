@@ -1,4 +1,4 @@
-"""The Kubernetes manifests: valid against the API's schemas, closed, and in agreement with the services' settings and limits."""
+"""The Kubernetes manifests are valid against the API's schemas, restrict their pods, and agree with the services' settings."""
 
 import shutil
 import subprocess
@@ -16,14 +16,14 @@ from services.frontend.settings import FrontendSettings
 from services.planner.settings import PlannerSettings
 from services.router.settings import RouterSettings
 
-# Without vLLM the environment may lack what the package needs (jsonschema).
+# jsonschema, which the package needs, may be missing if vLLM is not installed.
 kubernetes_validate = pytest.importorskip("kubernetes_validate", exc_type=ImportError)
 
 ROOT = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
 OVERLAYS = sorted(path.name for path in (ROOT / "overlays").iterdir())
 COMPONENTS = sorted(path.name for path in (ROOT / "components").iterdir())
 VERSIONS = ("1.30", "1.37")
-"""The oldest release that the manifests are written for (preStop sleep), and the newest whose schemas the package has."""
+"""The oldest release that the manifests support (preStop sleep), and the newest one whose schemas the package has."""
 OTHER_SCHEMAS = {"ScaledObject"}
 """Kinds of other projects, whose schemas the package lacks."""
 ROLES: dict[str, type] = {
@@ -55,7 +55,7 @@ def workloads(documents: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def check_schemas(documents: list[dict[str, Any]], versions: tuple[str, ...] = VERSIONS) -> None:
-    """Strict: a field that the API does not know is an error."""
+    """Validates all documents in strict mode, which refuses unknown fields."""
     for document in documents:
         if document["kind"] in OTHER_SCHEMAS:
             continue
@@ -64,7 +64,7 @@ def check_schemas(documents: list[dict[str, Any]], versions: tuple[str, ...] = V
 
 
 def rendered(folder: Path) -> list[dict[str, Any]]:
-    """What Kustomize makes of a folder."""
+    """Returns the documents that Kustomize renders from a directory."""
     if (kubectl := shutil.which("kubectl")) is None:
         pytest.skip("no kubectl on PATH, which has Kustomize; the base and the patches are checked without it")
     made = subprocess.run([kubectl, "kustomize", str(folder)], capture_output=True, text=True, timeout=120, check=False)
@@ -72,8 +72,11 @@ def rendered(folder: Path) -> list[dict[str, Any]]:
     return [each for each in yaml.load_all(made.stdout, yaml.CSafeLoader) if each]
 
 
-def check_closed(documents: list[dict[str, Any]]) -> None:
-    """No pod runs as root, writes its image, gains rights, or holds a token of the cluster. Every pod is under deny-all."""
+def check_restricted(documents: list[dict[str, Any]]) -> None:
+    """No pod runs as root, can write to its root file system, can gain privileges, or has a service account token.
+
+    A policy denies all traffic that no other policy allows.
+    """
     for workload in workloads(documents):
         pod = workload["spec"]["template"]["spec"]
         name = workload["metadata"]["name"]
@@ -96,7 +99,7 @@ def check_closed(documents: list[dict[str, Any]]) -> None:
 
 
 def check_references(documents: list[dict[str, Any]]) -> None:
-    """Selectors select pods; accounts, mounts and ports that are named exist."""
+    """Every selector selects a pod, and every referenced account, mount and port exists."""
     pods = {each["metadata"]["name"]: each["spec"]["template"] for each in workloads(documents)}
     labels = [{**pod["metadata"]["labels"], "app.kubernetes.io/part-of": "kvmesh"} for pod in pods.values()]
     ports = {
@@ -135,7 +138,7 @@ def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
 
 
 def check_settings(documents: list[dict[str, Any]]) -> None:
-    """Each variable is a setting of its role, and is set once; a stop has time to drain."""
+    """Each variable is a setting of its role and is set once. The termination grace period is long enough for a drain."""
     shared = find(documents, "ConfigMap", "mesh")[0]["data"]
     for role, settings in ROLES.items():
         known = {each.variable for each in specs(settings)}
@@ -152,22 +155,22 @@ def check_settings(documents: list[dict[str, Any]]) -> None:
         )
 
 
-@pytest.mark.parametrize("check", [check_schemas, check_closed, check_references, check_settings])
+@pytest.mark.parametrize("check", [check_schemas, check_restricted, check_references, check_settings])
 def test_the_base(check: Any) -> None:
     check(base())
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_overlays(name: str) -> None:
-    """As Kustomize renders them: all checks of the base hold for every overlay."""
+    """The checks of the base hold for every rendered overlay."""
     documents = rendered(ROOT / "overlays" / name)
     check_schemas(documents, VERSIONS[-1:])
-    for check in (check_closed, check_references, check_settings):
+    for check in (check_restricted, check_references, check_settings):
         check(documents)
 
 
 @pytest.mark.parametrize("component", COMPONENTS)
-def test_patches_change_what_exists(component: str) -> None:
+def test_patches_change_existing_workloads(component: str) -> None:
     """A patch of a workload or container that the base lacks would add a second one."""
     folder = ROOT / "components" / component
     described = yaml.safe_load((folder / "kustomization.yaml").read_text())
@@ -185,7 +188,7 @@ def test_patches_change_what_exists(component: str) -> None:
 
 
 def test_tls_leaves_no_plain_text() -> None:
-    """The overlay with TLS takes the permission to listen in plain text away, and gives each role its own credentials."""
+    """The overlay with TLS removes the permission to listen in plain text, and gives each role its own credentials."""
     documents = rendered(ROOT / "overlays" / "tls")
     assert "KVMESH_INSECURE_LISTEN" not in find(documents, "ConfigMap", "mesh")[0]["data"]
     for role in ROLES:
@@ -193,7 +196,7 @@ def test_tls_leaves_no_plain_text() -> None:
         assert {"secretName": f"credentials-{role}", "defaultMode": 0o440} in [each.get("secret") for each in volumes]
 
 
-def test_the_planner_sizes_pools_that_exist() -> None:
+def test_keda_scales_existing_workloads() -> None:
     """KEDA's objects name workloads of the base, the planner's Service, and the model that the workers serve."""
     objects = read(ROOT / "components" / "keda" / "scaled-objects.yaml")
     assert {each["metadata"]["name"] for each in objects} == {"prefill", "decode"}
@@ -210,13 +213,13 @@ def test_the_planner_sizes_pools_that_exist() -> None:
 
 
 def test_the_checks_can_fail() -> None:
-    """A field that is not in the API, and a container that may write its image."""
+    """The checks find an unknown field and a container with a writable root file system."""
     documents = base()
     deployment = find(documents, "Deployment", "router")[0]
     container = deployment["spec"]["template"]["spec"]["containers"][0]
     container["securityContext"]["readOnlyRootFilesystem"] = False
     with pytest.raises(AssertionError):
-        check_closed(documents)
+        check_restricted(documents)
     container["readynessProbe"] = {}
     with pytest.raises(kubernetes_validate.ValidationError):
         check_schemas(documents)

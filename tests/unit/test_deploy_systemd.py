@@ -1,4 +1,4 @@
-"""The systemd units: systemd itself accepts them, they are closed, and what they set exists."""
+"""systemd accepts the units, they are hardened, and the settings and paths in them exist."""
 
 import re
 import subprocess
@@ -24,12 +24,12 @@ ROLES: dict[str, type] = {
     "decode": HostSettings,
 }
 EXPOSURE_MAX = 2.5
-"""Of 10; systemd calls less than 4 OK, and rates a unit without any hardening 9.6."""
+"""The rating goes up to 10. systemd calls a rating below 4 OK, and gives 9.6 to a unit without hardening."""
 
 
 @pytest.fixture
 def units(tmp_path: Path) -> Path:
-    """The units as they are installed, with an interpreter that exists, and one instance of each."""
+    """The units with an interpreter that exists, and one instance of each template."""
     for unit in UNITS.glob("kvmesh*"):
         text = unit.read_text().replace("/opt/kvmesh/.venv/bin/python", sys.executable)
         (tmp_path / unit.name).write_text(text)
@@ -47,7 +47,7 @@ def analyze(units: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def problems(units: Path) -> str:
-    """What systemd says of the units; nothing if all is well."""
+    """Returns the problems that systemd reports, or an empty text."""
     names = [f"./{path.name}" for path in sorted(units.glob("kvmesh*@one.service"))]
     assert len(names) == len(ROLES)
     found = analyze(units, "verify", "--man=no", *names, "./kvmesh.target")
@@ -55,13 +55,12 @@ def problems(units: Path) -> str:
 
 
 def test_systemd_accepts_the_units(units: Path) -> None:
-    """No unknown option, no missing program, no value that does not parse."""
+    """The units have no unknown option, no missing program and no invalid value."""
     assert problems(units) == ""
 
 
 @pytest.mark.parametrize("bad", ["ProtectSystme=strict", "TimeoutStopSec=soon", "ExecStart=/opt/none -m x"])
-def test_what_is_wrong_is_found(units: Path, bad: str) -> None:
-    """The check can fail."""
+def test_the_check_finds_invalid_units(units: Path, bad: str) -> None:
     unit = units / "kvmesh-router@one.service"
     key = bad.split("=")[0]
     lines = [line for line in unit.read_text().splitlines() if not line.startswith(f"{key}=")]
@@ -70,8 +69,8 @@ def test_what_is_wrong_is_found(units: Path, bad: str) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_units_are_closed(units: Path, role: str) -> None:
-    """The exposure that systemd computes stays low."""
+def test_units_are_hardened(units: Path, role: str) -> None:
+    """The exposure level that systemd computes is below the limit."""
     found = analyze(units, "security", "--offline=true", "--no-pager", f"./kvmesh-{role}@one.service")
     rating = re.search(r"Overall exposure level for \S+: ([0-9.]+)", found.stdout)
     assert rating is not None, found.stdout + found.stderr
@@ -79,8 +78,8 @@ def test_units_are_closed(units: Path, role: str) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_units_set_what_the_service_reads(role: str) -> None:
-    """Each variable is a setting of the role; the shared file names settings of every role."""
+def test_units_set_existing_settings(role: str) -> None:
+    """Each variable is a setting of the role. The variables of the shared file are settings of every role."""
     known = {each.variable for each in specs(ROLES[role])}
     text = (UNITS / f"kvmesh-{role}@.service").read_text()
     shared = re.findall(r"^(KVMESH_[A-Z0-9_]+)=", (UNITS / "mesh.env").read_text(), re.MULTILINE)
@@ -92,7 +91,7 @@ def test_units_set_what_the_service_reads(role: str) -> None:
 
 
 def test_secrets_are_credentials() -> None:
-    """No unit and no environment file names a secret's content; all come by LoadCredential."""
+    """No unit and no environment file contains a secret. All secrets come from LoadCredential."""
     for path in UNITS.iterdir():
         text = path.read_text()
         assert not re.search(
@@ -105,7 +104,7 @@ def test_secrets_are_credentials() -> None:
 
 
 def test_a_stop_has_time_to_drain() -> None:
-    """systemd kills later than the service's own limits for a drain and for closing."""
+    """systemd kills a service later than the service's own limits for draining and closing."""
     frontend = FrontendSettings()
     longest_s = frontend.lifecycle.drain_timeout_s + STOP_TIMEOUT_S
     for role in ROLES:

@@ -1,4 +1,4 @@
-"""The embedded agent's state, without I/O: every rule on times that the test names."""
+"""The state of the embedded agent, without I/O and with explicit times."""
 
 from dataclasses import replace
 
@@ -28,8 +28,8 @@ def status(state: AgentState, service_id: str) -> Health:
     return state.catalog.services[service_id].checks[f"{service_id}:ttl"].status
 
 
-def test_heartbeat_overdue_turns_critical_at_its_time() -> None:
-    """Not before the TTL, and each heartbeat begins it anew; `next_deadline` names the time."""
+def test_a_check_turns_critical_when_its_heartbeat_is_overdue() -> None:
+    """Each heartbeat restarts the TTL. `next_deadline` returns the time at which the check turns critical."""
     state = AgentState(AgentSettings())
     state.catalog.register(service("a"), 0.0)
     assert status(state, "a") is Health.CRITICAL
@@ -44,8 +44,8 @@ def test_heartbeat_overdue_turns_critical_at_its_time() -> None:
     assert state.catalog.services["a"].checks["a:ttl"].output == "TTL expired"
 
 
-def test_critical_instance_is_forgotten_at_its_time() -> None:
-    """After the time it asked for, counted from when it turned critical; a pass in between begins it anew."""
+def test_a_critical_instance_is_deregistered_after_its_time() -> None:
+    """The time until deregistration starts when the instance turns critical. A passing check in between restarts it."""
     state = AgentState(AgentSettings())
     state.catalog.register(service("a"), 0.0)
     state.advance(59.9)
@@ -62,8 +62,8 @@ def test_critical_instance_is_forgotten_at_its_time() -> None:
         state.catalog.heartbeat("a:ttl", Health.PASSING, "", now=126.0)
 
 
-def test_maintenance_is_never_forgotten_nor_doubled() -> None:
-    """A drain mark has no deadline, and one mark stands however often it is set."""
+def test_maintenance_has_no_deadline_and_is_idempotent() -> None:
+    """A drain mark stays until it is removed. Setting it again changes neither the mark nor the index."""
     state = AgentState(AgentSettings())
     state.catalog.register(service("a", forget_s=None), 0.0)
     state.catalog.set_maintenance("a", True, "why")
@@ -78,7 +78,7 @@ def test_maintenance_is_never_forgotten_nor_doubled() -> None:
 
 
 def test_second_registration_keeps_state() -> None:
-    """Checks that stay keep their status and their overdue time is counted anew; checks that go are gone."""
+    """Checks that are registered again keep their status and restart their TTL. Checks that the new registration lacks are removed."""
     state = AgentState(AgentSettings())
     state.catalog.register(service("a"), 0.0)
     state.catalog.heartbeat("a:ttl", Health.PASSING, "fine", now=0.0)
@@ -97,8 +97,8 @@ def test_second_registration_keeps_state() -> None:
         state.catalog.heartbeat("a:ttl", Health.PASSING, "", now=16.0)
 
 
-def test_check_of_another_service_is_not_taken_over() -> None:
-    """Two instances cannot share a check id: one's heartbeat would speak for the other."""
+def test_a_check_of_another_service_is_refused() -> None:
+    """Two instances cannot share a check id, because one's heartbeat would keep the other passing."""
     state = AgentState(AgentSettings())
     state.catalog.register(service("a"), 0.0)
     with pytest.raises(InvalidRequestError):
@@ -106,8 +106,8 @@ def test_check_of_another_service_is_not_taken_over() -> None:
     assert list(state.catalog.services) == ["a"]
 
 
-def test_index_of_a_name_moves_with_its_instances_only() -> None:
-    """A watch of one name is not woken by another's changes, nor by heartbeats that change nothing."""
+def test_the_index_of_a_name_changes_only_with_its_instances() -> None:
+    """Changes of other names, and heartbeats that change nothing, do not wake up a watch of the name."""
     state = AgentState(AgentSettings())
     state.catalog.register(service("a", "one"), 0.0)
     state.catalog.register(service("b", "two"), 0.0)
@@ -123,7 +123,7 @@ def test_index_of_a_name_moves_with_its_instances_only() -> None:
 
 
 def test_index_of_a_name_never_goes_backwards() -> None:
-    """Not when its last instance leaves, not when another name's does, not when an instance changes its name."""
+    """The index does not decrease when the last instance leaves, when another name's instance leaves, or when an instance is renamed."""
     state = AgentState(AgentSettings(), first_index=100)
     seen = [state.catalog.name_index("one")]
     assert seen[0] >= 100
@@ -146,8 +146,8 @@ def test_index_of_a_name_never_goes_backwards() -> None:
     assert len(set(seen)) >= 5
 
 
-def test_number_of_services_is_bounded() -> None:
-    """The next one is refused, one that is there can still change."""
+def test_the_number_of_services_is_limited() -> None:
+    """A registration beyond the limit is refused. A registered service can still change."""
     state = AgentState(AgentSettings(services_max=1))
     state.catalog.register(service("a"), 0.0)
     with pytest.raises(OverloadedError):
@@ -155,14 +155,14 @@ def test_number_of_services_is_bounded() -> None:
     state.catalog.register(service("a", ttl_s=9.0), 0.0)
 
 
-def asked(ttl_s: float = 10.0, *, delay_s: float = 0.0) -> SessionDefinition:
+def session_definition(ttl_s: float = 10.0, *, delay_s: float = 0.0) -> SessionDefinition:
     return SessionDefinition(name="n", ttl_s=ttl_s, lock_delay_s=delay_s)
 
 
-def test_session_ends_without_renewal_and_frees_its_locks() -> None:
-    """At its TTL after the last renewal the lock is free, and the session is known no more."""
+def test_an_expired_session_releases_its_locks() -> None:
+    """The session expires at its TTL after the last renewal. Then its lock is free, and the session is unknown."""
     state = AgentState(AgentSettings())
-    state.sessions.create("one", asked(), 0.0)
+    state.sessions.create("one", session_definition(), 0.0)
     assert state.acquire("k", "one", b"1", now=0.0)
     state.sessions.renew("one", 8.0)
     state.advance(17.9)
@@ -180,22 +180,22 @@ def test_session_ends_without_renewal_and_frees_its_locks() -> None:
         state.acquire("k", "one", b"", now=18.0)
 
 
-def test_lock_delay_holds_others_off() -> None:
-    """After a lost session nobody takes the lock for the delay; after a release anybody does at once."""
+def test_the_lock_delay_blocks_other_sessions() -> None:
+    """No session can take the lock of a lost session during the delay. A released lock is free immediately."""
     state = AgentState(AgentSettings())
-    state.sessions.create("one", asked(delay_s=15.0), 0.0)
-    state.sessions.create("two", asked(1000.0), 0.0)
+    state.sessions.create("one", session_definition(delay_s=15.0), 0.0)
+    state.sessions.create("two", session_definition(1000.0), 0.0)
     assert state.acquire("k", "one", b"", now=0.0)
     state.destroy_session("one", 1.0)
     assert not state.acquire("k", "two", b"", now=15.9)
     assert state.acquire("k", "two", b"", now=16.0)
     assert state.keys.release("k", "two", b"")
-    state.sessions.create("three", asked(1000.0), 16.0)
+    state.sessions.create("three", session_definition(1000.0), 16.0)
     assert state.acquire("k", "three", b"", now=16.0)
 
 
-def test_keys_are_bounded_in_number_and_bytes() -> None:
-    """What does not fit is refused and changes nothing; what makes room is counted."""
+def test_keys_are_limited_in_number_and_bytes() -> None:
+    """A write beyond a limit is refused and changes nothing. A deleted key frees its bytes."""
     keys = Keys(Counter(), keys_max=2, bytes_max=10)
     assert keys.put("a", b"12345")
     with pytest.raises(OverloadedError):
@@ -215,7 +215,7 @@ SESSIONS = sampled_from(["one", "two"])
 
 
 class KeysAgainstADictionary(RuleBasedStateMachine):
-    """Keys do what an obvious dictionary does, and never lose count."""
+    """Random operations give the same results as a dictionary, and the byte count stays right."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The embedded agent over HTTP, as curl, Prometheus and a careless client meet it."""
+"""The HTTP interface of the embedded agent, with valid, invalid and excessive requests."""
 
 import asyncio
 import json
@@ -52,7 +52,7 @@ MINE = Registration(service="svc", instance_id="one", host="127.0.0.1", port=1, 
 
 
 async def test_time_passes_on_the_agents_clock(stack: AsyncExitStack) -> None:
-    """A missed heartbeat and a critical instance's end happen at their times, and a watch sees both."""
+    """A missed heartbeat and the removal of a critical instance happen at their times, and a watch sees both."""
     clock = ManualClock()
     agent = await start(stack, clock)
     registry, server = await client(stack, agent), HealthServer()
@@ -77,7 +77,7 @@ async def test_time_passes_on_the_agents_clock(stack: AsyncExitStack) -> None:
 
 
 async def test_session_expires_on_the_agents_clock(stack: AsyncExitStack) -> None:
-    """A lock is free once its session was not renewed for the TTL, and not before."""
+    """A lock becomes free when its session was not renewed for the TTL, and not earlier."""
     clock = ManualClock()
     registry = await client(stack, await start(stack, clock))
     one, two = [await registry.create_session(name="x", ttl_s=10.0) for _ in range(2)]
@@ -94,8 +94,8 @@ async def test_session_expires_on_the_agents_clock(stack: AsyncExitStack) -> Non
     assert await registry.acquire("leader", two)
 
 
-async def test_blocking_query_waits_for_its_index(stack: AsyncExitStack) -> None:
-    """With the index of the last answer it answers after a change or after its wait; with another one at once."""
+async def test_a_blocking_query_waits_for_a_newer_index(stack: AsyncExitStack) -> None:
+    """With the index of the last answer, the query answers after a change or after its wait. With another index it answers immediately."""
     agent = await start(stack)
     web, registry = await http(stack, agent), await client(stack, agent)
     async with web.get("/v1/health/service/svc") as answer:
@@ -118,8 +118,8 @@ async def test_blocking_query_waits_for_its_index(stack: AsyncExitStack) -> None
     assert agent.queries.waiting == 0
 
 
-async def test_gone_client_frees_its_query(stack: AsyncExitStack) -> None:
-    """A client that hangs up does not hold a blocking query open for minutes."""
+async def test_a_disconnected_client_ends_its_query(stack: AsyncExitStack) -> None:
+    """A blocking query ends when its client disconnects, instead of minutes later."""
     agent = await start(stack)
     async with aiohttp.ClientSession(agent.address) as web:
         async with web.get("/v1/health/service/svc") as answer:
@@ -135,8 +135,8 @@ async def test_gone_client_frees_its_query(stack: AsyncExitStack) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_closing_answers_who_waits_and_leaves_nothing(stack: AsyncExitStack) -> None:
-    """The end of the agent is prompt with watches open, and no task of it stays."""
+async def test_closing_ends_blocking_queries_and_tasks(stack: AsyncExitStack) -> None:
+    """The agent closes promptly while watches are open, and none of its tasks remains."""
     before = asyncio.all_tasks()
     agent = EmbeddedAgent(AgentSettings(close_timeout_s=600.0))
     await agent.start()
@@ -185,7 +185,7 @@ BAD_BODIES = [
 
 @pytest.mark.parametrize(("body", "field"), BAD_BODIES)
 async def test_bad_registrations_are_refused(stack: AsyncExitStack, body: bytes, field: str) -> None:
-    """What is wrong is a 400 that names the field, and nothing is registered."""
+    """An invalid registration gets status 400 with the name of the field, and nothing is registered."""
     agent = await start(stack)
     web = await http(stack, agent)
     async with web.put("/v1/agent/service/register", data=body) as answer:
@@ -221,7 +221,7 @@ BAD_CALLS = [
 
 @pytest.mark.parametrize(("method", "path", "body", "status"), BAD_CALLS, ids=range(len(BAD_CALLS)))
 async def test_bad_calls_are_refused(stack: AsyncExitStack, method: str, path: str, body: bytes, status: int) -> None:
-    """Each has its status, none is a 500, and the agent goes on."""
+    """Each bad call gets its own status, never 500, and the agent keeps serving."""
     agent = await start(stack)
     web = await http(stack, agent)
     async with web.request(method, path, data=body) as answer:
@@ -230,8 +230,8 @@ async def test_bad_calls_are_refused(stack: AsyncExitStack, method: str, path: s
         assert await answer.json() == f"127.0.0.1:{agent.port}"
 
 
-async def test_everything_is_bounded(stack: AsyncExitStack) -> None:
-    """Beyond a limit the next one is refused with 429, and room that is made is room."""
+async def test_services_keys_sessions_and_watches_are_limited(stack: AsyncExitStack) -> None:
+    """A request beyond a limit gets status 429. Freed capacity can be used again."""
     agent = await start(stack, services_max=1, watchers_max=1, keys_max=1, sessions_max=1)
     web = await http(stack, agent)
 
@@ -257,8 +257,8 @@ async def test_everything_is_bounded(stack: AsyncExitStack) -> None:
     waiting.cancel()
 
 
-async def test_people_can_read_it(stack: AsyncExitStack) -> None:
-    """`pretty`, `recurse`, `passing` and tags do what they do in Consul."""
+async def test_consuls_query_parameters_are_supported(stack: AsyncExitStack) -> None:
+    """`pretty`, `recurse`, `passing` and `tag` work as in Consul."""
     agent = await start(stack)
     web = await http(stack, agent)
     body = {"Name": "svc", "ID": "up", "Tags": ["x"], "Checks": [{"TTL": "60s", "Status": "passing"}]}
@@ -279,8 +279,8 @@ async def test_people_can_read_it(stack: AsyncExitStack) -> None:
         assert [entry["Key"] for entry in json.loads(text)] == ["a/b", "a/c"]
 
 
-async def test_taken_port_is_an_error(stack: AsyncExitStack) -> None:
-    """A second agent on the same port does not start, and can be closed all the same."""
+async def test_a_port_in_use_is_an_error(stack: AsyncExitStack) -> None:
+    """A second agent on the same port does not start, and can be closed."""
     agent = await start(stack)
     second = EmbeddedAgent(AgentSettings(port=agent.port))
     with pytest.raises(OSError, match="in use"):
@@ -288,8 +288,8 @@ async def test_taken_port_is_an_error(stack: AsyncExitStack) -> None:
     await second.aclose()
 
 
-async def test_index_survives_a_restart(stack: AsyncExitStack) -> None:
-    """An agent begun later counts from a higher index, so that an old compare-and-set does not hit by accident."""
+async def test_the_index_grows_across_a_restart(stack: AsyncExitStack) -> None:
+    """An agent that starts later has a higher index, so that an old compare-and-set cannot succeed by accident."""
     clock = ManualClock()
     first = await start(stack, clock)
     await clock.advance(60.0)
@@ -297,8 +297,8 @@ async def test_index_survives_a_restart(stack: AsyncExitStack) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_runs_alone(tmp_path: Path, number: signal.Signals) -> None:
-    """As a program it prints its address, asks for the token of the file, and ends cleanly on a signal."""
+async def test_the_agent_runs_as_a_program(tmp_path: Path, number: signal.Signals) -> None:
+    """The program prints its address, requires the token in the file, and exits with status 0 on a signal."""
     (tmp_path / "token").write_text("s3cret\n")
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "kvmesh.discovery.embedded", "--port", "0", "--token-file", str(tmp_path / "token"),

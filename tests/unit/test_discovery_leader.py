@@ -1,4 +1,4 @@
-"""Leader election: one leader at a time, tokens grow, and nobody leads without the registry's word."""
+"""Leader election: one leader at a time, growing fencing tokens, and no leader without the registry."""
 
 import asyncio
 
@@ -26,8 +26,8 @@ async def ended(task: "asyncio.Task[None]") -> None:
     await asyncio.wait([task])
 
 
-def test_a_member_that_leaves_is_followed_at_once() -> None:
-    """Never two leaders; the follower's token is larger, and both know who leads."""
+def test_a_leader_that_leaves_is_replaced_immediately() -> None:
+    """There are never two leaders. The new leader's token is larger, and both members know the leader."""
 
     async def play() -> None:
         clock = VirtualClock()
@@ -51,8 +51,8 @@ def test_a_member_that_leaves_is_followed_at_once() -> None:
     run_virtual(play())
 
 
-def test_a_member_that_stands_still_stops_leading_before_another_begins() -> None:
-    """Its own clock tells it, without the registry; the fence refuses what it sent before."""
+def test_a_stopped_leader_loses_the_lead_before_another_member_gets_it() -> None:
+    """The stopped leader's own clock ends its lead, without the registry. The fence refuses its earlier token."""
 
     async def play() -> None:
         clock = VirtualClock()
@@ -64,7 +64,7 @@ def test_a_member_that_stands_still_stops_leading_before_another_begins() -> Non
         await clock.sleep(5)
         token = first.fencing_token
         assert token
-        # The process is stopped: nothing of it runs any more.
+        # Nothing of a stopped process runs.
         await ended(first_task)
         while not second.is_leader:
             assert clock.now() < 60
@@ -82,8 +82,8 @@ def test_a_member_that_stands_still_stops_leading_before_another_begins() -> Non
     run_virtual(play())
 
 
-def test_tokens_grow_over_a_lost_registry_and_a_slow_clock() -> None:
-    """The registry forgets the token, and the clock of the next leader is a day behind: it has seen the earlier token."""
+def test_tokens_grow_if_the_registry_loses_its_state_and_a_clock_is_behind() -> None:
+    """The registry loses the token, and the clock of the next leader is a day behind. The next leader has seen the earlier token."""
 
     async def play() -> None:
         clock, slow = VirtualClock(), VirtualClock()
@@ -107,8 +107,8 @@ def test_tokens_grow_over_a_lost_registry_and_a_slow_clock() -> None:
     run_virtual(play())
 
 
-def test_without_the_registry_nobody_leads() -> None:
-    """The lead ends after the session's time, and returns with the registry."""
+def test_no_member_leads_without_the_registry() -> None:
+    """The lead ends after the TTL of the session. The member leads again when the registry is reachable."""
 
     async def play() -> None:
         clock = VirtualClock()
@@ -130,7 +130,7 @@ def test_without_the_registry_nobody_leads() -> None:
     run_virtual(play())
 
 
-def test_a_foreign_value_is_no_leader() -> None:
-    """Somebody may write anything to the key."""
+def test_an_invalid_value_names_no_leader() -> None:
+    """An invalid value, which another program could write to the key, is parsed as no leader."""
     for value in (b"", b"[]", b'{"id": 1}', b"\xff"):
         assert (read_leader(value).member_id, read_leader(value).token) == ("", 0)

@@ -1,4 +1,4 @@
-"""Members after an outage of the registry: what stays, for how long, and what ends it."""
+"""Members after an outage of the registry: which members are kept, for how long, and what removes them."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -42,8 +42,8 @@ def after_outage(*known: Instance) -> Members:
 A, B = member("a"), member("b")
 
 
-def test_members_stay_when_the_registry_returns_empty() -> None:
-    """An empty registry after an outage removes nobody, until the hold ends."""
+def test_members_are_kept_when_the_registry_returns_empty() -> None:
+    """An empty registry after an outage removes no member until the hold ends."""
     members = after_outage(A, B)
     assert members.on_view(view(), 2.0).instances == (A, B)
     assert members.left_s(2.0) == HOLD_S
@@ -54,8 +54,8 @@ def test_members_stay_when_the_registry_returns_empty() -> None:
     assert members.left_s(2.0 + HOLD_S) is None
 
 
-def test_critical_members_pass_after_an_outage() -> None:
-    """A new registration is critical until its first check; its present meta and drain mark count."""
+def test_critical_members_count_as_passing_after_an_outage() -> None:
+    """A new registration is critical until its first check. Its current metadata and drain mark apply."""
     members = after_outage(A, B)
     marked = member("b", health=Health.CRITICAL, is_draining=True)
     shown = members.on_view(view(member("a", health=Health.CRITICAL), marked), 2.0).instances
@@ -66,8 +66,8 @@ def test_critical_members_pass_after_an_outage() -> None:
     "returned",
     [member("a", health=Health.CRITICAL, epoch="2"), replace(member("a", health=Health.CRITICAL), port=2)],
 )
-def test_a_member_that_was_replaced_is_not_held(returned: Instance) -> None:
-    """The registry is believed for a member that moved or was replaced."""
+def test_a_replaced_member_is_not_held(returned: Instance) -> None:
+    """The registry's listing applies to a member that moved or was replaced."""
     members = after_outage(A, B)
     members.on_view(view(), 2.0)
     assert members.on_view(view(returned), 3.0).instances == (returned, B)
@@ -75,8 +75,8 @@ def test_a_member_that_was_replaced_is_not_held(returned: Instance) -> None:
 
 
 @pytest.mark.parametrize("lost", [(), (member("a", health=Health.CRITICAL),)])
-def test_a_member_is_held_after_the_registry_listed_it_as_before(lost: tuple[Instance, ...]) -> None:
-    """A restarted agent repeats the servers' state and then writes its own, in which no check has passed yet or nothing is registered."""
+def test_a_member_is_held_after_the_registry_listed_it_unchanged(lost: tuple[Instance, ...]) -> None:
+    """A restarted agent first repeats the servers' state, then writes its own, in which no check has passed or nothing is registered."""
     members = after_outage(A)
     assert members.on_view(view(A), 2.0).instances == (A,)
     assert members.on_view(view(*lost), 2.1).instances == (A,)
@@ -84,15 +84,15 @@ def test_a_member_is_held_after_the_registry_listed_it_as_before(lost: tuple[Ins
 
 
 def test_a_member_that_drained_and_left_is_not_held() -> None:
-    """A worker that ends in order during the hold is gone at once."""
+    """A worker that shuts down in order during the hold is removed immediately."""
     members = after_outage(A, B)
     marked = replace(A, is_draining=True)
     assert members.on_view(view(marked, B), 2.0).instances == (marked, B)
     assert members.on_view(view(B), 3.0).instances == (B,)
 
 
-def test_without_an_outage_nothing_is_held() -> None:
-    """A member that leaves or turns critical counts as gone at once."""
+def test_no_member_is_held_without_an_outage() -> None:
+    """A member that leaves or turns critical is removed immediately."""
     members = Members(hold_s=HOLD_S)
     members.on_view(view(A, B), 0.0)
     ill = member("b", health=Health.CRITICAL)
@@ -100,13 +100,13 @@ def test_without_an_outage_nothing_is_held() -> None:
 
 
 def test_a_member_that_was_critical_is_not_held() -> None:
-    """An outage makes nobody healthy."""
+    """An outage does not make a critical member healthy."""
     members = after_outage(member("a", health=Health.CRITICAL), B)
     assert members.on_view(view(), 2.0).instances == (B,)
 
 
-def test_a_second_outage_keeps_what_is_held() -> None:
-    """During an outage no hold ends; it begins again afterwards."""
+def test_a_second_outage_restarts_the_hold() -> None:
+    """A hold does not end during an outage. It starts again afterwards."""
     members = after_outage(A)
     members.on_view(view(), 2.0)
     assert members.on_view(view(is_stale=True), 3.0).instances == (A,)
@@ -117,7 +117,7 @@ def test_a_second_outage_keeps_what_is_held() -> None:
 
 
 class Source:
-    """A registry's watch that yields given views and then waits."""
+    """A registry whose watch yields the given views and then waits."""
 
     def __init__(self, *views: View) -> None:
         self.views = views
@@ -133,7 +133,7 @@ class Source:
 
 
 async def test_a_watch_yields_when_the_hold_ends() -> None:
-    """The end of a hold is a view, although the registry says nothing new. Closing the watch closes the registry's."""
+    """The end of a hold yields a view without a change in the registry. Closing the watch closes the registry's watch."""
     clock, source = ManualClock(), Source(view(A), view(A, is_stale=True), view())
     async with aclosing(watch_members(cast(Registry, source), DECODE, clock, hold_s=HOLD_S)) as views:
         assert [(await anext(views)).instances for _ in source.views] == [(A,)] * 3

@@ -1,4 +1,4 @@
-"""What the registry in memory adds to the conformance suite: being cut off, and time that is not real."""
+"""Features of the in-memory registry beyond the conformance suite: disconnected clients and virtual time."""
 
 import asyncio
 from contextlib import aclosing
@@ -13,10 +13,10 @@ from tests.virtual_loop import run_virtual
 MINE = Registration(service="svc", instance_id="svc-1", host="nowhere", port=1, ttl_s=6.0)
 
 
-def test_cut_off_client() -> None:
-    """Its calls fail and its watch tells the last view as stale, once; another client of the agent notices nothing."""
+def test_a_disconnected_client() -> None:
+    """The client's calls fail and its watch yields the last view once, as stale. Another client of the agent is unaffected."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         agent = MemoryAgent()
         one, other = agent.registry(), agent.registry()
         await one.register(MINE)
@@ -36,14 +36,14 @@ def test_cut_off_client() -> None:
             assert not fresh.is_stale and fresh.instances[0].is_draining
         await agent.aclose()
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
-def test_time_is_the_clocks() -> None:
-    """On virtual time an instance that falls silent is forgotten when its time has come, in no real time at all."""
+def test_deadlines_use_the_agents_clock() -> None:
+    """On virtual time, an instance without heartbeats is deregistered at its time without real waiting."""
 
-    async def story() -> list[float]:
-        agent = MemoryAgent(connect=lambda check: _Refusing())  # type: ignore[arg-type,return-value]
+    async def scenario() -> list[float]:
+        agent = MemoryAgent(connect=lambda check: _UnansweredChannel())  # type: ignore[arg-type,return-value]
         await agent.start()
         registry = agent.registry()
         await registry.register(MINE)
@@ -57,13 +57,13 @@ def test_time_is_the_clocks() -> None:
         await agent.aclose()
         return times
 
-    assert run_virtual(story())[-1] == pytest.approx(MINE.deregister_after_s, abs=1.0)
+    assert run_virtual(scenario())[-1] == pytest.approx(MINE.deregister_after_s, abs=1.0)
 
 
-class _Refusing:
-    """A channel to nobody."""
+class _UnansweredChannel:
+    """A channel whose calls never return."""
 
-    async def __aenter__(self) -> "_Refusing":
+    async def __aenter__(self) -> "_UnansweredChannel":
         return self
 
     async def __aexit__(self, *error: object) -> None:

@@ -1,4 +1,4 @@
-"""The pure rules of discovery: durations, backoff, blocking queries, what answers and refusals mean."""
+"""The pure rules of discovery: durations, backoff, blocking queries, and the meaning of Consul's answers."""
 
 import contextlib
 import json
@@ -38,27 +38,26 @@ def instance(instance_id: str) -> Instance:
 @pytest.mark.parametrize(
     ("text", "seconds"), [("90s", 90.0), ("1m30s", 90.0), ("250ms", 0.25), ("1.5h", 5400.0), ("0", 0.0), (".5s", 0.5)]
 )
-def test_durations_are_read(text: str, seconds: float) -> None:
-    """Go's duration texts mean what they mean to Consul."""
+def test_durations_are_parsed(text: str, seconds: float) -> None:
+    """Go's duration texts have the same meaning as in Consul."""
     assert duration_seconds(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "5", "s", "-1s", "1 s", "1s ", "1y", "1ss", "9" * 80 + "s", "1e3s"])
-def test_what_is_no_duration(text: str) -> None:
-    """Other texts are refused."""
+def test_invalid_durations_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a duration"):
         duration_seconds(text)
 
 
 @given(st.floats(min_value=0.001, max_value=1e6))
-def test_durations_survive_the_wire(seconds: float) -> None:
-    """To the millisecond, what is written is what is read."""
+def test_durations_survive_formatting_and_parsing(seconds: float) -> None:
+    """A formatted duration is parsed to the same value, to the millisecond."""
     assert duration_seconds(duration_text(seconds)) == pytest.approx(seconds, abs=0.0006)
 
 
 @pytest.mark.parametrize(("random", "factor"), [(0.0, 1.0), (0.9999, 0.5)])
 def test_backoff_doubles_to_its_cap(random: float, factor: float) -> None:
-    """Delays double from the first to the longest, at random not below half, and begin anew after a success."""
+    """Random delays lie between half and the whole of the current delay, which doubles up to the limit and resets after a success."""
     backoff = Backoff(first_s=0.1, max_s=1.0, random=lambda: random)
     delays = [backoff.next_s() for _ in range(6)]
     assert delays == pytest.approx([factor * delay for delay in (0.1, 0.2, 0.4, 0.8, 1.0, 1.0)], rel=0.01)
@@ -66,16 +65,16 @@ def test_backoff_doubles_to_its_cap(random: float, factor: float) -> None:
     assert backoff.next_s() == pytest.approx(0.1 * factor, rel=0.01)
 
 
-def test_watch_asks_by_the_index_rules() -> None:
-    """It asks with the last index, never with 0 once there was an answer, and anew when the index goes backwards."""
+def test_the_watch_follows_the_rules_of_blocking_queries() -> None:
+    """The watch queries with the last index. It never uses 0 after an answer, except when the index decreased."""
     watching = WatchState("s")
     assert watching.index == 0
     watching.on_response(7, [])
     assert watching.index == 7
     watching.on_response(0, [])
-    assert watching.index == 0, "an index below the last resets"
+    assert watching.index == 0, "an index below the last one resets the watch"
     watching.on_response(0, [])
-    assert watching.index == 1, "0 would not block"
+    assert watching.index == 1, "a query with index 0 would not block"
     watching.on_response(9, [])
     watching.on_response(4, [])
     assert watching.index == 0
@@ -83,8 +82,8 @@ def test_watch_asks_by_the_index_rules() -> None:
     assert watching.index == 4
 
 
-def test_watch_passes_on_changes_only() -> None:
-    """The first answer is news even if empty; one that says the same is none, whatever its index."""
+def test_the_watch_yields_only_changes() -> None:
+    """The first answer is a change even if it is empty. An equal answer is no change, whatever its index."""
     watching = WatchState("s")
     first = watching.on_response(5, [])
     assert first is not None
@@ -97,8 +96,10 @@ def test_watch_passes_on_changes_only() -> None:
     assert watching.on_response(9, [instance("b")]) is not None
 
 
-def test_a_registry_that_lost_its_state_was_away() -> None:
-    """Also for a process that was paused meanwhile, so that no query failed: what it knew stays, marked stale, until the next answer."""
+def test_a_lost_registry_state_counts_as_an_outage() -> None:
+    """If the index decreases, the last view stays, marked stale, until the next answer. A paused process sees no failed query during the
+    outage.
+    """
     watching = WatchState("s")
     watching.on_response(7, [instance("a")])
     lost = watching.on_response(2, [])
@@ -109,8 +110,8 @@ def test_a_registry_that_lost_its_state_was_away() -> None:
     assert (fresh.is_stale, fresh.instances) == (False, ())
 
 
-def test_watch_marks_stale_once_and_is_fresh_after() -> None:
-    """An outage is told once with the last good view; the same view after it is news again."""
+def test_the_watch_reports_an_outage_once() -> None:
+    """An outage yields the last view once, marked stale. The same view after the outage is a change."""
     watching = WatchState("s")
     watching.on_response(5, [instance("a")])
     stale = watching.on_failure()
@@ -124,8 +125,8 @@ def test_watch_marks_stale_once_and_is_fresh_after() -> None:
     assert watching.index == 3
 
 
-def test_watch_without_a_first_answer() -> None:
-    """Nothing known is an empty stale view, and a refusal is still one at the first question."""
+def test_a_watch_that_fails_before_its_first_answer() -> None:
+    """The watch yields an empty stale view, and has seen no answer."""
     watching = WatchState("s")
     stale = watching.on_failure()
     assert stale is not None
@@ -153,8 +154,8 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("status", "text", "kind"), REFUSALS)
-def test_refusals_say_what_to_do_next(status: int, text: str, kind: type[Exception]) -> None:
-    """Each answer of Consul that is no 200 becomes the error that says what the caller does next."""
+def test_refusals_map_to_errors(status: int, text: str, kind: type[Exception]) -> None:
+    """Each error status of Consul becomes the error class that determines what the caller does next."""
     assert type(wire.failure(status, text)) is kind
 
 
@@ -169,8 +170,8 @@ HEALTH = {
 }
 
 
-def test_health_answer_is_read() -> None:
-    """The node's address stands in for a missing one, the worst check counts, a node's drain mark counts too."""
+def test_a_health_answer_is_parsed() -> None:
+    """The node's address replaces a missing service address, the worst check determines the health, and a node's drain mark counts."""
     [seen] = wire.instances("s", json.dumps([HEALTH]).encode())
     assert (seen.address, seen.health, seen.is_draining, seen.notes) == (
         "10.0.0.1:7",
@@ -181,8 +182,8 @@ def test_health_answer_is_read() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"{}x", b"3", b'[{"Service": {}}]', b"[3]", b"<html>", b'["a"]', b"null"])
-def test_what_is_no_answer_of_consul(body: bytes) -> None:
-    """Something else that listens at the address is an unavailable registry, not a crash."""
+def test_answers_that_are_not_consuls_are_refused(body: bytes) -> None:
+    """An answer of another program at the address raises UnavailableError."""
     for read in (lambda: wire.instances("s", body), lambda: wire.entries(body)):
         with pytest.raises(UnavailableError):
             read()
@@ -196,8 +197,8 @@ def test_what_is_no_answer_of_consul(body: bytes) -> None:
         st.none() | st.booleans() | st.floats() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
     )
 )
-def test_no_json_crashes_the_reader(answer: object) -> None:
-    """Any JSON is either read or an unavailable registry."""
+def test_no_json_crashes_the_parser(answer: object) -> None:
+    """Any JSON is either parsed or raises UnavailableError."""
     body = json.dumps(answer).encode()
     for read in (lambda: wire.instances("s", body), lambda: wire.entries(body)):
         with contextlib.suppress(UnavailableError):

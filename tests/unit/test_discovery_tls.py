@@ -1,4 +1,4 @@
-"""The registry client over TLS: what it verifies, what it shows, and what it says when that fails."""
+"""The registry client over TLS: verification, client certificates, and error messages."""
 
 import asyncio
 from pathlib import Path
@@ -31,8 +31,8 @@ async def _put(settings: DiscoverySettings) -> bool:
         await registry.aclose()
 
 
-async def test_agent_is_verified_by_its_ca(authority: Authority) -> None:
-    """With the agent's CA the call is made, by https:// or by the CA file alone; watches work over TLS too."""
+async def test_the_agent_is_verified_with_its_ca(authority: Authority) -> None:
+    """Calls and watches work with the agent's CA, with an https:// address or with only the CA file."""
     pair = authority.issue("agent", "127.0.0.1")
     agent = EmbeddedAgent(AgentSettings(certificate_file=pair.certificate_file, key_file=pair.key_file))
     await agent.start()
@@ -50,8 +50,8 @@ async def test_agent_is_verified_by_its_ca(authority: Authority) -> None:
         await agent.aclose()
 
 
-async def test_wrong_ca_is_refused(authority: Authority, tmp_path: Path) -> None:
-    """An agent that another CA (or none of the system's) vouches for is not spoken to, and the reason says so."""
+async def test_an_agent_of_another_ca_is_refused(authority: Authority, tmp_path: Path) -> None:
+    """The client sends no request to an agent that its CA, or the system's, did not sign. The reason names the certificate."""
     pair = authority.issue("agent", "127.0.0.1")
     other = Authority(tmp_path / "other", "another CA")
     agent = EmbeddedAgent(AgentSettings(certificate_file=pair.certificate_file, key_file=pair.key_file))
@@ -66,8 +66,8 @@ async def test_wrong_ca_is_refused(authority: Authority, tmp_path: Path) -> None
         await agent.aclose()
 
 
-async def test_server_name_is_verified(authority: Authority) -> None:
-    """A certificate for another name is taken only when that name is the one asked for."""
+async def test_the_server_name_is_verified(authority: Authority) -> None:
+    """A certificate for another name is accepted only if that name is configured."""
     pair = authority.issue("server.dc1.consul")
     agent = EmbeddedAgent(AgentSettings(certificate_file=pair.certificate_file, key_file=pair.key_file))
     await agent.start()
@@ -81,8 +81,8 @@ async def test_server_name_is_verified(authority: Authority) -> None:
         await agent.aclose()
 
 
-async def test_client_certificate_is_shown(authority: Authority) -> None:
-    """An agent that asks for certificates takes ours, and refuses a client without one."""
+async def test_the_client_certificate_is_presented(authority: Authority) -> None:
+    """An agent that requires client certificates accepts ours, and refuses a client without one."""
     pair, ours = authority.issue("agent", "127.0.0.1"), authority.issue("client")
     agent = EmbeddedAgent(
         AgentSettings(certificate_file=pair.certificate_file, key_file=pair.key_file, client_ca_file=authority.ca_file)
@@ -105,7 +105,7 @@ async def test_client_certificate_is_shown(authority: Authority) -> None:
 
 
 async def test_grpc_check_over_mesh_tls(tmp_path: Path) -> None:
-    """An instance passes when the agent has a certificate of its mesh, and is critical when it has another mesh's."""
+    """A gRPC health check passes if the agent has a certificate of the mesh, and is critical if it has one of another mesh."""
     own, other = [make_credentials(tmp_path / name, authority=MeshAuthority.make()) for name in ("own", "other")]
     source = source_of(own.tls_directory(MeshRole.DECODE))
     assert source is not None
@@ -118,7 +118,7 @@ async def test_grpc_check_over_mesh_tls(tmp_path: Path) -> None:
         registry = ConsulRegistry(DiscoverySettings(address=agent.address, checks_tls=True))
         await registry.register(mine)
         await registry.heartbeat("one")
-        # Refused or taken, the first check is over by then; one that is to pass may take longer on a busy machine.
+        # The first check has ended by then. A check that is expected to pass may take longer on a busy machine.
         await asyncio.sleep(0.5)
         for _ in range(50 if health is Health.PASSING else 0):
             if (await registry.instances("svc")).instances[0].health is health:
@@ -131,7 +131,7 @@ async def test_grpc_check_over_mesh_tls(tmp_path: Path) -> None:
 
 
 async def test_a_registry_without_a_certificate_relies_on_heartbeats() -> None:
-    """It could not connect to a service with mesh TLS, and would call it critical."""
+    """A registry without a certificate could not connect to a service with mesh TLS, and would report it as critical."""
     agent = EmbeddedAgent()
     await agent.start()
     registry = ConsulRegistry(DiscoverySettings(address=agent.address))
@@ -144,8 +144,8 @@ async def test_a_registry_without_a_certificate_relies_on_heartbeats() -> None:
 
 
 @pytest.mark.parametrize("field", ["ca_file", "certificate_file"])
-def test_unreadable_files_are_named(authority: Authority, tmp_path: Path, field: str) -> None:
-    """A file that is not there or is no PEM is reported with its setting's name, when the client is made."""
+def test_unreadable_files_are_reported(authority: Authority, tmp_path: Path, field: str) -> None:
+    """The client's constructor reports a missing or invalid PEM file with the name of its setting."""
     nonsense = tmp_path / "nonsense.pem"
     nonsense.write_text("no PEM")
     for path in (str(tmp_path / "absent.pem"), str(nonsense)):
@@ -158,13 +158,13 @@ def test_unreadable_files_are_named(authority: Authority, tmp_path: Path, field:
 @pytest.mark.parametrize(
     "address", ["", "ftp://a:1", "a:b", "http://a:1/path", "http://", "a:0", "http://u@a:1", "a:1?x", "[::1"]
 )
-def test_bad_addresses_are_named(address: str) -> None:
-    """What is no address of an agent is refused when the client is made."""
+def test_invalid_addresses_are_refused(address: str) -> None:
+    """The client's constructor refuses an invalid address with the name of the setting."""
     with pytest.raises(InvalidRequestError) as refusal:
         ConsulRegistry(DiscoverySettings(address=address))
     assert refusal.value.field == "address"
 
 
 def test_token_is_not_printed() -> None:
-    """A secret does not get into logs by way of its settings."""
+    """The `repr` of settings hides the token, so that it does not get into logs."""
     assert "s3cret" not in repr(DiscoverySettings(token="s3cret")) + repr(AgentSettings(token="s3cret"))

@@ -1,4 +1,4 @@
-"""When a Docker daemon of the tests does not start, and tests may therefore be skipped in CI."""
+"""Whether a Docker daemon of the tests failed to start because of the machine, in which case CI may skip tests."""
 
 import pytest
 
@@ -16,8 +16,8 @@ CLASH = "failed to start daemon: failed to start containerd: timeout waiting for
 
 
 @pytest.mark.parametrize(("printed", "refused"), [(IPTABLES, True), (CLASH, False), ("", False)])
-def test_only_the_machine_excuses_a_missing_daemon(printed: str, refused: bool) -> None:
-    """A warning of the log is not the error. dockerd prints its error last, without a time."""
+def test_only_a_refusal_by_the_machine_allows_a_skip(printed: str, refused: bool) -> None:
+    """A warning in the log is not the error. dockerd prints its error last, without a timestamp."""
     error = error_of(LOG + printed)
     assert is_refused(error) == refused
     assert error == (printed.strip() or "it does not answer")

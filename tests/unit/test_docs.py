@@ -1,4 +1,4 @@
-"""The documentation names flags, settings, files and links that exist, and states the defaults that are declared."""
+"""The documentation names flags, settings, files and links that exist, and states the declared defaults."""
 
 import re
 from pathlib import Path
@@ -29,8 +29,8 @@ FLAG = re.compile(r"(?<![\w-])--(no-)?([a-z0-9]+[a-z0-9_.-]*[a-z0-9])(-?\*)?")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_flags_are_spelt_as_they_are_taken(page: Path) -> None:
-    """Those of a section of settings, such as --http-port; other words with two dashes belong to other programs."""
+def test_flags_exist(page: Path) -> None:
+    """Flags of a group of settings, such as --http-port, are checked. Other words with two dashes can belong to other programs."""
     if page in GUIDES:
         pytest.skip("the flags are those of the engines' servers; tests/unit/test_engine_flags.py checks kvmesh's")
     wrong = []
@@ -54,7 +54,7 @@ UNITS = {"ms": 0.001, "%": 0.01, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
 def test_stated_defaults_are_the_declared_ones(page: Path) -> None:
     """A number in parentheses after a setting, such as `queue.wait_s_max` (30 s), is its default.
 
-    A setting may be named by the last part of its path.
+    The last part of a setting's path is enough to name it.
     """
     wrong = []
     for name, number, unit in STATED_DEFAULT.findall(page.read_text(encoding="utf-8")):
@@ -82,7 +82,7 @@ def test_keys_are_settings(page: Path) -> None:
     assert sorted(keys - KEYS) == []
 
 
-# Results of runs: they name tests as they were called then.
+# This page has results of runs, with the names that tests had then.
 RESULTS = {ROOT / "docs/contribute/mutations.md"}
 DOCUMENTS = [
     *ROOT.glob("*.md"),
@@ -97,14 +97,14 @@ CODE_SPAN = re.compile(r"`([^`\s]+)`")
 SPAN = re.compile(r"`([^`]+)`")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 SOURCE_FILE = re.compile(r"[\w./-]+\.(py|proto|sh)")
-# A code span is a path of the repository when it begins with one of these.
+# A code span that begins with one of these is a path in the repository.
 TOP = ("bench/", "compose/", "docs/", "examples/", "kvmesh/", "models/", "protos/", "scripts/", "services/", "tests/")
 FILES = [str(file) for folder in TOP for file in (ROOT / folder).rglob("*.*")]
 
 
 @pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files_and_headings(page: Path) -> None:
-    """Relative Markdown links name files that exist, and headings that these files have."""
+    """Relative Markdown links name files that exist, and headings in these files."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     assert [link for link in LINK.findall(text) if not is_reachable(page, link)] == []
 
@@ -113,7 +113,7 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
 def test_paths_exist(page: Path) -> None:
     """Code spans that look like paths name files that exist. `<name>`, `*` and `{a,b}` are patterns.
 
-    A source file may be named by the last parts of its path, or by its path from the page's folder.
+    A source file may be named by the last parts of its path, or by its path relative to the page's folder.
     """
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     spans = {span.partition("::")[0].rstrip(":,") for span in CODE_SPAN.findall(text)}
@@ -134,7 +134,7 @@ FOLDER_READMES = sorted((*ROOT.glob("kvmesh/**/README.md"), *ROOT.glob("services
 
 @pytest.mark.parametrize("folder", MODULES, ids=lambda folder: str(folder.relative_to(ROOT)))
 def test_readme_names_every_module(folder: Path) -> None:
-    """A folder of three or more modules has a README that names each. The parent's README may name those of a smaller folder."""
+    """A folder with three or more modules has a README that names each. The parent's README may name the modules of a smaller folder."""
     own = folder / "README.md"
     page = own if own.exists() or len(MODULES[folder]) >= 3 else folder.parent / "README.md"
     assert page.exists(), f"{page.relative_to(ROOT)} is missing"
@@ -144,14 +144,14 @@ def test_readme_names_every_module(folder: Path) -> None:
 
 @pytest.mark.parametrize("page", FOLDER_READMES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_readme_names_modules_that_exist(page: Path) -> None:
-    """A code span such as `name.py` is a path from the README's folder, or from the top of the repository."""
+    """A code span such as `name.py` is a path relative to the README's folder or to the top of the repository."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     named = {span for span in CODE_SPAN.findall(text) if span.endswith(".py")}
     assert sorted(span for span in named if not any((top / span).is_file() for top in (page.parent, ROOT))) == []
 
 
 def test_every_page_is_in_the_index() -> None:
-    """docs/README.md links to each page; the index of decisions links to each decision."""
+    """docs/README.md links to each page. The index of decisions links to each decision."""
     linked = {
         (index.parent / link.partition("#")[0]).resolve()
         for index in INDEXES
@@ -185,8 +185,8 @@ def test_messages_of_the_troubleshooting_page_are_in_the_code() -> None:
 HEADINGS = re.compile(r"^ *[A-Z]+(?: [A-Z]+)*(?:  +[A-Z]+(?: [A-Z]+)*){3,}$", re.MULTILINE)
 
 
-def test_columns_of_shown_tables_are_the_commands_own() -> None:
-    """Output that a page shows has the headings that `status` and `explain` print; those of costs are names of the router's terms."""
+def test_columns_of_tables_match_the_commands() -> None:
+    """Output on a page has the headings that `status` and `explain` print. Headings of costs are names of the router's terms."""
     source = "\n".join(
         path.read_text(encoding="utf-8")
         for folder in ("kvmesh/cli", "services/router/placement")
@@ -208,7 +208,7 @@ def test_columns_of_shown_tables_are_the_commands_own() -> None:
 
 
 def is_reachable(page: Path, link: str) -> bool:
-    """Whether a link's file and heading exist. Addresses of other sites are not checked."""
+    """Returns whether a link's file and heading exist. Links to other sites are not checked."""
     if re.match(r"[a-z]+:", link):
         return True
     path, _, heading = link.partition("#")
@@ -217,11 +217,11 @@ def is_reachable(page: Path, link: str) -> bool:
 
 
 def headings(page: Path) -> set[str]:
-    """The anchors that GitHub gives a page's headings."""
+    """Returns the anchors that GitHub generates for a page's headings."""
     lines = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in lines}
 
 
 def as_pattern(path: str) -> str:
-    """A path with placeholders as a glob pattern."""
+    """Converts a path with placeholders to a glob pattern."""
     return re.sub(r"<[^>]*>|\{[^}]*\}", "*", path).rstrip("/")

@@ -1,4 +1,4 @@
-"""The table of engines' flags, and what its entries promise."""
+"""Tests of the table of the engines' flags."""
 
 import json
 import shlex
@@ -23,14 +23,14 @@ def flags_of(settings) -> set[str]:
 
 
 def test_a_flag_has_one_meaning():
-    """No name of an engine stands in two entries: the second one would never be found."""
+    """No flag of an engine is in two entries, because translation would never find the second entry."""
     for engine in TITLES:
         names = [name for each in load_table() for name in (*each.engines[engine].flag, *each.engines[engine].off)]
         assert len(names) == len(set(names))
 
 
 def test_flags_of_kvmesh_exist():
-    """A flag that kvmesh renames is renamed in the table."""
+    """A flag that kvmesh renames must be renamed in the table."""
     frontend, worker = flags_of(FrontendSettings), flags_of(HostSettings)
     up = flags_of(UpSettings)
     for subject in load_table():
@@ -41,8 +41,8 @@ def test_flags_of_kvmesh_exist():
 
 
 @pytest.mark.parametrize(("source", "target"), PAIRS)
-def test_each_flag_is_translated_there_and_back(source, target):
-    """A flag with a counterpart that takes the same value comes back as it was; no flag is dropped without a note."""
+def test_each_flag_survives_translation_and_back(source, target):
+    """A flag whose counterpart takes the same value translates back to itself. A flag without counterpart has a note."""
     for subject in load_table():
         flag = subject.engines[source]
         for name in (*flag.flag[:1], *flag.off[:1]):
@@ -57,14 +57,14 @@ def test_each_flag_is_translated_there_and_back(source, target):
                 assert translate(back, source=target, target=source).words == tuple(words)
 
 
-def test_an_unknown_flag_is_named_with_its_values():
+def test_an_unknown_flag_is_reported_with_its_values():
     given = read_command_line("vllm", ["--no-such-flag", "1", "2", "--seed", "-3"])
     assert [each.text for each in given] == ["--no-such-flag 1 2", "--seed -3"]
     assert translate(given[0], source="vllm", target="sglang").match is Match.UNKNOWN
 
 
 def test_engine_arguments_are_json_of_the_engines_own_names():
-    """What `kvmesh up` gets is read back as the engine's arguments."""
+    """`--engine-args` of `kvmesh up` gets a JSON object with the engine's own names."""
     words = ["demo", "--seed", "3", "--quantization", "fp8", "--no-async-scheduling"]
     translations = [translate(each, source="vllm", target="vllm") for each in read_command_line("vllm", words)]
     command = shlex.split(mesh_command(ENGINES["vllm"], translations))
@@ -74,7 +74,7 @@ def test_engine_arguments_are_json_of_the_engines_own_names():
     assert json.loads(value) == {"seed": 3, "quantization": "fp8", "async_scheduling": False}
 
 
-def test_engines_with_an_adapter_have_the_setting_for_arguments():
-    """`--ENGINE-engine-arguments` is what the last column of the guides names."""
+def test_engines_with_an_adapter_have_the_setting_engine_arguments():
+    """The last column of the guides names `--ENGINE-engine-arguments`."""
     for name in TITLES.keys() & ENGINES.keys():
         assert "engine_arguments" in {each.name for each in fields(ENGINES[name].settings_type)}

@@ -1,4 +1,4 @@
-"""The connections between the machines of one engine, and their settings. No engine is needed."""
+"""Connections between the machines of one engine, and their settings. These tests need no engine."""
 
 import queue
 import socket
@@ -26,7 +26,7 @@ SECRET, OTHER = MeshSecret(b"s" * 32), MeshSecret(b"o" * 32)
 
 
 def meet(leader: MeshSecret, follower: MeshSecret, rank: int) -> tuple[list[Any], tuple[socket.socket, socket.socket]]:
-    """What `greet` and `introduce` gave or raised, and the two ends."""
+    """Runs `greet` and `introduce` on a socket pair. Returns their results or errors, and the two sockets."""
     ends = socket.socketpair()
     results: list[Any] = [None, None]
 
@@ -48,7 +48,7 @@ def meet(leader: MeshSecret, follower: MeshSecret, rank: int) -> tuple[list[Any]
     return results, ends
 
 
-def test_the_leader_learns_which_machine_it_is() -> None:
+def test_the_leader_learns_the_rank_of_a_machine() -> None:
     results, ends = meet(SECRET, SECRET, 3)
     assert results == [3, None]
     for end in ends:
@@ -62,7 +62,7 @@ def test_a_machine_without_the_secret_is_refused_on_both_sides() -> None:
         end.close()
 
 
-def test_the_end_of_the_other_side_ends_this_one() -> None:
+def test_a_machine_ends_when_the_other_side_closes() -> None:
     mine, theirs = socket.socketpair()
     reasons: queue.Queue[str] = queue.Queue()
     watch(mine, "machine 1", reasons.put)
@@ -71,7 +71,7 @@ def test_the_end_of_the_other_side_ends_this_one() -> None:
     assert reasons.get(timeout=PATIENCE_S).startswith("machine 1 ")
 
 
-def test_a_silent_machine_ends_this_one() -> None:
+def test_a_machine_ends_when_the_other_side_is_silent() -> None:
     mine, theirs = socket.socketpair()
     reasons: queue.Queue[str] = queue.Queue()
     watch(mine, "machine 1", reasons.put, silence_s=2 * INTERVAL_S)
@@ -80,7 +80,7 @@ def test_a_silent_machine_ends_this_one() -> None:
     mine.close()
 
 
-def test_machines_that_watch_each_other_stay() -> None:
+def test_machines_that_watch_each_other_keep_running() -> None:
     mine, theirs = socket.socketpair()
     reasons: queue.Queue[str] = queue.Queue()
     watch(mine, "machine 1", reasons.put, silence_s=2 * INTERVAL_S)
@@ -97,7 +97,7 @@ def test_ranks_are_divided_among_machines() -> None:
 
 
 def test_sglang_listens_at_the_workers_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its ranks and transfers, unless the operator's variable says otherwise."""
+    """The address applies to SGLang's ranks and transfers, unless the operator has set the variable."""
     monkeypatch.setattr(environment.os, "environ", {})
     environment.set_defaults(SglangSettings(model="any", bootstrap_host="10.0.0.4"))
     assert environment.os.environ["SGLANG_HOST_IP"] == "10.0.0.4"
@@ -105,7 +105,7 @@ def test_sglang_listens_at_the_workers_address(monkeypatch: pytest.MonkeyPatch) 
     assert environment.os.environ["SGLANG_HOST_IP"] == "10.0.0.4"
 
 
-def test_vllm_gets_the_machines() -> None:
+def test_vllm_gets_the_arguments_of_its_machines() -> None:
     settings = VllmSettings(**VLLM, node_rank=1)
     assert base_arguments(settings) | node_arguments(settings) == base_arguments(settings)
     assert node_arguments(settings) == {
@@ -128,7 +128,7 @@ def watch_of(rank: int, port: int, end: Callable[[str], None]) -> NodeWatch:
     )
 
 
-def test_the_orderly_end_of_the_leader_ends_the_others_only() -> None:
+def test_an_orderly_end_of_the_leader_ends_only_the_others() -> None:
     port = adjacent_free_ports()
     ends: queue.Queue[tuple[int, str]] = queue.Queue()
     leader, follower = (watch_of(rank, port, lambda reason, rank=rank: ends.put((rank, reason))) for rank in (0, 1))  # type: ignore[misc]
@@ -140,7 +140,7 @@ def test_the_orderly_end_of_the_leader_ends_the_others_only() -> None:
     assert 0 not in {ends.get_nowait()[0] for _ in range(ends.qsize())}
 
 
-def test_a_leader_that_does_not_come() -> None:
+def test_an_unreachable_leader() -> None:
     with pytest.raises(UnavailableError, match="cannot be reached"):
         NodeWatch(
             nodes=2,
@@ -181,13 +181,13 @@ def test_settings_of_several_machines_are_checked(changes: dict[str, Any], field
         ({"has_kv_transfer": True}, "has_kv_transfer"),
     ],
 )
-def test_vllm_checks_them_too(changes: dict[str, Any], field: str) -> None:
+def test_vllm_checks_settings_of_several_machines(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequestError) as raised:
         VllmSettings(**{**VLLM, **changes})
     assert raised.value.field == field
 
 
-def test_vllm_refuses_what_kvmesh_sets() -> None:
+def test_vllm_refuses_arguments_that_kvmesh_sets() -> None:
     with pytest.raises(InvalidRequestError, match="--vllm-nodes") as raised:
         check_names(VllmSettings(model="any", engine_arguments={"nnodes": 2}))
     assert raised.value.field == "engine_arguments"

@@ -1,4 +1,4 @@
-"""What every engine's registration must give."""
+"""Requirements for the registration of every engine."""
 
 import re
 from dataclasses import fields
@@ -33,8 +33,8 @@ def settings(engine: str, *argv: str, **environ: str) -> HostSettings:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_an_engine_has_flags_of_its_own(name: str) -> None:
-    """Its settings stand under its name, those that the worker sets excepted."""
+def test_an_engine_has_flags_with_its_name(name: str) -> None:
+    """The flags of an engine's settings have its name as prefix, except the settings that the worker sets."""
     engine = ENGINES[name]
     assert isinstance(settings(name).engine_settings, engine.settings_type)
     assert set(engine.set_by_host) <= {field.name for field in fields(engine.settings_type)}
@@ -44,8 +44,8 @@ def test_an_engine_has_flags_of_its_own(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_the_lease_is_one_setting(name: str) -> None:
-    """Every engine holds handed-out blocks for KVMESH_KV_LEASE_S."""
+def test_the_lease_is_one_setting_for_all_engines(name: str) -> None:
+    """Every engine takes its lease and its pull timeout from KVMESH_KV_LEASE_S and KVMESH_KV_PULL_TIMEOUT_S."""
     chosen = settings(name, KVMESH_KV_LEASE_S="7.5", KVMESH_KV_PULL_TIMEOUT_S="1.5")
     engine = make_engine(chosen, Role.PREFILL, SystemClock())
     own = getattr(engine, "settings", None) or engine._settings  # type: ignore[attr-defined]
@@ -53,18 +53,18 @@ def test_the_lease_is_one_setting(name: str) -> None:
 
 
 def test_every_engine_runs_the_conformance_suite() -> None:
-    """The support matrix calls features *verified* because of it."""
+    """The support matrix calls features *verified* because the suite tests them on every engine."""
     assert {parameters.values[0].name for parameters in CASES} == set(ENGINES)
 
 
 def test_a_pull_ends_before_its_lease() -> None:
-    """Otherwise every pull that is given up would have lost its lease."""
+    """A pull timeout that is not below the lease is refused, because a pull that times out would always have lost its lease."""
     with pytest.raises(SettingsError, match="pull_timeout_s must be below lease_s"):
         settings("simulated", KVMESH_KV_LEASE_S="5")
 
 
 def test_every_sampling_parameter_has_a_row_of_names() -> None:
-    """A parameter without one would be ignored without a word. The simulated engine has no probabilities."""
+    """An adapter would silently ignore a parameter without a row. The simulated engine needs none because it has no probabilities."""
     assert SAMPLING_NAMES.keys() == {each.name for each in fields(SamplingParams)}
     assert {each.name for each in fields(Names)} == set(ENGINES) - {"simulated"} == set(get_args(EngineName))
 
@@ -77,7 +77,7 @@ def test_an_adapter_names_every_parameter_that_it_translates(name: str) -> None:
 
 
 def test_a_given_value_is_copied_under_the_engines_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And refused by an engine that lacks it, by name; the values that a request does not give are neither."""
+    """An engine that lacks the parameter refuses it by name. Parameters that the request does not set are neither copied nor refused."""
     copied = copied_arguments("sglang", SamplingParams(temperature=0.0, presence_penalty=0.5, top_k=3))
     assert copied == {"temperature": 0.0, "presence_penalty": 0.5, "ignore_eos": False}
     row = {"presence_penalty": Refused("this engine has no penalties")}

@@ -1,4 +1,4 @@
-"""The table of failures in docs/operate/reliability.md: every row names tests, and they exist."""
+"""Every row of the table of failures in docs/operate/reliability.md names tests that exist."""
 
 import ast
 import re
@@ -14,7 +14,7 @@ TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
 
 
 def rows() -> list[list[str]]:
-    """The cells of each row below the head."""
+    """Returns the cells of each row below the header."""
     section = PAGE.read_text().partition(HEADING)[2].partition("\n## ")[0]
     lines = [line.split("|")[1:-1] for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line] for line in lines[2:]]
@@ -22,20 +22,20 @@ def rows() -> list[list[str]]:
 
 @cache
 def names_in(path: str) -> frozenset[str]:
-    """The names of a file's tests."""
+    """Returns the names of a file's tests."""
     tree = ast.parse((ROOT / path).read_text())
     functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
     return frozenset(node.name for node in functions if node.name.startswith("test_"))
 
 
 def test_the_table_is_found() -> None:
-    """Else the test below would check nothing."""
+    """An empty table would make the test below pass without a check."""
     assert len(rows()) > 15
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row[0][:40])
 def test_each_failure_names_a_test_that_exists(row: list[str]) -> None:
-    """A test is a function, or a whole file with tests."""
+    """A row names a test function, or a file that contains tests."""
     assert len(row) == 4, row
     named = TEST.findall(row[3])
     assert named, f"no test proves this row: {row[0]}"
