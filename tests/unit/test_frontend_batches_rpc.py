@@ -1,4 +1,4 @@
-"""Batches over gRPC: the same store as HTTP's, by tenant."""
+"""Batches over gRPC use the same store as batches over HTTP, and belong to tenants."""
 
 import asyncio
 import json
@@ -105,8 +105,8 @@ async def failure(call: Any) -> MeshError:
     return from_rpc_error(caught.value)
 
 
-async def test_lines_become_answers(model: ServedModel, tmp_path: Path) -> None:
-    """Each line once, with its status; counts, tokens and times; HTTP sees the same batch."""
+async def test_a_batch_runs_every_line(model: ServedModel, tmp_path: Path) -> None:
+    """Each line has one result with its status. The batch has counts, tokens and times, and is visible over HTTP."""
     async with served(model, tmp_path) as (stub, apps):
         request = pb.CreateBatchRequest(
             endpoint=CHAT, lines=lines(BODY, BAD, BODY), metadata={"job": "7"}, completion_window=Duration(seconds=3600)
@@ -136,7 +136,7 @@ async def test_lines_become_answers(model: ServedModel, tmp_path: Path) -> None:
 
 
 async def test_a_batch_is_cancelled(model: ServedModel, tmp_path: Path) -> None:
-    """What was not run by then says so, with no status."""
+    """Requests that did not run have a result without a status code, whose error says that the batch was cancelled."""
     async with served(model, tmp_path) as (stub, apps):
         apps.mesh.step_s = 0.05
         made = (await stub.CreateBatch(pb.CreateBatchRequest(endpoint=CHAT, lines=lines(*[BODY] * 40)))).batch
@@ -152,8 +152,8 @@ async def test_a_batch_is_cancelled(model: ServedModel, tmp_path: Path) -> None:
         assert unrun and json.loads(unrun[0].body)["error"]["code"] == "batch_cancelled"
 
 
-async def test_what_is_wrong_is_named(model: ServedModel, tmp_path: Path) -> None:
-    """By field; and what only reading the lines shows stands in the batch."""
+async def test_problems_are_reported_by_field(model: ServedModel, tmp_path: Path) -> None:
+    """Problems that appear only when the lines are read are in the batch."""
     create = pb.CreateBatchRequest
     cases: list[tuple[Any, type[MeshError], str]] = [
         (create(lines=lines(BODY)), InvalidRequestError, "endpoint"),
@@ -185,8 +185,8 @@ async def test_what_is_wrong_is_named(model: ServedModel, tmp_path: Path) -> Non
         assert not list((tmp_path / "batches" / "files").glob("*.part*"))
 
 
-async def test_tenants_see_their_own(model: ServedModel, tmp_path: Path) -> None:
-    """Another tenant's batch is not there, to look at, to read or to cancel; without a key nothing is."""
+async def test_tenants_see_only_their_own_batches(model: ServedModel, tmp_path: Path) -> None:
+    """A tenant cannot get, read or cancel another tenant's batch. A call without a key is refused."""
     keys = tmp_path / "keys.json"
     rows = [{"tenant": name, "key_sha256": hash_of(f"key-{name}")} for name in ("acme", "other")]
     keys.write_text(json.dumps({"keys": rows}))
@@ -206,8 +206,8 @@ async def test_tenants_see_their_own(model: ServedModel, tmp_path: Path) -> None
         assert len((await stub.ListBatches(pb.ListBatchesRequest(), **acme)).batches) == 1
 
 
-async def test_without_a_store_there_are_none(model: ServedModel) -> None:
-    """A frontend without batches says so, whatever is asked."""
+async def test_a_frontend_without_a_store_has_no_batches(model: ServedModel) -> None:
+    """Calls fail with the reason `batches_off`."""
     servicer = InferenceServicer(None)  # type: ignore[arg-type]  # no call gets as far as the pipeline
     with pytest.raises(NotFoundError) as caught:
         await servicer.GetBatch(pb.GetBatchRequest(batch_id="b"), None)  # type: ignore[arg-type]
@@ -218,7 +218,7 @@ REQUESTS = {"a": json.loads(BODY), "b": json.loads(BAD)}
 
 
 def check_ended(batch: Batch, answers: list[BatchAnswer]) -> None:
-    """One answered, one refused by its field."""
+    """Checks a batch with one successful request and one that was refused by its field."""
     assert (batch.status, batch.lines_total, batch.lines_completed, batch.lines_failed) == ("completed", 2, 1, 1)
     assert (batch.endpoint, dict(batch.metadata)) == ("/v1/chat/completions", {"job": "7"})
     assert batch.expires_s - batch.created_s == 3600 and batch.usage.output_tokens > 0
@@ -228,8 +228,8 @@ def check_ended(batch: Batch, answers: list[BatchAnswer]) -> None:
     assert by_id["b"].body["error"]["param"] == "temperature"
 
 
-async def test_the_client_for_asyncio(model: ServedModel, tmp_path: Path) -> None:
-    """A batch there and its answers back; what is wrong is typed, whether the client or the server sees it."""
+async def test_the_asyncio_client(model: ServedModel, tmp_path: Path) -> None:
+    """The client creates batches and reads their results. Errors have the same types whether the client or the server finds them."""
     async with listening(model, tmp_path) as (address, _), AsyncClient(address) as client:
         with pytest.raises(InvalidRequestError) as caught:
             await client.batches.create("/v1/moderations", REQUESTS)
@@ -250,8 +250,8 @@ async def test_the_client_for_asyncio(model: ServedModel, tmp_path: Path) -> Non
             await client.batches.get("batch_0")
 
 
-async def test_the_client_that_blocks(model: ServedModel, tmp_path: Path) -> None:
-    """The same, and a batch that is left alone and one that is cancelled."""
+async def test_the_blocking_client(model: ServedModel, tmp_path: Path) -> None:
+    """The blocking client also times out while a batch runs, and cancels a batch."""
 
     def talk(address: str) -> None:
         with Client(address) as client:
@@ -272,8 +272,8 @@ async def test_the_client_that_blocks(model: ServedModel, tmp_path: Path) -> Non
         await asyncio.to_thread(talk, address)
 
 
-async def test_a_batch_is_not_made_twice(free_port: int) -> None:
-    """Where nobody says that it was refused, the client does not ask again."""
+async def test_creating_a_batch_is_not_retried(free_port: int) -> None:
+    """The client does not retry unless the server states that it rejected the call."""
     settings = ClientSettings(retry=RetryPolicy(attempts_max=5, pause_s=10.0))
     async with AsyncClient(f"127.0.0.1:{free_port}", settings) as client:
         with pytest.raises(LostError):

@@ -1,4 +1,4 @@
-"""One choice of an answer: what is held back, and when its worker is stopped."""
+"""One choice of a response: which text is held back, and when its worker is stopped."""
 
 from kvmesh.clock import SystemClock
 from kvmesh.core import FinishReason, LegFinish, Usage
@@ -13,8 +13,8 @@ TOKENIZER = byte_level()
 DETOKENISERS = Detokenisers(TOKENIZER)
 
 
-class Heard:
-    """An outlet that notes what it gets."""
+class RecordingOutlet:
+    """Records the text and the endings of a choice."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -30,10 +30,10 @@ class Heard:
         self.endings.append(ending)
 
 
-def a_choice(heard: Heard, cancelled: list[int], *stops: str) -> ChoiceSink:
+def make_choice(outlet: RecordingOutlet, cancelled: list[int], *stops: str) -> ChoiceSink:
     choice = ChoiceSink(
         0,
-        heard,
+        outlet,
         DETOKENISERS.detokeniser(skip_special_tokens=True),
         stops=StopFinder(stops),
         stop_ids=frozenset(),
@@ -48,38 +48,38 @@ def a_choice(heard: Heard, cancelled: list[int], *stops: str) -> ChoiceSink:
     return choice
 
 
-def say(choice: ChoiceSink, text: str) -> None:
-    """The text, a token at a time."""
+def push_text(choice: ChoiceSink, text: str) -> None:
+    """Pushes the tokens of the text one at a time."""
     for token_id in TOKENIZER.encode(text, add_special_tokens=False).ids:
         choice.on_tokens((token_id,), None, 0.0)
 
 
-def test_a_stop_string_stops_the_worker_at_once() -> None:
-    """Not when the other choices of the request end, which may go on for minutes."""
-    heard, cancelled = Heard(), []
-    choice = a_choice(heard, cancelled, "STOP")
-    say(choice, "one two STOP three")
-    assert heard.text == "one two "
-    assert [ending.stop for ending in heard.endings] == ["STOP"]
+def test_a_stop_string_stops_the_worker_immediately() -> None:
+    """The worker does not wait for the other choices of the request, which may run for minutes."""
+    outlet, cancelled = RecordingOutlet(), []
+    choice = make_choice(outlet, cancelled, "STOP")
+    push_text(choice, "one two STOP three")
+    assert outlet.text == "one two "
+    assert [ending.stop for ending in outlet.endings] == ["STOP"]
     assert cancelled == [1]
     choice.close()
     assert cancelled == [1]
 
 
-def test_what_only_looked_like_a_stop_is_shown_in_the_end() -> None:
-    """An answer that ends with a stop string's beginning is whole."""
-    heard, cancelled = Heard(), []
-    choice = a_choice(heard, cancelled, "STOP")
-    say(choice, "one two STO")
-    assert heard.text == "one two "
+def test_the_start_of_a_stop_string_is_sent_at_the_end() -> None:
+    """An answer that ends with the beginning of a stop string is complete."""
+    outlet, cancelled = RecordingOutlet(), []
+    choice = make_choice(outlet, cancelled, "STOP")
+    push_text(choice, "one two STO")
+    assert outlet.text == "one two "
     choice.on_finish(LegFinish(reason=FinishReason.LENGTH, usage=Usage()))
-    assert heard.text == "one two STO"
-    assert [ending.reason for ending in heard.endings] == [FinishReason.LENGTH]
+    assert outlet.text == "one two STO"
+    assert [ending.reason for ending in outlet.endings] == [FinishReason.LENGTH]
     assert not cancelled
 
 
-def test_half_a_character_is_not_dropped_by_a_whole_one() -> None:
-    """A token that is whole by itself may not overtake bytes that wait for the rest of theirs."""
+def test_a_complete_token_does_not_drop_a_partial_character() -> None:
+    """A token that is complete by itself must not overtake bytes that wait for the rest of their character."""
     detokeniser = DETOKENISERS.detokeniser(skip_special_tokens=True)
     [first, *_] = "日".encode()
     half = next(i for i in range(TOKENIZER.get_vocab_size()) if DETOKENISERS.token_bytes(i) == bytes([first]))

@@ -1,4 +1,4 @@
-"""Stores of the frontend when their disk is full: a typed error, nothing half-written, and what was stored stays."""
+"""The frontend's stores on a full disk: they raise a typed error, leave no partial writes, and keep their contents."""
 
 import resource
 from collections.abc import Iterator
@@ -17,12 +17,12 @@ from services.frontend.stores.sqlite import SqliteDatabase
 
 FILE_BYTES_MAX = 1 << 16
 PAGES = "PRAGMA max_page_count = 64"
-"""SQLite reports the same error for a file that may not grow as for a full disk."""
+"""SQLite reports the same error for a file at its limit as for a full disk."""
 
 
 @contextmanager
 def small_files() -> Iterator[None]:
-    """No file of this process may grow beyond FILE_BYTES_MAX."""
+    """Limits the size of all files that this process writes to FILE_BYTES_MAX."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES_MAX, before[1]))
     try:
@@ -37,7 +37,7 @@ async def put(store: ResponseStore, number: int) -> None:
 
 
 async def fill(store: ResponseStore) -> int:
-    """Stores responses until one is refused. Returns how many are stored."""
+    """Stores responses until one is refused. Returns the number of stored responses."""
     for number in range(100):
         try:
             await put(store, number)
@@ -46,8 +46,8 @@ async def fill(store: ResponseStore) -> int:
     return 100
 
 
-async def test_a_full_database_keeps_what_it_has(tmp_path: Path) -> None:
-    """Refused writes change nothing and leave no open transaction: reads go on, and so do writes once there is room."""
+async def test_a_full_database_keeps_its_responses(tmp_path: Path) -> None:
+    """Refused writes change nothing and leave no open transaction. Reads continue, and so do writes once there is room."""
     database = SqliteDatabase(tmp_path / "r.sqlite", (*MIGRATIONS, PAGES), busy_timeout_s=10.0)
     await database.open()
     store = ResponseStore(database, ResponsesSettings(), SystemClock())
@@ -71,8 +71,8 @@ def write(file: NewFile, sizes: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(FILE_BYTES_MAX + 1,), (FILE_BYTES_MAX, 1)], ids=["write", "commit"])
-def test_a_file_that_finds_no_room_is_gone(tmp_path: Path, sizes: tuple[int, ...]) -> None:
-    """Whether a write or only the commit meets the full disk: a typed error, and no part of the file is left."""
+def test_a_file_that_does_not_fit_is_removed(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    """A full disk raises a typed error at a write or at the commit, and no part of the file remains."""
     file = DirectoryContents(tmp_path).new("file-1")
     with small_files():
         with pytest.raises(UnavailableError) as failure:

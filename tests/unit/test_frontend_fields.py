@@ -1,4 +1,4 @@
-"""Bodies against their classes: the path and the code of whatever is wrong, and one declaration of sampling."""
+"""Parsing of request bodies: the path and the code of every error, and the single declaration of sampling parameters."""
 
 from dataclasses import fields
 from typing import Annotated, Any, Literal
@@ -58,7 +58,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize("prefix", ["", "parameters."])
 def test_errors_name_the_field(prefix: str) -> None:
-    """By its whole path; the message has it too, and does not grow with what the client sent."""
+    """Errors have the whole path of the field, also in the message. The message stays short if the client sends long values."""
     for change, field, code in WRONG:
         with pytest.raises(MeshError) as caught:
             read_body(Whole, {**GOOD, **change}, prefix)
@@ -73,8 +73,8 @@ def test_errors_name_the_field(prefix: str) -> None:
     assert len(caught.value.message) < 500
 
 
-def test_null_and_neutral_values_ask_for_nothing() -> None:
-    """As OpenAI's clients write them."""
+def test_null_and_neutral_values_are_accepted() -> None:
+    """OpenAI's clients send such values for fields that they do not use."""
     body = read_body(Whole, {**GOOD, "counts": None, "inner": {"sealed": "", "name": None}})
     assert body.counts is None and body.inner is not None
     for value in (None, "", []):
@@ -85,17 +85,17 @@ def test_null_and_neutral_values_ask_for_nothing() -> None:
 
 
 def test_every_sampling_parameter_has_a_field_on_the_wire_and_in_the_apis() -> None:
-    """What is declared in SamplingParams cannot be missing elsewhere: codec and readers take it by its name."""
+    """Parameters of SamplingParams cannot be missing elsewhere, because the codec and the parsers use their names."""
     names = {each.name for each in fields(SamplingParams)}
     assert names == set(pb.SamplingParams.DESCRIPTOR.fields_by_name)
     assert RANGES.keys() <= names
-    # The others are made of several fields: the reader passes them.
+    # The parser builds the others from several fields.
     passed = {"logprobs", "prompt_logprobs", "constraint"}
     assert names - passed <= set(SamplingFields.__struct_fields__)
 
 
 def test_fields_become_sampling_parameters() -> None:
-    """By name; what the reader passes wins, and values take the shape that the mesh has."""
+    """Fields are copied by name. Arguments of the parser take precedence, and values are converted to the mesh's types."""
     values = {
         "temperature": 1,
         "top_k": -1,

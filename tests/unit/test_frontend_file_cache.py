@@ -1,4 +1,4 @@
-"""Copies of workers' files on the frontend's disk."""
+"""The frontend's on-disk cache of model files."""
 
 import os
 import stat
@@ -20,8 +20,8 @@ def make_cache(root: Path, sets_max: int = 16) -> FileCache:
     return FileCache(str(root), SystemClock(), sets_max=sets_max)
 
 
-def test_files_are_private_and_survive_the_process(tmp_path: Path) -> None:
-    """Another process finds them."""
+def test_files_are_private_and_persistent(tmp_path: Path) -> None:
+    """A new cache object, as in another process, finds the files."""
     root = tmp_path / "a" / "b"
     assert make_cache(root).find(DIGEST) is None
     folder = make_cache(root).add(DIGEST, FILES)
@@ -30,8 +30,8 @@ def test_files_are_private_and_survive_the_process(tmp_path: Path) -> None:
     assert stat.S_IMODE(root.stat().st_mode) == stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_processes_that_race(tmp_path: Path) -> None:
-    """Each gets a complete set; nothing is left over."""
+def test_concurrent_processes_add_the_same_set(tmp_path: Path) -> None:
+    """Threads that add the same set concurrently all get the complete set, and no temporary directory remains."""
     with ThreadPoolExecutor(8) as threads:
         folders = list(threads.map(lambda _: make_cache(tmp_path).add(DIGEST, FILES), range(32)))
     assert set(folders) == {tmp_path / DIGEST}
@@ -39,7 +39,7 @@ def test_processes_that_race(tmp_path: Path) -> None:
 
 
 def test_a_damaged_set_is_not_used(tmp_path: Path) -> None:
-    """It is removed, and fetched again."""
+    """A set whose contents do not match its digest is removed, and can be added again."""
     cache = make_cache(tmp_path)
     (cache.add(DIGEST, FILES) / "config.json").write_bytes(b"[]")
     assert cache.find(DIGEST) is None
@@ -47,8 +47,8 @@ def test_a_damaged_set_is_not_used(tmp_path: Path) -> None:
     assert cache.add(DIGEST, FILES) == cache.find(DIGEST)
 
 
-def test_number_of_sets(tmp_path: Path) -> None:
-    """The least recently used go first, and what a killed process left goes after an hour."""
+def test_the_number_of_sets_is_limited(tmp_path: Path) -> None:
+    """The least recently used sets are removed first. Temporary directories of killed processes are removed after an hour."""
     cache = make_cache(tmp_path, sets_max=2)
     sets = [{"config.json": str(i).encode()} for i in range(3)]
     digests = [digest_of_contents(files) for files in sets]
@@ -64,8 +64,8 @@ def test_number_of_sets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("digest", ["", "..", "../other", "/etc", "A" * 64, DIGEST + "/..", DIGEST + "\n"])
-def test_digest_that_is_a_path(tmp_path: Path, digest: str) -> None:
-    """A worker's word never removes or creates another folder."""
+def test_a_digest_that_is_a_path_is_refused(tmp_path: Path, digest: str) -> None:
+    """A worker's digest must never remove or create another directory."""
     other = tmp_path / "other"
     other.mkdir()
     cache = make_cache(tmp_path / "cache")
@@ -75,8 +75,8 @@ def test_digest_that_is_a_path(tmp_path: Path, digest: str) -> None:
     assert list(tmp_path.iterdir()) == [other]
 
 
-def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
-    """The error names it and the setting."""
+def test_a_directory_that_is_not_writable(tmp_path: Path) -> None:
+    """A cache directory that cannot be written to is reported with its path and its setting."""
     (tmp_path / "file").write_text("")
     with pytest.raises(UnavailableError, match=r"models\.files_dir") as caught:
         make_cache(tmp_path / "file").add(DIGEST, FILES)

@@ -1,4 +1,4 @@
-"""What a frontend fetches of a hub model. The hub is a server on loopback that speaks the part of its API which the client uses."""
+"""The files that a frontend downloads for a model on the Hugging Face hub. A server on loopback implements the part of the API in use."""
 
 import hashlib
 import json
@@ -25,12 +25,12 @@ FILES = {
 
 
 class Hub(BaseHTTPRequestHandler):
-    """One repository, `org/name`."""
+    """Serves one repository, `org/name`, and records the downloaded files."""
 
     fetched: ClassVar[list[str]] = []
 
     def log_message(self, *arguments: object) -> None:
-        """Quiet."""
+        pass
 
     def do_HEAD(self) -> None:
         self.answer(with_body=False)
@@ -81,7 +81,7 @@ def hub() -> Iterator[str]:
 
 
 def directory(endpoint: str, cache: Path, source: str, **env: str) -> "subprocess.CompletedProcess[str]":
-    """Asks a process of its own: the client reads its environment when it is imported."""
+    """Runs `model_directory` in a new process, because the hub's client reads its environment on import."""
     code = (
         "import sys; from services.frontend.text.model_files import model_directory\n"
         "from kvmesh.errors import MeshError\n"
@@ -97,8 +97,8 @@ def directory(endpoint: str, cache: Path, source: str, **env: str) -> "subproces
     )
 
 
-def test_only_the_text_files_of_a_hub_model_are_fetched(hub: str, tmp_path: Path) -> None:
-    """Once: the next frontend finds them in the cache."""
+def test_only_text_files_of_a_hub_model_are_downloaded(hub: str, tmp_path: Path) -> None:
+    """Only the configuration, the tokenizer and the template are downloaded. The next frontend uses the cache."""
     got = directory(hub, tmp_path, "org/name")
     assert got.returncode == 0, got.stderr
     folder = Path(got.stdout.strip())
@@ -107,8 +107,8 @@ def test_only_the_text_files_of_a_hub_model_are_fetched(hub: str, tmp_path: Path
     assert directory("http://127.0.0.1:9", tmp_path, "org/name").stdout == got.stdout
 
 
-def test_a_hub_that_is_away_or_unwanted(tmp_path: Path) -> None:
-    """It may come back; offline, or with a path that is not here, nothing is tried."""
+def test_a_hub_that_is_unreachable_or_disabled(tmp_path: Path) -> None:
+    """An unreachable hub may become reachable. In offline mode, and for a path that does not exist, nothing is downloaded."""
     away = directory("http://127.0.0.1:9", tmp_path, "org/name")
     assert "model_files_unreachable" in away.stderr
     for source, env in (("org/name", {"HF_HUB_OFFLINE": "1"}), ("/models/absent", {}), ("name", {})):

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens that cannot come."""
+"""Log-probabilities of tokens with probability 0."""
 
 import json
 from math import inf
@@ -10,13 +10,13 @@ from services.frontend.text.token_names import TokenNames
 
 
 class Text:
-    """As much of a text model as is read."""
+    """The part of a text model that the functions use."""
 
     names = TokenNames(lambda token_id: b"xyz"[token_id : token_id + 1])
 
 
 def test_an_impossible_token_is_valid_json() -> None:
-    """JSON has no infinity, and parsers of clients refuse the whole answer for one."""
+    """JSON has no infinity, and clients' parsers refuse the whole answer for one."""
     text: Any = Text()
     entry = TokenLogprob(logprob=-inf, alternatives=((1, -0.5), (2, -inf)))
     [item] = json.loads(chat_logprobs(text, [2], [entry]))["content"]

@@ -1,4 +1,4 @@
-"""A frontend without the model's files gets them from a worker, over gRPC, and never tokenises with those of another model."""
+"""A frontend without a model's files fetches them from a worker over gRPC, and never tokenises with the files of another model."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ CODE = "raise SystemExit('code of a model ran')"
 
 
 def write_files(directory: Path, template: str = "") -> Path:
-    """A model with code beside its files, and a tokenizer that needs several parts."""
+    """Writes a model with code beside its files, and with a tokenizer file that needs several messages."""
     write_model(directory)
     (directory / "config.json").write_text(json.dumps({"vocab_size": 1000, "max_position_embeddings": 512}))
     (directory / "vocab.txt").write_text("x" * (3 << 20))
@@ -41,7 +41,7 @@ def write_files(directory: Path, template: str = "") -> Path:
 
 @asynccontextmanager
 async def worker_of(directory: Path, kind: str = "grpc") -> AsyncIterator[tuple[WorkerRig, ModelCard]]:
-    """A worker of the model in `directory`, and its card as the frontend reads it."""
+    """Runs a worker of the model in `directory`. Yields its rig and its card as the frontend reads it."""
     async with running_worker(kind, engine=replace(SLOW, vocabulary_size=0, model_dir=str(directory))) as rig:
         description = await GrpcWorkerClient(rig.channels).describe(rig.address, timeout_s=PATIENCE_S)
         yield rig, description.model
@@ -66,8 +66,8 @@ def directories(rig: WorkerRig, root: Path) -> ModelDirectories:
 
 
 @pytest.mark.parametrize("kind", ["grpc", "memory"])
-async def test_files_that_are_missing_come_from_a_worker(kind: str, tmp_path: Path) -> None:
-    """All of them, byte by byte, and nothing but them: no code, no weights. The second load needs no worker."""
+async def test_missing_files_are_fetched_from_a_worker(kind: str, tmp_path: Path) -> None:
+    """The frontend gets all text files unchanged, but neither code nor weights. The second load needs no worker."""
     source = write_files(tmp_path / "worker")
     async with worker_of(source, kind) as (rig, card):
         assert card.files_digest == digest_of_files(list_files(source))
@@ -79,8 +79,8 @@ async def test_files_that_are_missing_come_from_a_worker(kind: str, tmp_path: Pa
         assert await directories(rig, tmp_path / "cache").find(elsewhere, []) == found
 
 
-async def test_local_files_are_used_only_if_they_are_the_workers(tmp_path: Path) -> None:
-    """Same path, other content: those of the worker are used."""
+async def test_local_files_are_used_only_if_they_match_the_workers(tmp_path: Path) -> None:
+    """If the same path has other content, the frontend fetches the worker's files."""
     source, local = write_files(tmp_path / "worker"), write_files(tmp_path / "local")
     async with worker_of(source) as (rig, card):
         here = replace(card, source=str(local))
@@ -92,8 +92,8 @@ async def test_local_files_are_used_only_if_they_are_the_workers(tmp_path: Path)
         assert (fetched / "chat_template.jinja").read_bytes() == (source / "chat_template.jinja").read_bytes()
 
 
-async def test_the_error_names_the_path_and_the_answers(tmp_path: Path) -> None:
-    """What is missing here, and what each worker said."""
+async def test_the_error_names_the_path_and_the_workers_errors(tmp_path: Path) -> None:
+    """The error has the missing path and the error of each worker."""
     source = write_files(tmp_path / "worker")
     async with worker_of(source) as (rig, card):
         wanted = replace(card, source="/models/missing", files_digest="0" * 64)
@@ -107,7 +107,7 @@ async def test_the_error_names_the_path_and_the_answers(tmp_path: Path) -> None:
 
 
 async def test_files_that_changed_after_the_start_are_not_used(tmp_path: Path) -> None:
-    """The next worker is asked."""
+    """A worker refuses to send files that changed after its start. The frontend then tries the next worker."""
     source, other = write_files(tmp_path / "worker"), write_files(tmp_path / "other")
     async with worker_of(source) as (rig, card), worker_of(other) as (second, same):
         assert same.files_digest == card.files_digest
@@ -118,8 +118,8 @@ async def test_files_that_changed_after_the_start_are_not_used(tmp_path: Path) -
         assert await found.find(wanted, [instance(rig), instance(second, "w2")])
 
 
-async def test_a_worker_sends_to_a_few_at_a_time(tmp_path: Path) -> None:
-    """More are refused for now; a stream that is dropped makes room."""
+async def test_a_worker_limits_concurrent_streams(tmp_path: Path) -> None:
+    """A stream beyond the limit is refused. A closed stream frees its place."""
     files = ServedFiles(lambda: _card(write_files(tmp_path)))
     await files.start()
     streams = [files.parts(files.digest) for _ in range(STREAMS_MAX)]
@@ -133,8 +133,10 @@ async def test_a_worker_sends_to_a_few_at_a_time(tmp_path: Path) -> None:
         await anext(files.parts("0" * 64))
 
 
-async def test_a_worker_without_files_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Its model works as before for frontends that have the files."""
+async def test_a_worker_without_files_logs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A worker without servable files logs a warning and serves none. A link to a file outside the model's directory makes all files
+    unservable.
+    """
     (tmp_path / "secret").write_text("key")
     model = write_files(tmp_path / "model")
     (model / "chat_template.json").symlink_to(tmp_path / "secret")
@@ -149,7 +151,7 @@ async def test_a_worker_without_files_says_so(tmp_path: Path, caplog: pytest.Log
 
 
 async def test_a_card_without_a_digest_needs_local_files(tmp_path: Path) -> None:
-    """As with a worker that has its model from elsewhere."""
+    """A card without a digest matches any local files, and nothing is fetched from workers."""
     local = write_files(tmp_path / "local")
 
     class NoWorker:
@@ -183,8 +185,8 @@ def _worker_card(digest: str) -> WorkerCard:
     return WorkerCard(name="m", source="m", context_tokens_max=1, vocabulary_size=1, files_digest=digest)
 
 
-def test_which_files_are_preferred() -> None:
-    """Those of most decode workers; of equals, those of the newest. A group without a decode worker is none."""
+def test_the_files_of_most_decode_workers_are_preferred() -> None:
+    """If two groups are equal, the one with the newest worker is preferred. A group without a decode worker does not count."""
     old, new = ("d1", "decode", 1, "aa"), ("d2", "decode", 2, "bb")
     prefill = ("p1", "prefill", 9, "aa")
     assert Listing(workers=()).grouped() == []
@@ -193,7 +195,7 @@ def test_which_files_are_preferred() -> None:
     assert Listing(workers=(old, ("d3", "decode", 1, "aa"), new)).grouped() == [["d1", "d3"], ["d2"]]
 
 
-def test_the_digest_is_read_from_the_registry() -> None:
+def test_the_digest_is_parsed_from_the_card() -> None:
     """Cards of workers that serve no files have none."""
     card = {"name": "x", "source": "y", "context_tokens_max": 1, "vocabulary_size": 1}
     assert read_card(json.dumps(card).encode()).files_digest == ""
@@ -201,7 +203,7 @@ def test_the_digest_is_read_from_the_registry() -> None:
 
 
 async def test_concurrent_loads(tmp_path: Path) -> None:
-    """Several processes of a frontend start at once."""
+    """Several processes of a frontend start at the same time and fetch the same files."""
     async with worker_of(write_files(tmp_path / "worker")) as (rig, card):
         elsewhere = replace(card, source="/missing")
         async with asyncio.TaskGroup() as tasks:

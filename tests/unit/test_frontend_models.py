@@ -37,14 +37,14 @@ from tests.patience import PATIENCE_S
 
 @dataclass(slots=True)
 class Mesh:
-    """A registry, a gRPC server whose health it checks, and the models that follow it."""
+    """A registry, a gRPC server for its health checks, and the models that follow the registry."""
 
     models: DiscoveredModels
     registry: ConsulRegistry
     server: RpcServer
 
     async def add_worker(self, worker_id: str, directory: Path, *, service: str = DECODE, **card: Any) -> None:
-        """A worker with its card."""
+        """Registers a worker with its card."""
         record = {
             "name": "tiny",
             "source": str(directory),
@@ -72,7 +72,7 @@ class Mesh:
 
 @asynccontextmanager
 async def following(*, parsers: ParserNames | None = None, **settings: Any) -> AsyncIterator[Mesh]:
-    """Models that follow an embedded registry."""
+    """Runs models that follow an embedded registry."""
     agent = EmbeddedAgent()
     await agent.start()
     server = RpcServer(RpcSettings(grace_s=0), service_names=[], add_services=lambda _: None)
@@ -105,8 +105,8 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_unknown_and_absent_models_differ() -> None:
-    """With nobody there the client may come back; a wrong name is wrong for good."""
+async def test_unknown_models_and_a_mesh_without_models_give_different_errors() -> None:
+    """While no model is served, the error has a time after which the client may retry."""
     async with following() as mesh:
         with pytest.raises(UnavailableError) as caught:
             mesh.models.find("anything")
@@ -114,15 +114,15 @@ async def test_unknown_and_absent_models_differ() -> None:
         assert mesh.models.served() == []
 
 
-def test_a_card_that_is_none_is_refused() -> None:
-    """Whatever a worker wrote."""
+def test_invalid_cards_are_refused() -> None:
+    """A card that a worker wrote is not trusted."""
     for value in (b"", b"[]", b"{}", b'{"name":"x","source":"y","context_tokens_max":"many"}'):
         with pytest.raises(UnsupportedError):
             read_card(value)
 
 
-async def test_a_parser_that_does_not_fit_is_said_at_load(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Once, with the model and the reason; the model is served all the same, with the parser that was asked for."""
+async def test_a_parser_that_does_not_match_is_logged_at_load(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A parser that does not match the model is logged once with the reason. The model is served with the configured parser anyway."""
     write_model(tmp_path)
     names = ParserNames(tools="tiny=mistral,other=kimi_k2")
     with caplog.at_level(logging.WARNING):
@@ -132,13 +132,13 @@ async def test_a_parser_that_does_not_fit_is_said_at_load(tmp_path: Path, caplog
             selection = mesh.models.find("tiny").text.selection
     assert selection.tools is not None
     assert selection.tools.name == "mistral"
-    said = [record for record in caplog.records if record.message == "parser_does_not_fit"]
-    assert [record.data["model"] for record in said] == ["tiny"]  # type: ignore[attr-defined]
-    assert said[0].data["detail"] == selection.problems[0]  # type: ignore[attr-defined]
+    records = [record for record in caplog.records if record.message == "parser_does_not_fit"]
+    assert [record.data["model"] for record in records] == ["tiny"]  # type: ignore[attr-defined]
+    assert records[0].data["detail"] == selection.problems[0]  # type: ignore[attr-defined]
 
 
-async def test_a_model_comes_and_goes_with_its_workers(tmp_path: Path) -> None:
-    """Served while a decode worker takes requests; its card and files say what it is; then 503, not 404."""
+async def test_a_model_is_served_while_it_has_a_decode_worker(tmp_path: Path) -> None:
+    """Cards and files describe the model. Without a decode worker its requests fail with UnavailableError, not NotFoundError."""
     write_model(tmp_path)
     async with following() as mesh:
         models = mesh.models
@@ -168,7 +168,7 @@ async def test_a_model_comes_and_goes_with_its_workers(tmp_path: Path) -> None:
 async def test_workers_with_differing_files(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The model is the one of most decode workers; the others do not count, and are named in the log. What cannot be loaded is left out."""
+    """The model has the files of most decode workers. The log names the others, which do not count. Files that cannot be loaded are ignored."""
     old, new = write_model(tmp_path / "old"), write_model(tmp_path / "new")
     (new / "chat_template.jinja").write_text("new")
     digests = [digest_of_files(list_files(directory)) for directory in (old, new)]
@@ -189,12 +189,14 @@ async def test_workers_with_differing_files(
                 await mesh.add_worker(worker_id, tmp_path / "missing", files_digest="0" * 64)
             await until(lambda: len(models._cards) == 6)
             assert models.find("tiny").files_digest == digests[1]
-    said = [record.data for record in caplog.records if record.message == "model_files_differ"]  # type: ignore[attr-defined]
-    assert said[0]["workers"].keys() == {digest[:12] for digest in digests}
+    records = [record.data for record in caplog.records if record.message == "model_files_differ"]  # type: ignore[attr-defined]
+    assert records[0]["workers"].keys() == {digest[:12] for digest in digests}
 
 
-async def test_a_model_without_files_is_a_problem_with_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reason is told, and it is tried again."""
+async def test_a_model_without_files_is_reported_and_loaded_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model whose files are missing is reported with the reason, and the frontend tries to load it again."""
     monkeypatch.setattr("services.frontend.models.RELOAD_S", 0.1)
     async with following() as mesh:
         await mesh.add_worker("d0", tmp_path / "later")
@@ -206,7 +208,7 @@ async def test_a_model_without_files_is_a_problem_with_words(tmp_path: Path, mon
 
 
 def test_a_hub_model_is_found_in_the_cache(tmp_path: Path) -> None:
-    """By its reference, without the hub's library; what is not there is said."""
+    """The cache is searched by the model's reference, without the hub's library. The error names a model that is missing."""
     snapshot = tmp_path / "models--org--name" / "snapshots" / "abc"
     write_model(snapshot)
     (tmp_path / "models--org--name" / "refs").mkdir()
@@ -218,7 +220,7 @@ def test_a_hub_model_is_found_in_the_cache(tmp_path: Path) -> None:
 
 
 def test_generation_defaults(tmp_path: Path) -> None:
-    """They fill what the request leaves open; do_sample false means greedy."""
+    """The defaults replace parameters that the request does not set. `do_sample: false` means greedy decoding."""
     write_model(tmp_path)
 
     def temperature(**sampling: float) -> float | None:
@@ -239,14 +241,14 @@ def render(source: str, conversation: Conversation | None = None) -> str:
     )
 
 
-def test_templates_have_what_hugging_face_gives_them() -> None:
-    """Special tokens, unescaped JSON, loop controls, generation blocks, dates, arguments."""
+def test_templates_support_hugging_face_extensions() -> None:
+    """Templates have special tokens, unescaped JSON, loop controls, generation blocks, dates and arguments."""
     assert render("{{ bos_token }}{{ messages | tojson }}") == '<s>[{"role": "user", "content": "<é>"}]'
     assert render("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}") == "01"
     assert render("{% generation %}{{ messages[0].content }}{% endgeneration %}") == "<é>"
     assert render("{{ strftime_now('%Y') | length }}") == "4"
-    asked = Conversation(messages=[], arguments={"thinking": True, "messages": "no"})
-    assert render("{{ thinking }}{{ messages }}{{ tools }}", asked) == "True[]None"
+    conversation_with_arguments = Conversation(messages=[], arguments={"thinking": True, "messages": "no"})
+    assert render("{{ thinking }}{{ messages }}{{ tools }}", conversation_with_arguments) == "True[]None"
 
 
 @pytest.mark.parametrize(
@@ -260,21 +262,20 @@ def test_templates_have_what_hugging_face_gives_them() -> None:
         "{{ undefined_function() }}",
     ],
 )
-def test_a_template_that_fails_is_the_requests_fault_with_the_field(source: str) -> None:
-    """Also when it tries to leave the sandbox."""
+def test_a_failing_template_is_an_error_of_the_request(source: str) -> None:
+    """A template that fails, or tries to leave the sandbox, raises InvalidRequestError with the field of the messages."""
     with pytest.raises(InvalidRequestError) as caught:
         render(source)
     assert caught.value.field == "messages"
 
 
-def test_a_template_that_does_not_parse_is_said_at_once() -> None:
-    """When the model is loaded, not when it is asked."""
+def test_a_template_that_does_not_parse_is_refused() -> None:
     with pytest.raises(UnsupportedError):
         render("{% if %}")
 
 
-async def test_cards_of_workers_that_are_gone_are_forgotten(tmp_path: Path) -> None:
-    """Workers come back under ever new names."""
+async def test_cards_of_deregistered_workers_are_removed(tmp_path: Path) -> None:
+    """Restarted workers have new names, so the cards would otherwise accumulate."""
     directory = write_model(tmp_path)
     async with following() as mesh:
         await mesh.add_worker("stays", directory)
@@ -290,7 +291,7 @@ async def test_cards_of_workers_that_are_gone_are_forgotten(tmp_path: Path) -> N
 
 
 async def test_a_model_that_a_key_may_not_use_reads_as_an_absent_one(tmp_path: Path) -> None:
-    """Another wording would disclose that it exists. Both say where the names are."""
+    """Another wording would disclose that the model exists. Both messages say where to find the names of models."""
     write_model(tmp_path)
     async with following() as mesh:
         await mesh.add_worker("d0", tmp_path)

@@ -1,4 +1,4 @@
-"""The request path on virtual time, with fake clients of the mesh: phases, failures, cancels."""
+"""The request path on virtual time with fake clients of the mesh: phases, failures and cancellation."""
 
 import asyncio
 import copy
@@ -58,8 +58,8 @@ from tests.virtual_loop import run_virtual
 TEXT = "Hello! How are you today? naïve 日本語 🙂 one two three"
 
 
-class Heard:
-    """An outlet that records what it receives and checks the outlet's rules."""
+class RecordingOutlet:
+    """Records the choices of a response and checks the order of an outlet's calls."""
 
     def __init__(self, *, is_whole: bool = False) -> None:
         self.is_whole = is_whole
@@ -111,23 +111,23 @@ def a_request(**values: Any) -> Request:
     return Request(**{**defaults, **values}, sampling=SamplingParams(**sampling))
 
 
-async def ask(pipeline: Pipeline, request: Request, heard: Heard) -> RequestResult:
+async def ask(pipeline: Pipeline, request: Request, outlet: RecordingOutlet) -> RequestResult:
     began_s = pipeline.clock.now()
     model = pipeline.models.find(request.model)
     prepared = await pipeline.prepare(request, model, caller=ANYBODY, began_s=began_s)
-    return await pipeline.run(prepared, heard, began_s=began_s)
+    return await pipeline.run(prepared, outlet, began_s=began_s)
 
 
 def run(
     mesh: FakeMesh, model: ServedModel, request: Request, *, is_whole: bool = False, **settings: Any
-) -> tuple[Heard, RequestResult | MeshError]:
-    """Runs one request on virtual time. Checks that nothing is left, and that every placement is settled exactly once."""
-    heard = Heard(is_whole=is_whole)
+) -> tuple[RecordingOutlet, RequestResult | MeshError]:
+    """Runs one request on virtual time. Checks that no state remains, and that every placement is settled exactly once."""
+    outlet = RecordingOutlet(is_whole=is_whole)
 
     async def main() -> RequestResult | MeshError:
         pipeline = make_pipeline(mesh, StaticModels([model]), **settings)
         try:
-            return await ask(pipeline, request, heard)
+            return await ask(pipeline, request, outlet)
         except MeshError as error:
             return error
         finally:
@@ -135,7 +135,7 @@ def run(
             assert pipeline.in_flight == 0
             check_nothing_left(mesh)
 
-    return heard, run_virtual(main())
+    return outlet, run_virtual(main())
 
 
 def check_nothing_left(mesh: FakeMesh) -> None:
@@ -145,20 +145,20 @@ def check_nothing_left(mesh: FakeMesh) -> None:
     assert sorted(ask_id for ask_id, _ in mesh.settled()) == list(range(1, len(mesh.asks) + 1))
 
 
-def test_a_request_leaves_no_circle_behind(mesh: FakeMesh, model: ServedModel) -> None:
+def test_a_request_leaves_no_reference_cycle(mesh: FakeMesh, model: ServedModel) -> None:
     """All objects of a request are freed with the last reference, without the garbage collector."""
 
-    def circles() -> list[object]:
+    def uncollected() -> list[object]:
         return [each for each in gc.garbage if type(each).__module__.startswith(("services.", "kvmesh.", "jinja2."))]
 
     async def main() -> None:
         pipeline = make_pipeline(mesh, StaticModels([model]))
         prompt = Conversation(messages=[{"role": "user", "content": "Hello!"}])
         for i in range(3):
-            await ask(pipeline, a_request(request_id=f"r{i}", prompt=prompt), Heard())
+            await ask(pipeline, a_request(request_id=f"r{i}", prompt=prompt), RecordingOutlet())
             gc.collect()
             gc.set_debug(gc.DEBUG_SAVEALL)
-        assert not circles()
+        assert not uncollected()
 
     try:
         run_virtual(main())
@@ -167,13 +167,13 @@ def test_a_request_leaves_no_circle_behind(mesh: FakeMesh, model: ServedModel) -
         gc.garbage.clear()
 
 
-def test_a_request_goes_through(mesh: FakeMesh, model: ServedModel) -> None:
-    """Hashes at the model's block size, prefill, handle, tokens, reports in order, usage."""
-    heard, answer = run(mesh, replace(model, files_digest="ab"), a_request())
+def test_a_request_with_two_legs(mesh: FakeMesh, model: ServedModel) -> None:
+    """The request has block hashes of the model's block size, a prefill with a handle, all tokens, ordered reports, and usage."""
+    outlet, answer = run(mesh, replace(model, files_digest="ab"), a_request())
     assert isinstance(answer, RequestResult)
     assert mesh.asks[0].files_digest == "ab"
-    assert heard.texts == {0: TEXT}
-    assert heard.endings[0].reason is FinishReason.STOP
+    assert outlet.texts == {0: TEXT}
+    assert outlet.endings[0].reason is FinishReason.STOP
     assert mesh.prefills == ["r-0p"]
     assert mesh.legs[0].handle is not None
     prompt = model.text.tokenise("Hello! How are you", adds_special_tokens=True)
@@ -188,9 +188,9 @@ def test_a_request_goes_through(mesh: FakeMesh, model: ServedModel) -> None:
 
 @pytest.mark.parametrize("has_logprobs", [False, True])
 def test_usage_and_reports_agree_on_cached_tokens(mesh: FakeMesh, model: ServedModel, has_logprobs: bool) -> None:
-    """The answer's usage and `kvmesh explain` show what the worker found that computed the prompt, also if that is nothing.
+    """The usage and `kvmesh explain` show the cached tokens of the worker that computed the prompt, even if there are none.
 
-    A decode worker computes it where the client wants the prompt's log-probabilities, although a prefill worker is placed.
+    If the client requests the prompt's log-probabilities, the decode worker computes the prompt although a prefill worker is placed.
     """
     mesh.prefill_cached, mesh.decode_cached = 0, 3
     served = replace(model, features=model.features | {"prompt_logprobs"})
@@ -201,8 +201,8 @@ def test_usage_and_reports_agree_on_cached_tokens(mesh: FakeMesh, model: ServedM
     assert [answer.usage.cached_tokens] == list(expected.values())
 
 
-def test_defaults_come_from_the_model_and_stops_stay_here(mesh: FakeMesh, model: ServedModel) -> None:
-    """Generation defaults are filled in, the context limits max_tokens, stop strings are not sent to the worker."""
+def test_requests_get_the_models_defaults_and_no_stop_strings(mesh: FakeMesh, model: ServedModel) -> None:
+    """The model's defaults fill unset parameters, the context limits max_tokens, and stop strings are not sent to the worker."""
     run(mesh, model, a_request(sampling={"stop": ("zzz",), "top_p": 0.5}))
     sent = mesh.generations[0]
     assert (sent.sampling.temperature, sent.sampling.top_p, sent.sampling.stop) == (0.5, 0.5, ())
@@ -210,30 +210,30 @@ def test_defaults_come_from_the_model_and_stops_stay_here(mesh: FakeMesh, model:
 
 
 def test_the_decode_worker_computes_the_prompt_without_a_prefill_worker(mesh: FakeMesh, model: ServedModel) -> None:
-    """No prefill leg, no handle. The final report has the number of cached tokens."""
+    """There is no prefill leg and no handle. The final report has the number of cached tokens."""
     mesh.has_prefill = False
-    heard, _ = run(mesh, model, a_request())
-    assert heard.texts[0] == TEXT
+    outlet, _ = run(mesh, model, a_request())
+    assert outlet.texts[0] == TEXT
     assert not mesh.prefills
     assert mesh.legs[0].handle is None
     assert mesh.reported_cached_tokens == {ReportKind.FINISHED: 2}
 
 
-def test_rendezvous_starts_both_legs_at_once(mesh: FakeMesh, model: ServedModel) -> None:
+def test_rendezvous_starts_both_legs_together(mesh: FakeMesh, model: ServedModel) -> None:
     """Both legs start at the same time with the same random room, without a handle."""
     mesh.handoff = Handoff.RENDEZVOUS
-    heard, _ = run(mesh, model, a_request())
-    assert heard.texts[0] == TEXT
+    outlet, _ = run(mesh, model, a_request())
+    assert outlet.texts[0] == TEXT
     assert mesh.prefills == ["r-0p"]
     assert (mesh.rendezvous[0].host, mesh.rendezvous[0].port) == ("p0", 9)
     assert 0 < mesh.rendezvous[0].room < 2**63
 
 
 def test_choices_have_their_own_prefill_and_seed(mesh: FakeMesh, model: ServedModel) -> None:
-    """Legs r-0, r-1, r-2 have seeds s, s+1, s+2. The prompt counts once, output tokens are summed."""
-    heard, answer = run(mesh, model, a_request(choices=3, sampling={"seed": 2**63 - 2}))
+    """The legs have the seeds s, s+1 and s+2. The usage counts the prompt once and sums the output tokens."""
+    outlet, answer = run(mesh, model, a_request(choices=3, sampling={"seed": 2**63 - 2}))
     assert isinstance(answer, RequestResult)
-    assert heard.texts == {0: TEXT, 1: TEXT, 2: TEXT}
+    assert outlet.texts == {0: TEXT, 1: TEXT, 2: TEXT}
     assert mesh.prefills == ["r-0p", "r-1p", "r-2p"]
     assert [each.sampling.seed for each in mesh.generations] == [2**63 - 2, 2**63 - 1, -(2**63)]
     assert answer.usage.output_tokens == 3 * len(tokens_of(model.text, TEXT))
@@ -241,18 +241,18 @@ def test_choices_have_their_own_prefill_and_seed(mesh: FakeMesh, model: ServedMo
 
 
 def test_a_stop_string_ends_the_choice_and_its_leg(mesh: FakeMesh, model: ServedModel) -> None:
-    """The text before it is sent, the leg is cancelled, the router gets a successful end."""
-    heard, answer = run(mesh, model, a_request(sampling={"stop": ("are you", "zzz")}))
+    """The text before a stop string is sent, the leg is cancelled, and the router gets a report of success."""
+    outlet, answer = run(mesh, model, a_request(sampling={"stop": ("are you", "zzz")}))
     assert isinstance(answer, RequestResult)
-    assert heard.texts[0] == "Hello! How "
-    assert heard.endings[0].stop == "are you"
+    assert outlet.texts[0] == "Hello! How "
+    assert outlet.endings[0].stop == "are you"
     assert mesh.cancelled == ["r-0"]
     assert mesh.settled() == [(1, ReportKind.FINISHED)]
     assert answer.usage.output_tokens < len(tokens_of(model.text, TEXT))
 
 
 def test_tokens_of_one_step_are_one_text(mesh: FakeMesh, model: ServedModel) -> None:
-    """Several tokens per step, with stop strings and log-probabilities, give what single ones give."""
+    """Several tokens per step give the same text, stop and log-probabilities as single tokens."""
     request = a_request(sampling={"stop": (" one",), "logprobs": 2})
     one, _ = run(mesh, model, request)
     mesh.tokens_per_step = 7
@@ -263,47 +263,47 @@ def test_tokens_of_one_step_are_one_text(mesh: FakeMesh, model: ServedModel) -> 
 
 
 def test_a_stop_string_beside_the_end_token_counts_its_own_tokens(mesh: FakeMesh, model: ServedModel) -> None:
-    """Tokens after the stop string in the same step are neither listed nor counted."""
+    """Tokens after the stop string in the same step are neither returned nor counted."""
     mesh.tokens_per_step = 1000
     for stop in ("are you", "three"):
-        heard, answer = run(mesh, model, a_request(sampling={"stop": (stop,)}))
-        assert isinstance(answer, RequestResult) and heard.endings[0].stop == stop
-        assert len(heard.token_ids[0]) == answer.usage.output_tokens == heard.endings[0].output_tokens
-        assert model.text.decode(heard.token_ids[0]).startswith(heard.texts[0] + stop)
+        outlet, answer = run(mesh, model, a_request(sampling={"stop": (stop,)}))
+        assert isinstance(answer, RequestResult) and outlet.endings[0].stop == stop
+        assert len(outlet.token_ids[0]) == answer.usage.output_tokens == outlet.endings[0].output_tokens
+        assert model.text.decode(outlet.token_ids[0]).startswith(outlet.texts[0] + stop)
 
 
 def test_min_tokens_delays_stop_strings(mesh: FakeMesh, model: ServedModel) -> None:
-    """Stop strings in the first min_tokens tokens are text."""
-    heard, _ = run(mesh, model, a_request(sampling={"stop": ("Hello",), "min_tokens": 2}))
-    assert heard.texts[0] == TEXT
+    """Stop strings within the first min_tokens tokens are text."""
+    outlet, _ = run(mesh, model, a_request(sampling={"stop": ("Hello",), "min_tokens": 2}))
+    assert outlet.texts[0] == TEXT
 
 
 def test_stop_tokens_are_not_text(mesh: FakeMesh, model: ServedModel) -> None:
-    """The token that ends the answer counts and is not in the text."""
+    """The stop token that ends the answer is counted, but is not in the text."""
     stop = model.text.tokenise("Hello", adds_special_tokens=False)[-1]
     mesh.answer = lambda _: [*model.text.tokenise("A", adds_special_tokens=False), stop]
-    heard, answer = run(mesh, model, a_request(sampling={"stop_token_ids": (stop,)}))
+    outlet, answer = run(mesh, model, a_request(sampling={"stop_token_ids": (stop,)}))
     assert isinstance(answer, RequestResult)
-    assert heard.texts == {0: "A"}
+    assert outlet.texts == {0: "A"}
     assert answer.usage.output_tokens == 2
 
 
-def test_ignore_eos_shows_what_follows(mesh: FakeMesh, model: ServedModel) -> None:
+def test_ignore_eos_continues_after_the_end_token(mesh: FakeMesh, model: ServedModel) -> None:
     """With ignore_eos the end-of-sequence token is an ordinary token."""
     hello = model.text.tokenise("Hello", adds_special_tokens=False)
     mesh.answer = lambda _: [*hello, 2, *hello]
-    heard, _ = run(mesh, model, a_request(sampling={"ignore_eos": True, "skip_special_tokens": False}))
-    assert heard.texts[0] == "Hello<|im_end|>Hello"
+    outlet, _ = run(mesh, model, a_request(sampling={"ignore_eos": True, "skip_special_tokens": False}))
+    assert outlet.texts[0] == "Hello<|im_end|>Hello"
 
 
-def test_a_broken_tail_is_flushed(mesh: FakeMesh, model: ServedModel) -> None:
-    """An answer cut inside a character ends with U+FFFD, and all its tokens are reported."""
+def test_an_incomplete_character_is_flushed_at_the_end(mesh: FakeMesh, model: ServedModel) -> None:
+    """An answer that ends inside a character ends with U+FFFD, and all its tokens are returned."""
     tokens = tokens_of(model.text, "a🙂", ends=False)
     mesh.answer = lambda _: tokens
-    heard, _ = run(mesh, model, a_request(sampling={"max_tokens": len(tokens) - 1}))
-    assert heard.texts[0] == "a\N{REPLACEMENT CHARACTER}"
-    assert heard.token_ids[0] == tokens[:-1]
-    assert heard.endings[0].reason is FinishReason.LENGTH
+    outlet, _ = run(mesh, model, a_request(sampling={"max_tokens": len(tokens) - 1}))
+    assert outlet.texts[0] == "a\N{REPLACEMENT CHARACTER}"
+    assert outlet.token_ids[0] == tokens[:-1]
+    assert outlet.endings[0].reason is FinishReason.LENGTH
 
 
 RETRIED: dict[str, Callable[[], Faults]] = {
@@ -323,24 +323,24 @@ RETRIED: dict[str, Callable[[], Faults]] = {
 def test_failures_before_the_first_token_are_placed_again(
     mesh: FakeMesh, model: ServedModel, case: str, choices: int
 ) -> None:
-    """The failed worker is excluded, handles are released, the client gets one whole answer."""
+    """After a failure before the first token the failed worker is excluded, handles are released, and the client gets one complete answer."""
     mesh.faults = RETRIED[case]()
-    heard, answer = run(mesh, model, a_request(choices=choices))
+    outlet, answer = run(mesh, model, a_request(choices=choices))
     assert isinstance(answer, RequestResult), answer
-    assert heard.texts == dict.fromkeys(range(choices), TEXT)
+    assert outlet.texts == dict.fromkeys(range(choices), TEXT)
     assert len(mesh.asks) in (2, 3)
     excluded = mesh.asks[-1].excluded_worker_ids
     assert bool(excluded) == (case != "handle lost")
     assert all(name.startswith("p" if "prefill" in case else "d") for name in excluded)
     assert [ask.attempt for ask in mesh.asks] == list(range(len(mesh.asks)))
-    # A worker that has not noticed the end of the first attempt's leg refuses another one under its id.
+    # A worker that still runs the leg of the first attempt would refuse a second leg with the same id.
     names = mesh.prefills
     assert len(set(names)) == len(names)
     assert len({leg.leg_id for leg in mesh.legs}) == len(mesh.legs)
 
 
-def test_a_refused_submission_gives_the_handle_back(mesh: FakeMesh, model: ServedModel) -> None:
-    """The prompt's blocks are released when decode rejects the leg."""
+def test_a_refused_submission_releases_the_handle(mesh: FakeMesh, model: ServedModel) -> None:
+    """The prompt's blocks are released when the decode worker rejects the leg."""
     mesh.faults = Faults(submit=[OverloadedError("x")])
     run(mesh, model, a_request())
     assert mesh.released == ["r-0p"]
@@ -349,10 +349,10 @@ def test_a_refused_submission_gives_the_handle_back(mesh: FakeMesh, model: Serve
 @pytest.mark.parametrize(
     ("error", "released"), [(OverloadedError("x"), ["r-0p"]), (UnavailableError("x"), ["r-0p"]), (LostError("x"), [])]
 )
-def test_a_leg_that_the_worker_rejects_gives_the_handle_back(
+def test_a_leg_that_the_worker_rejects_releases_the_handle(
     mesh: FakeMesh, model: ServedModel, error: MeshError, released: list[str]
 ) -> None:
-    """The worker has not used it. One that was lost may still read the KV, so there the lease frees it."""
+    """A worker that rejects a leg has not used the KV. A lost worker may still read it, so in that case the lease frees it."""
     mesh.faults = Faults(leg_after=0, leg_error=error)
     _, answer = run(mesh, model, a_request())
     assert isinstance(answer, RequestResult), answer
@@ -360,7 +360,7 @@ def test_a_leg_that_the_worker_rejects_gives_the_handle_back(
 
 
 def test_attempts_are_bounded(mesh: FakeMesh, model: ServedModel) -> None:
-    """After placement_attempts rejections, or LOSSES_MAX lost workers, the client gets the failure."""
+    """After placement_attempts rejections the client gets the last failure."""
     mesh.faults = Faults(prefill=[UnavailableError("x", where=f"p{i}") for i in range(9)])
     _, answer = run(mesh, model, a_request(), placement_attempts=2)
     assert isinstance(answer, UnavailableError)
@@ -369,7 +369,9 @@ def test_attempts_are_bounded(mesh: FakeMesh, model: ServedModel) -> None:
 
 @pytest.mark.parametrize(("kind", "reason"), [(LostError, "worker_silent"), (UnavailableError, WORKER_UNREACHABLE)])
 def test_lost_workers_are_bounded(mesh: FakeMesh, model: ServedModel, kind: type[MeshError], reason: str) -> None:
-    """There is a limit, larger than that for rejections: several workers may leave before routers hear of it."""
+    """After `LOSSES_MAX` lost workers the request fails. The limit exceeds that for rejections, because several workers may leave before
+    routers notice.
+    """
     mesh.faults = Faults(prefill=[kind("x", reason=reason, where=f"p{i}") for i in range(99)])
     _, answer = run(mesh, model, a_request(), placement_attempts=2)
     assert isinstance(answer, kind) and answer.reason == reason
@@ -377,20 +379,20 @@ def test_lost_workers_are_bounded(mesh: FakeMesh, model: ServedModel, kind: type
 
 
 def test_continuations_are_bounded(mesh: FakeMesh, model: ServedModel) -> None:
-    """An answer is continued so many times, and ends with the last failure."""
+    """After `continuations_max` continuations the answer ends with the last failure."""
     mesh.faults = Faults(legs=[(1, LostError("x", where=f"d{i}")) for i in range(99)])
-    heard, answer = run(mesh, model, a_request(), continuations_max=3)
+    outlet, answer = run(mesh, model, a_request(), continuations_max=3)
     assert isinstance(answer, LostError)
     assert len(mesh.asks) == 4
-    assert heard.token_ids == {0: tokens_of(model.text, TEXT)[:4]}
+    assert outlet.token_ids == {0: tokens_of(model.text, TEXT)[:4]}
 
 
 @pytest.mark.parametrize("place", ["prefill", "decode"])
 @pytest.mark.parametrize("reason", ["engine_died", "worker_defect"])
-def test_a_request_under_which_two_engines_died_ends(
+def test_a_request_that_fails_with_two_dead_engines_ends(
     mesh: FakeMesh, model: ServedModel, reason: str, place: str
 ) -> None:
-    """It is placed at most twice, on whichever workers, and clients must not retry it."""
+    """A request under which two engines died is not placed again, whichever workers they ran on, and clients must not retry it."""
     deaths = [LostError("the engine died", reason=reason) for _ in range(2)]
     if place == "prefill":
         mesh.faults = Faults(prefill=list(deaths))
@@ -404,28 +406,28 @@ def test_a_request_under_which_two_engines_died_ends(
     assert error_headers(answer) == {"x-should-retry": "false"}
 
 
-def test_one_dead_engine_is_an_accident(mesh: FakeMesh, model: ServedModel) -> None:
-    """A request is answered after one failed engine and other killed workers."""
+def test_a_request_survives_one_dead_engine(mesh: FakeMesh, model: ServedModel) -> None:
+    """A request is answered after one dead engine and several killed workers."""
     mesh.faults = Faults(
         legs=[(5, LostError("x")), (7, LostError("x", reason="engine_died")), (2, LostError("x")), (9, LostError("x"))]
     )
-    heard, answer = run(mesh, model, a_request(), is_whole=True)
+    outlet, answer = run(mesh, model, a_request(), is_whole=True)
     assert isinstance(answer, RequestResult), answer
-    assert heard.texts == {0: TEXT}
+    assert outlet.texts == {0: TEXT}
     assert len(mesh.asks) == 5
 
 
-def test_workers_that_failed_are_asked_again_when_no_others_are_left(mesh: FakeMesh, model: ServedModel) -> None:
-    """More workers are lost than exist: they restarted under the same names."""
+def test_excluded_workers_are_used_again_when_no_others_remain(mesh: FakeMesh, model: ServedModel) -> None:
+    """More workers are lost than exist, because they restarted under the same names."""
     mesh.faults = Faults(legs=[(n, LostError("x")) for n in (1, 2, 3, 4, 5)])
-    heard, answer = run(mesh, model, a_request(), is_whole=True)
+    outlet, answer = run(mesh, model, a_request(), is_whole=True)
     assert isinstance(answer, RequestResult), answer
-    assert heard.texts == {0: TEXT}
+    assert outlet.texts == {0: TEXT}
     assert [ask.excluded_worker_ids for ask in mesh.asks] == [(), ("d0",), ("d0", "d1"), (), ("d0",), ("d0", "d1")]
 
 
-def test_what_happened_says_more_than_that_nobody_is_left(mesh: FakeMesh, model: ServedModel) -> None:
-    """If the router has no other worker, the client gets the first failure."""
+def test_the_first_failure_is_returned_when_no_worker_remains(mesh: FakeMesh, model: ServedModel) -> None:
+    """The client gets the failure of the first attempt instead of the router's `no_worker`."""
     mesh.faults = Faults(prefill=[LostError("first")], place=[])
     placed = mesh.place
 
@@ -445,10 +447,10 @@ def test_what_happened_says_more_than_that_nobody_is_left(mesh: FakeMesh, model:
     [UnavailableError("x", reason=reason) for reason in ("no_worker", "breakers_open")] + [OverloadedError("full")],
 )
 @pytest.mark.parametrize("place", ["prefill", "decode"])
-def test_a_lost_request_waits_for_a_worker_that_comes_back(
+def test_a_lost_request_waits_until_a_worker_can_take_it(
     mesh: FakeMesh, model: ServedModel, refusal: MeshError, place: str
 ) -> None:
-    """The only worker is away for some seconds, or those that are left have no room. The client gets its answer."""
+    """The request is answered after a few seconds in which the only worker is away or the remaining workers are full."""
     lost = LostError("first")
     mesh.faults = Faults(prefill=[lost]) if place == "prefill" else Faults(legs=[(5, lost)])
     placed, refusals = mesh.place, iter(range(12))
@@ -464,7 +466,7 @@ def test_a_lost_request_waits_for_a_worker_that_comes_back(
 
 
 def test_a_denied_request_does_not_wait_for_workers(mesh: FakeMesh, model: ServedModel) -> None:
-    """Consul's intentions deny the frontend's calls. Other failures wait for a worker that takes the request; this one ends it at once."""
+    """If Consul's intentions deny the frontend's calls, the request ends immediately instead of waiting for a worker that can take it."""
     denied = LostError("denied", reason=INTENTION_DENIED)
     mesh.faults = Faults(legs=[(5, denied)])
     placed, refused_at_s = mesh.place, list[float]()
@@ -478,13 +480,13 @@ def test_a_denied_request_does_not_wait_for_workers(mesh: FakeMesh, model: Serve
     mesh.place = refuse  # type: ignore[method-assign]
     _, answer = run(mesh, model, a_request())
     assert answer is denied
-    # The second attempt is the one that may use workers that failed before.
+    # The second attempt may use workers that failed before.
     assert len(refused_at_s) == 2 and refused_at_s[0] == refused_at_s[1]
 
 
 @pytest.mark.parametrize("reason", ["no_worker", "breakers_open"])
-def test_lost_embeddings_wait_for_a_worker_that_comes_back(mesh: FakeMesh, model: ServedModel, reason: str) -> None:
-    """The same for embeddings."""
+def test_lost_embeddings_wait_until_a_worker_can_take_them(mesh: FakeMesh, model: ServedModel, reason: str) -> None:
+    """The router first refuses the second attempt. Its reports have the number of cached tokens."""
     mesh.faults = Faults(link=[LostError("first")])
     placed, refusals = mesh.place, iter(range(12))
 
@@ -509,16 +511,16 @@ def test_lost_embeddings_wait_for_a_worker_that_comes_back(mesh: FakeMesh, model
 
 
 @pytest.mark.parametrize("choices", [1, 2])
-def test_a_failure_that_no_worker_mends_is_told(mesh: FakeMesh, model: ServedModel, choices: int) -> None:
-    """A typed error at once, without another placement. The other choices are stopped."""
+def test_a_failure_that_another_worker_cannot_fix_is_returned(mesh: FakeMesh, model: ServedModel, choices: int) -> None:
+    """The client gets a typed error immediately, without another placement. The other choices are stopped."""
     error = InternalError("x")
     mesh.faults = Faults(leg_after=3, leg_error=error)
-    heard, answer = run(mesh, model, a_request(choices=choices))
+    outlet, answer = run(mesh, model, a_request(choices=choices))
     assert answer is error
     assert len(mesh.asks) == 1
     assert mesh.settled() == [(1, ReportKind.FAILED)]
-    assert TEXT.startswith(heard.texts[0])
-    assert not heard.endings
+    assert TEXT.startswith(outlet.texts[0])
+    assert not outlet.endings
 
 
 LOST: dict[str, Callable[[int], Faults]] = {
@@ -528,7 +530,7 @@ LOST: dict[str, Callable[[int], Faults]] = {
     "lost twice": lambda received: Faults(legs=[(received, LostError("x")), (1, LostError("x"))]),
     "then prefill": lambda received: Faults(legs=[(received, LostError("x"))], prefill=[*PREFILLED, LostError("x")]),
 }
-"""How a request loses its worker after it has received so many tokens."""
+"""How a request loses its worker after the given number of received tokens."""
 PREFILLED: Sequence[None] = (None, None, None)
 
 
@@ -544,27 +546,27 @@ PREFILLED: Sequence[None] = (None, None, None)
 def test_an_answer_continues_on_another_worker(
     mesh: FakeMesh, model: ServedModel, case: str, received: int, sampling: dict[str, Any], choices: int, is_whole: bool
 ) -> None:
-    """Texts, tokens, log-probabilities, ends and usage are those of an answer without the loss, streamed or not."""
+    """Texts, tokens, log-probabilities, finish reasons and usage equal those of an answer without the loss, streamed or not."""
     served = replace(model, features=model.features | {"prompt_logprobs"})
     request = a_request(choices=choices, sampling=sampling)
     once, untouched = run(FakeMesh(answer=mesh.answer, step_s=0.01), served, request)
     assert isinstance(untouched, RequestResult)
     mesh.faults = LOST[case](received)
-    heard, answer = run(mesh, served, request, is_whole=is_whole)
+    outlet, answer = run(mesh, served, request, is_whole=is_whole)
     assert isinstance(answer, RequestResult), answer
-    assert heard.texts == once.texts
-    assert (heard.token_ids, heard.logprobs, heard.endings, heard.prompts) == (
+    assert outlet.texts == once.texts
+    assert (outlet.token_ids, outlet.logprobs, outlet.endings, outlet.prompts) == (
         once.token_ids, once.logprobs, once.endings, once.prompts,
     )  # fmt: skip
     assert answer.usage == untouched.usage
     assert answer.ttft_s == untouched.ttft_s
-    assert heard.restarts == 0
+    assert outlet.restarts == 0
     assert len(mesh.asks) > 1 and mesh.settled()[-1][1] is ReportKind.FINISHED
     assert mesh.settled()[0] == (1, ReportKind.FAILED)
 
 
-def test_the_next_placement_describes_what_its_engine_computes(mesh: FakeMesh, model: ServedModel) -> None:
-    """Prompt and emitted tokens: their number, the hashes of all their blocks, and the tokens that are left."""
+def test_the_next_placement_describes_prompt_and_emitted_tokens(mesh: FakeMesh, model: ServedModel) -> None:
+    """The ask has the number of prompt and emitted tokens, the hashes of all their blocks, and the number of remaining tokens."""
     mesh.faults = Faults(legs=[(9, LostError("x", where="d0"))])
     run(mesh, replace(model, features=frozenset()), a_request(cache_salt="s", sampling={"max_tokens": 100}))
     first, second = mesh.asks
@@ -578,34 +580,34 @@ def test_the_next_placement_describes_what_its_engine_computes(mesh: FakeMesh, m
     assert second.excluded_worker_ids == ("d0",)
 
 
-def test_a_choice_that_ended_gets_no_further_leg(mesh: FakeMesh, model: ServedModel) -> None:
-    """The others continue, each with its own tokens, and the placement counts only them."""
+def test_a_finished_choice_gets_no_further_leg(mesh: FakeMesh, model: ServedModel) -> None:
+    """The other choices continue, each with its own tokens, and the placement counts only these."""
     short, long = tokens_of(model.text, "Hello!"), tokens_of(model.text, TEXT)
     mesh.answer = lambda generation: short if generation.sampling.seed == 8 else long
     mesh.faults = Faults(legs=[(len(short) + 5, LostError("x"))])
-    heard, answer = run(mesh, model, a_request(choices=3, sampling={"seed": 7, "temperature": 1.0}))
+    outlet, answer = run(mesh, model, a_request(choices=3, sampling={"seed": 7, "temperature": 1.0}))
     assert isinstance(answer, RequestResult), answer
-    assert heard.texts == {0: TEXT, 1: "Hello!", 2: TEXT}
+    assert outlet.texts == {0: TEXT, 1: "Hello!", 2: TEXT}
     assert answer.usage.output_tokens == len(short) + 2 * len(long)
     assert [leg.leg_id for leg in mesh.legs] == ["r-0", "r-1", "r-2", "r-0-1", "r-2-1"]
     assert [ask.choices for ask in mesh.asks] == [3, 2]
     assert [leg.generation.sampling.seed for leg in mesh.legs] == [7, 8, 9, 7, 9]
     counts = [len(leg.generation.emitted_token_ids) for leg in mesh.legs[3:]]
-    assert counts[0] > counts[1] > 0, "the first choice was one prefill ahead"
+    assert counts[0] > counts[1] > 0, "the first choice must be one prefill ahead"
 
 
 @pytest.mark.parametrize(("ends", "reason"), [(True, FinishReason.STOP), (False, FinishReason.LENGTH)])
-def test_an_answer_that_only_lacks_its_end_is_complete(
+def test_an_answer_that_lacks_only_its_finish_is_complete(
     mesh: FakeMesh, model: ServedModel, ends: bool, reason: FinishReason
 ) -> None:
-    """The worker was lost between the last token and the end. No engine could continue after it."""
+    """The worker was lost between the last token and the finish. No engine could continue after that token."""
     tokens = tokens_of(model.text, TEXT, ends=ends)
     mesh.answer = lambda _: tokens
     mesh.faults = Faults(loses_finish=True)
-    heard, answer = run(mesh, model, a_request(sampling={"max_tokens": len(tokens) + ends}))
+    outlet, answer = run(mesh, model, a_request(sampling={"max_tokens": len(tokens) + ends}))
     assert isinstance(answer, RequestResult), answer
     assert len(mesh.asks) == 1
-    assert heard.texts == {0: TEXT} and heard.endings[0].reason is reason
+    assert outlet.texts == {0: TEXT} and outlet.endings[0].reason is reason
     assert answer.usage.output_tokens == len(tokens)
 
 
@@ -613,35 +615,35 @@ def test_the_last_token_comes_from_a_prefill_worker(mesh: FakeMesh, model: Serve
     """An answer that lacks one token needs no decode worker."""
     count = len(tokens_of(model.text, TEXT)) - 1
     mesh.faults = Faults(legs=[(count - 1, LostError("x"))])
-    heard, answer = run(mesh, model, a_request(sampling={"max_tokens": count}))
+    outlet, answer = run(mesh, model, a_request(sampling={"max_tokens": count}))
     assert isinstance(answer, RequestResult), answer
-    assert heard.texts == {0: TEXT}
+    assert outlet.texts == {0: TEXT}
     assert mesh.answered_by_prefill == [2] and mesh.asks[1].expected_output_tokens == 1
 
 
-def test_an_answer_that_no_engine_continues_ends_with_a_reason(mesh: FakeMesh, model: ServedModel) -> None:
-    """The client has a part of it, so it gets a typed error that names the field, instead of a wrong continuation."""
+def test_an_answer_that_no_engine_can_continue_ends_with_a_reason(mesh: FakeMesh, model: ServedModel) -> None:
+    """The client already has a part of the answer, so it gets a typed error that names the field instead of a wrong continuation."""
     refusal = UnsupportedError("a seeded answer cannot be continued", field="generation.sampling.seed")
     mesh.faults = Faults(legs=[(4, LostError("x", where="d0"))], cannot_continue=refusal)
-    heard, answer = run(mesh, model, a_request())
+    outlet, answer = run(mesh, model, a_request())
     assert isinstance(answer, LostError)
     assert (answer.reason, answer.field, answer.where) == (CANNOT_CONTINUE, "seed", "d0")
-    assert heard.token_ids == {0: tokens_of(model.text, TEXT)[:4]}
+    assert outlet.token_ids == {0: tokens_of(model.text, TEXT)[:4]}
     assert len(mesh.asks) == 2
 
 
 @pytest.mark.parametrize(("received", "is_whole"), [(4, True), (20, True), (2, False)])
-def test_an_answer_of_which_the_client_has_nothing_begins_anew(
+def test_an_answer_that_was_not_sent_yet_restarts(
     mesh: FakeMesh, model: ServedModel, received: int, is_whole: bool
 ) -> None:
-    """If no engine continues it: a whole answer, or a stream of which everything was held back."""
+    """If no engine can continue it, a unary answer restarts, and so does a stream whose text was all held back."""
     stop = ("Hello! How are we",)
     mesh.faults = Faults(legs=[(received, LostError("x"))], cannot_continue=UnsupportedError("no"))
-    heard, answer = run(mesh, model, a_request(sampling={"stop": stop}), is_whole=is_whole)
+    outlet, answer = run(mesh, model, a_request(sampling={"stop": stop}), is_whole=is_whole)
     assert isinstance(answer, RequestResult), answer
-    assert heard.texts == {0: TEXT} and heard.token_ids == {0: tokens_of(model.text, TEXT)}
-    assert answer.usage.output_tokens == len(heard.token_ids[0])
-    assert heard.restarts == is_whole
+    assert outlet.texts == {0: TEXT} and outlet.token_ids == {0: tokens_of(model.text, TEXT)}
+    assert answer.usage.output_tokens == len(outlet.token_ids[0])
+    assert outlet.restarts == is_whole
     assert len(mesh.asks) == 3
 
 
@@ -650,22 +652,22 @@ HEDGES = HedgeSettings(share_max=0.25)
 
 @pytest.fixture
 def quick_hedges(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four prompts are enough, and a prompt is hedged after 20 ms."""
+    """Lowers the limits, so that four prompts are enough and a prompt is hedged after 20 ms."""
     monkeypatch.setattr(hedging, "SAMPLES_MIN", 4)
     monkeypatch.setattr(hedging, "AFTER_S_MIN", 0.02)
 
 
 def run_hedged(
     mesh: FakeMesh, model: ServedModel, change: Callable[[], None], *, requests: int = 1
-) -> tuple[list[Heard], Pipeline]:
-    """Runs eight requests whose prompts take 10 ms, then `requests` after the change. Checks that nothing is left."""
+) -> tuple[list[RecordingOutlet], Pipeline]:
+    """Runs eight requests whose prompts take 10 ms, then `requests` more after `change`. Checks that no state remains."""
     mesh.expected_ttft_s = 0.01
-    heard = [Heard() for _ in range(8 + requests)]
+    outlet = [RecordingOutlet() for _ in range(8 + requests)]
     pipelines: list[Pipeline] = []
 
     async def main() -> None:
         pipelines.append(make_pipeline(mesh, StaticModels([model]), hedge=HEDGES))
-        for number, each in enumerate(heard):
+        for number, each in enumerate(outlet):
             if number == 8:
                 change()
             await ask(pipelines[0], a_request(request_id=f"r{number}"), each)
@@ -674,13 +676,13 @@ def run_hedged(
     run_virtual(main())
     assert not mesh.running and not mesh.handles
     assert sorted(ask_id for ask_id, _ in mesh.settled()) == list(range(1, len(mesh.asks) + 1))
-    assert all(each.token_ids == heard[0].token_ids for each in heard)
-    return heard, pipelines[0]
+    assert all(each.token_ids == outlet[0].token_ids for each in outlet)
+    return outlet, pipelines[0]
 
 
 @pytest.mark.usefixtures("quick_hedges")
 def test_a_slow_prompt_is_sent_to_a_second_prefill_worker(mesh: FakeMesh, model: ServedModel) -> None:
-    """The second one answers, the first leg is cancelled, and each placement is settled once: the tokens are the same."""
+    """The second worker answers, the first leg is cancelled, each placement is settled once, and the tokens are the same."""
 
     def change() -> None:
         mesh.faults.prefill_s_of["p0"] = 30.0
@@ -697,8 +699,8 @@ def test_a_slow_prompt_is_sent_to_a_second_prefill_worker(mesh: FakeMesh, model:
 
 @pytest.mark.usefixtures("quick_hedges")
 @pytest.mark.parametrize("second_s", [30.0, 0.03])
-def test_a_hedge_that_loses_leaves_nothing(mesh: FakeMesh, model: ServedModel, second_s: float) -> None:
-    """The first worker answers after all: the second leg is cancelled, or its handle released if it was ready at the same time."""
+def test_a_hedge_that_loses_is_cancelled(mesh: FakeMesh, model: ServedModel, second_s: float) -> None:
+    """The first worker answers, so the second leg is cancelled, or its handle is released if it was ready at the same time."""
 
     def change() -> None:
         mesh.faults.prefill_s_of.update(p0=0.05, p1=second_s)
@@ -713,8 +715,8 @@ def test_a_hedge_that_loses_leaves_nothing(mesh: FakeMesh, model: ServedModel, s
 
 @pytest.mark.usefixtures("quick_hedges")
 @pytest.mark.parametrize("fails", ["place", "first", "second"])
-def test_a_failure_leaves_a_hedged_prompt_to_the_other(mesh: FakeMesh, model: ServedModel, fails: str) -> None:
-    """No second worker, or one of the two that fails: the other answers."""
+def test_a_hedged_prompt_survives_the_failure_of_one_worker(mesh: FakeMesh, model: ServedModel, fails: str) -> None:
+    """If no second worker can be placed, or one of the two fails, the other answers."""
 
     def change() -> None:
         mesh.faults.prefill_s_of.update(p0=0.05, p1=0.05)
@@ -740,27 +742,27 @@ def test_a_failure_leaves_a_hedged_prompt_to_the_other(mesh: FakeMesh, model: Se
 
 @pytest.mark.usefixtures("quick_hedges")
 def test_only_a_share_of_the_prompts_is_hedged(mesh: FakeMesh, model: ServedModel) -> None:
-    """However many are late: a quarter here."""
+    """At most a quarter of the prompts is hedged, however many are slow."""
 
     def change() -> None:
         mesh.faults.prefill_s_of.update(p0=0.5, p1=0.6)
 
     _, pipeline = run_hedged(mesh, model, change, requests=12)
-    # The slow ones become what is usual after a while.
+    # After a while the hedging delay adapts to the slow prompts.
     assert 2 <= pipeline.metrics.of_model("tiny").hedged.value <= 4
 
 
 @pytest.mark.usefixtures("quick_hedges")
 def test_a_cancel_reaches_both_prefill_workers(mesh: FakeMesh, model: ServedModel) -> None:
-    """Both legs and both reservations."""
+    """Both legs and both reservations are cancelled."""
     mesh.expected_ttft_s = 0.01
 
     async def main() -> None:
         pipeline = make_pipeline(mesh, StaticModels([model]), hedge=HEDGES)
         for number in range(8):
-            await ask(pipeline, a_request(request_id=f"r{number}"), Heard())
+            await ask(pipeline, a_request(request_id=f"r{number}"), RecordingOutlet())
         mesh.faults.prefill_s_of.update(p0=30.0, p1=30.0)
-        asking = asyncio.create_task(ask(pipeline, a_request(), Heard()))
+        asking = asyncio.create_task(ask(pipeline, a_request(), RecordingOutlet()))
         await asyncio.sleep(1.0)
         assert len(mesh.running) == 2
         asking.cancel()
@@ -772,15 +774,15 @@ def test_a_cancel_reaches_both_prefill_workers(mesh: FakeMesh, model: ServedMode
     assert [kind for _, kind in mesh.settled()[8:]] == [ReportKind.CANCELLED] * 2
 
 
-def test_a_frontend_places_only_so_many_requests_again(
+def test_the_retry_budget_limits_new_placements(
     mesh: FakeMesh, model: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then a failed request ends with its cause, and new requests add to the budget. Answers that continue need none."""
+    """When the budget is spent, a failed request ends with its cause. New requests add to the budget, and continuations do not use it."""
     monkeypatch.setattr(retry_budget, "BURST", 1.0)
     monkeypatch.setattr(retry_budget, "RATIO", 0.5)
     monkeypatch.setattr(retry_budget, "PER_S", 0.0)
     mesh.faults.prefill = [LostError("gone"), None, LostError("gone"), None]
-    heard = [Heard() for _ in range(6)]
+    outlet = [RecordingOutlet() for _ in range(6)]
     outcomes: list[Any] = []
 
     async def main() -> None:
@@ -788,7 +790,7 @@ def test_a_frontend_places_only_so_many_requests_again(
 
         async def one(number: int) -> None:
             try:
-                outcomes.append(await ask(pipeline, a_request(request_id=f"r{number}"), heard[number]))
+                outcomes.append(await ask(pipeline, a_request(request_id=f"r{number}"), outlet[number]))
             except MeshError as error:
                 outcomes.append(error)
 
@@ -806,7 +808,7 @@ def test_a_frontend_places_only_so_many_requests_again(
     assert kinds == ["", "retry_budget_spent", "", "", "", ""], kinds
     refusal = outcomes[1]
     assert isinstance(refusal, OverloadedError) and refusal.retry_after_s == 1.0 and "worker_lost" in refusal.message
-    assert heard[4].token_ids == heard[0].token_ids
+    assert outlet[4].token_ids == outlet[0].token_ids
     assert mesh.settled() == [(number + 1, kind) for number, (_, kind) in enumerate(mesh.settled())]
 
 
@@ -820,12 +822,12 @@ LIMITS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("is_whole", [False, True])
 @pytest.mark.parametrize("case", LIMITS)
 def test_limits_of_continuation(mesh: FakeMesh, model: ServedModel, case: str, is_whole: bool) -> None:
-    """Beyond a limit a stream ends with the failure, and a whole answer begins anew."""
+    """A stream beyond a limit ends with the failure, and a unary answer restarts."""
     mesh.faults = Faults(legs=[(8, LostError("x"))])
-    heard, answer = run(mesh, model, a_request(), is_whole=is_whole, **LIMITS[case])
+    outlet, answer = run(mesh, model, a_request(), is_whole=is_whole, **LIMITS[case])
     if is_whole:
         assert isinstance(answer, RequestResult), answer
-        assert heard.texts == {0: TEXT} and heard.restarts == 1
+        assert outlet.texts == {0: TEXT} and outlet.restarts == 1
         assert not mesh.generations[-1].emitted_token_ids
     else:
         assert isinstance(answer, LostError) and answer.reason == "worker_lost"
@@ -837,10 +839,12 @@ def test_limits_of_continuation(mesh: FakeMesh, model: ServedModel, case: str, i
 def test_a_request_that_kills_processes_is_stopped_after_two(
     mesh: FakeMesh, model: ServedModel, place: str, is_calm: bool
 ) -> None:
-    """Two workers die before they generate a token, after others that generated some. If a worker dies that the request is not on, it is
-    not the likely cause."""
+    """The request ends when two workers die before they generate a token, even after others that generated some.
+
+    If an unrelated worker dies too, the request is probably not the cause, and continues.
+    """
     deaths = [LostError("x", where=f"w{i}") for i in range(4)]
-    heard = Heard()
+    outlet = RecordingOutlet()
 
     async def main() -> RequestResult | MeshError:
         lost_workers = LostWorkers()
@@ -854,7 +858,7 @@ def test_a_request_that_kills_processes_is_stopped_after_two(
         else:
             mesh.faults = Faults(legs=[(7, deaths[0]), *((0, each) for each in deaths[1:])])
         try:
-            return await ask(pipeline, a_request(), heard)
+            return await ask(pipeline, a_request(), outlet)
         except MeshError as error:
             return error
 
@@ -864,7 +868,7 @@ def test_a_request_that_kills_processes_is_stopped_after_two(
         assert len(mesh.asks) == (3 if place == "decode after tokens" else 2)
     else:
         assert isinstance(answer, RequestResult), answer
-        assert heard.texts == {0: TEXT}
+        assert outlet.texts == {0: TEXT}
 
 
 KILLED: dict[str, Faults] = {
@@ -877,12 +881,12 @@ KILLED: dict[str, Faults] = {
 
 
 @pytest.mark.parametrize("case", KILLED)
-def test_two_kills_by_chance_end_no_request(mesh: FakeMesh, model: ServedModel, case: str) -> None:
-    """A worker that has generated tokens of a request was not killed by it, nor was one that ended its stream in order."""
+def test_a_request_continues_if_it_did_not_kill_its_workers(mesh: FakeMesh, model: ServedModel, case: str) -> None:
+    """A worker that generated tokens of a request was not killed by it, nor was one that ended its stream in order."""
     mesh.faults = copy.deepcopy(KILLED[case])
-    heard, answer = run(mesh, model, a_request())
+    outlet, answer = run(mesh, model, a_request())
     assert isinstance(answer, RequestResult), answer
-    assert heard.texts == {0: TEXT}
+    assert outlet.texts == {0: TEXT}
 
 
 def test_late_tokens_of_a_failed_leg_are_ignored(mesh: FakeMesh, model: ServedModel) -> None:
@@ -890,15 +894,15 @@ def test_late_tokens_of_a_failed_leg_are_ignored(mesh: FakeMesh, model: ServedMo
     choices: list[ChoiceSink] = []
     submit = FakeLink.submit_nowait
 
-    def noting(link: FakeLink, leg: Any, sink: Any, *, timeout_s: float) -> Any:
+    def recording(link: FakeLink, leg: Any, sink: Any, *, timeout_s: float) -> Any:
         choices.append(sink)
         return submit(link, leg, sink, timeout_s=timeout_s)
 
-    heard = Heard()
+    outlet = RecordingOutlet()
 
     async def main() -> None:
         pipeline = make_pipeline(mesh, StaticModels([model]))
-        running = asyncio.create_task(ask(pipeline, a_request(), heard))
+        running = asyncio.create_task(ask(pipeline, a_request(), outlet))
         await asyncio.sleep(0.2)
         stale = choices[1]
         assert isinstance(stale, ChoiceSink) and stale is not choices[3]
@@ -908,13 +912,13 @@ def test_late_tokens_of_a_failed_leg_are_ignored(mesh: FakeMesh, model: ServedMo
 
     mesh.faults = Faults(legs=[(5, LostError("x"))])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FakeLink, "submit_nowait", noting)
+        patch.setattr(FakeLink, "submit_nowait", recording)
         run_virtual(main())
-    assert heard.texts == {0: TEXT} and heard.token_ids == {0: tokens_of(model.text, TEXT)}
+    assert outlet.texts == {0: TEXT} and outlet.token_ids == {0: tokens_of(model.text, TEXT)}
 
 
 def test_spans_link_the_placements(mesh: FakeMesh, model: ServedModel) -> None:
-    """Each later placement has a span, which names the failure, links to the placement before it, and is the parent of its legs."""
+    """Each later placement has a span, which names the failure, links to the previous placement, and is the parent of its legs."""
     exported = InMemorySpanExporter()
     tracing = Tracing(TelemetrySettings(), service="frontend", span_processor=SimpleSpanProcessor(exported))
     mesh.faults = Faults(legs=[(5, LostError("x", where="d0")), (2, LostError("x", where="d1"))])
@@ -922,7 +926,7 @@ def test_spans_link_the_placements(mesh: FakeMesh, model: ServedModel) -> None:
     async def main() -> None:
         pipeline = make_pipeline(mesh, StaticModels([model]))
         pipeline._tracing = tracing
-        await ask(pipeline, a_request(), Heard())
+        await ask(pipeline, a_request(), RecordingOutlet())
 
     run_virtual(main())
     spans = {span.name + str(span.attributes.get("kvmesh.attempt", "")): span for span in exported.get_finished_spans()}
@@ -938,13 +942,13 @@ def test_spans_link_the_placements(mesh: FakeMesh, model: ServedModel) -> None:
     assert [leg.generation.traceparent.split("-")[2] for leg in mesh.legs] == parents
 
 
-def test_the_gap_that_the_client_sees_is_an_inter_token_time(mesh: FakeMesh, model: ServedModel) -> None:
-    """From the last token before the loss to the first one after it."""
+def test_the_gap_during_a_continuation_is_an_inter_token_time(mesh: FakeMesh, model: ServedModel) -> None:
+    """The gap lasts from the last token before the loss to the first token after it."""
 
     async def main() -> tuple[float, float]:
         pipeline = make_pipeline(mesh, StaticModels([model]))
         began_s = pipeline.clock.now()
-        result = await ask(pipeline, a_request(), Heard())
+        result = await ask(pipeline, a_request(), RecordingOutlet())
         assert result.ttft_s is not None
         return pipeline.metrics.of_model("tiny").gaps.sum_s, pipeline.clock.now() - began_s - result.ttft_s
 
@@ -953,7 +957,7 @@ def test_the_gap_that_the_client_sees_is_an_inter_token_time(mesh: FakeMesh, mod
     assert gaps_s == pytest.approx(streamed_s, abs=0.002)
 
 
-def test_a_new_placement_has_only_the_time_that_is_left(mesh: FakeMesh, model: ServedModel) -> None:
+def test_a_new_placement_gets_the_remaining_time(mesh: FakeMesh, model: ServedModel) -> None:
     """A second placement does not extend the request's deadline."""
     mesh.step_s = 1.0
     mesh.faults = Faults(legs=[(4, LostError("x"))])
@@ -967,29 +971,29 @@ HELD: dict[str, tuple[str, int, dict[str, Any]]] = {
     "begin of a stop string": (TEXT, 2, {"stop": ["Hello! How are we"]}),
     "stop string across the loss": (TEXT, 2, {"stop": ["Hello! How are you"]}),
 }
-"""An answer, how many of its tokens come before the leg is lost, and the sampling that holds them back."""
+"""An answer, the number of its tokens before the leg is lost, and the sampling that holds them back."""
 
 
 @pytest.mark.parametrize("choices", [1, 3])
 @pytest.mark.parametrize("case", HELD)
-def test_what_was_held_back_is_kept(mesh: FakeMesh, model: ServedModel, case: str, choices: int) -> None:
-    """Half a character and the begin of a stop string continue with the next leg."""
+def test_held_back_text_is_kept_across_a_loss(mesh: FakeMesh, model: ServedModel, case: str, choices: int) -> None:
+    """An incomplete character and the beginning of a stop string continue with the next leg."""
     text, received, sampling = HELD[case]
     tokens = tokens_of(model.text, text)
     mesh.answer = lambda _: tokens
     request = a_request(choices=choices, sampling=sampling)
     once, _ = run(FakeMesh(answer=mesh.answer, step_s=0.01), model, request)
     mesh.faults = Faults(leg_after=received, leg_error=LostError("x"))
-    heard, answer = run(mesh, model, request)
+    outlet, answer = run(mesh, model, request)
     assert (1, ReportKind.FIRST_TOKEN) in mesh.reports
     assert mesh.settled() == [(1, ReportKind.FAILED), (2, ReportKind.FINISHED)]
     assert isinstance(answer, RequestResult), answer
-    assert (heard.texts, heard.token_ids, heard.endings) == (once.texts, once.token_ids, once.endings)
+    assert (outlet.texts, outlet.token_ids, outlet.endings) == (once.texts, once.token_ids, once.endings)
     assert mesh.asks[-1].excluded_worker_ids == ("d0",)
 
 
-def test_refusals_of_the_router_go_to_the_client(mesh: FakeMesh, model: ServedModel) -> None:
-    """With the time to retry."""
+def test_refusals_of_the_router_are_returned(mesh: FakeMesh, model: ServedModel) -> None:
+    """A refusal of the router has the time after which the client may retry."""
     mesh.faults = Faults(place=[UnavailableError("no worker", reason="no_worker")])
     _, answer = run(mesh, model, a_request())
     assert isinstance(answer, UnavailableError)
@@ -997,8 +1001,8 @@ def test_refusals_of_the_router_go_to_the_client(mesh: FakeMesh, model: ServedMo
     assert not mesh.reports
 
 
-def test_silence_between_tokens_is_a_failure_with_a_name(mesh: FakeMesh, model: ServedModel) -> None:
-    """The idle limit moves a request whose worker sends nothing, and the second one ends it."""
+def test_silence_between_tokens_is_an_idle_timeout(mesh: FakeMesh, model: ServedModel) -> None:
+    """The idle timeout moves the request to another worker, and the second timeout ends it."""
     mesh.faults = Faults(stalls_after=2)
     _, answer = run(mesh, model, a_request(), idle_timeout_s=5.0)
     assert isinstance(answer, DeadlineError)
@@ -1009,29 +1013,29 @@ def test_silence_between_tokens_is_a_failure_with_a_name(mesh: FakeMesh, model: 
 
 @pytest.mark.parametrize("received", [0, 2])
 def test_an_answer_of_a_silent_worker_continues(mesh: FakeMesh, model: ServedModel, received: int) -> None:
-    """One engine stands still; the next one has the rest."""
+    """The next worker generates the rest of the answer of a stalled engine."""
     mesh.faults = Faults(stalls_after=received)
 
     async def main() -> RequestResult:
         pipeline = make_pipeline(mesh, StaticModels([model]), idle_timeout_s=5.0, first_token_timeout_s=5.0)
-        running = asyncio.create_task(ask(pipeline, a_request(), heard))
+        running = asyncio.create_task(ask(pipeline, a_request(), outlet))
         await asyncio.sleep(1.0)
         mesh.faults.stalls_after = None
         return await running
 
-    heard = Heard()
+    outlet = RecordingOutlet()
     assert run_virtual(main()).usage.output_tokens == len(tokens_of(model.text, TEXT))
-    assert heard.texts == {0: TEXT}
+    assert outlet.texts == {0: TEXT}
     check_nothing_left(mesh)
 
 
-def test_a_prefill_worker_that_stands_still_is_replaced(mesh: FakeMesh, model: ServedModel) -> None:
-    """It sends heartbeats but computes nothing."""
+def test_a_stalled_prefill_worker_is_replaced(mesh: FakeMesh, model: ServedModel) -> None:
+    """A prefill worker that sends heartbeats but computes nothing is excluded after the timeout of the first token."""
     mesh.faults = Faults(prefill_hangs=True)
 
     async def main() -> RequestResult:
         pipeline = make_pipeline(mesh, StaticModels([model]), first_token_timeout_s=5.0)
-        running = asyncio.create_task(ask(pipeline, a_request(), Heard()))
+        running = asyncio.create_task(ask(pipeline, a_request(), RecordingOutlet()))
         await asyncio.sleep(1.0)
         mesh.faults.prefill_hangs = False
         return await running
@@ -1041,7 +1045,7 @@ def test_a_prefill_worker_that_stands_still_is_replaced(mesh: FakeMesh, model: S
     check_nothing_left(mesh)
 
 
-def test_no_first_token_is_a_failure_with_a_name(mesh: FakeMesh, model: ServedModel) -> None:
+def test_a_missing_first_token_is_a_timeout(mesh: FakeMesh, model: ServedModel) -> None:
     """The first token has its own limit, because queues take longer than steps."""
     mesh.faults = Faults(stalls_after=0)
     _, answer = run(mesh, model, a_request(), first_token_timeout_s=3.0, idle_timeout_s=1.0)
@@ -1049,24 +1053,24 @@ def test_no_first_token_is_a_failure_with_a_name(mesh: FakeMesh, model: ServedMo
 
 
 @pytest.mark.parametrize(("received", "silent_s"), [(0, 3.0), (2, 7.0)])
-def test_each_silence_has_its_own_limit(mesh: FakeMesh, model: ServedModel, received: int, silent_s: float) -> None:
-    """Before the first token it is `first_token_timeout_s`, between two tokens `idle_timeout_s`."""
+def test_each_timeout_has_its_own_limit(mesh: FakeMesh, model: ServedModel, received: int, silent_s: float) -> None:
+    """Before the first token the limit is `first_token_timeout_s`, between two tokens `idle_timeout_s`."""
     mesh.faults = Faults(stalls_after=received)
     ended_s: list[float] = []
 
     async def main() -> None:
         pipeline = make_pipeline(mesh, StaticModels([model]), first_token_timeout_s=3.0, idle_timeout_s=7.0)
         with pytest.raises(DeadlineError):
-            await ask(pipeline, a_request(), Heard())
+            await ask(pipeline, a_request(), RecordingOutlet())
         ended_s.append(pipeline.clock.now())
 
     run_virtual(main())
-    # Two placements, in which the prefill and each token take a step.
+    # There are two placements, in which the prefill and each token take a step.
     assert ended_s == [pytest.approx(2 * (mesh.step_s * (1 + received) + silent_s), abs=0.01)]
 
 
-def test_the_time_between_prefill_and_decode_is_taken_off_the_lease(mesh: FakeMesh, model: ServedModel) -> None:
-    """The decode worker must not rely on blocks that the prefill worker frees earlier."""
+def test_the_time_between_prefill_and_decode_shortens_the_lease(mesh: FakeMesh, model: ServedModel) -> None:
+    """The decode worker must not rely on blocks that the prefill worker has already freed."""
     mesh.faults = Faults(stands_still_s=12.0)
     _, answer = run(mesh, model, a_request())
     assert isinstance(answer, RequestResult), answer
@@ -1074,8 +1078,8 @@ def test_the_time_between_prefill_and_decode_is_taken_off_the_lease(mesh: FakeMe
     assert mesh.legs[0].handle.lease_s == pytest.approx(18.0)
 
 
-def test_the_deadline_holds_and_is_passed_on(mesh: FakeMesh, model: ServedModel) -> None:
-    """Legs get the remaining time. The request ends in time although tokens arrive."""
+def test_the_deadline_is_enforced_and_passed_on(mesh: FakeMesh, model: ServedModel) -> None:
+    """Legs get the remaining time. The request ends at its deadline although tokens arrive."""
     mesh.step_s = 1.0
     _, answer = run(mesh, model, a_request(timeout_s=6.5))
     assert isinstance(answer, DeadlineError)
@@ -1083,12 +1087,12 @@ def test_the_deadline_holds_and_is_passed_on(mesh: FakeMesh, model: ServedModel)
     assert mesh.asks[0].timeout_s == pytest.approx(6.5)
 
 
-def cancelled_after(mesh: FakeMesh, model: ServedModel, delay_s: float, request: Request) -> Heard:
-    heard = Heard()
+def cancelled_after(mesh: FakeMesh, model: ServedModel, delay_s: float, request: Request) -> RecordingOutlet:
+    outlet = RecordingOutlet()
 
     async def main() -> None:
         pipeline = make_pipeline(mesh, StaticModels([model]))
-        task = asyncio.create_task(ask(pipeline, request, heard))
+        task = asyncio.create_task(ask(pipeline, request, outlet))
         await asyncio.sleep(delay_s)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -1098,7 +1102,7 @@ def cancelled_after(mesh: FakeMesh, model: ServedModel, delay_s: float, request:
         assert pipeline.in_flight == 0
 
     run_virtual(main())
-    return heard
+    return outlet
 
 
 @pytest.mark.parametrize("choices", [1, 2])
@@ -1107,22 +1111,22 @@ def cancelled_after(mesh: FakeMesh, model: ServedModel, delay_s: float, request:
 def test_cancel_reaches_every_phase(
     mesh: FakeMesh, model: ServedModel, delay_s: float, handoff: Handoff, choices: int
 ) -> None:
-    """Placement, prefill, submission, decode, several prefills: no state is left and the router gets a report."""
+    """After a cancellation in any phase no state remains, and the router gets a report."""
     mesh.handoff = handoff
-    heard = cancelled_after(mesh, model, delay_s, a_request(choices=choices))
-    assert not heard.endings
+    outlet = cancelled_after(mesh, model, delay_s, a_request(choices=choices))
+    assert not outlet.endings
     if mesh.asks:
         assert mesh.settled() == [(1, ReportKind.CANCELLED)]
 
 
-def test_cancel_stops_a_hanging_prefill(mesh: FakeMesh, model: ServedModel) -> None:
-    """The leg is cancelled, without waiting for it."""
+def test_cancel_stops_a_stalled_prefill(mesh: FakeMesh, model: ServedModel) -> None:
+    """A prefill leg that hangs is cancelled without waiting for its end."""
     mesh.faults = Faults(prefill_hangs=True)
     cancelled_after(mesh, model, 50.0, a_request())
     assert mesh.settled() == [(1, ReportKind.CANCELLED)]
 
 
-def test_a_leg_that_fails_ends_an_attempt_whose_prefills_go_on(mesh: FakeMesh, model: ServedModel) -> None:
+def test_a_failed_leg_ends_an_attempt_with_running_prefills(mesh: FakeMesh, model: ServedModel) -> None:
     """The failure of the first choice's leg ends the attempt before the last choice's prefill ends."""
     mesh.answer = lambda _: tokens_of(model.text, TEXT)
     mesh.faults = Faults(leg_after=2, leg_error=InternalError("x"), prefill_hangs_after=1)
@@ -1131,19 +1135,19 @@ def test_a_leg_that_fails_ends_an_attempt_whose_prefills_go_on(mesh: FakeMesh, m
 
 
 def test_requests_in_flight_are_bounded_and_drain_refuses(mesh: FakeMesh, model: ServedModel) -> None:
-    """The next request is rejected with a time to retry. A draining frontend finishes its requests."""
+    """A request beyond the limit is rejected with a time to retry. A draining frontend finishes its requests."""
 
     async def main() -> None:
         pipeline = make_pipeline(mesh, StaticModels([model]), requests_max=1)
-        first = asyncio.create_task(ask(pipeline, a_request(request_id="a"), Heard()))
+        first = asyncio.create_task(ask(pipeline, a_request(request_id="a"), RecordingOutlet()))
         await asyncio.sleep(0.05)
         with pytest.raises(OverloadedError) as full:
-            await ask(pipeline, a_request(request_id="b"), Heard())
+            await ask(pipeline, a_request(request_id="b"), RecordingOutlet())
         assert full.value.retry_after_s == 1.0
         draining = asyncio.create_task(pipeline.drain())
         await asyncio.sleep(0.01)
         with pytest.raises(UnavailableError) as refused:
-            await ask(pipeline, a_request(request_id="c"), Heard())
+            await ask(pipeline, a_request(request_id="c"), RecordingOutlet())
         assert refused.value.reason == "draining"
         assert not draining.done()
         assert (await first).usage.output_tokens
@@ -1175,7 +1179,7 @@ REFUSED: list[tuple[dict[str, Any], type[MeshError], str]] = [
 
 
 @pytest.mark.parametrize(("values", "kind", "field"), REFUSED)
-def test_wrong_requests_are_refused_before_the_mesh_is_asked(
+def test_invalid_requests_are_refused_without_a_placement(
     mesh: FakeMesh,
     model: ServedModel,
     values: dict[str, Any],
@@ -1183,8 +1187,8 @@ def test_wrong_requests_are_refused_before_the_mesh_is_asked(
     field: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With the field's name, and without a placement request."""
-    # No threads on virtual time.
+    """Requests that are invalid are refused with the name of the field, and no placement is requested."""
+    # Virtual time does not work with threads.
     monkeypatch.setattr(prepare, "INLINE_CHARACTERS_MAX", 1_000_000)
     _, answer = run(mesh, model, a_request(**values))
     assert isinstance(answer, kind)
@@ -1193,7 +1197,7 @@ def test_wrong_requests_are_refused_before_the_mesh_is_asked(
 
 
 def test_a_thousand_requests_repeat_exactly(model: ServedModel) -> None:
-    """Virtual time, injected randomness: two runs give the same ids, texts and times."""
+    """With virtual time and a seeded random generator, two runs give the same ids, texts and times."""
 
     def answer(generation: Generation) -> list[int]:
         count = 1 + sum(generation.token_ids) % 40
@@ -1205,10 +1209,10 @@ def test_a_thousand_requests_repeat_exactly(model: ServedModel) -> None:
 
         async def one(i: int) -> object:
             await asyncio.sleep(i * 0.001)
-            heard = Heard()
+            outlet = RecordingOutlet()
             request = a_request(request_id=pipeline.new_id(), prompt=[5 + i % 300] * (1 + i % 50))
-            result = await ask(pipeline, request, heard)
-            return request.request_id, heard.texts, result.usage, result.ttft_s
+            result = await ask(pipeline, request, outlet)
+            return request.request_id, outlet.texts, result.usage, result.ttft_s
 
         results = await asyncio.gather(*(one(i) for i in range(1000)))
         check_nothing_left(mesh)

@@ -1,4 +1,4 @@
-"""Requests whose two legs start at once: who is blamed, what is placed again, what comes first."""
+"""Requests whose two legs start together: which worker is excluded, what is placed again, and the order of the results."""
 
 from dataclasses import replace
 from random import Random
@@ -22,7 +22,7 @@ def rendezvous(mesh: FakeMesh) -> None:
 
 
 def excluded(mesh: FakeMesh) -> list[tuple[str, ...]]:
-    return [tuple(asked.excluded_worker_ids) for asked in mesh.asks]
+    return [tuple(request.excluded_worker_ids) for request in mesh.asks]
 
 
 @pytest.mark.parametrize(
@@ -38,16 +38,16 @@ def excluded(mesh: FakeMesh) -> list[tuple[str, ...]]:
 def test_the_first_failure_ends_both_legs_and_the_request_is_placed_again(
     mesh: FakeMesh, model: ServedModel, faults: Faults, blamed: str, reported: str
 ) -> None:
-    """The worker that caused it is excluded: a leg that lost its counterpart blames the counterpart.
+    """The worker that caused the failure is excluded. A leg that lost its counterpart blames the counterpart.
 
-    Whether the counterpart is the cause is not sure, so the router is not told of it: its breaker stays closed.
+    That blame is uncertain, so the report to the router does not name the counterpart, and its breaker stays closed.
     """
     mesh.step_s, mesh.faults = 0.05, faults
     if faults.prefill_ends_with is not None:
         faults.prefill_s = 0.01
-    heard, answer = run(mesh, model, a_request())
+    outlet, answer = run(mesh, model, a_request())
     assert isinstance(answer, RequestResult)
-    assert heard.texts[0] == TEXT
+    assert outlet.texts[0] == TEXT
     assert excluded(mesh) == [(), (blamed,)]
     assert mesh.settled() == [(1, FAILED), (2, FINISHED)]
     assert len(mesh.cancelled) == 1
@@ -57,16 +57,16 @@ def test_the_first_failure_ends_both_legs_and_the_request_is_placed_again(
 
 @pytest.mark.parametrize("error", [LostError("x"), KvLostError("x")])
 def test_after_the_first_token_the_prefill_leg_may_fail(mesh: FakeMesh, model: ServedModel, error: MeshError) -> None:
-    """The decode worker has the KV by then."""
+    """A failure of the prefill leg after the first token is ignored, because the decode worker has the KV by then."""
     mesh.faults = Faults(prefill_s=0.035, prefill_ends_with=error)
-    heard, answer = run(mesh, model, a_request())
+    outlet, answer = run(mesh, model, a_request())
     assert isinstance(answer, RequestResult)
-    assert heard.texts[0] == TEXT
+    assert outlet.texts[0] == TEXT
     assert mesh.settled() == [(1, FINISHED)]
 
 
-def test_a_decode_leg_that_stays_silent_after_the_handoff_is_given_up(mesh: FakeMesh, model: ServedModel) -> None:
-    """After `HANDOFF_TIMEOUT_S`, not after the much longer `first_token_timeout_s`."""
+def test_a_decode_leg_that_is_silent_after_the_handoff_fails(mesh: FakeMesh, model: ServedModel) -> None:
+    """The leg fails after `HANDOFF_TIMEOUT_S`, not after the much longer `first_token_timeout_s`."""
     mesh.faults = Faults(stalls_after=0)
     _, answer = run(mesh, model, a_request(), placement_attempts=2)
     assert isinstance(answer, KvLostError) and answer.reason == "handoff_timeout"
@@ -75,11 +75,11 @@ def test_a_decode_leg_that_stays_silent_after_the_handoff_is_given_up(mesh: Fake
 
 
 def test_a_slow_prefill_is_not_a_silent_decode_worker(mesh: FakeMesh, model: ServedModel) -> None:
-    """The limit counts from the end of the prefill leg."""
+    """The handoff timeout counts from the end of the prefill leg."""
     mesh.step_s, mesh.faults = 7.0, Faults(prefill_s=4.0)
-    heard, answer = run(mesh, model, a_request())
+    outlet, answer = run(mesh, model, a_request())
     assert isinstance(answer, RequestResult)
-    assert heard.texts[0] == TEXT
+    assert outlet.texts[0] == TEXT
 
 
 @pytest.mark.parametrize("choices", [1, 2])
@@ -88,27 +88,27 @@ def test_a_slow_prefill_is_not_a_silent_decode_worker(mesh: FakeMesh, model: Ser
 def test_the_prefill_leg_scores_the_prompt(
     mesh: FakeMesh, model: ServedModel, prefill_s: float, max_tokens: int, choices: int
 ) -> None:
-    """Its log-probabilities come before the decode leg's tokens, whichever leg is faster, and the decode leg is not asked for them."""
+    """The log-probabilities of the prompt precede the decode leg's tokens, whichever leg is faster. The decode leg does not compute them."""
     model = replace(model, features=model.features | {"prompt_logprobs"})
     mesh.faults = Faults(prefill_s=prefill_s)
-    asked = a_request(choices=choices, sampling={"prompt_logprobs": 1, "max_tokens": max_tokens})
-    heard, answer = run(mesh, model, asked)
+    request = a_request(choices=choices, sampling={"prompt_logprobs": 1, "max_tokens": max_tokens})
+    outlet, answer = run(mesh, model, request)
     assert isinstance(answer, RequestResult)
-    scores = [len(heard.prompts[choice]) for choice in range(choices)]
+    scores = [len(outlet.prompts[choice]) for choice in range(choices)]
     assert scores == [len(mesh.legs[0].generation.token_ids) - 1] * choices
     assert all(leg.generation.sampling.prompt_logprobs is None for leg in mesh.legs)
-    wanted = 1 if max_tokens == 1 else len(heard.token_ids[0])
-    assert [len(heard.token_ids[choice]) for choice in range(choices)] == [wanted] * choices
-    assert heard.endings[0].reason in (FinishReason.LENGTH, FinishReason.STOP)
+    wanted = 1 if max_tokens == 1 else len(outlet.token_ids[0])
+    assert [len(outlet.token_ids[choice]) for choice in range(choices)] == [wanted] * choices
+    assert outlet.endings[0].reason in (FinishReason.LENGTH, FinishReason.STOP)
 
 
-def test_a_decode_leg_that_fails_ends_a_request_whose_tokens_are_held(mesh: FakeMesh, model: ServedModel) -> None:
-    """Its failure does not wait for the prompt's log-probabilities."""
+def test_a_failed_decode_leg_ends_the_attempt_while_tokens_are_held_back(mesh: FakeMesh, model: ServedModel) -> None:
+    """The failure does not wait for the prompt's log-probabilities."""
     model = replace(model, features=model.features | {"prompt_logprobs"})
     mesh.faults = Faults(prefill_s=5.0, leg_after=2, leg_error=LostError("x"))
-    heard, answer = run(mesh, model, a_request(sampling={"prompt_logprobs": 1}))
+    outlet, answer = run(mesh, model, a_request(sampling={"prompt_logprobs": 1}))
     assert isinstance(answer, RequestResult)
-    assert heard.texts[0] == TEXT
+    assert outlet.texts[0] == TEXT
     assert excluded(mesh) == [(), ("d0",)]
 
 
@@ -119,7 +119,7 @@ def test_each_choice_has_its_own_room(mesh: FakeMesh, model: ServedModel) -> Non
 
 
 @pytest.mark.parametrize("handoff", [Handoff.SEQUENTIAL, Handoff.RENDEZVOUS])
-def test_each_leg_names_the_rank_that_it_was_placed_on(mesh: FakeMesh, model: ServedModel, handoff: Handoff) -> None:
+def test_each_leg_names_its_rank(mesh: FakeMesh, model: ServedModel, handoff: Handoff) -> None:
     mesh.handoff, mesh.ranks, mesh.prefill_answers = handoff, (3, 1), False
     _, answer = run(mesh, model, a_request())
     assert isinstance(answer, RequestResult)

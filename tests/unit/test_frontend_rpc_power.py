@@ -1,4 +1,4 @@
-"""What HTTP can do and gRPC too: tool choices, reasoning, kept prompts, continued messages; and each kind of failure, typed."""
+"""Features that gRPC shares with HTTP, such as tool choices, reasoning and truncated prompts, and typed failures."""
 
 import json
 from collections.abc import AsyncIterator
@@ -126,7 +126,7 @@ def calls_of(responses: list[Any]) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_forced_tool_choices(served: Served, stream: bool) -> None:
-    """Required and named answers are calls and nothing else, under a grammar; parallel calls can be refused."""
+    """Required and named tool choices give only calls, under a grammar. Parallel calls can be disabled."""
     options = pb.GenerationOptions(stream=stream)
     written = '[{"name": "get_weather", "parameters": {"city": "Paris"}}, {"name": "get_time", "parameters": {}}]'
     served.mesh.answer = lambda _: tokens_of(served.model.text, written)
@@ -148,7 +148,7 @@ async def test_forced_tool_choices(served: Served, stream: bool) -> None:
 
 
 async def test_strict_tools_and_structured_output(served: Served) -> None:
-    """Both become the engine's grammar; a schema that is none is refused by name."""
+    """Both become a grammar for the engine. An invalid schema is refused with its field."""
     strict = pb.Tool(name="get_weather", parameters_json=SCHEMA, strict=True)
     await chat(served, tools=[strict])
     constraint = served.mesh.generations[-1].sampling.constraint
@@ -162,8 +162,8 @@ async def test_strict_tools_and_structured_output(served: Served) -> None:
     assert from_rpc_error(caught.value).field == "tools[0].parameters_json"
 
 
-async def test_prompts_are_cut_continued_and_bare(served: Served) -> None:
-    """prompt_tokens_kept, continue_final_message, include_stop, add_special_tokens."""
+async def test_prompts_can_be_truncated_and_continued(served: Served) -> None:
+    """The fields are prompt_tokens_kept, continue_final_message, include_stop and add_special_tokens."""
     text = served.model.text
     long = "Hello! " * 400
     request = pb.GenerateRequest(model="tiny", text=long, options=pb.GenerationOptions(prompt_tokens_kept=7))
@@ -180,8 +180,8 @@ async def test_prompts_are_cut_continued_and_bare(served: Served) -> None:
     assert list(served.mesh.generations[-1].token_ids) == list(text.tokenise("Hello", adds_special_tokens=False))
 
 
-async def test_reasoning_is_told_apart(tmp_path: Path) -> None:
-    """It comes as reasoning, or not at all when the client says so; its tokens are counted either way."""
+async def test_reasoning_is_separated(tmp_path: Path) -> None:
+    """Reasoning is returned in its own field, or omitted if the client excludes it. Its tokens are counted either way."""
     directory = write_model(tmp_path)
     opened = TEMPLATE + "{% if add_generation_prompt %}<think>\n{% endif %}{# </think> #}"
     (directory / "chat_template.jinja").write_text(opened)
@@ -209,7 +209,7 @@ async def test_reasoning_is_told_apart(tmp_path: Path) -> None:
 
 
 def details(error: grpc.aio.AioRpcError) -> dict[type[Message], Any]:
-    """The status's details by type."""
+    """Returns the status's details by type."""
     packed = next(value for key, value in error.trailing_metadata() or () if key == DETAILS_KEY)
     assert isinstance(packed, bytes)
     rich = status_pb2.Status.FromString(packed)
@@ -227,9 +227,9 @@ def details(error: grpc.aio.AioRpcError) -> dict[type[Message], Any]:
 
 @pytest.mark.parametrize("kind", list(KINDS), ids=lambda kind: kind.__name__)
 async def test_each_kind_of_failure_is_typed(served: Served, kind: type[MeshError]) -> None:
-    """Status code, ErrorDetail, ErrorInfo, BadRequest with a field, RetryInfo with a pause: from the mesh to the client."""
+    """The client gets the status code, ErrorDetail, ErrorInfo, BadRequest with a field, and RetryInfo with a delay."""
     failure = kind("it failed", reason="some_reason", field="options.x", retry_after_s=2.5, where="d0")
-    # As often as the frontend tries: those that may be placed again come through after the last try.
+    # There is one failure per attempt of the frontend, so that retried ones also reach the client.
     served.mesh.faults = Faults(place=[failure] * 5)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await chat(served)
@@ -246,8 +246,8 @@ async def test_each_kind_of_failure_is_typed(served: Served, kind: type[MeshErro
     assert type(from_rpc_error(caught.value)) is kind
 
 
-async def test_what_is_no_message_is_the_callers_fault(served: Served) -> None:
-    """INVALID_ARGUMENT with details, where gRPC itself says UNKNOWN."""
+async def test_an_invalid_message_is_an_invalid_request(served: Served) -> None:
+    """The status is INVALID_ARGUMENT with details. gRPC alone would return UNKNOWN."""
     async with grpc.aio.insecure_channel(served.address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await channel.unary_unary(f"/{SERVICE_NAME}/Tokenize")(b"\xff\xff\xff", metadata=GOOD)
@@ -255,8 +255,8 @@ async def test_what_is_no_message_is_the_callers_fault(served: Served) -> None:
     assert isinstance(error, InvalidRequestError) and error.reason == "invalid_message"
 
 
-async def test_keys_guard_kserve_too(served: Served) -> None:
-    """All but questions about the server itself; a model that a key may not use is not there."""
+async def test_keys_apply_to_kserve(served: Served) -> None:
+    """Only calls about the server itself need no key. A model that a key may not use does not exist for it."""
     assert (await served.kserve.ServerReady(kserve_pb.ServerReadyRequest())).ready
     assert (await served.kserve.ServerMetadata(kserve_pb.ServerMetadataRequest())).name == "kvmesh"
     tensor = kserve_pb.ModelInferRequest.InferInputTensor(

@@ -81,7 +81,7 @@ def options(*, stream: bool = True, **values: Any) -> pb.GenerationOptions:
 
 
 async def failure(call: Any) -> MeshError:
-    """What the call ends with, as the mesh's own error."""
+    """Returns the error that the call ends with."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         async for _ in call:
             pass
@@ -90,7 +90,7 @@ async def failure(call: Any) -> MeshError:
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_generate(running: Running, stream: bool) -> None:
-    """Text or tokens, whole or in increments; usage comes last, the finish once per choice."""
+    """The prompt can be text or tokens, and the answer unary or streamed. The usage comes last, and each choice has one finish reason."""
     ids = list(running.model.text.tokenise("Hello", adds_special_tokens=True))
     for prompt in ({"text": "Hello"}, {"token_ids": pb.TokenIds(ids=ids)}):
         wanted = options(stream=stream, choices=2, return_token_ids=True, logprobs=1)
@@ -108,8 +108,8 @@ async def test_generate(running: Running, stream: bool) -> None:
         assert list(running.mesh.generations[-1].token_ids) == ids
 
 
-async def test_requests_of_equal_client_ids_run_at_once(running: Running) -> None:
-    """A client's own id is only logged. So another client with the same id can neither be refused nor learn that it is in use."""
+async def test_requests_with_equal_client_ids_run_concurrently(running: Running) -> None:
+    """A client's own id is only logged, so another client with the same id is neither refused nor learns that the id is in use."""
     request = pb.GenerateRequest(model="tiny", text="Hello", options=options(request_id="mine"))
 
     async def ids() -> set[str]:
@@ -122,7 +122,7 @@ async def test_requests_of_equal_client_ids_run_at_once(running: Running) -> Non
 
 
 async def test_chat_with_tools(running: Running) -> None:
-    """Typed messages reach the template; a call in the answer is a typed call."""
+    """Typed messages reach the template, and a call in the answer is a typed call."""
     call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
     running.mesh.answer = lambda _: tokens_of(running.model.text, "Wait. " + call)
     parameters = ParseDict({"type": "object"}, Struct())
@@ -148,8 +148,8 @@ async def test_chat_with_tools(running: Running) -> None:
     assert '"name": "get_weather", "description": "d", "parameters": {"type": "object"}' in prompt
 
 
-async def test_a_call_that_is_none_is_text_with_a_warning(running: Running) -> None:
-    """A typed one, beside the text."""
+async def test_a_malformed_tool_call_is_text_with_a_warning(running: Running) -> None:
+    """The text stays in the answer, and a typed warning has the reason."""
     text = "<tool_call>oops</tool_call>"
     running.mesh.answer = lambda _: tokens_of(running.model.text, text)
     tools = [pb.Tool(name="get_weather", parameters=ParseDict({"type": "object"}, Struct()))]
@@ -162,7 +162,7 @@ async def test_a_call_that_is_none_is_text_with_a_warning(running: Running) -> N
 
 
 async def test_tokenize_and_models(running: Running) -> None:
-    """Tokens of a text, and of a conversation as the model would see it."""
+    """Tokenize returns the tokens of a text, or of a conversation with the chat template applied."""
     text = running.model.text
     response = await running.stub.Tokenize(pb.TokenizeRequest(model="tiny", text="Hello"))
     assert list(response.token_ids) == list(text.tokenise("Hello", adds_special_tokens=False))
@@ -209,8 +209,8 @@ BAD: list[tuple[pb.GenerateRequest | pb.ChatRequest, type[MeshError], str]] = [
 ]
 
 
-async def test_bad_input_names_the_field(running: Running) -> None:
-    """As statuses with details; the mesh is never asked."""
+async def test_invalid_input_is_reported_by_field(running: Running) -> None:
+    """Invalid input gives a status with the name of the field, and no placement is requested."""
     for request, kind, field in BAD:
         method = running.stub.Chat if isinstance(request, pb.ChatRequest) else running.stub.Generate
         error = await failure(method(request))
@@ -219,7 +219,7 @@ async def test_bad_input_names_the_field(running: Running) -> None:
 
 
 async def test_failures_are_typed(running: Running) -> None:
-    """Before and inside a stream, with RetryInfo where the client should come back."""
+    """Failures before and during a stream are typed, and have RetryInfo if the client may retry."""
     running.mesh.faults = Faults(place=[UnavailableError("none", reason="no_worker")])
     error = await failure(running.stub.Generate(pb.GenerateRequest(model="tiny", text="x")))
     assert isinstance(error, UnavailableError)
@@ -233,14 +233,14 @@ async def test_failures_are_typed(running: Running) -> None:
 
 
 def requests_text(running: Running) -> str:
-    """The request counter's samples."""
+    """Returns the labels of the request counter's samples."""
     samples = [sample for family in running.pipeline.metrics.requests.collect() for sample in family.samples]
     return "".join(f'code="{each.labels["code"]}",model="{each.labels["model"]}"\n' for each in samples)
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_cancel_and_deadline_stop_the_request(running: Running, stream: bool) -> None:
-    """On the workers, whole or streaming."""
+    """A cancelled call, and one at its deadline, stop the request on the workers, unary or streaming."""
     running.mesh.answer = lambda _: [50] * 400
     running.mesh.step_s = 0.01
     request = pb.GenerateRequest(model="tiny", text="x", options=options(stream=stream, max_tokens=400))

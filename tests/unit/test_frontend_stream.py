@@ -1,4 +1,4 @@
-"""What an event stream writes to its socket, and in how many writes."""
+"""The events that a stream writes to its socket, and the number of writes."""
 
 import asyncio
 import json
@@ -33,9 +33,9 @@ def stream_of(
 ) -> tuple[EventStream, RecordingSocket]:
     socket = RecordingSocket()
     messages = [{"role": "user", "content": "x"}]
-    asked = read_chat({"model": "tiny", "messages": messages, "n": choices, "stream": True, **asks}, "r")
-    prepared = prepared_of(asked, model)
-    chunks = ChatChunks(asked, prepared, make_reader(prepared, choices=choices), created_s=1)
+    request = read_chat({"model": "tiny", "messages": messages, "n": choices, "stream": True, **asks}, "r")
+    prepared = prepared_of(request, model)
+    chunks = ChatChunks(request, prepared, make_reader(prepared, choices=choices), created_s=1)
     stream = EventStream(
         socket,
         HEAD,
@@ -49,14 +49,14 @@ def stream_of(
 
 
 def deltas(data: bytes) -> list[tuple[int, str]]:
-    """Choice and text of each event that has text."""
+    """Returns choice and text of each event that has text."""
     events = [json.loads(line[6:]) for line in data.split(b"\n\n") if line.startswith(b"data: {")]
     found = [(each["index"], each["delta"].get("content")) for event in events for each in event["choices"]]
     return [(choice, text) for choice, text in found if text]
 
 
 async def test_choices_share_a_write(model: ServedModel) -> None:
-    """All chunks of one engine step leave together, in the order in which they came."""
+    """All chunks of one engine step are written together, in their order."""
     stream, socket = stream_of(model, 3)
     for step in range(4):
         for choice in range(3):
@@ -68,8 +68,8 @@ async def test_choices_share_a_write(model: ServedModel) -> None:
         assert deltas(data) == [(choice, f"t{step}") for choice in range(3)]
 
 
-async def test_one_choice_is_written_at_once(model: ServedModel) -> None:
-    """Nothing waits for the loop's next turn; only the text differs from chunk to chunk."""
+async def test_a_single_choice_is_written_immediately(model: ServedModel) -> None:
+    """No chunk waits for the next iteration of the event loop. Only the text differs between chunks."""
     stream, socket = stream_of(model, 1)
     stream.on_text(0, "a", [7], logprobs=None)
     stream.on_text(0, 'b"\n\u00e9', [8], logprobs=None)
@@ -79,8 +79,8 @@ async def test_one_choice_is_written_at_once(model: ServedModel) -> None:
     assert socket.writes[2] == socket.writes[1].replace(json.dumps('b"\n\u00e9', ensure_ascii=False).encode(), b'"c"')
 
 
-async def test_an_answer_that_comes_at_once_is_one_write(model: ServedModel) -> None:
-    """The only text waits for the end that comes with it, and nothing of it is lost; one with more to come does not wait."""
+async def test_an_answer_that_arrives_complete_is_one_write(model: ServedModel) -> None:
+    """The only text waits for the end that arrives with it. An answer with more tokens to come does not wait."""
     ending = Ending(reason=FinishReason.LENGTH, output_tokens=2)
     whole, socket = stream_of(model, 1, tokens_max=2)
     whole.on_text(0, "ab", [7, 8], logprobs=None)
@@ -96,7 +96,7 @@ async def test_an_answer_that_comes_at_once_is_one_write(model: ServedModel) -> 
 
 
 async def test_a_stream_that_lags_gets_merged_chunks(model: ServedModel) -> None:
-    """While too much is unsent nothing is written; then all of it is one chunk, and nothing is lost."""
+    """Nothing is written while too many bytes are unsent. Then all held text is one chunk, and none of it is lost."""
     stream, socket = stream_of(model, 1)
     stream.on_text(0, "a", [7], logprobs=None)
     socket.unsent = BUFFER_BYTES_MAX + 1
@@ -113,7 +113,7 @@ async def test_a_stream_that_lags_gets_merged_chunks(model: ServedModel) -> None
 async def test_an_answer_is_sent_unless_the_connection_is_closed_first(
     model: ServedModel, closes: bool, is_sent: bool
 ) -> None:
-    """The connection has a limit for clients that read nothing, too, and closing empties its buffer."""
+    """Closing the connection, which also limits clients that do not read, empties its buffer without sending."""
     stream, socket = stream_of(model, 1)
     stream.on_text(0, "a", [7], logprobs=None)
     stream.finish(Usage())
@@ -127,8 +127,8 @@ async def test_an_answer_is_sent_unless_the_connection_is_closed_first(
 
 
 @pytest.mark.parametrize("end", ["well", "failed", "abandoned"])
-async def test_a_stream_that_is_over_is_not_kept_alive(model: ServedModel, end: str) -> None:
-    """What came after its last chunk would be read as the beginning of the next response on the connection."""
+async def test_a_finished_stream_sends_no_keepalives(model: ServedModel, end: str) -> None:
+    """Bytes after the last chunk would be parsed as the beginning of the next response on the connection."""
     stream, socket = stream_of(model, 1)
     stream.on_text(0, "Hello", [7], logprobs=None)
     if end == "well":
@@ -144,8 +144,8 @@ async def test_a_stream_that_is_over_is_not_kept_alive(model: ServedModel, end: 
     assert len(socket.writes) == written
 
 
-def test_a_pace_is_shared_by_the_streams_that_are_open() -> None:
-    """Few streams have no gap between their events; many have the longer ones the more they are."""
+def test_open_streams_share_the_pace() -> None:
+    """A few streams have no gap between their events. The gap grows with the number of streams."""
     pace = EventPace()
     with ExitStack() as streams:
         gaps = []
@@ -161,18 +161,18 @@ def test_a_pace_is_shared_by_the_streams_that_are_open() -> None:
 def test_events_keep_their_pace_and_lose_nothing(
     model: ServedModel, choices: int, is_failed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first token is written at once; those of a gap share an event, which comes when it is due or with the end."""
+    """The first token is written immediately. Later tokens within a gap share an event, which is written at its time or with the end."""
     monkeypatch.setattr(streams, "DETAILED_EVENTS_PER_S_MAX", 100)
 
     async def stream_it() -> tuple[list[tuple[float, bytes]], int]:
         loop, pace, writes = asyncio.get_running_loop(), EventPace(), []
-        with pace.opened():  # 10 ms
+        with pace.opened():  # 10 ms between events
             stream, socket = stream_of(model, choices, pace=pace, logprobs=True, top_logprobs=1)
-            for step in range(25):  # 4 ms each
+            for step in range(25):  # 4 ms between steps
                 for choice in range(choices):
                     entry = TokenLogprob(logprob=-float(step), alternatives=((7, -0.5),))
                     stream.on_text(choice, f"{step},", [300], logprobs=[entry])
-                if step < 23:  # The last ones come while an event waits.
+                if step < 23:  # The last steps arrive while an event waits.
                     await asyncio.sleep(0.004)
                 writes += [(loop.time(), data) for data in socket.writes]
                 socket.writes.clear()
@@ -192,9 +192,9 @@ def test_events_keep_their_pace_and_lose_nothing(
     writes, _ = run_virtual(stream_it())
     data = b"".join(each for _, each in writes)
     events = [json.loads(line[6:]) for line in data.split(b"\n\n") if line.startswith(b"data: {")]
-    said = [each for event in events for each in event.get("choices", [])]
+    events_choices = [each for event in events for each in event.get("choices", [])]
     for choice in range(choices):
-        own = [each for each in said if each["index"] == choice]
+        own = [each for each in events_choices if each["index"] == choice]
         assert "".join(each["delta"].get("content", "") for each in own) == "".join(f"{i}," for i in range(25))
         listed = [entry["logprob"] for each in own for entry in (each["logprobs"] or {"content": []})["content"]]
         assert listed == [-float(i) for i in range(25)]

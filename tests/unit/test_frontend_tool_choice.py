@@ -1,4 +1,4 @@
-"""Choices of tools as constraints, and the forced answers read back, whole and in pieces."""
+"""Tool choices become constraints, and forced answers are parsed, whole and in pieces."""
 
 import json
 from random import Random
@@ -25,7 +25,7 @@ def tool(name: str, parameters: Any = None) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **({"parameters": parameters} if parameters else {})}}
 
 
-def asked(choice: ToolChoice, *tools: dict[str, Any], **sampling: Any) -> Request:
+def request_with(choice: ToolChoice, *tools: dict[str, Any], **sampling: Any) -> Request:
     prompt = Conversation(messages=[{"role": "user", "content": "x"}], tools=tools, tool_choice=choice)
     fields = {"constraint": "response_format"} if "constraint" in sampling else {}
     return Request(request_id="r", model="m", prompt=prompt, sampling=SamplingParams(**sampling), fields=fields)
@@ -37,46 +37,49 @@ def schema_of(request: Request) -> Any:
     return json.loads(constraint.text)
 
 
-def test_required_takes_any_tool_with_its_own_arguments() -> None:
-    """References still find their definitions; another tool's arguments do not pass."""
-    schema = schema_of(asked(ToolChoice(mode=ToolMode.REQUIRED), tool("go", POINT), tool("stop")))
+def test_required_allows_any_tool_with_its_own_arguments() -> None:
+    """References still resolve to their definitions. The arguments of another tool are invalid."""
+    schema = schema_of(request_with(ToolChoice(mode=ToolMode.REQUIRED), tool("go", POINT), tool("stop")))
     validator = jsonschema.Draft202012Validator(schema)
     assert validator.is_valid([{"name": "go", "parameters": {"x": 1}}, {"name": "stop", "parameters": {}}])
     assert not validator.is_valid([{"name": "go", "parameters": {"x": "far"}}])
     assert not validator.is_valid([{"name": "fly", "parameters": {}}])
     assert not validator.is_valid([])
-    one = schema_of(asked(ToolChoice(mode=ToolMode.REQUIRED, is_parallel=False), tool("stop")))
+    one = schema_of(request_with(ToolChoice(mode=ToolMode.REQUIRED, is_parallel=False), tool("stop")))
     assert not jsonschema.Draft202012Validator(one).is_valid([{"name": "stop", "parameters": {}}] * 2)
 
 
-def test_named_is_the_tools_own_schema() -> None:
-    """And an object where it has none."""
+def test_named_uses_the_tools_own_schema() -> None:
+    """A tool without a schema gets an object."""
     choice = ToolChoice(mode=ToolMode.NAMED, name="go")
-    assert schema_of(asked(choice, tool("stop"), tool("go", POINT))) == POINT
-    assert schema_of(asked(choice, tool("go")))["type"] == "object"
+    assert schema_of(request_with(choice, tool("stop"), tool("go", POINT))) == POINT
+    assert schema_of(request_with(choice, tool("go")))["type"] == "object"
 
 
-def test_what_contradicts_is_refused() -> None:
-    """Two meanings of one definition; another constraint. A response format says nothing of calls."""
+def test_contradictions_are_refused() -> None:
+    """Two tools with different definitions of one name are refused, and so are a strict tool and a response format.
+
+    A forced call replaces a response format.
+    """
     other = {**POINT, "$defs": {"p": {"type": "string"}}}
     with pytest.raises(InvalidRequestError) as caught:
-        schema_of(asked(ToolChoice(mode=ToolMode.REQUIRED), tool("a", POINT), tool("b", other)))
+        schema_of(request_with(ToolChoice(mode=ToolMode.REQUIRED), tool("a", POINT), tool("b", other)))
     assert caught.value.field == "tools"
     for parameters in ({"$defs": 0.5}, {"description": "x" * 300_000}):
         with pytest.raises(InvalidRequestError) as caught:
-            schema_of(asked(ToolChoice(mode=ToolMode.REQUIRED), tool("a", parameters)))
+            schema_of(request_with(ToolChoice(mode=ToolMode.REQUIRED), tool("a", parameters)))
         assert caught.value.field == "tools"
     constraint = Constraint(kind=ConstraintKind.JSON_OBJECT)
-    forced = asked(ToolChoice(mode=ToolMode.NAMED, name="a"), tool("a"), constraint=constraint)
+    forced = request_with(ToolChoice(mode=ToolMode.NAMED, name="a"), tool("a"), constraint=constraint)
     assert schema_of(forced)["type"] == "object"
-    strict = asked(ToolChoice(strict=("a",)), tool("a"), constraint=constraint)
+    strict = request_with(ToolChoice(strict=("a",)), tool("a"), constraint=constraint)
     with pytest.raises(InvalidRequestError):
         with_tool_constraint(strict, TOOL_FAMILIES["hermes"])
 
 
-def test_strict_tools_need_a_family_that_tags_can_say() -> None:
-    """A family without tags is refused with the tool's field, instead of a promise that is not kept."""
-    request = asked(ToolChoice(strict=("b",)), tool("a"), tool("b", POINT))
+def test_strict_tools_require_a_family_with_tags() -> None:
+    """A family without tags is refused with the tool's field."""
+    request = request_with(ToolChoice(strict=("b",)), tool("a"), tool("b", POINT))
     constraint = with_tool_constraint(request, TOOL_FAMILIES["hermes"]).sampling.constraint
     assert constraint is not None and constraint.kind is ConstraintKind.STRUCTURAL_TAG
     tags = json.loads(constraint.text)["format"]["tags"]
@@ -96,10 +99,12 @@ WEATHER: dict[str, Any] = {
 
 @pytest.mark.parametrize("family", sorted(CALL_TAGS))
 @pytest.mark.parametrize("is_parallel", [True, False])
-def test_strict_calls_are_read_back(family: str, is_parallel: bool) -> None:
-    """What a tag lets an engine write is a call to the family's reader, with arguments that are valid."""
+def test_strict_calls_are_parsed(family: str, is_parallel: bool) -> None:
+    """The family's parser finds a call with valid arguments in any text that the tag allows."""
     choice = ToolChoice(strict=("go",), is_parallel=is_parallel)
-    constraint = with_tool_constraint(asked(choice, tool("go", WEATHER)), TOOL_FAMILIES[family]).sampling.constraint
+    constraint = with_tool_constraint(
+        request_with(choice, tool("go", WEATHER)), TOOL_FAMILIES[family]
+    ).sampling.constraint
     assert constraint is not None
     counts = set()
     for seed in range(30):
@@ -115,9 +120,9 @@ def test_strict_calls_are_read_back(family: str, is_parallel: bool) -> None:
     assert counts == {1} if not is_parallel else max(counts) > 1
 
 
-def test_auto_and_none_ask_for_nothing() -> None:
-    """The request is as it was."""
-    for request in (asked(ToolChoice(), tool("a")), asked(ToolChoice(mode=ToolMode.REQUIRED))):
+def test_auto_and_no_tools_add_no_constraint() -> None:
+    """The request stays the same."""
+    for request in (request_with(ToolChoice(), tool("a")), request_with(ToolChoice(mode=ToolMode.REQUIRED))):
         assert with_tool_constraint(request, None) is request
 
 
@@ -126,12 +131,12 @@ ARGUMENTS = '{"x": [1, {"y": "a\\"b ü"}]}'
 
 
 def read(choice: ToolChoice, pieces: list[str]) -> tuple[list[tuple[str, str]], str, list[str]]:
-    """Calls as (name, arguments), content, warnings."""
+    """Parses the pieces. Returns calls as (name, arguments), the content, and the warnings."""
     return calls_of(answer_parser(forced_family(choice), None), pieces)
 
 
 def calls_of(parser: AnswerParser, pieces: list[str]) -> tuple[list[tuple[str, str]], str, list[str]]:
-    """What an answer in these pieces holds."""
+    """Parses the pieces with `parser`. Returns calls, content and warnings."""
     parts = [part for piece in pieces for part in parser.push(piece)] + list(parser.flush())
     names = [part.name for part in parts if isinstance(part, CallBegin)]
     arguments = [""] * len(names)
@@ -155,8 +160,8 @@ def calls_of(parser: AnswerParser, pieces: list[str]) -> tuple[list[tuple[str, s
         (ToolChoice(mode=ToolMode.REQUIRED), "", []),
     ],
 )  # fmt: skip
-def test_forced_answers_are_read_the_same_in_any_pieces(choice: ToolChoice, text: str, calls: Any) -> None:
-    """Split at every point, and character by character: the same calls, the same content, nothing dropped."""
+def test_forced_answers_are_parsed_the_same_in_any_pieces(choice: ToolChoice, text: str, calls: Any) -> None:
+    """Splitting at any point, and into characters, gives the same calls and content, and drops nothing."""
     whole = read(choice, [text])
     if calls is not None:
         assert whole[0] == calls
@@ -165,15 +170,15 @@ def test_forced_answers_are_read_the_same_in_any_pieces(choice: ToolChoice, text
         assert read(choice, [text[:at], text[at:]]) == whole
 
 
-def test_an_engine_that_did_not_keep_to_it_is_shown_as_it_is() -> None:
+def test_an_engine_that_ignores_the_constraint_gives_content() -> None:
     """Text instead of calls is content, with a warning."""
     calls, content, warnings = read(ToolChoice(mode=ToolMode.REQUIRED), ["I will not."])
     assert (calls, content) == ([], "I will not.") and warnings
 
 
 @pytest.mark.parametrize("mode", [ToolMode.REQUIRED, ToolMode.NAMED])
-def test_a_call_that_was_cut_off_at_its_start_is_neither_call_nor_text(mode: ToolMode) -> None:
-    """At every place: no punctuation becomes text, calls before it stay, and what was given as it came stays a call."""
+def test_a_truncated_call_is_not_text(mode: ToolMode) -> None:
+    """Wherever the answer is truncated, no punctuation becomes text, and complete calls and those whose name was returned stay calls."""
     choice = ToolChoice(mode=mode, name="go" if mode is ToolMode.NAMED else "")
     text = LIST if mode is ToolMode.REQUIRED else ARGUMENTS
     whole, _, _ = read(choice, [text])
@@ -189,11 +194,11 @@ def test_a_call_that_was_cut_off_at_its_start_is_neither_call_nor_text(mode: Too
 
 
 def ended(text: str, mode: ToolMode, *, is_parallel: bool = True, stop: str = "") -> tuple[str, str | None]:
-    """What a client gets of the text, however it comes in pieces, and what ended it."""
+    """Splits the text into pieces of several sizes. Returns the text for the client and the matched stop, which must not depend on the size."""
     found = set()
     for size in (1, 2, 7, len(text)):
         choice = ToolChoice(mode=mode, name="a", is_parallel=is_parallel)
-        finder = make_stop_finder(asked(choice, tool("a"), stop=(stop,) if stop else ()))
+        finder = make_stop_finder(request_with(choice, tool("a"), stop=(stop,) if stop else ()))
         assert finder is not None
         shown = "".join([finder.push(text[at : at + size]) for at in range(0, len(text), size)])
         shown += finder.flush() if finder.matched is None else ""
@@ -205,8 +210,8 @@ def ended(text: str, mode: ToolMode, *, is_parallel: bool = True, stop: str = ""
 CALL = '{"name": "a", "parameters": {"x": "} ] \\" , \\\\", "y": [ 1, { } ] }  }'
 
 
-def test_blanks_behind_the_last_call_end_the_answer() -> None:
-    """At once where no call can follow; between calls only when there are more than any layout needs."""
+def test_whitespace_after_the_last_call_ends_the_answer() -> None:
+    """Whitespace ends the answer immediately where no call can follow, and between calls only if it is longer than any layout needs."""
     single, several = (False, ToolMode.REQUIRED), (True, ToolMode.REQUIRED)
     for is_parallel, mode, text in (
         (*single, f"[ {CALL}"), (*single, f"[{CALL}]"), (*several, f"[{CALL}]"), (*several, f"[\n{CALL}\n,\n{CALL}\n]"),
@@ -220,13 +225,13 @@ def test_blanks_behind_the_last_call_end_the_answer() -> None:
 
 
 def test_other_answers_are_not_ended() -> None:
-    """Text instead of calls, unfinished calls, answers that nothing forces or that have a least length; stop strings work."""
+    """Text instead of calls, incomplete calls, and answers that are not forced or have a minimum length do not end early. Stop strings work."""
     for text in ("I will {not} go. ", CALL[:-3] + " " * 500, '"a" b'):
         assert ended(text, ToolMode.NAMED) == (text, None)
     assert ended(CALL + "  ", ToolMode.NAMED, stop='"y"') == (CALL.partition('"y"')[0], '"y"')
     for request in (
-        asked(ToolChoice(), tool("a")),
-        asked(ToolChoice(mode=ToolMode.REQUIRED)),
-        asked(ToolChoice(mode=ToolMode.REQUIRED), tool("a"), min_tokens=5),
+        request_with(ToolChoice(), tool("a")),
+        request_with(ToolChoice(mode=ToolMode.REQUIRED)),
+        request_with(ToolChoice(mode=ToolMode.REQUIRED), tool("a"), min_tokens=5),
     ):
         assert make_stop_finder(request) is None

@@ -13,7 +13,7 @@ from services.frontend.models import ServedModel
 from services.frontend.pipeline.request import Request, RequestResult
 from tests.frontend_mesh import FakeMesh, Faults, StaticModels, make_pipeline, served_model, tokens_of, write_model
 from tests.unit.router_fleets import ask
-from tests.unit.test_frontend_pipeline import Heard
+from tests.unit.test_frontend_pipeline import RecordingOutlet as Heard
 from tests.unit.test_router_link import LATENCY_S, Stage
 from tests.virtual_loop import VirtualLoop, run_virtual
 
