@@ -1,4 +1,4 @@
-"""Collections of garbage are short: the event loop stands still meanwhile."""
+"""Garbage collections are short, because they block the event loop."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ print(max(sizes))
 
 
 def test_a_collection_frees_few_objects_at_a_time() -> None:
-    """Refused requests leave cycles: exceptions, tracebacks, frames. 50 000 such objects took 85 ms at a time."""
+    """Rejected requests leave reference cycles of exceptions, tracebacks and frames. Collecting 50 000 such objects at once took 85 ms."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True, timeout=60
     )

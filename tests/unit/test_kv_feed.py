@@ -1,4 +1,4 @@
-"""The KV feed gives every subscriber a view equal to the worker's cache."""
+"""The KV feed gives every subscriber a view that equals the worker's cache."""
 
 from collections.abc import Sequence
 
@@ -30,8 +30,8 @@ EVENTS = st.one_of(
 Block = tuple[int, KvTier, int]
 
 
-def apply_slowly(blocks: set[Block], events: Sequence[KvEvent]) -> set[Block]:
-    """The obvious version: a set of (rank, tier, hash)."""
+def apply_to_set(blocks: set[Block], events: Sequence[KvEvent]) -> set[Block]:
+    """Applies events to a set of (rank, tier, hash), as a reference."""
     for event in events:
         rank = event.data_parallel_rank
         if isinstance(event, KvStored):
@@ -48,50 +48,52 @@ def apply_slowly(blocks: set[Block], events: Sequence[KvEvent]) -> set[Block]:
     known=st.integers(0, 20),
     history=st.sampled_from([12, 1000]),
 )
-def test_a_subscriber_ends_with_the_workers_cache(batches: list[list[KvEvent]], known: int, history: int) -> None:
-    """Snapshot or resume, from any point, within history or not: the view is the cache."""
+def test_a_subscriber_gets_the_workers_cache(batches: list[list[KvEvent]], known: int, history: int) -> None:
+    """With a snapshot or by resuming, from any sequence number, within the history or not, the view equals the cache."""
     log = KvLog(epoch=7, history_max=5, history_blocks_max=history)
     at_known: set[Block] = set()
     now: set[Block] = set()
     for number, events in enumerate(batches, start=1):
-        now = apply_slowly(now, events)
+        now = apply_to_set(now, events)
         log.append(events)
         if number == known:
             at_known = now
-    heard = list(log.since(7 if known else None, known or None))
-    view = set() if heard and heard[0].is_snapshot else at_known
-    for batch in heard:
-        view = apply_slowly(view, batch.events)
+    received = list(log.since(7 if known else None, known or None))
+    view = set() if received and received[0].is_snapshot else at_known
+    for batch in received:
+        view = apply_to_set(view, batch.events)
     if known <= len(batches):
         assert view == now
     assert log.blocks_count() == len(now)
     kept = [event for batch in log._history for event in batch.events if not isinstance(event, KvCleared)]
     assert sum(EVENT_BLOCKS + len(event.block_hashes) for event in kept) <= history
-    assert all(batch.sequence <= log.sequence for batch in heard)
+    assert all(batch.sequence <= log.sequence for batch in received)
 
 
 def test_another_epoch_gets_a_snapshot() -> None:
-    """What a router knows of a former process is not resumed."""
+    """A subscriber that knows the state of an earlier process cannot resume."""
     log = KvLog(epoch=2, history_max=5)
     log.append([KvStored(block_hashes=[1, 2, 3])])
-    heard = list(log.since(1, 1))
-    assert heard == [KvBatch(epoch=2, sequence=1, events=[KvStored(block_hashes=[1, 2, 3])], is_snapshot=True, part=1)]
+    received = list(log.since(1, 1))
+    assert received == [
+        KvBatch(epoch=2, sequence=1, events=[KvStored(block_hashes=[1, 2, 3])], is_snapshot=True, part=1)
+    ]
 
 
 @pytest.mark.parametrize(("known", "is_snapshot"), [(1, True), (2, True), (3, False), (5, False), (6, True)])
 def test_a_gap_in_the_history_is_a_snapshot(known: int, is_snapshot: bool) -> None:
-    """Two batches are kept of five: who missed more than those, or claims to know more than there is, begins anew."""
+    """The log keeps two of five batches. A subscriber that missed more, or claims a later sequence number, gets a snapshot."""
     log = KvLog(epoch=1, history_max=2)
     for block in range(1, 6):
         log.append([KvStored(block_hashes=[block])])
-    heard = list(log.since(1, known))
-    assert any(batch.is_snapshot for batch in heard) == is_snapshot
-    told = {block for batch in heard for event in batch.events for block in event.block_hashes}
-    assert told == (set(range(1, 6)) if is_snapshot else set(range(known + 1, 6)))
+    received = list(log.since(1, known))
+    assert any(batch.is_snapshot for batch in received) == is_snapshot
+    blocks = {block for batch in received for event in batch.events for block in event.block_hashes}
+    assert blocks == (set(range(1, 6)) if is_snapshot else set(range(known + 1, 6)))
 
 
-async def test_a_watcher_that_leaves_is_forgotten() -> None:
-    """Routers come and go: none leaves a buffer behind."""
+async def test_a_watcher_that_leaves_is_removed() -> None:
+    """Routers join and leave, so their buffers must not accumulate."""
     feed = KvEventFeed(epoch=1, history_max=10, buffer_max=10)
     watch = feed.watch()
     await anext(watch)
@@ -101,7 +103,7 @@ async def test_a_watcher_that_leaves_is_forgotten() -> None:
 
 
 async def test_a_watcher_gets_snapshot_then_changes_without_a_gap() -> None:
-    """Nothing is lost between the snapshot and the first change."""
+    """No event is lost between the snapshot and the first change."""
     feed = KvEventFeed(epoch=1, history_max=10, buffer_max=10)
     feed.append_nowait([KvStored(block_hashes=[1])])
     watch = feed.watch()
@@ -113,7 +115,7 @@ async def test_a_watcher_gets_snapshot_then_changes_without_a_gap() -> None:
 
 
 async def test_a_watcher_that_lags_is_ended() -> None:
-    """A slow router costs a bounded buffer and is told to subscribe again."""
+    """A slow watcher has a bounded buffer. The error makes it subscribe again."""
     feed = KvEventFeed(epoch=1, history_max=10, buffer_max=2)
     watch = feed.watch()
     await anext(watch)

@@ -1,4 +1,4 @@
-"""Decisions about KV paths: limits of pulls, failing paths, causes."""
+"""Decisions about KV paths: limits of pulls, failing paths, and causes of failures."""
 
 import logging
 
@@ -44,14 +44,14 @@ def known() -> KvPaths:
 
 
 def learn(known: KvPaths, *, small_s: float = 0.01, mib_s: float = 0.1, now_s: float = 0.0) -> None:
-    """A path that takes `small_s` for a few bytes and `mib_s` for a MiB."""
+    """Records pulls over a path that takes `small_s` for a few bytes and `mib_s` for a MiB."""
     known.succeeded(begin(known, now_s, kv_bytes=100), now_s + small_s)
     known.succeeded(begin(known, now_s), now_s + mib_s)
 
 
 class TestLimits:
     def test_an_unknown_path_has_a_limit_of_its_own(self, known: KvPaths) -> None:
-        """Its first pull connects the workers, which takes longer; the flat limit of ten seconds would make a client wait as long."""
+        """The first pull also connects the workers, which takes longer. The general limit of ten seconds would make a client wait too long."""
         assert begin(known).limit_s == paths.FIRST_LIMIT_S
 
     def test_the_limit_follows_from_size_and_rate(self, known: KvPaths) -> None:
@@ -61,7 +61,7 @@ class TestLimits:
         assert limit_s == pytest.approx(paths.MARGIN * (0.01 + 1.0), rel=0.01)
 
     def test_pulls_in_progress_share_the_network(self, known: KvPaths) -> None:
-        """With 20 pulls at once each takes 20 times as long, which is no failure."""
+        """With 20 concurrent pulls each takes 20 times as long, which is not a failure."""
         learn(known, mib_s=0.1)
         pulls = [begin(known) for _ in range(20)]
         assert pulls[0].limit_s == paths.LIMIT_MIN_S
@@ -70,20 +70,20 @@ class TestLimits:
             known.dropped(pull)
         assert begin(known).limit_s == paths.LIMIT_MIN_S
 
-    def test_never_above_the_setting(self, known: KvPaths) -> None:
+    def test_the_limit_never_exceeds_the_setting(self, known: KvPaths) -> None:
         learn(known, mib_s=1.0)
         assert begin(known, kv_bytes=1000 * MIB).limit_s == 10.0
         assert KvPaths(pull_timeout_s=0.7).begin(handle(), 0.0).limit_s == 0.7  # type: ignore[union-attr]
 
-    def test_small_pulls_say_nothing_about_the_rate(self, known: KvPaths) -> None:
-        """A link of 1 Gbit/s would always be too slow for a long prompt, and never get to show its rate."""
+    def test_small_pulls_do_not_determine_the_rate(self, known: KvPaths) -> None:
+        """If small pulls determined the rate, a link of 1 Gbit/s would always miss the limit of a long prompt, and never get a measured rate."""
         known.succeeded(begin(known, kv_bytes=100), 0.01)
         pull = begin(known, kv_bytes=500 * MIB)
         assert 500 * MIB / 1.25e8 < pull.limit_s < 6.0
         known.dropped(pull)
         assert begin(known, kv_bytes=10 * MIB).limit_s == paths.LIMIT_MIN_S
 
-    def test_pulls_that_waited_for_something_else_teach_nothing(self, known: KvPaths) -> None:
+    def test_untypical_pulls_do_not_determine_the_limit(self, known: KvPaths) -> None:
         known.succeeded(begin(known), 9.0, is_typical=False)
         assert begin(known).limit_s == paths.FIRST_LIMIT_S
 
@@ -94,7 +94,7 @@ class TestLimits:
 
 class TestFailures:
     def test_nothing_is_pulled_over_a_failing_path(self, known: KvPaths, caplog: pytest.LogCaptureFixture) -> None:
-        """Other paths work on. The load record and the log say it, the log once."""
+        """Other paths still work. The load record and the log report the failure, the log only once."""
         with caplog.at_level(logging.INFO):
             first, second = begin(known), begin(known)
             for pull in (first, second):
@@ -107,7 +107,7 @@ class TestFailures:
         assert (path.failures_total, path.reason, path.last_failure_at_s) == (2, "timed_out", 1000.0)
         assert "did not end" in path.detail
 
-    def test_a_check_passes_and_ends_the_failure(self, known: KvPaths, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_successful_check_ends_the_failure(self, known: KvPaths, caplog: pytest.LogCaptureFixture) -> None:
         fail(known)
         known.expect_check("check")
         pull = begin(known, 3.0, handle_id="check")
@@ -118,34 +118,34 @@ class TestFailures:
         assert known.begin(handle(), 4.0) is not None and not known.failing()
         assert caplog.records[-1].message == "kv_path_recovered"
 
-    def test_only_the_check_that_is_expected_passes(self, known: KvPaths) -> None:
+    def test_only_the_expected_check_uses_a_failing_path(self, known: KvPaths) -> None:
         fail(known)
         known.expect_check("check")
         known.end_check("check")
         assert known.begin(handle(handle_id="check"), 1.0) is None
 
     def test_checks_are_made_after_a_pause_that_grows_to_its_limit(self, known: KvPaths) -> None:
-        """The limit of the pause is what bounds how late a healed path is noticed."""
+        """The limit of the pause bounds how late a recovered path is noticed."""
         fail(known, 10.0)
         assert known.due_checks(10.9) == [] and known.due_checks(11.0) == ["p1"]
         for now_s in (11.0, 13.0, 15.0):
             known.put_off("p1", now_s)
             assert known.due_checks(now_s + 1.9) == [] and known.due_checks(now_s + 2.0) == ["p1"]
 
-    def test_late_failures_of_earlier_pulls_do_not_put_checks_off(self, known: KvPaths) -> None:
+    def test_late_failures_of_earlier_pulls_do_not_delay_checks(self, known: KvPaths) -> None:
         late = begin(known)
         fail(known, 1.0)
         known.failed(late, TIMED_OUT, now_s=1.9, wall_s=0.0)
         assert known.due_checks(2.0) == ["p1"]
 
-    def test_a_pull_from_before_the_recovery_says_nothing(self, known: KvPaths) -> None:
+    def test_a_failed_pull_from_before_the_recovery_is_ignored(self, known: KvPaths) -> None:
         old = begin(known, 1.0)
         known.succeeded(begin(known, 2.0), 2.1)
         known.failed(old, TIMED_OUT, now_s=3.0, wall_s=0.0)
         assert not known.failing()
 
-    def test_a_restarted_source_is_tried_again(self, known: KvPaths) -> None:
-        """And the late failure of a pull from the process before does not count against the new one."""
+    def test_a_restarted_source_is_used_again(self, known: KvPaths) -> None:
+        """The late failure of a pull from the earlier process does not count for the new one."""
         old = begin(known)
         fail(known)
         assert known.begin(handle(epoch=2), 1.0) is not None
@@ -153,11 +153,11 @@ class TestFailures:
         assert not known.failing()
 
     @pytest.mark.parametrize("reason", sorted(path_causes.NOT_OF_THE_PATH))
-    def test_failures_of_handles_and_requests_leave_the_path_alone(self, known: KvPaths, reason: str) -> None:
+    def test_failures_of_handles_and_requests_do_not_affect_the_path(self, known: KvPaths, reason: str) -> None:
         known.failed(begin(known), Failure(reason=reason, message="m"), now_s=0.0, wall_s=0.0)
         assert not known.failing()
 
-    def test_workers_that_left_are_forgotten(self, known: KvPaths) -> None:
+    def test_workers_that_left_are_removed(self, known: KvPaths) -> None:
         fail(known)
         fail(known, worker_id="p2")
         known.forget_others(["p2"])
@@ -180,22 +180,22 @@ def test_recomputed_prompts_are_counted_but_checks_are_not(known: KvPaths) -> No
 
 class TestCauses:
     @pytest.mark.parametrize("peer", ["127.0.0.1", "0.0.0.0", "localhost", "::1"])
-    def test_a_loopback_address_is_named(self, peer: str) -> None:
-        """The message has both addresses and the setting to change."""
+    def test_a_loopback_address_is_reported(self, peer: str) -> None:
+        """The cause of a failure with a loopback address has both addresses and the setting to change."""
         failure = Failure(reason="kv_handshake", message="refused", peer=peer)
         cause = find_cause(failure, source_host="10.0.0.1", own_host="10.0.0.2")
         assert cause is not None and cause.reason == "loopback_address"
         assert peer in cause.detail and "10.0.0.1" in cause.detail and "side-channel-host" in cause.detail
 
     @pytest.mark.parametrize(("source", "own"), [("10.0.0.1", "10.0.0.1"), ("127.0.0.1", "10.0.0.1"), ("", "10.0.0.1")])
-    def test_on_one_host_loopback_is_no_cause(self, source: str, own: str) -> None:
+    def test_loopback_on_the_same_host_is_not_the_cause(self, source: str, own: str) -> None:
         failure = Failure(reason="kv_handshake", message="refused", peer="127.0.0.1")
         cause = find_cause(failure, source_host=source, own_host=own)
         assert cause is not None and cause.reason == "unreachable"
 
     @pytest.mark.parametrize(("peer", "is_named"), [(b"..\x0a\x00\x00\x01..", False), (b"..\xac\x11\x00\x01..", True)])
     def test_metadata_without_the_source_address(self, peer: bytes, is_named: bool) -> None:
-        """Such as that of docker0, which is the same on every host."""
+        """An example is metadata with the address of docker0, which is the same on every host."""
         failure = Failure(reason="kv_peer_lost", message="lost", peer=peer)
         cause = find_cause(failure, source_host="10.0.0.1", own_host="10.0.0.2")
         assert cause is not None and cause.reason == "unreachable"
@@ -215,14 +215,14 @@ class TestCauses:
             ("", "10.0.0.1", None),
         ],
     )
-    def test_a_worker_sees_that_others_cannot_reach_its_kv(
+    def test_a_worker_detects_that_its_kv_is_unreachable(
         self, source: str | bytes, host: str, reason: str | None
     ) -> None:
-        """From its own handle, before anybody has tried. On loopback everybody can."""
+        """The worker's own handle shows it before the first pull. On loopback every worker can reach it."""
         fault = find_own_fault(source, host)
         assert (fault.reason if fault else None) == reason
 
     @pytest.mark.parametrize("reason", [*path_causes.REASONS, "anything_else"])
-    def test_reasons_are_from_the_closed_set(self, reason: str) -> None:
+    def test_reasons_are_from_the_fixed_set(self, reason: str) -> None:
         cause = find_cause(Failure(reason=reason, message="m"), source_host="", own_host="")
         assert cause is not None and cause.reason in KV_PATH_REASONS

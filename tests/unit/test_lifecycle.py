@@ -1,4 +1,4 @@
-"""Parts start in order, stop in reverse, and nothing waits for ever. On virtual time."""
+"""The lifecycle of parts on virtual time: they start in order, stop in reverse order, and every wait has a limit."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ async def forever() -> None:
 
 
 async def stubborn() -> None:
-    """Holds on though cancelled, for a while."""
+    """Keeps running for a while after a cancellation."""
     try:
         await forever()
     except asyncio.CancelledError:
@@ -48,7 +48,9 @@ def failing(words: str) -> Callable[[], Awaitable[None]]:
     return fail
 
 
-class Diary(list[str]):
+class CallLog(list[str]):
+    """Collects the calls of its parts, and makes these parts."""
+
     def part(
         self,
         name: str,
@@ -56,59 +58,63 @@ class Diary(list[str]):
         start: Callable[[], Awaitable[None]] = nothing,
         close: Callable[[], Awaitable[None]] = nothing,
     ) -> "Written":
-        return Written(diary=self, name=name, start=start, close=close)
+        return Written(call_log=self, name=name, start=start, close=close)
 
     def at(self, words: str) -> None:
         self.append(f"{words} {asyncio.get_running_loop().time():g}")
 
 
 class Written:
+    """A part that records its calls in the log."""
+
     def __init__(
-        self, diary: Diary, name: str, start: Callable[[], Awaitable[None]], close: Callable[[], Awaitable[None]]
+        self, call_log: CallLog, name: str, start: Callable[[], Awaitable[None]], close: Callable[[], Awaitable[None]]
     ) -> None:
-        self.diary, self.name, self._start, self._close = diary, name, start, close
+        self.call_log, self.name, self._start, self._close = call_log, name, start, close
 
     async def start(self) -> None:
-        self.diary.append(f"start {self.name}")
+        self.call_log.append(f"start {self.name}")
         await self._start()
 
     async def aclose(self) -> None:
-        self.diary.at(f"close {self.name}")
+        self.call_log.at(f"close {self.name}")
         await self._close()
 
 
 class Running(Written):
+    """A part with a body that runs until it is cancelled or fails."""
+
     body: Callable[[], Awaitable[None]] = staticmethod(forever)
 
     async def run(self) -> None:
         try:
             await self.body()
         finally:
-            self.diary.append(f"ran {self.name}")
+            self.call_log.append(f"ran {self.name}")
 
 
-def test_a_life_in_order() -> None:
-    """Start in order, ready, drain on stop, close in reverse."""
-    diary = Diary()
+def test_the_order_of_a_lifecycle() -> None:
+    """Parts start in order, and close in reverse order after the drain."""
+    call_log = CallLog()
 
     async def main() -> None:
         stop = asyncio.Event()
 
         async def ready() -> None:
-            diary.append("ready")
+            call_log.append("ready")
             asyncio.get_running_loop().call_later(5, stop.set)
 
         async def drain() -> None:
             await asyncio.sleep(3)
-            diary.append("drained")
+            call_log.append("drained")
 
-        running = Running(diary, "b", nothing, nothing)
+        running = Running(call_log, "b", nothing, nothing)
         await run_parts(
-            [diary.part("a"), running, diary.part("c")], stop=stop, on_ready=ready, drain=drain, settings=SETTINGS
+            [call_log.part("a"), running, call_log.part("c")], stop=stop, on_ready=ready, drain=drain, settings=SETTINGS
         )
 
     run_virtual(main())
-    assert diary == [
+    assert call_log == [
         "start a",
         "start b",
         "start c",
@@ -122,65 +128,65 @@ def test_a_life_in_order() -> None:
 
 
 def test_a_part_that_cannot_start() -> None:
-    """What was begun is closed, the failing part too; the rest is never started; the cause is told."""
-    diary = Diary()
-    parts = [diary.part("a"), diary.part("b", start=failing("no")), diary.part("c")]
+    """Started parts are closed, including the failed one. Later parts are never started, and the error has the cause."""
+    call_log = CallLog()
+    parts = [call_log.part("a"), call_log.part("b", start=failing("no")), call_log.part("c")]
     with pytest.raises(PartFailedError, match="Written failed while starting") as caught:
         run_virtual(run_parts(parts, stop=asyncio.Event(), settings=SETTINGS))
     assert str(caught.value.__cause__) == "no"
-    assert diary == ["start a", "start b", "close b 0", "close a 0"]
+    assert call_log == ["start a", "start b", "close b 0", "close a 0"]
 
 
-def test_a_start_that_hangs_is_bounded() -> None:
-    """The timeout ends it and names it."""
-    diary = Diary()
+def test_a_start_that_hangs_times_out() -> None:
+    """The error has the timeout as its cause."""
+    call_log = CallLog()
     with pytest.raises(PartFailedError) as caught:
-        run_virtual(run_parts([diary.part("a", start=forever)], stop=asyncio.Event(), settings=SETTINGS))
+        run_virtual(run_parts([call_log.part("a", start=forever)], stop=asyncio.Event(), settings=SETTINGS))
     assert isinstance(caught.value.__cause__, TimeoutError)
-    assert diary == ["start a", "close a 100"]
+    assert call_log == ["start a", "close a 100"]
 
 
 def test_stop_while_starting() -> None:
     """A stop does not wait for a slow start."""
-    diary = Diary()
+    call_log = CallLog()
 
     async def main() -> None:
         stop = asyncio.Event()
         asyncio.get_running_loop().call_later(2, stop.set)
-        await run_parts([diary.part("a"), diary.part("b", start=forever)], stop=stop, settings=SETTINGS)
+        await run_parts([call_log.part("a"), call_log.part("b", start=forever)], stop=stop, settings=SETTINGS)
 
     run_virtual(main())
-    assert diary == ["start a", "start b", "close b 2", "close a 2"]
+    assert call_log == ["start a", "start b", "close b 2", "close a 2"]
 
 
 def test_a_part_that_fails_while_running_stops_everything() -> None:
-    """Its failure is raised, nothing is drained, all is closed."""
-    diary = Diary()
+    """The failure is raised and all parts are closed, without a drain."""
+    call_log = CallLog()
 
     async def body() -> None:
         await asyncio.sleep(4)
         raise RuntimeError("broke")
 
     async def drain() -> None:
-        diary.append("drained")
+        call_log.append("drained")
 
-    running = Running(diary, "a", nothing, nothing)
+    running = Running(call_log, "a", nothing, nothing)
     running.body = body
     with pytest.raises(PartFailedError, match="while running") as caught:
-        run_virtual(run_parts([running, diary.part("b")], stop=asyncio.Event(), drain=drain, settings=SETTINGS))
+        run_virtual(run_parts([running, call_log.part("b")], stop=asyncio.Event(), drain=drain, settings=SETTINGS))
     assert str(caught.value.__cause__) == "broke"
-    assert diary == ["start a", "start b", "ran a", "close b 4", "close a 4"]
+    assert call_log == ["start a", "start b", "ran a", "close b 4", "close a 4"]
 
 
-def test_drain_and_close_are_bounded() -> None:
-    """A drain and a close that never end, even when cancelled, cost their limits and keep nothing else open."""
-    diary = Diary()
+def test_drain_and_close_have_limits() -> None:
+    """A drain and a close that ignore cancellation only take up to their limits, and do not prevent the close of other parts."""
+    call_log = CallLog()
 
     async def main() -> None:
         stop = asyncio.Event()
         asyncio.get_running_loop().call_later(1, stop.set)
         await run_parts(
-            [diary.part("a"), diary.part("b", close=stubborn), diary.part("c", close=failing("c"))],
+            [call_log.part("a"), call_log.part("b", close=stubborn), call_log.part("c", close=failing("c"))],
             stop=stop,
             drain=forever,
             settings=SETTINGS,
@@ -189,43 +195,43 @@ def test_drain_and_close_are_bounded() -> None:
     with pytest.raises(ExceptionGroup) as caught:
         run_virtual(main())
     assert [str(each) for each in caught.value.exceptions] == ["Written failed while closing"] * 2
-    # Stop at 1, drain until 51, b closes for 10 and is cancelled for 1.
-    assert diary == ["start a", "start b", "start c", "close c 51", "close b 51", "close a 62"]
+    # The stop is at 1, the drain lasts until 51, b closes for 10 and is cancelled for 1.
+    assert call_log == ["start a", "start b", "start c", "close c 51", "close b 51", "close a 62"]
 
 
 def test_a_hurry_ends_the_drain_and_shortens_closing() -> None:
-    """A second signal is obeyed within seconds."""
-    diary = Diary()
+    """A second signal takes effect within seconds."""
+    call_log = CallLog()
 
     async def main() -> None:
         stop, hurry = asyncio.Event(), asyncio.Event()
         asyncio.get_running_loop().call_later(1, stop.set)
         asyncio.get_running_loop().call_later(3, hurry.set)
-        parts = [diary.part("a"), diary.part("b", close=forever)]
+        parts = [call_log.part("a"), call_log.part("b", close=forever)]
         await run_parts(parts, stop=stop, hurry=hurry, drain=forever, settings=SETTINGS)
 
     with pytest.raises(PartFailedError, match="closing"):
         run_virtual(main())
-    assert diary == ["start a", "start b", "close b 3", "close a 4"]
+    assert call_log == ["start a", "start b", "close b 3", "close a 4"]
 
 
 def test_cancelling_the_runner_closes_the_parts() -> None:
-    """CancelledError goes on, after the parts were closed."""
-    diary = Diary()
+    """CancelledError is raised after the parts are closed."""
+    call_log = CallLog()
 
     async def main() -> None:
-        task = asyncio.create_task(run_parts([diary.part("a")], stop=asyncio.Event(), settings=SETTINGS))
+        task = asyncio.create_task(run_parts([call_log.part("a")], stop=asyncio.Event(), settings=SETTINGS))
         await asyncio.sleep(1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
     run_virtual(main())
-    assert diary == ["start a", "close a 1"]
+    assert call_log == ["start a", "close a 1"]
 
 
 def test_signals_stop_and_hurry() -> None:
-    """SIGTERM stops, a second signal hurries, and the handlers are gone afterwards."""
+    """SIGTERM stops the process, a second signal hurries, and then the handlers are removed."""
 
     async def main() -> tuple[bool, bool]:
         stop, hurry = asyncio.Event(), asyncio.Event()
@@ -242,23 +248,23 @@ def test_signals_stop_and_hurry() -> None:
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_a_process_runs_until_signalled() -> None:
-    """The whole of a service's life around one signal."""
-    diary = Diary()
+def test_a_process_runs_until_it_gets_a_signal() -> None:
+    """The process starts, becomes ready, drains on SIGTERM, and closes."""
+    call_log = CallLog()
 
     async def ready() -> None:
-        diary.append("ready")
+        call_log.append("ready")
         os.kill(os.getpid(), signal.SIGTERM)
 
     async def drain() -> None:
-        diary.append("drained")
+        call_log.append("drained")
 
-    run(run_until_signalled([diary.part("a")], on_ready=ready, drain=drain, settings=SETTINGS))
-    assert [line.split(" ")[0] for line in diary] == ["start", "ready", "drained", "close"]
+    run(run_until_signalled([call_log.part("a")], on_ready=ready, drain=drain, settings=SETTINGS))
+    assert [line.split(" ")[0] for line in call_log] == ["start", "ready", "drained", "close"]
 
 
 def test_run_uses_uvloop() -> None:
-    """uvloop is installed with kvmesh, so it is what runs."""
+    """uvloop is installed with kvmesh."""
 
     async def main() -> str:
         return type(asyncio.get_running_loop()).__module__
@@ -291,7 +297,7 @@ def is_alive(pid: int) -> bool:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel call is Linux's")
 def test_a_child_dies_with_its_parent() -> None:
-    """kill -9 of a parent leaves no engine process behind."""
+    """Killing a parent with SIGKILL leaves no engine process behind."""
     with subprocess.Popen([sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         child_pid = int(parent.stdout.readline())
@@ -304,8 +310,8 @@ def test_a_child_dies_with_its_parent() -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel call is Linux's")
-def test_a_parent_that_died_before_is_noticed() -> None:
-    """The race between fork and the kernel call is closed: with another parent than expected the child ends at once."""
+def test_a_parent_that_died_earlier_is_detected() -> None:
+    """A child whose parent died between the fork and the kernel call ends immediately."""
     child = subprocess.run(
         [sys.executable, "-c", CHILD, "1" if os.getpid() != 1 else "2"], capture_output=True, timeout=PATIENCE_S
     )
@@ -325,7 +331,7 @@ sys.exit(run_process(main))
 """
 
 
-def test_a_service_has_all_descriptors_that_it_may_have() -> None:
-    """A login shell's 1 024 are fewer than a frontend's connections: strangers could take them all."""
+def test_a_service_raises_its_limit_of_descriptors() -> None:
+    """The soft limit of a login shell is 1024, fewer than a frontend's connections, so clients could use up all descriptors."""
     child = subprocess.run([sys.executable, "-c", FEW_DESCRIPTORS], capture_output=True, timeout=PATIENCE_S, text=True)
     assert child.stdout == "(512, 512)\n", child.stderr

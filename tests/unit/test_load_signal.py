@@ -1,4 +1,4 @@
-"""When who watches a worker's load is woken."""
+"""When the watchers of a worker's load wake up."""
 
 import asyncio
 
@@ -6,14 +6,14 @@ from kvmesh.worker.load_signal import LoadSignal
 from tests.virtual_loop import run_virtual
 
 
-def test_a_wait_ends_with_the_first_ring_whose_time_has_come() -> None:
-    """Rings before count for nothing; without any it ends by itself."""
+def test_a_wait_ends_with_the_first_notification_after_its_minimum() -> None:
+    """Earlier notifications are ignored. Without a notification the wait ends after its maximum."""
 
     async def main() -> None:
         loop, signal = asyncio.get_running_loop(), LoadSignal()
         signal.notify()
 
-        async def took(at_least_s: float, at_most_s: float) -> float:
+        async def wait_duration(at_least_s: float, at_most_s: float) -> float:
             began_s = loop.time()
             await signal.wait(at_least_s, at_most_s)
             return round(loop.time() - began_s, 6)
@@ -23,13 +23,13 @@ def test_a_wait_ends_with_the_first_ring_whose_time_has_come() -> None:
                 await asyncio.sleep(0.006)
                 signal.notify()
 
-        assert await took(0.1, 0.125) == 0.125
+        assert await wait_duration(0.1, 0.125) == 0.125
         stepping = asyncio.create_task(steps())
-        assert await took(0.1, 0.125) == 0.102
-        together = await asyncio.gather(took(0.01, 1), took(0.05, 1), took(0, 1))
+        assert await wait_duration(0.1, 0.125) == 0.102
+        together = await asyncio.gather(wait_duration(0.01, 1), wait_duration(0.05, 1), wait_duration(0, 1))
         assert list(together) == [0.012, 0.054, 0.006]
         stepping.cancel()
-        waiting = asyncio.create_task(took(5, 10))
+        waiting = asyncio.create_task(wait_duration(5, 10))
         await asyncio.sleep(1)
         signal.notify_all()
         assert await waiting == 1
@@ -37,8 +37,8 @@ def test_a_wait_ends_with_the_first_ring_whose_time_has_come() -> None:
     run_virtual(main())
 
 
-def test_a_wait_that_is_cancelled_is_forgotten() -> None:
-    """And holds nobody up."""
+def test_a_cancelled_wait_is_removed() -> None:
+    """A cancelled wait leaves no entry, and later notifications do not fail."""
 
     async def main() -> None:
         signal = LoadSignal()

@@ -1,4 +1,4 @@
-"""What a watch of a worker's load says, and when."""
+"""The records that a watch of a worker's load yields, and when."""
 
 import asyncio
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ INTERVAL_S = 0.1
 
 
 class _SlowPull(asyncio.Future[None]):
-    """A pull from a peer that stands still: it ends when the peer goes on, and a cancel does not shorten that."""
+    """A pull from a stalled peer. It ends when the peer resumes, and a cancellation does not shorten it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class _SlowTransport(MemoryTransport):
 
 
 class _Outlet:
-    """A link that keeps finishes."""
+    """Collects the finishes of a link."""
 
     def __init__(self) -> None:
         self.finishes: list[Any] = []
@@ -55,12 +55,14 @@ class _Outlet:
         self.finishes += share.finishes
 
     def on_lost(self, error: Exception) -> None:
-        """Not in these tests."""
+        pass
 
 
 def test_blocks_that_become_free_without_a_step_are_reported() -> None:
-    """A pull that outlives its request ends in no step. The watcher learns of its blocks within an interval, not with the
-    record that breaks the silence, which is ten minutes away here."""
+    """No step follows a pull that outlives its request. The watcher gets the freed blocks within an interval.
+
+    It does not wait for the next regular record, which is ten minutes away in this test.
+    """
 
     async def main() -> None:
         clock = VirtualClock()
@@ -92,9 +94,9 @@ def test_blocks_that_become_free_without_a_step_are_reported() -> None:
         loop, began_s, records = asyncio.get_running_loop(), clock.now(), []
 
         async def watch() -> None:
-            asked = pb.WatchLoadRequest()
-            asked.interval.FromMilliseconds(int(INTERVAL_S * 1000))
-            async for message in servicer.WatchLoad(asked, None):  # type: ignore[arg-type]
+            watch_request = pb.WatchLoadRequest()
+            watch_request.interval.FromMilliseconds(int(INTERVAL_S * 1000))
+            async for message in servicer.WatchLoad(watch_request, None):  # type: ignore[arg-type]
                 records.append((clock.now() - began_s, message.load))
 
         watching = loop.create_task(watch())
@@ -113,7 +115,7 @@ def test_blocks_that_become_free_without_a_step_are_reported() -> None:
 
 
 async def test_a_record_for_each_data_parallel_rank() -> None:
-    """A watcher first gets the record of every rank, then those of ranks that change."""
+    """A watcher first gets the record of every rank, then those of changed ranks."""
     clock, paths = SystemClock(), KvPaths(pull_timeout_s=1.0)
     engines = [SimulatedEngine(SimulatedSettings(), clock, paths=paths) for _ in range(2)]
     settings = WorkerSettings(load_interval_s=600.0)
@@ -132,7 +134,7 @@ async def test_a_record_for_each_data_parallel_rank() -> None:
             link = worker.open_link(_Outlet())
             link.submit_nowait(0, Leg(leg_id="r", task=LegTask.GENERATE, generation=long), None)
             while not (load := (await anext(records)).load).running_requests:
-                assert load.data_parallel_rank == 1, "nothing changed on the other one"
+                assert load.data_parallel_rank == 1, "the load of rank 0 has not changed"
             assert load.data_parallel_rank == 1
     finally:
         await records.aclose()  # type: ignore[attr-defined]

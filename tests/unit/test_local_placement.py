@@ -37,8 +37,8 @@ def placed(workers: list[Described], **changes: Any) -> tuple[str, str, Handoff 
     return prefill, placement.decode.worker_id, placement.handoff
 
 
-def test_pairs_exchange_kv() -> None:
-    """A prefill worker of another KV layout is not used; the decode worker computes the prompt instead."""
+def test_pairs_have_compatible_kv() -> None:
+    """A prefill worker with another KV layout is not used, and the decode worker computes the prompt."""
     assert placed([worker("p", "prefill"), worker("d", "decode")]) == ("p", "d", Handoff.SEQUENTIAL)
     assert placed([worker("p", "prefill", key="other"), worker("d", "decode")]) == ("", "d", None)
     meeting = {"handoffs": RENDEZVOUS}
@@ -49,7 +49,7 @@ def test_pairs_exchange_kv() -> None:
 
 
 @pytest.mark.parametrize(
-    ("unfit", "asked"),
+    ("unfit", "ask_changes"),
     [
         ({"is_draining": True}, {}),
         ({"health": Health.CRITICAL}, {}),
@@ -61,22 +61,22 @@ def test_pairs_exchange_kv() -> None:
         ({}, {"pinned_decode_worker_id": "e"}),
     ],
 )
-def test_workers_that_cannot_serve_a_request_get_none(unfit: dict[str, Any], asked: dict[str, Any]) -> None:
-    """The other worker has what the request needs."""
+def test_workers_that_cannot_serve_a_request_are_not_used(unfit: dict[str, Any], ask_changes: dict[str, Any]) -> None:
+    """A worker that drains, fails its check, is excluded or lacks what the request needs is not used."""
     fit = {
         "features": ("seed",),
         "adapters": ("a",),
         "files_digest": "other",
         "meta": {"label-zone": "a"},
     }
-    assert placed([worker("d", "decode", **unfit), worker("e", "decode", **fit)], **asked)[1] == "e"
+    assert placed([worker("d", "decode", **unfit), worker("e", "decode", **fit)], **ask_changes)[1] == "e"
     with pytest.raises(UnavailableError):
-        placed([worker("d", "decode", **unfit)], **asked)
+        placed([worker("d", "decode", **unfit)], **ask_changes)
 
 
 @given(st.lists(st.booleans(), max_size=60))
 def test_requests_spread_evenly(settles: list[bool]) -> None:
-    """Counts differ by at most one while requests only begin, and are zero once all are settled."""
+    """The numbers of requests differ by at most one while no request ends, and are zero after all have ended."""
     placer = LocalPlacer()
     workers = [worker(name, role) for role in ("prefill", "decode") for name in (f"{role}-0", f"{role}-1", f"{role}-2")]
     running = []
@@ -92,8 +92,8 @@ def test_requests_spread_evenly(settles: list[bool]) -> None:
     assert all(placer.in_flight(instance.instance_id) == 0 for instance, _ in workers)
 
 
-def test_full_workers_get_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a router nobody queues requests."""
+def test_full_workers_get_no_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker at its limit is refused further requests, because there is no queue without a router."""
     monkeypatch.setattr(local_placement, "REQUESTS_PER_WORKER_MAX", 1)
     placer = LocalPlacer()
     placer.place(ask(), [worker("d", "decode")])

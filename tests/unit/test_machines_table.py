@@ -1,4 +1,4 @@
-"""The goals that `python -m tests.machines` judges faults by."""
+"""The goals that `python -m tests.machines` checks for each fault."""
 
 import pytest
 
@@ -37,8 +37,8 @@ def test_each_goal_can_be_missed(found: Effect, goal: str) -> None:
     assert goal in table([found]).splitlines()[-1]
 
 
-def test_what_meets_the_goals() -> None:
-    """Requests without a worker to run on may fail, and wait."""
+def test_results_that_meet_the_goals() -> None:
+    """Requests without a usable worker may fail or wait."""
     lost = sample(outcome="503 paths_open", wait_s=10.0)
     pinned = sample(TOUCHED, outcome="503 kv_path_failing", wait_s=3.0)
     found = effect((sample(SECOND, wait_s=2.0), pinned), (lost,), fault="cut frontend-1, decode")

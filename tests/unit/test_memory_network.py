@@ -1,4 +1,4 @@
-"""What only the in-memory transport has: faults on purpose, latency from a seed, virtual time."""
+"""Features of the in-memory transport only: faults, seeded latency and virtual time."""
 
 import asyncio
 import random
@@ -60,8 +60,8 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def test_kill_and_start_again() -> None:
-    """Calls end at once with UNAVAILABLE, new ones too, until a new server stands at the address."""
+def test_kill_and_restart() -> None:
+    """Running and new calls fail immediately with UNAVAILABLE until a new server listens at the address."""
 
     async def main() -> list[str]:
         network = MemoryNetwork()
@@ -81,7 +81,7 @@ def test_kill_and_start_again() -> None:
 
 
 def test_a_partition_is_silent_and_heals() -> None:
-    """Nothing fails before its deadline; what was sent meanwhile arrives when the link is up again, in order."""
+    """No call fails before its deadline. Messages sent during the partition arrive in order after it."""
 
     async def main() -> list[Any]:
         network = MemoryNetwork(keepalive_s=None)
@@ -105,8 +105,8 @@ def test_a_partition_is_silent_and_heals() -> None:
     assert run_virtual(main()) == [0, 1, 2, 3, 4, "cancelled 12.5", "wake 12.5"]
 
 
-def test_keepalive_ends_a_long_silence() -> None:
-    """Calls older and newer than the partition end with UNAVAILABLE after the keepalive, and the servicer is cancelled."""
+def test_keepalive_ends_a_long_partition() -> None:
+    """Calls from before and during the partition fail with UNAVAILABLE after the keepalive, and the servicer is cancelled."""
 
     async def main() -> list[Any]:
         network = MemoryNetwork(keepalive_s=30)
@@ -122,8 +122,8 @@ def test_keepalive_ends_a_long_silence() -> None:
     assert run_virtual(main()) == [31, 61, "cancelled 31"]
 
 
-def test_latency_on_every_crossing_without_overtaking() -> None:
-    """A unary call costs one crossing there and one back; messages keep their order under any latencies."""
+def test_latency_applies_to_each_message_in_order() -> None:
+    """A unary call has the latency of one request and one response. Messages stay in order with any latencies."""
 
     async def main() -> tuple[float, list[int]]:
         _, stub = await serve(network := MemoryNetwork(latency_s=lambda: 0.5))
@@ -140,7 +140,7 @@ def test_latency_on_every_crossing_without_overtaking() -> None:
 
 
 def test_a_run_repeats_exactly_from_a_seed() -> None:
-    """Same seed, same history, to the last bit of every time; another seed, another."""
+    """The same seed gives the same history and exactly the same times. Another seed gives a different history."""
 
     async def main(seed: int) -> list[Any]:
         network = MemoryNetwork(latency_s=random.Random(seed).random)
@@ -160,20 +160,20 @@ def test_a_run_repeats_exactly_from_a_seed() -> None:
     assert run_virtual(main(1)) != run_virtual(main(2))
 
 
-def test_messages_are_really_serialised_unless_told_otherwise() -> None:
-    """A servicer never shares an object with a client, except in pass-through mode, where it does."""
+def test_messages_are_serialised_by_default() -> None:
+    """A servicer never shares an object with a client, except in pass-through mode."""
 
     async def main(is_serialising: bool) -> tuple[bool, bool]:
         network = MemoryNetwork(is_serialising=is_serialising)
         seen: list[Any] = []
 
-        class Keeping(worker_pb2_grpc.WorkerServiceServicer):
+        class RecordingServicer(worker_pb2_grpc.WorkerServiceServicer):
             async def Wake(self, request: Any, context: Any) -> Any:
                 seen.append(request)
                 return worker_pb2.WakeResponse()
 
         server = network.server("w:1")
-        worker_pb2_grpc.add_WorkerServiceServicer_to_server(Keeping(), server)
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(RecordingServicer(), server)
         await server.start()
         request = worker_pb2.WakeRequest()
         await worker_pb2_grpc.WorkerServiceStub(network.channel("w:1")).Wake(request)
@@ -184,7 +184,7 @@ def test_messages_are_really_serialised_unless_told_otherwise() -> None:
 
 
 def test_stop_gives_grace() -> None:
-    """Calls that finish within the grace finish well; the others end with UNAVAILABLE; then the server is gone."""
+    """Calls that end within the grace period succeed. Others fail with UNAVAILABLE when the server stops."""
 
     async def main() -> list[Any]:
         worker, server = Worker(), (network := MemoryNetwork()).server("w:1")
@@ -206,8 +206,8 @@ async def _rest(stream: Any) -> AsyncIterator[Any]:
         yield each
 
 
-def test_a_partition_may_cut_off_one_client_only() -> None:
-    """Also on a channel that is made later; the others go on, and a partition of the address counts for all."""
+def test_a_partition_may_affect_a_single_client() -> None:
+    """A partition of one client also affects its later channels, but no other clients. A partition of the address affects all clients."""
 
     async def main() -> list[Any]:
         network = MemoryNetwork(keepalive_s=None)

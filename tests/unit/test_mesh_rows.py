@@ -1,4 +1,4 @@
-"""Workers and pools as rows: what the registry, the router and the planner say of each, joined; requests of several routers."""
+"""Rows of workers and pools, joined from the registry, the router and the planner, and requests of several routers."""
 
 from kvmesh.core import LoadRecord, RequestList, RequestState, RequestView, Role, WorkerRef, WorkerView
 from kvmesh.core.planning import PlanReport, PoolReport
@@ -17,14 +17,14 @@ def instance(
     )  # fmt: skip
 
 
-def seen(name: str, **options: object) -> WorkerView:
+def worker_view(name: str, **options: object) -> WorkerView:
     worker = WorkerRef(worker_id=name, address="h:1", epoch=1)
     load = LoadRecord(running_requests=2, kv_blocks_used=10, kv_blocks_total=100)
     return WorkerView(worker=worker, role=Role.DECODE, model="demo", trust="exact", **{"load": load, **options})  # type: ignore[arg-type]
 
 
-def test_the_state_is_the_first_reason_why_a_worker_gets_nothing() -> None:
-    """The registry's before the router's; a worker that only one of them knows is listed, too."""
+def test_the_state_is_the_first_reason_for_exclusion() -> None:
+    """The registry's reason precedes the router's. A worker that only one of them knows is listed too."""
     instances = [
         instance("d1"),
         instance("d2", health=Health.CRITICAL),
@@ -34,12 +34,12 @@ def test_the_state_is_the_first_reason_why_a_worker_gets_nothing() -> None:
         instance("new"),
     ]
     views = [
-        seen("d1"),
-        seen("d2", excluded_by="silent"),
-        seen("d3", excluded_by="draining"),
-        seen("d4", excluded_by="breaker_open"),
-        seen("d5", paused_frontend_ids=("f",)),
-        seen("gone"),
+        worker_view("d1"),
+        worker_view("d2", excluded_by="silent"),
+        worker_view("d3", excluded_by="draining"),
+        worker_view("d4", excluded_by="breaker_open"),
+        worker_view("d5", paused_frontend_ids=("f",)),
+        worker_view("gone"),
     ]
     rows = {row.name: row for row in worker_rows(MeshView(instances={DECODE: instances}, workers=views))}
     assert {name: row.state for name, row in rows.items()} == {
@@ -49,14 +49,14 @@ def test_the_state_is_the_first_reason_why_a_worker_gets_nothing() -> None:
     assert (rows["new"].engine, rows["new"].load, rows["new"].kv_usage) == ("simulated", None, None)
 
 
-def test_pools_add_up_and_stand_beside_the_plan() -> None:
-    """Workers that get nothing are not ready. A planned pool without workers has a row, one without a plan says so."""
+def test_pools_have_sums_and_planned_sizes() -> None:
+    """Excluded workers are not ready. A planned pool without workers has a row, and so has a pool without a plan."""
     view = MeshView(
         instances={
             PREFILL: [instance("p1", service=PREFILL)],
             DECODE: [instance("d1"), instance("d2", is_draining=True)],
         },
-        workers=[seen("d1"), seen("d2")],
+        workers=[worker_view("d1"), worker_view("d2")],
     )
     pools = [
         PoolReport(model="demo", role=Role.DECODE, workers_planned=3),
@@ -72,8 +72,8 @@ def test_pools_add_up_and_stand_beside_the_plan() -> None:
     assert (rows[0].running_requests, rows[0].kv_blocks_used, rows[0].kv_blocks_total) == (4, 20, 200)
 
 
-def test_of_a_request_that_several_routers_placed_the_newest_placement_counts() -> None:
-    """A router whose frontend has left knows no end; another attempt is newer whatever the clocks say."""
+def test_the_newest_placement_of_a_request_counts() -> None:
+    """A router whose frontend has left never learns the end of a request. A later attempt is newer, whatever the clocks say."""
 
     def request(name: str, state: RequestState, at: float, attempt: int = 0) -> RequestView:
         return RequestView(request_id=name, model="demo", state=state, decided_at_s=at, attempt=attempt)

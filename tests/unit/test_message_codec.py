@@ -34,29 +34,29 @@ CODECS = {
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec._value.__name__)
-def test_no_field_is_left_out(codec: MessageCodec) -> None:
+def test_every_field_is_converted(codec: MessageCodec) -> None:
     """A field that only one side has would be lost without an error."""
     converted, others = codec._fields, CODECS[codec]
     assert {each.value_name for each in converted} | others >= {each.name for each in fields(codec._value)}
     assert {each.name for each in converted} | others >= set(codec._message.DESCRIPTOR.fields_by_name)
 
 
-def test_a_description_survives_the_wire() -> None:
-    """With and without optional messages and durations."""
+def test_a_description_survives_encoding_and_decoding() -> None:
+    """The description may lack optional messages and durations."""
     full: WorkerDescription = replace(description("w", "decode", rendezvous="h:1"), lease_s=30.5, is_draining=True)
     for value in (full, description("w", "prefill")):
         assert worker.from_description(worker.to_description(value)) == value
 
 
 def test_enum_tables_are_complete() -> None:
-    """Every plain value has a number."""
+    """Every value of the enum has a number."""
     for table, kind in ((worker.ROLES, Role), (worker.HANDOFFS, Handoff), (worker.TIERS, KvTier)):
         assert set(table.values()) == set(kind)
     assert enum_table(model_pb2.Role, str)[model_pb2.ROLE_PREFILL] == "prefill"
 
 
 def test_unknown_numbers_of_enums() -> None:
-    """Skipped in a list, refused with the field's name elsewhere."""
+    """Unknown numbers are skipped in a list, and otherwise refused with the field's name."""
     capabilities = model_pb2.Capabilities(engine="e", roles=[model_pb2.ROLE_DECODE, 99])
     assert worker._CAPABILITIES.decode(capabilities).roles == (Role.DECODE,)
     assert isinstance(worker._CAPABILITIES.decode(capabilities), Capabilities)

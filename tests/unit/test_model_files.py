@@ -1,4 +1,4 @@
-"""Which files of a model are served, what identifies them, and what a frontend accepts from a worker."""
+"""Which files of a model a worker serves, how they are identified, and what a frontend accepts from a worker."""
 
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def write(folder: Path, files: dict[str, bytes]) -> Path:
 
 
 def test_only_listed_data_files_are_served(tmp_path: Path) -> None:
-    """Never code, never weights."""
+    """Code and weights are never served."""
     write(tmp_path, SERVED | dict.fromkeys(NOT_SERVED, b"import os"))
     assert {file.name: b"".join(file.parts()) for file in list_files(tmp_path)} == SERVED
 
@@ -74,15 +74,15 @@ def test_only_listed_data_files_are_served(tmp_path: Path) -> None:
         "x" * 250 + ".jinja",
     ],
 )
-def test_names_that_nobody_may_send(name: str) -> None:
-    """A name decides where a frontend writes."""
+def test_names_that_are_refused(name: str) -> None:
+    """The name determines the file that a frontend writes."""
     assert not is_model_file(name)
     with pytest.raises(UnavailableError, match="no tokenizer"):
         FileAssembler("").add(name, b"", is_last=True)
 
 
-def test_links_lead_to_the_directory_or_to_blobs_of_the_hub_cache(tmp_path: Path) -> None:
-    """Any other link would serve a file that nobody listed."""
+def test_links_may_only_lead_into_the_directory_or_the_hubs_blobs(tmp_path: Path) -> None:
+    """Any other link would serve a file outside the model."""
     repository = tmp_path / "models--org--name"
     write(repository / "blobs", {"abc": b"{}"})
     snapshot = repository / "snapshots" / "commit"
@@ -101,8 +101,8 @@ def test_links_lead_to_the_directory_or_to_blobs_of_the_hub_cache(tmp_path: Path
             list_files(plain)
 
 
-def test_directory_of_templates_that_leads_elsewhere(tmp_path: Path) -> None:
-    """Its files are outside too."""
+def test_a_link_to_another_directory_of_templates_is_refused(tmp_path: Path) -> None:
+    """A directory of templates that links to another place has files outside the model's directory."""
     write(tmp_path / "other", {"a.jinja": b"secret"})
     model = write(tmp_path / "model", {"config.json": b"{}"})
     (model / "additional_chat_templates").symlink_to(tmp_path / "other")
@@ -111,7 +111,7 @@ def test_directory_of_templates_that_leads_elsewhere(tmp_path: Path) -> None:
 
 
 def test_limits(tmp_path: Path) -> None:
-    """Number and size of all files together."""
+    """The number and the total size of files are limited."""
     many = write(tmp_path / "many", {f"{i}.jinja": b"" for i in range(FILES_MAX + 1)})
     with pytest.raises(UnsupportedError, match="limits"):
         list_files(many)
@@ -123,7 +123,7 @@ def test_limits(tmp_path: Path) -> None:
 
 
 def test_digest_depends_on_every_name_and_byte(tmp_path: Path) -> None:
-    """It does not depend on where the files are or on other files."""
+    """The digest depends neither on the directory nor on other files."""
     digest = digest_of_contents(SERVED)
     assert len(digest) == 64
     assert digest_of_files(list_files(write(tmp_path / "a", SERVED))) == digest
@@ -146,8 +146,8 @@ def send(files: FileAssembler, contents: dict[str, bytes]) -> None:
             files.add(name, part, is_last=start + PART_BYTES_MAX > len(content))
 
 
-def test_assembles_what_has_the_digest() -> None:
-    """Anything else is not used, and the error says what to do."""
+def test_the_assembler_accepts_only_files_with_the_digest() -> None:
+    """Other files are not used, and the error says what to do."""
     files = FileAssembler(digest_of_contents(SERVED))
     send(files, SERVED)
     assert files.contents() == SERVED
@@ -158,8 +158,8 @@ def test_assembles_what_has_the_digest() -> None:
             files.contents()
 
 
-def test_parts_out_of_order() -> None:
-    """Two files do not mix, no file comes twice, and a file without its last part is none."""
+def test_parts_out_of_order_are_refused() -> None:
+    """Files must not interleave or repeat, and a file needs its last part."""
     files = FileAssembler("")
     files.add("config.json", b"{", is_last=False)
     with pytest.raises(UnavailableError, match="digest"):
@@ -171,8 +171,8 @@ def test_parts_out_of_order() -> None:
         files.add("config.json", b"", is_last=True)
 
 
-def test_a_worker_cannot_fill_the_memory() -> None:
-    """Parts, files and bytes are limited."""
+def test_a_worker_cannot_exhaust_the_memory() -> None:
+    """The size of a part, the number of files and the total size are limited."""
     with pytest.raises(UnavailableError, match="limit"):
         FileAssembler("").add("config.json", b"x" * (PART_BYTES_MAX + 1), is_last=True)
     files = FileAssembler("")
