@@ -1,4 +1,4 @@
-"""Mutated bodies of responses, messages and batch lines: read, or refused with the name of a field; never a defect."""
+"""Mutated bodies of responses, messages and batch lines are parsed, or refused with the name of a field, without internal errors."""
 
 import copy
 import json
@@ -60,13 +60,13 @@ MESSAGE: dict[str, Any] = {
 
 
 def read_all_of_response(body: Mapping[str, Any]) -> None:
-    """As the server does."""
-    asked = read_response(body, stores_by_default=True, has_store=True)
-    to_request(asked, [], "0" * 32)
+    """Parses a body like the server."""
+    request = read_response(body, stores_by_default=True, has_store=True)
+    to_request(request, [], "0" * 32)
 
 
 def mutate(value: Any, generator: random.Random) -> Any:
-    """A copy with one to three places changed, added or taken away."""
+    """Returns a copy with one to three places changed, added or removed."""
     value = copy.deepcopy(value)
     for _ in range(generator.randint(1, 3)):
         places = list(_places(value))
@@ -90,7 +90,7 @@ def _has(holder: Any, key: Any) -> bool:
 
 
 def _places(value: Any) -> Any:
-    """Every holder and key below a value."""
+    """Yields each container below a value with each of its keys."""
     pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in pairs:
         yield value, key
@@ -98,7 +98,7 @@ def _places(value: Any) -> Any:
 
 
 def refusal(read: Callable[[Any], object], body: Any) -> MeshError | None:
-    """Why a body is refused; None when it is read."""
+    """Returns the error that refuses the body, or None if it is parsed."""
     try:
         read(body)
     except MeshError as error:
@@ -116,8 +116,8 @@ def refusal(read: Callable[[Any], object], body: Any) -> MeshError | None:
     ],
     ids=["responses", "messages", "count_tokens"],
 )  # fmt: skip
-def test_mutated_bodies_are_read_or_refused(body: dict[str, Any], read: Callable[[Any], object]) -> None:
-    """Refusals name a field that the client can find: chat's own names never show."""
+def test_mutated_bodies_are_parsed_or_refused(body: dict[str, Any], read: Callable[[Any], object]) -> None:
+    """Refusals name a field of the request's own API. Field names of the chat API never appear."""
     read(copy.deepcopy(body))
     generator = random.Random(20_240_607)
     outcomes = {True: 0, False: 0}
@@ -133,8 +133,8 @@ def test_mutated_bodies_are_read_or_refused(body: dict[str, Any], read: Callable
     assert min(outcomes.values()) > ROUNDS / 50, outcomes
 
 
-def test_mutated_lines_are_read_or_refused() -> None:
-    """A line of a batch is a request or a problem with a code and a message."""
+def test_mutated_lines_are_parsed_or_refused() -> None:
+    """A line of a batch is a request, or a problem with a code and a message."""
     endpoint = "/v1/responses"
     line = {"custom_id": "a", "method": "POST", "url": endpoint, "body": RESPONSE}
     generator = random.Random(20_240_607)

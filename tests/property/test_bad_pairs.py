@@ -1,4 +1,4 @@
-"""Failing and slow pairs in the pair search: the same choice as of a slow obvious one."""
+"""Failing and slow pairs in the pair search: the choice equals that of a slow reference."""
 
 import math
 from dataclasses import replace
@@ -15,8 +15,11 @@ KV_PATHS = st.sampled_from(["good", "good", "failing", "slow"])
 
 @settings(max_examples=80, deadline=None)
 @given(fleets(), st.data())
-def test_the_cheapest_pair_between_which_kv_passes_is_taken(case, data):
-    """A slow pair costs its factor of the transfer. A decode worker without a path computes the prompt, or gets nothing."""
+def test_the_cheapest_pair_with_a_working_path_is_chosen(case, data):
+    """The factor of a slow pair multiplies its transfer time.
+
+    If a decode worker without any working path is chosen, it computes the prompt itself.
+    """
     router, cached, asks = case
     prefills, decodes = ([t for t in router.fleet.targets() if t.worker.role == role] for role in ("prefill", "decode"))
     factors: dict[str, dict[str, float]] = {}

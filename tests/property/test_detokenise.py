@@ -1,4 +1,4 @@
-"""Detokenising in pieces against decoding the whole."""
+"""Detokenising in pieces, compared with decoding the whole."""
 
 import json
 from functools import lru_cache
@@ -16,7 +16,7 @@ SPECIAL = ["<|end|>", "<|user|>"]
 
 @lru_cache
 def byte_level() -> Tokenizer:
-    """As GPT-2, Llama 3 and Qwen; with an added token that is not special and has letters outside the byte alphabet."""
+    """A byte-level tokenizer like GPT-2's, Llama 3's and Qwen's. An added token is not special and has letters outside the byte alphabet."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -33,7 +33,7 @@ def byte_level() -> Tokenizer:
 
 @lru_cache
 def byte_fallback() -> Tokenizer:
-    """As Llama 2: word pieces with a mark for spaces, bytes for what the vocabulary lacks."""
+    """A tokenizer like Llama 2's, with word pieces that mark spaces, and byte tokens for text that the vocabulary lacks."""
     vocabulary = {"<unk>": 0, "<|end|>": 1}
     for byte in range(256):
         vocabulary[f"<0x{byte:02X}>"] = len(vocabulary)
@@ -62,7 +62,7 @@ def byte_fallback() -> Tokenizer:
 
 
 def pieces_of(tokenizer: Tokenizer, ids: list[int], cuts: list[int], *, skip: bool) -> list[str]:
-    """What is emitted when tokens come bundled as `cuts` says."""
+    """Returns the pieces that the detokeniser emits if tokens arrive in groups that end at `cuts`."""
     detokeniser = Detokenisers(tokenizer).detokeniser(skip_special_tokens=skip)
     pieces, start = [], 0
     for cut in [*sorted({min(cut, len(ids)) for cut in cuts} - {0}), len(ids)]:
@@ -73,7 +73,7 @@ def pieces_of(tokenizer: Tokenizer, ids: list[int], cuts: list[int], *, skip: bo
 
 
 def byte_tokens(tokenizer: Tokenizer, data: bytes) -> list[int]:
-    """One token per byte, by the two ways of naming bytes."""
+    """Returns one token per byte, for either kind of tokenizer."""
     table = Detokenisers(tokenizer)
     if tokenizer.token_to_id("<0x00>") is None:
         return [next(i for i in range(300) if table.token_bytes(i) == bytes([byte])) for byte in data]
@@ -85,8 +85,8 @@ CUTS = st.lists(st.integers(0, 60), max_size=60)
 
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(max_size=40), cuts=CUTS, skip=st.booleans())
-def test_any_text_comes_out_whole(text: str, cuts: list[int], skip: bool) -> None:
-    """Joined pieces are the decoded whole, and no piece holds half a character."""
+def test_any_text_is_detokenised_completely(text: str, cuts: list[int], skip: bool) -> None:
+    """The joined pieces equal the decoded whole, and no piece has an incomplete character."""
     for tokenizer in (byte_level(), byte_fallback()):
         ids = tokenizer.encode(text, add_special_tokens=False).ids
         pieces = pieces_of(tokenizer, ids, cuts, skip=skip)
@@ -97,16 +97,16 @@ def test_any_text_comes_out_whole(text: str, cuts: list[int], skip: bool) -> Non
 
 @settings(max_examples=300, deadline=None)
 @given(ids=st.lists(st.integers(0, 520), max_size=50), cuts=CUTS, skip=st.booleans())
-def test_any_byte_level_tokens_come_out_whole(ids: list[int], cuts: list[int], skip: bool) -> None:
-    """Also token runs that no text gives: broken characters, special tokens, ids beyond the vocabulary."""
+def test_any_byte_level_tokens_are_detokenised_completely(ids: list[int], cuts: list[int], skip: bool) -> None:
+    """Sequences that no text gives are complete too: invalid characters, special tokens and ids beyond the vocabulary."""
     tokenizer = byte_level()
     assert "".join(pieces_of(tokenizer, ids, cuts, skip=skip)) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
 @settings(max_examples=200, deadline=None)
 @given(ids=st.lists(st.integers(0, 269), max_size=40), data=st.data())
-def test_bundling_changes_nothing(ids: list[int], data: st.DataObject) -> None:
-    """The text does not depend on how many tokens came per step, whatever they are."""
+def test_the_text_does_not_depend_on_the_groups(ids: list[int], data: st.DataObject) -> None:
+    """The text is the same however many tokens arrive per step."""
     tokenizer = byte_fallback()
     one_by_one = pieces_of(tokenizer, ids, list(range(len(ids))), skip=True)
     assert "".join(pieces_of(tokenizer, ids, data.draw(CUTS), skip=True)) == "".join(one_by_one)
@@ -114,9 +114,9 @@ def test_bundling_changes_nothing(ids: list[int], data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("make", [byte_level, byte_fallback])
 def test_a_split_character_waits_for_its_last_byte(make: object) -> None:
-    """A four-byte character gives nothing until it is whole; a broken one becomes U+FFFD at the end."""
+    """A four-byte character gives no text until it is complete. An incomplete one becomes U+FFFD at the end."""
     tokenizer = make()  # type: ignore[operator]
-    # Alone, each of the character's bytes is a token.
+    # Each byte of the character is a token of its own.
     ids = byte_tokens(tokenizer, "😀".encode())
     detokeniser = Detokenisers(tokenizer).detokeniser(skip_special_tokens=True)
     assert [detokeniser.push([i]) for i in ids] == ["", "", "", "😀"]
@@ -126,14 +126,13 @@ def test_a_split_character_waits_for_its_last_byte(make: object) -> None:
     assert detokeniser.flush() == ""
 
 
-def test_a_broken_run_is_not_held_back_for_ever() -> None:
-    """A model that writes broken bytes only is shown as such while it does."""
+def test_a_run_of_invalid_bytes_is_not_held_back() -> None:
+    """A model that generates only invalid bytes gives replacement characters while it runs."""
     detokeniser = Detokenisers(byte_fallback()).detokeniser(skip_special_tokens=True)
     assert isinstance(detokeniser, WindowDetokeniser)
     pieces = [detokeniser.push([2 + 0xE4]) for _ in range(40)]
     assert sum(len(piece) for piece in pieces) >= 24
 
 
-def test_the_fast_way_is_used_where_it_is_exact() -> None:
-    """Byte-level tokenizers go by table."""
+def test_byte_level_tokenizers_use_the_fast_detokeniser() -> None:
     assert isinstance(Detokenisers(byte_level()).detokeniser(skip_special_tokens=True), ByteDetokeniser)

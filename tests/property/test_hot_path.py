@@ -1,4 +1,4 @@
-"""The quick way of a streamed token against the general one: the same bytes, the same text, the same counts."""
+"""The fast path of a streamed token, compared with the general one: same bytes, text and counts."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -45,28 +45,28 @@ def model() -> ServedModel:
 
 
 def chat(*, includes_usage: bool) -> tuple[EventEncoder, Callable[[str], dict[str, Any]]]:
-    """The chunks of a chat, and what each event is."""
+    """Returns the encoder of a chat's chunks, and a function that makes the expected event for a text."""
     body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "stream": True}
-    asked = read_chat({**body, **_options(includes_usage)}, "r")
+    request = read_chat({**body, **_options(includes_usage)}, "r")
 
     def choice(text: str) -> dict[str, Any]:
         return {"index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
 
-    prepared = prepared_of(asked, model())
-    chunks = ChatChunks(asked, prepared, make_reader(prepared, choices=1), created_s=1)
-    return chunks, _event(asked, "chatcmpl-r", CHAT_CHUNK_OBJECT, choice)
+    prepared = prepared_of(request, model())
+    chunks = ChatChunks(request, prepared, make_reader(prepared, choices=1), created_s=1)
+    return chunks, _event(request, "chatcmpl-r", CHAT_CHUNK_OBJECT, choice)
 
 
 def completion(*, includes_usage: bool) -> tuple[EventEncoder, Callable[[str], dict[str, Any]]]:
-    """The same of a completion."""
+    """Returns the same for a completion."""
     body = {"model": "tiny", "prompt": "x", "stream": True}
-    asked = read_completion({**body, **_options(includes_usage)}, "r", PipelineSettings())
+    request = read_completion({**body, **_options(includes_usage)}, "r", PipelineSettings())
 
     def choice(text: str) -> dict[str, Any]:
         return {"index": 0, "text": text, "logprobs": None, "finish_reason": None}
 
-    return CompletionChunks(asked, [prepared_of(asked, model())], created_s=1), _event(
-        asked, "cmpl-r", COMPLETION_OBJECT, choice
+    return CompletionChunks(request, [prepared_of(request, model())], created_s=1), _event(
+        request, "cmpl-r", COMPLETION_OBJECT, choice
     )
 
 
@@ -98,7 +98,7 @@ def _event(
 def test_each_text_is_one_event_in_one_write(
     texts: list[tuple[str, bool]], make: Any, includes_usage: bool, is_chunked: bool
 ) -> None:
-    """Byte for byte the event that encoding the whole object gives; texts that met a full buffer go with the next one."""
+    """The bytes equal those of encoding the whole object. Texts that met a full buffer are part of the next event."""
     chunks, event = make(includes_usage=includes_usage)
     socket, expected, waiting = RecordingSocket(), [], ""
     stream = EventStream(socket, b"HEAD", chunks, choices=1, is_chunked=is_chunked)
@@ -120,8 +120,8 @@ def test_each_text_is_one_event_in_one_write(
     assert socket.writes[-1].endswith(b"data: [DONE]\n\n" + (b"\r\n0\r\n\r\n" if is_chunked else b""))
 
 
-class Heard:
-    """An outlet that keeps all of it."""
+class RecordingOutlet:
+    """Records all calls."""
 
     is_whole = False
 
@@ -144,7 +144,7 @@ class Heard:
         raise AssertionError("nothing failed")
 
     def on_prompt(self, choice: int, entries: Sequence[TokenLogprob]) -> None:
-        raise AssertionError("nobody asked for it")
+        raise AssertionError("the request has no prompt_logprobs")
 
     def on_end(self, choice: int, ending: Ending) -> None:
         self.endings.append(ending)
@@ -160,7 +160,7 @@ class Heard:
     includes_stop=st.booleans(),
     data=st.data(),
 )
-def test_an_answer_does_not_depend_on_how_its_tokens_came(
+def test_an_answer_does_not_depend_on_the_groups_of_its_tokens(
     token_ids: list[int],
     stop_ids: frozenset[int],
     stops: list[str],
@@ -169,18 +169,18 @@ def test_an_answer_does_not_depend_on_how_its_tokens_came(
     includes_stop: bool,
     data: st.DataObject,
 ) -> None:
-    """Text, tokens and endings of tokens that come one by one are those of tokens that come in any bundles."""
+    """Single tokens and any groups of tokens give the same text, tokens and endings."""
     detokenisers = Detokenisers(byte_level() if is_byte_level else byte_fallback())
     # The worker ends an answer with its first stop token.
     ends = [i for i, token_id in enumerate(token_ids) if token_id in stop_ids]
     token_ids = token_ids[: ends[0] + 1] if ends else token_ids
     cuts = sorted(data.draw(st.sets(st.integers(1, len(token_ids)))) | {len(token_ids)})
 
-    def heard_of(cuts: Sequence[int]) -> tuple[Any, ...]:
-        heard, firsts, overs = Heard(), [], []
+    def outcome_of(cuts: Sequence[int]) -> tuple[Any, ...]:
+        outlet, firsts, overs = RecordingOutlet(), [], []
         choice = ChoiceSink(
             0,
-            heard,
+            outlet,
             detokenisers.detokeniser(skip_special_tokens=True),
             stops=StopFinder(stops, includes_stop=includes_stop) if stops else None,
             stop_ids=stop_ids,
@@ -198,16 +198,16 @@ def test_an_answer_does_not_depend_on_how_its_tokens_came(
             start = cut
         choice.on_finish(LegFinish(reason=FinishReason.STOP, usage=Usage()))
         choice.on_tokens([100], None, 99.0)
-        assert (firsts, overs, len(heard.endings)) == ([1], [None], 1)
-        return heard.text, heard.token_ids, heard.logprobs, heard.endings, choice.tokens
+        assert (firsts, overs, len(outlet.endings)) == ([1], [None], 1)
+        return outlet.text, outlet.token_ids, outlet.logprobs, outlet.endings, choice.tokens
 
-    assert heard_of(range(1, len(token_ids) + 1)) == heard_of(cuts)
+    assert outcome_of(range(1, len(token_ids) + 1)) == outcome_of(cuts)
 
 
 @settings(max_examples=100, deadline=None)
 @given(gaps=st.lists(st.tuples(st.sampled_from([0.0, 0.006, 0.0061, 0.5, 1e9]), st.integers(1, 3)), max_size=30))
-def test_gaps_that_repeat_are_counted_like_all_others(gaps: list[tuple[float, int]]) -> None:
-    """Buckets and sum are those of counting each token's gap by itself."""
+def test_repeated_gaps_are_counted_like_others(gaps: list[tuple[float, int]]) -> None:
+    """Buckets and sum equal those of counting each token's gap separately."""
     counted = ModelGaps()
     for gap_s, tokens in gaps:
         if tokens == 1 and gap_s == counted.last_s:

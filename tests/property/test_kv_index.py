@@ -1,4 +1,4 @@
-"""The KV index against a slow obvious one: every holder's set of blocks, walked block by block."""
+"""The KV index, compared with a slow reference that checks each holder's set of blocks block by block."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ from services.simulation.invariants import blocks_of
 from tests.index_checks import matches
 
 HOLDERS = 4
-# A small tree of prompts: block 0 is the root of all; (parent, block) pairs make chains that branch.
+# A small tree of prompts. Each block has its parent, and chains branch.
 PARENTS = {
     1: None,
     2: 1,
@@ -32,7 +32,7 @@ PARENTS = {
 
 
 def chain(block: int) -> list[int]:
-    """The prompt that ends with this block."""
+    """Returns the prompt that ends with this block."""
     path: list[int] = []
     current: int | None = block
     while current is not None:
@@ -41,8 +41,8 @@ def chain(block: int) -> list[int]:
     return path[::-1]
 
 
-class Obvious:
-    """The definition of what the index promises."""
+class ReferenceIndex:
+    """Defines the expected results: a set of blocks per holder."""
 
     def __init__(self) -> None:
         self.held: dict[int, set[int]] = {}
@@ -63,53 +63,53 @@ steps = st.lists(st.one_of(stored, stored, removed, removed, dropped, swept), ma
 
 @settings(max_examples=400, deadline=None)
 @given(steps)
-def test_matches_are_those_of_the_obvious_index(history):
-    """Whatever is stored, evicted (middle blocks too), dropped and swept: overlap = leading blocks held consecutively."""
-    index, obvious = HolderIndex(), Obvious()
+def test_matches_equal_those_of_the_reference_index(history):
+    """For any order of stores, evictions (also of middle blocks), drops and sweeps, the overlap is the number of leading blocks held."""
+    index, reference = HolderIndex(), ReferenceIndex()
     slots = list(range(HOLDERS))
     for bit in slots:
         index.add_holder(bit)
-        obvious.held[bit] = set()
+        reference.held[bit] = set()
     for kind, holder, what, length in history:
         bit = slots[holder]
         if kind == "stored":
             run = chain(what)[-length:]
             index.store(bit, run, PARENTS[run[0]])
-            obvious.held[bit] |= set(run)
+            reference.held[bit] |= set(run)
         elif kind == "removed":
             unknown = index.remove(bit, what)
-            gone = obvious.held[bit] & set(what)
+            gone = reference.held[bit] & set(what)
             assert unknown == len(what) - len(gone)
-            obvious.held[bit] -= gone
+            reference.held[bit] -= gone
         elif kind == "dropped":
             index.drop_holder(bit)
-            del obvious.held[bit]
+            del reference.held[bit]
             slots[holder] = next(new for new in range(99) if new not in slots and not index.traces >> new & 1)
             index.add_holder(slots[holder])
-            obvious.held[slots[holder]] = set()
+            reference.held[slots[holder]] = set()
         else:
             index.sweep(what)
-        check(index, obvious)
+        check(index, reference)
     while index.sweep(7):
         pass
-    check(index, obvious)
-    assert len(index) == len(set().union(*obvious.held.values()))
+    check(index, reference)
+    assert len(index) == len(set().union(*reference.held.values()))
 
 
-def check(index: HolderIndex, obvious: Obvious) -> None:
-    # A lookup that is made twice is remembered, and checked by a few probes from then on: also for prompts that begin alike.
+def check(index: HolderIndex, reference: ReferenceIndex) -> None:
+    # The cache keeps a lookup that is made twice, and checks it with a few probes from then on, also for prompts with the same beginning.
     for leaf in (8, 8, 8, 15, 26, 32, 32, 32, 5, 5, 5, 15, 15, 15):
         prompt = chain(leaf)
         found = {bit: match.depth for match in matches(index, prompt) for bit in bits(match.holders)}
-        assert found == {bit: depth for bit in obvious.held if (depth := obvious.depth(bit, prompt))}
-    for bit, held in obvious.held.items():
+        assert found == {bit: depth for bit in reference.held if (depth := reference.depth(bit, prompt))}
+    for bit, held in reference.held.items():
         assert index.count(bit) == len(held)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 63), st.integers(0, 300)), max_size=40), st.integers(1, 300))
 def test_long_prompts_with_many_holders(heads, length):
-    """Jumps over long chains find every holder's depth, and each depth once, in ascending order."""
+    """Skipping over long chains finds every holder's depth. Each depth is returned once, in ascending order."""
     index = HolderIndex()
     slots = list(range(64))
     for bit in slots:
@@ -125,8 +125,8 @@ def test_long_prompts_with_many_holders(heads, length):
     assert {bit: m.depth for m in found for bit in bits(m.holders)} == {b: min(d, length) for b, d in depths.items()}
 
 
-def test_nothing_is_kept_of_what_left():
-    """Blocks that came and went in any order leave no memory behind, hot parents with passing children included."""
+def test_removed_blocks_free_their_memory():
+    """Blocks that are stored and removed in any order leave no entry, also those whose parent stays."""
     index = HolderIndex()
     bit = 0
     index.add_holder(bit)
@@ -143,7 +143,7 @@ def test_nothing_is_kept_of_what_left():
     index.remove(bit, list(range(20_000, 20_500)))
     assert len(index) == 0
     assert not any(20_000 <= block < 20_500 for block in index._children), (
-        "a run that left at once leaves nothing either"
+        "a run that was removed at once leaves no entry"
     )
 
 
@@ -156,28 +156,28 @@ lookups = st.tuples(st.none(), st.just(True), st.integers(0, 2), st.integers(1, 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.one_of(changes, lookups, lookups), max_size=60))
-def test_what_is_remembered_of_a_lookup_is_what_a_new_one_gives(history):
-    """Prompts of any length that part here and there, looked up again and again while holders come to hold more and less of them."""
-    index, obvious = HolderIndex(), Obvious()
+def test_a_cached_lookup_equals_a_new_one(history):
+    """Prompts with common parts are looked up repeatedly while holders gain and lose blocks."""
+    index, reference = HolderIndex(), ReferenceIndex()
     for bit in range(8):
         index.add_holder(bit)
-        obvious.held[bit] = set()
+        reference.held[bit] = set()
     for bit, is_stored, branch, length in history:
         prompt = PROMPTS[branch]
         if bit is not None and is_stored:
             index.store(bit, prompt[:length])
-            obvious.held[bit] |= set(prompt[:length])
+            reference.held[bit] |= set(prompt[:length])
         elif bit is not None:
             index.remove(bit, prompt[length - 1 :])
-            obvious.held[bit] -= set(prompt[length - 1 :])
+            reference.held[bit] -= set(prompt[length - 1 :])
         else:
             for _ in range(3):
                 found = {b: match.depth for match in matches(index, prompt[:length]) for b in bits(match.holders)}
-                assert found == {b: depth for b in obvious.held if (depth := obvious.depth(b, prompt[:length]))}
+                assert found == {b: depth for b in reference.held if (depth := reference.depth(b, prompt[:length]))}
 
 
-def test_a_lookup_made_twice_is_remembered_until_a_holder_of_its_ends_changes():
-    """From then on it takes a probe or two per depth, for longer prompts too unless somebody holds the whole prompt."""
+def test_a_lookup_is_cached_until_the_holders_of_its_ends_change():
+    """A cached lookup takes one or two probes per depth, and also applies to longer prompts unless a holder has the whole prompt."""
     holders = {block: 0b111 if block < 3 else 0b001 for block in range(10)}
     prompt, found = list(range(20)), ((3, 10), (0b110, 0b001))
     cache = LookupCache()
@@ -202,7 +202,7 @@ def test_a_lookup_made_twice_is_remembered_until_a_holder_of_its_ends_changes():
 
 
 def test_a_dropped_holder_is_in_no_lookup():
-    """A lookup that was remembered while the holder was there must not bring its bit back, whether its blocks are swept or not."""
+    """A lookup that was cached before the drop must not return the holder's bit, whether or not its blocks are swept."""
     index, prompt = HolderIndex(), list(range(100, 140))
     for bit in (0, 1):
         index.add_holder(bit)
@@ -212,7 +212,7 @@ def test_a_dropped_holder_is_in_no_lookup():
     index.remove(1, [prompt[3]])
     assert index.has_cuts(1)
     index.drop_holder(1)
-    assert not index.has_cuts(1), "whoever gets the bit next has none"
+    assert not index.has_cuts(1), "the next holder with this bit must not have cuts"
     assert index.prefixes(prompt) == ((20,), (0b01,))
     assert blocks_of(index, 1) == set()
     index.drop_holder(0)
@@ -225,8 +225,8 @@ def test_a_dropped_holder_is_in_no_lookup():
     assert index.count(1) == 0
 
 
-def test_what_is_remembered_of_lookups_is_bounded():
-    """In number, and in the blocks that one hangs on."""
+def test_the_lookup_cache_is_bounded():
+    """Both the number of lookups and the number of sentinel blocks of a lookup are limited."""
     cache, holders = LookupCache(), {}
     for first in range(3 * ENTRIES_MAX):
         cache.add([first, -1], ((1,), (1,)), holders.get)

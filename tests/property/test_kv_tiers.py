@@ -1,4 +1,4 @@
-"""All indexes together against a slow obvious one: a set of blocks per holder and tier, a list of placements, one bit for both."""
+"""All indexes together, compared with a slow reference: a set of blocks per holder and tier, and a list of placements."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,8 +30,8 @@ steps = st.lists(
 )
 
 
-class Obvious:
-    """One holder."""
+class ReferenceHolder:
+    """The expected blocks and placements of one holder."""
 
     def __init__(self) -> None:
         self.held: dict[KvTier, set[int]] = {tier: set() for tier in TIERS}
@@ -48,10 +48,10 @@ class Obvious:
 @settings(max_examples=120, deadline=None)
 @given(steps)
 def test_every_index_has_the_same_bit_for_a_holder(history):
-    """Stored, removed, placed, dropped, replaced, swept and waited for in any order: depths per holder, tier by tier."""
+    """For any order of operations, every index returns the right depths of each holder, tier by tier."""
     index = KvIndex(IndexSettings(predicted_s=4.0, approximate_s=9.0))
     slots = [index.add_holder() for _ in range(HOLDERS)]
-    known = {bit: Obvious() for bit in slots}
+    known = {bit: ReferenceHolder() for bit in slots}
     now = 0.0
     for what, number, tier, chosen, count in history:
         bit = slots[number]
@@ -70,10 +70,10 @@ def test_every_index_has_the_same_bit_for_a_holder(history):
             index.drop_holder(bit)
             del known[bit]
             slots[number] = index.add_holder()
-            known[slots[number]] = Obvious()
+            known[slots[number]] = ReferenceHolder()
         elif what == "replaced":
             slots[number] = index.add_holder()
-            known[slots[number]] = Obvious()
+            known[slots[number]] = ReferenceHolder()
             known[slots[number]].placed = known.pop(bit).placed
             index.replace_holder(bit, slots[number])
         elif what == "swept":
@@ -96,8 +96,8 @@ def test_every_index_has_the_same_bit_for_a_holder(history):
     assert sum(map(len, index.tiers.values())) + len(index.predicted) == 0
 
 
-def place(index: KvIndex, known: Obvious, what: str, bit: int, run: list[int], now: float) -> None:
-    """A placement that is renewed keeps the kind that it had first."""
+def place(index: KvIndex, known: ReferenceHolder, what: str, bit: int, run: list[int], now: float) -> None:
+    """A renewed placement keeps its first kind."""
     if what == "approximate":
         index.approximate(bit, run, now=now, blocks_max=1000)
     else:
@@ -111,7 +111,7 @@ def place(index: KvIndex, known: Obvious, what: str, bit: int, run: list[int], n
     known.placed[tuple(run)] = now + kinds.ttl_s
 
 
-def check(index: KvIndex, known: dict[int, Obvious]) -> None:
+def check(index: KvIndex, known: dict[int, ReferenceHolder]) -> None:
     for prompt in PROMPTS:
         for tier in TIERS:
             found = {bit: match.depth for match in matches(index.tiers[tier], prompt) for bit in bits(match.holders)}

@@ -1,4 +1,4 @@
-"""The lazy index against an obvious one: lookups are rare, so that most of what happens happens to runs that wait."""
+"""The lazy index, compared with a reference. Lookups are rare, so that most operations affect pending runs."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,8 +36,8 @@ steps = st.lists(
 )
 
 
-class Both:
-    """The index, and the sets that it is to be equal to."""
+class IndexWithReference:
+    """The index, and the sets of blocks that it must equal."""
 
     def __init__(self, pending_blocks_max: int) -> None:
         self.index = LazyIndex(pending_blocks_max=pending_blocks_max)
@@ -67,7 +67,7 @@ class Both:
         assert found == {bit: end for bit in self.slots if (end := self.end(bit, prompt))}
 
     def replace(self, slot: int) -> None:
-        """Another bit for an emptied holder, as `KvIndex` gives it out."""
+        """Gives an emptied holder another bit, as `KvIndex` does."""
         bit = self.slots[slot]
         self.index.drop_holder(bit)
         del self.held[bit]
@@ -109,46 +109,48 @@ class Both:
             self.ask(prompt[:first])
 
     def _ends(self, bit: int, prompt: list[int], count: int) -> list[int]:
-        """The last blocks that the holder has of the prompt, the last first."""
+        """Returns the last `count` blocks that the holder has of the prompt, the last block first."""
         return [block for block in reversed(prompt) if block in self.held[bit]][:count]
 
 
 @settings(max_examples=400, deadline=None)
 @given(steps, st.sampled_from([20, 60, 10_000]))
-def test_whatever_waits_counts(history, pending_blocks_max):
-    """Stored in whole and in parts, evicted from the end and otherwise, dropped and asked for, in any order: counts at every
-    step, the answers to the lookups that come, and all of it in the end."""
-    both = Both(pending_blocks_max)
+def test_pending_runs_count(history, pending_blocks_max):
+    """For any order of operations, the counts are right after every step, and so are the results of lookups and the final contents.
+
+    Operations store whole prompts and parts, evict from the end and elsewhere, drop holders and look prompts up.
+    """
+    pair = IndexWithReference(pending_blocks_max)
     for each in history:
-        both.step(*each)
-        bit = both.slots[each[1]]
-        assert both.index.count(bit) == len(both.held[bit])
-        assert blocks_of(both.index, bit) == both.held[bit]
-    for bit, held in both.held.items():
-        assert blocks_of(both.index, bit) == held
-    assert len(both.index) >= len(set().union(*both.held.values()))
+        pair.step(*each)
+        bit = pair.slots[each[1]]
+        assert pair.index.count(bit) == len(pair.held[bit])
+        assert blocks_of(pair.index, bit) == pair.held[bit]
+    for bit, held in pair.held.items():
+        assert blocks_of(pair.index, bit) == held
+    assert len(pair.index) >= len(set().union(*pair.held.values()))
     for prompt in PROMPTS:
-        both.ask(prompt)
-    flush_all(both.index)
-    while both.index.sweep(7):
+        pair.ask(prompt)
+    flush_all(pair.index)
+    while pair.index.sweep(7):
         pass
-    assert len(both.index) == len(set().union(*both.held.values()))
+    assert len(pair.index) == len(set().union(*pair.held.values()))
     for prompt in PROMPTS:
-        both.ask(prompt)
+        pair.ask(prompt)
 
 
 @settings(max_examples=120, deadline=None)
 @given(steps)
-def test_what_waits_leaves_nothing_behind(history):
-    """When all holders are gone nothing is kept of runs that waited."""
-    both = Both(10_000)
+def test_dropped_holders_leave_no_pending_runs(history):
+    """After all holders are dropped, the index is empty."""
+    pair = IndexWithReference(10_000)
     for each in history:
-        both.step(*each)
-    for bit in both.slots:
-        both.index.drop_holder(bit)
-    while both.index.sweep(7):
+        pair.step(*each)
+    for bit in pair.slots:
+        pair.index.drop_holder(bit)
+    while pair.index.sweep(7):
         pass
-    index = both.index
+    index = pair.index
     assert (len(index), index.holders, index.heads, index._pending) == (0, {}, {}, {})
 
 
@@ -158,8 +160,8 @@ runs = st.lists(block, min_size=1, max_size=20)
 
 @settings(max_examples=120, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("srl"), st.integers(0, 2), runs, st.one_of(st.none(), block)), max_size=40))
-def test_a_worker_that_tells_no_chains_breaks_nothing(history):
-    """Runs in any order, with blocks twice and any parent: answers may be wrong, but it takes no harm and forgets all."""
+def test_invalid_chains_do_not_damage_the_index(history):
+    """Runs may be in any order, with repeated blocks and any parent. Lookups may then be wrong, but dropped holders still leave nothing."""
     index = LazyIndex(pending_blocks_max=40)
     for bit in range(3):
         index.add_holder(bit)
@@ -184,8 +186,8 @@ def waiting_index(holders: int = 3) -> LazyIndex:
     return index
 
 
-def test_a_prompt_that_nobody_asks_about_never_gets_into_the_dictionaries():
-    """A prefill worker tells it in parts, a decode worker with what it generates; both evict it from its end, over several events."""
+def test_a_prompt_without_lookups_never_enters_the_dictionaries():
+    """A prefill worker stores a prompt in parts, a decode worker block by block at its end. They evict it from its end in several events."""
     index, prompt, other = waiting_index(), PROMPTS[0], [block + 500 for block in PROMPTS[0]]
     for each in (prompt, other):
         index.store_lazily(0, each[:11])
@@ -202,8 +204,8 @@ def test_a_prompt_that_nobody_asks_about_never_gets_into_the_dictionaries():
     assert (index.count(0), index.count(1), index.holders, index.heads, index._pending) == (0, 0, {}, {}, {})
 
 
-def test_a_lookup_enters_what_it_comes_to_and_nothing_else():
-    """The run that the prompt starts with, with all that have it; then what goes on from there; prompts beside it wait on."""
+def test_a_lookup_enters_only_the_runs_on_its_path():
+    """The lookup enters the run at the start of its prompt with all its holders, and then its continuations. Other prompts stay pending."""
     index = waiting_index()
     index.store(0, PROMPTS[0][:12])
     index.store_lazily(0, PROMPTS[0][12:], PROMPTS[0][11])
@@ -216,8 +218,8 @@ def test_a_lookup_enters_what_it_comes_to_and_nothing_else():
     assert (len(index.holders), len(index.heads)) == (70, 1)
 
 
-def test_a_run_does_not_wait_for_a_parent_that_left():
-    """Evicted out of order: what is told again from the parent on has blocks of the run."""
+def test_a_run_does_not_wait_for_a_removed_parent():
+    """After an eviction out of order, a run that is stored again from the parent on shares blocks with the pending run."""
     index, prompt = waiting_index(), PROMPTS[0]
     index.store(0, prompt[:12])
     index.store_lazily(0, prompt[12:30], prompt[11])
@@ -228,8 +230,8 @@ def test_a_run_does_not_wait_for_a_parent_that_left():
     assert (index.count(0), blocks_of(index, 0), matches(index, prompt)) == (0, set(), [])
 
 
-def test_what_many_hold_and_what_is_short_does_not_wait():
-    """The dictionaries share what many hold; a list for a few blocks takes more memory than they do."""
+def test_runs_that_are_short_or_have_many_holders_are_not_pending():
+    """The dictionaries share blocks of many holders. A list of a few blocks takes more memory than they do."""
     index, prompt = waiting_index(PENDING_HOLDERS_MAX + 1), PROMPTS[0]
     for bit in range(PENDING_HOLDERS_MAX):
         index.store_lazily(bit, prompt)
@@ -240,8 +242,8 @@ def test_what_many_hold_and_what_is_short_does_not_wait():
     assert (index.heads, len(index.holders)) == ({}, LENGTH + RUN_BLOCKS_MIN - 1)
 
 
-def test_what_waits_is_bounded():
-    """The oldest runs of a holder go into the dictionaries when it has too many blocks that wait."""
+def test_pending_blocks_are_limited():
+    """The oldest runs of a holder enter the dictionaries when it has too many pending blocks."""
     index = LazyIndex(pending_blocks_max=100)
     index.add_holder(0)
     for first in range(0, 1000, 50):

@@ -1,4 +1,4 @@
-"""What crosses the wire between frontend and workers arrives as it was sent, or is refused with the field's name."""
+"""Messages between frontend and workers survive encoding and decoding, or are refused with the field's name."""
 
 import json
 from array import array
@@ -44,7 +44,7 @@ TOKENS = st.lists(COUNTS, max_size=8).map(lambda ids: array("I", ids))
 
 
 def floats(low: float, high: float) -> st.SearchStrategy[float | None]:
-    """What a 32-bit field holds exactly, or None."""
+    """Generates None, and values that a 32-bit field holds exactly."""
     return st.none() | st.floats(low, high, width=32)
 
 
@@ -159,46 +159,45 @@ LEGS = st.builds(
 )
 
 
-def over_the_wire(message: Message) -> Message:
-    """The message as the other side parses it."""
+def reparsed(message: Message) -> Message:
+    """Returns the message after serialising and parsing it."""
     return type(message).FromString(message.SerializeToString())
 
 
-def about(handle: KvHandle | None) -> KvHandle | None:
-    """A handle with its lease in whole nanoseconds, which is what a Duration holds."""
+def with_rounded_lease(handle: KvHandle | None) -> KvHandle | None:
+    """Returns the handle with its lease rounded to nanoseconds, the resolution of a Duration."""
     return None if handle is None else replace(handle, lease_s=from_duration(to_duration(handle.lease_s)))
 
 
 @given(params=SAMPLING)
 def test_sampling_survives(params: SamplingParams) -> None:
-    """None stays absent, zero stays zero."""
-    assert from_sampling(over_the_wire(to_sampling(params))) == params  # type: ignore[arg-type]
+    """None stays absent, and zero stays zero."""
+    assert from_sampling(reparsed(to_sampling(params))) == params  # type: ignore[arg-type]
 
 
 @given(generation=GENERATIONS)
 def test_a_generation_survives(generation: Generation) -> None:
-    """Prompt, emitted tokens, media and all options."""
-    message = over_the_wire(to_generation(generation))
+    """The generation keeps its prompt, emitted tokens, media and options."""
+    message = reparsed(to_generation(generation))
     assert types.from_generation(message) == generation  # type: ignore[arg-type]
 
 
 @given(handle=HANDLES)
 def test_a_handle_survives(handle: KvHandle) -> None:
-    """The lease to the nanosecond, everything else exactly."""
-    assert types.from_handle(over_the_wire(to_handle(handle))) == about(handle)  # type: ignore[arg-type]
+    """The lease survives to the nanosecond, and all other fields exactly."""
+    assert types.from_handle(reparsed(to_handle(handle))) == with_rounded_lease(handle)  # type: ignore[arg-type]
 
 
 @given(rendezvous=RENDEZVOUS, usage=USAGES)
 def test_small_records_survive(rendezvous: Rendezvous, usage: Usage) -> None:
-    """Rendezvous and usage."""
-    assert types.from_rendezvous(over_the_wire(types.to_rendezvous(rendezvous))) == rendezvous  # type: ignore[arg-type]
-    assert types.from_usage(over_the_wire(types.to_usage(usage))) == usage  # type: ignore[arg-type]
+    assert types.from_rendezvous(reparsed(types.to_rendezvous(rendezvous))) == rendezvous  # type: ignore[arg-type]
+    assert types.from_usage(reparsed(types.to_usage(usage))) == usage  # type: ignore[arg-type]
 
 
 @given(ref=st.builds(WorkerRef, worker_id=IDS, address=IDS, epoch=COUNTS, data_parallel_rank=st.none() | COUNTS))
 def test_a_worker_reference_survives(ref: WorkerRef) -> None:
-    """Rank 0 is not "any rank"."""
-    assert types.WORKER_REF_CODEC.decode(over_the_wire(types.WORKER_REF_CODEC.encode(ref))) == ref  # type: ignore[arg-type]
+    """Rank 0 differs from the absent rank, which means any rank."""
+    assert types.WORKER_REF_CODEC.decode(reparsed(types.WORKER_REF_CODEC.encode(ref))) == ref  # type: ignore[arg-type]
 
 
 @given(
@@ -213,14 +212,14 @@ def test_a_worker_reference_survives(ref: WorkerRef) -> None:
 )
 def test_log_probabilities_survive_packing(entries: list[TokenLogprob]) -> None:
     """Each token keeps its own alternatives."""
-    assert types.from_logprobs(over_the_wire(types.to_logprobs(entries))) == entries  # type: ignore[arg-type]
+    assert types.from_logprobs(reparsed(types.to_logprobs(entries))) == entries  # type: ignore[arg-type]
 
 
 @given(leg=LEGS)
 def test_a_leg_survives(leg: Leg) -> None:
-    """Each task, with and without what is optional."""
-    message = over_the_wire(legs.to_leg(leg))
-    assert legs.from_leg(message) == replace(leg, handle=about(leg.handle))  # type: ignore[arg-type]
+    """The leg may have any task, and lack optional fields."""
+    message = reparsed(legs.to_leg(leg))
+    assert legs.from_leg(message) == replace(leg, handle=with_rounded_lease(leg.handle))  # type: ignore[arg-type]
 
 
 @given(
@@ -240,14 +239,14 @@ def test_a_leg_survives(leg: Leg) -> None:
     ),
 )
 def test_a_finish_survives(slot: int, finish: LegFinish) -> None:
-    """Every reason that is not a failure, with a handle, an embedding or neither."""
-    message = over_the_wire(legs.to_finish(slot, finish))
+    """The finish may have any reason except an error, with a handle, an embedding or neither."""
+    message = reparsed(legs.to_finish(slot, finish))
     assert isinstance(message, legs_pb2.Finish) and message.slot == slot
-    assert legs.from_finish(message) == replace(finish, handle=about(finish.handle))
+    assert legs.from_finish(message) == replace(finish, handle=with_rounded_lease(finish.handle))
 
 
 def test_a_failed_finish_keeps_its_error() -> None:
-    """Class, reason word, field and time to wait; without any, the worker is at fault."""
+    """The error keeps its class, reason, field and retry delay. A failed finish without an error becomes an InternalError."""
     sent = OverloadedError("full", reason="worker_full", field="slot", retry_after_s=1.5, where="d1")
     error = legs.from_finish(legs.to_finish(3, LegFinish(reason=FinishReason.ERROR, error=sent))).error
     assert isinstance(error, OverloadedError)
@@ -257,16 +256,16 @@ def test_a_failed_finish_keeps_its_error() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 5, 4 * 7 + 1])
-def test_token_ids_that_are_cut_off_are_refused(length: int) -> None:
-    """Four bytes each."""
+def test_truncated_token_ids_are_refused(length: int) -> None:
+    """Each id takes four bytes."""
     with pytest.raises(InvalidRequestError) as caught:
         types.from_generation(prompt_pb2.Generation(model="m", token_ids=bytes(length)))
     assert caught.value.field == "generation.token_ids"
 
 
 @given(seconds=st.floats(-1e-3, 1e9))
-def test_a_duration_that_must_be_positive_is(seconds: float) -> None:
-    """What is nearly or quite over arrives above zero: the receiver gives it up as late, not as malformed."""
+def test_a_positive_duration_is_above_zero(seconds: float) -> None:
+    """An expired time becomes slightly more than zero, so that the receiver treats it as late and not as malformed."""
     assert 0 < from_duration(to_positive_duration(seconds)) <= max(seconds, 1e-9) * (1 + 1e-6) + 1e-9
 
 
@@ -288,8 +287,8 @@ HANDLE_FAULTS = [
 
 
 @pytest.mark.parametrize(("change", "field"), HANDLE_FAULTS, ids=[str(field) for _, field in HANDLE_FAULTS])
-def test_a_bad_handle_is_refused_by_name(change: dict[str, object], field: str) -> None:
-    """Each rule of the contract's KvHandle."""
+def test_an_invalid_handle_is_refused_by_field(change: dict[str, object], field: str) -> None:
+    """There is a case for each rule of the contract's KvHandle."""
     with pytest.raises(InvalidRequestError) as caught:
         types.from_handle(to_handle(replace(GOOD, **change)))  # type: ignore[arg-type]
     assert caught.value.field == field
@@ -297,7 +296,7 @@ def test_a_bad_handle_is_refused_by_name(change: dict[str, object], field: str) 
 
 @pytest.mark.parametrize("lease", [None, to_duration(0), to_duration(-1)])
 def test_a_lease_is_required_and_positive(lease: object) -> None:
-    """Absent, zero and negative."""
+    """An absent, zero or negative lease is refused."""
     message = to_handle(GOOD)
     message.ClearField("lease")
     if lease is not None:
@@ -321,15 +320,15 @@ CONSTRAINT_FAULTS = [
 
 
 @pytest.mark.parametrize("constraint", CONSTRAINT_FAULTS, ids=range(len(CONSTRAINT_FAULTS)))
-def test_a_bad_constraint_is_refused(constraint: sampling_pb2.Constraint) -> None:
-    """Empty, false, too long, too many."""
+def test_an_invalid_constraint_is_refused(constraint: sampling_pb2.Constraint) -> None:
+    """Constraints may be empty, false, too long or too many."""
     with pytest.raises(InvalidRequestError) as caught:
         from_sampling(sampling_pb2.SamplingParams(constraint=constraint))
     assert caught.value.field.startswith("sampling.constraint")
 
 
 def leg_message(**changes: object) -> legs_pb2.Leg:
-    """A good one, changed."""
+    """Returns a valid leg with some fields changed, or removed if the value is None."""
     message = legs_pb2.Leg(
         leg_id="r",
         task=legs_pb2.LEG_TASK_GENERATE,
@@ -368,8 +367,8 @@ LEG_FAULTS = [
 
 
 @pytest.mark.parametrize(("change", "field"), LEG_FAULTS, ids=range(len(LEG_FAULTS)))
-def test_a_bad_leg_is_refused_by_name(change: dict[str, object], field: str) -> None:
-    """Absent, empty, malformed and too large, each with the path of its field."""
+def test_an_invalid_leg_is_refused_by_field(change: dict[str, object], field: str) -> None:
+    """Absent, empty, malformed and too large fields are reported with their path."""
     legs.from_leg(leg_message())
     with pytest.raises(InvalidRequestError) as caught:
         legs.from_leg(leg_message(**change))
@@ -377,14 +376,14 @@ def test_a_bad_leg_is_refused_by_name(change: dict[str, object], field: str) -> 
 
 
 @pytest.mark.parametrize("reason", [0, 99])
-def test_an_unknown_finish_reason_is_the_workers_fault(reason: int) -> None:
-    """Unspecified, and one of a newer contract."""
+def test_an_unknown_finish_reason_is_an_internal_error(reason: int) -> None:
+    """The reason is unspecified, or one of a newer contract."""
     finish = legs.from_finish(legs_pb2.Finish(slot=1, reason=reason))  # type: ignore[arg-type]
     assert isinstance(finish.error, InternalError)
 
 
-def test_a_handle_without_a_lease_is_the_workers_fault() -> None:
-    """InternalError, not the INVALID_ARGUMENT of a bad request."""
+def test_a_handle_without_a_lease_is_an_internal_error() -> None:
+    """The worker is at fault, so the error is not the InvalidRequestError of a bad request."""
     message = legs_pb2.Finish(reason=output_pb2.FINISH_REASON_HANDED_OFF, handle=kv_pb2.KvHandle(handle_id="h"))
     assert isinstance(legs.from_finish(message).error, InternalError)
 
@@ -413,24 +412,23 @@ VOCABULARY_FAULTS = [
 
 
 @pytest.mark.parametrize(("generation", "field"), VOCABULARY_FAULTS, ids=range(len(VOCABULARY_FAULTS)))
-def test_an_engine_never_sees_an_id_that_its_model_lacks(generation: Generation, field: str) -> None:
-    """Wherever ids can stand: an index beyond a table would end the engine and everybody's requests with it. A generation that is
-    complete is refused too."""
+def test_ids_outside_the_vocabulary_are_refused(generation: Generation, field: str) -> None:
+    """An engine that gets such an id anywhere could crash, and end all its requests. A generation that is complete is refused too."""
     with pytest.raises(InvalidRequestError) as caught:
         check_generation(generation, vocabulary_size=10, context_tokens_max=16)
     assert caught.value.field == field
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 10**400, -(10**400)])
-def test_absurd_numbers_are_refused_not_crashed_on(value: float) -> None:
-    """NaN, infinities and integers that no float can hold, all of which JSON or Python can bring."""
+def test_extreme_numbers_are_refused(value: float) -> None:
+    """JSON and Python allow NaN, infinities, and integers that exceed any float."""
     with pytest.raises(InvalidRequestError):
         check_range(value, "x", low=0, high=1)
     with pytest.raises(InvalidRequestError):
         check_sampling(SamplingParams(seed=value))  # type: ignore[arg-type]
 
 
-def test_what_a_client_leaves_out_of_its_sampling_has_the_default() -> None:
-    """Absent is not false: special tokens are left out of the text unless the client asks for them."""
+def test_absent_sampling_fields_have_their_defaults() -> None:
+    """Absent differs from false: special tokens are omitted from the text unless the client sets the field to false."""
     assert from_sampling(sampling_pb2.SamplingParams()) == SamplingParams()
     assert not from_sampling(sampling_pb2.SamplingParams(skip_special_tokens=False)).skip_special_tokens

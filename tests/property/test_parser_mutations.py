@@ -1,4 +1,4 @@
-"""Answer parsers against recorded answers that were damaged: nothing raises, pieces do not matter, nothing is dropped."""
+"""Parsers on damaged recorded answers: they never raise, give the same result for any pieces, and drop no text."""
 
 import re
 
@@ -45,7 +45,7 @@ M3_MARK = "]<]minimax[>["
 
 
 def own_marks(sample: Sample) -> list[str]:
-    """What damage is most telling with: the marks of the sample's own families."""
+    """Returns the marks of the sample's own families, whose damage reveals the most."""
     families = [tool_family(sample.tool_parser)] if sample.tool_parser else []
     marks = {mark for family in families for mark in family.marks}
     if sample.reasoning_parser:
@@ -55,7 +55,7 @@ def own_marks(sample: Sample) -> list[str]:
 
 @st.composite
 def damaged(draw: st.DrawFn, name: str) -> tuple[Sample, str]:
-    """A sample and its text after a few cuts, doublings and insertions."""
+    """Draws a sample, and its text after a few cuts, repetitions and insertions."""
     sample = draw(st.sampled_from(FILES[name]))
     text = sample.text
     crumbs = st.sampled_from([*own_marks(sample), *CRUMBS]) | st.sampled_from(MARKS) | st.text(max_size=3)
@@ -74,7 +74,7 @@ def damaged(draw: st.DrawFn, name: str) -> tuple[Sample, str]:
 
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_damaged_answers(name: str) -> None:
-    """Whatever the model writes, reading it raises nothing and does not depend on the pieces."""
+    """Parsing never raises, whatever the model writes, and does not depend on the pieces."""
 
     @settings(max_examples=EXAMPLES, deadline=None)
     @given(damaged(name), st.sets(st.integers(0, 400), max_size=8))
@@ -90,7 +90,7 @@ def test_damaged_answers(name: str) -> None:
 
 
 def all_text(sample: Sample, text: str) -> str:
-    """Everything that a client gets to see of an answer."""
+    """Returns all text of an answer that a client receives."""
     parser = sample.parser()
     seen: list[str] = []
     for part in [*parser.push(text), *parser.flush()]:
@@ -107,10 +107,10 @@ def all_text(sample: Sample, text: str) -> str:
 
 
 def may_be_syntax(sample: Sample, before: str) -> bool:
-    """Whether a word behind `before` may be in what a call is made of and says nothing."""
+    """Returns whether a word after `before` may be a part of a call's syntax that has no meaning."""
     is_quoted = before.count('"') % 2 == 1
     if sample.tool_parser in JSON_CALLS:
-        # A member of the object beside name and arguments.
+        # A member of the object other than the name and the arguments.
         return is_quoted and before.count("{") - before.count("}") <= 1
     if sample.tool_parser == "kimi_k3":
         return before.rfind("<|open|>") > before.rfind("<|sep|>")
@@ -118,28 +118,28 @@ def may_be_syntax(sample: Sample, before: str) -> bool:
         # Text between the elements of an object or a list.
         return True
     if sample.tool_parser == "kimi_k2":
-        # The number behind a call's name.
+        # The number after a call's name.
         return bool(re.fullmatch(r"[\w.]*:\w*", before.rpartition("<|tool_call_begin|>")[2]))
     if sample.tool_parser == "step3":
-        # The type and the name before the invoke, which names the function again.
+        # The type and the name before the invoke, which has the function's name again.
         _, mark, head = before.rpartition("<｜tool_call_begin｜>")
         if mark and "<steptml:invoke" not in head:
             return True
-    # An attribute of a tag; the type in front of DeepSeek's separator.
+    # An attribute of a tag, or the type before DeepSeek's separator.
     _, mark, head = before.rpartition("<｜tool▁call▁begin｜>")
     return (is_quoted and before.rfind("<") > before.rfind(">")) or bool(mark and (head + "a").isalpha())
 
 
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_nothing_is_dropped(name: str) -> None:
-    """A word put anywhere into an answer comes out somewhere: as content, reasoning, or part of a call."""
+    """A word that is inserted anywhere into an answer is returned as content, as reasoning, or as part of a call."""
     if isinstance(tool_family(FILES[name][0].tool_parser or "hermes"), WholeFamily):
-        pytest.skip("words in the heads of channels are no text")
+        pytest.skip("words in channel headers are not text")
 
     @settings(max_examples=EXAMPLES, deadline=None)
     @given(st.data())
     def check(data: st.DataObject) -> None:
-        # In a call that breaks off, what is syntax depends on where the family says that it ends.
+        # In a truncated call, the syntax depends on where the family assumes its end.
         sample = data.draw(st.sampled_from([each for each in FILES[name] if "unfinished" not in each.kinds]))
         at = data.draw(st.integers(0, len(sample.text)))
         text = sample.text[:at] + WORD + sample.text[at:]

@@ -1,4 +1,4 @@
-"""Any text into any parser: nothing raises, nothing is lost to where pieces end, and time grows with the text."""
+"""Any text in any parser: it never raises, the pieces do not matter, and the time is linear in the text's length."""
 
 import time
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def parse(tool: str, reasoning: str, pieces: Sequence[str]) -> Outcome:
 
 
 def texts(tool: str, reasoning: str) -> st.SearchStrategy[list[str]]:
-    """Texts made of the families' marks and what stands between them, now and then of a recorded answer, cut short."""
+    """Generates texts from the families' marks and fragments between them, sometimes with a truncated recorded answer."""
     families = [TOOL_FAMILIES[tool]] if tool else []
     marks = {mark for family in families for mark in family.marks}
     marks |= REASONING_FAMILIES[reasoning].marks if reasoning else set()
@@ -47,7 +47,7 @@ PAIRS = [*((name, "") for name in TOOL_FAMILIES), *(("hermes", name) for name in
 
 @pytest.mark.parametrize(("tool", "reasoning"), PAIRS)
 def test_any_text_in_any_pieces(tool: str, reasoning: str) -> None:
-    """The fragments one by one, character by character and whole: the same parts."""
+    """The fragments one by one, single characters, and the whole text give the same result."""
 
     @settings(max_examples=150, deadline=None)
     @given(texts(tool, reasoning))
@@ -61,7 +61,7 @@ def test_any_text_in_any_pieces(tool: str, reasoning: str) -> None:
 
 @pytest.mark.parametrize("tool", [name for name, each in TOOL_FAMILIES.items() if isinstance(each, ToolFamily)])
 def test_no_text_is_lost(tool: str) -> None:
-    """While no call came of it, all of a text is content, but for the marks of sections and lists without calls."""
+    """In a text without calls, everything is content except the marks of sections and lists."""
 
     @settings(max_examples=100, deadline=None)
     @given(texts(tool, ""))
@@ -76,7 +76,7 @@ def test_no_text_is_lost(tool: str) -> None:
     marks = sorted(family.searched_marks, key=len, reverse=True)
 
     def bare(text: str) -> str:
-        """Without marks, also those that are made where others were left out, and without the tokens that they are made of."""
+        """Removes marks, also those that form when others are removed, and the tokens that marks consist of."""
         before = ""
         while before != text:
             before = text
@@ -90,8 +90,8 @@ def test_no_text_is_lost(tool: str) -> None:
 
 
 @pytest.mark.parametrize("tool", sorted(TOOL_FAMILIES))
-def test_time_grows_with_the_text(tool: str) -> None:
-    """Ten times the text takes some ten times as long, whatever is repeated: marks, beginnings of calls, endless blanks."""
+def test_parsing_time_is_linear(tool: str) -> None:
+    """Ten times the text takes about ten times as long, whatever is repeated: marks, beginnings of calls, or whitespace."""
     starts = [sample.text[: len(sample.text) // 2] for sample in FILES.get(tool, [])][:3]
     for unit in ["\n", "{", "[", "<", '"', *starts]:
         short, long = (_spent_s(tool, unit, count) for count in (1_000, 10_000))

@@ -1,4 +1,4 @@
-"""The fast evaluation of the cost equals a slow obvious one, candidate by candidate, as docs/understand/routing-cost.md states it."""
+"""The fast evaluation of the cost equals a slow reference, candidate by candidate, as docs/understand/routing-cost.md defines it."""
 
 import math
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ FAR_APART = CoreSettings(cost=COST, local_prefill_tokens_max=0, prefill_congeste
 
 @pytest.fixture(scope="module", autouse=True)
 def without_ties() -> Iterator[None]:
-    """The cheapest candidate is taken, so that there is one right answer."""
+    """Makes the router choose the cheapest candidate, so that there is one right answer."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pair_search, "TIE_RATIO", 0.0)
         yield
@@ -52,7 +52,7 @@ SETTINGS_TIMES = [(HANDOFF_S, 1 / each) for each in BYTES_PER_S.values()]
 def slow_cost(
     prefill: Target, decode: Target, ask: Ask, cached: dict[str, int], now: float, times=SETTINGS_TIMES
 ) -> float:
-    """One pair, term by term."""
+    """Returns the cost of one pair, term by term."""
     base_s, per_token_s, per_pair_s = prefill.coefficients.prefill.values
     uncached = ask.prompt_tokens - slow_held(prefill, ask, cached)
     queue_s = max(prefill.done_s - now, COST.overdue_ratio * prefill.prefill_s_in_flight)
@@ -132,11 +132,11 @@ def fleets(draw: st.DrawFn) -> tuple[RouterCore, dict[str, int], list[tuple[Ask,
 
 @settings(max_examples=150, deadline=None)
 @given(fleets())
-def test_the_fast_cost_is_the_slow_cost(case):
-    """The pair taken is the cheapest by the slow cost, and its cost, and every cost told by Explain, is that cost."""
+def test_the_fast_cost_equals_the_reference(case):
+    """The chosen pair is the cheapest by the reference, and so are its cost and all costs that Explain shows."""
     router, cached, asks = case
     for number, (ask, now) in enumerate(asks, 1):
-        # Decisions change the costs: what is expected is worked out before.
+        # Decisions change the costs, so the expected costs are computed first.
         targets = list(router.fleet.targets())
         expected = {
             (p.ref.worker_id, d.ref.worker_id): slow_cost(p, d, ask, cached, now)
@@ -150,11 +150,11 @@ def test_the_fast_cost_is_the_slow_cost(case):
         decision = router.history.get(ask.request_id).decision
         assert math.isclose(decision.cost, min(expected.values()), rel_tol=1e-9, abs_tol=1e-12)
         assert math.isclose(decision.cost, expected[placed.prefill.worker_id, placed.decode.worker_id], rel_tol=1e-9)
-        told = {
+        explained = {
             (each.prefill.worker_id, each.decode.worker_id): (each.cost, each.terms) for each in decision.candidates()
         }
-        assert told.keys() == expected.keys()
-        for pair, (cost, terms) in told.items():
+        assert explained.keys() == expected.keys()
+        for pair, (cost, terms) in explained.items():
             assert math.isclose(cost, expected[pair], rel_tol=1e-9, abs_tol=1e-12)
             assert math.isclose(sum(value for _, value in terms), cost, rel_tol=1e-9, abs_tol=1e-12)
             assert [name for name, _ in terms] == ["queue", "prefill", "wait", "decode", "transfer"]
@@ -164,8 +164,8 @@ def test_the_fast_cost_is_the_slow_cost(case):
 @given(
     fleets(), st.lists(st.tuples(st.integers(1, 6), st.sampled_from(list(ReportKind)), st.floats(0, 0.1)), max_size=12)
 )
-def test_what_is_promised_comes_back(case, reports):
-    """Whatever is reported in whatever order: sums are those of the reservations, and end at zero."""
+def test_sums_equal_the_open_reservations(case, reports):
+    """For any reports in any order, the sums are those of the reservations, and end at zero."""
     router, _, asks = case
     for number, (ask, now) in enumerate(asks, 1):
         router.ask("f", number, ask, now=now, wall=now)
@@ -186,7 +186,7 @@ def test_what_is_promised_comes_back(case, reports):
 
 
 def grown_fleet(seed: int) -> RouterCore:
-    """Up to 24 workers on a few hosts of one or two zones."""
+    """Makes a fleet of up to 24 workers on a few hosts of one or two zones."""
     chance = Random(seed)
     hosts, zones = chance.choice([2, 5, 99]), chance.choice([1, 2])
     router = RouterCore(CoreSettings(), router_id="r", generator=Random(seed))
@@ -204,7 +204,7 @@ def grown_fleet(seed: int) -> RouterCore:
 
 
 def slow_cached(router: RouterCore, target: Target, ask: Ask) -> int:
-    """Block by block, with predictions."""
+    """Returns the cached blocks of a prompt, checked block by block, with predictions."""
     index, bit = router.index, target.bits[target.rank]
     predicted = max(
         (match.depth for match in matches(index.predicted, ask.block_hashes) if match.holders >> bit & 1), default=0
@@ -218,7 +218,7 @@ def slow_cached(router: RouterCore, target: Target, ask: Ask) -> int:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**9))
 def test_the_cheapest_pair_is_found_in_fleets_with_hosts_zones_and_sessions(seed):
-    """Whatever is near to whom, cached, full, learned or preferred: the pair taken is the cheapest of all, by the slow cost."""
+    """For any distances, cached blocks, full workers, learned times and sessions, the chosen pair is the cheapest by the reference."""
     router, chance, now = grown_fleet(seed), Random(seed + 1), 0.0
     targets = list(router.fleet.targets())
     for number in range(1, 40):
@@ -231,7 +231,7 @@ def test_the_cheapest_pair_is_found_in_fleets_with_hosts_zones_and_sessions(seed
             block_size_tokens=BLOCK,
             session_id=chance.choice(["", "a", "b"]),
         )
-        router.index.device.prefixes(ask.block_hashes)  # Blocks that wait in runs are searched block by block below.
+        router.index.device.prefixes(ask.block_hashes)  # Enters pending runs for the checks of single blocks below.
         cached = {target.ref.worker_id: slow_cached(router, target, ask) for target in targets}
         session = router.placer.sessions.get(ask.session_id, now) or (None, None)
         expected = {
@@ -257,8 +257,8 @@ def test_the_cheapest_pair_is_found_in_fleets_with_hosts_zones_and_sessions(seed
     st.dictionaries(st.integers(0, 40), st.integers(1, 9)),
     st.dictionaries(st.integers(0, 40), st.integers(1, 9)),
 )
-def test_the_deeper_of_known_and_predicted_counts(known, predicted):
-    """By holder: tokens of the longer prefix, whatever sets the holders come in."""
+def test_the_deeper_of_stored_and_predicted_prefixes_counts(known, predicted):
+    """Each holder gets the tokens of its longer prefix, whatever sets of holders there are."""
 
     def as_sets(by_bit: dict[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         depths = tuple(sorted(set(by_bit.values())))

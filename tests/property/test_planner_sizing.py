@@ -1,4 +1,4 @@
-"""The sizing keeps its promises for any load, speed and targets."""
+"""Invariants of the sizing for any load, speed and targets."""
 
 from dataclasses import replace
 
@@ -43,7 +43,7 @@ TARGETS = st.builds(
 @settings(max_examples=60, deadline=None)
 @given(speed=SPEEDS, load=LOADS, targets=TARGETS, cost_max=st.none() | st.integers(8, 40))
 def test_sizes_stay_within_the_limits(speed: Speed, load: Load, targets: Targets, cost_max: int | None) -> None:
-    """Never below the minimum, above the maximum or the budget; without a named limit the targets are met."""
+    """Sizes stay between the minimum and the maximum, and within the budget. Unless a limit is reported, the targets are met."""
     targets = replace(targets, cost_max=cost_max)
     found = Sizer(speed=speed, targets=targets).size(demand_of(load))
     for limits, workers in (
@@ -58,7 +58,7 @@ def test_sizes_stay_within_the_limits(speed: Speed, load: Load, targets: Targets
 @settings(max_examples=60, deadline=None)
 @given(speed=SPEEDS, load=LOADS, targets=TARGETS, factor=st.floats(1.0, 3.0))
 def test_more_load_never_costs_less(speed: Speed, load: Load, targets: Targets, factor: float) -> None:
-    """As long as both loads can be served within the targets."""
+    """If both loads can be served within the targets, the larger load needs a fleet of at least the same cost."""
     sizer = Sizer(speed=speed, targets=targets)
     small = sizer.size(demand_of(load))
     large = sizer.size(demand_of(replace(load, requests_per_s=load.requests_per_s * factor)))
@@ -69,7 +69,7 @@ def test_more_load_never_costs_less(speed: Speed, load: Load, targets: Targets, 
 @settings(max_examples=60, deadline=None)
 @given(speed=SPEEDS, load=LOADS, targets=TARGETS, slack=st.floats(1.0, 3.0))
 def test_looser_targets_never_cost_more(speed: Speed, load: Load, targets: Targets, slack: float) -> None:
-    """Longer latencies, or a smaller share of the requests."""
+    """Looser targets have longer latencies or a smaller share of requests."""
     tight = Sizer(speed=speed, targets=targets).size(demand_of(load))
     assert targets.ttft_s is not None
     assert targets.itl_s is not None
@@ -84,7 +84,7 @@ def test_looser_targets_never_cost_more(speed: Speed, load: Load, targets: Targe
 @settings(max_examples=100, deadline=None)
 @given(speed=SPEEDS, load=LOADS, targets=TARGETS, pools=st.tuples(st.integers(1, 30), st.integers(1, 30)))
 def test_one_more_worker_never_hurts(speed: Speed, load: Load, targets: Targets, pools: tuple[int, int]) -> None:
-    """More of either pool: no smaller share within the targets, no less goodput."""
+    """One more worker in either pool reduces neither the share within the targets nor the goodput."""
     sizer = Sizer(speed=speed, targets=targets)
     demand = demand_of(load)
     shape = Shape(prefill_workers=pools[0], decode_workers=pools[1])

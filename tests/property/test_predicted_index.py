@@ -1,4 +1,4 @@
-"""The index of own placements against a slow obvious one: a list of placements with their ends."""
+"""The index of a router's own placements, compared with a slow reference: a list of placements with their ends."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ LENGTHS = (1, 2, 3, 5, 8, 13)
 
 
 def prompt(branch: int, length: int) -> list[int]:
-    """Prompts of a tree: branch b parts from its neighbour b - 1 at depth b + 1."""
+    """Returns a prompt of a tree, in which branch b differs from branch b - 1 from depth b + 1 on."""
     return [1000 * min(branch, depth) + depth for depth in range(length)]
 
 
@@ -29,8 +29,8 @@ class Placed:
     order: int
 
 
-class Obvious:
-    """The definition: newest placements of a holder and of a lifetime stay, until their end."""
+class ReferenceIndex:
+    """Defines the expected results: the newest placements of a holder and of a lifetime stay until their end."""
 
     def __init__(self, blocks_max: int) -> None:
         self.placed: list[Placed] = []
@@ -92,10 +92,10 @@ steps = st.lists(
 
 @settings(max_examples=120, deadline=None)
 @given(steps)
-def test_matches_are_those_of_the_obvious_index(history):
-    """Whatever is placed, renewed, confirmed, dropped and waited for: depths, counts and bounds are as defined."""
-    index, obvious = PredictedIndex(blocks_max=10_000), Obvious(10_000)
-    # Ranks 0 and 1 tell events, 2 and 3 do not: a holder's placements have one lifetime.
+def test_matches_equal_those_of_the_reference_index(history):
+    """For any order of placements, renewals, confirmations, drops and pauses, depths, counts and bounds are as defined."""
+    index, reference = PredictedIndex(blocks_max=10_000), ReferenceIndex(10_000)
+    # Ranks 0 and 1 send events, 2 and 3 do not. All placements of a holder have one lifetime.
     slots = list(range(HOLDERS))
     for bit in slots:
         index.add_holder(bit)
@@ -104,50 +104,50 @@ def test_matches_are_those_of_the_obvious_index(history):
         if kind == "wait":
             now += holder
             index.expire(now)
-            obvious.expire(now)
-            check(index, obvious, slots)
+            reference.expire(now)
+            check(index, reference, slots)
             continue
         bit = slots[holder]
         if kind == "predict":
             index.add(bit, blocks, now=now, lifetime=SHORT)
-            obvious.add(bit, blocks, now, SHORT, None)
+            reference.add(bit, blocks, now, SHORT, None)
         elif kind == "approximate":
             index.add(bit, blocks, now=now, lifetime=LONG, holder_blocks_max=10)
-            obvious.add(bit, blocks, now, LONG, 10)
+            reference.add(bit, blocks, now, LONG, 10)
         elif kind == "stored":
             index.confirm(bit, blocks)
-            obvious.placed = [each for each in obvious.placed if each.bit != bit or each.blocks[-1] not in blocks]
+            reference.placed = [each for each in reference.placed if each.bit != bit or each.blocks[-1] not in blocks]
         elif kind in ("drop", "rename"):
             slots[holder] = next(new for new in range(99) if new not in slots and not index.traces >> new & 1)
             index.add_holder(slots[holder])
             if kind == "rename":
                 index.rename(bit, slots[holder])
-                for each in obvious.of(bit):
+                for each in reference.of(bit):
                     each.bit = slots[holder]
             else:
-                obvious.placed = [each for each in obvious.placed if each.bit != bit]
+                reference.placed = [each for each in reference.placed if each.bit != bit]
             index.drop_holder(bit)
             while index.sweep(1):
                 pass
-        check(index, obvious, slots)
+        check(index, reference, slots)
     index.expire(now + 100)
     assert (len(index), index._first, index._blocks, index._records, index._counts) == (0, {}, 0, {}, {})
 
 
-def check(index: PredictedIndex, obvious: Obvious, slots: list[int]) -> None:
-    assert len(index) == len(obvious.placed)
+def check(index: PredictedIndex, reference: ReferenceIndex, slots: list[int]) -> None:
+    assert len(index) == len(reference.placed)
     for bit in slots:
-        assert index.count(bit) == len(obvious.blocks_of(bit))
+        assert index.count(bit) == len(reference.blocks_of(bit))
     for branch in (0, 2, 4, 6):
         for length in (1, 4, 13):
             found = matches(index, prompt(branch, length))
             assert [match.depth for match in found] == sorted({match.depth for match in found})
             depths = {bit: match.depth for match in found for bit in bits(match.holders)}
-            assert depths == obvious.depths(prompt(branch, length))
+            assert depths == reference.depths(prompt(branch, length))
 
 
-def test_the_tree_is_bounded_by_blocks():
-    """Blocks are counted once, however many workers were given them; the oldest placements make room."""
+def test_the_number_of_blocks_is_limited():
+    """A block counts once, however many workers it is predicted on. The oldest placements make room."""
     index = PredictedIndex(blocks_max=100)
     for bit in range(3):
         index.add_holder(bit)
@@ -157,8 +157,8 @@ def test_the_tree_is_bounded_by_blocks():
     assert (len(index), index.count(0), index._blocks) == (1, 60, 60)
 
 
-def test_a_dropped_holder_is_gone_at_once():
-    """Before any sweep, and its bit is not free until nothing is left of it."""
+def test_a_dropped_holder_is_removed_immediately():
+    """Lookups exclude the holder before any sweep. Its bit is free when no entry has it."""
     index = PredictedIndex(blocks_max=100)
     index.add_holder(3)
     index.add(3, [1, 2], now=0.0, lifetime=SHORT)

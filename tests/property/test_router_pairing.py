@@ -1,4 +1,4 @@
-"""Workers that cannot exchange KV are never paired, and who is shut out gets nothing, over random fleets and histories."""
+"""For random fleets and events, workers that cannot exchange KV are never paired, and excluded workers get no requests."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,7 +27,7 @@ MOVES = st.lists(
 
 
 def put(router, worker: RegisteredWorker, state: str) -> None:
-    """One event: what the registry, the worker or its stream says."""
+    """Applies one event from the registry, the worker or its stream."""
     if state in ("marked", "critical", "well"):
         router.fleet.register(
             worker.worker_id,
@@ -48,7 +48,7 @@ def put(router, worker: RegisteredWorker, state: str) -> None:
 
 
 def can_exchange(prefill: RegisteredWorker, decode: RegisteredWorker) -> bool:
-    """Said again from the descriptions: the same hash, none empty, and the same way to meet."""
+    """Checks the descriptions: equal, non-empty hashes and the same kind of handoff."""
     one, two = prefill.description, decode.description
     return bool(
         one.kv_compatibility_hash
@@ -59,8 +59,8 @@ def can_exchange(prefill: RegisteredWorker, decode: RegisteredWorker) -> bool:
 
 @settings(deadline=None)
 @given(WORKERS, MOVES, st.sampled_from(["kv", "round_robin", "least_loaded", "random"]))
-def test_no_pair_that_cannot_exchange_kv_and_nobody_who_is_out(specs, moves, policy):
-    """After any events: both workers serve the model, take requests, and exchange KV; so do all candidates weighed."""
+def test_placements_use_only_compatible_workers_that_take_requests(specs, moves, policy):
+    """After any events, both workers serve the model, take requests and can exchange KV. All scored candidates can exchange KV too."""
     router = core(policy=policy)
     workers = [
         join(router, f"w{i}", role, hash=hash_, handoffs=handoffs, model=model, ranks=ranks)
@@ -98,8 +98,8 @@ def test_no_pair_that_cannot_exchange_kv_and_nobody_who_is_out(specs, moves, pol
 
 
 @given(st.sampled_from(["marked", "critical", "drains", "unreachable", "silent"]), st.booleans())
-def test_one_event_excludes_and_one_brings_back(state, is_prefill):
-    """From the very next ask on, in both directions."""
+def test_one_event_excludes_a_worker_and_one_readmits_it(state, is_prefill):
+    """The exclusion and the readmission of a worker take effect from the next ask on."""
     router = core()
     for name, role in (("p1", "prefill"), ("p2", "prefill"), ("d1", "decode"), ("d2", "decode")):
         join(router, name, role)

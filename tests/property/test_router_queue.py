@@ -1,4 +1,4 @@
-"""The queue against slow obvious versions: turns given one by one, and a list of all who wait."""
+"""The queue, compared with slow references: fair queueing step by step, and a list of all waiting asks."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -26,15 +26,15 @@ TENANTS = sorted(WEIGHTS)
 
 @dataclass(eq=False)
 class Item:
-    """Something that waits."""
+    """An entry of the queue."""
 
     tokens: int
     order: tuple[float, int]
     tenant: str = ""
 
 
-class ObviousTurns:
-    """Start-time fair queueing as the paper tells it, without bounds: a virtual time for every tenant that there ever was."""
+class ReferenceFairQueue:
+    """Start-time fair queueing as in the paper, without limits: a virtual time for every tenant that ever had an entry."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, list[Item]] = {}
@@ -88,9 +88,9 @@ def fair(tenants_max: int = 100) -> FairQueue[Item]:
 
 @settings(max_examples=120, deadline=None)
 @given(turns)
-def test_turns_are_those_of_the_paper(steps):
-    """Whatever is charged, enters or leaves meanwhile."""
-    fast, slow = fair(), ObviousTurns()
+def test_the_order_is_that_of_the_paper(steps):
+    """The order equals that of the reference for any additions, removals and charges."""
+    fast, slow = fair(), ReferenceFairQueue()
     items: list[tuple[Item, object]] = []
     for number, (verb, first, second, third) in enumerate(steps):
         if verb == "add":
@@ -119,8 +119,8 @@ def test_turns_are_those_of_the_paper(steps):
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_shares_differ_by_a_request_of_each(data):
-    """While tenants have something waiting, each got its share up to one request, at every moment."""
+def test_shares_differ_by_at_most_a_request(data):
+    """While tenants have waiting entries, each has received its share up to one request, at any time."""
     names = data.draw(st.lists(tenants, min_size=2, unique=True))
     queue = fair()
     number = 0
@@ -141,8 +141,8 @@ def test_shares_differ_by_a_request_of_each(data):
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(tenants, tokens), max_size=60), st.integers(0, 60), tokens)
-def test_a_tenant_that_asks_for_little_waits_for_one_round(adds, before, size):
-    """However much the others have waiting: at most one request of each is served first. It had asked for nothing until now."""
+def test_a_new_tenant_waits_for_one_round(adds, before, size):
+    """However many entries the others have, at most one of each is served before the new tenant's first entry."""
     queue = fair()
     waiting = {}
     for number, (tenant, cost) in enumerate(adds):
@@ -160,8 +160,8 @@ def test_a_tenant_that_asks_for_little_waits_for_one_round(adds, before, size):
     assert not first or max(first.values()) == 1
 
 
-class Rooms:
-    """One model's requests of several kinds in one admission, all for the same workers; a placement is charged its tokens."""
+class SubqueueRig:
+    """Requests of one model in several subqueues of one admission, all for the same workers. A placement is charged its tokens."""
 
     def __init__(self) -> None:
         limits = QueueSettings(tenant_weights=tuple(f"{tenant}={weight}" for tenant, weight in WEIGHTS.items()))
@@ -183,7 +183,7 @@ class Rooms:
         self.admission.enqueue(entry, 0.0)
 
     def serve(self) -> Ask | None:
-        """Gives one place to the queue."""
+        """Lets one request of the queue be placed, and returns it."""
         self.room = 1
         return next((each.ask for each in self.admission.drain(self._place, 0.0)), None)
 
@@ -199,16 +199,16 @@ kinds = st.integers(0, 4)
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(tenants, kinds, tokens), max_size=60), st.integers(0, 60), kinds, tokens)
-def test_one_round_in_all_subqueues_together(adds, before, kind, size):
-    """A tenant that had asked for nothing waits for at most one request of each other one, of whatever kinds theirs are."""
-    rooms = Rooms()
+def test_a_new_tenant_waits_for_one_round_in_all_subqueues(adds, before, kind, size):
+    """A tenant without earlier requests waits for at most one request of each other tenant, whatever their kinds are."""
+    rig = SubqueueRig()
     for tenant, of_kind, cost in adds:
-        rooms.ask(tenant, of_kind, cost)
+        rig.ask(tenant, of_kind, cost)
     for _ in range(min(before, len(adds))):
-        assert rooms.serve() is not None
-    rooms.ask("late", kind, size)
+        assert rig.serve() is not None
+    rig.ask("late", kind, size)
     first: Counter[str] = Counter()
-    while (served := rooms.serve()) is not None and served.tenant != "late":
+    while (served := rig.serve()) is not None and served.tenant != "late":
         first[served.tenant] += 1
     assert served is not None
     assert max(first.values(), default=0) <= 1
@@ -217,23 +217,23 @@ def test_one_round_in_all_subqueues_together(adds, before, kind, size):
 @settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_shares_do_not_depend_on_kinds(data):
-    """While two tenants have requests waiting in the subqueue that is served, each gets its share of the tokens up to one request."""
+    """While two tenants have waiting requests in the subqueue that is served, each gets its share of the tokens up to one request."""
     names = data.draw(st.lists(tenants, min_size=2, unique=True))
     largest = data.draw(st.sampled_from([1, 5, 100]))
-    rooms = Rooms()
+    rig = SubqueueRig()
     left: Counter[str] = Counter()
     for _ in range(20):
         for name in names:
-            # The first of them spreads its requests.
+            # The first tenant spreads its requests over the kinds.
             kind = data.draw(kinds) if name == names[0] else 0
-            rooms.ask(name, kind, data.draw(st.integers(1, largest)))
+            rig.ask(name, kind, data.draw(st.integers(1, largest)))
             left[name] += 1
     served = Counter(dict.fromkeys(names, 0))
     while all(left.values()):
         for one, two in combinations(names, 2):
             apart = abs(served[one] / WEIGHTS[one] - served[two] / WEIGHTS[two])
             assert apart <= largest / WEIGHTS[one] + largest / WEIGHTS[two] + 1e-6
-        ask = rooms.serve()
+        ask = rig.serve()
         assert ask is not None
         served[ask.tenant] += ask.prompt_tokens
         left[ask.tenant] -= 1
@@ -241,8 +241,8 @@ def test_shares_do_not_depend_on_kinds(data):
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 40), tokens), min_size=1, max_size=80), st.integers(1, 5))
-def test_tenants_beyond_the_bound_share_an_account(adds, tenants_max):
-    """However many tenants there are, accounts are bounded and everybody is served."""
+def test_tenants_beyond_the_limit_share_an_account(adds, tenants_max):
+    """For any number of tenants, the number of accounts is limited and all entries are served."""
     queue = fair(tenants_max)
     left = {}
     for number, (tenant, size) in enumerate(adds):
@@ -295,8 +295,8 @@ SETTINGS = CoreSettings(
 
 
 @dataclass
-class World:
-    """The admission, and the plain list of who should be waiting."""
+class AdmissionWithReference:
+    """The admission, and a list of the asks that should be waiting."""
 
     admission: Admission = field(default_factory=lambda: Admission(SETTINGS))
     now: float = 0.0
@@ -338,14 +338,14 @@ class World:
             self.answered[number] += 1
         for answer in self.admission.take_outcomes():
             assert answer.outcome.reason == "queue_displaced"
-            # Only a lower class, or a heavier tenant of the same one, makes room.
+            # Only an ask of a lower class, or of a heavier tenant of the same class, is displaced.
             lowest = min(map(self.priority, before.values()))
             gone = before.pop(answer.ask_id)
             assert self.priority(gone) == lowest <= self.priority(entry)
             self.left(answer.ask_id)
 
     def priority(self, entry: QueuedAsk) -> int:
-        """Late asks are below all others, but only for half of the time for which they may wait."""
+        """Late asks are below all others, but only for half of their longest wait."""
         late_until_s = entry.arrived_s + 0.5 * min(10.0, entry.ask.timeout_s or inf)
         return entry.ask.priority - (1000 if entry.ask_id in self.late and self.now < late_until_s else 0)
 
@@ -354,7 +354,7 @@ class World:
         self.answered[number] += 1
 
     def place(self, entry: QueuedAsk) -> tuple[Placement, int]:
-        """Gives room out, and checks that nobody had a better claim to it."""
+        """Uses up capacity, and checks that no other waiting ask has precedence."""
         model = entry.ask.model
         if not self.room[model]:
             raise OverloadedError("no room")
@@ -399,31 +399,31 @@ def _deadline(entry: QueuedAsk) -> float:
 
 @settings(max_examples=120, deadline=None)
 @given(happenings)
-def test_everybody_is_answered_once_and_in_order(steps):
-    """Whatever enters, leaves, expires, is displaced or withdrawn: one answer each, strict classes, sums that add up."""
-    world = World()
+def test_every_ask_is_answered_once_and_in_order(steps):
+    """Whatever is added, removed, displaced or withdrawn, or expires, each ask has one answer, classes are strict and sums are right."""
+    rig = AdmissionWithReference()
     for number, (verb, *words) in enumerate(steps, start=1):
         if verb == "ask":
-            world.ask(number, *words)
-        elif verb in ("withdraw", "lose") and world.waiting:
-            chosen = sorted(world.waiting)[words[0] % len(world.waiting)]
+            rig.ask(number, *words)
+        elif verb in ("withdraw", "lose") and rig.waiting:
+            chosen = sorted(rig.waiting)[words[0] % len(rig.waiting)]
             if verb == "withdraw":
-                world.admission.withdraw(world.waiting[chosen], world.now)
-                [answer] = world.admission.take_outcomes()
+                rig.admission.withdraw(rig.waiting[chosen], rig.now)
+                [answer] = rig.admission.take_outcomes()
                 assert answer.ask_id == chosen
             else:
-                world.admission.forget(world.waiting[chosen], world.now)
-            world.left(chosen)
+                rig.admission.forget(rig.waiting[chosen], rig.now)
+            rig.left(chosen)
         elif verb == "pass":
-            world.now += words[0]
-            world.drain()
+            rig.now += words[0]
+            rig.drain()
         elif verb == "room":
-            world.room[words[0]] += words[1]
-            world.drain()
-            world.room.clear()
-        world.check()
-    world.now += 1000.0
-    world.drain()
-    assert world.answered == Counter(world.asked)
-    assert (world.admission.queue.requests, world.admission.queue.prompt_tokens) == (0, 0)
+            rig.room[words[0]] += words[1]
+            rig.drain()
+            rig.room.clear()
+        rig.check()
+    rig.now += 1000.0
+    rig.drain()
+    assert rig.answered == Counter(rig.asked)
+    assert (rig.admission.queue.requests, rig.admission.queue.prompt_tokens) == (0, 0)
     assert SETTINGS.queue.requests_max < PLACEMENTS_PER_DRAIN_MAX

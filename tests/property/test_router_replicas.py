@@ -1,6 +1,6 @@
-"""Three routers, whatever breaks between them and to their frontends: in the end all count the same, and nothing that is over.
+"""Three routers with failures between them and of their streams to frontends: finally all count the same requests, and no finished ones.
 
-A request is missing at most where its only router died, or fell out with its frontend, before it told anybody.
+A request may be missing only if its only router died, or lost its frontend's stream, before it sent an update.
 """
 
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ Steps = st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 1000)), m
 
 @dataclass(eq=False)
 class Request:
-    """As its frontend knows it."""
+    """A request as its frontend knows it."""
 
     number: int
     reservation_id: str
-    told: str
-    """The router that hears its reports."""
+    reports_to: str
+    """The router that gets its reports."""
 
     is_moved: bool = False
     is_prefilled: bool = False
 
 
-class World:
+class RoutersWithFrontend:
     """Routers, and one frontend with a stream to each."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class World:
 
     def _report(self, request: Request, kind: ReportKind) -> None:
         named = request.reservation_id if request.is_moved else ""
-        self.routers.report(request.told, request.number, kind, reservation_id=named)
+        self.routers.report(request.reports_to, request.number, kind, reservation_id=named)
 
     def _say(self, choice: int) -> None:
         if self.routers.streams:
@@ -90,27 +90,27 @@ class World:
             self.routers.start(dead[choice % len(dead)])
 
     def _move(self, choice: int) -> None:
-        """The frontend's stream to a router that lives breaks, and stands again."""
+        """Breaks and restores the frontend's stream to a running router."""
         name = self._alive(choice)
         self.routers.cores[name].on_stream_ended("f", now=self.routers.now)
         self._adopt_elsewhere(name, choice)
 
     def _later(self, choice: int) -> None:
-        self.routers.sync()  # Streams that stand take milliseconds.
+        self.routers.sync()  # Sending over a connected stream takes milliseconds.
         self.routers.advance((0.1, 3.0, GRACE_S + 1)[choice % 3])
 
     def _adopt_elsewhere(self, name: str, choice: int) -> None:
         others = [other for other in self.routers.cores if other != name] or [name]
         other = others[choice // 3 % len(others)]
         for request in self.in_flight:
-            if request.told == name:
+            if request.reports_to == name:
                 if self.routers.cores[other].book.get(request.reservation_id) is None:
                     self.may_be_missing.add(request.reservation_id)
-                request.told, request.is_moved = other, True
+                request.reports_to, request.is_moved = other, True
                 self._report(request, ReportKind.PREFILLED if request.is_prefilled else ReportKind.PROGRESS)
 
     def settle_down(self) -> None:
-        """Everything stands again, and nothing happens for some seconds."""
+        """Restores all streams, and lets some seconds pass without further events."""
         for one, other in self._unconnected():
             self.routers.connect(one, other)
         self.routers.sync()
@@ -133,37 +133,37 @@ class World:
 
 @settings(max_examples=120, deadline=None)
 @given(Steps)
-def test_all_count_the_same_in_the_end(steps: list[tuple[str, int]]) -> None:
-    world = World()
+def test_all_routers_count_the_same_in_the_end(steps: list[tuple[str, int]]) -> None:
+    rig = RoutersWithFrontend()
     for operation, choice in steps:
-        world.do(operation, choice)
-    world.settle_down()
-    expected = {request.reservation_id for request in world.in_flight}
-    for name, core in world.routers.cores.items():
+        rig.do(operation, choice)
+    rig.settle_down()
+    expected = {request.reservation_id for request in rig.in_flight}
+    for name, core in rig.routers.cores.items():
         counted = {reservation.reservation_id for reservation in core.book}
-        assert counted <= expected, f"{name} counts what is over"
-        assert expected - counted <= world.may_be_missing, f"{name} does not count what is in flight"
-        assert counted == {reservation.reservation_id for reservation in next(iter(world.routers.cores.values())).book}
-    sums = [world.routers.sums(name) for name in world.routers.cores]
+        assert counted <= expected, f"{name} counts finished requests"
+        assert expected - counted <= rig.may_be_missing, f"{name} misses requests in flight"
+        assert counted == {reservation.reservation_id for reservation in next(iter(rig.routers.cores.values())).book}
+    sums = [rig.routers.sums(name) for name in rig.routers.cores]
     assert all(each == sums[0] for each in sums)
-    for _ in list(world.in_flight):
-        world.do("finish", 0)
-    world.routers.sync()
-    for name in world.routers.cores:
-        assert not any(any(sums) for sums in world.routers.sums(name).values())
+    for _ in list(rig.in_flight):
+        rig.do("finish", 0)
+    rig.routers.sync()
+    for name in rig.routers.cores:
+        assert not any(any(sums) for sums in rig.routers.sums(name).values())
 
 
 @given(Steps)
 @settings(max_examples=100, deadline=None)
-def test_without_deaths_and_breaks_nothing_is_missing_at_any_moment(steps: list[tuple[str, int]]) -> None:
-    """Routers differ by what was not said yet, and by nothing else."""
-    world = World()
-    for one, other in world._unconnected():
-        world.routers.connect(one, other)
+def test_no_request_is_missing_without_failures(steps: list[tuple[str, int]]) -> None:
+    """Routers differ only by the updates that were not sent yet."""
+    rig = RoutersWithFrontend()
+    for one, other in rig._unconnected():
+        rig.routers.connect(one, other)
     for operation, choice in steps:
         if operation in ("place", "prefill", "finish", "say"):
-            world.do(operation, choice)
-    world.routers.sync()
-    sums = [world.routers.sums(name) for name in NAMES]
+            rig.do(operation, choice)
+    rig.routers.sync()
+    sums = [rig.routers.sums(name) for name in NAMES]
     assert sums[0] == sums[1] == sums[2]
-    assert len(world.routers.cores["a"].book) == len(world.in_flight)
+    assert len(rig.routers.cores["a"].book) == len(rig.in_flight)

@@ -1,4 +1,4 @@
-"""Remembered segments of prompts give the tokens of the whole, or are not used."""
+"""Cached segments of prompts give the tokens of the whole prompt, or are not used."""
 
 from array import array
 from pathlib import Path
@@ -39,8 +39,8 @@ CONTENTS = st.one_of(
 @pytest.mark.parametrize("is_fast", [True, False])
 @settings(max_examples=150, deadline=None)
 @given(turns=st.lists(CONTENTS, min_size=1, max_size=12), salt=st.sampled_from(["", "a"]))
-def test_every_turn_has_the_tokens_of_its_whole_text(is_fast: bool, turns: list[str], salt: str) -> None:
-    """Of a conversation that grows, with anything in it, special tokens and halves of them too."""
+def test_every_turn_has_the_tokens_of_the_whole_text(is_fast: bool, turns: list[str], salt: str) -> None:
+    """The conversation grows, and its messages may contain anything, including special tokens and parts of them."""
     model = MODELS[is_fast]
     assert model._segment_cache is not None
     roles = ("user", "assistant")
@@ -54,8 +54,8 @@ def test_every_turn_has_the_tokens_of_its_whole_text(is_fast: bool, turns: list[
 @given(
     st.lists(st.sampled_from(["<|im_start|>", "<|im_end|>", "x" * 100, "y" * 700, "<|im_"]), max_size=30).map("".join)
 )
-def test_a_text_and_its_continuation_begin_alike(text: str) -> None:
-    """Segments join to the text; all but the last are the first segments of whatever the text goes on with."""
+def test_a_text_and_its_continuation_share_their_segments(text: str) -> None:
+    """The segments join to the text. All but the last are also the first segments of any continuation."""
     found = list(segments(text, CutFinder(CUTS)))
     assert "".join(found) == text
     assert all(segment.startswith(CUTS) for segment in found[1:])
@@ -65,11 +65,11 @@ def test_a_text_and_its_continuation_begin_alike(text: str) -> None:
 
 
 def test_only_the_new_part_is_tokenised() -> None:
-    """Of the next turn; of another tenant's equal prompt all of it, with a salt of its own."""
-    asked: list[str] = []
+    """The cached part of the next turn is not tokenised again. With another tenant's salt the whole prompt is."""
+    encoded: list[str] = []
 
     def encode(text: str) -> "array[int]":
-        asked.append(text)
+        encoded.append(text)
         return reference_ids(REFERENCE, text, adds_special_tokens=False)
 
     memory = SegmentTokenCache(encode, CUTS, characters_max=100_000)
@@ -79,21 +79,21 @@ def test_only_the_new_part_is_tokenised() -> None:
         + "<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )
     memory.encode(first)
-    asked.clear()
+    encoded.clear()
     second = first + "Hello!<|im_end|>\n<|im_start|>user\nWhat now?<|im_end|>\n<|im_start|>assistant\n"
     memory.encode(second)
-    assert sum(map(len, asked)) < 200
-    asked.clear()
+    assert sum(map(len, encoded)) < 200
+    encoded.clear()
     memory.encode(second, salt="b")
-    assert "".join(asked) == second
+    assert "".join(encoded) == second
 
 
-def test_it_holds_no_more_than_it_may() -> None:
-    """The least recently used goes; what is larger than everything is not kept at all."""
-    asked: list[str] = []
+def test_the_cache_is_bounded() -> None:
+    """The least recently used segments are evicted. A segment that exceeds the limit is not cached."""
+    encoded: list[str] = []
 
     def encode(text: str) -> "array[int]":
-        asked.append(text)
+        encoded.append(text)
         return array("I", [len(text)])
 
     memory = SegmentTokenCache(encode, CUTS, characters_max=5000)
@@ -101,12 +101,12 @@ def test_it_holds_no_more_than_it_may() -> None:
     for text in texts:
         memory.encode(text)
         assert memory.characters <= 5000
-    asked.clear()
+    encoded.clear()
     memory.encode(texts[-1])
-    assert len("".join(asked)) < len(texts[-1])
-    asked.clear()
+    assert len("".join(encoded)) < len(texts[-1])
+    encoded.clear()
     memory.encode(texts[0])
-    assert "".join(asked) == texts[0]
+    assert "".join(encoded) == texts[0]
     memory.encode("<|im_start|>" + "y" * 6000 + "<|im_end|>")
     assert memory.characters <= 5000
 
@@ -115,8 +115,8 @@ def added(content: str, **flags: bool) -> AddedToken:
     return AddedToken(content, **{"special": True, "normalized": False, **flags})
 
 
-def test_only_tokens_that_nothing_reaches_into_are_cuts() -> None:
-    """Not those that depend on what stands before them."""
+def test_cuts_are_tokens_that_do_not_depend_on_their_neighbours() -> None:
+    """Tokens that depend on the text before them, or that can overlap others, are not cuts."""
     assert find_safe_cuts([added("<a>"), added("<b>")]) == ["<a>", "<b>"]
     assert (
         find_safe_cuts([added("<a>", lstrip=True), added("<b>", normalized=True), added("<c>", single_word=True)]) == []
@@ -127,8 +127,8 @@ def test_only_tokens_that_nothing_reaches_into_are_cuts() -> None:
     assert find_safe_cuts([AddedToken("<a>", special=False, normalized=False)]) == []
 
 
-def test_a_tokenizer_that_looks_across_a_cut_is_found_out() -> None:
-    """What the rules do not tell the samples do: here a space before every text but the first."""
+def test_a_tokenizer_that_depends_on_text_across_a_cut_is_detected() -> None:
+    """Samples detect cases that the rules miss, such as a space before every text except the first."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     tokenizer.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=300, show_progress=False))
@@ -146,7 +146,7 @@ def test_a_tokenizer_that_looks_across_a_cut_is_found_out() -> None:
 
 @given(st.text("<|ab", max_size=40), st.sampled_from((("<|a", "<b"), ("<|a", "b|"))), st.integers(0, 5))
 def test_the_next_cut_is_the_first_one(text: str, cuts: tuple[str, ...], begin: int) -> None:
-    """Whether all cuts begin alike or not."""
+    """The cuts may or may not have a common beginning."""
     wanted = min((at for cut in cuts if (at := text.find(cut, begin)) >= 0), default=None)
     found = CutFinder(cuts).search(text, begin)
     assert (found.start() if found else None) == wanted

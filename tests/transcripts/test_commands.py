@@ -1,6 +1,6 @@
-"""Commands whose whole output is a document: the files named below, beside this one.
+"""Transcripts of commands, whose output is reviewed as a document: the files beside this one that are named below.
 
-`python -m tests.transcripts.test_commands` writes the files again; read the difference before you commit it.
+`python -m tests.transcripts.test_commands` updates the files. Read the difference before you commit it.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ FILES = ("translate_args.txt", "advise.txt")
 
 
 def transcript(path: Path) -> str:
-    """The comments and commands of the file, with the present output of each command."""
+    """Returns the comments and commands of the file, with the current output of each command."""
     lines = [line for line in path.read_text().splitlines() if line.startswith(("#", "$"))]
     return "\n".join(lines[:1] + [text for line in lines[1:] for text in _block(line)]) + "\n"
 
@@ -34,7 +34,6 @@ def _block(line: str) -> list[str]:
 
 @pytest.mark.parametrize("name", FILES)
 def test_commands_print_what_the_transcript_shows(name):
-    """Every command prints what the document shows."""
     assert transcript(FOLDER / name) == (FOLDER / name).read_text()
 
 

@@ -1,4 +1,4 @@
-"""Placing, told as a transcript that one reads as a document: `placing.txt` beside this file."""
+"""A transcript of placements, to review as a document: `placing.txt` beside this file."""
 
 from pathlib import Path
 
@@ -10,15 +10,15 @@ TRANSCRIPT = Path(__file__).with_name("placing.txt")
 LISTS = {"features", "adapters"}
 
 
-class Stage:
-    """A router core, driven by the words of the transcript."""
+class TranscriptRouter:
+    """A router core that executes the lines of the transcript."""
 
     def __init__(self) -> None:
         self.router = core()
         self.numbers: dict[str, int] = {}
         self.now = 0.0
 
-    def happen(self, line: str) -> list[str]:
+    def execute(self, line: str) -> list[str]:
         verb, *words = line.split()
         options = dict(word.split("=", 1) for word in words if "=" in word)
         names = [word for word in words if "=" not in word]
@@ -44,7 +44,7 @@ class Stage:
         return [sentence(placement, what.prompt_tokens)]
 
     def report(self, name: str, kind: str) -> None:
-        """A tenth of a second after the newest ask."""
+        """Reports a tenth of a second after the latest ask."""
         self.now += 0.1
         assert self.router.report("frontend", self.numbers[name], Report(kind=ReportKind(kind), elapsed_s=0.1))
 
@@ -105,13 +105,13 @@ def refusal(error: MeshError) -> str:
     return f"refused {type(error).__name__} {error.reason}{wait}{detail}"
 
 
-def test_placing_goes_as_told():
-    """Every line under a happening is exactly what the router decides then."""
-    told = TRANSCRIPT.read_text().splitlines()
-    stage, heard = Stage(), []
-    for line in told:
+def test_placements_match_the_transcript():
+    """The lines after each event are exactly the router's decisions."""
+    expected = TRANSCRIPT.read_text().splitlines()
+    router, actual = TranscriptRouter(), []
+    for line in expected:
         if line.startswith(">"):
-            heard += [line, *stage.happen(line[1:])]
+            actual += [line, *router.execute(line[1:])]
         elif line.startswith("#") or not line:
-            heard.append(line)
-    assert heard == told
+            actual.append(line)
+    assert actual == expected
