@@ -13,7 +13,7 @@ from services.frontend.models import ServedModel
 from services.frontend.pipeline.request import Request, RequestResult
 from tests.frontend_mesh import FakeMesh, Faults, StaticModels, make_pipeline, served_model, tokens_of, write_model
 from tests.unit.router_fleets import ask
-from tests.unit.test_frontend_pipeline import RecordingOutlet as Heard
+from tests.unit.test_frontend_pipeline import RecordingOutlet
 from tests.unit.test_router_link import LATENCY_S, Stage
 from tests.virtual_loop import VirtualLoop, run_virtual
 
@@ -34,11 +34,11 @@ def stand_still(duration_s: float) -> None:
 
 def run_with_suspension(
     model: ServedModel, *, after_s: float, still_s: float, timeout_s: float | None = None, faults: Faults | None = None
-) -> tuple[Heard, RequestResult | Exception]:
+) -> tuple[RecordingOutlet, RequestResult | Exception]:
     """Runs one request with a token per second, and suspends the process once."""
     tokens = tokens_of(model.text, TEXT)
     mesh = FakeMesh(answer=lambda _: tokens, step_s=1.0, faults=faults or Faults())
-    heard = Heard()
+    outlet = RecordingOutlet()
 
     async def main() -> RequestResult | Exception:
         pipeline = make_pipeline(mesh, StaticModels([model]), idle_timeout_s=5.0, first_token_timeout_s=3.0)
@@ -46,27 +46,27 @@ def run_with_suspension(
         prepared = await pipeline.prepare(request, model, caller=ANYBODY, began_s=0.0)
         asyncio.get_running_loop().call_later(after_s, stand_still, still_s)
         try:
-            return await pipeline.run(prepared, heard, began_s=0.0)
+            return await pipeline.run(prepared, outlet, began_s=0.0)
         except Exception as error:
             return error
 
-    return heard, run_virtual(main())
+    return outlet, run_virtual(main())
 
 
 @pytest.mark.parametrize("after_s", [0.5, 1.5, 2.5, 4.5], ids=["prefill", "first token", "decode", "later"])
 def test_tokens_received_during_a_suspension_are_read_first(model: ServedModel, after_s: float) -> None:
     """Neither the timeout of the first token nor that between tokens expires, although both have passed on the clock."""
-    heard, answer = run_with_suspension(model, after_s=after_s, still_s=100.0)
+    outlet, answer = run_with_suspension(model, after_s=after_s, still_s=100.0)
     assert isinstance(answer, RequestResult), answer
-    assert heard.texts == {0: TEXT}
+    assert outlet.texts == {0: TEXT}
 
 
 def test_an_answer_received_before_its_deadline_is_read_afterwards(model: ServedModel) -> None:
     """The end of the answer arrived before the request's deadline and is read after it."""
     seconds = len(tokens_of(model.text, TEXT)) + 1
-    heard, answer = run_with_suspension(model, after_s=seconds - 0.5, still_s=50.0, timeout_s=seconds + 5.0)
+    outlet, answer = run_with_suspension(model, after_s=seconds - 0.5, still_s=50.0, timeout_s=seconds + 5.0)
     assert isinstance(answer, RequestResult), answer
-    assert heard.texts == {0: TEXT}
+    assert outlet.texts == {0: TEXT}
 
 
 def test_a_suspension_does_not_extend_the_deadline(model: ServedModel) -> None:

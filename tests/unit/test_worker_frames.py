@@ -163,23 +163,30 @@ async def test_a_frontend_that_does_not_read_is_cut_off() -> None:
     assert [list(frame.token_ids) for frame in stream.frames] == [[0, 1, 2]]
 
 
-async def test_heartbeats_are_empty_frames() -> None:
+def test_heartbeats_are_empty_frames() -> None:
     """A heartbeat is an empty frame with step 0, sent after each interval without frames."""
-    outlet, stream = make_outlet(3), RecordingStream()
-    asyncio.get_running_loop().call_later(0.015, outlet.end_nowait)
-    await outlet.write_frames(stream.write, heartbeat_s=0.01, interval_s=0.0)
-    assert stream.frames[0].step == 0
-    assert not stream.frames[0].slots
+
+    async def story() -> list[pb.StepFrame]:
+        outlet, stream = make_outlet(3), RecordingStream()
+        asyncio.get_running_loop().call_later(1.5, outlet.end_nowait)
+        await outlet.write_frames(stream.write, heartbeat_s=1.0, interval_s=0.0)
+        return stream.frames
+
+    assert run_virtual(story()) == [pb.StepFrame()]
 
 
-async def test_no_heartbeat_while_the_engine_process_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_heartbeat_while_the_engine_process_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """The frontend then places requests on another worker. Pending steps are still written."""
     monkeypatch.setattr(SimulatedEngine, "is_responsive", False)
-    outlet, stream = make_outlet(3), RecordingStream()
-    asyncio.get_running_loop().call_later(0.1, outlet.on_step, 7, LinkStep(slots=[0], token_ids=[5]), {})
-    asyncio.get_running_loop().call_later(0.15, outlet.end_nowait)
-    await outlet.write_frames(stream.write, heartbeat_s=0.01, interval_s=0.0)
-    assert [frame.step for frame in stream.frames] == [7]
+
+    async def story() -> list[int]:
+        outlet, stream = make_outlet(3), RecordingStream()
+        asyncio.get_running_loop().call_later(10.0, outlet.on_step, 7, LinkStep(slots=[0], token_ids=[5]), {})
+        asyncio.get_running_loop().call_later(15.0, outlet.end_nowait)
+        await outlet.write_frames(stream.write, heartbeat_s=1.0, interval_s=0.0)
+        return [frame.step for frame in stream.frames]
+
+    assert run_virtual(story()) == [7]
 
 
 @pytest.mark.parametrize(("step_s", "waits_s", "count"), [(0.006, 0.0, 20), (0.0005, 0.002, 6)])
