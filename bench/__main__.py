@@ -1,7 +1,7 @@
-"""Runs the scenario file against meshes that it starts: `python -m bench`. Tables on standard output, JSON in a file.
+"""Runs the scenario file against meshes that it starts: `python -m bench`. Prints tables to standard output and writes JSON to a file.
 
-python -m bench                          everything, about five minutes
-python -m bench --quick                  every kind of row once, in seconds, figures without meaning
+python -m bench                          all parts, about five minutes
+python -m bench --quick                  one row of each kind, in seconds; the figures mean nothing
 python -m bench --parts load link        only some parts
 """
 
@@ -37,26 +37,26 @@ async def measure_load(options: argparse.Namespace) -> list[Point]:
             bench = Bench(served, kind.name, options.seed)
             await bench.warm_up()
             for scenario in scenarios:
-                _tell(f"{kind.name}: {scenario.name}")
+                _print_progress(f"{kind.name}: {scenario.name}")
                 points.append(await bench.measure(scenario, options.seconds))
     return points
 
 
 async def measure_starts(options: argparse.Namespace) -> list[StartUp]:
-    """On simulated engines, and on vLLM unless `--without-vllm` is set."""
-    _tell("start-up: simulated")
+    """Measures start-up on simulated engines, and on vLLM unless `--without-vllm` is set."""
+    _print_progress("start-up: simulated")
     found = [await measure_start_up("simulated", 1 if options.quick else 5, FLAT_OUT.engine_argv)]
     if not options.quick and not options.without_vllm:
-        _tell("start-up: vllm")
+        _print_progress("start-up: vllm")
         found.append(await measure_start_up("vllm", 3))
     return found
 
 
 async def measure_all_cancels(options: argparse.Namespace) -> list[CancelTimes]:
-    """On simulated engines, and on vLLM unless `--without-vllm` is set."""
+    """Measures cancels on simulated engines, and on vLLM unless `--without-vllm` is set."""
     cancels, found = 2 if options.quick else options.cancels, []
     for engine in ("simulated",) if options.quick or options.without_vllm else ("simulated", "vllm"):
-        _tell(f"cancels: {engine}")
+        _print_progress(f"cancels: {engine}")
         found += await measure_cancels(engine, cancels, options.seed)
     return found
 
@@ -70,7 +70,7 @@ async def measure_all(options: argparse.Namespace) -> dict[str, Any]:
         print(render(MEMORY_COLUMNS, memory_rows(points)), "\n", flush=True)
         found["load"] = [point.as_json() for point in points]
     if "link" in options.parts:
-        _tell("step-frame link")
+        _print_progress("step-frame link")
         found["link"] = link = await measure_link(LINK_CONCURRENCY, options.seconds)
         print(render(list(link), [[_text(value) for value in link.values()]]), "\n", flush=True)
     if "start" in options.parts:
@@ -102,7 +102,7 @@ def _text(value: object) -> str:
     )
 
 
-def _tell(text: str) -> None:
+def _print_progress(text: str) -> None:
     print(f"bench: {text}", file=sys.stderr, flush=True)
 
 
@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = run(measure_all(options))
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    _tell(f"all figures are in {options.json}")
+    _print_progress(f"all figures are in {options.json}")
     return 0
 
 

@@ -1,13 +1,13 @@
-"""Measures a mesh of this tree beside a mesh of an earlier commit, in alternation, with the rows of `bench.side_by_side`.
+"""Compares a mesh of this tree with a mesh of an earlier commit, in alternation, on the scenarios of `bench.side_by_side`.
 
-python -m bench.beside_commit                          all rows, beside the commit before the work to simplify the code
+python -m bench.beside_commit                          all scenarios, compared with the commit before the work to simplify the code
 python -m bench.beside_commit --parts stream --shapes split --rounds 10 --seconds 1
-python -m bench.beside_commit --up-flags="--no-planner --no-mesh-tls"    without what the earlier commit had not
-python -m bench.beside_commit --now c008a119           two earlier commits
+python -m bench.beside_commit --up-flags="--no-planner --no-mesh-tls"    without features that the earlier commit lacks
+python -m bench.beside_commit --now c008a119           compares two earlier commits
 
-Both meshes of a shape run at the same time and take turns of a second or two, so that a slow phase of the machine hits both. After some
-rounds they are started again: two starts of the same mesh differ by up to 15 % of CPU. CPU is that of all services of a mesh.
-`now / before = ratio [quartiles]`: the medians over the rounds; the median and the quartiles of the rounds' ratios.
+Both meshes of a shape run at the same time and are loaded in alternation for a second or two, so that a slow phase of the machine affects both.
+The benchmark restarts them after some rounds, because two starts of the same mesh differ by up to 15 % of CPU. CPU is that of all services of a
+mesh. `now / before = ratio [quartiles]`: the medians over the rounds, then the median and the quartiles of the ratios per round.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from bench.mesh import running_mesh
 from bench.points import Bench
 from bench.scenarios import SIDE_BY_SIDE, Scenario
 from bench.services import DEMO_MODEL, ROOT
-from bench.side_parts import SHAPES, Stand, roomy_model, stands
+from bench.side_parts import SHAPES, Setup, roomy_model, setups
 from bench.table import render
 from kvmesh.lifecycle import run
 
@@ -39,7 +39,7 @@ FIGURES: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
 NOW, THEN = "now", "before"
 """Names of the two systems."""
 QUIET_CORES_MAX = 0.3
-"""Rounds in which other processes used more than so many cores are not compared."""
+"""Rounds in which other processes used more cores than this are excluded from the comparison."""
 
 
 class BesideCommit:
@@ -52,11 +52,11 @@ class BesideCommit:
         self.points: list[dict[str, Any]] = []
 
     async def measure(self) -> None:
-        for each in stands(self._options.parts, self._options.shapes, self._model_dir, tokenizer="default"):
+        for each in setups(self._options.parts, self._options.shapes, self._model_dir, tokenizer="default"):
             for start in range(self._options.starts):
                 await self._measure_start(each, start)
 
-    async def _measure_start(self, each: Stand, start: int) -> None:
+    async def _measure_start(self, each: Setup, start: int) -> None:
         rounds = self._options.rounds
         async with AsyncExitStack() as stack:
             benches = {}
@@ -70,8 +70,8 @@ class BesideCommit:
                 for _, scenario in each.scenarios:
                     await self._round(benches, each, scenario, number=number)
 
-    async def _round(self, benches: Mapping[str, Bench], each: Stand, scenario: Scenario, *, number: int) -> None:
-        """One turn of each mesh. Who is first changes from round to round."""
+    async def _round(self, benches: Mapping[str, Bench], each: Setup, scenario: Scenario, *, number: int) -> None:
+        """Loads each mesh once. The order alternates from round to round."""
         for system in sorted(benches, reverse=bool(number % 2)):
             point = await benches[system].measure(scenario, self._options.seconds)
             self.points.append({**point.as_json(), "round": number})
@@ -92,7 +92,7 @@ def compared(points: Sequence[Mapping[str, Any]], read: Callable[[Mapping[str, A
 
 
 def table(points: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a row for each scenario of each stand."""
+    """Returns a row for each scenario of each pair of meshes."""
     rows = []
     for key in dict.fromkeys((point["kind"], point["scenario"]) for point in points):
         here = [point for point in points if (point["kind"], point["scenario"]) == key]
@@ -105,8 +105,7 @@ def table(points: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _decode_single_tokens(tree: Path) -> None:
-    """Turns off what an old simulated engine did where steps take no time: it decoded eight tokens as one output, which no engine
-    does."""
+    """Changes the old simulated engine to decode one token per output. When steps took no time, it decoded eight, which no real engine does."""
     engine = tree / "kvmesh" / "engines" / "simulated" / "engine.py"
     engine.write_text(engine.read_text().replace("\nSTEPS_PER_TURN = 8\n", "\nSTEPS_PER_TURN = 1\n"))
 
@@ -116,18 +115,18 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m bench.beside_commit", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--before", default=BEFORE, help="the earlier commit")
-    parser.add_argument("--now", default="", metavar="COMMIT", help="the later commit; without it this tree")
+    parser.add_argument("--now", default="", metavar="COMMIT", help="the later commit; default: this tree")
     parser.add_argument("--parts", nargs="+", choices=tuple(SIDE_BY_SIDE), default=list(SIDE_BY_SIDE))
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument(
-        "--up-flags", default="--no-planner", help="flags of the later one's `kvmesh up`, as one string"
+        "--up-flags", default="--no-planner", help="flags for `kvmesh up` of the later commit, as one string"
     )
-    parser.add_argument("--before-flags", default="--no-planner", help="the same of the earlier commit")
-    parser.add_argument("--starts", type=int, default=4, help="how often both meshes are started")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each mesh after a start")
-    parser.add_argument("--seconds", type=float, default=2.0, help="seconds of load per turn")
+    parser.add_argument("--before-flags", default="--no-planner", help="flags for `kvmesh up` of the earlier commit")
+    parser.add_argument("--starts", type=int, default=4, help="number of starts of both meshes")
+    parser.add_argument("--rounds", type=int, default=3, help="load phases of each mesh per start")
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds per load phase")
     parser.add_argument("--json", type=Path, default=Path("run/beside_commit.json"), metavar="FILE")
-    parser.add_argument("--show", type=Path, metavar="FILE", help="only print the table of a run's file")
+    parser.add_argument("--show", type=Path, metavar="FILE", help="only print the table of an earlier run's file")
     return parser
 
 

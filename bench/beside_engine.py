@@ -1,19 +1,19 @@
-"""Measures one engine worker under kvmesh beside the engine's own server, in alternation, with the same load and flags.
+"""Compares one engine worker under kvmesh with the engine's own server, in alternation, with the same load and flags.
 
-python -m bench.beside_engine --engine vllm                       one worker beside `vllm serve`
-python -m bench.beside_engine --engine sglang                     one worker beside `sglang.launch_server`
-python -m bench.beside_engine --shape split                       one prefill and one decode worker beside the engine's own pair of servers,
-                                                                  to which the load generator sends each request as a router would
-python -m bench.beside_engine --shape split --beside-single       the same beside one server
+python -m bench.beside_engine --engine vllm                       one worker and `vllm serve`
+python -m bench.beside_engine --engine sglang                     one worker and `sglang.launch_server`
+python -m bench.beside_engine --shape split                       one prefill and one decode worker, and the engine's own pair of servers;
+                                                                  the load generator sends each request to both servers, as a router would
+python -m bench.beside_engine --shape split --beside-single       one prefill and one decode worker, and one server of the engine
 
-Both systems start once and take turns of a few seconds, so that a slow phase of the machine hits both. The engine's own servers are stopped
-(SIGSTOP) while it is kvmesh's turn, because SGLang's poll without a pause, as vLLM's NIXL agents do.
+Both systems start once and are loaded in alternation for a few seconds, so that a slow phase of the machine affects both. The engine's own
+servers are stopped (SIGSTOP) while kvmesh is loaded, because SGLang's servers and vLLM's NIXL agents poll without a pause.
 
-Each point goes into the file of `--json` at once. `--append` keeps the points that the file has, so that a measurement may be divided into
-several runs: by `--streams`, by rounds.
+Each point is written to the file of `--json` at once. `--append` keeps the points already in the file, so that a measurement can be split into
+several runs by `--streams` or by rounds.
 
-Closed loops of 1, 8 and 32 streams, 128 tokens in and 64 out. CPU and memory are those of all processes of a system, without the load
-generator. `kvmesh / own = ratio`: the medians over the rounds, and the median of the rounds' ratios.
+The load is a closed loop of 1, 8 or 32 streams, with 128 tokens in and 64 out. CPU and memory are those of all processes of a system, without
+the load generator. `kvmesh / own = ratio`: the medians over the rounds, and the median of the ratios per round.
 """
 
 import argparse
@@ -48,17 +48,17 @@ FIGURES: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
     "memory MiB": lambda summary: float(sum(summary["rss_mib"].values())),
 }
 SHAPES = {"single": 0, "split": 1}
-"""Prefill workers of the mesh."""
+"""The number of prefill workers of each shape's mesh."""
 
 
 def kv_bytes_per_token(model: Path) -> int:
-    """In bfloat16."""
+    """Returns the KV size of one token in bfloat16."""
     config = json.loads((model / "config.json").read_text())
     return int(2 * 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"])
 
 
 def servers(options: argparse.Namespace) -> list[AbstractAsyncContextManager[Served]]:
-    """Both systems, not started yet."""
+    """Returns the context managers of both systems. Entering one starts the system."""
     kind = MeshKind(
         name=options.shape,
         engine=options.engine,
@@ -88,7 +88,7 @@ async def measure_streams(served: Served, streams: int, seconds: float, *, seed:
 
 
 async def measure_all(options: argparse.Namespace, points: list[dict[str, Any]]) -> None:
-    """Adds to `points`, and writes them all after each point."""
+    """Measures both systems. Appends each point to `points` and writes all points to the file."""
     first = 1 + max((point["round"] for point in points), default=-1)
     ours, theirs = servers(options)
     async with ours as mesh, theirs as own:
@@ -109,7 +109,7 @@ async def measure_all(options: argparse.Namespace, points: list[dict[str, Any]])
 
 @contextmanager
 def stopped(served: Served) -> Iterator[None]:
-    """Stops the processes of an engine's own servers meanwhile. Each server leads a process group."""
+    """Suspends the processes of an engine's own servers while the context is entered. Each server leads a process group."""
     for pid in served.watch.values():
         os.killpg(pid, signal.SIGSTOP)
     try:
@@ -122,7 +122,7 @@ def stopped(served: Served) -> Iterator[None]:
 def figures_of(
     points: Sequence[Mapping[str, Any]], system: str, streams: int, *, read: Callable[[Mapping[str, Any]], float]
 ) -> Mapping[int, float]:
-    """By round."""
+    """Returns the figure of one system by round."""
     here = [point for point in points if point["system"] == system and point["streams"] == streams]
     return {point["round"]: read(point) for point in here}
 
@@ -148,7 +148,6 @@ def table(points: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main() -> int:
-    """The command."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.beside_engine", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,6 +1,6 @@
 """Runs a command that the kernel ends with SIGTERM when this process's parent dies: `python -m bench.bound PARENT_PID COMMAND...`.
 
-A benchmark that is killed would leave the servers that it has started otherwise. The signal survives the start of the command.
+Without it, a benchmark that is killed would leave its servers running. The setting survives `exec`.
 """
 
 import os
@@ -12,7 +12,7 @@ from kvmesh.lifecycle import die_with_parent
 
 
 def bound(command: Sequence[str]) -> Sequence[str]:
-    """Returns the command line for a child of this process. Start it from the main thread: the kernel watches the thread that forks."""
+    """Returns the command line for a child of this process. Start the child from the main thread: the kernel watches the thread that forks."""
     return (sys.executable, "-m", "bench.bound", str(os.getpid()), *command)
 
 

@@ -1,7 +1,7 @@
 """Measures the time from a cancel to freed blocks, by phase of the request and worker. The target is 250 ms.
 
-The prefill and the decode worker are processes; this process plays the frontend. The end is a load record in which nothing of the
-request is left: no block, no entry in the batch or queue. Load records arrive every 10 ms, which the figures include.
+The prefill and the decode worker are processes; this process acts as the frontend. The time ends when a load record shows that the worker holds
+no block and no batch or queue entry of the request. Load records arrive every 10 ms, which the figures include.
 """
 
 import asyncio
@@ -41,9 +41,9 @@ PROMISE_S = 0.25
 PROMPT_TOKENS, ANSWER_TOKENS = 1900, 120
 LOOK_S = 0.01
 TRIAL_S = 60.0
-"""Longest wait for anything in a trial."""
+"""Timeout of each wait in a trial."""
 ENGINES = {
-    # The batch has one request, so that another one waits. A prompt takes 0.8 s, as on vLLM.
+    # The batch has room for one request, so that a second one waits. A prompt takes 0.8 s, as on vLLM.
     "simulated": (
         *("--engine", "simulated", "--simulated-running-requests-max", "1"),
         *("--simulated-profile-per-prefill-token-s", "0.0004"),
@@ -90,7 +90,7 @@ class Side:
         self._client = GrpcWorkerClient(channels)
 
     async def watch(self) -> None:
-        """Updates the load. If the watch fails, every wait for a load raises its error."""
+        """Updates the load. If the watch fails, all pending and later waits for a load raise its error."""
         try:
             async for load in self._client.watch_load(self.worker.address, interval_s=LOOK_S):
                 async with self._changed:
@@ -102,9 +102,9 @@ class Side:
                 self._changed.notify_all()
 
     async def until(self, holds: Callable[[LoadRecord], bool]) -> float:
-        """Waits for a load and returns the time of its arrival, by the performance counter.
+        """Waits for a load record that satisfies `holds`. Returns its arrival time by the performance counter.
 
-        Raises the watch's MeshError when it has ended, and TimeoutError with the last load after TRIAL_S.
+        Raises the watch's MeshError if the watch has ended, and TimeoutError with the last load after TRIAL_S.
         """
         try:
             async with asyncio.timeout(TRIAL_S), self._changed:
@@ -121,13 +121,13 @@ class Side:
 
 
 def is_idle(load: LoadRecord) -> bool:
-    """Returns whether no request, waiting token or block is left."""
+    """Returns whether the worker has no request, no waiting token and no block in use."""
     return not (load.kv_blocks_used or load.running_requests or load.waiting_requests)
 
 
 @dataclass(slots=True)
 class Answer:
-    """A leg on the decode side."""
+    """Collects the results of a leg on the decode side."""
 
     first: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -144,7 +144,7 @@ class Answer:
 
 
 class Trials:
-    """Runs one request at a time. A trial returns None if the request had passed the phase before the cancel."""
+    """Runs one request at a time. A trial returns None if the request had already left the phase when the cancel was sent."""
 
     def __init__(self, *, prefill: Side, decode: Side, prefill_link: LegLink, decode_link: LegLink, seed: int) -> None:
         self._prefill, self._decode = prefill, decode
@@ -166,7 +166,7 @@ class Trials:
         await self._decode.until_idle()
 
     async def queued_prefill(self) -> dict[str, float] | None:
-        """Cancels a request that waits while another prompt is computed."""
+        """Cancels a request that waits while the worker computes another prompt."""
         running = self._start_prefill()
         await self._prefill.until(lambda load: load.running_requests == 1 or running.done())
         waiting = self._start_prefill()
@@ -181,7 +181,7 @@ class Trials:
         return None if was_done else {"prefill": freed - began}
 
     async def queued_decode(self) -> dict[str, float] | None:
-        """Cancels a request that waits while another answer is generated."""
+        """Cancels a request that waits while the worker generates for another request."""
         running = self._submit(self._generation(20))
         await running.first.wait()
         waiting = self._submit(self._generation())
@@ -194,7 +194,7 @@ class Trials:
         return None if was_done else {"decode": freed - began}
 
     async def prefilling(self) -> dict[str, float] | None:
-        """Cancels at a random time while the prompt is computed."""
+        """Cancels at a random time during prefill."""
         prompt = self._start_prefill()
         await self._prefill.until(lambda load: load.kv_blocks_used > 0)
         await asyncio.sleep(self._random.uniform(0, 0.2))
@@ -222,14 +222,14 @@ class Trials:
         await asyncio.sleep(self._random.uniform(0, 0.01))
         was_further, began, cancelled_at_s = answer.first.is_set(), time.perf_counter(), time.time()
         answer.cancel()
-        # A load record from before the submission also shows an idle worker. The finish is a step, which causes a new one.
+        # A load record from before the submission also shows an idle worker. The finish of the leg takes a step, which sends a new record.
         prefill, decode = await asyncio.gather(
             self._prefill.until_idle(cancelled_at_s), self._decode.until_idle(cancelled_at_s)
         )
         return None if was_further else {"prefill": prefill - began, "decode": decode - began}
 
     async def decoding(self) -> dict[str, float] | None:
-        """Cancels after the first tokens, with KV that was pulled."""
+        """Cancels after the first tokens, when the worker holds transferred KV."""
         generation = self._generation()
         answer = self._submit(generation, await self._start_prefill(generation))
         await answer.first.wait()
@@ -265,7 +265,7 @@ class Trials:
 
 
 async def cancelled(task: "asyncio.Task[Any]") -> float:
-    """Cancels a call and returns the time. A call that had ended keeps its lease."""
+    """Cancels a call and returns the time. If the call had already ended, its lease remains."""
     began = time.perf_counter()
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError, MeshError):
@@ -274,7 +274,7 @@ async def cancelled(task: "asyncio.Task[Any]") -> float:
 
 
 async def measure_cancels(engine: str, cancels: int, seed: int) -> list[CancelTimes]:
-    """Measures `cancels` cancels of each phase."""
+    """Measures `cancels` cancels in each phase."""
     found: dict[tuple[str, str], list[float]] = {}
     async with running_trials(engine, seed) as trials:
         for phase, trial in trials.phases.items():
@@ -284,7 +284,7 @@ async def measure_cancels(engine: str, cancels: int, seed: int) -> list[CancelTi
                 if measured == cancels:
                     break
                 times = await trial()
-                # The first cancel of each phase warms up: connections, memory, the budget of a step.
+                # The first cancel of each phase warms up connections, memory and the step budget. It is not counted.
                 if times is not None and attempt:
                     measured += 1
                     for side, seconds in times.items():

@@ -3,10 +3,10 @@
 python -m bench.day --traces DIR                     a day in eight minutes: every fifth request, lengths divided by 16
 python -m bench.day --traces DIR --hours 1 --speed 12 --share 1 --tokens-scale 0.25
 
-The trace is Azure's conversation trace of 2023, about an hour long, repeated until the day is full. Scaled are time (`--speed`), the share
-of requests that are sent (`--share`, chosen by a seed), and their lengths (`--tokens-scale`). Engines take no time. The load is an open loop
-with at most `--in-flight` requests: a slow machine takes longer for its day, which the last line shows. Exits with 1 if any request failed or a
-process's memory still grew in the second half of the day.
+The trace is Azure's conversation trace of 2023, about an hour long, repeated until the day is full. Three things are scaled: time (`--speed`),
+the share of requests that are sent (`--share`, chosen by a seed), and their lengths (`--tokens-scale`). Engine steps take no time. The load is
+an open loop with at most `--in-flight` requests: a slow machine takes longer for its day, which the last line shows. Exits with 1 if a request
+failed or a process's memory still grew in the second half of the day.
 """
 
 import argparse
@@ -42,14 +42,14 @@ PROMPT_TOKENS_MEDIAN, OUTPUT_TOKENS_MEDIAN = 1000, 130
 HOUR_S = 3600.0
 ERRORS_SHOWN = 5
 GROWTH_MIB_MAX, GROWTH_SHARE_MAX = 8.0, 0.05
-"""Allowed growth in the second half, the larger of the two: noise of the allocator."""
+"""Allowed growth in the second half, the larger of the two. Allows for allocator noise."""
 HOUR_COLUMNS = ("hour", "requests", "errors", "in flight", "TTFT p50 ms", "p99", "resident MiB")
 MEMORY_COLUMNS = ("process", "MiB at 25%", "at 50%", "at 75%", "at the end", "second half", "")
 
 
 @dataclass(slots=True, kw_only=True)
 class Hour:
-    """One hour of trace time; it takes less in a run."""
+    """One hour of trace time; a run replays it faster."""
 
     requests: int = 0
     errors: int = 0
@@ -77,12 +77,12 @@ class Day(Target):
         self.error_samples: list[str] = []
 
     async def send(self, request: LoadRequest, intended_at_s: float) -> LoadResult:
-        """Sends a request and counts it in the hour in which it ends. Results are not kept: there are very many."""
+        """Sends a request and counts it in the hour in which it ends. Does not keep the results, because a day has too many."""
         self._in_flight += 1
         hour = self.hours[self.now]
         hour.in_flight_max = max(hour.in_flight_max, self._in_flight)
         try:
-            # From now on: time in the client's own queue does not count.
+            # Measured from now on: time in the client's own queue does not count.
             result = await self._inner.send(request, time.perf_counter())
         finally:
             self._in_flight -= 1
@@ -103,9 +103,9 @@ class Day(Target):
 def day_requests(
     trace: Sequence[RecordedRequest], *, day_s: float, share: float, seed: int
 ) -> Iterator[RecordedRequest]:
-    """Repeats a share of the trace until the day is full. Times are in trace time."""
+    """Repeats a share of the trace until the day is full. Yields requests with times in trace time."""
     rng = random.Random(seed)
-    # A mean gap after the last request separates two rounds.
+    # The mean gap follows the last request before the trace repeats.
     round_s = trace[-1].at_s * (1 + 1 / len(trace))
     for number in count():
         for request in trace:
@@ -146,7 +146,7 @@ async def replay(served: Served, trace: Sequence[RecordedRequest], options: argp
 async def _watched(
     arrivals: AsyncIterator[tuple[LoadRequest, float]], day: Day, served: Served, *, seconds: float
 ) -> AsyncIterator[tuple[LoadRequest, float]]:
-    """Runs the load; changes the hour by trace time, and records memory at the end of each."""
+    """Yields the load. Changes the hour by trace time, and records memory at the end of each hour."""
     begin_s: float | None = None
     async for request, at_s in arrivals:
         begin_s = at_s if begin_s is None else begin_s
@@ -154,7 +154,7 @@ async def _watched(
             hour = day.hours[day.now]
             hour.rss_mib = resident(served)
             day.now += 1
-            _tell(f"{day.now} of {len(day.hours)}: {hour.requests} requests, {hour.errors} errors")
+            _print_progress(f"{day.now} of {len(day.hours)}: {hour.requests} requests, {hour.errors} errors")
         yield request, at_s
 
 
@@ -194,7 +194,7 @@ async def _main(options: argparse.Namespace) -> int:
     print(render(MEMORY_COLUMNS, memory))
     print(f"\nTook {day.took_s:.0f} s; {options.hours * HOUR_S / options.speed:.0f} s were planned.")
     for sample in day.error_samples:
-        _tell(f"error: {sample}")
+        _print_progress(f"error: {sample}")
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         body = {"requests": requests, "errors": errors, "rss_mib": [dict(hour.rss_mib) for hour in day.hours]}
@@ -207,12 +207,12 @@ def _trace(folder: Path | None) -> list[RecordedRequest]:
     path = folder / TRACE if folder else None
     if path is not None and path.exists():
         return load_trace(path)
-    _tell(f"no {TRACE}: a generated trace stands in")
+    _print_progress(f"no {TRACE}: uses a generated trace")
     return generated(GENERATED_REQUESTS, seed=1)
 
 
 def generated(requests: int, *, seed: int) -> list[RecordedRequest]:
-    """Generates an hour with Azure's rate and about its quartiles of lengths, for machines without the file."""
+    """Generates an hour at Azure's rate with about its length quartiles, for machines without the file."""
     rng = random.Random(seed)
     at_s, made = 0.0, []
     for _ in range(requests):
@@ -229,7 +229,7 @@ def generated(requests: int, *, seed: int) -> list[RecordedRequest]:
     return made
 
 
-def _tell(text: str) -> None:
+def _print_progress(text: str) -> None:
     print(f"day: {text}", file=sys.stderr, flush=True)
 
 
@@ -237,18 +237,20 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench.day", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--traces", type=Path, metavar="DIR", help=f"where {TRACE} is; else a generated trace")
+    parser.add_argument("--traces", type=Path, metavar="DIR", help=f"folder of {TRACE}; default: a generated trace")
     parser.add_argument("--hours", type=float, default=24.0, help="hours of traffic")
     parser.add_argument("--speed", type=float, default=180.0, help="factor by which the day runs faster")
     parser.add_argument("--share", type=float, default=0.2, help="share of the requests that are sent")
     parser.add_argument("--tokens-scale", type=float, default=1 / 16, help="factor for lengths of prompts and answers")
     parser.add_argument(
-        "--in-flight", type=int, default=128, help="limit of requests in flight; others wait in the client"
+        "--in-flight", type=int, default=128, help="limit of requests in flight; further ones wait in the client"
     )
     parser.add_argument("--samples", type=int, default=24, help="rows of the table")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
-        "--memory-may-grow", action="store_true", help="for runs that are too short to fill bounded caches"
+        "--memory-may-grow",
+        action="store_true",
+        help="ignore memory growth, for runs that are too short to fill bounded caches",
     )
     parser.add_argument("--json", type=Path, metavar="FILE")
     return parser

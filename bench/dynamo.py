@@ -1,6 +1,6 @@
 """Starts NVIDIA Dynamo with its mocker engine on loopback: frontend, one prefill and one decode process.
 
-Without etcd and NATS: discovery through files, requests over TCP, events over ZMQ, its configuration for a single machine.
+Runs without etcd and NATS, in Dynamo's configuration for a single machine: discovery through files, requests over TCP, events over ZMQ.
 """
 
 import asyncio
@@ -28,19 +28,19 @@ MODULES = "import dynamo._core, dynamo.frontend, dynamo.mocker"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DynamoKind:
-    """Engine speed. `speedup_ratio` 1 is the mocker's own pace. Its 0 acts like 1, so a million means no time."""
+    """Engine speed. `speedup_ratio` 1 is the mocker's own pace. Dynamo treats 0 like 1, so use a million for steps that take no time."""
 
     name: str
     speedup_ratio: int
     model_dir: Path
     is_split: bool = True
-    """True: a prefill and a decode process. False: one process for both."""
+    """True: a prefill and a decode process. False: one process for both roles."""
     tokenizer: str = "default"
     """`fastokens` is in the same wheel, takes a tenth of the default's time for a long prompt, and is off by default."""
 
 
 async def missing(folder: Path | None) -> str:
-    """Returns why Dynamo cannot run, as a sentence; empty if it can."""
+    """Returns an error message if Dynamo cannot run; empty if it can."""
     if folder is None:
         return "Dynamo is not measured: name its virtual environment with --dynamo DIR"
     python = folder / "bin" / "python"
@@ -99,7 +99,7 @@ def _environment(folder: Path, run_dir: Path) -> Mapping[str, str]:
     return {
         **os.environ,
         "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
-        # It copies every model to the home directory.
+        # Dynamo copies every model to the home directory.
         "HOME": str(run_dir),
         "DYN_DISCOVERY_BACKEND": "file",
         "DYN_FILE_KV": str(run_dir / "kv"),
@@ -127,7 +127,7 @@ async def _start(folder: Path, name: str, argv: Sequence[str], *, run_dir: Path)
 
 
 async def _wait_ready(url: str, processes: Mapping[str, asyncio.subprocess.Process], run_dir: Path) -> None:
-    """Waits until it answers, then a moment longer: prefill and decode register one after the other."""
+    """Waits until Dynamo answers, then a moment longer: prefill and decode register one after the other."""
     target = HttpTarget(url, MODEL_NAME, timeout_s=10.0)
     try:
         async with asyncio.timeout(READY_TIMEOUT_S):

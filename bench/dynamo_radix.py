@@ -1,7 +1,7 @@
 """Measures Dynamo's `RadixTree` on the prompts of `bench.router_index`. Runs in Dynamo's environment.
 
-Reads one JSON object per line: `prompts`, and `held`, [worker, depth] pairs per prompt; prints microseconds per lookup. It
-does not import kvmesh, which that environment lacks.
+Reads one JSON object per line: `prompts`, and `held`, which has [worker, depth] pairs for each prompt. Prints microseconds per lookup. Does not
+import kvmesh, which that environment lacks.
 """
 
 import json
@@ -18,7 +18,7 @@ ROUND_S = 0.15
 
 
 def stored(number: int, blocks: list[int]) -> bytes:
-    """Returns a stored event. Sequence hashes differ from token hashes, as in engines."""
+    """Returns a stored event. Its sequence hashes differ from its token hashes, as in real engines."""
     told = [{"block_hash": block ^ 0x5555, "tokens_hash": block} for block in blocks]
     return json.dumps(
         {"event_id": number, "data": {"stored": {"parent_hash": None, "blocks": told}}, "dp_rank": 0}
@@ -26,7 +26,7 @@ def stored(number: int, blocks: list[int]) -> bytes:
 
 
 def lookup_us(tree: RadixTree, prompts: list[list[int]]) -> float:
-    """Returns the CPU time of one lookup including reading its scores and the tree's own thread; best round."""
+    """Returns the CPU time of one lookup, including reading its scores and the tree's own thread, in the best round."""
     best = float("inf")
     for _ in range(ROUNDS):
         started, calls = time.process_time(), 0
@@ -49,7 +49,7 @@ def main() -> None:
                 tree.apply_event(worker, stored(number, prompt[:depth]))
         for prompt, held in zip(given["prompts"], given["held"], strict=True):
             found = {worker: depth for (worker, _), depth in tree.find_matches(prompt).scores.items()}
-            assert found == dict(held), "other depths than were stored"
+            assert found == dict(held), "the tree found depths that were not stored"
         print(json.dumps({"lookup_us": lookup_us(tree, given["prompts"])}), flush=True)
 
 

@@ -1,8 +1,8 @@
 """Measures Dynamo's `SelectionService` on the prompts of `bench.router_beside`. Runs in Dynamo's environment.
 
-Reads one JSON object per line: `blocks`, and `held`, for each prompt the number of its blocks on each worker. Publishes them as vLLM's KV
-events over ZMQ, one publisher per worker. Prints microseconds per `select` with computed hashes: CPU time of all threads, and wall
-time. Reserves nothing. It does not import kvmesh, which that environment lacks.
+Reads one JSON object per line: `blocks`, and `held`, for each prompt the number of its blocks on each worker. Publishes them as vLLM's KV events
+over ZMQ, with one publisher per worker. Prints microseconds per `select` with precomputed hashes: CPU time of all threads, and wall time.
+Reserves nothing. Does not import kvmesh, which that environment lacks.
 """
 
 import asyncio
@@ -68,11 +68,11 @@ async def indexed(service: Any, prompts: list[list[int]], held: list[list[int]])
         if {each["worker_id"]: each["device_blocks"] for each in found["workers"]} == dict(enumerate(held[-1])):
             return
         await asyncio.sleep(0.02)
-    raise TimeoutError(f"not everything was indexed within {INDEXED_S_MAX:g} s")
+    raise TimeoutError(f"the service did not index all blocks within {INDEXED_S_MAX:g} s")
 
 
 def request_of(tokens: list[int]) -> dict[str, Any]:
-    """Returns the argument of `select`, with computed hashes; the service expects signed integers."""
+    """Returns the argument of `select`, with precomputed hashes; the service expects signed integers."""
     hashes = [each - (1 << 64) if each >> 63 else each for each in compute_block_hash_for_seq(tokens, BLOCK)]
     return {
         "block_hashes": hashes,
@@ -82,7 +82,7 @@ def request_of(tokens: list[int]) -> dict[str, Any]:
 
 
 async def figures(given: dict[str, Any]) -> dict[str, float]:
-    """Returns the best of a few rounds."""
+    """Returns the figures of the best of a few rounds."""
     held, blocks = given["held"], given["blocks"]
     prompts = prompts_of(len(held), blocks)
     sockets, endpoints = publishers(len(held[0]))
@@ -113,7 +113,7 @@ async def figures(given: dict[str, Any]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Reads one line and prints one line of figures. One per process, because the service's threads outlive it."""
+    """Reads one line and prints one line of figures. Use one process per line, because the service's threads outlive it."""
     print(json.dumps(asyncio.run(figures(json.loads(sys.stdin.readline())))), flush=True)
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""An earlier state of this repository, to measure beside the present one."""
+"""Unpacks an earlier commit of this repository, to compare it with the present one."""
 
 import subprocess
 import tempfile

@@ -34,9 +34,9 @@ POLL_S = 0.2
 KV_CACHE_BYTES = 128 << 20
 RUNNING_REQUESTS = 64
 SITE = "from kvmesh.engines.sglang.host import cpu\ncpu.prepare()\n"
-"""SGLang's processes need the same stand-ins for its missing CPU build as under kvmesh."""
+"""SGLang's processes need the same replacements for its missing CPU build as under kvmesh."""
 PLUGIN = "[sglang.srt.plugins]\nkvmesh_bench = kvmesh.engines.sglang.host.cpu:prepare_transfers\n"
-"""SGLang runs it in each of its processes."""
+"""SGLang loads this plug-in in each of its processes."""
 VLLM_TRANSFER = {"kv_connector": "NixlConnector", "kv_buffer_device": "cpu"}
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -52,7 +52,7 @@ def vllm_command(model: Path, port: int, *more: str) -> Sequence[str]:
 
 
 def vllm_pair_commands(model: Path, ports: tuple[int, int]) -> list[Sequence[str]]:
-    """Returns a prefill and a decode server, which meet at the prefill server's side channel."""
+    """Returns the commands of a prefill and a decode server. They connect through the prefill server's side channel."""
     return [
         [
             *("env", "VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1", f"VLLM_NIXL_SIDE_CHANNEL_PORT={free_port()}"),
@@ -77,7 +77,7 @@ def sglang_command(model: Path, port: int, kv_tokens: int, *more: str) -> Sequen
 def sglang_pair_commands(
     model: Path, ports: tuple[int, int], *, bootstrap_port: int, kv_tokens: int
 ) -> list[Sequence[str]]:
-    """Returns a prefill and a decode server. Each has the port that torch's ranks use set, or the two might choose the same one."""
+    """Returns the commands of a prefill and a decode server. Each sets the port of torch's ranks; otherwise both might choose the same one."""
     shared = ("--disaggregation-transfer-backend", "nixl", "--disaggregation-bootstrap-port", str(bootstrap_port))
     decode = ("--disaggregation-decode-enable-radix-cache", "--disaggregation-decode-retraction-backup", "cpu_tensor")
     return [
@@ -103,7 +103,7 @@ def environment(engine: str, folder: Path) -> Mapping[str, str]:
 
 @asynccontextmanager
 async def running_server(engine: str, model: Path, kv_bytes_per_token: int) -> AsyncIterator[Served]:
-    """The engine's own server, ready. Ends it and its processes at the end."""
+    """Starts the engine's own server and waits until it is ready. Ends it and its child processes on exit."""
     port, kv_tokens = free_port(), kv_tokens_of(kv_bytes_per_token)
     command = vllm_command(model, port) if engine == "vllm" else sglang_command(model, port, kv_tokens)
     async with _running(engine, [command]) as started:
@@ -116,7 +116,8 @@ async def running_server(engine: str, model: Path, kv_bytes_per_token: int) -> A
 
 @asynccontextmanager
 async def running_pair(engine: str, model: Path, kv_bytes_per_token: int) -> AsyncIterator[Served]:
-    """The engine's own prefill and decode server, ready. The load generator sends each request to both, as a router would."""
+    """Starts the engine's own prefill and decode servers and waits until they are ready. The load generator sends each request to both, as a
+    router would."""
     prefill, decode = free_port(), free_port()
     if engine == "vllm":
         bootstrap, commands = 0, vllm_pair_commands(model, (prefill, decode))
@@ -140,7 +141,7 @@ async def running_pair(engine: str, model: Path, kv_bytes_per_token: int) -> Asy
 
 
 class SglangPairTarget:
-    """Sends every request to a prefill and a decode server of SGLang, with a room that both know. The decode server answers."""
+    """Sends every request to SGLang's prefill and decode servers, with a common bootstrap room. The decode server answers."""
 
     def __init__(self, served: Served, timeout_s: float) -> None:
         self._prefill = HttpTarget(served.prefill_url, served.model, timeout_s=timeout_s)
@@ -164,7 +165,7 @@ class SglangPairTarget:
 
 
 class VllmPairTarget:
-    """Has a prefill server of vLLM compute the prompt, then sends the request to the decode server with the KV's place."""
+    """Has vLLM's prefill server compute the prompt, then sends the request to the decode server with the transfer parameters of its KV."""
 
     def __init__(self, served: Served, timeout_s: float) -> None:
         self._served = served
@@ -195,7 +196,7 @@ class VllmPairTarget:
 
 
 def target_of(served: Served, timeout_s: float) -> Target:
-    """Returns the connection of the load generator."""
+    """Returns the load generator's target for a server or a pair."""
     if not served.prefill_url:
         return HttpTarget(served.url, served.model, timeout_s=timeout_s)
     if served.bootstrap_port:
@@ -204,7 +205,7 @@ def target_of(served: Served, timeout_s: float) -> Target:
 
 
 def kv_tokens_of(kv_bytes_per_token: int) -> int:
-    """Of SGLang's KV cache: whole blocks."""
+    """Returns the size of SGLang's KV cache in tokens, rounded down to whole blocks."""
     return CPU_KV_CACHE_BYTES // kv_bytes_per_token // 16 * 16
 
 
@@ -220,7 +221,7 @@ class _Started:
 
 @asynccontextmanager
 async def _running(engine: str, commands: Sequence[Sequence[str]]) -> AsyncIterator[_Started]:
-    """Starts servers with one log. Ends them and their processes."""
+    """Starts servers that share one log. Ends them and their child processes on exit."""
     processes: list[asyncio.subprocess.Process] = []
     with tempfile.TemporaryDirectory(prefix="kvmesh-bench-") as folder:
         log_path = Path(folder) / "server.log"
@@ -260,7 +261,7 @@ def log_end(log: Path) -> str:
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    """The server and the processes that it has started lead one group."""
+    """Ends a server's process group: the server and the processes that it started."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)

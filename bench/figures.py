@@ -10,7 +10,7 @@ from bench.target import LoadResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
-    """Everything measured in one run."""
+    """All measurements of one run."""
 
     results: Sequence[LoadResult]
     wall_s: float
@@ -20,7 +20,7 @@ class LoadReport:
     noise: Noise
 
     def summary(self) -> dict[str, Any]:
-        """Rates, percentiles in milliseconds, CPU-seconds per 1 000 streamed tokens and per request, noise."""
+        """Returns rates, percentiles in milliseconds, CPU-seconds per 1 000 streamed tokens and per request, and noise."""
         good = [result for result in self.results if not result.error]
         bad = [result for result in self.results if result.error]
         tokens = sum(result.output_tokens for result in good)

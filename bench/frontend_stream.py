@@ -1,8 +1,8 @@
 """Measures CPU per streamed token of the frontend alone: `python bench/frontend_stream.py [streams] [tokens] [step_ms] [--profile]`.
 
-The frontend's HTTP server and pipeline run in this process. A loop calls the sinks once per step, as the link's reader does. The clients are
-another process. `--logprobs N` requests N alternatives per token, `--completions` uses that endpoint. `--ratio` prints the cost of streams
-with log-probabilities relative to streams without. Meanwhile another client requests single tokens; each line has its time to first token.
+The frontend's HTTP server and pipeline run in this process. A loop calls the sinks once per step, as the link's reader does. The clients run in
+another process. `--logprobs N` requests N alternatives per token, `--completions` uses that endpoint. `--ratio` prints the cost of streams with
+log-probabilities relative to streams without. Meanwhile another client requests single tokens; each line has its time to first token.
 """
 
 import argparse
@@ -48,11 +48,11 @@ from services.frontend.settings import HttpSettings, PipelineSettings  # noqa: E
 from tests.frontend_mesh import StaticModels, served_model, write_model  # noqa: E402
 
 TOKENS = tuple(range(262, 350))
-"""Tokens, in turn. Alternatives are random tokens of the vocabulary."""
+"""Generated tokens, in a cycle. Alternatives are random tokens of the vocabulary."""
 
 
 class Stepper:
-    """Gives every leg one token per step. Stands in for the router and the link too."""
+    """Sends every leg one token per step. Acts as the router and the link too."""
 
     def __init__(self, step_s: float) -> None:
         self.step_s = step_s

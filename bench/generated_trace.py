@@ -1,4 +1,4 @@
-"""A generated request trace, for machines without the recorded ones."""
+"""Generates a request trace, for machines without the recorded ones."""
 
 import math
 import random
@@ -8,10 +8,10 @@ from services.whatif.traces import MOONCAKE_BLOCK_TOKENS
 
 
 def generate_trace(count: int, *, rate_per_s: float, seed: int) -> list[RecordedRequest]:
-    """Poisson arrivals of sessions that grow, each turn repeating its session's blocks and adding new ones.
+    """Generates Poisson arrivals of growing sessions. Each turn repeats its session's blocks and adds new ones.
 
-    Fitted to the Mooncake conversation trace: prompts of 7 100 tokens in the median (there 6 900), 15 600 and 29 700 at the
-    third quartile and the ninth decile (15 400, 27 400), 350 output tokens, 0.38 of all blocks seen before (0.37).
+    Fitted to the Mooncake conversation trace, whose values are in parentheses: the median prompt has 7 100 tokens (6 900), the third quartile 15
+    600 (15 400), the ninth decile 29 700 (27 400); 350 output tokens; 0.38 of all blocks occurred before (0.37).
     """
     rng = random.Random(seed)
     at_s, next_block = 0.0, 1

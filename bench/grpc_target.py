@@ -1,4 +1,4 @@
-"""Native gRPC: InferenceService.Generate or Chat, streaming."""
+"""Load target over native gRPC: InferenceService.Generate or Chat, streaming."""
 
 import time
 from collections.abc import AsyncIterable

@@ -1,6 +1,6 @@
-"""OpenAI HTTP over asyncio protocols, so that the generator uses little CPU beside what it measures.
+"""Load target over OpenAI HTTP, on asyncio protocols, so that the generator uses little CPU compared with the server.
 
-It does not parse answers while they stream: it records arrival times, and reads usage from the last bytes.
+It does not parse answers while they stream. It records arrival times and reads the usage from the last bytes.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class _Connection(asyncio.Protocol):
         self._quick_acks = quick_acks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports have the methods of asyncio.Transport without being instances of it.
+        # uvloop's transports have the methods of asyncio.Transport but do not inherit from it.
         self.transport = cast(asyncio.Transport, transport)
         self.is_open = True
 
@@ -51,7 +51,7 @@ class _Connection(asyncio.Protocol):
         return self.done
 
     def _acknowledge_quickly(self) -> None:
-        """Sets TCP_QUICKACK. The kernel clears it after some packets, so it is set again each time."""
+        """Sets TCP_QUICKACK. Called after each packet, because the kernel clears the option after some packets."""
         if self._quick_acks and self.transport is not None:
             self.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
@@ -72,7 +72,7 @@ class _Connection(asyncio.Protocol):
             self._finish(None)
 
     def _has_whole_body(self) -> bool:
-        """Returns whether a response with a Content-Length is complete (errors, and answers that are not streamed)."""
+        """Returns whether a response with a Content-Length is complete: an error, or an answer that is not streamed."""
         header, separator, body = self.tail.partition(b"\r\n\r\n")
         match = re.search(rb"(?i)content-length: (\d+)", header)
         return bool(separator) and match is not None and len(body) >= int(match.group(1))
@@ -91,7 +91,7 @@ class _Connection(asyncio.Protocol):
 
 
 class HttpTarget:
-    """`POST /v1/chat/completions` or `/v1/completions`, streaming with usage."""
+    """Sends `POST /v1/chat/completions` or `/v1/completions`, streaming with usage."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class HttpTarget:
     async def send(
         self, request: LoadRequest, intended_at_s: float, fields: Mapping[str, object] = NO_FIELDS
     ) -> LoadResult:
-        """Sends one request, with more fields in its body. A connection that failed is not reused."""
+        """Sends one request with additional body fields. Does not reuse a connection that failed."""
         result = LoadResult()
         connection: _Connection | None = None
         try:

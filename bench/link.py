@@ -1,4 +1,4 @@
-"""The step-frame link alone: one simulated decode worker at factor 0, one frontend link, many requests, no text.
+"""Measures the step-frame link alone: one simulated decode worker at factor 0, one frontend link, many requests, no text.
 
 python -m bench.link --concurrency 256 --seconds 5
 """
@@ -34,7 +34,7 @@ class _Sink:
         self._load.tokens += len(token_ids)
 
     def on_prompt(self, logprobs: Sequence[TokenLogprob]) -> None:
-        """Ignored: no leg requests log-probabilities."""
+        """Ignored, because no leg requests log-probabilities."""
 
     def on_finish(self, finish: LegFinish) -> None:
         self._load.on_finish(finish)

@@ -1,4 +1,4 @@
-"""Load generator: closed loop (a number in flight) or open loop (arrivals by rate or trace), against any server.
+"""Load generator for any server: closed loop (a fixed number of requests in flight) or open loop (arrivals by rate or trace).
 
 python -m bench.load --url http://127.0.0.1:8000 --model demo --concurrency 32 --requests 500 --isl 128 --osl 128
 python -m bench.load --grpc 127.0.0.1:9000 --model demo --rate 50 --duration 20

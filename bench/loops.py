@@ -19,7 +19,7 @@ async def closed_loop(target: Target, requests: Iterator[LoadRequest], concurren
 
     async def sender() -> None:
         for request in requests:
-            results.append(await target.send(request, time.perf_counter()))  # noqa: PERF401 (it grows as they end)
+            results.append(await target.send(request, time.perf_counter()))  # noqa: PERF401 (results are appended as requests end)
 
     await asyncio.gather(*(sender() for _ in range(concurrency)))
     return results
@@ -54,7 +54,7 @@ async def arrive(requests: Iterator[tuple[LoadRequest, float]]) -> AsyncIterator
 
 
 def poisson(requests: Iterator[LoadRequest], rate_per_s: float, seed: int) -> Iterator[tuple[LoadRequest, float]]:
-    """Yields requests with exponential gaps, in seconds."""
+    """Yields requests at random times with exponential gaps. Times are in seconds from the start."""
     rng = random.Random(seed)
     offset_s = 0.0
     for request in requests:

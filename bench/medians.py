@@ -27,13 +27,14 @@ def columns(figures: Sequence[str] = USUAL) -> Sequence[str]:
 def compare(points: Sequence[Mapping[str, Any]], figures: Sequence[str] = USUAL) -> list[list[str]]:
     """Returns one row per point that both systems have: `ours / theirs = ratio` of the medians over the rounds.
 
-    `points` are as in the file, in the order in which they were measured.
+    `points` have the form of the JSON file, in the order in which they were measured.
     """
     return [_line(place, systems, figures) for place, systems in _by_place(points).items()]
 
 
-def compare_calmest(points: Sequence[Mapping[str, Any]], figures: Sequence[str] = USUAL) -> list[list[str]]:
-    """Returns the same of each point's one round in which unrelated processes used least during the worse of its two halves.
+def compare_quietest(points: Sequence[Mapping[str, Any]], figures: Sequence[str] = USUAL) -> list[list[str]]:
+    """Like `compare`, but for the quietest round of each point: that in which unrelated processes used least CPU during the noisier of its two
+    halves.
 
     Medians mislead if only one system's rounds were disturbed.
     """

@@ -1,4 +1,4 @@
-"""Starts a mesh to measure: `kvmesh up` as a child process, with the process ids of its services."""
+"""Starts a mesh for a measurement: `kvmesh up` as a child process, with the process ids of its services."""
 
 import asyncio
 import json
@@ -35,16 +35,16 @@ class Served:
     model_dir: Path
     watch: Mapping[str, int]
     prefill_url: str = ""
-    """The engine's own prefill server, which gets every request as well. Empty: there is none."""
+    """The engine's own prefill server, which also gets every request. Empty: there is none."""
     bootstrap_port: int = 0
-    """Where a prefill server of SGLang meets the decode server, on the loopback interface. 0: it is vLLM's."""
+    """Port on loopback where SGLang's prefill and decode servers connect. 0: the server is vLLM's."""
     grpc_address: str = ""
     key: str = ""
     """API key that HTTP requests must have. Empty: none."""
     beside: Mapping[str, int] = field(default_factory=dict)
     """Processes that take no part in requests: their memory is reported, their CPU is not counted."""
     target: MeshTarget | None = None
-    """How to reach the registry and services of a mesh of `kvmesh up`."""
+    """Address and credentials of the registry and services, if `kvmesh up` runs the mesh."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,18 +59,18 @@ class MeshKind:
     """Prefill workers; 0: the decode worker computes prompts itself."""
     frontend_processes: int = 1
     up_flags: Sequence[str] = ()
-    """More flags of `kvmesh up`."""
+    """Additional flags of `kvmesh up`."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Settings of the services."""
     key: str = ""
     """API key that HTTP requests must have. Empty: none."""
     root: Path = ROOT
-    """The source tree that runs; one of an earlier commit has no `target` and no gRPC address."""
+    """The source tree to run. A tree of an earlier commit has no `target` and no gRPC address."""
 
 
 @asynccontextmanager
 async def running_mesh(kind: MeshKind) -> AsyncIterator[Served]:
-    """Starts a mesh. Stops it at the end, and kills it if it does not stop."""
+    """Starts a mesh. Stops it on exit, and kills it if it does not stop."""
     with tempfile.TemporaryDirectory(prefix="kvmesh-bench-") as folder:
         state = Path(folder) / "mesh.json"
         with (Path(folder) / "up.log").open("wb") as log:
@@ -139,7 +139,7 @@ def _service_pids(pid: int) -> Mapping[str, int]:
         words = Path(f"/proc/{child}/cmdline").read_bytes().decode(errors="replace").split("\0")
         for service in SERVICES:
             if f"services.{service}" in words:
-                # Of several processes of one service the first one is their parent.
+                # If a service has several processes, the first one is their parent.
                 found.setdefault(service, child)
     return {service: found[service] for service in SERVICES if service in found}
 

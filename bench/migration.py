@@ -1,9 +1,9 @@
-"""What it costs a client that its answer continues on another worker: `python -m bench.migration`.
+"""Measures the delay that a client sees when its answer continues on another worker: `python -m bench.migration`.
 
-Streams run on three simulated decode workers at 20 ms a step, with and without prefill workers. In each round one decode worker is killed
-in the middle of the answers; `kvmesh up` starts it again. A stream that it ran has a gap, from its last token before to its first token
-after. In the same rounds fresh requests are sent whose prompts are as long as prompt and tokens of such an answer: their time to first
-token is what a new placement costs anyway. Nothing of either prompt is cached.
+Streams run on three simulated decode workers at 20 ms a step, with and without prefill workers. In each round the benchmark kills one decode
+worker in the middle of the answers; `kvmesh up` restarts it. A stream of that worker has a gap, from its last token before the kill to its first
+token after it. In the same rounds it sends fresh requests whose prompts are as long as the prompt and tokens of such an answer. Their time to
+first token is the cost of any new placement. Neither prompt is cached.
 """
 
 import argparse
@@ -30,16 +30,16 @@ from kvmesh.lifecycle import run
 WORKERS, STREAMS = 3, 9
 PROMPT_TOKENS, OUTPUT_TOKENS = 200, 100
 KILLED_AFTER = 30
-"""Tokens of each stream at the kill."""
+"""Tokens that each stream has at the kill."""
 FRESH = 3
 """Fresh requests in a round."""
 SETTLE_S = 0.7
-"""From the registration of the new worker until routers place requests on it."""
+"""Time from the registration of the new worker until routers place requests on it."""
 ENGINE = (
     *("--simulated-time-factor", "1", "--simulated-profile-base-s", "0.02", "--simulated-eos-after-tokens", "0"),
     *("--simulated-profile-per-decode-request-s", "0"),
 )
-# Each restart counts as the first one, so that all pauses before a restart are equally short.
+# Each restart counts as the first one, so that all delays before a restart are equally short.
 UP = ("--decode", str(WORKERS), "--no-planner", "--restart-window-s", "0.1")
 KINDS = (
     MeshKind(name="decode workers only", engine_argv=ENGINE, prefills=0, up_flags=UP),
@@ -47,31 +47,33 @@ KINDS = (
 )
 COLUMNS = (
     *("mesh", "kills", "continued", "failed", "gap p50 ms", "p99", "fresh TTFT p50 ms", "p99"),
-    *("p50 - p50 ms", "calm gap p99 ms"),
+    *("p50 - p50 ms", "undisturbed gap p99 ms"),
 )
 
 
 @dataclass(slots=True, kw_only=True)
 class Costs:
-    """Seconds, over all rounds of a mesh."""
+    """Measurements over all rounds of a mesh, in seconds."""
 
     kills: int = 0
     gaps_s: list[float] = field(default_factory=list)
-    calm_gaps_s: list[float] = field(default_factory=list)
-    """The longest gap of each stream that the kill did not concern."""
+    undisturbed_gaps_s: list[float] = field(default_factory=list)
+    """The longest gap of each stream that was not on the killed worker."""
     fresh_s: list[float] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
     def row(self, name: str) -> Sequence[str]:
-        gaps, fresh, calm = (percentiles(each or [0.0]) for each in (self.gaps_s, self.fresh_s, self.calm_gaps_s))
-        times = (gaps["p50"], gaps["p99"], fresh["p50"], fresh["p99"], gaps["p50"] - fresh["p50"], calm["p99"])
+        gaps, fresh, undisturbed = (
+            percentiles(each or [0.0]) for each in (self.gaps_s, self.fresh_s, self.undisturbed_gaps_s)
+        )
+        times = (gaps["p50"], gaps["p99"], fresh["p50"], fresh["p99"], gaps["p50"] - fresh["p50"], undisturbed["p99"])
         counts = (str(self.kills), str(len(self.gaps_s)), str(len(self.failures)))
         return (name, *counts, *(f"{each:.0f}" for each in times))
 
 
 @dataclass(slots=True, kw_only=True)
 class Migrations:
-    """Rounds on one mesh."""
+    """Runs rounds on one mesh."""
 
     served: Served
     session: aiohttp.ClientSession
@@ -92,11 +94,11 @@ class Migrations:
         continued = int(await self._continued() - before)
         gaps = sorted((_gap_at(killed_s, times) for times in streams), reverse=True)
         self.costs.gaps_s += gaps[:continued]
-        self.costs.calm_gaps_s += gaps[continued:]
+        self.costs.undisturbed_gaps_s += gaps[continued:]
         await self.wait_whole()
 
     async def fresh(self) -> None:
-        """As many streams as in a round run beside."""
+        """Sends fresh requests while as many streams run as in a round."""
         beside = [asyncio.create_task(self._stream(PROMPT_TOKENS, OUTPUT_TOKENS, [])) for _ in range(STREAMS)]
         await asyncio.sleep(0.5)
         for _ in range(FRESH):
@@ -107,7 +109,7 @@ class Migrations:
         await asyncio.gather(*beside)
 
     async def _stream(self, prompt_tokens: int, output_tokens: int, times: list[float]) -> None:
-        """Adds the time of each event with a token."""
+        """Runs one stream. Appends the arrival time of each event with a token to `times`."""
         prompt = [self.random.randrange(300, 2000) for _ in range(prompt_tokens)]
         body = {"model": "bench", "prompt": prompt, "max_tokens": output_tokens, "ignore_eos": True, "stream": True}
         try:
@@ -129,7 +131,7 @@ class Migrations:
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
 
     async def wait_whole(self) -> None:
-        """Until the worker has been replaced."""
+        """Waits until the worker has been replaced."""
         assert self.served.target is not None
         registry = self.served.target.registry()
         try:
@@ -142,16 +144,16 @@ class Migrations:
 
 
 def _gap_at(at_s: float, times: Sequence[float]) -> float:
-    """Returns the longest gap that ends after a moment; a gap that began just before it counts whole."""
+    """Returns the longest gap that ends after a moment. A gap that began before it counts in full."""
     return max((after - before for before, after in pairwise(times) if after >= at_s), default=0.0)
 
 
 async def measure(kind: MeshKind, until_s: float) -> Costs:
-    """Makes rounds until the next one would end after `until_s`, of the monotonic clock; at least one."""
+    """Runs rounds until the next one would end after `until_s` of the monotonic clock; at least one round."""
     async with running_mesh(kind) as served, aiohttp.ClientSession() as session:
         migrations = Migrations(served=served, session=session, random=Random(1))
         await migrations.wait_whole()
-        await migrations.fresh()  # Connects the workers.
+        await migrations.fresh()  # Opens the connections between the workers.
         migrations.costs.fresh_s.clear()
         longest_s = began_s = 0.0
         while began_s + 2 * longest_s < until_s:
@@ -163,9 +165,9 @@ async def measure(kind: MeshKind, until_s: float) -> Costs:
 
 
 def main() -> int:
-    """0: no request failed, and answers continued."""
+    """Returns 0 if no request failed and answers continued."""
     parser = argparse.ArgumentParser(prog="python -m bench.migration", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=2.0, help="for all, with the start of both meshes")
+    parser.add_argument("--minutes", type=float, default=2.0, help="total time, including the start of both meshes")
     options = parser.parse_args()
     before_ms = calibration_ms()
     ends_s = time.monotonic() + 60 * options.minutes

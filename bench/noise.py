@@ -1,4 +1,4 @@
-"""Measures how noisy the machine was: without this, figures from a shared machine mean nothing."""
+"""Measures how noisy the machine was. Figures from a shared machine mean nothing without this."""
 
 import os
 import time
@@ -18,7 +18,7 @@ class Noise:
 
 
 def calibration_ms() -> float:
-    """Returns the milliseconds of a fixed single-core loop. It shows CPU time taken by the host, which /proc/stat does not."""
+    """Returns the milliseconds of a fixed single-core loop. It shows CPU time that the host takes, which /proc/stat does not."""
     best_s = float("inf")
     for _ in range(CALIBRATION_ROUNDS):
         start_s = time.perf_counter()
@@ -37,7 +37,7 @@ def busy_core_s() -> float:
 
 
 def cpu_pressure_s() -> float:
-    """Returns the seconds since the start of the machine in which some process waited for a CPU; 0 where Linux does not count them."""
+    """Returns the seconds since boot in which some process waited for a CPU; 0 if the kernel does not count them."""
     try:
         words = Path("/proc/pressure/cpu").read_text().splitlines()[0].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""Calls a function at given times, accurate to microseconds: timers of event loops have millisecond steps. Linux only."""
+"""Calls a function at given times, accurate to microseconds, because event-loop timers have millisecond resolution. Linux only."""
 
 import asyncio
 import ctypes
@@ -14,7 +14,7 @@ _TFD_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Arrivals(StrEnum):
-    """Arrivals: one every 1/rate seconds, or at random (Poisson)."""
+    """Distribution of arrivals: one every 1/rate seconds, or random (Poisson)."""
 
     EVEN = "even"
     RANDOM = "random"
@@ -40,8 +40,8 @@ class _Times(ctypes.Structure):
 class Pacer:
     """Calls `call` in the running loop at each of its times, with that time, until it is closed.
 
-    The kernel wakes the loop through a file descriptor. A sleeping thread would need the
-    interpreter's lock, and would take it from the loop that is measured.
+    The kernel wakes the loop through a file descriptor. A sleeping thread would need the interpreter's lock and would take it from the loop
+    under measurement.
     """
 
     def __init__(self, gaps: Iterator[float], call: Callable[[float], None]) -> None:

@@ -47,10 +47,10 @@ class Bench:
         self._template_tokens = 0
 
     async def warm_up(self) -> None:
-        """Runs once per server: the first requests create transfer agents, connections between services, and caches.
+        """Warms up the server. Runs once per server: the first requests create transfer agents, connections between services, and caches.
 
-        The prompts are long enough to be transferred. Then it waits until the server is idle, because agents are still
-        starting after the first answers.
+        The prompts are long enough to be transferred. Afterwards waits until the server is idle, because agents are still starting after the
+        first answers.
         """
         target = self._target(Scenario(protocol="http", prompt_tokens=1, output_tokens=1, concurrency=1))
         try:
@@ -66,7 +66,7 @@ class Bench:
         await self._wait_idle()
 
     async def _wait_idle(self) -> None:
-        """Waits until all processes of the server use little CPU, or for a bounded time."""
+        """Waits until all processes of the server use little CPU, at most for a bounded time."""
         end_s = time.perf_counter() + IDLE_TIMEOUT_S
         used_s = self._cpu_s()
         while time.perf_counter() < end_s:
@@ -79,7 +79,7 @@ class Bench:
         return sum(process_use(pid).cpu_s for pid in self._served.watch.values())
 
     async def measure(self, scenario: Scenario, seconds: float) -> Point:
-        """Runs a few uncounted requests, then `seconds` of load."""
+        """Runs a few requests that are not counted, then `seconds` of load."""
         self._seed += 1
         shape = PromptShape(tokens=max(1, scenario.prompt_tokens - self._template_tokens))
         requests = (

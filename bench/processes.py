@@ -1,4 +1,4 @@
-"""CPU time and memory of process trees, from /proc."""
+"""Reads CPU time and memory of process trees from /proc."""
 
 import os
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessUse:
-    """Resources that a process tree has used. Children that ended count after they were waited for."""
+    """Resources that a process tree has used. Ended children count once their parent has waited for them."""
 
     cpu_s: float
     rss_mib: float
@@ -37,8 +37,9 @@ def own_rss_mib(pid: int) -> float:
         return 0.0
 
 
-def shared_out_mib(pid: int) -> float:
-    """Returns a process's PSS: a shared page counts in equal parts for its processes, so that the figures add up; 0 if it has ended."""
+def pss_mib(pid: int) -> float:
+    """Returns a process's PSS, which divides each shared page among its processes, so that the figures can be added. Returns 0 if it has
+    ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):

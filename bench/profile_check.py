@@ -1,9 +1,9 @@
-"""Compares a real mesh with a simulated one that is timed by a profile of it.
+"""Compares a real mesh with a simulated one that takes its step times from a profile of the real one.
 
 python -m bench.profile_check --engine vllm --dir /tmp/check
 
-A round takes two minutes: it profiles the engine through a mesh, and puts a load on that mesh. After the last round the same load goes to a
-mesh of simulated engines, with the times of a fit to the points of all rounds. Prints TTFT and ITL percentiles of both meshes. A machine whose
+A round takes two minutes: it profiles the engine through a mesh and puts a load on that mesh. After the last round it puts the same load on a
+mesh of simulated engines, whose times are fitted to the points of all rounds. Prints TTFT and ITL percentiles of both meshes. A machine whose
 speed varies from minute to minute needs several rounds. The target is a difference of at most 15 %.
 """
 
@@ -40,7 +40,7 @@ WORDS = (
 
 @contextmanager
 def mesh(folder: Path, *flags: str) -> Iterator[str]:
-    """A mesh of processes; yields its URL. Ended at the end."""
+    """Starts a mesh of processes and yields its URL. Ends it on exit."""
     log, state = folder / "up.txt", folder / "mesh.json"
     command = [
         sys.executable,
@@ -79,7 +79,7 @@ def profile(folder: Path, options: argparse.Namespace) -> EngineProfile:
 
 
 async def put_load(url: str, options: argparse.Namespace, *, requests: int, seed: int) -> Latencies:
-    """Poisson arrivals of prompts of random words. Returns TTFT and mean times per later token."""
+    """Sends prompts of random words with Poisson arrivals. Returns TTFT and mean times per later token."""
     generator, ttft_s, itl_s = Random(seed), list[float](), list[float]()
     async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
         for _ in range(requests):
@@ -114,7 +114,7 @@ async def _ask(
 
 
 def compare(rounds: Sequence[Latencies], simulated: Latencies) -> str:
-    """Returns a table of percentiles: of all rounds of the real mesh together, of the simulated one, and of each round alone."""
+    """Returns a table of percentiles: the real mesh over all rounds, the simulated mesh, and the real mesh in each round."""
     rows = []
     for place, name in enumerate(("TTFT", "ITL")):
         for share in PERCENTILES:
@@ -171,7 +171,7 @@ def run_simulated(found: EngineProfile, options: argparse.Namespace) -> Latencie
 
 
 def _measure(url: str, options: argparse.Namespace) -> Latencies:
-    # Warms up what compiles on first use. Its prompts are others, so that no cache knows those that are measured.
+    # Warms up code that compiles on first use. The prompts differ from the measured ones, so that no measured prompt is cached.
     asyncio.run(put_load(url, options, requests=WARM_UP, seed=1))
     return asyncio.run(put_load(url, options, requests=options.requests, seed=7))
 

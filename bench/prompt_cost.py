@@ -2,7 +2,7 @@
 
 python -m bench.prompt_cost --tokens 8000
 
-Prints microseconds per prompt token of each step, and how long each blocks the event loop (measured by a task that wakes every millisecond).
+Prints microseconds per prompt token of each step, and how long each step blocks the event loop, measured by a task that wakes every millisecond.
 """
 
 import argparse
@@ -36,7 +36,7 @@ REMEMBERED_CHARACTERS = 2_000_000
 
 
 def best_us(function: Callable[[], object]) -> float:
-    """Returns the fastest of a few calls, because the machine is shared."""
+    """Returns the time of the fastest of a few calls, because the machine is shared."""
     found = float("inf")
     for _ in range(ROUNDS):
         begin_s = time.perf_counter()
@@ -64,8 +64,8 @@ def steps(asked: Conversation, model: TextModel, reference: TextModel) -> list[l
         "template": lambda: template.render(asked),
         "tokenise, reference library": lambda: reference.tokenise(text, adds_special_tokens=False),
         "tokenise, fastokens": lambda: model.tokenise(text, adds_special_tokens=False),
-        "tokenise, all but the last turn seen before": lambda: model.tokenise_prompt(text),
-        "tokenise by the reference, the same": lambda: reference.tokenise_prompt(text),
+        "tokenise, all turns but the last cached": lambda: model.tokenise_prompt(text),
+        "tokenise, reference library, all turns but the last cached": lambda: reference.tokenise_prompt(text),
         "hash blocks": lambda: block_hashes(token_ids, BLOCK_TOKENS),
     }
     reference.tokenise_prompt(text)
@@ -76,7 +76,7 @@ def steps(asked: Conversation, model: TextModel, reference: TextModel) -> list[l
 
 
 async def loop_delays(model: TextModel, words: Sequence[str], tokens: int, *, seconds: float) -> list[str]:
-    """Prepares prompts one after the other. Returns how late a task is that wakes every millisecond."""
+    """Prepares prompts one after the other. Returns how late a task runs that wakes every millisecond."""
     served = ServedModel(
         name="demo", text=model, context_tokens_max=10**6, vocabulary_size=10**6, block_size_tokens=BLOCK_TOKENS,
         eos_token_ids=frozenset(), features=frozenset(),
@@ -93,7 +93,7 @@ async def loop_delays(model: TextModel, words: Sequence[str], tokens: int, *, se
 
     ticking = asyncio.create_task(tick())
     while time.perf_counter() < end_s:
-        # The event-loop iteration between two requests, which a socket needs in production.
+        # The event-loop iteration between two requests, which the socket causes in production.
         await asyncio.sleep(0)
         request = Request(
             request_id=str(prompts), model="demo", prompt=asked[prompts % len(asked)], sampling=SamplingParams(max_tokens=1)

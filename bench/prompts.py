@@ -1,4 +1,4 @@
-"""Prompts of a given length from seeded words of one token each, with shared prefixes."""
+"""Generates prompts of a given length from seeded one-token words, with shared prefixes."""
 
 import json
 import random
@@ -25,7 +25,7 @@ BODIES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptShape:
-    """Prompts of `tokens` words. The first `prefix_share` (0 to 1) is one of `prefix_groups` common prefixes."""
+    """Prompts of `tokens` words. The first `prefix_share` (0 to 1) of each is one of `prefix_groups` common prefixes."""
 
     tokens: int
     prefix_groups: int = 0
@@ -44,7 +44,7 @@ def one_token_words(model_dir: Path) -> Sequence[str]:
 
 
 def make_prompts(shape: PromptShape, *, seed: int, words: Sequence[str] = WORDS) -> Iterator[str]:
-    """Yields distinct prompts endlessly: after the common prefix come words that no other prompt has there.
+    """Yields distinct prompts endlessly: the words after the common prefix differ in each prompt.
 
     The rest is one of a few prepared texts, because choosing thousands of words per prompt would cost the generator too much CPU.
     """
@@ -60,14 +60,14 @@ def make_prompts(shape: PromptShape, *, seed: int, words: Sequence[str] = WORDS)
 
 
 def trace_prompt(request: RecordedRequest, *, tokens_scale: float = 1.0, words: Sequence[str] = WORDS) -> str:
-    """Returns text whose 512-word blocks repeat where the trace's block ids do; `tokens_scale` scales every block.
+    """Returns text whose 512-word blocks repeat where the trace's block ids do. `tokens_scale` scales every block.
 
-    Without block ids, every request has a unique text, the same in each run.
+    Without block ids, every request has a unique text, which is the same in each run.
     """
     per_block = max(1, round(MOONCAKE_BLOCK_TOKENS * tokens_scale))
     total = max(1, round(request.prompt_tokens * tokens_scale))
     own = f"{request.at_s}/{request.prompt_tokens}/{request.output_tokens}"
-    # After its listed blocks a prompt has unique text, so that it shares only what the trace says.
+    # Unique text follows the listed blocks, so that a prompt shares only the blocks that the trace lists.
     seeds = chain(map(str, request.block_ids), (f"{own}/{i}" for i in range(total)))
     parts: list[str] = []
     for seed in seeds:

@@ -1,12 +1,12 @@
-"""What protection costs: meshes with all of it and with none in alternation, under the same load.
+"""Measures the cost of security features: meshes with all of them and with none in alternation, under the same load.
 
 python -m bench.protection                        four rounds, about six minutes
 python -m bench.protection --rounds 2 --seconds 3
 python -m bench.protection --modes "everything on" "mesh TLS off"
 
-Everything on: mesh TLS, API keys with quotas and limits of concurrency, the tenant in the block hashes, and its share of queue and stores.
-Everything off: plain text between services, and no keys, so no tenants and no quotas. The registry's token, sealed registrations and
-handles, the checks of requests, and the bounds of heads, bodies and connections cannot be turned off: they are in both.
+Everything on: mesh TLS, API keys with quotas and concurrency limits, the tenant in the block hashes, and the tenant's share of queue and stores.
+Everything off: plain text between services and no keys, hence no tenants and no quotas. Both modes have what cannot be turned off: the
+registry's token, sealed registrations and handles, the checks of requests, and the limits of heads, bodies and connections.
 """
 
 import argparse
@@ -29,14 +29,14 @@ from services.frontend.access.keys import hash_of
 ON, OFF = "everything on", "everything off"
 KEY = "kvmesh-bench-protection"
 QUOTAS = {"requests_per_minute": 10_000_000, "tokens_per_minute": 10**10, "concurrent_requests": 10_000}
-"""Never used up, but counted."""
+"""Too high to be used up, but counted."""
 PLAIN = ("--no-mesh-tls",)
 SHOWN = ("tokens per CPU-s", "TTFT p50 ms", "TTFT p99 ms", "tokens/s", "others")
 COMPARED = SHOWN[:3]
 
 
 def modes(keys_file: Path) -> Mapping[str, Callable[[MeshKind], MeshKind]]:
-    """Returns what each mode changes of a mesh."""
+    """Returns, for each mode, the function that changes a mesh's configuration."""
     keyed = {"KVMESH_ACCESS_KEYS_FILE": str(keys_file)}
     return {
         ON: lambda kind: replace(kind, environment=keyed, key=KEY),
@@ -47,7 +47,7 @@ def modes(keys_file: Path) -> Mapping[str, Callable[[MeshKind], MeshKind]]:
 
 
 def scenarios(kind: MeshKind) -> Sequence[Scenario]:
-    """Streams, and alone on an idle mesh the first token."""
+    """Returns the streaming scenarios, and one that measures the first token on an idle mesh."""
     streams = [
         Scenario(protocol="http", prompt_tokens=128, output_tokens=128, concurrency=each, quick_acks=True)
         for each in (32, 128)
@@ -57,12 +57,12 @@ def scenarios(kind: MeshKind) -> Sequence[Scenario]:
 
 
 async def measure(options: argparse.Namespace, keys_file: Path) -> list[tuple[str, Point]]:
-    """Returns all points with their mode. Modes alternate, so that a slow phase of the machine hits all."""
+    """Returns all points with their mode. Modes alternate, so that a slow phase of the machine affects all of them."""
     found: list[tuple[str, Point]] = []
     changes = modes(keys_file)
     for number in range(options.rounds):
         for kind in (PACED, FLAT_OUT):
-            # No mode is always the first one.
+            # The order alternates, so that no mode always runs first.
             for mode in options.modes[:: 1 if number % 2 == 0 else -1]:
                 changed = changes[mode](replace(kind, up_flags=("--no-planner",)))
                 async with running_mesh(changed) as served:
@@ -80,7 +80,7 @@ Rows = Mapping[tuple[str, str], Mapping[str, Sequence[Point]]]
 
 
 def by_load(points: Sequence[tuple[str, Point]]) -> Rows:
-    """Points by engines and load, then by mode."""
+    """Groups the points by engines and load, then by mode."""
     rows: dict[tuple[str, str], dict[str, list[Point]]] = {}
     for mode, point in points:
         rows.setdefault((point.kind, point.scenario.name), {}).setdefault(mode, []).append(point)
@@ -92,7 +92,7 @@ def median(points: Sequence[Point], name: str) -> float:
 
 
 def table(rows: Rows) -> str:
-    """Medians over the rounds, one line per load and mode."""
+    """Returns the medians over the rounds, one line per load and mode."""
     lines = [
         (*load, mode, *(f"{median(points, name):.2f}" for name in SHOWN))
         for load, of_load in rows.items()
@@ -102,7 +102,7 @@ def table(rows: Rows) -> str:
 
 
 def ratios(rows: Rows, modes: Sequence[str]) -> str:
-    """Returns the first mode's medians over those of the last one, and the range of the rounds' own ratios."""
+    """Returns the first mode's medians divided by those of the last one, and the range of the ratios per round."""
     first, last = modes[0], modes[-1]
     lines = []
     for load, of_load in rows.items():

@@ -1,9 +1,9 @@
 """Counts the functions between the socket and the router: `python -m bench.request_path [--list]`.
 
-One streaming chat request runs through the frontend's HTTP server and pipeline in this process. The product functions (`kvmesh/` and
-`services/`) that it calls from the first byte until the pipeline asks the router for a placement are printed in order, each once.
-Another request has run before, so that nothing is counted that only the first one needs. Comprehensions and generator expressions are
-no functions here.
+One streaming chat request runs through the frontend's HTTP server and pipeline in this process. The script records the product functions
+(`kvmesh/` and `services/`) that are called from the first byte until the pipeline asks the router for a placement. It prints them in the order
+of their first calls. An earlier request warms up, so that functions which only the first request calls are not counted. Comprehensions and
+generator expressions do not count as functions.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Measures Route alone: real routers, one frontend link, paced placement requests and reports; no workers.
+"""Measures Route alone: real routers, one frontend link, paced placement requests and reports, no workers.
 
 python -m bench.route --routers 2 --rate 400 --seconds 4 --report-delay-s 0.01
 """
@@ -31,12 +31,12 @@ from kvmesh.rpc.settings import RpcSettings
 
 PROMPT_BLOCKS = 32
 BLOCK_SIZE_TOKENS = 16
-NEWS_S = ((ReportKind.PREFILLED, 0.02), (ReportKind.FIRST_TOKEN, 0.005), (ReportKind.FINISHED, 0.1))
-"""The reports of a request, each with the seconds since the one before."""
+REPORTS_S = ((ReportKind.PREFILLED, 0.02), (ReportKind.FIRST_TOKEN, 0.005), (ReportKind.FINISHED, 0.1))
+"""The reports of a request, each with the seconds since the previous one."""
 
 
 class _Load:
-    """Starts `rate` requests per second and runs each to its end."""
+    """Starts `rate` requests per second and sends all reports of each."""
 
     def __init__(self, link: GrpcRouterLink) -> None:
         self._link = link
@@ -68,7 +68,7 @@ class _Load:
             self.failed += 1
             return
         self.place_s.append(time.perf_counter() - began_s)
-        for kind, after_s in NEWS_S:
+        for kind, after_s in REPORTS_S:
             await asyncio.sleep(after_s)
             report = Report(kind=kind, elapsed_s=time.perf_counter() - began_s)
             self._link.report_nowait(placed.ask_id, report)

@@ -1,8 +1,8 @@
-"""Prints how many placements a router core decides: `python -m bench.router [--workers 8,64,512] [--blocks 32,...]`.
+"""Measures the placement rate of a router core: `python -m bench.router [--workers 8,64,512] [--blocks 32,...]`.
 
-One process, one thread, no network. A decision is one call of `RouterCore.ask`: lookup, scoring, reservation, history.
-Half of the workers are prefill workers. The index has a million blocks. All workers hold a prefix of every prompt, with eight
-different lengths. Another column is the cost of the request's reports. Times are CPU time of this process, median of the rounds.
+Runs in one process and one thread, without a network. A decision is one call of `RouterCore.ask`: lookup, scoring, reservation, history. Half of
+the workers are prefill workers. The index has a million blocks. All workers hold a prefix of every prompt, with eight different lengths. Another
+column is the cost of the request's reports. Times are CPU time of this process, median of the rounds.
 """
 
 import argparse
@@ -44,7 +44,7 @@ class Rate:
 
     workers: int
     blocks: int
-    calm_cpu_s: float
+    best_tenth_cpu_s: float
     decide_cpu_s: float
     decide_wall_s: float
     report_cpu_s: float
@@ -88,7 +88,7 @@ def make_prompts(blocks: int) -> list[list[int]]:
 
 
 def fill(core: RouterCore, blocks: int, depths_each: int) -> list[list[int]]:
-    """Indexes a million blocks. Every worker holds a prefix of each prompt, with `depths_each` lengths."""
+    """Indexes a million blocks. Every worker holds a prefix of each prompt. The prefixes have `depths_each` different lengths."""
     generator = random.Random(SEED + 1)
     bits = [target.bits[target.rank] for target in core.fleet.targets()]
     prompts = make_prompts(blocks)
@@ -101,7 +101,7 @@ def fill(core: RouterCore, blocks: int, depths_each: int) -> list[list[int]]:
     return prompts
 
 
-def forget_lookups(core: RouterCore) -> None:
+def clear_lookup_caches(core: RouterCore) -> None:
     """Clears the lookup caches."""
     core.index.device._lookup_cache.clear()
     core.placer.cached_tokens._cache.clear()
@@ -138,13 +138,13 @@ def measure(
         wall, cpu = time.perf_counter(), time.process_time()
         for i in range(number, number + batch):
             if is_fresh:
-                forget_lookups(core)
+                clear_lookup_caches(core)
             core.ask("f", i, asks[i % PROMPTS], now=now, wall=now)
             now += pace_s
         asked_cpu, asked_wall = time.process_time() - cpu, time.perf_counter() - wall
         cpu = time.process_time()
         for i in range(number, number + batch):
-            # Half of the requests in flight have their prompts computed, without delay; the oldest end.
+            # Half of the requests in flight are prefilled at once; the oldest requests finish.
             core.report("f", i, Report(kind=ReportKind.PREFILLED, elapsed_s=0.0))
             core.report("f", i - in_flight, Report(kind=ReportKind.FINISHED, elapsed_s=0.0))
         rounds.append((asked_cpu, asked_wall, time.process_time() - cpu))
@@ -154,18 +154,19 @@ def measure(
     cpu = time.process_time()
     for i in range(matches):
         if is_fresh:
-            forget_lookups(core)
+            clear_lookup_caches(core)
         core.index.device.prefixes(prompts[i % PROMPTS])
     match_cpu = (time.process_time() - cpu) / matches
-    # The first rounds fill the fleet. Other processes change CPU caches and clock: the median shows typical rounds, the best tenth the
-    # cost of the code.
+    # The first rounds fill the fleet. Other processes affect CPU caches and clock: the median shows a typical round, the best tenth the cost of
+    # the
+    # code.
     columns = [sorted(column) for column in zip(*rounds[in_flight // batch :], strict=True)]
     middle = [statistics.median(column) / batch for column in columns]
-    calm_cpu = columns[0][len(columns[0]) // 10] / batch
+    best_tenth_cpu = columns[0][len(columns[0]) // 10] / batch
     return Rate(
         workers=workers,
         blocks=len(prompts[0]),
-        calm_cpu_s=calm_cpu,
+        best_tenth_cpu_s=best_tenth_cpu,
         decide_cpu_s=middle[0],
         decide_wall_s=middle[1],
         report_cpu_s=middle[2],
@@ -195,8 +196,8 @@ def main() -> None:
     )
     parser.add_argument("--frontends", type=int, default=1, help="frontend links through gRPC")
     parser.add_argument("--dynamo", type=Path, help="virtual environment with Dynamo: compare with its router instead")
-    parser.add_argument("--before", metavar="COMMIT", help="compare with an earlier commit instead, in turn")
-    parser.add_argument("--turns", type=int, default=5, help="processes of each tree for a row, with --before")
+    parser.add_argument("--before", metavar="COMMIT", help="compare with an earlier commit instead, in alternation")
+    parser.add_argument("--turns", type=int, default=5, help="number of processes per tree and row, with --before")
     options = parser.parse_args()
     if options.before:
         from bench import router_before
@@ -210,7 +211,7 @@ def main() -> None:
             turns=options.turns,
         )
         return
-    # These modules import this one.
+    # Imported here, because these modules import this one.
     if options.dynamo:
         if not (options.dynamo / "bin" / "python").exists():
             parser.error(f"--dynamo: {options.dynamo} is not a virtual environment")
@@ -247,7 +248,7 @@ def main() -> None:
             prompts = fill(core, blocks, options.depths)
             rate = measure(core, prompts, workers, for_s=options.seconds, is_fresh=options.fresh)
             print(
-                f"{workers:7} {blocks:6} | {1 / rate.calm_cpu_s:31,.0f} {1 / rate.decide_cpu_s:7,.0f} |"
+                f"{workers:7} {blocks:6} | {1 / rate.best_tenth_cpu_s:31,.0f} {1 / rate.decide_cpu_s:7,.0f} |"
                 f" {1e6 * rate.decide_cpu_s:6.1f} {1e6 * rate.decide_wall_s:8.1f}"
                 f" {1e6 * rate.match_cpu_s:12.1f} {1e6 * rate.report_cpu_s:8.1f}",
                 flush=True,

@@ -1,7 +1,7 @@
-"""The router's decisions in this tree and in an earlier commit, in turn: `python -m bench.router --before 1bbc2d1`.
+"""Compares the router's decisions with those of an earlier commit, in alternation: `python -m bench.router --before 1bbc2d1`.
 
-Each turn is a process of each tree, which measures one row for `--seconds`. Counted is the best tenth of the rounds of the best turn: what
-the code costs while nothing else slows the machine down.
+Each turn starts a process of each tree, which measures one row for `--seconds`. The result is the best tenth of the rounds of the best turn: the
+cost of the code without disturbance by other processes.
 """
 
 import os

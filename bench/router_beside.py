@@ -1,8 +1,8 @@
-"""Dynamo's `SelectionService` and `RadixTree` beside the router, in one run: `python -m bench.router --dynamo DIR`.
+"""Compares the router with Dynamo's `SelectionService` and `RadixTree` in one run: `python -m bench.router --dynamo DIR`.
 
-Each figure is the best of several rounds. Our decision is `RouterCore.ask`: lookup, scoring of prefill and decode workers, reservation,
-history. Dynamo's `select` looks up and scores one pool and reserves nothing. Our index has a million blocks, Dynamo's only the
-prompts of the requests.
+Each figure is the best of several rounds. kvmesh's decision is `RouterCore.ask`: lookup, scoring of prefill and decode workers, reservation,
+history. Dynamo's `select` looks up and scores one pool and reserves nothing. kvmesh's index has a million blocks, Dynamo's only the prompts of
+the requests.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.router import BLOCK, SEED, fill, fleet, measure
-from bench.router_index import fleet_with_shared_prefixes, look_up_anew, rate
+from bench.router_index import fleet_with_shared_prefixes, rate, uncached_lookup
 from bench.table import render
 from services.router.index.cached_tokens import tokens_by_bit
 
@@ -26,7 +26,7 @@ COLUMNS = (
 
 
 def dynamo(directory: Path, script: str, given: dict[str, Any]) -> dict[str, float]:
-    """Runs one of our scripts in Dynamo's environment and returns its output."""
+    """Runs one of the benchmark's scripts in Dynamo's environment and returns its output."""
     command = [str(directory / "bin" / "python"), "-P", str(Path(__file__).with_name(script))]
     done = subprocess.run(command, input=json.dumps(given) + "\n", stdout=subprocess.PIPE, text=True, check=True)
     figures: dict[str, float] = json.loads(done.stdout)
@@ -43,9 +43,9 @@ def row(*, workers: int, blocks: int, depths: int, for_s: float, directory: Path
         directory, "dynamo_radix.py", {"prompts": prompts, "held": [list(enumerate(each)) for each in held]}
     )
     core = fleet(workers, workers // 2, "kv")
-    decision_us = 1e6 * measure(core, fill(core, blocks, depths), workers, for_s=for_s).calm_cpu_s
+    decision_us = 1e6 * measure(core, fill(core, blocks, depths), workers, for_s=for_s).best_tenth_cpu_s
     index, asked = fleet_with_shared_prefixes(workers, blocks, PROMPTS)
-    lookup_us = 1e6 / rate(lambda i: tokens_by_bit(look_up_anew(index, asked[i % PROMPTS]), BLOCK, workers // 8 + 1))
+    lookup_us = 1e6 / rate(lambda i: tokens_by_bit(uncached_lookup(index, asked[i % PROMPTS]), BLOCK, workers // 8 + 1))
     return [
         *(str(workers), str(blocks)),
         *(f"{decision_us:.1f}", f"{theirs['select_cpu_us']:.1f}", f"{theirs['select_us']:.1f}"),

@@ -1,9 +1,9 @@
-"""Measures placements over gRPC: `python -m bench.router --grpc`. The router is a separate process; this one plays the frontends.
+"""Measures placements over gRPC: `python -m bench.router --grpc`. The router is a separate process; this process acts as the frontends.
 
-Asks go to one router over the frontends' links (`kvmesh.rpc.router.link`) in rotation, with one task per ask, as in a frontend.
-The load is an open loop: asks are sent at even or random (Poisson) times. Each placed request sends a frontend's reports:
-prefilled, first token, finished. Latency counts from before the task is created until `place` returns, so it includes this process's
-share. `late` is the delay between an ask's due time and the call.
+Placement requests go to one router over the frontends' links (`kvmesh.rpc.router.link`) in rotation, with one task per request, as in a
+frontend. The load is an open loop: requests are sent at even or random (Poisson) times. Each placed request sends a frontend's reports:
+prefilled, first token, finished. Latency counts from before the task is created until `place` returns, so it includes this process's share.
+`late` is the delay between a request's due time and the call.
 """
 
 import asyncio
@@ -95,7 +95,7 @@ class Load:
         return sum(link.messages_sent for link in self.links)
 
     def ask(self, due_at: float) -> None:
-        """Returns the next placement request."""
+        """Starts the next placement request in a task."""
         now = time.perf_counter()
         self.lateness_s.append(now - due_at)
         task = asyncio.create_task(self._ask(self.links[self.asks % len(self.links)], self.next_ask(), now))
@@ -155,7 +155,7 @@ async def frontends(address: str, count: int) -> AsyncIterator[Sequence[GrpcRout
     pools = [ChannelPool(settings=RpcSettings()) for _ in range(count)]
     links = [
         GrpcRouterLink(
-            OneRouter(address),  # type: ignore[arg-type]  # no more of a registry is used
+            OneRouter(address),  # type: ignore[arg-type]  # the link uses no other method of a registry
             channels,
             frontend_id=f"bench-{number}",
             clock=SystemClock(),
@@ -232,7 +232,7 @@ def main(
     arrivals: Sequence[Arrivals],
     frontends: int,
 ) -> None:
-    """Prints the table. Rows for gRPC alone come first, per prompt length and arrivals."""
+    """Prints the table. The rows of gRPC alone come first, per prompt length and arrivals."""
     lines = []
     for length, kind, number in itertools.product(blocks, arrivals, (0, *workers)):
         case = Case(

@@ -1,4 +1,4 @@
-"""Prints the cost of the router's index: `python -m bench.router_index [--dynamo DIR]`. Single process, one thread.
+"""Measures the cost of the router's index in one process and thread: `python -m bench.router_index [--dynamo DIR]`.
 
 With DIR, a virtual environment with Dynamo, the same run measures its `RadixTree` on the same prompts.
 """
@@ -48,7 +48,7 @@ def holder_index(holders: int) -> tuple[HolderIndex, list[int]]:
 
 
 def shared_prefixes(workers: int, blocks: int, count: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Returns prompts, and for each the depth to which each worker holds it, with at most 8 distinct depths."""
+    """Returns prompts and the depth to which each worker holds each prompt, with at most 8 distinct depths."""
     generator = random.Random(SEED)
     prompts = [[generator.getrandbits(63) for _ in range(blocks)] for _ in range(count)]
     depths = []
@@ -59,7 +59,7 @@ def shared_prefixes(workers: int, blocks: int, count: int) -> tuple[list[list[in
 
 
 def fleet_with_shared_prefixes(workers: int, blocks: int, count: int = 32) -> tuple[HolderIndex, list[list[int]]]:
-    """Returns the index of these prompts."""
+    """Returns the index of the prompts of `shared_prefixes`."""
     index, bits = holder_index(workers)
     prompts, depths = shared_prefixes(workers, blocks, count)
     for prompt, held in zip(prompts, depths, strict=True):
@@ -68,19 +68,19 @@ def fleet_with_shared_prefixes(workers: int, blocks: int, count: int = 32) -> tu
     return index, prompts
 
 
-def look_up_anew(index: HolderIndex, prompt: Sequence[int]) -> Prefixes:
-    """Clears the lookup cache."""
+def uncached_lookup(index: HolderIndex, prompt: Sequence[int]) -> Prefixes:
+    """Looks a prompt up after clearing the lookup cache."""
     index._lookup_cache.clear()
     return index.prefixes(prompt)
 
 
 def print_lookups() -> None:
-    print("lookups: longest prefix of every worker, 8 distinct depths; made anew, and as one of late")
+    print("lookups: longest prefix of every worker, 8 distinct depths; uncached and cached")
     for workers in (8, 64, 512):
         for blocks in (32, 128, 512, 2048):
             index, prompts = fleet_with_shared_prefixes(workers, blocks)
-            anew = rate(lambda i: look_up_anew(index, prompts[i % 32]))  # noqa: B023 - called before the next turn
-            again = rate(lambda i: index.prefixes(prompts[i % 32]))  # noqa: B023 - called before the next turn
+            anew = rate(lambda i: uncached_lookup(index, prompts[i % 32]))  # noqa: B023 - called before the next iteration
+            again = rate(lambda i: index.prefixes(prompts[i % 32]))  # noqa: B023 - called before the next iteration
             print(f"  {workers:4} workers {blocks:5} blocks  {1e6 / anew:7.1f} us {1e6 / again:7.1f} us")
 
 
@@ -98,7 +98,7 @@ def print_events() -> None:
 
 
 def print_lazy_events() -> None:
-    """Prints the same for pending runs: without lookups, and with one lookup before each removal."""
+    """Prints the cost of events for pending runs: without lookups, and with one lookup before each removal."""
     generator = random.Random(SEED)
     index = LazyIndex()
     for bit in range(64):
@@ -113,7 +113,7 @@ def print_lazy_events() -> None:
         ("removed by the last", lambda i: index.remove((i + 1) % 64, runs[i][::-1])),
     )
     print_rates(runs, *stored, *removed)
-    print("  and looked up once:")
+    print("  with one lookup:")
     print_rates(runs, *stored, ("asked, both workers' entered", lambda i: index.prefixes(runs[i])), *removed)
 
 
@@ -138,10 +138,10 @@ def print_predicted() -> None:
         lifetime = Lifetime(ttl_s=1e9, placements_max=1000)
 
         def add(i: int) -> None:
-            index.add(i % 64, prompts[i % 2000], now=0.0, lifetime=lifetime)  # noqa: B023 - called before the next turn
+            index.add(i % 64, prompts[i % 2000], now=0.0, lifetime=lifetime)  # noqa: B023 - called before the next iteration
 
         added = rate(add)
-        asked = rate(lambda i: index.prefixes(prompts[i % 2000]))  # noqa: B023 - called before the next turn
+        asked = rate(lambda i: index.prefixes(prompts[i % 2000]))  # noqa: B023 - called before the next iteration
         print(f"  {blocks:5} blocks  placed {1e6 / added:5.1f} us  asked {1e6 / asked:5.1f} us")
 
 
@@ -176,7 +176,7 @@ def print_memory() -> None:
 
 
 def print_beside_dynamo(directory: Path) -> None:
-    """Prints the time of a lookup of every worker's depth, alternating ours and Dynamo's."""
+    """Prints the time of a lookup of every worker's depth, alternating kvmesh and Dynamo."""
     command = [str(directory / "bin" / "python"), "-P", str(Path(__file__).with_name("dynamo_radix.py"))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
@@ -198,7 +198,7 @@ def print_beside_dynamo(directory: Path) -> None:
             theirs_us = json.loads(process.stdout.readline())["lookup_us"]
             index, _ = fleet_with_shared_prefixes(workers, blocks, 8)
             ours_us = 1e6 / rate(
-                lambda i: tokens_by_bit(look_up_anew(index, prompts[i % 8]), BLOCK_SIZE, workers // 8 + 1),  # noqa: B023 - see above
+                lambda i: tokens_by_bit(uncached_lookup(index, prompts[i % 8]), BLOCK_SIZE, workers // 8 + 1),  # noqa: B023 - see above
             )
             print(f"  {workers:4} workers {blocks:5} blocks  ours {ours_us:6.1f} us  RadixTree {theirs_us:6.1f} us")
         process.stdin.close()
@@ -210,7 +210,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.dynamo and not (arguments.dynamo / "bin" / "python").exists():
         parser.error(f"--dynamo: {arguments.dynamo} is not a virtual environment")
-    print(f"Python {sys.version.split()[0]}, times are of the processor, of all threads")
+    print(f"Python {sys.version.split()[0]}, times are CPU time of all threads")
     print_lookups()
     print("events, 64 workers, runs of 64 blocks")
     print_events()
@@ -221,7 +221,7 @@ def main() -> None:
     print("memory")
     print_memory()
     if arguments.dynamo:
-        print("beside Dynamo: every worker's depth")
+        print("compared with Dynamo: lookup of every worker's depth")
         print_beside_dynamo(arguments.dynamo)
 
 

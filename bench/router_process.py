@@ -1,7 +1,7 @@
-"""A router process with a fixed fleet, started by `bench.router_grpc`.
+"""Runs a router process with a fixed fleet, for `bench.router_grpc`.
 
-It runs all parts of a router: gRPC server with interceptors, servicer, queue, core, metrics, maintenance. Workers are entries in the
-fleet without processes. With `--bare`, a servicer answers every request with the same placement, so that only gRPC is measured.
+It runs all parts of a router: gRPC server with interceptors, servicer, queue, core, metrics, maintenance. The fleet's workers are entries
+without processes. With `--bare`, a servicer answers every request with the same placement, to measure gRPC alone.
 """
 
 import argparse
@@ -53,7 +53,7 @@ class BareServicer(RouterServicer):
 
 
 async def serve(workers: int, blocks: int, depths: int, *, is_bare: bool) -> None:
-    """Prints its port when it is ready, and serves until it is killed."""
+    """Prints its port when it is ready. Serves until it is killed."""
     telemetry, clock = Telemetry.create("router"), SystemClock()
     core = fleet(workers, workers // 2, "kv")
     if not is_bare:

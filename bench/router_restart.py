@@ -1,7 +1,7 @@
-"""Prints how long a restarted router takes until its index is exact: `python -m bench.router_restart`.
+"""Measures how long a restarted router takes until its index is exact: `python -m bench.router_restart`.
 
-One process has a gRPC server and a KV feed per worker. Another has the router's membership, client and index. The time runs from the
-first connection until all feeds are EXACT. Then every worker's block count is compared with its cache.
+One process has a gRPC server and a KV feed per worker. Another has the router's membership, client and index. The time runs from the first
+connection until all feeds are EXACT. Then the benchmark compares every worker's block count with its cache.
 """
 
 import argparse
@@ -40,7 +40,7 @@ EPOCH = 1
 
 
 class FilledWorker:
-    """A worker whose cache is full and does not change. Its methods have the names of the service's."""
+    """A worker whose cache is full and does not change. The methods are named like those of the gRPC service."""
 
     def __init__(self, name: str, *, blocks: int, run_blocks: int, generator: Random) -> None:
         self.name = name
@@ -107,7 +107,8 @@ async def serve(workers: int, blocks: int, run_blocks: int) -> None:
 
 
 async def restart(ports: list[int], blocks: int) -> tuple[float, float, int]:
-    """Starts a router with an empty index. Returns seconds until exact, the longest time its loop was blocked, and blocks indexed."""
+    """Starts a router with an empty index. Returns the seconds until it is exact, the longest time its loop was blocked, and the blocks
+    indexed."""
     registry = MemoryAgent().registry()
     for number, port in enumerate(ports):
         await registry.register(
@@ -171,7 +172,7 @@ def worker_process(arguments: argparse.Namespace) -> Iterator[list[int]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=16)
-    parser.add_argument("--blocks", type=int, default=1_000_000, help="of all workers together")
+    parser.add_argument("--blocks", type=int, default=1_000_000, help="total blocks of all workers")
     parser.add_argument("--run-blocks", type=int, default=64, help="blocks of one prompt")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
@@ -184,7 +185,7 @@ def main() -> None:
         for _ in range(arguments.repeats):
             took_s, held_s, found = asyncio.run(restart(ports, arguments.blocks))
             print(
-                f"  exact after {took_s:.2f} s, {found:,} blocks; the loop was held for {1e3 * held_s:.0f} ms at most"
+                f"  exact after {took_s:.2f} s, {found:,} blocks; the loop was blocked for {1e3 * held_s:.0f} ms at most"
             )
 
 

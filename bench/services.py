@@ -17,7 +17,7 @@ DEMO_MODEL = ROOT / "models" / "demo"
 
 @asynccontextmanager
 async def one_worker(role: str, argv: Sequence[str], start_s: float = 30.0) -> AsyncIterator[tuple[WorkerRef, int]]:
-    """Starts a worker, simulated unless `argv` says otherwise; yields it with its process id, and ends it."""
+    """Starts a worker, simulated unless `argv` says otherwise. Yields it with its process id and ends it on exit."""
     agent = EmbeddedAgent(AgentSettings())
     await agent.start()
     registry = ConsulRegistry(DiscoverySettings(address=agent.address))

@@ -1,12 +1,12 @@
-"""Measures kvmesh and Dynamo with its mocker in alternation, with the same load generator, tokenizer, prompts and shapes.
+"""Compares kvmesh with Dynamo and its mocker in alternation, with the same load generator, tokenizer, prompts and shapes.
 
-python -m bench.side_by_side --dynamo ~/dynamo-venv                           all of it; about 15 minutes for each round
+python -m bench.side_by_side --dynamo ~/dynamo-venv                           all parts; about 15 minutes for each round
 python -m bench.side_by_side --dynamo ~/dynamo-venv --parts stream --shapes split --rounds 1 --seconds 2
 
-Parts: `stream` (128 tokens in and out, 32 and 128 in flight, flat out and at 6 ms a step), `arrivals` (the same at 6 ms a step, 36
-requests a second at random times), `prompt` (2000+16 and 8000+1, 32 in flight), `first` (512+64, one in flight), `memory` (100 000
-short requests, once). Shapes: `split` is a prefill and a decode worker, `single` one worker that does both. Rounds alternate (kvmesh,
-Dynamo, kvmesh, ...), so that a slow phase of the machine hits both. Without Dynamo kvmesh is measured alone.
+Parts: `stream` (128 tokens in and out, 32 and 128 in flight, without step time and at 6 ms a step), `arrivals` (the same at 6 ms a step, 36
+requests a second at random times), `prompt` (2000+16 and 8000+1, 32 in flight), `first` (512+64, one in flight), `memory` (100 000 short
+requests, once). Shapes: `split` is a prefill and a decode worker, `single` one worker with both roles. Rounds alternate (kvmesh, Dynamo, kvmesh,
+...), so that a slow phase of the machine affects both. Without Dynamo, the benchmark measures kvmesh alone.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from bench.points import Bench, Point
 from bench.scenarios import FLAT_OUT
 from bench.services import DEMO_MODEL
 from bench.side_memory import MemoryResult, measure_memory
-from bench.side_parts import MEMORY, PARTS, SHAPES, Stand, roomy_model, stand, stands
+from bench.side_parts import MEMORY, PARTS, SHAPES, Setup, roomy_model, setup, setups
 from bench.side_tables import tables
 from bench.table import COLUMNS as ROUND_COLUMNS
 from bench.table import render, rows
@@ -35,7 +35,7 @@ from kvmesh.lifecycle import run
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """All measurements in order. Written after each step, so that an interrupted run keeps its results."""
+    """All measurements in order. The file is written after each step, so that an interrupted run keeps its results."""
 
     path: Path
     points: list[tuple[str, Point]] = field(default_factory=list)
@@ -64,24 +64,24 @@ class SideBySide:
         """Measures all rounds, then memory once."""
         options = self._options
         for number in range(options.rounds):
-            for each in stands(options.parts, options.shapes, self._model_dir, tokenizer=options.dynamo_tokenizer):
+            for each in setups(options.parts, options.shapes, self._model_dir, tokenizer=options.dynamo_tokenizer):
                 for server in self._servers(each):
-                    _tell(f"round {number + 1} of {options.rounds}: {each.name}")
+                    _print_progress(f"round {number + 1} of {options.rounds}: {each.name}")
                     await self._measure_scenarios(server, each, seed=1000 * (number + 1))
                     self.record.write()
         if MEMORY in options.parts:
             for shape in options.shapes:
-                each = stand(FLAT_OUT, shape, self._model_dir, tokenizer=options.dynamo_tokenizer)
+                each = setup(FLAT_OUT, shape, self._model_dir, tokenizer=options.dynamo_tokenizer)
                 for server in self._servers(each):
                     await self._measure_memory(server, each)
                     self.record.write()
 
-    def _servers(self, each: Stand) -> list[AbstractAsyncContextManager[Served]]:
-        """Returns both systems, not started yet."""
+    def _servers(self, each: Setup) -> list[AbstractAsyncContextManager[Served]]:
+        """Returns the context managers of both systems. Entering one starts the system."""
         ours = running_mesh(replace(each.mesh, up_flags=shlex.split(self._options.up_flags)))
         return [ours, running_dynamo(self._options.dynamo, each.dynamo)] if self._has_dynamo else [ours]
 
-    async def _measure_scenarios(self, server: AbstractAsyncContextManager[Served], each: Stand, *, seed: int) -> None:
+    async def _measure_scenarios(self, server: AbstractAsyncContextManager[Served], each: Setup, *, seed: int) -> None:
         """Measures all scenarios on a new server. Both systems get the same prompts in a round."""
         async with server as served:
             bench = Bench(served, each.name, seed)
@@ -90,19 +90,19 @@ class SideBySide:
                 point = await bench.measure(scenario, self._options.seconds)
                 self.record.points.append((part, point))
                 rate, errors = point.summary["tokens_per_s"], point.summary["errors"]
-                _tell(f"{served.system}, {each.name}: {scenario.name}: {rate:.0f} tokens/s, {errors} errors")
+                _print_progress(f"{served.system}, {each.name}: {scenario.name}: {rate:.0f} tokens/s, {errors} errors")
 
-    async def _measure_memory(self, server: AbstractAsyncContextManager[Served], each: Stand) -> None:
+    async def _measure_memory(self, server: AbstractAsyncContextManager[Served], each: Setup) -> None:
         async with server as served:
             requests = self._options.memory_requests
-            _tell(f"{served.system}, {each.name}: memory over {requests} requests")
+            _print_progress(f"{served.system}, {each.name}: memory over {requests} requests")
             self.record.memory.append(await measure_memory(served, each.name, requests=requests, seed=1))
 
 
 async def _main(options: argparse.Namespace) -> int:
     problem = await missing(options.dynamo)
     if problem:
-        _tell(problem)
+        _print_progress(problem)
         if options.dynamo is not None:
             return 1
     with tempfile.TemporaryDirectory(prefix="kvmesh-bench-model-") as folder:
@@ -113,7 +113,7 @@ async def _main(options: argparse.Namespace) -> int:
         points = [point for _, point in record.points]
         print(render(("system", *ROUND_COLUMNS), rows(points, with_system=True)), "\n")
     _show(record.as_json(), record.memory)
-    _tell(f"all figures are in {options.json}")
+    _print_progress(f"all figures are in {options.json}")
     return 0
 
 
@@ -121,7 +121,7 @@ def _show(points: Sequence[Mapping[str, Any]], memory: Sequence[MemoryResult]) -
     print("\n\n".join(tables(points, memory)))
 
 
-def _tell(text: str) -> None:
+def _print_progress(text: str) -> None:
     print(f"bench: {text}", file=sys.stderr, flush=True)
 
 
@@ -144,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
         "--dynamo-tokenizer",
         choices=("default", "fastokens"),
         default="fastokens",
-        help="tokenizer of Dynamo; `default` is what it uses unless configured",
+        help="tokenizer of Dynamo; `default` is its own default",
     )
     parser.add_argument(
         "--model", type=Path, default=DEMO_MODEL, help="model directory for tokenizer and template of both"
@@ -158,13 +158,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--up-flags",
         default="--no-planner",
-        help="flags of `kvmesh up`, as one string; by default no planner, because Dynamo runs none",
+        help="flags of `kvmesh up`, as one string; default: no planner, because Dynamo runs none",
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0, help="seconds of load per point")
     parser.add_argument("--memory-requests", type=int, default=100_000)
     parser.add_argument("--all-rounds", action="store_true", help="also print every point of every round")
-    parser.add_argument("--show", type=Path, metavar="FILE", help="only print the tables of a run's file")
+    parser.add_argument("--show", type=Path, metavar="FILE", help="only print the tables of an earlier run's file")
     parser.add_argument("--json", type=Path, default=Path("run/side_by_side.json"), metavar="FILE")
     return parser
 

@@ -1,4 +1,4 @@
-"""Memory (PSS) of every process after a tenth, a half and all of many short requests."""
+"""Measures the memory (PSS) of every process after a tenth, a half and all of many short requests."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from itertools import islice
 from bench.http_target import HttpTarget
 from bench.loops import closed_loop
 from bench.mesh import Served
-from bench.processes import descendants, shared_out_mib
+from bench.processes import descendants, pss_mib
 from bench.prompts import PromptShape, make_prompts, one_token_words
 from bench.target import LoadRequest
 
@@ -21,7 +21,7 @@ COLUMNS = ("system", "engines", "process", "requests", *(f"MiB at {share:.0%}" f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryResult:
-    """Memory per process at each of SHARES. A page that several processes share is counted once in total."""
+    """Memory per process at each of SHARES. Totals count a page that several processes share once."""
 
     system: str
     kind: str
@@ -30,9 +30,9 @@ class MemoryResult:
     pss_mib: Mapping[str, Sequence[float]]
 
     def rows(self) -> list[list[str]]:
-        """Returns one row per process, and sums: of those that serve requests, of those beside them where there are any, of all.
+        """Returns one row per process, and sums: of the processes that serve requests, of the others if there are any, and of all.
 
-        `grown` is from the first figure to the last.
+        `grown` is the difference between the first and the last figure.
         """
         beside = [name for name in self.pss_mib if name in BESIDE]
         sums = {"serving": self._sum([name for name in self.pss_mib if name not in BESIDE])}
@@ -66,9 +66,9 @@ async def measure_memory(served: Served, kind: str, *, requests: int, seed: int)
             sent += count
             errors += sum(bool(result.error) for result in results)
             for name, pid in served.watch.items():
-                sizes[name].append(sum(map(shared_out_mib, [pid, *descendants(pid)])))
+                sizes[name].append(sum(map(pss_mib, [pid, *descendants(pid)])))
             for name, pid in served.beside.items():
-                sizes[name].append(shared_out_mib(pid))
+                sizes[name].append(pss_mib(pid))
     finally:
         await target.aclose()
     return MemoryResult(system=served.system, kind=kind, requests=sent, errors=errors, pss_mib=sizes)

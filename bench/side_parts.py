@@ -1,4 +1,4 @@
-"""The parts of the side-by-side run: what each measures, and its targets."""
+"""The parts of the side-by-side benchmark: what each measures, and its targets."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ FLAT_OUT_SPEEDUP = 1_000_000
 PACED_SPEEDUP = 1
 SPEEDUPS = {FLAT_OUT.name: FLAT_OUT_SPEEDUP, PACED.name: PACED_SPEEDUP}
 SHAPES = ("split", "single")
-"""`split`: a prefill and a decode worker. `single`: one worker for both."""
+"""`split`: a prefill and a decode worker. `single`: one worker with both roles."""
 MEMORY = "memory"
 PARTS = (*SIDE_BY_SIDE, MEMORY)
 CONTEXT_TOKENS = 32_768
@@ -52,7 +52,7 @@ TARGETS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stand:
+class Setup:
     """One start of each system, and the scenarios to measure on it by part."""
 
     name: str
@@ -61,8 +61,8 @@ class Stand:
     scenarios: Sequence[tuple[str, Scenario]]
 
 
-def stands(parts: Sequence[str], shapes: Sequence[str], model_dir: Path, *, tokenizer: str) -> Iterator[Stand]:
-    """Returns the stands for the chosen shapes and parts; parts with the same engines share one."""
+def setups(parts: Sequence[str], shapes: Sequence[str], model_dir: Path, *, tokenizer: str) -> Iterator[Setup]:
+    """Yields the setups for the chosen shapes and parts. Parts with the same engines share one."""
     for shape in shapes:
         for engines in (FLAT_OUT, PACED):
             scenarios = [
@@ -73,15 +73,15 @@ def stands(parts: Sequence[str], shapes: Sequence[str], model_dir: Path, *, toke
                 for scenario in rows
             ]
             if scenarios:
-                yield stand(engines, shape, model_dir, tokenizer=tokenizer, scenarios=scenarios)
+                yield setup(engines, shape, model_dir, tokenizer=tokenizer, scenarios=scenarios)
 
 
-def stand(
+def setup(
     engines: MeshKind, shape: str, model_dir: Path, *, tokenizer: str, scenarios: Sequence[tuple[str, Scenario]] = ()
-) -> Stand:
-    """Returns a stand with the same shape for both systems."""
+) -> Setup:
+    """Returns a setup with the same shape for both systems."""
     name, is_split = f"{engines.name}, {shape}", shape == "split"
-    return Stand(
+    return Setup(
         name=name,
         mesh=replace(engines, name=name, model_dir=model_dir, prefills=1 if is_split else 0),
         dynamo=DynamoKind(
@@ -96,7 +96,8 @@ def stand(
 
 
 def roomy_model(model_dir: Path, folder: Path) -> Path:
-    """Returns a copy of the model whose context fits the longest prompts. Nothing is computed, so nothing else changes."""
+    """Returns a copy of the model with a context length that fits the longest prompts. Nothing else changes, because no engine computes the
+    model."""
     made = folder / "model"
     made.mkdir()
     for path in model_dir.iterdir():

@@ -3,21 +3,21 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from bench.medians import columns, compare, compare_calmest, ratios
+from bench.medians import columns, compare, compare_quietest, ratios
 from bench.side_memory import COLUMNS as MEMORY_COLUMNS
 from bench.side_memory import MemoryResult
 from bench.side_parts import FIGURES, TARGETS
 from bench.table import NOTE, render
 
-VERDICT_COLUMNS = ("figure", "engines", "load", "aimed at", "kvmesh / Dynamo", "")
+VERDICT_COLUMNS = ("figure", "engines", "load", "target", "kvmesh / Dynamo", "")
 
 
 def tables(points: Sequence[Mapping[str, Any]], memory: Sequence[MemoryResult]) -> Iterator[str]:
     """Yields Markdown, block by block."""
-    yield "kvmesh / Dynamo = ratio; above 1 is better in rates and in what a CPU-second gives, below 1 in times."
+    yield "kvmesh / Dynamo = ratio; above 1 is better for rates, also per CPU-second, below 1 for times."
     verdicts = list(_verdicts(points))
     if verdicts:
-        yield "Against what was aimed at, medians over the rounds:"
+        yield "Compared with the targets, medians over the rounds:"
         yield render(VERDICT_COLUMNS, verdicts)
     for part, figures in FIGURES.items():
         of_part = [point for point in points if point["part"] == part]
@@ -25,11 +25,11 @@ def tables(points: Sequence[Mapping[str, Any]], memory: Sequence[MemoryResult]) 
             yield f"`{part}`, medians over the rounds:"
             yield render(columns(figures), compare(of_part, figures))
             if _has_rounds(of_part):
-                yield f"`{part}`, the calmest round of each point alone:"
-                yield render(columns(figures), compare_calmest(of_part, figures))
+                yield f"`{part}`, only the quietest round of each point:"
+                yield render(columns(figures), compare_quietest(of_part, figures))
     if memory:
         yield (
-            "Memory over many requests of 8 tokens in and 1 out, 32 in flight; pages that processes share count once in all (PSS). "
+            "Memory over many requests of 8 tokens in and 1 out, 32 in flight; totals count a shared page once (PSS). "
             "`serving`: the processes that take part in requests. Planner and `up` (registry, supervisor) do not; Dynamo ran none."
         )
         yield render(MEMORY_COLUMNS, [row for result in memory for row in result.rows()])

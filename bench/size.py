@@ -1,6 +1,6 @@
 """Measures the code's size and depth, now and before the work to simplify it: `python -m bench.size [--before COMMIT]`.
 
-Prints the table of docs/contribute/size.md. The earlier tree is unpacked from git into a temporary folder.
+Prints the table of docs/contribute/size.md. Unpacks the earlier tree from git into a temporary folder.
 """
 
 import argparse
@@ -26,7 +26,7 @@ OLD_NAMES = {
     "services.frontend.pipeline.pipeline": "services.frontend.pipeline",
     "links=mesh,": "prefill=mesh, links=mesh,",
 }
-"""What `bench/request_path.py` calls by another name in trees before the work to simplify them, which have no such script."""
+"""Replacements in `bench/request_path.py` for trees before the work to simplify the code, which lack the script and use other names."""
 EXAMPLES = {
     "a sampling parameter": "min_p",
     "an engine, outside its folder": "vllm",
@@ -35,7 +35,7 @@ EXAMPLES = {
     "a setting": "move_pause_s",
     "a family of parsers": "glm",
 }
-"""What the walk-throughs of CONTRIBUTING.md add or change, and one of each that both trees have."""
+"""Examples of what the walk-throughs of CONTRIBUTING.md add or change. Both trees have each of them."""
 ADDED = {
     "SGLang and TensorRT-LLM": ("kvmesh/engines/sglang", "kvmesh/engines/trtllm"),
     "simulation of whole meshes": ("kvmesh/simulation", "services/simulation"),
@@ -49,12 +49,12 @@ ADDED = {
     ),
     "status page": ("services/frontend/ui",),
 }
-"""Folders of features that the earlier tree has not."""
+"""Folders of features that the earlier tree lacks."""
 _WORD = re.compile(r"\w+")
 
 
 class Tree:
-    """The files of one checkout that people write, besides tests and documentation."""
+    """The handwritten files of one checkout, without tests and documentation."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -139,7 +139,7 @@ ROWS: Mapping[str, Callable[[Tree], str]] = {
 
 
 def _settings(tree: Tree) -> list[str]:
-    """Returns the fields of classes named Settings that have a flag: no groups of further settings, nothing internal."""
+    """Returns the fields of settings classes that have a flag, without groups of further settings and internal fields."""
     classes = [node for nodes in tree.nodes.values() for node in nodes if isinstance(node, ast.ClassDef)]
     return [
         each.target.id
@@ -155,7 +155,7 @@ def _is_without_flag(value: ast.expr | None) -> bool:
 
 
 def _messages(tree: Tree) -> list[DescriptorProto]:
-    """Returns the messages of the contracts, nested ones too, without the entries of maps."""
+    """Returns the messages of the contracts, including nested ones, without map entries."""
     protos = tree.root / "protos"
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "contracts.binpb"
@@ -170,7 +170,7 @@ def _messages(tree: Tree) -> list[DescriptorProto]:
 
 
 def _names(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """Yields identifiers, and texts of one word."""
+    """Yields identifiers and one-word strings."""
     for node in nodes:
         for field in ("id", "attr", "arg", "name", "value"):
             value = getattr(node, field, None)

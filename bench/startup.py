@@ -1,4 +1,4 @@
-"""Seconds from `kvmesh up` to the first streamed token, measured from outside the process."""
+"""Measures the seconds from `kvmesh up` to the first streamed token, from outside the process."""
 
 import asyncio
 import os
@@ -32,7 +32,7 @@ class StartUp:
 
 
 async def measure_start_up(engine: str, times: int, engine_argv: Sequence[str] = ()) -> StartUp:
-    """Starts a mesh `times` times in sequence; each ends after its first answer."""
+    """Starts a mesh `times` times in sequence. Ends each mesh after its first answer."""
     seconds, loop_ms = [], []
     for _ in range(times):
         loop_ms.append(calibration_ms())
@@ -65,7 +65,7 @@ async def _start_once(engine: str, engine_argv: Sequence[str]) -> float:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Waits for the process to end. Reads its errors, so that a full pipe does not block it."""
+    """Waits for the process to end. Reads its standard error, so that a full pipe does not block it."""
     if process.returncode is None:
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):

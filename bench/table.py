@@ -56,6 +56,6 @@ def memory_rows(points: Sequence[Point]) -> list[list[str]]:
 
 MEMORY_COLUMNS = ("system", "engines", "resident MiB", "sum")
 NOTE = (
-    "CPU of all server processes; `loop ms` is a fixed single-core loop beside the point (the slower of before and after) "
-    "and `others` the cores that unrelated processes used meanwhile: compare only points where both are alike."
+    "CPU of all server processes; `loop ms` is the time of a fixed single-core loop (the slower of before and after the point) "
+    "and `others` the cores that unrelated processes used meanwhile. Compare only points for which both are similar."
 )

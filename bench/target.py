@@ -1,4 +1,4 @@
-"""The interface of the load generator to a server, over OpenAI HTTP or gRPC."""
+"""The interface between the load generator and a server, over OpenAI HTTP or gRPC."""
 
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -14,7 +14,7 @@ class LoadRequest:
 
 @dataclass(slots=True, kw_only=True)
 class LoadResult:
-    """Result of one request. Times in seconds; in an open loop TTFT and end-to-end count from the intended send time."""
+    """Result of one request. Times are in seconds. In an open loop, TTFT and end-to-end time count from the intended send time."""
 
     ttft_s: float = 0.0
     total_s: float = 0.0

@@ -1,8 +1,7 @@
-"""CPU of one step frame over gRPC with mesh TLS and in plain text, both ends in this process: `python -m bench.tls_frames`.
+"""Measures the CPU of one step frame over gRPC with mesh TLS and in plain text, both ends in this process: `python -m bench.tls_frames`.
 
-"relay" is mesh TLS through `kvmesh/rpc/tls_relay.py`, for certificates without names.
-
-The modes alternate, so that a slow phase of the machine hits both. Unlike wall time, CPU time hardly depends on other processes.
+"relay" is mesh TLS through `kvmesh/rpc/tls_relay.py`, for certificates without names. The modes alternate, so that a slow phase of the machine
+affects all of them. Unlike wall time, CPU time hardly depends on other processes.
 """
 
 import argparse
@@ -27,7 +26,7 @@ from kvmesh.telemetry import Telemetry
 
 METHOD = "/kvmesh.decode.v1.DecodeService/Attach"
 FRAME = bytes(700)
-"""About a step's frame for 128 streams."""
+"""About the size of a step's frame for 128 streams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class FixedSource:
 
 @dataclass(frozen=True, slots=True)
 class Frames(grpc.GenericRpcHandler):
-    """Answers the first message of a stream with so many frames."""
+    """Answers each message of a stream with `count` frames."""
 
     count: int
 
@@ -54,7 +53,7 @@ class Frames(grpc.GenericRpcHandler):
 
 
 async def frame_us(count: int, server_side: CertificateSource | None, client_side: CertificateSource | None) -> float:
-    """CPU microseconds of one frame, sender and receiver together."""
+    """Returns the CPU microseconds of one frame, sender and receiver together."""
     server = RpcServer(
         RpcSettings(grace_s=0),
         service_names=(),

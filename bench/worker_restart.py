@@ -1,8 +1,8 @@
-"""Throughput of a mesh while one of its four workers restarts: `python -m bench.worker_restart`.
+"""Measures the throughput of a mesh while one of its four workers restarts: `python -m bench.worker_restart`.
 
-Four simulated decode workers run at most eight requests each, at 20 ms a step, and 32 clients keep them busy. One worker is killed, later
-another one drained (SIGTERM); `kvmesh up` starts both again. A window after each signal is compared with the window before it, so that
-the ratio comes from one run. While the worker is away, a quarter of the places is missing: 0.75 is the least that can be expected.
+Four simulated decode workers run at most eight requests each, at 20 ms a step, and 32 clients keep them busy. The benchmark kills one worker and
+later drains another one (SIGTERM); `kvmesh up` restarts both. It compares a window after each signal with the window before it, so that the
+ratio comes from one run. While the worker is down, a quarter of the capacity is missing, so 0.75 is the least ratio to expect.
 """
 
 import argparse
@@ -42,11 +42,11 @@ COLUMNS = ("restart", "tokens/s before", "while it restarts", "ratio", "requests
 
 @dataclass(slots=True)
 class Load:
-    """Closed-loop clients, and what they got."""
+    """Closed-loop clients and their results."""
 
     url: str
     ends: list[tuple[float, float]] = field(default_factory=list)
-    """When each answer was complete, and how long it took."""
+    """Completion time and duration of each answer."""
     failures: list[str] = field(default_factory=list)
 
     async def client(self, number: int) -> None:
@@ -74,7 +74,7 @@ class Load:
 
 
 async def measure(seconds: float) -> list[Sequence[str]]:
-    """Returns a row for each kind of restart. 32 clients throughout."""
+    """Returns a row for each kind of restart. 32 clients run throughout."""
     rows: list[Sequence[str]] = []
     async with running_mesh(KIND) as served:
         load = Load(served.url)
@@ -99,7 +99,7 @@ async def measure(seconds: float) -> list[Sequence[str]]:
 
 
 def decode_pids(pid: int) -> list[int]:
-    """Returns the decode workers below a process."""
+    """Returns the process ids of the decode workers below a process."""
     found = []
     for child in descendants(pid):
         with suppress(OSError), open(f"/proc/{child}/cmdline", "rb") as file:
@@ -109,7 +109,7 @@ def decode_pids(pid: int) -> list[int]:
 
 
 def main() -> int:
-    """0: no request failed."""
+    """Returns 0 if no request failed."""
     parser = argparse.ArgumentParser(prog="python -m bench.worker_restart", description=__doc__)
     parser.add_argument("--seconds", type=float, default=15.0, help="length of each window")
     options = parser.parse_args()

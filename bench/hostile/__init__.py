@@ -1,1 +1,1 @@
-"""What hostile clients cost a well-behaved one."""
+"""Measures how attacks affect a well-behaved client."""

@@ -1,12 +1,12 @@
-"""Attacks a simulated mesh in all known ways at once, and prints what a well-behaved tenant notices.
+"""Attacks a simulated mesh in all known ways at once and measures the latency of a well-behaved tenant.
 
     python -m bench.hostile                                60 s of attacks
     python -m bench.hostile --seconds 3600 --rounds 20     an hour, with quiet phases between the attacks
 
-Starts a mesh with API keys on this machine. One tenant asks ten times a second (`--rate`): alone, and then beside the attacks, in each
-round; and at the end beside a process that uses as much CPU as the attackers did, but sends nothing. The attackers have a budget of CPU
-(`--cores`). Ends with status 1 if the 99th percentile of the tenant's answer times under attack is more than `--limit` times the quiet
-one, each over all rounds, or a request fails.
+Starts a mesh with API keys on this machine. One tenant sends ten requests a second (`--rate`). Each round has a phase without attacks and one
+with attacks. At the end, another phase runs a process that uses as much CPU as the attackers did but sends nothing. The attackers have a CPU
+budget (`--cores`). Exits with status 1 if a request fails, or if the 99th percentile of the tenant's latencies under attack exceeds `--limit`
+times that of the quiet phases, each over all rounds.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from pathlib import Path
 from bench.hostile.attacks import Target
 from bench.hostile.generator import AttackReport, attack_process, neutral_process, prepare_process
 from bench.hostile.slow import explaining
-from bench.hostile.tenant import Experience, behave, together
+from bench.hostile.tenant import TenantReport, combined, run_tenant
 from bench.mesh import MeshKind, Served, running_mesh
 from bench.processes import process_use
 from services.frontend.access.keys import hash_of
@@ -42,8 +42,8 @@ async def measure(served: Served, arguments: argparse.Namespace) -> int:
     loop = asyncio.get_running_loop()
     quiet, attacked, reports = [], [], []
     async with explaining(served) as explain:
-        ask = partial(behave, served, key, explain=explain, period_s=1 / arguments.rate)
-        await ask(2.0)  # Caches and code paths are warm in all phases.
+        ask = partial(run_tenant, served, key, explain=explain, period_s=1 / arguments.rate)
+        await ask(2.0)  # Warms up caches and code paths.
         with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=prepare_process) as pool:
             await loop.run_in_executor(pool, neutral_process, 0.0, 1.0)
             print(f"{'':10} {'requests':>8} {'p50 ms':>9} {'p90 ms':>9} {'p99 ms':>9}")
@@ -66,11 +66,11 @@ async def measure(served: Served, arguments: argparse.Namespace) -> int:
             neutral_cores = await wasting
     print(neutral.lines("neutral"))
     print(f"attackers' cores: {cores:.2f} of {arguments.cores:g}; neutral {neutral_cores:.2f}")
-    return _print_totals(together(quiet), together(attacked), neutral, reports=reports, limit=arguments.limit)
+    return _print_totals(combined(quiet), combined(attacked), neutral, reports=reports, limit=arguments.limit)
 
 
 def _print_totals(
-    quiet: Experience, attacked: Experience, neutral: Experience, *, reports: Sequence[AttackReport], limit: float
+    quiet: TenantReport, attacked: TenantReport, neutral: TenantReport, *, reports: Sequence[AttackReport], limit: float
 ) -> int:
     ended = sum((each.ended for each in reports), Counter[str]())
     for what, count in sorted(ended.items()):
@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--prefill", type=int, default=1, help="prefill workers of the mesh")
     parser.add_argument("--cores", type=float, default=0.25, help="CPU budget of the attackers")
     parser.add_argument("--limit", type=float, default=3.0, help="largest ratio of the 99th percentiles")
-    parser.add_argument("--only", default="", help="only the attacks whose names have this part")
+    parser.add_argument("--only", default="", help="only the attacks whose names contain this text")
     with suppress(KeyboardInterrupt):
         return asyncio.run(run(parser.parse_args(argv)))
     return 130

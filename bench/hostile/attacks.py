@@ -1,4 +1,4 @@
-"""The attacks: prepared bytes, how many send them at a time, and the highest rate of each."""
+"""The attacks: prepared bytes, the number of concurrent senders, and the maximum rate of each."""
 
 import asyncio
 import zlib
@@ -21,7 +21,7 @@ TOKENIZE = "/kvmesh.inference.v1.InferenceService/Tokenize"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The mesh under attack. `key`: of the hostile tenant."""
+    """The mesh under attack. `key` is that of the hostile tenant."""
 
     url: str
     grpc_address: str
@@ -43,7 +43,7 @@ Step = Callable[[], Awaitable[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attack:
-    """`step` sends one request and returns how it ended. `width` run at a time, all together at most `per_s` a second."""
+    """`step` sends one request and returns its outcome. At most `width` run at a time, and at most `per_s` start per second in total."""
 
     step: Step
     width: int
@@ -51,13 +51,13 @@ class Attack:
 
 
 def bomb() -> bytes:
-    """64 kB that decompress to 64 MB."""
+    """Returns 64 kB that decompress to 64 MB."""
     encoder = zlib.compressobj(9, wbits=31)
     return b"".join([*(encoder.compress(bytes(1 << 20)) for _ in range(64)), encoder.flush()])
 
 
 def expensive_schema() -> dict[str, Any]:
-    """3 000 integers with a range."""
+    """Returns a schema of 3 000 integers with a range."""
     fields = {f"f{i}": {"type": "integer", "minimum": -(10**12) + i, "maximum": 10**15 + i} for i in range(3000)}
     return {"type": "object", "properties": fields, "required": list(fields)}
 
@@ -90,7 +90,7 @@ def attacks(target: Target) -> Mapping[str, Attack]:
         return step
 
     async def unread_answers() -> str:
-        """Sends requests, reads nothing, and keeps the connection."""
+        """Sends requests, reads nothing, and keeps the connection open."""
         async with connected(target.http_address) as (reader, writer):
             assert isinstance(writer.transport, asyncio.ReadTransport)
             writer.transport.pause_reading()

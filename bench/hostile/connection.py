@@ -1,4 +1,4 @@
-"""A client that costs little CPU: prepared bytes on plain sockets, so that the generator's use stays far below that of its target."""
+"""A client that costs little CPU: prepared bytes on plain sockets, so that the generator uses far less CPU than its target."""
 
 import asyncio
 import re
@@ -15,7 +15,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 class Frame(IntEnum):
-    """Kinds of frames (RFC 9113, section 6)."""
+    """HTTP/2 frame types (RFC 9113, section 6)."""
 
     DATA = 0
     HEADERS = 1
@@ -34,7 +34,7 @@ _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
 def http_head(url: str, path: str, *, length: int, key: str, **headers: str) -> bytes:
-    """Returns the head of a POST with a JSON body. `headers`: more, with `_` for `-`."""
+    """Returns the head of a POST with a JSON body. `headers` are further headers, with `_` for `-`."""
     fields = {
         "Host": urlsplit(url).netloc,
         "Content-Type": "application/json",
@@ -61,7 +61,7 @@ async def connected(address: str) -> AsyncIterator[tuple[asyncio.StreamReader, a
 async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bytes) -> str:
     """Sends one HTTP request and reads its answer. Returns the status, or CUT_OFF."""
     async with asyncio.timeout(TIMEOUT_S):
-        # Not drained: the answer to a refused request comes before its body is sent.
+        # Does not drain: the server answers a refused request before its body is sent.
         writer.write(data)
         try:
             head = await reader.readuntil(b"\r\n\r\n")
@@ -73,7 +73,7 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: 
 
 
 async def grpc_call(address: str, path: str, message: bytes) -> str:
-    """Sends a unary gRPC call without a key, as fast as the server's windows allow. Returns what ended it: `status`, `reset` or CUT_OFF."""
+    """Sends a unary gRPC call without a key, as fast as the server's windows allow. Returns how it ended: `status`, `reset` or CUT_OFF."""
     data = b"\0" + struct.pack(">I", len(message)) + message
     async with asyncio.timeout(TIMEOUT_S), connected(address) as (reader, writer):
         writer.write(

@@ -1,6 +1,6 @@
-"""The process that attacks, and the one that only uses the same CPU: both within a budget.
+"""Runs the attacks in a process with a CPU budget. Another process only uses the same CPU.
 
-Without the budget the attackers would take the CPU that the mesh needs, and the figures would show that instead of what an attack does.
+Without the budget, the attackers would take the CPU that the mesh needs, and the figures would not show the effect of the attacks.
 """
 
 import asyncio
@@ -15,12 +15,12 @@ from bench.hostile.connection import CUT_OFF
 
 SLICE_S = 0.005
 EXPECTED = (OSError, TimeoutError, EOFError)
-"""What happens to a client that is refused or cut off."""
+"""The errors of a client whose request is refused or whose connection is closed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttackReport:
-    """How often each attack ended how, and the cores that the generator used."""
+    """The number of outcomes of each attack, and the cores that the generator used."""
 
     ended: Counter[str]
     per_s: dict[str, float]
@@ -29,7 +29,7 @@ class AttackReport:
 
 @dataclass(slots=True)
 class CpuBudget:
-    """`cores`: CPU-seconds per second that this process may use, from its first use on."""
+    """Limits the CPU use of this process. `cores`: CPU-seconds per second that it may use, counted from the first call."""
 
     cores: float
     began_s: float = field(default_factory=time.monotonic)
@@ -40,13 +40,14 @@ class CpuBudget:
         return (time.process_time() - self.used_s) / max(1e-9, time.monotonic() - self.began_s)
 
     def pause_s(self) -> float:
-        """Returns how long the process must wait until its use is within the budget."""
+        """Returns how long the process must sleep until its use is within the budget."""
         due_s = self.began_s + (time.process_time() - self.used_s) / self.cores
         return max(0.0, due_s - time.monotonic())
 
 
 def prepare_process() -> None:
-    """Ends the start of the process, whose imports take a second, and gives it a session: Linux may divide the CPUs among sessions."""
+    """Starts a session for this process, because Linux may divide the CPUs among sessions. The call also completes the imports, which take a
+    second."""
     os.setsid()
 
 
@@ -57,7 +58,7 @@ def attack_process(target: Target, seconds: float, only: str, *, cores: float) -
 
 
 def neutral_process(seconds: float, cores: float) -> float:
-    """Uses CPU and does nothing. Returns the cores used."""
+    """Uses CPU and sends nothing. Returns the cores used."""
     budget = CpuBudget(cores)
     while (now_s := time.monotonic()) < budget.began_s + seconds:
         while time.monotonic() < now_s + SLICE_S:

@@ -1,4 +1,4 @@
-"""Where a slow request of the tenant spent its time, as the router explains it."""
+"""Reports where a slow request of the tenant spent its time, from the router's explanation."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -11,12 +11,12 @@ from kvmesh.rpc.router.client import GrpcRouterClient
 
 CALL_TIMEOUT_S = 10.0
 Explain = Callable[[str], Awaitable[str]]
-"""Returns what the router knows of the request with this id. The router keeps few requests, so it must be asked soon."""
+"""Returns the router's explanation of the request with this id. Must be called soon, because the router keeps few requests."""
 
 
 @asynccontextmanager
 async def explaining(served: Served) -> AsyncIterator[Explain]:
-    """Connects to the router."""
+    """Connects to the router. Yields the function that explains requests."""
     assert served.target is not None
     registry, channels = served.target.registry(), served.target.channels()
 

@@ -1,4 +1,4 @@
-"""The well-behaved tenant, and what it notices."""
+"""The well-behaved tenant and its measurements."""
 
 import asyncio
 import time
@@ -20,32 +20,32 @@ TIMEOUT_S = 60.0
 SLOW_MAX = 5
 LAG, LAG_CPU = "kvmesh_frontend_event_loop_lag_seconds", "kvmesh_frontend_event_loop_lag_cpu_seconds"
 Lag = dict[str, dict[float, float]]
-"""By metric: how many delays were above so many seconds."""
+"""By metric: how many delays exceeded each number of seconds."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Experience:
-    """What the well-behaved tenant notices, and what the machine did meanwhile."""
+class TenantReport:
+    """What the well-behaved tenant measured, and the load of the machine meanwhile."""
 
     times_s: list[float] = field(default_factory=list)
     began_s: float = field(default_factory=time.perf_counter)
     cores: dict[str, float] = field(default_factory=dict)
     """Cores that each service used."""
     lag: Lag = field(default_factory=dict)
-    """Delays of the frontend's event loop, and the CPU time that its own work took of them."""
+    """Delays of the frontend's event loop, and the part of them that its own CPU time caused."""
     busy_cores: float = 0.0
-    """Cores of the whole machine that were in use."""
+    """Cores in use on the whole machine."""
     pressure: float = 0.0
     """Share of the time in which some process of the machine waited for a CPU."""
     failures: Counter[str] = field(default_factory=Counter)
     slow: list[tuple[float, str]] = field(default_factory=list)
-    """The slowest requests: time of the answer, and when they were sent and where they waited."""
+    """The slowest requests: their duration, and a text with their send time and where they waited."""
 
     def is_slow(self, elapsed_s: float) -> bool:
         return len(self.slow) < SLOW_MAX or elapsed_s > self.slow[-1][0]
 
     def lines(self, name: str) -> str:
-        """Three lines of the table."""
+        """Returns the phase's three lines of the table."""
         found = percentiles(self.times_s)
         cells = (f"{found[each]:9.1f}" for each in ("p50", "p90", "p99"))
         failures = ", ".join(f"{count} x {what}" for what, count in self.failures.items()) or "none"
@@ -54,7 +54,7 @@ class Experience:
         return (
             f"{name:10} {len(self.times_s):8} {' '.join(cells)}   failures: {failures}\n"
             f"           cores: {cores} machine {self.busy_cores:.2f}; time in which a process waits for a CPU: {self.pressure:.0%}\n"
-            f"           loop's delays, ms: {delays}; of it work: {work}"
+            f"           event-loop delays, ms: {delays}; due to its own work: {work}"
         )
 
     @property
@@ -66,9 +66,9 @@ class Experience:
         return percentiles(self.times_s)["p99"]
 
 
-async def behave(served: Served, key: str, seconds: float, *, explain: Explain, period_s: float) -> Experience:
-    """Asks every `period_s`, whether or not the earlier answers have come."""
-    experience = Experience()
+async def run_tenant(served: Served, key: str, seconds: float, *, explain: Explain, period_s: float) -> TenantReport:
+    """Sends a request every `period_s`, whether or not earlier ones have been answered."""
+    experience = TenantReport()
     timeout, connector = aiohttp.ClientTimeout(total=TIMEOUT_S), aiohttp.TCPConnector(limit=0)
     headers = {"Authorization": f"Bearer {key}"}
     async with aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector) as session:
@@ -112,7 +112,7 @@ async def _lag(session: aiohttp.ClientSession, served: Served) -> Lag:
 
 
 async def _ask(
-    session: aiohttp.ClientSession, served: Served, number: int, *, experience: Experience, explain: Explain
+    session: aiohttp.ClientSession, served: Served, number: int, *, experience: TenantReport, explain: Explain
 ) -> None:
     messages = [{"role": "user", "content": f"Question {number}: what is the sum of {number} and 7?"}]
     body = {"model": served.model, "messages": messages, "max_tokens": 16}
@@ -132,9 +132,9 @@ async def _ask(
         experience.slow = sorted([*experience.slow, (elapsed_s, line)], reverse=True)[:SLOW_MAX]
 
 
-def together(experiences: Sequence[Experience]) -> Experience:
-    """Returns the times and failures of several phases as of one."""
-    whole = Experience()
+def combined(experiences: Sequence[TenantReport]) -> TenantReport:
+    """Returns the times and failures of several phases as one."""
+    whole = TenantReport()
     for each in experiences:
         whole.times_s += each.times_s
         whole.failures += each.failures

@@ -1,15 +1,14 @@
-"""`python -m bench.planner --traces DIR`: goodput and worker-hours of ways to size pools, in simulations.
+"""`python -m bench.planner --traces DIR`: compares goodput and worker-hours of policies that size pools, in simulations.
 
 Every policy gets the same requests, workers and router.
-
-* `oracle` knows all arrivals: the cheapest plan that dynamic programming finds for 95 % of the requests (`optimal.py`), as the simulation shows
-  it. Its workers take as long to start as those of others, and its pools have at least one worker.
+* `oracle` knows all arrivals: the cheapest plan that dynamic programming finds for 95 % of the requests (`optimal.py`), verified in the
+  simulation. Its workers take as long to start as those of other policies, and its pools have at least one worker.
 * `best constant`: the cheapest pools that never change and keep the targets.
-* `true load`: pools that the planner's formulas want for the true load of each 20 s, ready when it comes.
-* `present` knows the load of the present 20 s exactly, and nothing of later ones: what can be expected of a policy that cannot see the future.
+* `true load`: pools that the planner's formulas want for the true load of each 20 s, ready when the load arrives.
+* `present` knows the load of the present 20 s exactly, and nothing of later ones: an upper bound for policies that do not know the future.
 * `static peak` and `static mean`: pools that the formulas want for the highest and for the mean load.
 
-Those that know the load know its hit rate too: it is measured in a run of the same load (`with_hit_rate`).
+Policies that know the load also know its hit rate, which is measured in a run of the same load (`with_hit_rate`).
 """
 
 import argparse
@@ -61,22 +60,22 @@ SPEED = Speed()
 DECIDE = DecideSettings(start_s=START_S, calm_s=START_S)
 ATTAINMENT = 0.95
 SHARES = (0.94, 0.952, 0.96, 0.97, 0.98, 0.99)
-"""Shares of requests that plans of the oracle aim at, until the simulation shows ATTAINMENT."""
+"""Shares of requests that plans of the oracle aim at, until the simulation reaches ATTAINMENT."""
 DECODE_MISSES = 0.1
-"""Part of the oracle's misses that are left to the decode pool."""
+"""Share of the oracle's missed requests that the decode pool may cause."""
 WORKERS_MAX = 20
 SURGE = 2.0
-"""`present` sizes for so many times the load for some time after the load has grown, to remove what waits."""
+"""`present` multiplies the load by this for some time after the load has grown, to clear the backlog."""
 INTERVAL_S = 10.0
-"""Of the loads in plots."""
+"""The interval of the loads in plots."""
 LEARNING_S = 300.0
-"""Policies start without a history. Their requests after this time are also counted apart."""
+"""Policies start without a history. Requests after this time are also counted separately."""
 HIT_RATE_RUNS, HIT_RATE_ERROR = 5, 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A load and its targets. `hit_rate` is what policies count with that know the load."""
+    """A load and its targets. `hit_rate` is the one that policies with knowledge of the load assume."""
 
     name: str
     trace: Sequence[RecordedRequest]
@@ -96,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.policy or options.bounds:
             case = with_hit_rate(case)
         if options.bounds:
-            print(f"{name}: at least missed", *_bounds(case), sep="\n  ")
+            print(f"{name}: least share missed", *_bounds(case), sep="\n  ")
             continue
         for policy in options.policy:
             found = _figures(name, policy, run_policy(case, policy))
@@ -115,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _bounds(case: Case) -> Sequence[str]:
-    """Returns what a policy misses at least that has so many prefill workers when the worst overload begins."""
+    """Returns the least share that a policy misses, by the number of prefill workers that it has when the worst overload begins."""
     return [
         f"{workers} prefill workers: {share:.1%}"
         for workers in range(1, WORKERS_MAX + 1)
@@ -141,16 +140,16 @@ def make_case(name: str, options: argparse.Namespace) -> Case | None:
     if path is None or not path.exists():
         return None
     if name == "mooncake":
-        # Its prompts have 12 000 tokens on average, and take more than a second each.
+        # Its prompts have 12 000 tokens on average and take more than a second each.
         targets = replace(targets, ttft_s=15.0)
         return Case(name=name, trace=scaled(load_trace(path), 1.0, options.duration), targets=targets)
     return Case(name=name, trace=scaled(load_trace(path), 4.0, options.duration), targets=targets)
 
 
 def with_hit_rate(case: Case) -> Case:
-    """Returns the hit rate that the simulation has with the pools of `true load`.
+    """Returns the case with the hit rate that the simulation measures with the pools of `true load`.
 
-    These depend on it in turn, so runs repeat until both agree.
+    These pools depend on the hit rate, so runs repeat until both agree.
     """
     if not any(request.block_ids for request in case.trace):
         return case
@@ -190,7 +189,7 @@ def run_policy(case: Case, name: str) -> WhatIfResult:
 
 
 def find_oracle(case: Case) -> WhatIfResult:
-    """Returns the first plan that keeps the targets in the simulation, of those that do in the model; if none does, the last one."""
+    """Returns the first plan that keeps the targets in the simulation, of the plans that keep them in the model; if none does, the last one."""
     requests = len(case.trace)
     prefill = prefill_pool(case.trace, case.targets, SPEED, hit_rate=case.hit_rate, workers_max=WORKERS_MAX)
     decode = decode_pool(case.trace, case.targets, SPEED, workers_max=WORKERS_MAX)
@@ -208,7 +207,7 @@ def find_oracle(case: Case) -> WhatIfResult:
 
 
 def find_constant(case: Case) -> WhatIfResult:
-    """Returns the cheapest pools that never change and keep the targets. The model of the oracle narrows the search."""
+    """Returns the cheapest pools that never change and keep the targets. The oracle's model narrows the search."""
     requests = len(case.trace)
     prefill = prefill_pool(case.trace, case.targets, SPEED, hit_rate=case.hit_rate, workers_max=WORKERS_MAX)
     decode = decode_pool(case.trace, case.targets, SPEED, workers_max=WORKERS_MAX)
@@ -258,7 +257,7 @@ def _line(run: Mapping[str, Any], figures: Sequence[Mapping[str, Any]]) -> Seque
 
 
 def after(result: WhatIfResult, began_s: float) -> float:
-    """Returns the share within the targets of the requests that arrived later."""
+    """Returns the share of requests within the targets among those that arrived after `began_s`."""
     later = [is_good for at_s, is_good in result.within if at_s >= began_s]
     return sum(later) / len(later) if later else 0.0
 
@@ -283,7 +282,7 @@ def _figures(load: str, policy: str, result: WhatIfResult) -> Mapping[str, Any]:
 
 
 def _per_interval(result: WhatIfResult) -> Sequence[float]:
-    """Returns the requests per second of each INTERVAL_S."""
+    """Returns the requests per second of each interval of INTERVAL_S."""
     counts = [0] * (int(result.within[-1][0] / INTERVAL_S) + 1)
     for at_s, _ in result.within:
         counts[int(at_s / INTERVAL_S)] += 1
@@ -305,10 +304,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--json",
         type=Path,
-        help="file for all figures; those that are not run now stay",
+        help="file for all figures; keeps figures that this run does not measure",
     )
     parser.add_argument(
-        "--bounds", action="store_true", help="no simulation: what policies that do not know the future miss at least"
+        "--bounds",
+        action="store_true",
+        help="no simulation: print the least share that policies without knowledge of the future miss",
     )
     parser.add_argument("--plot", type=Path, help="folder for plots (needs matplotlib)")
     return parser.parse_args(arguments)

@@ -1,9 +1,9 @@
-"""Dynamo's published formulas of its SLA planner, as a policy for comparison.
+"""The published formulas of Dynamo's SLA planner, as a policy for comparison.
 
 Source: ai-dynamo/dynamo, components/src/dynamo/planner, `core/throughput_scaling.py`, `core/load_scaling.py` and
 `core/perf_model/engine_query.py`, as of release 1.6. The time of a forward pass comes from the simulated workers' own linear model, which
-favours it: there it is a regression. Its defaults: throughput scaling each 180 s gives the lower bound, load scaling each 5 s adds or removes
-one worker, nothing while a scaling is in progress.
+favours Dynamo: its planner uses a regression. Its defaults: throughput scaling every 180 s gives the lower bound; load scaling every 5 s adds or
+removes one worker, unless a scaling is in progress.
 """
 
 import math
@@ -26,13 +26,13 @@ SENSITIVITY = 0.8
 
 
 def forward_s(speed: Speed, prefill_tokens: int) -> float:
-    """Returns a prefill of so many tokens, in chunks of a step."""
+    """Returns the time to prefill `prefill_tokens`, in chunks of a step."""
     chunks = max(1, math.ceil(prefill_tokens / speed.step_tokens_max))
     return chunks * speed.prefill_base_s + speed.prefill_s_per_token * prefill_tokens
 
 
 def prefill_capacity(speed: Speed, *, isl: float, hit_rate: float, ttft_s: float) -> float:
-    """Returns the requests per second of a prefill engine: the best batch with TTFT within the target, else the best of all."""
+    """Returns the requests per second of a prefill engine: the best batch with TTFT within the target, or the best of all if none is."""
     tokens = math.ceil(isl * (1 - min(HIT_RATE_MAX, hit_rate)))
     points = [(batch, forward_s(speed, batch * tokens)) for batch in range(1, PREFILL_BATCH_MAX + 1)]
     feasible = [batch / time_s for batch, time_s in points if time_s <= ttft_s]
@@ -40,7 +40,7 @@ def prefill_capacity(speed: Speed, *, isl: float, hit_rate: float, ttft_s: float
 
 
 def decode_capacity(speed: Speed, *, isl: float, osl: float, itl_s: float) -> float:
-    """Returns the requests per second of a decode engine: the best batch with ITL within the target, else the best of all."""
+    """Returns the requests per second of a decode engine: the best batch with ITL within the target, or the best of all if none is."""
     context = isl + osl / 2
     batch_max = max(1, min(speed.running_max, int(speed.kv_tokens / context)))
     points = [(batch, speed.decode_s(batch, context)) for batch in range(1, batch_max + 1)]
@@ -59,7 +59,7 @@ class _Bounds:
 
 
 class DynamoFormulas:
-    """Mode `sla` with both scalings on."""
+    """Dynamo's mode `sla` with both scalings on."""
 
     def __init__(self, targets: Targets, speed: Speed) -> None:
         assert targets.ttft_s is not None
@@ -119,7 +119,7 @@ class DynamoFormulas:
 
 
 def prefill_change(speed: Speed, queued_tokens: list[int], *, own_s: float, ttft_s: float) -> int:
-    """+1 if the TTFT of all engines would exceed the target; -1 if it would not with one engine less and 20 % to spare."""
+    """Returns +1 if the TTFT of all engines would exceed the target, and -1 if it would keep it with one engine less and a margin of 20 %."""
     count = len(queued_tokens)
     waits_s = [forward_s(speed, tokens) if tokens else 0.0 for tokens in queued_tokens]
     if count and all(wait_s + own_s > ttft_s for wait_s in waits_s):
@@ -131,7 +131,7 @@ def prefill_change(speed: Speed, queued_tokens: list[int], *, own_s: float, ttft
 
 
 def decode_change(speed: Speed, running: list[int], *, context: float, itl_s: float) -> int:
-    """+1 if the ITL of all engines exceeds the target; -1 if with one engine less KV fits and ITL has 20 % to spare."""
+    """Returns +1 if the ITL of all engines exceeds the target, and -1 if with one engine less KV fits and ITL has a margin of 20 %."""
     count = len(running)
     if count and all(speed.decode_s(batch, context) > itl_s for batch in running):
         return 1

@@ -1,4 +1,4 @@
-"""Rates of known shapes (constant, step, ramp, spike, diurnal), and traces at another speed."""
+"""Loads of known shapes (constant, step, ramp, spike, diurnal), and traces at another speed."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -7,7 +7,7 @@ from kvmesh.core.whatif import RecordedRequest
 
 
 def shapes(duration_s: float, low: float, high: float) -> Mapping[str, Callable[[float], float]]:
-    """Rates from `low` to `high` requests per second over `duration_s`, by name."""
+    """Returns the load shapes by name. Rates vary from `low` to `high` requests per second over `duration_s`."""
     third = duration_s / 3
     return {
         "constant": lambda at_s: high,

@@ -1,15 +1,15 @@
-"""The cheapest plan for a known future: pools over time by dynamic programming, in a fluid model of the workers.
+"""Finds the cheapest plan for a known future: pools over time by dynamic programming, in a fluid model of the workers.
 
-The model decides what to try; the simulation decides what holds (see `find_oracle` in `__main__.py`).
+The model proposes plans; the simulation verifies them (see `find_oracle` in `__main__.py`).
 
 * Prefill: work arrives as recorded, second by second, and is served first come, first served: *B = max(0, B + work - workers)*. A request is
   within its target if *B / workers* and its own time are.
-* Decode: the requests in flight, each for as long as its answer takes in the largest batch that keeps the ITL target, divided by the workers,
-  must be at most that batch.
-* A worker costs its time, and `start_s` more each time that one starts.
+* Decode: each request is in flight for as long as its answer takes in the largest batch that keeps the ITL target. The requests in flight per
+  worker must not exceed that batch.
+* A worker costs its time, and `start_s` more for each start.
 
 `reward_s` is the worker time that one more request within the targets is worth. Each reward gives the plan with the most requests within the
-targets for its cost (a Lagrange multiplier); bisection finds the reward for a share of the requests.
+targets for its cost (a Lagrange multiplier). Bisection finds the reward for a share of the requests.
 """
 
 import math
@@ -31,17 +31,18 @@ Values = NDArray[np.float64]
 STEP_S = 5
 """Plans change at multiples of this time."""
 BACKLOG_STEPS_S = 0.05, 1.12
-"""Known backlogs: the first, and the ratio of the next ones. In between, values are interpolated."""
+"""Grid of backlogs: the first value, and the ratio between consecutive ones. Values in between are interpolated."""
 BACKLOG_MAX_STARTS = 4.0
-"""Longest backlog, in starts of a worker of all workers."""
+"""Longest backlog, as a multiple of a worker's start time, with all workers."""
 BISECTIONS = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """One pool's seconds. `good(second, workers, backlog)`: requests within the target, for arrays of workers and backlogs.
+    """One pool's load, second by second. `good(second, workers, backlog)` returns the requests within the target, for arrays of workers and
+    backlogs.
 
-    `work`: seconds of a worker that arrive in each second. A pool without a queue has none.
+    `work` is the worker time, in seconds, that arrives in each second. A pool without a queue has none.
     """
 
     seconds: int
@@ -52,7 +53,7 @@ class Pool:
 
 
 def plan_pool(pool: Pool, *, reward_s: float, start_s: float) -> Sequence[int]:
-    """Returns the workers of each step that give the most `reward_s` times the requests within the target, minus the time of workers."""
+    """Returns the workers of each step that maximise `reward_s` times the requests within the target, minus the worker time."""
     workers = np.arange(1, pool.workers_max + 1, dtype=float)
     backlogs = _backlogs(pool, start_s)
     steps = math.ceil(pool.seconds / STEP_S)
@@ -80,7 +81,7 @@ def _backlogs(pool: Pool, start_s: float) -> Values:
 def _value_of_step(
     pool: Pool, step: int, workers: Values, *, backlogs: Values, after: Values, reward_s: float
 ) -> Values:
-    """By workers and by the backlog at the start of the step."""
+    """Returns the value of a step by workers and by the backlog at its start."""
     backlog = np.broadcast_to(backlogs, after.shape).copy()
     value = np.zeros_like(after)
     for second in range(step * STEP_S, min(pool.seconds, (step + 1) * STEP_S)):
@@ -93,7 +94,7 @@ def _value_of_step(
 
 
 def _follow(pool: Pool, choices: NDArray[np.int16], workers: Values, *, backlogs: Values) -> Sequence[int]:
-    """Follows the choices from the first step. The first workers are free to choose: they are there before the load is."""
+    """Follows the choices from the first step. The number of workers in the first step is free, because they start before the load."""
     plan: list[int] = []
     row, backlog = len(workers) - 1, 0.0
     for step in range(len(choices)):
@@ -129,7 +130,7 @@ def prefill_pool(
         time_s = speed.prefill_s(uncached, request.prompt_tokens)
         second = int(request.at_s)
         work[second] += time_s
-        # One decode step at the ITL target is a cautious estimate.
+        # One decode step at the ITL target is a conservative estimate.
         first_s = FIRST_STEPS * (targets.itl_s or 0.0)
         own_s[second].append(time_s + speed.transfer_s(request.prompt_tokens) + first_s)
     ordered = [np.array(sorted(each)) for each in own_s]
@@ -161,7 +162,7 @@ def decode_pool(trace: Sequence[RecordedRequest], targets: Targets, speed: Speed
 
 
 def _largest_batch(trace: Sequence[RecordedRequest], itl_s: float, speed: Speed) -> tuple[float, float]:
-    """Returns the largest batch that keeps the target, and the time of its steps: the target, unless slots or KV blocks limit the batch."""
+    """Returns the largest batch that keeps the target, and its step time: the target, unless slots or KV blocks limit the batch."""
     requests = len(trace)
     prompt = sum(request.prompt_tokens for request in trace) / requests
     output = sum(request.output_tokens for request in trace) / requests
@@ -172,7 +173,8 @@ def _largest_batch(trace: Sequence[RecordedRequest], itl_s: float, speed: Speed)
 
 
 def cheapest(pool: Pool, *, share: float, requests: int, start_s: float) -> Sequence[int]:
-    """Returns the cheapest plan of the family with this share of the requests within the target; the one with the most, if none has it."""
+    """Returns the cheapest plan of the family with this share of the requests within the target, or the one with the highest share if none
+    reaches it."""
     low, high = 0.0, 4.0 * start_s * pool.workers_max
     best = plan_pool(pool, reward_s=high, start_s=start_s)
     for _ in range(BISECTIONS):
@@ -188,7 +190,7 @@ def cheapest(pool: Pool, *, share: float, requests: int, start_s: float) -> Sequ
 
 
 def cheapest_constant(pool: Pool, *, share: float, requests: int) -> int:
-    """Returns the fewest workers that never change and have this share of the requests within the target; all, if none have it."""
+    """Returns the smallest constant number of workers with this share of the requests within the target, or the maximum if none reaches it."""
     steps = math.ceil(pool.seconds / STEP_S)
     for workers in range(1, pool.workers_max):
         if share_within(pool, [workers] * steps, requests) >= share:
@@ -199,11 +201,11 @@ def cheapest_constant(pool: Pool, *, share: float, requests: int) -> int:
 def least_missed(
     trace: Sequence[RecordedRequest], targets: Targets, speed: Speed, *, hit_rate: float, workers: int, start_s: float
 ) -> float:
-    """Returns the share of all requests that a policy without knowledge of the future misses at least in the worst overload, if that begins when
-    it has so many prefill workers.
+    """Returns the least share of all requests that a policy without knowledge of the future misses in the worst overload, if it has `workers`
+    prefill workers when the overload begins.
 
-    It may start any number of workers, but not before the first request of the busy period in which requests miss their TTFT, and these serve
-    `start_s` later. Until then requests are served first come, first served. All that comes after that counts as within the target.
+    The policy may start any number of workers, but not before the first request of the busy period in which requests miss their TTFT, and they
+    serve `start_s` later. Until then requests are served first come, first served. All later requests count as within the target.
     """
     assert targets.ttft_s is not None
     backlog_s, now_s, began_s, missed, most = 0.0, 0.0, 0.0, 0, 0

@@ -17,10 +17,10 @@ COOL_S = 300.0
 
 
 class Thresholds:
-    """Kubernetes' HorizontalPodAutoscaler with its defaults: each 15 s `ceil(size * value / target)`, no change within 10 %, and shrinking to
+    """Kubernetes' HorizontalPodAutoscaler with its defaults: every 15 s `ceil(size * value / target)`, no change within 10 %, and shrinking to
     the largest size of the last 300 s.
 
-    Values: the part of time for which prefill workers computed (target 70 %), and requests per decode worker over the largest
+    Its metrics are the share of time in which prefill workers compute (target 70 %), and the requests per decode worker divided by the largest
     batch that keeps the ITL target (70 %).
     """
 
@@ -72,9 +72,9 @@ def desired(size: int, value: float, *, target: float) -> int:
 
 
 class TrueLoad:
-    """Each pool has at any time what the formulas need for the true load of the next seconds.
+    """Sizes each pool at any time for the true load of the next seconds, by the planner's formulas.
 
-    Workers start so early that they are ready in time.
+    Workers start early enough to be ready in time.
     """
 
     STEP_S = 20.0
@@ -130,7 +130,7 @@ class TrueLoad:
             fleet.scale(shape)
 
     def _near(self, found: Sequence[Sequence[RecordedRequest]], i: int, hit_rate: float) -> Demand | None:
-        """Lengths of two minutes around a step."""
+        """Returns the demand of the two minutes around a step."""
         near = [request for step in found[max(0, i - 3) : i + 3] for request in step]
         return demand_of_requests(near, 1.0, hit_rate) if near else None
 
@@ -138,7 +138,7 @@ class TrueLoad:
 class Present(TrueLoad):
     """Knows the load of the current step exactly, and nothing of later ones. Its workers take the usual time to start.
 
-    For `SURGE_S` after a pool has to grow, it is sized for `surge` times the load, to remove what waits. It shrinks at once.
+    For `SURGE_S` after a pool has to grow, it is sized for `surge` times the load, to clear the backlog. It shrinks at once.
     """
 
     SURGE_S = 60.0

@@ -7,10 +7,10 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("svg")
-from matplotlib import pyplot  # The backend is chosen first: there is no screen.
+from matplotlib import pyplot  # The backend must be chosen before this import, because there is no display.
 from matplotlib.axes import Axes
 
-# The same figures give the same file: no random ids, and text as text.
+# Makes the output reproducible: no random ids, and text as text.
 matplotlib.rcParams.update({"svg.hashsalt": "kvmesh", "svg.fonttype": "none", "font.size": 8})
 
 COLUMNS = 4
@@ -20,8 +20,9 @@ Figures = Mapping[str, Any]
 
 
 def plot(figures: Sequence[Figures], folder: Path) -> None:
-    """`planner.svg`: worker-hours over those of the oracle, and share of requests within the targets. `planner-workers.svg`: the load, and
-    the workers that the planner and the oracle want. One panel per load."""
+    """Writes `planner.svg`, with worker-hours relative to those of the oracle and the share of requests within the targets, and
+    `planner-workers.svg`, with the load and the workers that the planner and the oracle want. Each load has a panel.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     _panels(figures, folder / "planner.svg", _outcomes)
     _panels(figures, folder / "planner-workers.svg", _workers)

@@ -1,4 +1,4 @@
-"""Changes of direction in the sizes that a planner wants."""
+"""Counts changes of direction in the sizes that a planner wants."""
 
 from collections.abc import Sequence
 from itertools import pairwise

@@ -1,8 +1,8 @@
 """Dynamo's published cost function as a policy, for comparison in replays.
 
-Source: NVIDIA Dynamo 1.x, `lib/kv-router/src/scheduling/selector/default.rs`, with the defaults of `KvRouterConfig`:
-overlap_score_credit 1, its decay 0, prefill_load_scale 1, decode_active_request_weight 0, host 0.75, disk 0.25; blocks and
-prefill tokens are tracked, temperature 0 with ties broken by chance. In blocks, lower wins:
+Source: NVIDIA Dynamo 1.x, `lib/kv-router/src/scheduling/selector/default.rs`, with the defaults of `KvRouterConfig`: overlap_score_credit 1, its
+decay 0, prefill_load_scale 1, decode_active_request_weight 0, host 0.75, disk 0.25; blocks and prefill tokens are tracked, temperature 0 with
+random tie-breaks. In blocks, lower wins:
 
     max(0, (active_prefill_tokens + prompt_tokens) / block - overlap_blocks) + potential_decode_blocks
 
@@ -19,13 +19,13 @@ from services.router.workers.target_arrays import Floats
 
 
 class DynamoCostPolicy(Policy):
-    """adjusted_prefill + potential_decode_blocks."""
+    """The cost adjusted_prefill + potential_decode_blocks."""
 
     name: ClassVar[str] = "dynamo_cost"
     cost_unit: ClassVar[str] = "blocks"
 
     def terms(self, candidates: Candidates) -> Terms:
-        """Returns two terms, or one if only decoding is placed."""
+        """Returns two terms, or one if the request only needs a decode worker."""
         size = candidates.targets[0].block_size_tokens
         columns = {"potential_decode_blocks": self._decode_blocks(candidates, size)}
         if candidates.kind is not LegKind.DECODE:

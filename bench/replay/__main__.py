@@ -1,11 +1,11 @@
 """`python -m bench.replay --traces DIR`: compares placement policies on recorded traffic, in virtual time.
 
-A load of 70 % means: with perfect knowledge, the trace keeps the workers that compute prompts busy for 0.7 of the time. The trace's
-timestamps are scaled to that.
+A load of 70 % means that, with perfect knowledge, the trace keeps the workers that compute prompts busy for 0.7 of the time. The trace's
+timestamps are scaled accordingly.
 
 Two oracles know the whole present state: `greedy` takes the worker that would finish the prompt first, `informed` is the router's `kv` policy
-without delays. `of oracle` is relative to the hit rate of the better one, `of pooled` to that of one cache as large as all together, an upper
-bound.
+without delays. `of oracle` is relative to the hit rate of the better one. `of pooled` is relative to that of one cache as large as all caches
+together, an upper bound.
 """
 
 import argparse
@@ -101,7 +101,7 @@ def _mesh(workers: int, shape: str) -> ReplayShape:
 
 
 def pooled_hit_rate(trace: Sequence[RecordedRequest], *, workers: int, shape: str) -> float:
-    """Returns the hit rate of one LRU cache as large as all workers' together: an upper bound."""
+    """Returns the hit rate of one LRU cache as large as all workers' caches together: an upper bound."""
     mesh = _mesh(workers, shape)
     engine = mesh.engine
     room = engine.kv_blocks * (mesh.prefills or mesh.decodes)
@@ -144,7 +144,7 @@ def _trace(folder: Path | None, name: str) -> list[RecordedRequest]:
     if path is not None and path.exists():
         return load_trace(path)
     print(
-        f"no {name}_trace.jsonl.gz: a generated trace with the conversation trace's marginals stands in",
+        f"no {name}_trace.jsonl.gz: uses a generated trace with the conversation trace's marginals",
         file=sys.stderr,
     )
     return generate_trace(4000, rate_per_s=3.4, seed=1)
@@ -188,7 +188,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=1 << 30, help="limit of requests per trace")
     parser.add_argument("--shape", choices=("disaggregated", "aggregated"), default="disaggregated")
     parser.add_argument(
-        "--routers", type=int, default=1, help="number of routers; they get requests in turns and share state"
+        "--routers", type=int, default=1, help="number of routers; they get requests in rotation and share state"
     )
     parser.add_argument("--json", type=Path, help="file for all figures")
     parser.add_argument("--plot", type=Path, help="folder for plots (needs matplotlib)")

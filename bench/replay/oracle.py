@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 class OraclePlacer:
-    """Places with perfect knowledge of all caches and queues; prompts being computed count as cached.
+    """Places with perfect knowledge of all caches and queues. Prompts being computed count as cached.
 
-    It takes the worker that will finish the prompt first. It does not know the future.
+    Takes the worker that will finish the prompt first. Does not know the future.
     """
 
     def __init__(self, replay: "Replay") -> None:

@@ -7,11 +7,12 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("agg")
-from matplotlib import pyplot  # The backend is chosen first: there is no screen.
+from matplotlib import pyplot  # The backend must be chosen before this import, because there is no display.
 
 
 def plot(figures: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    """`replay-ttft.png`: distribution of TTFT per policy; `replay-hits.png`: hit rates. One panel per trace, fleet and load."""
+    """Writes `replay-ttft.png`, the distribution of TTFT per policy, and `replay-hits.png`, the hit rates. Each trace, fleet and load has a
+    panel."""
     folder.mkdir(parents=True, exist_ok=True)
     panels: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
     for figure in figures:

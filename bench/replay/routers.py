@@ -1,7 +1,7 @@
-"""Several routers in one replay: requests go to them in turns, and they share state with the delays of a mesh.
+"""Several routers in one replay: requests go to them in rotation, and they share state with the delays of a mesh.
 
-Simultaneous requests at two routers are placed independently. The conversation trace has many: its times are multiples of 3 s, so ten
-requests arrive at once.
+Simultaneous requests at two routers are placed independently. The conversation trace has many: its times are multiples of 3 s, so ten requests
+arrive at once.
 """
 
 from collections.abc import Sequence
@@ -71,7 +71,7 @@ class RoutersPlacer:
     def _connect(
         self, sender: PeerReservations, outgoing: PeerSession, receiver: PeerReservations, *, incoming: PeerSession
     ) -> None:
-        """Sends from one router to another: an empty snapshot, then the changes every `sync_interval_s`."""
+        """Sends one router's state to another: an empty snapshot, then the changes every `sync_interval_s`."""
         replay, interval_s = self._replay, self._replay.shape.sync_interval_s
         next_s = replay.now_s
 

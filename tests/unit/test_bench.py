@@ -21,14 +21,14 @@ from bench.cancel import Side
 from bench.figures import LoadReport, percentiles
 from bench.generated_trace import generate_trace
 from bench.loops import arrive, closed_loop, open_loop, poisson
-from bench.medians import columns, compare, compare_calmest
+from bench.medians import columns, compare, compare_quietest
 from bench.noise import Noise
 from bench.points import Point
 from bench.prompts import PromptShape, make_prompts, one_token_words, trace_prompt
 from bench.scenarios import Scenario
 from bench.services import DEMO_MODEL
 from bench.side_memory import MemoryResult
-from bench.side_parts import PARTS, SHAPES, roomy_model, stands
+from bench.side_parts import PARTS, SHAPES, roomy_model, setups
 from bench.side_tables import tables
 from bench.table import render
 from bench.target import LoadRequest, LoadResult
@@ -251,7 +251,7 @@ def test_a_comparison_shows_the_medians_of_each_system() -> None:
 def test_every_part_is_measured_on_both_shapes_of_both_systems(tmp_path: Path) -> None:
     """Both systems serve the same model, which has room for the longest prompt, with or without a separate prefill worker."""
     model = roomy_model(DEMO_MODEL, tmp_path)
-    found = list(stands(PARTS, SHAPES, model, tokenizer="fastokens"))
+    found = list(setups(PARTS, SHAPES, model, tokenizer="fastokens"))
     assert [each.name for each in found] == [
         "factor 0, split", "paced 6 ms, split", "factor 0, single", "paced 6 ms, single",
     ]  # fmt: skip
@@ -263,7 +263,7 @@ def test_every_part_is_measured_on_both_shapes_of_both_systems(tmp_path: Path) -
     shapes = {(part, scenario.name.partition(") ")[2]) for each in found for part, scenario in each.scenarios}
     assert {("stream", "128+128 x32"), ("stream", "128+128 x128"), ("prompt", "2000+16 x32")} <= shapes
     assert {("prompt", "8000+1 x32"), ("first", "512+64 x1")} <= shapes
-    assert [each.name for each in stands(["first"], ["single"], model, tokenizer="default")] == ["factor 0, single"]
+    assert [each.name for each in setups(["first"], ["single"], model, tokenizer="default")] == ["factor 0, single"]
 
 
 def test_the_tables_compare_results_with_their_targets() -> None:
@@ -294,7 +294,7 @@ def test_the_tables_compare_results_with_their_targets() -> None:
     assert ["kvmesh", "factor 0, split", "all", "10", "120", "121", "128", "+8", "0"] in lines
     for name in ("serving", "all"):
         assert ["dynamo", "factor 0, split", name, "10", "140", "145", "149", "+9", "0"] in lines
-    assert "calmest" not in text
+    assert "quietest" not in text
 
 
 def test_a_comparison_has_the_requested_columns() -> None:
@@ -311,7 +311,7 @@ def test_a_comparison_has_the_requested_columns() -> None:
     assert columns(["requests per CPU-s"]) == ("engines", "load", "requests per CPU-s", "errors")
 
 
-def test_the_calmest_round_is_undisturbed_for_both_systems() -> None:
+def test_the_quietest_round_is_one_in_which_both_systems_were_undisturbed() -> None:
     """A round in which other processes disturbed either system is skipped. Rounds are numbered per system in the order of measurement."""
     record = {"kind": "flat", "scenario": "x8", **_report(1, 1.0).summary()}
     found = [
@@ -320,7 +320,7 @@ def test_the_calmest_round_is_undisturbed_for_both_systems() -> None:
         {**record, "system": "kvmesh", "tokens_per_s": 5.0, "others_cores": 0.2},
         {**record, "system": "dynamo", "tokens_per_s": 4.0, "others_cores": 0.1},
     ]
-    (line,) = compare_calmest(found)
+    (line,) = compare_quietest(found)
     assert line[2] == "5 / 4 = 1.25"
 
 
