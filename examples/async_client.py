@@ -1,4 +1,4 @@
-"""The asyncio client: several answers at once, of which three are left early, which cancels them on the mesh.
+"""The asyncio client: several concurrent answers. The client closes three streams early, which cancels their requests in the mesh.
 
 .venv/bin/python examples/async_client.py [ADDRESS [MODEL]]
 """
@@ -11,7 +11,7 @@ from kvmesh.client import AsyncClient, ClientSettings, SamplingParams
 
 
 async def first_words(client: AsyncClient, model: str, prompt: str) -> str:
-    """The beginning of an answer. Leaving the stream cancels the request on the mesh."""
+    """Returns the beginning of an answer. Closing the stream cancels the request in the mesh."""
     words = ""
     async with client.generate_stream(model, prompt, sampling=SamplingParams(max_tokens=500)) as stream:
         async for piece in stream:

@@ -2,7 +2,7 @@
 
     .venv/bin/python examples/client.py [ADDRESS [MODEL]]
 
-Sends the API key in KVMESH_API_KEY, where it is set.
+Sends the API key in KVMESH_API_KEY, if it is set.
 """
 
 import os
@@ -22,7 +22,7 @@ WEATHER = {
 
 
 def main() -> int:
-    """Prints a failure in one line."""
+    """Runs the calls. Prints a failure in one line."""
     address, model = [*sys.argv[1:], *("127.0.0.1:50051", "demo")[len(sys.argv) - 1 :]][:2]
     settings = ClientSettings(api_key=os.environ.get("KVMESH_API_KEY", ""), timeout_s=60.0)
     with Client(address, settings) as client:
@@ -35,7 +35,7 @@ def main() -> int:
 
 
 def talk(client: Client, model: str) -> None:
-    """A few calls."""
+    """Makes a few calls."""
     print("models:", ", ".join(each.name for each in client.models()))
     question = [{"role": "user", "content": "Hello! Who are you?"}]
     print("answer: ", end="")
@@ -54,7 +54,7 @@ def talk(client: Client, model: str) -> None:
 
 
 def ask_later(client: Client, model: str) -> None:
-    """A batch: many requests at once, answered when the mesh has room."""
+    """Sends a batch: many requests at once, which the mesh answers when it has capacity."""
     animals = ("cat", "rabbit", "horse")
     questions = {
         animal: {"model": model, "prompt": f"Once upon a time there was a {animal}", "max_tokens": 16, "seed": 1}

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The HTTP API with curl: sh examples/curl.sh [URL [MODEL]]. Sends the API key in KVMESH_API_KEY, where it is set.
+# The HTTP API with curl: sh examples/curl.sh [URL [MODEL]]. Sends the API key in KVMESH_API_KEY, if it is set.
 set -eu
 url=${1:-http://127.0.0.1:8000}
 model=${2:-demo}

@@ -4,7 +4,7 @@
     .venv/bin/python examples/grpc_call.py ADDRESS SERVICE                           lists its methods
     .venv/bin/python examples/grpc_call.py ADDRESS SERVICE/METHOD '{"json": ...}'    calls one; each message is a line of JSON
 
-Sends the API key in KVMESH_API_KEY, where it is set. Needs grpcio, grpcio-reflection and protobuf; any Python that has them will do.
+Sends the API key in KVMESH_API_KEY, if it is set. Needs grpcio, grpcio-reflection and protobuf; any Python with these packages works.
 """
 
 import json
@@ -23,7 +23,7 @@ TIMEOUT_S = 60.0
 
 
 def main() -> int:
-    """Prints what was asked for; status 1 and one line when the call fails, 2 when the request is wrong."""
+    """Prints the result. Returns 1 after one line of error if the call fails, 2 if the arguments are wrong."""
     address, what, text = (*sys.argv[1:], "", "", "")[:3]
     if not address:
         print(__doc__)
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def answer(channel: grpc.Channel, database: Any, what: str, text: str) -> Iterator[str]:
-    """The lines to print."""
+    """Yields the lines to print."""
     if not what:
         yield from sorted(database.get_services())
         return
@@ -60,13 +60,13 @@ def answer(channel: grpc.Channel, database: Any, what: str, text: str) -> Iterat
 
 
 def signature(method: Any) -> str:
-    """How a method is declared."""
+    """Returns the declaration of a method."""
     before, after = ("stream " if flag else "" for flag in (method.client_streaming, method.server_streaming))
     return f"{method.name}({before}{method.input_type.full_name}) returns ({after}{method.output_type.full_name})"
 
 
 def responses(channel: grpc.Channel, path: str, method: Any, request: Any) -> Iterator[Any]:
-    """One call of any of the four kinds; a stream of requests has one."""
+    """Yields the responses of one call of any of the four kinds. A stream of requests has one message."""
     kind = f"{'stream' if method.client_streaming else 'unary'}_{'stream' if method.server_streaming else 'unary'}"
     key = os.environ.get("KVMESH_API_KEY", "")
     call = getattr(channel, kind)(

@@ -1,9 +1,10 @@
-"""Compare the lock with known vulnerabilities (pip-audit), and write a bill of materials (CycloneDX). `make audit`.
+"""Checks the lock for known vulnerabilities (pip-audit) and writes a bill of materials (CycloneDX). `make audit`.
 
-With names of images (`make audit ARGS="kvmesh/frontend:latest"`): write a bill of each instead. It lists Python and Debian packages.
+With names of images (`make audit ARGS="kvmesh/frontend:latest"`): writes a bill of materials of each image instead, with Python and Debian
+packages.
 
-The tools live in an environment of their own, so that the lock need not hold them. The advisories come from PyPI. A package that could
-not be audited, for example because a mirror has no advisories, is a failure.
+The tools live in their own environment, so that the lock need not contain them. The advisories come from PyPI. A package that could not be
+audited, for example because a mirror has no advisories, is a failure.
 """
 
 import json
@@ -26,7 +27,7 @@ LOCKS = (
     "constraints-sglang.txt",
     "constraints-sglang-gpu.txt",
 )
-"""What runs in production. Those of tests and checks are not shipped."""
+"""The packages that run in production. Those of tests and checks are not shipped."""
 PYTHON_PACKAGES = (
     "import importlib.metadata as m; print(*(f'{d.name}=={d.version}' for d in m.distributions()), sep='\\n')"
 )
@@ -34,7 +35,7 @@ DEBIAN_PACKAGES = "dpkg-query -W -f '${Package} ${Version} ${Architecture}\\n'"
 
 
 def main() -> int:
-    """Returns the exit status: 0 when no package of the lock has a known vulnerability, or the bills of images are written."""
+    """Returns 0 if no package of the lock has a known vulnerability, or if the bills of all images are written."""
     tools = CACHE / "audit"
     if not (tools / "bin" / "pip-audit").exists():
         venv.create(tools, with_pip=True)
@@ -58,7 +59,7 @@ def main() -> int:
 
 
 def write_image_bill(tools: Path, image: str, bill: Path) -> None:
-    """Writes the bill of an image: cyclonedx-py's of its Python packages, with Debian's packages added."""
+    """Writes the bill of an image: cyclonedx-py's bill of its Python packages, with Debian's packages added."""
     lines = sorted(set(in_image(image, ["/opt/kvmesh/bin/python", "-c", PYTHON_PACKAGES]).split()))
     command = [str(tools / "bin" / "cyclonedx-py"), "requirements", "-", "-o", str(bill)]
     subprocess.run(command, input="\n".join(lines), text=True, check=True)
@@ -79,7 +80,7 @@ def write_image_bill(tools: Path, image: str, bill: Path) -> None:
 
 
 def in_image(image: str, command: Sequence[str]) -> str:
-    """Returns what a command prints in a new container of an image, without a network."""
+    """Runs a command in a new container of an image, without a network. Returns its output."""
     start = ["docker", "run", "--rm", "--network", "none", "--entrypoint", command[0], image, *command[1:]]
     return subprocess.run(start, check=True, stdout=subprocess.PIPE, text=True).stdout
 

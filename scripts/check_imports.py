@@ -1,7 +1,7 @@
-"""Checks the import contracts of `importlinter.toml`, without modules that its list `awaited` marks as not written yet.
+"""Checks the import contracts of `importlinter.toml`. Skips modules that its list `awaited` marks as not written yet.
 
-Fails if a contract names a missing module that is not in the list, because a renamed module would no longer be checked. Fails also
-if a module in the list exists, because its contracts must apply to it.
+Fails if a contract names a missing module that is not in the list: otherwise a renamed module would no longer be checked. Also fails if a module
+in the list exists, because its contracts must apply to it.
 """
 
 import sys
@@ -39,7 +39,7 @@ def main() -> int:
 
 def list_problems(named: set[str], awaited: set[str], present: set[str]) -> list[str]:
     """Returns the errors in the list of awaited modules."""
-    landed = [f"{name} has landed: take it off `awaited`" for name in sorted(awaited & present)]
+    landed = [f"{name} exists: remove it from `awaited`" for name in sorted(awaited & present)]
     lost = [f"{name} is named but does not exist" for name in sorted(named - awaited - present)]
     idle = [f"{name} is awaited, but no contract names it" for name in sorted(awaited - named)]
     return landed + lost + idle
@@ -57,7 +57,7 @@ def full_names(contract: Contract, entry: str) -> list[str]:
 
 
 def limited_to(contract: Contract, present: set[str]) -> Contract | None:
-    """Returns the contract without missing modules; None if nothing is left to check."""
+    """Returns the contract without missing modules; None if it has no modules to check."""
     limited = dict(contract)
     for key in NAMES:
         if key in contract and key != "forbidden_modules":

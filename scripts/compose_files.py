@@ -1,4 +1,4 @@
-"""Writes generated files of compose/: Grafana's dashboards, and Prometheus' configuration for compose.yaml. `--check` compares."""
+"""Writes generated files of compose/: Grafana's dashboards, and Prometheus' configuration for compose.yaml. `--check` compares instead."""
 
 import json
 import sys
@@ -32,7 +32,7 @@ def main() -> int:
 
 
 def prometheus_text() -> str:
-    """Returns prometheus.yml with Consul's address in the stack: Prometheus expands no variables there."""
+    """Returns prometheus.yml with Consul's address in the Compose stack, because Prometheus expands no variables there."""
     text = (COMPOSE / "prometheus" / "prometheus.yml").read_text()
     if text.count(HOST_ADDRESS) != 1:
         raise ValueError(f"prometheus.yml must contain {HOST_ADDRESS} once")

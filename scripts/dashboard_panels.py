@@ -1,6 +1,6 @@
-"""What the Grafana dashboards of compose/ show. scripts/compose_files.py writes their JSON.
+"""The content of the Grafana dashboards of compose/. scripts/compose_files.py writes their JSON.
 
-`$__rate_interval` is Grafana's. `or vector(0)` shows a zero where a series begins to exist with its first event.
+`$__rate_interval` is Grafana's. `or vector(0)` shows zero for a series that does not exist before its first event.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One panel. `queries` maps legends to PromQL; `unit` is one of Grafana's; `width` is in 24ths of the page."""
+    """One panel. `queries` maps legends to PromQL; `unit` is one of Grafana's units; `width` is in 24ths of the page."""
 
     title: str
     about: str
@@ -21,7 +21,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dashboard:
-    """One dashboard. `name` is the file's, and Grafana's uid with a prefix."""
+    """One dashboard. `name` is the file name; Grafana's uid is the name with a prefix."""
 
     name: str
     title: str
@@ -40,7 +40,7 @@ def rate(counter: str, by: str = "", match: str = "") -> str:
 
 
 def or_zero(query: str) -> str:
-    """Returns a query that answers 0 while its series does not exist."""
+    """Returns a query that yields 0 while its series does not exist."""
     return f"{query} or vector(0)"
 
 

@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
 API = ROOT / "kvmesh" / "api"
 
-# protoc names a module after the proto's folder, `kvmesh.<area>.v1`; the code lives below `kvmesh.api`, so that the
-# contracts' packages and the library's own modules cannot collide.
+# protoc names a module after the proto's folder, `kvmesh.<area>.v1`. The code lives below `kvmesh.api`, so that the contracts' packages and the
+# library's own modules cannot collide.
 _IMPORT = re.compile(r"^from (kvmesh|inference|externalscaler)((?:\.\w+)*) import (\w+_pb2)", re.MULTILINE)
 _MODULE_NAME = re.compile(r"(BuildTopDescriptorsAndMessages\(DESCRIPTOR, ')(kvmesh|inference|externalscaler)\.")
 _INIT = '"""Generated from protos/ by scripts/generate_protos.py; do not edit."""\n'
@@ -29,7 +29,7 @@ _INIT = '"""Generated from protos/ by scripts/generate_protos.py; do not edit.""
 def main() -> int:
     """Generates or checks. Returns 1 if `--check` finds a difference."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing, fail when the committed code differs")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if the committed code differs")
     check = parser.parse_args().check
     with tempfile.TemporaryDirectory() as folder:
         fresh = Path(folder) / "api"
@@ -99,7 +99,7 @@ def differences(fresh: Path, committed: Path) -> Iterator[str]:
     """Describes each file that differs between two trees."""
     have, want = set(files_below(committed)), set(files_below(fresh))
     yield from (f"missing: {path}" for path in want - have)
-    yield from (f"no proto has it: {path}" for path in have - want)
+    yield from (f"no proto generates {path}" for path in have - want)
     yield from (f"differs: {path}" for path in have & want if not filecmp.cmp(fresh / path, committed / path, False))
 
 

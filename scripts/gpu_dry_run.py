@@ -2,12 +2,12 @@
 
     python scripts/gpu_dry_run.py --venv /tmp/kvmesh-gpu
 
-1. Installs vLLM's CUDA build as set-up does, where the virtual environment lacks it: 5 GB of packages, 9 GB on disk.
-2. Compiles stub_driver.c, which reports as many devices as a case says and answers nothing else.
-3. Imports what the fork server imports, and counts threads: a fork is safe with one.
-4. Runs `kvmesh up` for each case until every worker has asked for a context on its device, and prints the table.
+1. Installs vLLM's CUDA build as set-up does, if the virtual environment lacks it: 5 GB of packages, 9 GB on disk.
+2. Compiles stub_driver.c, which reports the number of devices of each case and supports nothing else.
+3. Imports the modules that the fork server imports, and counts threads: forking is safe with one.
+4. Runs `kvmesh up` for each case until every worker has requested a context on its device, and prints the table.
 
-Exit status 0 when there was one thread and every worker that starts at once reached its device.
+Exits with status 0 if there was one thread and every worker of the first group reached its device.
 """
 
 import argparse
@@ -62,11 +62,11 @@ def main() -> int:
     """Runs all cases. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--venv", type=Path, required=True, help="virtual environment of the CUDA build; made if need be"
+        "--venv", type=Path, required=True, help="virtual environment of the CUDA build; created if missing"
     )
     parser.add_argument("--model", type=Path, default=ROOT / "models" / "demo", help="model directory")
     parser.add_argument("--shape", action="append", choices=SHAPES, help="only this shape; may be repeated")
-    parser.add_argument("--devices", action="append", type=int, help="only so many devices; may be repeated")
+    parser.add_argument("--devices", action="append", type=int, help="only this number of devices; may be repeated")
     options = parser.parse_args()
     venv = options.venv.absolute()
     install(venv)
@@ -100,7 +100,7 @@ def stub_environment(folder: Path) -> Mapping[str, str]:
     compiler = os.environ.get("CC", "cc")
     for name, flags in (("libnvidia-ml.so.1", ["-DSTUB_NVML"]), ("libcuda.so.1", [])):
         subprocess.run([compiler, "-shared", "-fPIC", *flags, "-o", folder / name, source], check=True)
-    # Without compiled modules each process would compile those of vLLM and torch for a minute.
+    # Without cached bytecode, each process would compile the modules of vLLM and torch for a minute.
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {
         **inherited,
@@ -122,7 +122,7 @@ def check_threads(venv: Path, environment: Mapping[str, str]) -> bool:
 
 
 def run_case(case: Case, venv: Path, model: Path, environment: Mapping[str, str]) -> bool:
-    """Runs one mesh and prints its output and the devices of its workers. Returns whether these are the devices in its table."""
+    """Runs one mesh. Prints its output and the devices of its workers. Returns whether these are the devices in its table."""
     with tempfile.TemporaryDirectory(prefix="kvmesh-dry-run-") as folder:
         run_dir = Path(folder)
         output = run_dir / "up.txt"
@@ -181,7 +181,7 @@ def contexts(run_dir: Path, name: str) -> Sequence[int]:
 
 
 def report(case: Case, text: str, run_dir: Path) -> bool:
-    """Prints the case."""
+    """Prints the result of a case. Returns whether it passed."""
     print(f"\n== {case.shape} on {case.devices} devices", flush=True)
     expected = first_turn(text)
     if not expected:
@@ -191,7 +191,7 @@ def report(case: Case, text: str, run_dir: Path) -> bool:
     for line in text.splitlines():
         if row := ROW.match(line):
             reached = contexts(run_dir, row[1])
-            ends = "its turn comes when the others are ready"
+            ends = "starts when the others are ready"
             if row[1] in expected:
                 ends = f"asked for a context on {' '.join(map(str, reached)) or 'none'}"
                 is_well &= reached == expected[row[1]]

@@ -1,11 +1,11 @@
-"""Downloads servers and tools that tests use to `.cache/bin/`; installs Docker, PostgreSQL, Chromium and systemd's tools as root.
+"""Downloads servers and tools that tests use to `.cache/bin/`. As root, installs Docker, PostgreSQL, Chromium and systemd's tools.
 
-What is on PATH is used as it is. Otherwise, on Debian, the package is downloaded from the machine's own package archive
-and unpacked: nothing is installed on the machine, no service starts, and it needs no root. Debian 12 and later have no
-package of Consul; Debian 11's is one static binary and runs there. The outcome, a path or the reason why there is
-none, goes to `.cache/parts.json`, where tests/parts.py reads it. A part that cannot be had is no failure here.
+Programs on PATH are used as they are. Otherwise, on Debian, the script downloads the package from the machine's own package archive and unpacks
+it: it installs nothing on the machine, starts no service and needs no root. Debian 12 and later have no package of Consul; Debian 11's is one
+static binary and runs there. The result, a path or the reason why there is none, goes to `.cache/parts.json`, where tests/parts.py reads it. A
+part that is not available does not fail the script.
 
-What does not run from one file, such as Docker, only root can install. Tests start a Docker daemon where none runs.
+Only root can install programs that need more than one file, such as Docker. Tests start a Docker daemon if none runs.
 """
 
 import json
@@ -22,19 +22,19 @@ from apt_sources import Archive, archives_of, release
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = Path(os.environ.get("KVMESH_CACHE") or ROOT / ".cache").absolute()
 # Suite that has the package; None is the machine's own. Debian 12 builds Prometheus without Consul discovery, which the mesh's
-# configuration needs (compose/prometheus); Debian 11 builds it with.
+# configuration (compose/prometheus) needs; Debian 11 builds it with Consul discovery.
 PARTS: dict[str, str | None] = {
     "consul": "bullseye",
     "prometheus": "bullseye",
     "promtool": "bullseye",
-    # Debian 12 has Compose 1 only. Tests use this one as a plugin of the Docker client.
+    # Debian 12 has Compose 1 only. Tests use this one as a plug-in of the Docker client.
     "docker-compose": "trixie",
 }
-# The package of a part, and the binary in it, where they are not `PART` and `usr/bin/PART`.
+# The package of a part and the binary in it, if they are not `PART` and `usr/bin/PART`.
 PACKAGES = {"promtool": "prometheus"}
 PLACES = {"docker-compose": "usr/libexec/docker/cli-plugins/docker-compose"}
 
-# What a binary must contain to be of use: a Prometheus built without Consul discovery is not, nor is Compose 1.
+# Text that a usable binary must contain. A Prometheus without Consul discovery is not usable, nor is Compose 1.
 NEEDED = {
     "prometheus": b"prometheus/discovery/consul",
     "promtool": b"prometheus/discovery/consul",
@@ -54,7 +54,7 @@ def main() -> int:
     outcome["systemd-analyze"] = found_or_installed("systemd-analyze", "systemd", lambda: which("systemd-analyze"))
     outcome["chromium"] = found_or_installed("chromium", "chromium", lambda: which("chromium"))
     outcome["docker"] = found_or_installed("docker", "docker.io", lambda: which("dockerd"))
-    # Makes the base image of tests, which can reach no registry of images.
+    # Creates the base image of tests, which cannot reach an image registry.
     outcome["debootstrap"] = found_or_installed("debootstrap", "debootstrap", lambda: which("debootstrap"))
     (CACHE / "parts.json").write_text(json.dumps(outcome, indent=2) + "\n")
     return 0
@@ -75,11 +75,11 @@ def found_or_fetched(name: str, suite: str | None) -> dict[str, str]:
 
 
 def found_or_installed(name: str, package: str, find: Callable[[], Path | None]) -> dict[str, str]:
-    """As `found_or_fetched`, for a program that does not run from one file: only root can install it."""
+    """Like `found_or_fetched`, for a program that needs more than one file: only root can install it."""
     if find() is None and release().get("ID") == "debian" and os.geteuid() == 0 and shutil.which("apt-get"):
         say(f"installing {package}")
-        # Without a server of the machine's own: tests start theirs. No service is started or enabled either.
-        keep_from_running()
+        # Without a database cluster: tests create their own. Nothing is started or enabled either.
+        disable_default_cluster()
         for command in (["apt-get", "-q", "update"], [*APT_INSTALL, package]):
             subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, env=APT_ENVIRONMENT, check=False)
     if (path := find()) is not None:
@@ -94,8 +94,8 @@ APT_ENVIRONMENT = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL"
 CLUSTERS = Path("/etc/postgresql-common/createcluster.conf")
 
 
-def keep_from_running() -> None:
-    """Tells Debian's packages not to create a database cluster, which they would start."""
+def disable_default_cluster() -> None:
+    """Configures Debian's packages not to create a database cluster, which they would start."""
     if not CLUSTERS.exists():
         CLUSTERS.parent.mkdir(parents=True, exist_ok=True)
         CLUSTERS.write_text("create_main_cluster = false\n")
@@ -114,7 +114,7 @@ def postgres_binary() -> Path | None:
 
 
 def is_fit(name: str, binary: Path) -> bool:
-    """Returns True if an installed binary has the features that the tests need."""
+    """Returns whether an installed binary has the features that the tests need."""
     return name not in NEEDED or NEEDED[name] in binary.read_bytes()
 
 
@@ -154,7 +154,7 @@ def download(package: str, suite: str, archive: Archive, folder: Path) -> Path:
         "Dir::Etc::sourceparts": "/dev/null",
         "Dir::State::lists": folder / "lists",
         "Dir::Cache": folder / "cache",
-        # As root, apt would fetch as a user of its own, who cannot write here.
+        # As root, apt would download as another user, who cannot write here.
         "APT::Sandbox::User": "root",
         "Acquire::Languages": "none",
         "Acquire::Retries": "3",

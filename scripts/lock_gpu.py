@@ -1,9 +1,9 @@
-"""The locks of the CUDA builds: `constraints-gpu.txt` (vLLM) and `constraints-sglang-gpu.txt` (SGLang's own environment).
+"""Writes the locks of the CUDA builds: `constraints-gpu.txt` (vLLM) and `constraints-sglang-gpu.txt` (SGLang's own environment).
 
-    python scripts/lock_gpu.py          resolves them, in seconds, without a GPU and without a download (`make lock` runs it)
+    python scripts/lock_gpu.py          resolves them in seconds, without a GPU and without downloading packages (`make lock` runs it)
 
-uv resolves the extras of pyproject.toml for Linux on x86_64 and aarch64 and for all supported Pythons, with wheels only. What the other
-locks pin stays at their versions. `lock_hashes.py` then adds the digests.
+uv resolves the extras of pyproject.toml for Linux on x86_64 and aarch64 and for all supported Pythons, with wheels only. Packages that the other
+locks pin keep their versions. `lock_hashes.py` then adds the digests.
 """
 
 import json
@@ -22,17 +22,17 @@ SUPPORTED = (
     "(platform_machine == 'aarch64' or platform_machine == 'x86_64') and sys_platform == 'linux'",
     "((platform_machine == 'aarch64' and sys_platform == 'linux') or (platform_machine == 'x86_64' and sys_platform == 'linux'))",
 )
-"""How uv says that all supported machines need something."""
+"""The markers that uv writes for packages that all supported machines need."""
 INSTALLED_BEFORE = ("", "-top")
-"""Locks that are always installed, too."""
+"""Suffixes of the locks that are always installed too."""
 GPU_LOCKS = {
-    # Its lock is installed beside those of services and tests, so it must agree with them.
+    # This lock is installed beside those of services and tests, so it must agree with them.
     "-gpu": ("vllm", ("", "-top", "-dev"), "What vLLM's CUDA build and NIXL add on a machine with a GPU."),
     "-sglang-gpu": ("sglang", (), "SGLang's own virtual environment on a machine with a GPU."),
 }
-"""By suffix: the extra of pyproject.toml, the locks beside it, and the first line."""
+"""By suffix: the extra of pyproject.toml, the suffixes of the locks that are installed with it, and the first line."""
 SGLANG_SIDE = "xxhash>=4.1"
-"""kvmesh's own package in SGLang's process."""
+"""A package that kvmesh's code in SGLang's process needs."""
 
 
 def write_gpu_locks() -> None:
@@ -45,14 +45,14 @@ def write_gpu_locks() -> None:
 
 
 def requirements(extra: str) -> list[str]:
-    """Returns what an environment with this extra must have."""
+    """Returns the requirements of an environment with this extra."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     own = project["optional-dependencies"][extra]
     return [*own, SGLANG_SIDE] if extra == "sglang" else [*project["dependencies"], *own]
 
 
 def resolved(wanted: Sequence[str], beside: Iterable[str]) -> list[str]:
-    """Returns the pins that uv finds, with markers where not every supported machine needs them."""
+    """Returns the pins that uv finds, with markers for packages that not every supported machine needs."""
     environments = [f"sys_platform == 'linux' and platform_machine == '{each}'" for each in MACHINES]
     limits = [word for each in beside for word in ("-c", str(ROOT / f"constraints{each}.txt"))]
     with tempfile.TemporaryDirectory() as folder:
@@ -75,7 +75,7 @@ def resolved(wanted: Sequence[str], beside: Iterable[str]) -> list[str]:
 
 
 def simplified(line: str) -> str:
-    """Returns a pin without the part of its marker that is true wherever set-up runs."""
+    """Returns a pin without the part of its marker that is always true on supported machines."""
     marker = line.partition(";")[2].strip()
     for each in (*SUPPORTED, "sys_platform == 'linux'"):
         marker = marker.replace(each, "").strip()

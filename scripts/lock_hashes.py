@@ -1,10 +1,10 @@
-"""The digests of the wheels in the lock: `constraints-hashes.txt`.
+"""Writes `constraints-hashes.txt`, the digests of the wheels in the lock.
 
-    python scripts/lock_hashes.py       writes it for the pins of constraints*.txt, in a minute (`make lock` ends with it)
+    python scripts/lock_hashes.py       writes it for the pins of constraints*.txt in a minute (`make lock` runs it last)
 
-Set-up passes the digests to pip, which then installs nothing else (`--require-hashes`). `hashed` needs the standard library only. Writing
-needs uv, which gets an environment of its own in the cache, and asks PyPI. PyTorch's index has the CPU builds of torch: where it is not
-reached, the digests of the same version that the file has already are kept.
+Set-up passes the digests to pip, which then installs nothing else (`--require-hashes`). `hashed` needs the standard library only. Writing needs
+uv, which is installed into its own environment in the cache, and a connection to PyPI. PyTorch's index has the CPU builds of torch. If it is not
+reachable, the file keeps its digests of the same version.
 """
 
 import os
@@ -100,11 +100,11 @@ def write_hashes() -> None:
 
 
 def torch_digests(line: str) -> set[str]:
-    """Returns the digests of a CPU build of torch; empty if PyTorch's index is not reached."""
+    """Returns the digests of a CPU build of torch; empty if PyTorch's index is not reachable."""
     try:
         return digests([line], "--index", TORCH_CPU_INDEX).get(key_of(line), set())
     except subprocess.CalledProcessError:
-        print(f"{TORCH_CPU_INDEX} is not reached: the known digests of {line} are kept", file=sys.stderr)
+        print(f"{TORCH_CPU_INDEX} is not reachable: keeping the known digests of {line}", file=sys.stderr)
         return set()
 
 
@@ -114,7 +114,7 @@ def digests(lines: Iterable[str], *options: str) -> Hashes:
         pins, lock = Path(folder) / "pins.txt", Path(folder) / "pylock.toml"
         pins.write_text("".join(f"{line}\n" for line in lines))
         command = [str(uv()), "pip", "compile", "--quiet", "--no-deps", "--universal", "--python-version", "3.11"]
-        # The user's own pip and uv settings must not add sources or pins.
+        # Ignores the user's pip and uv settings, because they could add sources or pins.
         subprocess.run(
             [*command, "--no-config", *options, str(pins), "-o", str(lock)],
             check=True,
@@ -136,7 +136,7 @@ def is_wanted(wheel: str) -> bool:
 
 
 def uv() -> Path:
-    """Returns the program, installed if it is missing."""
+    """Returns the path of uv. Installs it if it is missing."""
     tools = CACHE / "lock"
     if not (tools / "bin" / "uv").exists():
         venv.create(tools, with_pip=True)

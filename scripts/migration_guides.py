@@ -1,4 +1,4 @@
-"""Writes the migration guides in docs/engines/ from the table of flags; `--check` compares."""
+"""Writes the migration guides in docs/engines/ from the table of flags. `--check` compares instead."""
 
 import sys
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ In the last column `up` marks a flag of `kvmesh up`, `worker` one of workers (`-
 
 
 def main() -> int:
-    """Writes or compares."""
+    """Writes the guides. With `--check`, returns 1 if one is out of date."""
     status = 0
     for left, right in combinations(TITLES, 2):
         path = FOLDER / f"{left}-{right}.md"

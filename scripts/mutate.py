@@ -1,15 +1,15 @@
 """Checks the tests: applies known defects to a copy of the tree, one at a time, and runs the tests of their area.
 
-`tests/mutations.toml` lists the areas with their tests, and the defects. A defect that leaves all tests of its area green *survives*: a
-test is missing. The results go to `docs/contribute/mutations.md`; defects that a run leaves out keep the result that the table has for them.
+`tests/mutations.toml` lists the areas with their tests, and the defects. A defect *survives* if all tests of its area pass: a test is missing.
+The results go to `docs/contribute/mutations.md`. Defects that a run leaves out keep their previous result there.
 
     python scripts/mutate.py                                    all areas
     python scripts/mutate.py --only router-index,kv             two areas
     python scripts/mutate.py --names queue-expire-none          one defect
-    python scripts/mutate.py --missing                          what has no result yet
+    python scripts/mutate.py --missing                          defects without a result
     python scripts/mutate.py --list                             the defects, without running anything
 
-Exit status: 0 when at least `CAUGHT_MIN` of the defects that ran were caught, 1 when fewer were, 2 when the list is not usable.
+Exits with status 0 if at least `CAUGHT_MIN` of the defects that ran were caught, 1 if fewer were, 2 if the list is not usable.
 """
 
 import argparse
@@ -35,7 +35,7 @@ TEST_TIMEOUT_S = 60
 """A test that hangs because of a defect fails after this time."""
 RUN_TIMEOUT_MIN_S = 180.0
 RUN_TIMEOUT_FACTOR = 6.0
-"""Time limit of a run with a defect, relative to the run without. A defect can make every test wait."""
+"""Time limit of a run with a defect, relative to the run without one. A defect can make every test wait."""
 
 PYTEST_OPTIONS = (
     *(
@@ -50,7 +50,7 @@ PYTEST_OPTIONS = (
     ),
     *("--hypothesis-seed=0", "-o", f"timeout={TEST_TIMEOUT_S}"),
 )
-"""The only pytest plugins that are loaded. Loading all takes longer than the tests of most areas."""
+"""The only pytest plug-ins that are loaded. Loading all of them takes longer than the tests of most areas."""
 
 SURVIVED = "**survived**"
 NOT_RUN = "not run"
@@ -203,7 +203,7 @@ def read_results(path: Path = TABLE) -> dict[str, str]:
 
 
 def table(defects: Sequence[Defect], results: Mapping[str, str]) -> str:
-    """Renders the page: the defects that have a result."""
+    """Renders the page with the defects that have a result."""
     ran = [each for each in defects if results.get(each.name, NOT_RUN) != NOT_RUN]
     lines = [HEAD]
     for area in dict.fromkeys(defect.area for defect in ran):
@@ -217,7 +217,7 @@ def table(defects: Sequence[Defect], results: Mapping[str, str]) -> str:
 
 
 def select(defects: Sequence[Defect], areas: Iterable[str], names: Iterable[str]) -> list[Defect]:
-    """Selects defects by area or by name; all without either. Raises ListError for an unknown name."""
+    """Selects defects by area or by name, or all of them if neither is given. Raises ListError for an unknown name."""
     wanted_areas, wanted_names = set(areas), set(names)
     unknown = (wanted_areas - {each.area for each in defects}) | (wanted_names - {each.name for each in defects})
     if unknown:
@@ -238,7 +238,7 @@ def run(chosen: Sequence[Defect], areas: Mapping[str, Sequence[str]], defects: S
             for defect, result in run_area(tree, area, areas[area], [each for each in chosen if each.area == area]):
                 results[defect.name] = result
                 survivors += [defect.name] if result == SURVIVED else []
-                # Another run may have written other rows meanwhile.
+                # Reads the table again, because another run may have written other rows meanwhile.
                 TABLE.write_text(table(defects, {**read_results(), **results}), encoding="utf-8")
     return survivors
 
@@ -246,12 +246,12 @@ def run(chosen: Sequence[Defect], areas: Mapping[str, Sequence[str]], defects: S
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command. Returns the exit status."""
     parser = argparse.ArgumentParser(description="Applies known defects to a copy of the tree and runs the tests.")
-    parser.add_argument("--only", default="", help="areas, divided by commas")
-    parser.add_argument("--names", default="", help="defects, divided by commas")
-    parser.add_argument("--missing", action="store_true", help="only defects that the table has no result for")
+    parser.add_argument("--only", default="", help="areas, separated by commas")
+    parser.add_argument("--names", default="", help="defects, separated by commas")
+    parser.add_argument("--missing", action="store_true", help="only defects without a result in the table")
     parser.add_argument("--list", action="store_true", help="show the defects and run nothing")
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # Ends the tests that run, and removes the copy.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # Ends the running tests and removes the copy.
     try:
         areas, defects = read_list()
         for defect in defects:

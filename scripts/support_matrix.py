@@ -1,11 +1,11 @@
-"""Writes docs/operate/support-matrix.md from the engines' capability records and from what tests have proved.
+"""Writes docs/operate/support-matrix.md from the engines' capability records and from the results of tests.
 
-`make evidence` runs the tests that are marked with `proves` and passes their record with `--record FILE`; it is kept in
-`docs/operate/evidence.json`. `--merge FILE` adds the record of some tests to it instead. `--check` compares the page, and finds recorded
-tests that no longer exist.
+`make evidence` runs the tests that are marked with `proves` and passes their record with `--record FILE`, which the script stores in
+`docs/operate/evidence.json`. `--merge FILE` adds the record of some tests to it instead. `--check` compares the page, and finds recorded tests
+that no longer exist.
 
-A cell is *verified* when the engine's record claims the feature and a test proved it on the engine's present version, *implemented* when it
-claims it without proof, *no* with the reason otherwise.
+A cell is *verified* if the engine's record claims the feature and a test proved it on the engine's present version, *implemented* if the record
+claims it without proof, and otherwise *no* with the reason.
 """
 
 import json
@@ -22,7 +22,7 @@ from kvmesh.engines.sampling_names import SAMPLING_NAMES, Names, NotCopied, Refu
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs" / "operate" / "support-matrix.md"
 EVIDENCE = ROOT / "docs" / "operate" / "evidence.json"
-# The order of the columns. Engines that are not named here follow.
+# The order of the columns. Engines that are not listed here follow.
 COLUMNS = tuple(dict.fromkeys(("vllm", "sglang", "trtllm", "simulated", *ENGINES)))
 LATER = "no: later"
 
@@ -32,7 +32,7 @@ Evidence = Mapping[str, Mapping[str, Sequence[str]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A feature, as tests name it. `word` is what claims it in a capability record, or a rule; empty: no engine can have it yet."""
+    """A feature, as tests name it. `word` is the entry of a capability record that claims it, or a rule. Empty: no engine can have it yet."""
 
     name: str
     feature: str
@@ -82,7 +82,7 @@ ROWS = (
 
 
 def claims(record: Capabilities, word: str) -> bool:
-    """Returns whether a record claims what a row's word stands for."""
+    """Returns whether a record claims the feature that a row's word stands for."""
     if word == "always":
         return True
     if word == "handoffs":
@@ -160,8 +160,8 @@ def _key(record: Capabilities) -> str:
 def record_evidence(lines: Sequence[str]) -> dict[str, dict[str, list[str]]]:
     """Returns what a run has proved, from the lines that tests/evidence.py wrote.
 
-    A feature is left out if a test of it failed, or if the engine does not claim it: some tests then check the refusal.
-    Raises ValueError for features without a row.
+    Omits a feature if a test of it failed, or if the engine does not claim it, because some tests then check that it is refused. Raises
+    ValueError for features without a row.
     """
     keys = {name: _key(engine.capabilities()) for name, engine in ENGINES.items()}
     rows = {row.feature: row for row in ROWS}
@@ -179,7 +179,7 @@ def record_evidence(lines: Sequence[str]) -> dict[str, dict[str, list[str]]]:
 
 
 def merged(before: Evidence, found: Evidence) -> dict[str, dict[str, list[str]]]:
-    """Both records. Engines and features are sorted, as in a whole record."""
+    """Returns both records as one. Engines and features are sorted, as in a complete record."""
     result: dict[str, dict[str, list[str]]] = {}
     for engine in sorted({*before, *found}):
         old, new = before.get(engine, {}), found.get(engine, {})
@@ -189,7 +189,7 @@ def merged(before: Evidence, found: Evidence) -> dict[str, dict[str, list[str]]]
 
 
 def missing_tests(evidence: Evidence) -> list[str]:
-    """Recorded tests that no longer exist."""
+    """Returns the recorded tests that no longer exist."""
     tests = {test for features in evidence.values() for each in features.values() for test in each}
     return sorted(test for test in tests if not _exists(test))
 
@@ -201,7 +201,7 @@ def _exists(test: str) -> bool:
 
 
 def main() -> int:
-    """Writes the page and the record, or says how they differ."""
+    """Writes the page and the record. With `--check`, returns 1 if the page is out of date or a recorded test does not exist."""
     arguments = sys.argv[1:]
     if arguments[:1] in (["--record"], ["--merge"]):
         found = record_evidence(Path(arguments[1]).read_text().splitlines())

@@ -1,13 +1,13 @@
-"""Runs the README's two commands from a bare clone on a bare Debian: python3, make, git and certificates only.
+"""Runs the README's two commands from a fresh clone on a minimal Debian: python3, make, git and certificates only.
 
     python3 scripts/try_in_container.py                           both commands, as root and as a normal user
     python3 scripts/try_in_container.py --part up --user root     `make up` only, as root
     python3 scripts/try_in_container.py --run "KVMESH_ENGINE_BUILD=none make up ARGS=--once"    any other command
 
-Each user gets a fresh container, with Docker where a daemon has the image or can pull it, and otherwise with debootstrap and chroot
-(as root; mount and process namespaces of their own, the network is the machine's). The clone holds what is committed. This machine's
-settings of pip, apt, proxies and certificates hold inside too. The normal user runs the command that set-up prints for missing system
-packages as root, then the same command again, as a person would.
+Each user gets a fresh container: with Docker if a daemon has the image or can pull it, otherwise with debootstrap and chroot (as root; with its
+own mount and process namespaces and the machine's network). The clone contains the committed files. The container gets this machine's settings
+of pip, apt, proxies and certificates. For the normal user, the script runs the command that set-up prints for missing system packages as root,
+then repeats the first command, as a person would.
 """
 
 import argparse
@@ -39,10 +39,10 @@ PARTS = {"up": 'make up ARGS="--once {up}"', "test": 'make test ARGS="{test}"'}
 
 
 class Container(Protocol):
-    """A bare Debian that runs shell commands."""
+    """A minimal Debian that runs shell commands."""
 
     def run(self, command: str, *, user: str) -> tuple[int, str]:
-        """Exit status and output, which is printed too."""
+        """Runs a command and prints its output. Returns the exit status and the output."""
         ...
 
 
@@ -53,10 +53,10 @@ def main() -> int:
     parser.add_argument("--user", choices=("root", "normal", "both"), default="both")
     parser.add_argument("--up", default="", metavar="ARGS", help="more flags of kvmesh up, such as '--port 0'")
     parser.add_argument("--test", default="", metavar="ARGS", help="arguments of pytest, such as tests/unit")
-    parser.add_argument("--run", action="append", metavar="COMMAND", help="run this instead; may be repeated")
+    parser.add_argument("--run", action="append", metavar="COMMAND", help="run this command instead; may be repeated")
     parser.add_argument("--packages", default="", help="more Debian packages to install first, comma-separated")
     parser.add_argument(
-        "--base", type=Path, help="a tar archive of a bootstrapped system, used if it exists, else written"
+        "--base", type=Path, help="tar archive of a bootstrapped system; used if it exists, otherwise written"
     )
     options = parser.parse_args()
     parts = list(PARTS) if options.part == "both" else [options.part]
@@ -74,7 +74,7 @@ def main() -> int:
 
 
 def run_as_newcomer(container: Container, command: str, user: str) -> bool:
-    """Runs a command in the clone; installs the packages that it asks for and runs it once more. Whether it succeeded."""
+    """Runs a command in the clone. Installs the packages that its output asks for and runs it once more. Returns whether it succeeded."""
     started = time.monotonic()
     status, output = container.run(f"cd /home/kvmesh/clone && {command}", user=user)
     if status != 0 and (advice := ADVICE.search(output)):
@@ -94,7 +94,7 @@ def has_image(image: str) -> bool:
 
 
 class Chroot:
-    """A system in a folder. Every command has its own mounts and process ids, so nothing stays when it ends."""
+    """A system in a folder. Every command has its own mounts and process ids, which vanish when it ends."""
 
     def __init__(self, folder: Path, shared: Sequence[Path]) -> None:
         self._folder = folder
@@ -102,7 +102,7 @@ class Chroot:
 
     def run(self, command: str, *, user: str) -> tuple[int, str]:
         folder = shlex.quote(str(self._folder))
-        # The root is a mount that replaces the machine's: in a mere chroot, commands can neither unshare their mounts nor run containers.
+        # The root is a mount that replaces the machine's: in a plain chroot, commands can neither unshare their mounts nor run containers.
         root = f"mount --bind {folder} {folder}"
         enter = f"cd {folder} && mkdir -p .outside && pivot_root . .outside && cd / && umount -l /.outside && rmdir /.outside"
         binds = [
@@ -133,7 +133,7 @@ class Docker:
 
 @contextmanager
 def chroot(suite: str, packages: Sequence[str], base: Path | None) -> Iterator[Chroot]:
-    """A new system by debootstrap, or from `base`; removed at the end."""
+    """Creates a new system by debootstrap or from `base`. Removes it on exit."""
     if os.geteuid() != 0 or not shutil.which("debootstrap"):
         sys.exit(
             "no Docker daemon answers; without one this script needs root and debootstrap (apt-get install debootstrap)"
@@ -158,7 +158,7 @@ def chroot(suite: str, packages: Sequence[str], base: Path | None) -> Iterator[C
 
 @contextmanager
 def docker(suite: str, packages: Sequence[str]) -> Iterator[Docker]:
-    """A new container of Debian's slim image; removed at the end."""
+    """Starts a new container of Debian's slim image. Removes it on exit."""
     name = f"kvmesh-newcomer-{os.getpid()}"
     with tempfile.TemporaryDirectory(prefix="kvmesh-container-") as folder:
         shared = copy_machine_settings(Path(folder))
@@ -177,25 +177,25 @@ def docker(suite: str, packages: Sequence[str]) -> Iterator[Docker]:
 
 
 def clone_into(home: Path) -> None:
-    """The bare clone, without this machine's hooks and settings of git."""
+    """Creates the bare clone, without this machine's git hooks and settings."""
     home.mkdir(parents=True)
     subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", ROOT, home / "clone"], check=True)
 
 
 def debian_mirror() -> str:
-    """Returns the machine's own mirror where it is a Debian."""
+    """Returns the machine's own mirror if the machine runs Debian."""
     codename = release().get("VERSION_CODENAME", "") if release().get("ID") == "debian" else ""
     return next((archive.uri for archive in archives_of(codename)), DEBIAN)
 
 
 def environment() -> Sequence[str]:
-    """Returns what a person's shell has, and this machine's proxies."""
+    """Returns the environment of a person's shell, with this machine's proxies."""
     proxies = [f"{name}={value}" for name, value in os.environ.items() if name.lower().endswith("_proxy")]
     return ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8", *proxies)
 
 
 def copy_machine_settings(folder: Path) -> list[Path]:
-    """Gives a system this machine's host names, name servers, certificates and pip settings, with the files that these name.
+    """Copies this machine's host names, name servers, certificates and pip settings, with the files that they name, into a system.
 
     Returns local folders that pip's settings name.
     """
@@ -224,14 +224,14 @@ def copy_machine_settings(folder: Path) -> list[Path]:
 
 
 def copy_into(folder: Path, path: Path) -> None:
-    """Copies a file of this machine to the same place of another system. What is no file is left out."""
+    """Copies a file of this machine to the same path of another system. Ignores paths that are no file."""
     if path.is_file():
         (folder / path.parent.relative_to("/")).mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, folder / path.relative_to("/"))
 
 
 def printed_run(command: Sequence[str], text: str) -> tuple[int, str]:
-    """Runs a command, prints its output as it comes, and returns the exit status and the output."""
+    """Runs a command and prints its output as it arrives. Returns the exit status and the output."""
     print(f"== {text}", flush=True)
     output = []
     process = subprocess.Popen(

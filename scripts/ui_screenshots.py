@@ -1,4 +1,4 @@
-"""Takes the pictures of docs/use/ui.md: /ui in Chromium, light and dark, and `kvmesh top`, of a simulated mesh under load.
+"""Takes the pictures of docs/use/ui.md: /ui in Chromium, light and dark, and `kvmesh top`, for a simulated mesh under load.
 
     .venv/bin/python scripts/ui_screenshots.py
 
@@ -32,18 +32,18 @@ from tests.ui.browser import ARGUMENTS, chromium_path  # noqa: E402
 PICTURES = ROOT / "docs" / "use" / "pictures"
 SIZE = {"width": 1440, "height": 860}
 COLOURS = 128
-"""A page of text needs no more, and a picture takes a third of the bytes."""
+"""Enough for a page of text. A picture takes a third of the bytes."""
 RATE = [column.title for column in WORKERS].index("Output/s")
 STREAMS, WARM_S = 24, 12.0
 PLANNER = "--planner-args=--mode dry_run --interval-s 2 --targets-ttft-s 0.5 --targets-itl-s 0.05"
 ENGINE = "--engine-args=--simulated-kv-blocks 320"
-"""A small cache, so that some of it is in use."""
+"""A small cache, so that a visible part of it is in use."""
 FONTS = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
-"""A picture loads nothing from other hosts."""
+"""Removed, so that a picture loads nothing from other hosts."""
 
 
 async def ask(session: aiohttp.ClientSession, url: str, generator: Random) -> str:
-    """Asks for one answer. Returns the request's id."""
+    """Sends one request and reads its answer. Returns the request id."""
     topic = generator.randrange(6)
     words = f"Document {topic}. " + "The mesh moves blocks between workers. " * (4 + 4 * topic)
     body = {
@@ -61,7 +61,7 @@ async def ask(session: aiohttp.ClientSession, url: str, generator: Random) -> st
 
 @asynccontextmanager
 async def load(url: str) -> AsyncIterator[list[str]]:
-    """Streams that ask again and again. Yields the ids of the requests that ended."""
+    """Runs streams that send one request after another. Yields the ids of the requests that ended."""
     ended: list[str] = []
 
     async def stream(number: int, session: aiohttp.ClientSession) -> None:
@@ -80,13 +80,13 @@ async def load(url: str) -> AsyncIterator[list[str]]:
 
 
 async def picture(page: Page, name: str) -> None:
-    """Writes what the page shows as a PNG with few colours."""
+    """Writes the visible page as a PNG with few colours."""
     image = Image.open(io.BytesIO(await page.screenshot())).convert("RGB")
     image.quantize(COLOURS, dither=Image.Dither.NONE).save(PICTURES / f"{name}.png", optimize=True)
 
 
 async def take_page(browser: Browser, url: str, scheme: str, request_id: str) -> None:
-    """The views of the page, in one colour scheme."""
+    """Takes the views of the page in one colour scheme."""
     context = await browser.new_context(color_scheme="dark" if scheme == "dark" else "light", viewport=SIZE)  # type: ignore[arg-type]
     page = await context.new_page()
     await page.goto(f"{url}/ui")
@@ -105,7 +105,7 @@ async def take_page(browser: Browser, url: str, scheme: str, request_id: str) ->
 
 
 async def take_top(mesh: RunningMesh) -> None:
-    """The terminal, as SVG."""
+    """Takes the terminal view as SVG."""
     settings = TopSettings()
     async with connect(mesh.target) as connection:
         app = TopApp(MeshSource(connection, settings), title="kvmesh top", interval_s=0.5)

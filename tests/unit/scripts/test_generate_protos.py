@@ -30,4 +30,4 @@ def test_each_kind_of_difference_is_reported(tmp_path: Path) -> None:
         folder.mkdir()
         for name, text in files.items():
             (folder / name).write_text(text)
-    assert sorted(differences(fresh, committed)) == ["differs: b.py", "missing: a.py", "no proto has it: c.py"]
+    assert sorted(differences(fresh, committed)) == ["differs: b.py", "missing: a.py", "no proto generates c.py"]
