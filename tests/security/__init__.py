@@ -1,1 +1,1 @@
-"""Attacks, each as a test that fails if the defence is missing."""
+"""Attacks. Each test fails if the defence is missing."""

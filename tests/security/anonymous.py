@@ -1,6 +1,6 @@
-"""Tries every port of a fresh mesh as another user of the machine would: without a token, a certificate or a key.
+"""Tries every port of a new mesh as another user of the machine: without a token, a certificate or a key.
 
-python -m tests.security.anonymous               starts a mesh of simulated engines, prints what each port gives, ends it
+python -m tests.security.anonymous               starts a mesh of simulated engines, prints what each port answers, and stops the mesh
 """
 
 import asyncio
@@ -43,7 +43,7 @@ HEALTH_PATHS = {"/metrics", "/health", "/live"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """A listening TCP port, and what it gives to a stranger: HTTP paths by status, and gRPC methods that are not refused."""
+    """A listening TCP port and its answers without credentials: the statuses of HTTP paths, and the gRPC methods that are not refused."""
 
     pid: int
     host: str
@@ -54,7 +54,7 @@ class Port:
 
     @property
     def problem(self) -> str:
-        """What it gives beyond the public API, health and metrics. Empty: nothing."""
+        """Describes what the port exposes beyond the public API, health and metrics; empty if nothing."""
         if not ipaddress.ip_address(self.host).is_loopback:
             return f"listens on {self.host}"
         answered = {path for path, status in self.paths.items() if status not in (403, 404)}
@@ -69,7 +69,7 @@ class Port:
 
 
 def listening(pids: Sequence[int]) -> Iterator[tuple[int, str, int]]:
-    """Process, address and port of every listening TCP socket of these processes."""
+    """Yields process, address and port of every listening TCP socket of these processes."""
     sockets = {}
     for family in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{family}").read_text().splitlines()[1:]:
@@ -91,14 +91,14 @@ def listening(pids: Sequence[int]) -> Iterator[tuple[int, str, int]]:
 
 
 def _host(text: str) -> str:
-    """An address of /proc/net/tcp, whose 32-bit words are in the machine's byte order."""
+    """Parses an address of /proc/net/tcp, whose 32-bit words are in the machine's byte order."""
     words = bytes.fromhex(text)
     address = ipaddress.ip_address(b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4)))
     return str(getattr(address, "ipv4_mapped", None) or address)
 
 
 async def try_ports(mesh: RunningMesh) -> list[Port]:
-    """Everything that a stranger gets from the mesh's ports."""
+    """Returns all listening ports of the mesh with their answers without credentials."""
     names = await _names(mesh)
     pids = (mesh.process.pid, *descendants(mesh.process.pid))
     found = await asyncio.to_thread(lambda: list(listening(pids)))
@@ -116,7 +116,7 @@ async def try_ports(mesh: RunningMesh) -> list[Port]:
 
 
 async def _names(mesh: RunningMesh) -> dict[int, str]:
-    """What is at each known port, as the mesh itself knows."""
+    """Returns the kind of each port that the registry lists."""
     registry = mesh.target.registry()
     names = {urlsplit(mesh.url).port or 0: "public HTTP", urlsplit(mesh.registry).port or 0: "registry"}
     try:
@@ -130,7 +130,7 @@ async def _names(mesh: RunningMesh) -> dict[int, str]:
 
 
 async def _http(host: str, port: int) -> dict[str, int]:
-    """Statuses of the paths that give any answer."""
+    """Returns the statuses of the paths that answer."""
     found = {}
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     async with aiohttp.ClientSession(timeout=timeout) as session:
@@ -139,12 +139,12 @@ async def _http(host: str, port: int) -> dict[str, int]:
                 async with session.get(f"http://{host}:{port}{path}") as response:
                     found[path] = response.status
             except (aiohttp.ClientError, TimeoutError):
-                return found  # It speaks something else.
+                return found  # The port speaks another protocol.
     return found
 
 
 async def _grpc(host: str, port: int) -> tuple[str, ...]:
-    """Methods that are there and do not refuse. A port that is not gRPC in plain text has none."""
+    """Returns the methods that exist and do not refuse the call. A port without plain-text gRPC has none."""
     refusals = (
         grpc.StatusCode.UNAVAILABLE,
         grpc.StatusCode.UNIMPLEMENTED,

@@ -1,4 +1,4 @@
-"""The served model of the attacked frontends."""
+"""Fixtures of the frontends under attack: their model and keys."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Attacks with KV handles on a whole mesh of one prefill and one decode worker. Nothing may be read."""
+"""Attacks with KV handles on a mesh of one prefill and one decode worker. No attack may read KV."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,7 @@ from tests.patience import PATIENCE_S
 
 
 class Attacker:
-    """Holds an operator's certificate, with which it may submit legs to workers by itself: far more than any client can."""
+    """Has an operator's certificate, with which it submits legs to workers directly. No client of the API can do this."""
 
     def __init__(self, mesh: RunningMesh) -> None:
         self._mesh = mesh
@@ -34,7 +34,7 @@ class Attacker:
             await registry.aclose()
 
     async def prefill(self, prompt: Generation, leg_id: str) -> KvHandle:
-        """The handle of a prompt, sealed for a leg of the mesh's decode worker."""
+        """Returns the handle of a prompt, sealed for a leg of the mesh's decode worker."""
         reader = KvReader(worker_id=(await self.worker(DECODE)).instance_id, leg_id=leg_id)
         leg = Leg(leg_id=f"{leg_id}p", task=LegTask.PREFILL, generation=prompt, reader=reader)
         address = (await self.worker(PREFILL)).address
@@ -53,10 +53,10 @@ class Attacker:
                     return from_finish(message.finish)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, where="decode") from error
-        raise AssertionError("a leg without an end")
+        raise AssertionError("the leg's stream ended without a finish")
 
     async def pulled(self) -> float:
-        """Tokens whose KV the decode worker has pulled."""
+        """Returns the number of tokens whose KV the decode worker has pulled."""
         metrics_port = int((await self.worker(DECODE)).meta["metrics_port"])
         return worker_metric(await metrics_text("127.0.0.1", metrics_port), "kvmesh_worker_transferred_tokens_total")
 
@@ -65,7 +65,7 @@ class Attacker:
 
 
 async def check_stolen_handles(mesh: RunningMesh) -> None:
-    """The attacker has a victim's handle. What it submits with it is refused before a block is read, and the victim is served."""
+    """The decode worker refuses every misuse of a victim's handle before it reads a block, and still serves the victim."""
     attacker = Attacker(mesh)
     sampling = SamplingParams(max_tokens=4, temperature=0.0)
     victim = Generation(model="demo", token_ids=list(range(20, 148)), cache_salt="victim", sampling=sampling)
@@ -95,7 +95,7 @@ async def check_stolen_handles(mesh: RunningMesh) -> None:
     async def has_pulled() -> bool:
         return await attacker.pulled() > before
 
-    await wait_until(has_pulled, PATIENCE_S, "the genuine handle was pulled")
-    # A worker that stops serves its handles first.
+    await wait_until(has_pulled, PATIENCE_S, "the worker pulls the KV of the genuine handle")
+    # A worker that stops first waits for its handles.
     await attacker.release(own)
     await attacker.aclose()

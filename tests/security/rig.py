@@ -1,4 +1,4 @@
-"""A frontend with its HTTP and gRPC servers on loopback, in front of a fake mesh."""
+"""A frontend with its HTTP and gRPC servers on loopback, connected to a fake mesh."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_t
 
 @dataclass(frozen=True, kw_only=True)
 class Rig:
-    """What a test attacks."""
+    """A running frontend and its addresses."""
 
     mesh: FakeMesh
     pipeline: Pipeline
@@ -50,7 +50,7 @@ class Rig:
 
 
 _writers: list[asyncio.StreamWriter] = []
-"""Of the test's raw connections; the rig closes them."""
+"""Writers of the test's raw connections. The rig closes them."""
 
 
 @dataclass(kw_only=True)
@@ -68,11 +68,11 @@ class Connection:
         return cls(reader=reader, writer=writer)
 
     async def head(self) -> bytes:
-        """The next response's head."""
+        """Reads the head of the next response."""
         return await self.reader.readuntil(b"\r\n\r\n")
 
     async def rest(self) -> bytes:
-        """All bytes until the server closes."""
+        """Reads all bytes until the server closes the connection."""
         try:
             return await self.reader.read()
         except ConnectionError:
@@ -80,14 +80,14 @@ class Connection:
 
 
 def head_of(path: str = CHAT, *, method: str = "POST", **headers: str) -> bytes:
-    """A request's head. Header names have _ for -."""
+    """Returns the head of a request. Header names have _ for -."""
     lines = [f"{method} {path} HTTP/1.1"]
     given = {"Host": "127.0.0.1", **{name.replace("_", "-"): value for name, value in headers.items()}}
     return "\r\n".join([*lines, *(f"{name}: {value}" for name, value in given.items()), "", ""]).encode()
 
 
 def write_keys(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    """A key document; each row has its `key` in clear text."""
+    """Writes a key document. Each row has its `key` in clear text."""
     entries = [{**{k: v for k, v in row.items() if k != "key"}, "key_sha256": hash_of(row["key"])} for row in rows]
     path.write_text(json.dumps({"keys": entries}))
     return path
@@ -102,7 +102,7 @@ async def frontend(
     settings: FrontendSettings | None = None,
     more_routes: Sequence[AddRoutes] = (),
 ) -> AsyncIterator[Rig]:
-    """Runs the frontend. `keys`: the key document; None: no keys are required."""
+    """Runs a frontend. `keys` is the key document; None: no key is required."""
     settings = settings or FrontendSettings()
     mesh = mesh or FakeMesh(answer=lambda _: [3, 4, 2])
     metrics = CollectorRegistry()

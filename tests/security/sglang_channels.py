@@ -1,4 +1,4 @@
-"""Checks of a mesh of real SGLang engines: what listens where, and what an expensive grammar costs others."""
+"""Checks of a mesh of real SGLang engines: their listening addresses, and the effect of an expensive grammar on other requests."""
 
 import asyncio
 import json
@@ -11,9 +11,9 @@ from tests.integration.mesh import command_line, descendants
 from tests.security.anonymous import listening
 
 ALLOWED, TOO_MANY = 230, 3000
-"""Integers with a range in a schema that is just allowed, and in the one that silenced a worker."""
+"""Number of integers with a range in the largest allowed schema, and in one that used to make a worker silent."""
 GRAMMARS = 8
-"""So many that every worker compiles some."""
+"""Enough that every worker compiles some."""
 
 
 def schema(count: int) -> dict[str, Any]:
@@ -22,9 +22,9 @@ def schema(count: int) -> dict[str, Any]:
 
 
 async def check_listeners(mesh: Rendezvous) -> None:
-    """ZeroMQ sockets between the engines, PyTorch's store, the bootstrap server and UCX, too.
+    """No channel of SGLang, none of which has authentication, listens on a network address.
 
-    Nobody on the network reaches a channel of SGLang, none of which has authentication.
+    Includes the ZeroMQ sockets between the engines, PyTorch's store, the bootstrap server and UCX.
     """
     await mesh.ask(mesh.prompts([300])[0])
     pids = (mesh.mesh.process.pid, *descendants(mesh.mesh.process.pid))
@@ -36,7 +36,7 @@ async def check_listeners(mesh: Rendezvous) -> None:
 
 
 async def ask_for(mesh: Rendezvous, count: int) -> int:
-    """Asks for JSON of so many integers. Returns the status."""
+    """Requests JSON with `count` integers. Returns the status."""
     form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema(count)}}
     messages = [{"role": "user", "content": "Numbers"}]
     body = {"model": "demo", "messages": messages, "max_tokens": 4, "response_format": form}
@@ -48,7 +48,7 @@ async def ask_for(mesh: Rendezvous, count: int) -> int:
 
 
 async def gaps_of_stream(mesh: Rendezvous, started: asyncio.Event) -> list[float]:
-    """Times between the parts of an answer of another client."""
+    """Returns the times between the chunks of another client's answer."""
     body = {
         "model": "demo", "prompt": list(mesh.prompts([20])[0]), "max_tokens": 200, "ignore_eos": True, "stream": True,
     }  # fmt: skip
@@ -67,7 +67,8 @@ async def gaps_of_stream(mesh: Rendezvous, started: asyncio.Event) -> list[float
 
 
 async def check_expensive_grammars(mesh: Rendezvous) -> None:
-    """The schema of 3 000 ranged integers is refused before the engine, and the largest that is allowed is compiled beside the steps."""
+    """A schema of 3 000 ranged integers is refused before it reaches the engine. Compiling the largest allowed schemas does not stop other
+    streams."""
     assert await ask_for(mesh, TOO_MANY) == 400
     started = asyncio.Event()
     stream = asyncio.create_task(gaps_of_stream(mesh, started))
@@ -76,5 +77,5 @@ async def check_expensive_grammars(mesh: Rendezvous) -> None:
     gaps = await stream
     assert statuses == [200] * GRAMMARS
     assert len(gaps) > 20
-    # A worker that is silent for as long is lost, and its requests are placed again.
+    # The frontend treats a worker that is silent for longer as lost and places its requests again.
     assert max(gaps) < 5.0

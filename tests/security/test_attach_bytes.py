@@ -1,4 +1,4 @@
-"""Bytes that are no message end the peer's stream, with an error of the peer and without a traceback in the log."""
+"""Bytes that are not a message end the peer's stream with a client error and no traceback in the log."""
 
 import asyncio
 import logging
@@ -16,8 +16,10 @@ GARBAGE = b"\xff\xff\xff\xff"
 
 
 @pytest.mark.parametrize("comes_first", [True, False])
-async def test_malformed_bytes_are_the_peers_error(comes_first: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """INVALID_ARGUMENT for the stream, one line in the log at most, and the legs of other streams go on."""
+async def test_malformed_bytes_end_only_the_stream_that_sent_them(
+    comes_first: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Malformed bytes end their stream with INVALID_ARGUMENT and at most one log line. Legs of other streams continue."""
     caplog.set_level(logging.INFO)
     async with running_worker("grpc") as rig, asyncio.timeout(PATIENCE_S):
         other = await RawFrontend.attach(rig.channel, "other")

@@ -1,4 +1,4 @@
-"""Work that ends without an answer counts against the quotas of its key too."""
+"""Refused requests and auxiliary endpoints also count against the quotas of a key."""
 
 import asyncio
 import json
@@ -38,8 +38,8 @@ async def status_of(rig: Rig, body: Any, path: str = CHAT) -> int:
         return response.status
 
 
-async def test_refused_requests_are_charged_and_then_not_read(model: ServedModel, tmp_path: Path) -> None:
-    """Three requests a minute are three, valid or not. The next one is refused by its head."""
+async def test_refused_requests_are_charged_and_further_ones_are_not_read(model: ServedModel, tmp_path: Path) -> None:
+    """Invalid requests count against the limit of three per minute. The server refuses further requests by their head."""
     async with frontend(model, keys=key_document(tmp_path, requests_per_minute=3)) as rig:
         assert [await status_of(rig, {"model": "tiny"}) for _ in range(4)] == [400] * 4
         connection = await Connection.open(rig.http_port)
@@ -59,7 +59,7 @@ async def test_a_large_refused_body_is_charged_in_tokens(model: ServedModel, tmp
 
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/tokenize"])
 async def test_tokenising_is_charged(model: ServedModel, tmp_path: Path, path: str) -> None:
-    """A part of what a run of the text would cost."""
+    """Tokenising counts as a fraction of the tokens of its text."""
     async with frontend(model, keys=key_document(tmp_path, tokens_per_minute=50)) as rig:
         statuses = [await status_of(rig, {"model": "tiny", "prompt": TEXT}, path) for _ in range(10)]
         assert statuses[0] == 200 and statuses[-1] == 429
@@ -67,7 +67,7 @@ async def test_tokenising_is_charged(model: ServedModel, tmp_path: Path, path: s
 
 @pytest.mark.parametrize("path", ["/detokenize", "/v1/detokenize"])
 async def test_detokenising_is_charged(model: ServedModel, tmp_path: Path, path: str) -> None:
-    """As much as tokenising."""
+    """Detokenising counts against the tokens per minute."""
     async with frontend(model, keys=key_document(tmp_path, tokens_per_minute=50)) as rig:
         statuses = [await status_of(rig, {"model": "tiny", "tokens": [5] * 400}, path) for _ in range(5)]
         assert statuses[0] == 200 and statuses[-1] == 429
@@ -89,7 +89,7 @@ async def test_grpc_calls_are_charged_too(model: ServedModel, tmp_path: Path) ->
 
 
 async def test_schemas_are_charged(model: ServedModel, tmp_path: Path) -> None:
-    """A request whose schema is long costs more than the same request without one."""
+    """A request with a long schema costs more than the same request without one."""
     fields = {f"p{number}": {"type": "string"} for number in range(200)}
     schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object", "properties": fields}}}
     model = replace(model, features=model.features | {"structured_output"})
@@ -109,7 +109,7 @@ async def test_schemas_are_charged(model: ServedModel, tmp_path: Path) -> None:
 async def test_uploads_are_charged(
     model: ServedModel, tmp_path: Path, limits: dict[str, int], size_bytes: int, wanted: list[int]
 ) -> None:
-    """Each is a request, and a token for each KiB. An overdrawn key's next upload is refused by its head."""
+    """An upload counts as one request and one token per KiB. The server refuses the next upload of a key over its quota by its head."""
     access = Access(AccessSettings(keys_file=str(key_document(tmp_path, **limits))), SystemClock())
     async with running_apps([model], FakeMesh(answer=lambda _: [3, 2]), tmp_path, access=access) as running:
         statuses = []
@@ -123,7 +123,7 @@ async def test_uploads_are_charged(
 
 
 async def test_priority_above_zero_needs_the_keys_permission(model: ServedModel, tmp_path: Path) -> None:
-    """`priority_max` is 0 unless the key says otherwise. Without keys there is nobody to be unfair to."""
+    """`priority_max` is 0 unless the key sets it. Without keys, every priority is allowed."""
     for limits, wanted in (({}, 400), ({"priority_max": 5}, 200)):
         async with frontend(model, keys=key_document(tmp_path, **limits)) as rig:
             assert await status_of(rig, {**BODY, "priority": 5}) == wanted

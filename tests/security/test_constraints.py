@@ -1,4 +1,4 @@
-"""A constraint that is expensive to compile reaches no engine, and one that silences a worker reaches no second one."""
+"""A constraint that is expensive to compile reaches no engine, and one that makes a worker silent reaches no second worker."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ def regex(pattern: str) -> Constraint:
 
 
 def ranged(count: int) -> dict[str, Any]:
-    """The schema that silenced a worker, of 3 000 fields."""
+    """The schema that makes a worker silent if it has 3 000 fields."""
     fields = {f"f{i}": {"type": "integer", "minimum": -(10**12) + i, "maximum": 10**15 + i * 7} for i in range(count)}
     return {"type": "object", "properties": fields, "required": list(fields)}
 
@@ -80,7 +80,7 @@ for _ in range(300):
     ],
 )
 def test_expensive_constraints_are_refused_at_once(constraint: Constraint) -> None:
-    """From the text alone, in far less time than an engine takes for it."""
+    """The cost is estimated from the text alone, in far less time than an engine needs to compile it."""
     began = time.process_time()
     assert problem_of(constraint) == "constraint_too_complex"
     assert time.process_time() - began < 2
@@ -95,7 +95,7 @@ def test_expensive_constraints_are_refused_at_once(constraint: Constraint) -> No
         {"properties": {"x": {"allOf": [{"$ref": "#/properties/x"}]}}},
     ],
 )
-def test_a_reference_that_leads_back_to_itself_is_invalid(document: Any) -> None:
+def test_a_circular_reference_is_invalid(document: Any) -> None:
     assert problem_of(schema_of(document)) == "invalid_value"
 
 
@@ -115,7 +115,7 @@ def test_a_reference_that_leads_back_to_itself_is_invalid(document: Any) -> None
     ],
 )
 def test_usual_schemas_are_allowed(document: Any) -> None:
-    """Recursion through properties or items included."""
+    """Schemas that applications use, including recursion through properties or items, are within the limits."""
     assert problem_of(schema_of(document)) == ""
 
 
@@ -147,7 +147,7 @@ def constrained_model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
 
 
 async def test_the_client_gets_400_with_the_field(constrained_model: ServedModel) -> None:
-    """Nothing is placed. A schema within the limit is served."""
+    """A refused schema is not placed. A schema within the limit is served."""
     async with frontend(constrained_model) as rig, aiohttp.ClientSession() as session:
         for document, status, code in (
             (ranged(3000), 400, "constraint_too_complex"),
@@ -172,7 +172,7 @@ AWAY = UnavailableError("away", reason="worker_unreachable")
 
 
 def placements_of(constraint: Constraint | None) -> tuple[RequestPlacements, FakeMesh]:
-    """Of a request that was placed once."""
+    """Returns the placements of a request that was placed once."""
     request = Request(request_id="r", model="m", prompt="x", sampling=SamplingParams(constraint=constraint))
     mesh, clock, settings = FakeMesh(answer=lambda _: [2]), SystemClock(), PipelineSettings()
     ask = Ask(request_id="r", model="m", prompt_tokens=1)
@@ -186,8 +186,11 @@ def placements_of(constraint: Constraint | None) -> tuple[RequestPlacements, Fak
 
 @pytest.mark.parametrize("again", [SILENT, LostError("gone", where="w")])
 @pytest.mark.parametrize("is_prefill", [False, True])
-def test_a_request_that_silences_a_worker_is_not_tried_on_another(again: LostError, is_prefill: bool) -> None:
-    """If it has a constraint, the worker may be compiling it: it gets the request once more, when it is back, and no other one does."""
+def test_a_request_that_silences_a_worker_is_not_retried_on_another(again: LostError, is_prefill: bool) -> None:
+    """A request with a constraint that makes its worker silent is retried on this worker only. A second loss fails it.
+
+    The worker may be compiling the constraint, which must not stop another worker too.
+    """
 
     async def main() -> None:
         placements, mesh = placements_of(schema_of({}))
@@ -207,7 +210,7 @@ def test_a_request_that_silences_a_worker_is_not_tried_on_another(again: LostErr
 
 @pytest.mark.parametrize("is_placed", [True, False])
 def test_a_worker_that_stays_silent_ends_the_request(is_placed: bool) -> None:
-    """Whether the router places the request there or not."""
+    """A request that waits for a silent worker fails after SILENT_WORKER_RETURNS_S, whether or not the router can place it there."""
 
     async def fail(placements: RequestPlacements) -> None:
         while True:
@@ -234,10 +237,10 @@ def test_a_worker_that_stays_silent_ends_the_request(is_placed: bool) -> None:
     ("constraint", "error", "has_progress"),
     [(None, SILENT, False), (schema_of({}), SILENT, True), (schema_of({}), LostError("gone", where="w"), False)],
 )
-def test_other_losses_of_a_request_with_a_constraint(
+def test_other_failures_are_retried_on_another_worker(
     constraint: Constraint | None, error: LostError, has_progress: bool
 ) -> None:
-    """It is placed on any other worker after a broken connection, and after its first token."""
+    """Without a constraint, after the first token, or after a broken connection, the request is retried on another worker."""
 
     async def main() -> None:
         placements, mesh = placements_of(constraint)
@@ -254,7 +257,7 @@ def properties(count: int, prefix: str) -> dict[str, Any]:
 
 
 def recorded_threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
-    """The threads that estimate costs from now on."""
+    """Replaces the estimator. Returns the list of threads that estimate costs, which grows with each estimate."""
     estimate, threads = constraint_costs._estimate, list[threading.Thread]()
 
     def record(constraint: Constraint) -> constraint_costs.Verdict:
@@ -266,10 +269,10 @@ def recorded_threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
 
 
 @pytest.mark.parametrize(("count", "is_inline"), [(20, True), (4000, False)])
-async def test_a_worker_judges_long_schemas_off_the_loop(
+async def test_a_worker_estimates_long_schemas_off_the_event_loop(
     monkeypatch: pytest.MonkeyPatch, count: int, is_inline: bool
 ) -> None:
-    """So that the tokens of its other requests go on."""
+    """A worker estimates the cost of a long schema in a thread, so that the steps of its other requests continue."""
     threads = recorded_threads(monkeypatch)
     constraint = schema_of(properties(count, "leg"))
     sampling = SamplingParams(max_tokens=1, constraint=constraint)
@@ -282,10 +285,10 @@ async def test_a_worker_judges_long_schemas_off_the_loop(
 
 
 @pytest.mark.parametrize(("count", "is_inline"), [(20, True), (4000, False)])
-async def test_long_schemas_are_judged_off_the_loop(
+async def test_the_frontend_estimates_long_schemas_off_the_event_loop(
     model: ServedModel, monkeypatch: pytest.MonkeyPatch, count: int, is_inline: bool
 ) -> None:
-    """A thread estimates the cost, once, and the loop uses its verdict, which is kept by digest."""
+    """A thread estimates the cost of a long schema once. The event loop uses the verdict, which is cached by digest."""
     form = {"type": "json_schema", "json_schema": {"name": "s", "schema": properties(count, "http")}}
     threads = recorded_threads(monkeypatch)
     before = set(constraint_costs._verdicts)

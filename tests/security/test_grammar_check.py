@@ -1,4 +1,4 @@
-"""Compiling a constraint is bounded: in a process of its own that is killed at the limits and with the request."""
+"""Compiling a constraint is bounded. It runs in a separate process, which is killed at the limits and when the request is cancelled."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ FIELD = "generation.sampling.constraint"
 
 
 def ranged(count: int) -> str:
-    """Takes xgrammar about a CPU-second for 400 fields."""
+    """Returns a schema that takes xgrammar about a CPU-second for 400 fields."""
     fields = {f"f{i}": {"type": "integer", "minimum": -(10**12) + i, "maximum": 10**15 + i * 7} for i in range(count)}
     return json.dumps({"type": "object", "properties": fields, "required": list(fields)})
 
@@ -47,8 +47,11 @@ async def until(condition: object) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_what_takes_longer_is_refused_and_the_loop_goes_on(checker: GrammarChecker) -> None:
-    """The same process then compiles the next constraint; one that xgrammar does not accept is left to vLLM."""
+async def test_a_slow_compilation_is_refused_without_blocking_the_loop(checker: GrammarChecker) -> None:
+    """A compilation above the CPU limit is refused. Meanwhile the event loop runs, and the same process then compiles further constraints.
+
+    Constraints that xgrammar does not accept pass, because vLLM decides about them.
+    """
     await checker.check("regex", "[a-c]{3}", FIELD)
     process = checker._process
     turns = 0
@@ -70,7 +73,7 @@ async def test_what_takes_longer_is_refused_and_the_loop_goes_on(checker: Gramma
     assert checker._process is process and process is not None and not children_of(process.pid)
 
 
-async def test_what_needs_more_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_compilation_above_the_memory_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_check, "MEMORY_BYTES_MAX", 64 << 20)
     checker = GrammarChecker(tokenizer, cpu_s_max=60, wait_s_max=PATIENCE_S)
     try:
@@ -83,7 +86,7 @@ async def test_what_needs_more_memory_is_refused(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_a_cancelled_request_stops_its_compilation() -> None:
-    """Else it would hold the next one for a minute."""
+    """Cancelling a request stops its compilation, which would otherwise delay the next one for a minute."""
     checker = GrammarChecker(tokenizer, cpu_s_max=3600, wait_s_max=3600)
     try:
         await checker.check("regex", "[a-c]{3}", FIELD)
@@ -110,7 +113,7 @@ async def test_a_process_that_dies_fails_one_request(checker: GrammarChecker) ->
     os.kill(process.pid, signal.SIGKILL)
     with pytest.raises(UnavailableError):
         await checking
-    # Its child dies with it.
+    # The child ends with its parent.
     await until(lambda: not Path(f"/proc/{child}").exists() or "(zombie)" in Path(f"/proc/{child}/status").read_text())
     await checker.check("regex", "[a-c]{3}", FIELD)
     assert checker._process is not process

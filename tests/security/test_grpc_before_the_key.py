@@ -1,4 +1,4 @@
-"""gRPC calls are refused by their metadata, before a message is received; messages and calls have limits."""
+"""gRPC calls are refused by their metadata, before a message is received. Messages and calls have limits."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ GOOD = (("authorization", "Bearer good"),)
 
 @pytest.mark.parametrize("method", ["Tokenize", "Generate", "Chat", "Embed", "ListModels"])
 async def test_a_wrong_key_is_refused_before_the_message(model: ServedModel, keys: Path, method: str) -> None:
-    """The answer comes although the client sends no message at all."""
+    """The server refuses a wrong key although the client sends no message."""
     async with frontend(model, keys=keys) as rig, grpc.aio.insecure_channel(rig.rpc_address) as channel:
         call: Any = channel.stream_stream(SERVICE + method)(metadata=(("authorization", "Bearer wrong"),))
         with pytest.raises(grpc.aio.AioRpcError) as failure:
@@ -36,7 +36,7 @@ async def test_a_wrong_key_is_refused_before_the_message(model: ServedModel, key
 
 
 async def test_the_message_of_a_wrong_key_is_not_decoded(model: ServedModel, keys: Path) -> None:
-    """What cannot be decoded is UNAUTHENTICATED with a wrong key, INVALID_ARGUMENT with a right one."""
+    """An undecodable message gives UNAUTHENTICATED with a wrong key and INVALID_ARGUMENT with a valid one."""
     async with (
         frontend(model, keys=keys) as rig,
         grpc.aio.insecure_channel(rig.rpc_address, options=OPTIONS) as channel,
@@ -54,7 +54,7 @@ async def test_the_message_of_a_wrong_key_is_not_decoded(model: ServedModel, key
 
 
 async def test_compressed_messages_are_refused(model: ServedModel, keys: Path) -> None:
-    """gRPC decompresses before anybody can look at the key, so it must not decompress."""
+    """The server does not accept compression, because gRPC decompresses before the server can check the key."""
     for metadata in ((), GOOD):
         async with (
             frontend(model, keys=keys) as rig,
@@ -86,8 +86,8 @@ asyncio.run(main())
 """
 
 
-async def test_refused_messages_write_no_lines() -> None:
-    """Whoever reaches the port could fill the log with them. GRPC_VERBOSITY=ERROR shows them."""
+async def test_refused_messages_are_not_logged() -> None:
+    """Refused messages are not logged, because any client could fill the disk. GRPC_VERBOSITY=ERROR logs them."""
     code = "import kvmesh\n" + COMPRESSED
     environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
     for more, lines in (({}, 0), ({"GRPC_VERBOSITY": "ERROR"}, 20)):
@@ -100,7 +100,7 @@ async def test_refused_messages_write_no_lines() -> None:
 
 
 async def test_the_calls_of_a_connection_are_limited(model: ServedModel) -> None:
-    """Calls beyond the limit wait at the client until others end."""
+    """Calls beyond the connection's limit wait at the client until others end."""
     mesh = FakeMesh(answer=lambda _: [3, 4, 2])
     mesh.faults.stalls_after = 0
     settings = FrontendSettings(grpc_api=GrpcApiSettings(streams_max=5))
@@ -108,7 +108,7 @@ async def test_the_calls_of_a_connection_are_limited(model: ServedModel) -> None
         frontend(model, settings=settings, mesh=mesh) as rig,
         grpc.aio.insecure_channel(rig.rpc_address) as channel,
     ):
-        # The client learns the limit with the connection.
+        # The client receives the limit when it connects.
         await InferenceServiceStub(channel).ListModels(pb.ListModelsRequest())
         calls = [InferenceServiceStub(channel).Generate(pb.GenerateRequest(model="tiny", text="Hi")) for _ in range(12)]
         readers = [asyncio.create_task(call.read()) for call in calls]
@@ -121,13 +121,13 @@ async def test_the_calls_of_a_connection_are_limited(model: ServedModel) -> None
 
 
 async def list_models_elsewhere(rig: Rig) -> None:
-    """A call on another connection, which is served meanwhile."""
+    """Makes a call on another connection, which is served meanwhile."""
     async with grpc.aio.insecure_channel(rig.rpc_address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         await InferenceServiceStub(channel).ListModels(pb.ListModelsRequest())
 
 
 async def test_more_connections_than_allowed_are_closed(model: ServedModel) -> None:
-    """Each takes a descriptor of the process, and clients without a key could take them all."""
+    """Connections beyond the limit are closed. Each uses a file descriptor, and clients without a key could use all of them."""
     settings = FrontendSettings(grpc_api=GrpcApiSettings(connections_max=3))
     async with frontend(model, settings=settings) as rig:
         host, _, port = rig.rpc_address.rpartition(":")
@@ -143,8 +143,8 @@ async def test_more_connections_than_allowed_are_closed(model: ServedModel) -> N
                 writer.transport.abort()
 
 
-async def test_clients_see_nothing_of_the_process(model: ServedModel) -> None:
-    """Channelz would list the addresses of all clients and of the mesh's services."""
+async def test_clients_cannot_use_channelz(model: ServedModel) -> None:
+    """Channelz, which would list the addresses of all clients and of the mesh's services, is not served."""
     async with frontend(model) as rig, grpc.aio.insecure_channel(rig.rpc_address) as channel:
         for method in ("GetServers", "GetTopChannels", "GetServerSockets"):
             call = channel.unary_unary(f"/grpc.channelz.v1.Channelz/{method}")(b"")

@@ -1,4 +1,4 @@
-"""gRPC messages, and texts inside of requests, with millions of small values: they are refused before they are built."""
+"""gRPC messages, and JSON texts inside requests, with millions of small values are refused before they are decoded."""
 
 import threading
 import time
@@ -29,13 +29,13 @@ from tests.security.rig import CHAT, frontend
 SERVICE = "/kvmesh.inference.v1.InferenceService/"
 BYTES = 4 << 20
 CPU_S_MAX = 0.5
-"""Of client and server, which are one process here, for 4 MiB. Building the values took from one to six seconds."""
+"""CPU time of client and server, which share a process, for 4 MiB. Decoding the values took one to six seconds."""
 USER_MESSAGE = pb.ChatMessage(role=pb.CHAT_ROLE_USER, content="Hi")
 TEXT = '{"a":[' + "[]," * (BYTES // 3) + "[]]}"
 
 
 def entry(number: int, content: bytes = b"") -> bytes:
-    """A field of a message, with its length."""
+    """Returns a length-delimited field of a message."""
     head = bytearray()
     for value in (number << 3 | 2, len(content)):
         while value > 0x7F:
@@ -50,13 +50,13 @@ def field(message: type[Any], name: str, content: bytes = b"") -> bytes:
 
 
 def many(message: type[Any], name: str) -> bytes:
-    """Empty entries of a repeated field."""
+    """Returns BYTES of empty entries of a repeated field."""
     one = field(message, name)
     return one * (BYTES // len(one))
 
 
 def struct() -> bytes:
-    """A Struct with a list of empty values."""
+    """Returns a Struct with a list of empty values."""
     return entry(1, entry(1, b"a") + entry(2, entry(6, entry(1) * (BYTES // 2))))
 
 
@@ -78,7 +78,7 @@ def messages() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("method", "data"), list(messages()))
 async def test_a_message_of_millions_of_values_is_not_built(model: ServedModel, method: str, data: bytes) -> None:
-    """The event loop of the frontend, which serves everybody, stood still meanwhile."""
+    """A message with millions of values is refused without decoding them, which used to block the frontend's event loop."""
     async with frontend(model) as rig, grpc.aio.insecure_channel(rig.rpc_address) as channel:
         began = time.process_time()
         call: Any = channel.unary_stream(SERVICE + method)(data)
@@ -89,7 +89,7 @@ async def test_a_message_of_millions_of_values_is_not_built(model: ServedModel, 
 async def test_the_cost_of_a_long_schema_is_not_estimated_on_the_event_loop(
     model: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """240 kB of it took the loop a quarter of a second."""
+    """The cost of a long schema is estimated in a thread. An estimate for 240 kB took a quarter of a second on the event loop."""
     schema = '{"a":[' + "[]," * 80_000 + "[]]}"
     constraint = sampling_pb2.Constraint(json_schema=schema)
     options = pb.GenerationOptions(sampling=sampling_pb2.SamplingParams(constraint=constraint))
@@ -138,7 +138,7 @@ ITEM = {"type": "function_call", "call_id": "1", "name": "f", "arguments": TEXT}
 async def test_a_text_of_millions_of_values_is_not_parsed(
     model: ServedModel, tmp_path: Path, path: str, body: dict[str, Any]
 ) -> None:
-    """Its brackets are not those of the body, whose count has a limit of its own."""
+    """The limit applies to JSON inside strings, whose brackets do not count as those of the body."""
     async with running_apps([model], FakeMesh(answer=lambda _: [3, 2]), tmp_path) as apps:
         data = orjson.dumps({"model": "tiny", **body})
         began = time.process_time()
@@ -158,7 +158,7 @@ def test_a_kserve_document_of_millions_of_values_is_not_parsed() -> None:
 
 
 def test_the_texts_of_a_request_share_one_limit() -> None:
-    """Many texts are no way around it. Brackets and commas in strings count nothing."""
+    """The limits apply to all texts of a request together. Brackets and commas inside strings do not count."""
     texts = JsonTexts()
     for _ in range(9):
         assert texts.object_in('{"a":[' + "[]," * (CONTAINERS_MAX // 10 - 3) + "[]]}") is not None
@@ -170,7 +170,7 @@ def test_the_texts_of_a_request_share_one_limit() -> None:
         JsonTexts().object_in('{"a":[' + "0," * (VALUES_MAX + 1) + "0]}")
 
 
-def test_texts_that_are_no_object_are_none() -> None:
+def test_texts_without_an_object_give_none() -> None:
     deep = '{"a":' * (NESTING_MAX + 1) + "0" + "}" * (NESTING_MAX + 1)
     assert [JsonTexts().object_in(text) for text in ("", "[]", "1", "{", deep, "[" * 100)] == [None] * 6
     assert JsonTexts().object_in('{"a": 1}') == {"a": 1}

@@ -1,4 +1,4 @@
-"""Where a decode worker connects to is what the registry says of the prefill worker, never what a handle says."""
+"""A decode worker connects to the address that the registry lists for the prefill worker, not to an address in a handle."""
 
 from dataclasses import replace
 from typing import Any, cast
@@ -29,8 +29,8 @@ PARAMETERS = {
 
 
 @pytest.mark.parametrize("listed", ["10.0.0.2", ""])
-def test_vllm_connects_where_the_registry_says(listed: str) -> None:
-    """A worker that is not listed is connected to nowhere: the prompt is computed again."""
+def test_vllm_connects_to_the_registered_host(listed: str) -> None:
+    """If the prefill worker is not listed, the decode worker connects to no address and computes the prompt itself."""
     paths = KvPaths(pull_timeout_s=5.0, own_host="10.0.0.1")
     if listed:
         paths.set_host("p1", listed)

@@ -1,4 +1,4 @@
-"""All attacks at once, by the command that operators run: each is refused in its own way, and a well-behaved tenant is served."""
+"""All attacks at once, by the command that operators run. Each is refused in the expected way, and a well-behaved tenant is served."""
 
 import asyncio
 import sys
@@ -18,7 +18,7 @@ REFUSED = {
 
 
 async def test_a_well_behaved_tenant_is_served_under_attack() -> None:
-    """How much slower it is depends on the machine: `python -m bench.hostile` on a quiet one shows it."""
+    """No request of the well-behaved tenant fails. How much slower it is depends on the machine; `python -m bench.hostile` measures it."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.hostile", "--seconds", "5", "--quiet-seconds", "3", "--limit", "1000"),
         cwd=ROOT,

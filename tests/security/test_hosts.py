@@ -1,4 +1,4 @@
-"""DNS rebinding: a page whose name resolves to 127.0.0.1 reaches nothing."""
+"""Protection from DNS rebinding: a page whose name resolves to 127.0.0.1 gets no answer."""
 
 import asyncio
 from dataclasses import replace
@@ -24,7 +24,7 @@ async def status_of(port: int, path: str, host: str) -> int:
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil", "localhost.evil", "10.0.0.1"])
 async def test_a_foreign_name_of_loopback_is_refused(model: ServedModel, host: str) -> None:
-    """Every path, also those without a key."""
+    """Every path refuses the name, including those that need no key."""
     async with frontend(model) as rig:
         assert [await status_of(rig.http_port, path, host) for path in PATHS] == [403] * len(PATHS)
 
@@ -47,7 +47,7 @@ async def test_names_of_loopback_and_listed_names_are_allowed(model: ServedModel
 
 
 async def test_beyond_loopback_every_name_is_allowed_unless_some_are_listed(model: ServedModel) -> None:
-    """A server on the network has names that it does not know."""
+    """A server on a network address accepts all names by default, because it does not know its own names."""
     http = HttpSettings(host="0.0.0.0")
     async with frontend(model, settings=FrontendSettings(http=http)) as rig:
         assert await status_of(rig.http_port, "/live", "anything.example") == 200

@@ -1,4 +1,4 @@
-"""Floods of the public gRPC port below the level of calls: streams that are reset at once, heads without end, pings, settings."""
+"""Floods of the public gRPC port below the level of calls: streams that are reset at once, endless heads, pings, settings."""
 
 import asyncio
 import struct
@@ -17,7 +17,7 @@ from tests.security.rig import Rig, frontend
 
 STREAMS = 5000
 CPU_S_MAX = 2.0
-"""Of client and server, which are one process here. 5 000 resets take 0.15 s."""
+"""CPU time of client and server, which share a process. 5 000 resets take 0.15 s."""
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ async def rig(model: ServedModel, keys: Path) -> AsyncIterator[Rig]:
 
 
 def resets(address: str) -> bytes:
-    """Streams that end as soon as they have begun (CVE-2023-44487)."""
+    """Returns streams that are reset as soon as they begin (CVE-2023-44487)."""
     block = header_block(TOKENIZE, address)
     cancel = struct.pack(">I", 8)
     return b"".join(
@@ -38,14 +38,14 @@ def resets(address: str) -> bytes:
 
 
 def endless_head(address: str) -> bytes:
-    """A head that goes on in CONTINUATION frames (CVE-2024-27316)."""
+    """Returns a head that continues in CONTINUATION frames without end (CVE-2024-27316)."""
     first = http2_frame(kind=Frame.HEADERS, flags=0, stream=1, payload=header_block(TOKENIZE, address))
     more = http2_frame(kind=Frame.CONTINUATION, flags=0, stream=1, payload=b"\0\1a\x7f\x80\x40" + b"b" * 8191)
     return first + more * 500
 
 
 def large_head(address: str) -> bytes:
-    """One head of 64 fields of 8 kB."""
+    """Returns a head of 64 fields of 8 kB."""
     fields = b"".join(b"\0\4x-%02d\x7f\x80\x40" % number + b"b" * 8319 for number in range(64))
     return http2_frame(kind=Frame.HEADERS, flags=0, stream=1, payload=header_block(TOKENIZE, address)) + b"".join(
         http2_frame(
@@ -65,7 +65,7 @@ def settings(_: str) -> bytes:
 
 @pytest.mark.parametrize("attack", [resets, endless_head, large_head, pings, settings])
 async def test_a_flood_costs_little_and_others_are_served(rig: Rig, attack: object) -> None:
-    """No key is needed for any of this, so it must cost next to nothing."""
+    """A flood without a key uses little CPU, and a client with a key is served meanwhile."""
     assert callable(attack)
     host, _, port = rig.rpc_address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -77,7 +77,7 @@ async def test_a_flood_costs_little_and_others_are_served(rig: Rig, attack: obje
         answered = asyncio.create_task(read_all(reader))
         async with grpc.aio.insecure_channel(rig.rpc_address) as channel:
             call = channel.unary_unary(TOKENIZE)(b"", metadata=(("authorization", "Bearer good"),), timeout=30)
-            # The empty message names no model; the key was accepted.
+            # The empty message names no model; this status shows that the key was accepted.
             assert await call.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
     finally:
         writer.transport.abort()

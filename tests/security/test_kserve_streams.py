@@ -1,4 +1,5 @@
-"""One ModelStreamInfer call has requests for hours. Each of them needs a key that is valid now, and is charged when it is refused."""
+"""A ModelStreamInfer call carries requests for hours. Each request needs a key that is still valid, and counts against the quotas if it is
+refused."""
 
 import asyncio
 from pathlib import Path
@@ -27,7 +28,7 @@ def infer(**parameters: int) -> pb.ModelInferRequest:
 
 
 async def ask(stream: Any, request: pb.ModelInferRequest) -> str:
-    """Returns what is wrong; empty if it was answered."""
+    """Sends a request. Returns the error message; empty if the request was answered."""
     await stream.write(request)
     async with asyncio.timeout(PATIENCE_S):
         while True:
@@ -39,7 +40,7 @@ async def ask(stream: Any, request: pb.ModelInferRequest) -> str:
 
 
 async def test_a_key_that_is_removed_ends_its_streams_too(model: ServedModel, tmp_path: Path) -> None:
-    """The next request of a call that began with it is refused."""
+    """The next request of a call that began with the removed key is refused."""
     path = write_keys(tmp_path / "keys.json", [{"tenant": "acme", "key": "good"}, {"tenant": "acme", "key": "left"}])
     async with frontend(model, keys=path) as rig, grpc.aio.insecure_channel(rig.rpc_address) as channel:
         stream = GRPCInferenceServiceStub(channel).ModelStreamInfer(metadata=GOOD)
@@ -54,7 +55,7 @@ async def test_a_key_that_is_removed_ends_its_streams_too(model: ServedModel, tm
 async def test_refused_requests_of_a_stream_are_charged(
     model: ServedModel, tmp_path: Path, limit: dict[str, int]
 ) -> None:
-    """The level of the quota is checked for each request, not only at the start of the call."""
+    """The quota is checked for each request, not only at the start of the call."""
     path = write_keys(tmp_path / "keys.json", [{"tenant": "acme", "key": "good", **limit}])
     async with frontend(model, keys=path) as rig, grpc.aio.insecure_channel(rig.rpc_address) as channel:
         stream = GRPCInferenceServiceStub(channel).ModelStreamInfer(metadata=GOOD)
@@ -69,7 +70,7 @@ async def test_refused_requests_of_a_stream_are_charged(
 async def test_refused_calls_are_charged(
     model: ServedModel, tmp_path: Path, limit: dict[str, int], method: str
 ) -> None:
-    """As over HTTP: one request, and tokens for the bytes of the message."""
+    """As over HTTP, a refused call counts as one request, and its bytes count as tokens."""
     path = write_keys(tmp_path / "keys.json", [{"tenant": "acme", "key": "good", **limit}])
     kind: Any = pb.ModelInferRequest if method == "ModelInfer" else getattr(inference_pb2, f"{method}Request")
     request = kind(**{"model_name" if method == "ModelInfer" else "model": "x" * 10_000})

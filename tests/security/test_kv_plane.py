@@ -1,4 +1,4 @@
-"""Attacks on the KV plane: vLLM's side channel, which hands out the metadata that NIXL needs to read and write KV."""
+"""Attacks on the KV plane: vLLM's side channel, which returns the metadata that NIXL needs to read and write KV."""
 
 import threading
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ METADATA = b"the address of the KV"
 
 @pytest.fixture
 def secret_file(tmp_path: Path) -> Iterator[str]:
-    """The mesh's secret, after the side channel of this process was closed with it; the sockets of vLLM are restored."""
+    """Closes the side channel of this process with a mesh secret. Yields the secret's file. Restores vLLM's sockets on exit."""
     require_part("vllm")
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_scheduler, base_worker
 
@@ -32,7 +32,7 @@ def secret_file(tmp_path: Path) -> Iterator[str]:
 
 @contextmanager
 def listening(port: int) -> Iterator[None]:
-    """vLLM's own listener, as the engine of a prefill worker runs it."""
+    """Runs vLLM's own listener, as the engine of a prefill worker does."""
     from kvmesh.engines.vllm.connector import HoldingScheduler
 
     ready, stop = threading.Event(), threading.Event()
@@ -48,7 +48,7 @@ def listening(port: int) -> Iterator[None]:
 
 
 def ask(channel: Any, timeout_ms: int) -> bytes:
-    """The metadata, asked for as vLLM does; empty: no answer."""
+    """Requests the metadata as vLLM does. Returns it; empty if there is no answer."""
     import msgspec
     import zmq
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import GET_META_MSG
@@ -63,7 +63,7 @@ def ask(channel: Any, timeout_ms: int) -> bytes:
 
 @pytest.mark.timeout(120)
 def test_the_side_channel_answers_members_only(secret_file: str) -> None:
-    """The attacker connects in plain text, or with a secret of its own. A member, which uses vLLM's own socket, gets the metadata."""
+    """A client that connects in plain text or with another secret gets no answer. A member, which uses vLLM's own socket, gets the metadata."""
     import zmq
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
     from zmq.utils import z85

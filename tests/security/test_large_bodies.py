@@ -1,4 +1,4 @@
-"""Large bodies are counted before they are parsed, and read in turns."""
+"""Values in large bodies are counted before the bodies are parsed, and tenants take turns in parsing them."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ def commas_in(value: Any) -> int:
 
 @given(value=VALUES, size=st.integers(1, 40))
 def test_the_counts_are_those_of_the_parsed_value(value: Any, size: int) -> None:
-    """However the body is cut into slices, and whatever its strings contain."""
+    """The counts equal those of the parsed value, for any division into slices and any strings."""
     assert counted(json.dumps(value).encode(), size) == (containers_in(value), commas_in(value))
 
 
@@ -73,7 +73,7 @@ async def test_the_limits_are_exact_however_the_body_arrives(
 
 
 async def test_text_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt that is full of brackets is within the limits."""
+    """Brackets inside a prompt do not count against the limits."""
     body = orjson.dumps({"prompt": "f([x[0], {1, 2}])" * 100_000})
     assert counted(body) == (1, 0)
     monkeypatch.setattr(request_bytes, "CONTAINERS_MAX", 1)
@@ -102,13 +102,13 @@ async def status_of(rig: Rig, session: aiohttp.ClientSession, data: bytes) -> tu
 
 @pytest.mark.parametrize(("name", "data"), attack_bodies())
 async def test_a_body_of_millions_of_values_is_not_parsed(model: ServedModel, name: str, data: bytes) -> None:
-    """It costs less CPU than parsing it, and the loop is never blocked for long."""
+    """A body with millions of values is refused before it is parsed."""
     async with frontend(model) as rig, aiohttp.ClientSession() as session:
         assert await status_of(rig, session, data) == (400, "too_many_values")
 
 
-async def test_the_loop_goes_on_while_values_are_counted(model: ServedModel) -> None:
-    """Between two slices other work gets its turn."""
+async def test_counting_values_does_not_block_the_event_loop(model: ServedModel) -> None:
+    """Other tasks run between two slices of a large body."""
     data = orjson.dumps({"model": "tiny", "messages": [{"role": "user", "content": "[" * 7_000_000}]})
     turns = 0
 
@@ -128,7 +128,7 @@ async def test_the_loop_goes_on_while_values_are_counted(model: ServedModel) -> 
 
 
 async def test_bodies_within_the_limits_are_read(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The constant is the limit, and not less."""
+    """A body with exactly the maximum number of containers is accepted, and one more is refused."""
     monkeypatch.setattr(request_bytes, "CONTAINERS_MAX", 1000)
     async with frontend(model) as rig, aiohttp.ClientSession() as session:
         for count, wanted in ((999, 200), (1000, 400)):
@@ -138,8 +138,8 @@ async def test_bodies_within_the_limits_are_read(model: ServedModel, monkeypatch
             assert status == wanted
 
 
-async def test_tenants_take_turns_and_leave_most_of_the_loop() -> None:
-    """A tenant with many large bodies delays another's by one, and the turns take at most a part of the time."""
+async def test_tenants_alternate_and_leave_most_of_the_loop_to_other_work() -> None:
+    """A tenant with many large bodies delays another tenant's body by one. Parsing uses a bounded share of the time."""
     bodies, order = LargeBodies(1 << 30), []
 
     async def read(tenant: str) -> None:
@@ -160,7 +160,7 @@ async def test_tenants_take_turns_and_leave_most_of_the_loop() -> None:
 
 
 async def test_waiting_bodies_have_a_limit_and_can_be_cancelled() -> None:
-    """One tenant holds a quarter of the bytes; a cancelled wait gives its turn to the next."""
+    """One tenant's waiting bodies are limited to a quarter of the bytes. A cancelled wait lets the next one proceed."""
     bodies = LargeBodies(8 * LARGE_BYTES)
     size = LARGE_BYTES + 1
     async with bodies.turn("a", size):
@@ -177,7 +177,7 @@ async def test_waiting_bodies_have_a_limit_and_can_be_cancelled() -> None:
 
 
 async def test_small_bodies_do_not_wait_for_large_ones(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a large body waits for its turn, requests with small ones are answered."""
+    """Requests with small bodies are answered while a large body waits for its turn."""
     monkeypatch.setattr("services.frontend.api.http.large_bodies.PAUSE_FACTOR", 1e6)
     small, large = (
         json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "x" * size}], "max_tokens": 1}).encode()
@@ -192,8 +192,8 @@ async def test_small_bodies_do_not_wait_for_large_ones(model: ServedModel, monke
         waiting.cancel()
 
 
-async def test_arriving_bodies_have_a_limit(model: ServedModel, keys: Path) -> None:
-    """A tenant that sends many large bodies and completes none holds as much as may wait, and others send theirs."""
+async def test_incomplete_bodies_are_limited_per_tenant(model: ServedModel, keys: Path) -> None:
+    """Incomplete large bodies of a tenant are limited like waiting ones, and other tenants' bodies are still accepted."""
     settings = FrontendSettings(http=HttpSettings(bodies_bytes_max=32 << 20))
     values = {"Content_Type": "application/json", "Authorization": "Bearer good", "Content_Length": "8000000"}
     async with frontend(model, keys=keys, settings=settings) as rig, aiohttp.ClientSession() as session:

@@ -1,4 +1,4 @@
-"""Who may call which gRPC method: every method, with the certificate of every role and with none of the mesh's."""
+"""Authorisation of gRPC methods: every method, with the certificate of every role and with certificates that are not the mesh's."""
 
 import asyncio
 import datetime
@@ -34,11 +34,11 @@ from tests.patience import PATIENCE_S
 REFUSED = grpc.StatusCode.PERMISSION_DENIED
 SHUT = grpc.StatusCode.UNAVAILABLE
 OWN = ("/kvmesh.", "/externalscaler.")
-"""Packages of the services between which mesh TLS decides."""
+"""Packages of the services whose methods mesh TLS authorises."""
 
 
 class Fixed:
-    """A source of certificates that a test replaces."""
+    """A certificate source whose certificates a test replaces."""
 
     def __init__(self, certificates: Certificates) -> None:
         self.certificates = certificates
@@ -68,7 +68,7 @@ class AnyMethod(grpc.GenericRpcHandler):
 
 @asynccontextmanager
 async def serving(source: CertificateSource) -> AsyncIterator[str]:
-    """A server with mesh TLS; yields its address."""
+    """Runs a server with mesh TLS. Yields its address."""
     server = RpcServer(
         RpcSettings(grace_s=0),
         service_names=(),
@@ -84,7 +84,7 @@ async def serving(source: CertificateSource) -> AsyncIterator[str]:
 
 
 async def call(address: str, method: str, certificates: Certificates | None) -> grpc.StatusCode:
-    """The outcome of one call."""
+    """Makes one call. Returns its status."""
     pool = ChannelPool(settings=RpcSettings(), mesh=None if certificates is None else Fixed(certificates))
     try:
         return await pool.channel(address).unary_unary(method)(b"", timeout=PATIENCE_S).code()
@@ -93,7 +93,7 @@ async def call(address: str, method: str, certificates: Certificates | None) -> 
 
 
 def test_the_table_has_every_method_of_the_mesh() -> None:
-    """A new method is refused to everybody until it is listed, and no entry is for a method that does not exist."""
+    """The table lists all methods of the mesh and no others. A method that is not listed is refused for all roles."""
     files = (router_pb2, worker_pb2, prefill_pb2, decode_pb2, planner_pb2, scaler_pb2, externalscaler_pb2)
     methods = {
         f"/{service.full_name}/{method.name}"
@@ -104,8 +104,8 @@ def test_the_table_has_every_method_of_the_mesh() -> None:
     assert methods == {method for method in PERMISSIONS if method.startswith(OWN)}
 
 
-async def test_each_method_is_for_its_roles_only() -> None:
-    """The attacker is a member of the mesh with another role: a worker that drains others, a planner that submits legs."""
+async def test_each_method_is_limited_to_its_roles() -> None:
+    """A member of the mesh can call only the methods of its role: a worker cannot drain others, a planner cannot submit legs."""
     authority = Authority.make()
     async with serving(Fixed(authority.issue(MeshRole.DECODE))) as address:
         for role in MeshRole:
@@ -118,8 +118,9 @@ async def test_each_method_is_for_its_roles_only() -> None:
 
 
 @pytest.mark.parametrize("method", ["Describe", "Drain", "WatchKv"])
-async def test_strangers_reach_no_method(method: str) -> None:
-    """No certificate, plain text, one of another mesh, one that expired: the connection ends before a method is reached."""
+async def test_clients_without_a_valid_certificate_reach_no_method(method: str) -> None:
+    """Without a certificate, in plain text, or with a certificate of another mesh or an expired one, the connection fails before a method is
+    called."""
     authority, stranger = Authority.make(), Authority.make()
     expired = authority.issue(MeshRole.OPERATOR, lifetime=-datetime.timedelta(minutes=1))
     forged = stranger.issue(MeshRole.OPERATOR)
@@ -138,8 +139,8 @@ async def test_strangers_reach_no_method(method: str) -> None:
 
 
 @pytest.mark.parametrize("role", [MeshRole.FRONTEND, MeshRole.OPERATOR, MeshRole.REGISTRY])
-async def test_a_member_that_serves_nothing_cannot_pose_as_a_worker(role: MeshRole) -> None:
-    """The attacker has an operator's certificate and listens where a worker was: frontends do not talk to it."""
+async def test_a_member_without_a_serving_role_cannot_impersonate_a_worker(role: MeshRole) -> None:
+    """A frontend does not connect to a server whose certificate has a role that serves no legs, such as an operator's."""
     authority = Authority.make()
     async with serving(Fixed(authority.issue(role))) as address:
         code = await call(address, "/kvmesh.worker.v1.WorkerService/Describe", authority.issue(MeshRole.FRONTEND))
@@ -147,7 +148,7 @@ async def test_a_member_that_serves_nothing_cannot_pose_as_a_worker(role: MeshRo
 
 
 async def test_operator_calls_are_audited(caplog: pytest.LogCaptureFixture) -> None:
-    """Method, caller and outcome of what changes something; reading is not logged. A refused call is no operator's."""
+    """The audit log has method, caller and outcome of an operator's changes. It has no reads, and no calls of other roles."""
     authority = Authority.make()
     with caplog.at_level(logging.INFO, AUDIT_LOGGER):
         async with serving(Fixed(authority.issue(MeshRole.DECODE))) as address:
@@ -161,7 +162,7 @@ async def test_operator_calls_are_audited(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_roles_and_uris() -> None:
-    """Ours and Consul Connect's; nothing else names a role."""
+    """Roles are read from kvmesh's and Consul Connect's URIs, and from no others."""
     assert all(role_of(uri_of(role)) is role for role in MeshRole)
     connect = "spiffe://11111111-2222.consul/ns/default/dc/dc1/svc/kvmesh-decode"
     assert role_of(connect) is MeshRole.DECODE
@@ -175,8 +176,8 @@ def test_roles_and_uris() -> None:
     assert is_audited(MeshRole.OPERATOR, "/kvmesh.decode.v1.DecodeService/Generate")
 
 
-async def test_rotation_ends_no_stream(tmp_path: Path) -> None:
-    """Both sides get certificates of a new authority: the old stream goes on, new connections use the new ones."""
+async def test_certificate_rotation_ends_no_stream(tmp_path: Path) -> None:
+    """After both sides get certificates of a new authority, an existing stream continues, and new connections use the new certificates."""
     old, new = Authority.make(), Authority.make()
     both = old.certificate_pem + new.certificate_pem
     write(tmp_path / "server", old.issue(MeshRole.DECODE), both)
@@ -185,7 +186,7 @@ async def test_rotation_ends_no_stream(tmp_path: Path) -> None:
         pool = ChannelPool(settings=RpcSettings(), mesh=client)
         stream = pool.channel(address).stream_stream("/kvmesh.decode.v1.DecodeService/Attach")()
         await echo(stream, b"1")
-        # A half-written folder changes nothing.
+        # A half-written folder does not change the certificates.
         (tmp_path / "server" / "tls.key").write_bytes(new.issue(MeshRole.DECODE).key)
         await asyncio.sleep(1.1)
         assert server.current().authority == both

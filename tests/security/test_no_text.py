@@ -1,4 +1,4 @@
-"""Heads, forms and ids with bytes that are no UTF-8. HTTP allows them, and neither JSON, databases nor messages between services do."""
+"""Heads, forms and ids with bytes that are not UTF-8. HTTP allows them; JSON, databases and gRPC messages do not."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from tests.patience import PATIENCE_S
 from tests.security.rig import BODY, CHAT, Connection, frontend
 
 BAD = "X\udcffX"
-"""A byte of 0xFF between two letters, as it is sent with `surrogateescape`."""
+"""The byte 0xFF between two letters, as sent with `surrogateescape`."""
 GOOD = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -40,8 +40,9 @@ async def status_of(port: int, path: str, data: bytes = b"", *, method: str = "G
 
 
 @pytest.mark.parametrize("trace", [BAD, f"01{GOOD[2:]}-{BAD}", f"01{GOOD[2:]}-{'x' * 300}", "00-1-2-3", GOOD])
-async def test_a_malformed_trace_is_not_passed_on(model: ServedModel, trace: str) -> None:
-    """A header that no message between services can have broke the stream to the worker, with all requests of all tenants on it."""
+async def test_a_malformed_traceparent_is_dropped(model: ServedModel, trace: str) -> None:
+    """A malformed `traceparent` is dropped. A value that is not UTF-8 used to break the worker's stream, with all requests of all tenants on
+    it."""
     async with frontend(model) as rig:
         head = {"Content_Type": "application/json", "traceparent": trace}
         assert await status_of(rig.http_port, CHAT, json.dumps(BODY).encode(), method="POST", **head) == 200
@@ -49,10 +50,10 @@ async def test_a_malformed_trace_is_not_passed_on(model: ServedModel, trace: str
         assert passed == {trace if trace == GOOD else ""}
 
 
-async def test_a_key_with_such_bytes_is_unknown(
+async def test_a_key_with_invalid_utf8_is_unknown(
     model: ServedModel, keys: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """401 as for every other key, and no traceback for each: nobody needs a key to send one."""
+    """A key that is not UTF-8 gets 401 without a traceback in the log, because any client can send one."""
     async with frontend(model, keys=keys) as rig:
         for path, method in (("/v1/models", "GET"), ("/v1/models/tiny", "GET"), (CHAT, "POST")):
             for head in ({"Authorization": f"Bearer {BAD}"}, {"x_api_key": BAD}):
@@ -60,7 +61,7 @@ async def test_a_key_with_such_bytes_is_unknown(
     assert not [record for record in caplog.records if record.exc_info]
 
 
-async def test_a_token_of_the_registry_with_such_bytes_is_wrong(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_registry_token_with_invalid_utf8_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     agent = EmbeddedAgent(AgentSettings(port=0, token="secret"))
     await agent.start()
     try:
@@ -72,7 +73,7 @@ async def test_a_token_of_the_registry_with_such_bytes_is_wrong(caplog: pytest.L
 
 
 @pytest.mark.parametrize("path", [f"/{BAD}", f"/v1/models/{BAD}", f"/v1/messages/{BAD}", f"/v1/{BAD}/%00"])
-async def test_paths_with_such_bytes_do_not_exist(
+async def test_paths_with_invalid_utf8_do_not_exist(
     model: ServedModel, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with frontend(model) as rig:
@@ -97,7 +98,7 @@ def port_of(apps: RunningApps) -> int:
         *(f"/v1/{kind}?{query}={BAD}" for kind in ("files", "batches") for query in ("after", BAD)),
     ],
 )
-async def test_ids_with_such_bytes_are_the_clients_error(
+async def test_ids_with_invalid_utf8_are_a_client_error(
     apps: RunningApps, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert await status_of(port_of(apps), path) in (400, 404)
@@ -109,10 +110,10 @@ def files_in(folder: Path) -> set[Path]:
 
 
 @pytest.mark.parametrize("names", [('name="file"; filename="' + BAD + '"'), (f'name="{BAD}"'), (f'name="file{BAD}"')])
-async def test_a_file_whose_name_cannot_be_stored_leaves_nothing(
+async def test_an_upload_whose_name_cannot_be_stored_leaves_no_file(
     apps: RunningApps, tmp_path: Path, names: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its bytes stayed for a day, and counted against no limit."""
+    """A refused upload leaves no file. Its bytes used to stay for a day and counted against no limit."""
     before = files_in(tmp_path)
     parts = ("name=purpose", "batch"), (names, "x" * 100_000)
     form = "".join(f"--b\r\nContent-Disposition: form-data; {head}\r\n\r\n{data}\r\n" for head, data in parts)
@@ -125,10 +126,11 @@ async def test_a_file_whose_name_cannot_be_stored_leaves_nothing(
 @pytest.mark.parametrize(
     "data", [b"x\r\n\r\n", b"GET /live HTTP/1.1\r\n\r\n", b"GET /\xff HTTP/1.1\r\n\r\n", b"GET / HTTP/9\r\nA b\r\n\r\n"]
 )
-async def test_requests_that_are_not_http_write_no_lines(
+async def test_requests_that_are_not_http_are_not_logged(
     model: ServedModel, data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They get 400. Whoever reaches a port of the frontend, of the registry or of metrics could fill the disk with tracebacks."""
+    """Invalid HTTP gets 400 and is not logged, on the ports of the frontend, the registry and metrics. Any client could fill the disk with
+    tracebacks."""
     agent, metrics = EmbeddedAgent(AgentSettings(port=0, token="secret")), MetricsServer(CollectorRegistry(), "", 0)
     await agent.start()
     await metrics.start()

@@ -1,4 +1,4 @@
-"""Bodies that are small and yet expensive, or that a later step could not handle, are refused as the client's error."""
+"""Small bodies that are expensive, or that a later step cannot handle, are refused with a client error."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -31,8 +31,8 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("field", ["response_format", "tools", "chat_template_kwargs"])
-async def test_a_document_that_is_nested_too_deeply_is_the_clients_error(rig: Rig, field: str) -> None:
-    """orjson reads deeper documents than it writes, so that a deep schema used to be status 500."""
+async def test_a_deeply_nested_document_is_a_client_error(rig: Rig, field: str) -> None:
+    """A schema that orjson can read but not write again, because it is nested too deeply, is a client error."""
     schema = nested(NESTING_MAX)
     fields = {
         "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}},
@@ -46,8 +46,8 @@ async def test_a_document_that_is_nested_too_deeply_is_the_clients_error(rig: Ri
         assert (response.status, (await response.json())["error"]["code"]) == (400, "invalid_json")
 
 
-async def test_an_answer_to_detokenize_is_no_longer_than_the_context(rig: Rig, model: ServedModel) -> None:
-    """A million ids take the event loop a third of a second."""
+async def test_detokenize_is_limited_to_the_context_length(rig: Rig, model: ServedModel) -> None:
+    """Detokenising more tokens than the context length is refused. A million ids take the event loop a third of a second."""
     async with aiohttp.ClientSession() as session:
         for count, status in ((model.context_tokens_max, 200), (model.context_tokens_max + 1, 400)):
             body = {"model": "tiny", "tokens": [5] * count}
@@ -56,7 +56,7 @@ async def test_an_answer_to_detokenize_is_no_longer_than_the_context(rig: Rig, m
 
 
 async def send_chunks(rig: Rig, chunk: bytes, count: int) -> bytes:
-    """Sends chunks, the last of them included, until the server answers. Returns the head and body of the answer."""
+    """Sends `count` chunks and the final one. Returns the head of the answer."""
     connection = await Connection.open(rig.http_port)
     connection.writer.write(head_of(CHAT, Content_Type="application/json", Transfer_Encoding="chunked"))
     connection.writer.write(chunk * count + b"0\r\n\r\n")
@@ -68,13 +68,13 @@ async def send_chunks(rig: Rig, chunk: bytes, count: int) -> bytes:
 
 @pytest.mark.parametrize("chunk", [b"1\r\n \r\n", b"1;" + b"e" * 1000 + b"\r\n \r\n"], ids=["tiny", "extensions"])
 async def test_a_long_body_of_tiny_chunks_is_not_read(rig: Rig, chunk: bytes) -> None:
-    """1.3 million chunks of a byte took 2.5 CPU-seconds of the event loop."""
+    """A body of many tiny chunks is refused. 1.3 million chunks of a byte took 2.5 CPU-seconds of the event loop."""
     count = 4 * CHUNKING_FREE_BYTES * CHUNKING_MAX // len(chunk)
     assert (await send_chunks(rig, chunk, count)).startswith(b"HTTP/1.1 400")
 
 
 async def test_a_short_body_may_come_in_tiny_chunks(rig: Rig) -> None:
-    """It is read to its end: the error is that of its content."""
+    """A short body in tiny chunks is read to its end: the error is that of its content."""
     chunks = b"".join(b"1\r\n%c\r\n" % each for each in b'{"model":"tiny","messages":[],"max_tokens":1}')
     connection = await Connection.open(rig.http_port)
     connection.writer.write(head_of(CHAT, Content_Type="application/json", Transfer_Encoding="chunked"))

@@ -1,4 +1,4 @@
-"""A fresh mesh, without any configuration, gives strangers the public API, health and metrics, and nothing else."""
+"""A new mesh without any configuration exposes only the public API, health and metrics."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ from tests.security.anonymous import try_ports
 
 
 @pytest.mark.timeout(150)
-async def test_strangers_get_nothing_but_the_public_api(tmp_path: Path) -> None:
-    """The attacker is another user of the machine and tries every port over HTTP and gRPC. The mesh goes on serving."""
+async def test_unauthenticated_clients_get_only_the_public_api(tmp_path: Path) -> None:
+    """Another user of the machine, who tries every port over HTTP and gRPC, reaches only the public API. The mesh keeps serving."""
     async with running_mesh(tmp_path, *argv_simulated("--no-gateway")) as mesh:
         ports = await try_ports(mesh)
         assert [each for each in ports if each.problem] == []

@@ -1,4 +1,4 @@
-"""No tenant finds out what another has sent: neither by the count of cached tokens nor by the time to the first token."""
+"""A tenant cannot find out another tenant's prompts, neither by the number of cached tokens nor by the time to the first token."""
 
 import time
 from dataclasses import replace
@@ -23,7 +23,7 @@ REQUEST = Request(request_id="r", model="m", prompt="x", cache_salt="s", session
 
 
 async def ask(url: str, key: str, text: str, **options: Any) -> tuple[int, float]:
-    """Cached tokens of a chat, and its duration."""
+    """Returns the cached tokens of a chat and its duration."""
     body = {"model": "demo", "messages": [{"role": "user", "content": text}], "max_tokens": 1, **options}
     began_s = time.monotonic()
     async with (
@@ -36,7 +36,7 @@ async def ask(url: str, key: str, text: str, **options: Any) -> tuple[int, float
 
 
 async def test_a_right_guess_looks_like_a_wrong_one(tmp_path: Path) -> None:
-    """The attacker guesses the victim's prompt: no token is cached, and the engine computes all of it."""
+    """If the attacker guesses the victim's prompt, no token is cached, and the engine computes all of it."""
     keys = write_keys(tmp_path / "keys.json", [{"tenant": each, "key": each} for each in ("victim", "attacker")])
     env = {"KVMESH_ACCESS_KEYS_FILE": str(keys)}
     flags = ("--prefill", "0", f"--engine-args=--simulated-profile-per-prefill-token-s {PER_TOKEN_S}")
@@ -51,7 +51,7 @@ async def test_a_right_guess_looks_like_a_wrong_one(tmp_path: Path) -> None:
 
 
 def seed_of(tenant: str) -> str:
-    """The salt that the victim's blocks have."""
+    """Returns the salt of the tenant's blocks."""
     return isolated(replace(REQUEST, cache_salt=""), tenant, ()).cache_salt
 
 
@@ -60,8 +60,11 @@ def hashes_of(tenant: str, *sharing: str, **fields: Any) -> list[int]:
     return block_hashes(range(64), 16, seed=seed_hash(request.adapter, request.cache_salt))
 
 
-def test_tenants_have_blocks_of_their_own() -> None:
-    """Unless both are listed. A tenant's own salts still tell its users apart, and no salt reaches another tenant's blocks."""
+def test_block_hashes_differ_between_tenants() -> None:
+    """Tenants have different block hashes unless both are in the sharing list. A tenant's own salts separate its users.
+
+    No salt gives the block hashes of another tenant.
+    """
     assert hashes_of("a") == hashes_of("a")
     assert hashes_of("a") != hashes_of("b")
     assert hashes_of("a") != hashes_of("a", cache_salt="t")
@@ -72,8 +75,8 @@ def test_tenants_have_blocks_of_their_own() -> None:
     assert isolated(REQUEST, "", ()) is REQUEST
 
 
-def test_sessions_are_a_tenants_own() -> None:
-    """A session's name binds it to workers, which another tenant must not find out; also among tenants that share prefixes."""
+def test_session_names_differ_between_tenants() -> None:
+    """Equal session names of two tenants differ inside the mesh, even if the tenants share prefixes, because a session reveals its workers."""
     for sharing in ((), ("a", "b"), ("*",)):
         one, two = (isolated(REQUEST, tenant, sharing).session_id for tenant in ("a", "b"))
         assert "c" not in {one, two} and one != two
@@ -85,8 +88,8 @@ def embedding_model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
     return served_model(write_model(tmp_path_factory.mktemp("model")), features=frozenset({"embeddings"}))
 
 
-async def test_every_way_to_the_engine_has_the_tenants_salt(embedding_model: ServedModel, tmp_path: Path) -> None:
-    """Chats, completions and embeddings: what the worker gets and what the router gets are of the same chain."""
+async def test_every_endpoint_salts_blocks_by_tenant(embedding_model: ServedModel, tmp_path: Path) -> None:
+    """For chats, completions and embeddings, the worker's salt and the router's block hashes are those of the tenant."""
     rows = [{"tenant": each, "key": each} for each in ("a", "b")]
     async with frontend(embedding_model, keys=write_keys(tmp_path / "k.json", rows)) as rig:
         for path, body in (

@@ -1,4 +1,4 @@
-"""What a client sends before its key is known, and what its key does not allow, costs next to nothing."""
+"""Data that a client sends before its key is checked, or that its key does not allow, costs almost nothing."""
 
 import asyncio
 import gzip
@@ -24,7 +24,7 @@ BOMB_BYTES = 1 << 27
 
 @cache
 def bomb() -> bytes:
-    """128 kB that decompress to 128 MB."""
+    """Returns 128 kB that decompress to 128 MB."""
     encoder = zlib.compressobj(9, wbits=31)
     return b"".join([*(encoder.compress(bytes(1 << 20)) for _ in range(BOMB_BYTES >> 20)), encoder.flush()])
 
@@ -39,7 +39,7 @@ async def post(rig: Rig, data: bytes, **headers: str) -> tuple[int, Any]:
 
 
 async def test_a_bomb_without_a_key_is_not_decompressed(model: ServedModel, keys: Path) -> None:
-    """Eight bombs of a wrong key take less CPU than decompressing half of one."""
+    """Refusing eight compression bombs of a wrong key takes less CPU than decompressing half of one."""
     data = bomb()
     began = time.process_time()
     zlib.decompressobj(31).decompress(data, BOMB_BYTES // 2)
@@ -55,7 +55,7 @@ async def test_a_bomb_without_a_key_is_not_decompressed(model: ServedModel, keys
 
 
 async def test_the_body_of_a_refused_request_is_not_read(model: ServedModel, keys: Path) -> None:
-    """The answer comes before the body, and the connection ends although the body never does."""
+    """The server answers before it receives the body, and closes the connection without waiting for the body."""
     async with frontend(model, keys=keys) as rig:
         connection = await Connection.open(rig.http_port)
         length = str(DISCARDED_BYTES_MAX + 1)
@@ -66,7 +66,7 @@ async def test_the_body_of_a_refused_request_is_not_read(model: ServedModel, key
 
 
 async def test_a_short_body_of_a_refused_request_keeps_the_connection(model: ServedModel, keys: Path) -> None:
-    """A client whose key is wrong can send the next request on the same connection."""
+    """After a short body with a wrong key, the client can send the next request on the same connection."""
     async with frontend(model, keys=keys) as rig:
         connection = await Connection.open(rig.http_port)
         data = b"x" * 100_000
@@ -80,7 +80,7 @@ async def test_a_short_body_of_a_refused_request_keeps_the_connection(model: Ser
 
 
 async def test_a_client_that_waits_for_100_sends_no_body_with_a_wrong_key(model: ServedModel, keys: Path) -> None:
-    """`100 Continue` comes after the key was found right, not before."""
+    """The server sends `100 Continue` only after it has accepted the key."""
     async with frontend(model, keys=keys) as rig:
         data = json.dumps(BODY).encode()
         for key, first in (("wrong", b"HTTP/1.1 401"), ("good", b"HTTP/1.1 100")):
@@ -100,8 +100,8 @@ async def test_a_client_that_waits_for_100_sends_no_body_with_a_wrong_key(model:
             connection.writer.close()
 
 
-async def test_only_a_key_that_allows_it_may_compress(model: ServedModel, keys: Path) -> None:
-    """A compressed body needs `compressed_bodies`, and may not grow beyond the limit of bodies."""
+async def test_compressed_bodies_need_a_key_that_allows_them(model: ServedModel, keys: Path) -> None:
+    """A compressed body needs a key with `compressed_bodies`, and its decompressed size is limited."""
     plain = json.dumps(BODY).encode()
     async with frontend(model, keys=keys) as rig:
         packed = gzip.compress(plain)
@@ -118,7 +118,7 @@ async def test_only_a_key_that_allows_it_may_compress(model: ServedModel, keys: 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
 async def test_json_needs_a_json_content_type(model: ServedModel, kind: str) -> None:
-    """What a page of another origin can send without asking is refused: 415."""
+    """Content types that a page of another origin can send without a preflight request are refused with 415."""
     async with frontend(model) as rig:
         data = json.dumps(BODY).encode()
         assert (await post(rig, data, Content_Type=kind))[0] == 415
@@ -128,7 +128,7 @@ async def test_json_needs_a_json_content_type(model: ServedModel, kind: str) -> 
 
 
 async def test_a_page_of_another_origin_cannot_upload(model: ServedModel, tmp_path: Path) -> None:
-    """A form needs no consent in a browser, so its origin is checked."""
+    """The server checks the origin of an upload, because browsers send forms without a preflight request."""
 
     class NoFiles:
         def new(self, _: str) -> Any:

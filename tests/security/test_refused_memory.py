@@ -1,4 +1,4 @@
-"""A refused request leaves nothing that waits for a collection of garbage: collections of older objects are rare."""
+"""A refused request leaves no garbage for the cyclic collector, which rarely collects older objects."""
 
 import gc
 import weakref
@@ -12,7 +12,8 @@ from tests.security.rig import CHAT, frontend
 
 
 async def test_a_refused_request_is_freed_at_once(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exception and the frame that handled it used to refer to each other, so the bodies of refused requests added up."""
+    """The exception of a refused request is freed without a collection. A reference cycle with its frame used to keep the bodies of refused
+    requests."""
     made: list[weakref.ref[BaseException]] = []
 
     class Watched(InvalidRequestError):

@@ -55,8 +55,8 @@ CALLS: Sequence[tuple[str, str, object]] = (
 
 
 @pytest.mark.parametrize("token", ["", "guess"])
-async def test_the_registry_is_closed(mesh: RunningMesh, token: str) -> None:
-    """The attacker is another user of the machine, without the token or with a wrong one: every call is refused."""
+async def test_the_registry_refuses_calls_without_its_token(mesh: RunningMesh, token: str) -> None:
+    """Every call without the token or with a wrong one is refused, as from another user of the machine."""
     registry = mesh.target.registry()
     before = await registry.instances(DECODE)
     headers = {"X-Consul-Token": token} if token else {}
@@ -69,8 +69,8 @@ async def test_the_registry_is_closed(mesh: RunningMesh, token: str) -> None:
     await registry.aclose()
 
 
-async def test_secrets_are_only_for_the_user_who_started_the_mesh(mesh: RunningMesh) -> None:
-    """No secret on a command line or in the environment of a service; no file that others may read."""
+async def test_only_the_user_of_the_mesh_can_read_its_secrets(mesh: RunningMesh) -> None:
+    """No secret is on a command line or in the environment of a service, and no other user can read a file with a secret."""
     await asyncio.to_thread(check_secrets, mesh)
 
 
@@ -89,7 +89,7 @@ def check_secrets(mesh: RunningMesh) -> None:
 
 
 async def test_a_rogue_worker_gets_no_prompt(mesh: RunningMesh) -> None:
-    """The attacker can write to the registry (a Consul without ACLs), but has neither the secret nor a certificate."""
+    """A worker that can write to the registry (a Consul without ACLs), but has neither the secret nor a certificate, gets no requests."""
     rogue = await start_rogue(mesh)
     plain = replace(mesh.target, credentials=None, token=token_of(mesh)).registry()
     believing = mesh.target.registry()
@@ -98,7 +98,7 @@ async def test_a_rogue_worker_gets_no_prompt(mesh: RunningMesh) -> None:
         async def is_listed() -> bool:
             return any(each.instance_id == "rogue" for each in (await plain.instances(DECODE)).instances)
 
-        await wait_until(is_listed, PATIENCE_S, "the rogue registers itself")
+        await wait_until(is_listed, PATIENCE_S, "the rogue worker is registered")
         for number in range(12):
             await chat(mesh.url, f"secret {number}", max_tokens=3)
         (port,) = [
@@ -118,7 +118,7 @@ async def test_a_rogue_worker_gets_no_prompt(mesh: RunningMesh) -> None:
 
 
 async def tokens(metrics_port: int) -> float:
-    """What a worker has generated."""
+    """Returns the number of output tokens that a worker has generated."""
     return worker_metric(await metrics_text("127.0.0.1", metrics_port), "kvmesh_worker_output_tokens_total")
 
 
@@ -128,7 +128,7 @@ def token_of(mesh: RunningMesh) -> str:
 
 
 async def start_rogue(mesh: RunningMesh) -> asyncio.subprocess.Process:
-    """A decode worker with the same model, which only has the registry's token."""
+    """Starts a decode worker with the same model that has only the registry's token."""
     argv = ("--engine", "simulated", "--model", str(ROOT / "models" / "demo"), "--worker-id", "rogue")
     quiet = ("--simulated-kv-transport", "none", "--no-worker-warm-up")
     return await asyncio.create_subprocess_exec(

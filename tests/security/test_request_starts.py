@@ -1,4 +1,4 @@
-"""A flood of one tenant's requests delays another tenant's request by few of them, already before the router's queue."""
+"""A flood of one tenant's requests delays another tenant's request by few of them, even before the router's queue."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ from services.frontend.pipeline.tenant_turns import STARTS_PER_ITERATION, Reques
 
 
 async def test_a_request_overtakes_another_tenants_flood() -> None:
-    """Of 200 requests that arrive together, few start before a request that arrives after them."""
+    """Of 200 requests that arrive together, few start before another tenant's request that arrives after them."""
     starts, order = RequestStarts(), []
 
     async def start(tenant: str) -> None:
@@ -27,8 +27,8 @@ async def test_a_request_overtakes_another_tenants_flood() -> None:
     assert Counter(order) == {"flood": 200, "other": 1}
 
 
-async def test_other_work_has_its_turn_between_few_starts() -> None:
-    """Tokens of other streams wait for at most two iterations' starts."""
+async def test_other_tasks_run_between_few_request_starts() -> None:
+    """Tasks such as other streams' tokens wait for the starts of at most two event-loop iterations."""
     starts, started, most = RequestStarts(), 0, 0
 
     async def start() -> None:
@@ -45,8 +45,8 @@ async def test_other_work_has_its_turn_between_few_starts() -> None:
     assert most <= 2 * STARTS_PER_ITERATION
 
 
-async def test_a_cancelled_request_gives_up_its_turn() -> None:
-    """Those behind it start, and nothing waits for ever."""
+async def test_a_cancelled_request_does_not_block_the_next_one() -> None:
+    """When waiting requests are cancelled, the requests behind them start."""
     starts = RequestStarts(1)
     waiting = [asyncio.create_task(starts.wait("a")) for _ in range(6)]
     await asyncio.sleep(0)
@@ -64,8 +64,8 @@ async def test_a_lone_request_does_not_wait() -> None:
             starts.wait("a").send(None)
 
 
-async def test_work_that_holds_the_loop_is_measured() -> None:
-    """Both metrics count a delay that the process caused itself."""
+async def test_work_that_blocks_the_loop_is_measured() -> None:
+    """Both metrics count a delay that the process causes itself."""
     registry = CollectorRegistry()
     lag = asyncio.create_task(LoopLag(Instruments(registry, "test")).run())
     await asyncio.sleep(0)

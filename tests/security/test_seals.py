@@ -1,4 +1,4 @@
-"""Attacks on seals: registrations and KV handles that are forged, altered, replayed, or brought to another place."""
+"""Attacks on seals: registrations and KV handles that are forged, altered, replayed, or used by another reader."""
 
 import json
 from dataclasses import replace
@@ -31,7 +31,7 @@ HANDLE = KvHandle(
 
 
 class Now:
-    """The time of day, as a test sets it."""
+    """A settable wall clock."""
 
     wall_s = 1_000_000.0
 
@@ -47,8 +47,8 @@ def is_refused(seals: HandleSeals, handle: KvHandle, scope: SealScope = SCOPE) -
     return False
 
 
-def test_a_handle_is_for_one_reader_request_and_prompt() -> None:
-    """The attacker has a genuine handle, and changes one thing of it or brings it to another place."""
+def test_a_handle_is_valid_for_one_reader_request_and_prompt() -> None:
+    """A genuine handle is refused if any sealed field of it changes, or for another worker, leg, prompt, tenant or adapter."""
     sealed = HandleSeals(SECRET, Now()).seal(HANDLE, SCOPE)
     for change in (
         {"seal": b""},
@@ -75,12 +75,12 @@ def test_a_handle_is_for_one_reader_request_and_prompt() -> None:
         assert is_refused(HandleSeals(SECRET, Now()), sealed, scope)
     forged = HandleSeals(MeshSecret(b"o" * 32), Now()).seal(HANDLE, SCOPE)
     assert is_refused(HandleSeals(SECRET, Now()), forged)
-    # The lease is what is left of it on the way, and not sealed.
+    # The lease is not sealed, because it is the time that remains.
     assert not is_refused(HandleSeals(SECRET, Now()), replace(sealed, lease_s=1.0))
 
 
-def test_a_handle_is_used_once_and_in_time() -> None:
-    """The attacker repeats a submission, at once or much later."""
+def test_a_handle_is_valid_once_and_until_it_expires() -> None:
+    """A handle is refused if it is used again, or after its lease and the allowed clock skew."""
     now = Now()
     seals = HandleSeals(SECRET, now)
     first, second = (seals.seal(replace(HANDLE, handle_id=name), SCOPE) for name in ("h1", "h2"))
@@ -97,8 +97,8 @@ async def seen(inner: Registry, secret: MeshSecret) -> list[str]:
     return [each.instance_id for each in (await SealedRegistry(inner, secret).instances(DECODE)).instances]
 
 
-async def test_a_seal_fits_one_registration() -> None:
-    """The attacker copies a member's registration and changes one thing of it, or seals with a secret of its own."""
+async def test_a_seal_is_valid_for_one_registration() -> None:
+    """A copy of a member's registration with any change is refused, and so is a registration that is sealed with another secret."""
     secret, other = MeshSecret(b"s" * 32), MeshSecret(b"o" * 32)
     agent = MemoryAgent()
     inner = agent.registry()
@@ -122,12 +122,12 @@ async def test_a_seal_fits_one_registration() -> None:
     await SealedRegistry(inner, other).register(MINE)  # type: ignore[arg-type]
     assert await seen(inner, secret) == []  # type: ignore[arg-type]
     await inner.register(copy)
-    assert await seen(inner, secret) == ["d1"]  # type: ignore[arg-type]  # What it leads to is the member itself.
+    assert await seen(inner, secret) == ["d1"]  # type: ignore[arg-type]  # It refers to the member itself.
     assert json.dumps(dict(genuine.meta)).count("seal") == 1
 
 
-def test_credentials_hold_no_secret_in_their_text(tmp_path: Path) -> None:
-    """A secret in a log would be one for everybody."""
+def test_the_text_of_a_secret_does_not_reveal_it(tmp_path: Path) -> None:
+    """A secret's text and representation do not contain it, so that logs cannot reveal it."""
     (tmp_path / "secret").write_text("t" * 40)
     secret = MeshSecret.from_file(str(tmp_path / "secret"))
     assert "t" * 10 not in f"{secret!r} {secret}"

@@ -1,4 +1,4 @@
-"""No tenant fills what tenants share: stores, uploads, batches that run, requests in flight."""
+"""No tenant can use up shared resources: stores, uploads, running batches, requests in flight."""
 
 import asyncio
 from pathlib import Path
@@ -31,7 +31,7 @@ BATCHES = "/v1/messages/batches"
 
 
 async def test_stored_responses_of_one_tenant_displace_only_its_own(tmp_path: Path) -> None:
-    """The store is full of one tenant's responses; another's older one stays."""
+    """When the store is full of one tenant's responses, an older response of another tenant stays."""
     database = SqliteDatabase(tmp_path / "r.sqlite", RESPONSES, busy_timeout_s=60.0)
     store = ResponseStore(database, ResponsesSettings(stored_bytes_max=20_000), SystemClock())
     await database.open()
@@ -47,8 +47,8 @@ async def test_stored_responses_of_one_tenant_displace_only_its_own(tmp_path: Pa
         await database.aclose()
 
 
-async def test_files_and_batches_of_one_tenant_leave_room(tmp_path: Path) -> None:
-    """One tenant may take half of the limits; without keys there is one owner, who may take all."""
+async def test_files_and_batches_of_one_tenant_leave_room_for_others(tmp_path: Path) -> None:
+    """One tenant may use half of the limits. Without keys there is one owner, which may use all."""
     settings = BatchSettings(files_max=8, files_bytes_max=1000, batches_max=4)
     database = SqliteDatabase(tmp_path / "b.sqlite", MIGRATIONS, busy_timeout_s=60.0)
     await database.open()
@@ -86,8 +86,8 @@ async def test_files_and_batches_of_one_tenant_leave_room(tmp_path: Path) -> Non
         await database.aclose()
 
 
-async def test_requests_in_flight_of_one_tenant_leave_room(model: ServedModel, tmp_path: Path) -> None:
-    """503 for the tenant that has half of them; others are served."""
+async def test_requests_in_flight_of_one_tenant_leave_room_for_others(model: ServedModel, tmp_path: Path) -> None:
+    """A tenant with half of the requests in flight gets 503. Others are served."""
     mesh = FakeMesh(answer=lambda _: [3, 4, 2])
     mesh.faults.stalls_after = 0
     settings = FrontendSettings(pipeline=PipelineSettings(requests_max=4))
@@ -113,10 +113,10 @@ async def test_requests_in_flight_of_one_tenant_leave_room(model: ServedModel, t
 
 
 @pytest.mark.parametrize(("running_max", "turn_s"), [(2, 60.0), (1, 0.1)])
-async def test_long_batches_make_way(
+async def test_long_batches_do_not_block_short_ones(
     model: ServedModel, tmp_path: Path, running_max: int, turn_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tenant's long batches hold every place. Another's short one runs before they end, and they end with all results."""
+    """A short batch of another tenant runs although one tenant's long batches hold every slot. The long batches then finish with all results."""
     keys = write_keys(tmp_path / "k.json", TENANTS)
     monkeypatch.setattr(runner, "TURN_S", turn_s)
     apps = AppSettings(batches=BatchSettings(running_max=running_max, lines_in_flight_max=2, poll_s=0.05))

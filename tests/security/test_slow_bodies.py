@@ -1,4 +1,4 @@
-"""Bodies that stop, or that come a byte at a time, end within the time-out of bodies."""
+"""Bodies that stop, or that arrive one byte at a time, end with the body time-out."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -32,8 +32,8 @@ async def trickle(connection: Connection) -> None:
 
 
 @pytest.mark.parametrize("trickles", [False, True], ids=["stops", "trickles"])
-async def test_a_slow_body_is_ended(rig: Rig, trickles: bool) -> None:
-    """The client gets an error that says so, and the connection is closed, however many bytes still come."""
+async def test_a_slow_body_times_out(rig: Rig, trickles: bool) -> None:
+    """The client gets an error with the reason, and the connection closes even while bytes arrive."""
     connection = await Connection.open(rig.http_port)
     connection.writer.write(HEAD + b"[")
     trickling = asyncio.create_task(trickle(connection)) if trickles else None

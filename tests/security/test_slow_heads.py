@@ -1,4 +1,4 @@
-"""Connections that never complete a request's head end."""
+"""The server closes connections that never complete the head of a request."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ SETTINGS = FrontendSettings(http=HttpSettings(head_timeout_s=0.3))
 
 
 async def test_half_sent_heads_and_silent_connections_are_closed(model: ServedModel) -> None:
-    """100 half-sent heads get 408; connections that sent nothing are closed without a word."""
+    """Half-sent heads get 408. Connections that sent nothing are closed without a response."""
     async with frontend(model, settings=SETTINGS) as rig:
         opened = [await Connection.open(rig.http_port) for _ in range(100)]
         for connection in opened[:50]:
@@ -24,8 +24,8 @@ async def test_half_sent_heads_and_silent_connections_are_closed(model: ServedMo
         assert answers[50:] == [b""] * 50
 
 
-async def test_a_head_that_trickles_is_closed(model: ServedModel) -> None:
-    """One byte at a time does not renew the time."""
+async def test_a_head_that_arrives_byte_by_byte_times_out(model: ServedModel) -> None:
+    """A byte does not restart the time-out."""
     async with frontend(model, settings=SETTINGS) as rig, asyncio.timeout(PATIENCE_S):
         connection = await Connection.open(rig.http_port)
         ended = asyncio.create_task(connection.rest())
@@ -35,7 +35,7 @@ async def test_a_head_that_trickles_is_closed(model: ServedModel) -> None:
 
 
 async def test_the_second_head_of_a_connection_is_limited_too(model: ServedModel) -> None:
-    """An idle connection stays; a half-sent second head does not."""
+    """The head time-out applies to a half-sent second head, but not to an idle connection."""
     async with frontend(model, settings=SETTINGS) as rig, asyncio.timeout(PATIENCE_S):
         connection = await Connection.open(rig.http_port)
         for _ in range(2):
@@ -48,7 +48,7 @@ async def test_the_second_head_of_a_connection_is_limited_too(model: ServedModel
 
 
 async def test_a_connection_that_has_served_a_body_may_be_idle(model: ServedModel) -> None:
-    """Clients keep connections. One that ended with 408 after the time for a head would answer the client's next request with it."""
+    """An idle connection stays open after a request with a body. A 408 on it would become the answer to the client's next request."""
     data = json.dumps(BODY).encode()
     async with frontend(model, settings=SETTINGS) as rig, asyncio.timeout(PATIENCE_S):
         connection = await Connection.open(rig.http_port)
@@ -60,10 +60,10 @@ async def test_a_connection_that_has_served_a_body_may_be_idle(model: ServedMode
             await asyncio.sleep(0.7)
 
 
-async def test_a_request_that_takes_long_is_not_closed(model: ServedModel) -> None:
-    """The limit is of heads, not of answers; half of the next head may wait behind an answer.
+async def test_a_slow_answer_is_not_subject_to_the_head_timeout(model: ServedModel) -> None:
+    """The head time-out does not apply while an answer is generated, even if half of the next head has arrived.
 
-    Half a head that arrives with the request is not noticed; the time-out of idle connections ends it.
+    Half a head that arrives together with the request is not noticed; the idle time-out ends it.
     """
     mesh = FakeMesh(answer=lambda _: [3, 4, 2], step_s=0.4)
     data = json.dumps(BODY).encode()
@@ -90,7 +90,10 @@ async def test_more_connections_than_allowed_are_closed(model: ServedModel) -> N
 
 
 async def test_a_large_head_is_refused_before_it_is_complete(model: ServedModel) -> None:
-    """Anybody can send heads: 8 000 connections with a megabyte each took 16 GB for ten seconds. A head of many cookies is allowed."""
+    """The server refuses a large head before it is complete: 8 000 connections with a megabyte each used 16 GB for ten seconds.
+
+    A head with many cookies is allowed.
+    """
     settings = FrontendSettings(http=HttpSettings(head_timeout_s=3600))
     lines = [b"X-%03d: " % number + b"a" * 8000 + b"\r\n" for number in range(120)]
     first = b"GET /live HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -101,7 +104,7 @@ async def test_a_large_head_is_refused_before_it_is_complete(model: ServedModel)
                 connection.writer.write(head_of("/live", method="GET"))
                 await connection.head()
             connection.writer.write(first + b"".join(lines))
-            # It ends: with 431, unless the reset overtakes the response.
+            # The connection ends, with 431 unless the reset overtakes the response.
             await connection.rest()
         connection = await Connection.open(rig.http_port)
         for part in (first, *lines[:7], b"\r\n"):

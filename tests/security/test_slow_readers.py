@@ -1,4 +1,4 @@
-"""Clients that ask for much and read nothing hold neither memory nor a handler for long."""
+"""Clients that request much and read nothing do not hold memory or a handler for long."""
 
 import asyncio
 import gc
@@ -21,7 +21,7 @@ from tests.security.rig import Connection, Rig, frontend, head_of
 
 ANSWER_BYTES = 500_000
 PIPELINED = 24
-"""Answers that do not fit in the buffers of the kernel together."""
+"""Together these answers exceed the kernel's buffers."""
 BODY = json.dumps({"model": "tiny", "tokens": [3] * ANSWER_BYTES}).encode()
 REQUEST = head_of("/detokenize", Content_Type="application/json", Content_Length=str(len(BODY))) + BODY
 
@@ -36,7 +36,7 @@ async def rig(model: ServedModel) -> AsyncIterator[Rig]:
 
 
 async def asking(rig: Rig) -> Connection:
-    """A connection whose requests are sent, and that reads nothing."""
+    """Opens a connection, sends its requests, and reads nothing."""
     connection = await Connection.open(rig.http_port)
     assert isinstance(connection.writer.transport, asyncio.ReadTransport)
     connection.writer.transport.pause_reading()
@@ -53,16 +53,16 @@ async def send_for_ever(connection: Connection) -> None:
 
 
 async def test_a_client_that_reads_nothing_is_disconnected(rig: Rig) -> None:
-    """It gets a part of what it asked for. Without the limit the connection stays open for ever."""
+    """The server closes the connection of a client that does not read its answers."""
     connection = await asking(rig)
     async with asyncio.timeout(PATIENCE_S):
-        # What the client still sends meets a closed connection.
+        # The client's further data meets a closed connection.
         with pytest.raises(ConnectionError):
             await send_for_ever(connection)
 
 
 async def test_a_client_that_reads_slowly_gets_everything(rig: Rig) -> None:
-    """The limit counts from the last byte that it took."""
+    """The time-out counts from the last byte that the client read."""
     connection = await asking(rig)
     transport = connection.writer.transport
     assert isinstance(transport, asyncio.ReadTransport)
@@ -77,7 +77,7 @@ async def test_a_client_that_reads_slowly_gets_everything(rig: Rig) -> None:
 
 
 LONG = 5_000
-"""Tokens of an answer whose log-probabilities do not fit in the buffers of gRPC and the kernel."""
+"""Tokens of an answer whose log-probabilities exceed the buffers of gRPC and the kernel."""
 DETAILED = pb.GenerateRequest(
     model="tiny",
     text="Hi",
@@ -89,7 +89,10 @@ DETAILED = pb.GenerateRequest(
 
 @pytest.mark.parametrize("ends_first", [False, True])
 async def test_a_grpc_client_that_reads_nothing_loses_its_call(model: ServedModel, ends_first: bool) -> None:
-    """It held its answer in memory, 45 MB with log-probabilities of 20 000 tokens, also after the request was over. A slow one gets all."""
+    """The server ends the call of a client that reads nothing. The call used to keep 45 MB of log-probabilities after the request had ended.
+
+    A slow reader gets all tokens.
+    """
     mesh = FakeMesh(answer=lambda _: [5] * LONG, tokens_per_step=LONG if ends_first else 50, step_s=0.02)
     settings = FrontendSettings(pipeline=PipelineSettings(unread_timeout_s=1.0))
     model = replace(model, context_tokens_max=2 * LONG)
@@ -114,10 +117,10 @@ async def test_a_grpc_client_that_reads_nothing_loses_its_call(model: ServedMode
             call.cancel()
 
 
-async def test_a_grpc_client_that_leaves_while_it_is_written_to_is_no_defect(
+async def test_a_grpc_client_that_disconnects_during_a_write_causes_no_traceback(
     model: ServedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each client that left an unread answer wrote a traceback to the log."""
+    """A client that disconnects with an unread answer causes no traceback in the log."""
     mesh = FakeMesh(answer=lambda _: [5] * LONG, tokens_per_step=LONG)
     async with (
         frontend(replace(model, context_tokens_max=2 * LONG), mesh=mesh) as rig,

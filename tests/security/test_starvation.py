@@ -1,4 +1,4 @@
-"""One tenant that asks for far more than its share does not make the others wait."""
+"""A tenant that requests far more than its share does not make other tenants wait."""
 
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ SERVICE_S = 0.3
 
 @dataclass
 class Tenant:
-    """Has `width` requests at a time; sends the next when one ends. `output`: tokens of an answer. `service_s`: its duration."""
+    """Keeps `width` requests in flight. `output` is the tokens of an answer, `service_s` its duration."""
 
     width: int
     prompt: int = 64
@@ -29,15 +29,15 @@ class Tenant:
     choices: int = 1
     service_s: float = SERVICE_S
     kinds: int = 1
-    """Kinds of its requests: each waits in a subqueue of its own, for the same worker."""
+    """Number of request kinds. Each kind waits in its own subqueue for the same worker."""
     waits: list[float] = field(default_factory=list)
     ended: int = 0
 
 
 class Mesh:
-    """The router's core, one worker with room for ROOM requests, and tenants in closed loops, on a clock of its own.
+    """The router's core, one worker with room for ROOM requests, and tenants in closed loops, in virtual time.
 
-    `is_fifo`: the router cannot tell the tenants apart.
+    `is_fifo`: the router cannot distinguish the tenants.
     """
 
     def __init__(self, tenants: dict[str, Tenant], *, is_fifo: bool = False, **queue: object) -> None:
@@ -99,13 +99,13 @@ def waits(is_fifo: bool, lone: Tenant, flood: Tenant) -> list[float]:
 @pytest.mark.parametrize("prompt", [1, 64, 5000])
 @pytest.mark.parametrize("flood_prompt", [1, 64, 5000])
 def test_a_lone_tenant_waits_for_one_service_and_not_for_the_flood(prompt: int, flood_prompt: int) -> None:
-    """40 wide against one: the lone one waits until a place is free, and far less than first come, first served."""
+    """A single request beside 40 of another tenant waits until a slot is free, far less than first come, first served."""
     fair, fifo = (
         waits(is_fifo, Tenant(width=1, prompt=prompt), Tenant(width=40, prompt=flood_prompt))
         for is_fifo in (False, True)
     )
     assert mean(fifo) > 5 * SERVICE_S
-    # A request that costs more than the others' is more than a share: its tenant then waits for what it was ahead.
+    # A request that costs more than the other tenant's is above its share, so its tenant then waits longer.
     if prompt <= flood_prompt:
         assert max(fair) <= SERVICE_S + 1e-6
         assert mean(fair) < mean(fifo) / 5
@@ -113,7 +113,7 @@ def test_a_lone_tenant_waits_for_one_service_and_not_for_the_flood(prompt: int, 
 
 
 def test_output_is_charged_when_it_is_known() -> None:
-    """Two tenants as wide as each other; one generates ten times as much: it gets a fraction of the requests, and of the room half."""
+    """Two tenants with equally many requests, one of which generates ten times as many tokens, each get half of the capacity."""
     long = Tenant(width=20, output=900, service_s=10 * SERVICE_S)
     short = Tenant(width=20, output=90)
     Mesh({"long": long, "short": short}).run(200.0)
@@ -129,7 +129,7 @@ def test_choices_are_charged() -> None:
 
 
 def test_many_small_requests_do_not_displace_one_long_one() -> None:
-    """A full queue makes room at the tenant that takes most of it, by requests or by tokens."""
+    """A full queue removes a request of the tenant that uses most of it, by requests or by tokens."""
     flood, lone = Tenant(width=60, prompt=1), Tenant(width=1, prompt=5000)
     mesh = Mesh({"flood": flood}, requests_max=50)
     queue: deque[int] = deque()
@@ -148,21 +148,21 @@ def test_many_small_requests_do_not_displace_one_long_one() -> None:
 
 
 def test_requests_of_many_kinds_get_no_more_than_those_of_one() -> None:
-    """A tenant's account is the same in all subqueues, however its requests differ: in adapters, labels, pins or exclusions."""
+    """A tenant has one account for all subqueues, whether its requests differ in adapters, labels, pins or exclusions."""
     spread, plain = Tenant(width=32, kinds=16), Tenant(width=32)
     Mesh({"spread": spread, "plain": plain}).run(30.0)
     assert 0.8 < spread.ended / plain.ended < 1.25
 
 
 def test_a_lone_tenant_waits_for_one_service_beside_a_flood_of_many_kinds() -> None:
-    """It is served next although the flood's first requests of all kinds are older."""
+    """The single tenant is served next although the other tenant has older requests of all kinds."""
     lone, flood = Tenant(width=1), Tenant(width=48, kinds=16)
     Mesh({"flood": flood, "lone": lone}).run(25.0)
     assert max(lone.waits) <= SERVICE_S + 1e-6
 
 
 def test_one_tenant_does_not_take_all_subqueues() -> None:
-    """Requests of ever new kinds are refused before other tenants' first kind is."""
+    """A tenant with ever new kinds of requests is refused before another tenant's first kind is."""
     router = Mesh({}, subqueues_max=16).router
     outcomes: list[str] = []
     for number in range(1, 41):
@@ -175,8 +175,8 @@ def test_one_tenant_does_not_take_all_subqueues() -> None:
     assert isinstance(router.ask("f", 99, ask("99", (), tokens=64, tenant="other"), now=0.0, wall=0.0), Queued)
 
 
-def test_free_room_of_a_new_kind_is_not_for_who_had_more_than_its_share() -> None:
-    """A tenant that waits cannot take a place that has just become free with a request of another kind, before the queue is drained."""
+def test_a_waiting_tenant_cannot_take_free_capacity_with_another_kind_of_request() -> None:
+    """A tenant that waits cannot use a request of another kind to take a slot that has just become free, before the queue is drained."""
     router = Mesh({}).router
 
     def send(number: int, tenant: str, *excluded: str) -> object:
@@ -200,8 +200,8 @@ def test_free_room_of_a_new_kind_is_not_for_who_had_more_than_its_share() -> Non
     assert isinstance(send(14, "newcomer", "none-2"), Placement)
 
 
-def test_a_tenant_alone_does_not_wait_for_itself() -> None:
-    """Where nobody else waits, room goes to a request that can use it at once."""
+def test_a_single_tenant_does_not_wait_for_its_own_queue() -> None:
+    """If no other tenant waits, free capacity goes to a request that can use it at once."""
     router = Mesh({}).router
 
     def send(number: int, *excluded: str) -> object:
@@ -218,7 +218,7 @@ def test_a_tenant_alone_does_not_wait_for_itself() -> None:
 
 
 def test_a_tenant_gets_no_more_through_two_routers() -> None:
-    """What one router places is charged where the tenant has requests waiting, too."""
+    """A placement by one router counts at the router where the tenant has requests waiting."""
     one, two = (
         core(router_id=name, run_id="run", requests_per_decode_max=ROOM, queue=QueueSettings()) for name in ("1", "2")
     )

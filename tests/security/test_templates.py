@@ -1,4 +1,4 @@
-"""A model's chat template cannot take memory or time without bounds."""
+"""A model's chat template cannot use unbounded memory or time."""
 
 import time
 from typing import Any
@@ -47,7 +47,7 @@ ATTACKS = [
 
 @pytest.fixture(autouse=True)
 def low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failure takes little time and memory."""
+    """Lowers the limits, so that a failing test needs little time and memory."""
     monkeypatch.setattr(sandbox, "STEPS_MAX", 200_000)
     for module in (sandbox, templates):
         monkeypatch.setattr(module, "CHARACTERS_MAX", 1_000_000)
@@ -55,7 +55,7 @@ def low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("source", ATTACKS)
 def test_a_value_cannot_grow_without_bounds(source: str) -> None:
-    """The template is refused before the value exists, within a second of CPU."""
+    """The template is refused before the value exists, within seconds of CPU."""
     began = time.process_time()
     with pytest.raises((InvalidRequestError, UnsupportedError)):
         rendered(source)
@@ -84,5 +84,5 @@ def rendered(source: str, **arguments: Any) -> str:
         ("{{ 'x\ny' | indent(2) }} {{ [1, 2] | sum }} {{ 1.26 | round(1) }} {{ [1,2,3] | batch(2) | list }}", "x\n  y 3 1.3 [[1, 2], [3]]"),
     ],
 )  # fmt: skip
-def test_what_templates_do_is_unchanged(source: str, text: str) -> None:
+def test_the_sandbox_preserves_the_output_of_templates(source: str, text: str) -> None:
     assert rendered(source) == text

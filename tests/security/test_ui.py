@@ -1,4 +1,4 @@
-"""Who may see /ui, and what many or slow viewers can do: no more than the limits allow."""
+"""Access to /ui, and limits on the number and slowness of its viewers."""
 
 import asyncio
 import json
@@ -33,14 +33,14 @@ OPERATOR, TENANT = "kvm-operator", "kvm-tenant"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short intervals."""
+    """Shortens the intervals."""
     monkeypatch.setattr(observer, "INTERVAL_S", 0.2)
     monkeypatch.setattr(access_control, "RELOAD_INTERVAL_S", 0.1)
 
 
 @dataclass
 class Reader:
-    """Reads a mesh of `workers` workers, or fails."""
+    """Returns a mesh of `workers` workers, or raises `failure`."""
 
     workers: int = 1
     readings: int = 0
@@ -69,7 +69,7 @@ async def page(
     http: HttpSettings | None = None,
     keys: Sequence[dict[str, object]] = (),
 ) -> AsyncIterator[tuple[str, aiohttp.ClientSession]]:
-    """The address of a frontend, and a session."""
+    """Runs a frontend with /ui. Yields its address and a session."""
     clock, agent = SystemClock(), MemoryAgent()
     access = None
     if keys:
@@ -99,7 +99,7 @@ def keys_of(*, operator: bool = True) -> list[dict[str, object]]:
 
 
 async def status(session: aiohttp.ClientSession, url: str, **headers: str) -> int:
-    """The status of a request, whose body is not read."""
+    """Returns the status of a request without reading its body."""
     async with session.get(url, headers=headers) as response:
         return response.status
 
@@ -127,15 +127,15 @@ def test_the_page_is_for_loopback_unless_allowed(ui: UiSettings, host: str, expe
 
 
 async def test_the_page_does_not_exist_on_a_public_address(tmp_path: Path) -> None:
-    """Neither its files nor its data: as if there were no such path."""
+    """On a public address, the page's paths answer as if they did not exist."""
     async with page(tmp_path, Reader(), http=HttpSettings(host="0.0.0.0")) as (url, session):
         for path in ("/ui", "/ui/app.js", "/ui/events", "/ui/explain/x"):
             assert await status(session, url + path) == 404
 
 
 @pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded", "X-Real-IP", "Via"])
-async def test_what_a_proxy_forwards_comes_from_outside(tmp_path: Path, header: str) -> None:
-    """A server on loopback behind a proxy is public."""
+async def test_forwarded_requests_count_as_public(tmp_path: Path, header: str) -> None:
+    """A server on loopback behind a proxy counts as public."""
     async with page(tmp_path, Reader()) as (url, session):
         assert await status(session, f"{url}/ui", **{header: "203.0.113.7"}) == 404
         assert await status(session, f"{url}/ui/events", **{header: "203.0.113.7"}) == 404
@@ -143,7 +143,7 @@ async def test_what_a_proxy_forwards_comes_from_outside(tmp_path: Path, header: 
         assert await status(session, f"{url}/ui", **{header: "203.0.113.7"}) == 200
 
 
-async def test_a_public_name_is_refused_even_if_the_api_takes_it(tmp_path: Path) -> None:
+async def test_a_public_name_is_refused_even_if_the_api_accepts_it(tmp_path: Path) -> None:
     async with page(tmp_path, Reader(), http=HttpSettings(hosts=("api.example",))) as (url, session):
         assert await status(session, f"{url}/ui", Host="api.example") == 404
         assert await status(session, f"{url}/ui", Host="evil.example") == 403
@@ -154,7 +154,7 @@ async def test_a_public_name_is_refused_even_if_the_api_takes_it(tmp_path: Path)
     "headers", [{"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}]
 )
 async def test_pages_of_other_origins_read_nothing(tmp_path: Path, headers: dict[str, str]) -> None:
-    """Not even where CORS lets them use the API: no header lets them read an answer, and no viewer is counted."""
+    """Other origins cannot read the page's data even if CORS lets them use the API, and they do not count as viewers."""
     reader = Reader()
     async with page(tmp_path, reader, http=HttpSettings(cors_origins=("*",))) as (url, session):
         for path in ("/ui/events", "/ui/explain/x"):
@@ -164,8 +164,8 @@ async def test_pages_of_other_origins_read_nothing(tmp_path: Path, headers: dict
         assert reader.readings == 0
 
 
-async def test_data_needs_a_key_with_operator(tmp_path: Path) -> None:
-    """The files have no data and need none. A key in the URL is no key."""
+async def test_data_needs_an_operator_key(tmp_path: Path) -> None:
+    """The files are public because they contain no data. A key in the URL is ignored."""
     async with page(tmp_path, Reader(), keys=keys_of()) as (url, session):
         assert await status(session, f"{url}/ui") == await status(session, f"{url}/ui/app.js") == 200
         for path in ("/ui/events", "/ui/explain/x"):
@@ -175,7 +175,7 @@ async def test_data_needs_a_key_with_operator(tmp_path: Path) -> None:
             assert await status(session, url + path, Authorization=f"Bearer {TENANT}") == 403
         async with session.get(f"{url}/ui/events", headers={"Authorization": f"Bearer {OPERATOR}"}) as response:
             assert (await first_event(response))["workers"]
-        # The router is not there: the key was enough to ask for it.
+        # The router does not run: 503 shows that the key was accepted.
         assert await status(session, f"{url}/ui/explain/x", Authorization=f"Bearer {OPERATOR}") == 503
 
 
@@ -190,7 +190,7 @@ async def test_a_revoked_key_ends_the_stream(tmp_path: Path, keys: list[dict[str
 
 
 async def test_viewers_are_limited_and_share_one_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mesh is read once for all of them, and not at all when the last one has left."""
+    """The mesh is read once for all viewers, and not at all after the last one disconnects."""
     monkeypatch.setattr(observer, "VIEWERS_MAX", 2)
     reader = Reader()
     async with page(tmp_path, reader) as (url, session):
@@ -214,7 +214,7 @@ async def test_viewers_are_limited_and_share_one_reading(tmp_path: Path, monkeyp
 
 
 async def test_a_viewer_that_does_not_read_is_disconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It buffers nothing meanwhile, and others go on."""
+    """A viewer that does not read does not buffer data, and other viewers continue."""
     monkeypatch.setattr(observer, "VIEWERS_MAX", 2)
     monkeypatch.setattr(encode, "WORKERS_MAX", 4000)
     monkeypatch.setattr(routes, "STALLED_VIEWER_TIMEOUT_S", 0.5)
@@ -237,8 +237,8 @@ async def test_a_viewer_that_does_not_read_is_disconnected(tmp_path: Path, monke
 @pytest.mark.parametrize(
     "failure", [UnavailableError("the registry is away", reason="registry"), RuntimeError("a defect")]
 )
-async def test_a_mesh_that_cannot_be_read_is_said_so(tmp_path: Path, failure: Exception) -> None:
-    """The frontend goes on, and a defect's text stays in the log."""
+async def test_a_failure_to_read_the_mesh_is_reported(tmp_path: Path, failure: Exception) -> None:
+    """The frontend reports that it cannot read the mesh and continues. The text of a defect appears only in the log."""
     reader = Reader(failure=failure)
     async with page(tmp_path, reader) as (url, session):
         async with session.get(f"{url}/ui/events") as response:
@@ -253,7 +253,7 @@ async def test_a_mesh_that_cannot_be_read_is_said_so(tmp_path: Path, failure: Ex
 
 
 @pytest.mark.parametrize("name", ["x" * 200, "%0a", "a%00b"])
-async def test_ids_that_are_none_are_refused(tmp_path: Path, name: str) -> None:
+async def test_malformed_ids_are_refused(tmp_path: Path, name: str) -> None:
     async with page(tmp_path, Reader()) as (url, session):
         async with session.get(f"{url}/ui/explain/{name}") as response:
             assert response.status == 400

@@ -1,4 +1,4 @@
-"""Hostile uploads: names that lead elsewhere, forms without end, ids that are paths."""
+"""Hostile uploads: names that are paths, endless forms, ids that are paths."""
 
 import asyncio
 import io
@@ -48,7 +48,7 @@ def written(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("name", ["../../../evil.jsonl", "/tmp/evil.jsonl", "..\\evil", "a\x01b", "é" * 400])
 async def test_the_name_of_a_file_is_only_a_label(apps: RunningApps, tmp_path: Path, name: str) -> None:
-    """It names no path: bytes are where the frontend's own id says."""
+    """A file's name is not used as a path. Its bytes are stored under the frontend's own id."""
     before = written(tmp_path)
     body = part("purpose", b"batch") + part("file", b"{}\n", filename=name) + f"--{BOUNDARY}--\r\n".encode()
     status, answer = await post(apps, body)
@@ -59,7 +59,7 @@ async def test_the_name_of_a_file_is_only_a_label(apps: RunningApps, tmp_path: P
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_an_id_is_no_path(apps: RunningApps, path: str) -> None:
+async def test_an_id_cannot_be_a_path(apps: RunningApps, path: str) -> None:
     for method, rest in (("GET", ""), ("GET", "/content"), ("DELETE", "")):
         url = f"{apps.url}/v1/files/{path}{rest}"
         async with apps.session.request(method, URL(url, encoded=True)) as response:
@@ -83,10 +83,10 @@ async def test_an_id_is_no_path(apps: RunningApps, path: str) -> None:
         pytest.param(b"--xxx\r\n", f"multipart/form-data; boundary={'b' * 4000}", id="a long boundary"),
     ],
 )
-async def test_hostile_forms_are_the_clients_error(
+async def test_hostile_forms_are_a_client_error(
     apps: RunningApps, tmp_path: Path, body: bytes, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """400 without a traceback, nothing stays on the disk, and it costs little: 2 MB of empty lines took 8 CPU-seconds."""
+    """A hostile form gets 400 without a traceback, leaves no file and costs little CPU. 2 MB of empty lines used to take 8 CPU-seconds."""
     before, used_s = written(tmp_path), time.process_time()
     status, answer = await post(apps, body, kind)
     assert status == 400, answer
@@ -95,8 +95,8 @@ async def test_hostile_forms_are_the_clients_error(
     assert not [record for record in caplog.records if record.exc_info]
 
 
-async def test_a_form_that_stops_is_ended(apps: RunningApps) -> None:
-    """A part of a form, and then the client closes its side: no file."""
+async def test_an_incomplete_form_creates_no_file(apps: RunningApps) -> None:
+    """If the client closes the connection within a form, no file is created."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(apps.url.rpartition(":")[2]))
     try:
         writer.write(head_of("/v1/files", Content_Type=KIND, Content_Length="1000") + b"--xxx\r\n")
