@@ -1,1 +1,1 @@
-"""Real meshes whose processes are killed and stopped."""
+"""Tests that kill and stop processes of real meshes."""

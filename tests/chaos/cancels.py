@@ -1,9 +1,9 @@
-"""Cancels in every phase of a request, through a whole mesh: `python -m tests.chaos.cancels --engine simulated`.
+"""Cancels requests in every phase, through a whole mesh: `python -m tests.chaos.cancels --engine simulated`.
 
-Requests are cancelled at random moments, in three ways: the client closes its connection, the request's deadline passes, or a gRPC
-client cancels its call. The load records of both workers say in which phase the request was, and when its blocks and queue places are
-free again. Some requests run alone, others behind requests that fill the prefill worker, the decode worker or the router. The figures
-include the time until a load record arrives, about 10 ms.
+Requests are cancelled at random moments, in three ways: the client closes its connection, the request's deadline passes, or a gRPC client
+cancels its call. The load records of both workers show the request's phase, and when its blocks and queue entries are free again. Some requests
+run alone, others behind requests that fill the prefill worker, the decode worker or the router. The figures include the time until a load record
+arrives, about 10 ms.
 """
 
 import argparse
@@ -35,12 +35,12 @@ PROMPT_TOKENS, ANSWER_TOKENS = 1200, 60
 FREED_TIMEOUT_S = 20.0
 FILLED_S = 3.0
 CATCHES = 20
-"""Attempts to cancel a request on a given side: load records come every 10 ms and may miss a short stay."""
+"""Attempts to cancel a request on a given side. Load records arrive every 10 ms and may miss a shorter phase."""
 RUNNING = 2
 """Requests that run at once on a worker."""
 BOUNDS_MS = (10, 25, 50, 100, 250, 500, 1000)
 COMMON = ("--greeting", "", "--no-planner", "--prefill", "1", "--decode", "1")
-# Two requests run at once; four are on a worker, others wait in the router.
+# A worker runs two requests at once and holds four; further ones wait in the router.
 LIMITS = "--router-args=--requests-per-decode-max 4 --policy round_robin"
 SIMULATED = (
     "--simulated-running-requests-max 2 --simulated-profile-base-s 0.01 --simulated-profile-per-prefill-token-s 0.0004"
@@ -68,17 +68,17 @@ class Times:
 
     @property
     def sides(self) -> set[str]:
-        """Where cancelled requests were."""
+        """The sides on which cancelled requests were."""
         return {side for _, side in self.seconds}
 
     def late(self) -> int:
-        """Cancels that took longer than promised."""
+        """Returns the number of cancels that took longer than promised."""
         return sum(each > PROMISE_S for found in self.seconds.values() for each in found)
 
 
 @dataclass(slots=True)
 class Cancels:
-    """A running mesh whose two workers are watched."""
+    """A running mesh, and watches of its two workers."""
 
     mesh: RunningMesh
     session: aiohttp.ClientSession
@@ -87,10 +87,10 @@ class Cancels:
     random: Random
     times: Times = field(default_factory=Times)
     longest_s: float = 1.0
-    """How long a request takes alone."""
+    """The duration of an undisturbed request."""
 
-    async def learn(self) -> None:
-        """Runs two requests alone: the first one connects the workers."""
+    async def warm_up(self) -> None:
+        """Runs two undisturbed requests. The first one connects the workers; the second one sets `longest_s`."""
         for _ in range(2):
             began_s = time.perf_counter()
             await self._post(ANSWER_TOKENS, timeout_s=None)
@@ -126,7 +126,7 @@ class Cancels:
             await asyncio.gather(*fillers, return_exceptions=True)
 
     async def catch(self, name: str) -> bool:
-        """Cancels a request as soon as a load record shows it on a side. Returns whether one did before the answer was complete."""
+        """Cancels a request as soon as a load record shows it on a side. Returns False if the answer was complete first."""
         await self.wait_idle()
         before = {each: side.load for each, side in self.sides.items()}
         asking = asyncio.create_task(self._post(ANSWER_TOKENS, timeout_s=None))
@@ -154,14 +154,14 @@ class Cancels:
         cancelled_s: float,
         wall_s: float,
     ) -> None:
-        # A side that holds nothing sends no record for a second.
+        # A side without blocks of the request sends no record for a second.
         holding = [name for name in self.sides if not is_freed(at[name], before[name])]
         await asyncio.gather(
             *(self._measure(name, phase, before[name], cancelled_s, wall_s) for name in holding),
         )
 
     async def _wait_filled(self, behind: str) -> None:
-        """Until the fillers run, so that they are not taken for the request."""
+        """Waits until the fillers run, so that they are not mistaken for the request."""
         if behind == "nothing":
             return
         side = self.sides["prefill" if behind == "prefill" else "decode"]
@@ -197,7 +197,7 @@ class Cancels:
         )
 
     def _fillers(self, behind: str) -> Sequence[Coroutine[None, None, bool]]:
-        """Requests that hold the prefill worker, the decode worker, or both and the places that the router gives."""
+        """Returns requests that fill the prefill worker, the decode worker, or both and the router's places."""
         if behind == "prefill":
             return [self._post(2, timeout_s=None, prompt_tokens=1900) for _ in range(4)]
         count = {"nothing": 0, "decode": 2, "router": 4}[behind]
@@ -205,7 +205,7 @@ class Cancels:
 
     @property
     def _ways(self) -> Mapping[str, Callable[[float], Coroutine[None, None, bool]]]:
-        """Each returns whether the answer was complete."""
+        """Returns the ways to cancel. Each returns whether the answer was complete."""
         return {"client gone": self._leave, "deadline": self._pass_deadline, "call": self._cancel_call}
 
     async def _leave(self, left_s: float) -> bool:
@@ -240,7 +240,7 @@ class Cancels:
         return [self.random.randrange(300, 2000) for _ in range(tokens)]
 
     async def wait_idle(self) -> None:
-        """Until no block is in use, and every block has an owner or is free."""
+        """Waits until no block is in use. Records blocks that are neither free nor owned."""
         for name, side in self.sides.items():
             await side.until(lambda load: is_freed(load, NO_QUEUE))
             if side.load.kv_blocks_unaccounted:
@@ -253,7 +253,7 @@ def _waiting(load: LoadRecord) -> int:
 
 @asynccontextmanager
 async def cancels(engine: str, directory: Path, seed: int = 1) -> AsyncIterator[Cancels]:
-    """Starts the mesh."""
+    """Starts the mesh and the watches."""
     async with AsyncExitStack() as stack:
         argv = (*COMMON, *ENGINES[engine], LIMITS)
         mesh = await stack.enter_async_context(running_mesh(directory, *argv, ready_timeout_s=READY_S[engine]))
@@ -271,12 +271,12 @@ async def cancels(engine: str, directory: Path, seed: int = 1) -> AsyncIterator[
             stack.callback(watch.cancel)
         client = await stack.enter_async_context(AsyncClient((await grpc_address(mesh))[0]))
         running = Cancels(mesh=mesh, session=session, client=client, sides=sides, random=Random(seed))
-        await running.learn()
+        await running.warm_up()
         yield running
 
 
 async def run_short(engine: str, directory: Path, seed: int = 1) -> Times:
-    """Each way and each kind of load once. A side that held none of these requests gets one that is cancelled when it arrives there."""
+    """Runs each way and each kind of load once. Then cancels a request on each side that held none of them, as soon as it arrives there."""
     async with cancels(engine, directory, seed) as running:
         for number, behind in enumerate(BEHIND):
             await running.trial(WAYS[number % len(WAYS)], behind)
@@ -289,7 +289,7 @@ async def run_short(engine: str, directory: Path, seed: int = 1) -> Times:
 
 
 async def run(engine: str, rounds: int, directory: Path, seed: int = 1, seconds: float = float("inf")) -> Times:
-    """Each way behind each kind of load, `rounds` times, or as often as `seconds` allow."""
+    """Runs each way behind each kind of load, `rounds` times or as often as `seconds` allow."""
     async with cancels(engine, directory, seed) as running:
         ends_s = time.monotonic() + seconds
         for _ in range(rounds):
@@ -303,7 +303,7 @@ async def run(engine: str, rounds: int, directory: Path, seed: int = 1, seconds:
 
 
 def table(times: Times) -> str:
-    """A histogram per phase and side."""
+    """Returns a histogram per phase and side."""
     heads = "".join(f"{f'<={bound}':>7}" for bound in BOUNDS_MS)
     lines = [f"{'phase':24} {'side':8} {'count':>5} {'p50 ms':>7} {'p99 ms':>7} {heads} {'more':>6}"]
     for (phase, side), seconds in sorted(times.seconds.items()):
@@ -316,11 +316,11 @@ def table(times: Times) -> str:
 
 
 def main() -> int:
-    """0: everything was freed and no block is without an owner. Late cancels are counted: a busy machine causes them."""
+    """Returns 0 if all blocks were freed and each has an owner or is free. Only counts late cancels, because a busy machine causes them."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.cancels", description=__doc__)
     parser.add_argument("--engine", choices=tuple(ENGINES), default="simulated")
-    parser.add_argument("--rounds", type=int, default=20, help="of twelve cancels each")
-    parser.add_argument("--minutes", type=float, default=60.0, help="no round begins after that")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds of twelve cancels each")
+    parser.add_argument("--minutes", type=float, default=60.0, help="start no round after this time")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,9 @@
-"""Stops services and cuts the network at every step of the handoff of KV, and looks for wrong tokens.
+"""Stops services and cuts the network at every step of the KV handoff, and checks for wrong tokens.
 
-`python -m tests.chaos.handoff --engine vllm --answers 1000` runs until that many answers have come. Each round sends
-requests through two frontends, then stops one service, or cuts the path between two, at a random moment. The stop lasts for
-0.5, 1 or 2 leases. Requests through the other frontend go on and use the freed blocks. An answer is right when its tokens
-are those that the mesh gave before anything was stopped. A typed error is no wrong answer; a request that never ends is one.
+`python -m tests.chaos.handoff --engine vllm --answers 1000` runs until it has received that many answers. Each round sends requests through two
+frontends, then stops one service, or cuts the path between two, at a random moment. The fault lasts for 0.5, 1 or 2 leases. Requests through the
+other frontend continue and use the freed blocks. An answer is right if its tokens equal those that the mesh generated before the first fault. A
+typed error is not a wrong answer. A request that never ends counts as hung.
 """
 
 import argparse
@@ -36,35 +36,36 @@ LEASES = (0.5, 1.0, 2.0)
 PROMPTS = 120
 PROMPT_TOKENS = (130, 400)
 ANSWER_TOKENS = 8
-# Every request is to be handed off, also those that a cost model leaves to the decode worker. Breakers stay open for a moment only:
-# after a few faults in a row the requests of whole rounds would be refused.
+# Every request is handed off, including those that a cost model would leave to the decode worker. Breakers stay open only briefly, because
+# otherwise
+# all requests of some rounds would be refused after consecutive faults.
 ROUTER_ARGV = ("--policy", "round_robin", "--breaker-pause-min-s", "0.2", "--breaker-pause-max-s", "0.2")
 CLIENTS = 6
 """Requests in flight per frontend."""
 BEFORE_S = 0.3
-"""A fault comes within this time after a round's first request."""
+"""A fault begins within this time after a round's first request."""
 ANSWER_TIMEOUT_S = 60.0
-"""A request without an end by then hangs. Idle limits of the mesh are shorter."""
+"""A request without an end within this time counts as hung. Idle limits of the mesh are shorter."""
 ROUND_S = 1.5
-"""How long requests go on after a fault."""
+"""How long requests continue after a fault."""
 
 
 @dataclass(slots=True)
 class Outcomes:
-    """What came of the requests: right, wrong, hung, or the reason of a typed error."""
+    """Number of requests by outcome: right, wrong, hung, or the reason of a typed error."""
 
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
     @property
     def answers(self) -> int:
-        """Answers with tokens."""
+        """Number of answers with tokens."""
         return self.counts["right"] + self.counts["wrong"]
 
 
 @dataclass(slots=True)
 class Handoffs:
-    """A mesh with two frontends, of which `frontend` may be stopped, and the answers it gives when nothing is wrong."""
+    """A mesh with two frontends, of which `frontend` may be stopped, and the answers that it gives without faults."""
 
     mesh: Mesh
     hosts: Hosts
@@ -75,13 +76,13 @@ class Handoffs:
     outcomes: Outcomes = field(default_factory=Outcomes)
 
     async def learn(self) -> None:
-        """Asks for every prompt while nothing is stopped."""
+        """Records the answer to every prompt without faults."""
         async with self._session() as session:
             self.expected = [await self._ask(session, "steady", prompt) for prompt in self.prompts]
         assert len({tuple(tokens) for tokens in self.expected}) > PROMPTS // 2, "the model's answers hardly differ"
 
     async def run_round(self, fault: str, leases: float) -> None:
-        """One fault. Returns when all requests of the round have ended."""
+        """Runs one fault. Returns when all requests of the round have ended."""
         is_over = asyncio.Event()
         before = Counter(self.outcomes.counts)
         async with self._session() as session, asyncio.TaskGroup() as group:
@@ -134,7 +135,7 @@ class Handoffs:
         return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S))
 
     async def _ask(self, session: aiohttp.ClientSession, frontend: str, prompt: Sequence[int]) -> list[int]:
-        """The answer's tokens. ConnectionError with the reason of a typed error."""
+        """Returns the answer's tokens. Raises ConnectionError with the reason of a typed error."""
         body = {
             "model": "m", "prompt": list(prompt), "max_tokens": ANSWER_TOKENS, "temperature": 0,
             "ignore_eos": True, "return_token_ids": True,
@@ -147,7 +148,7 @@ class Handoffs:
             return tokens
 
     async def moved_tokens(self) -> float:
-        """Prompt tokens that came to the decode worker by NIXL."""
+        """Returns the number of prompt tokens whose KV the decode worker received by NIXL."""
         (decode,) = await self.mesh.instances(DECODE)
         text = await metrics_text(decode.host, int(decode.meta["metrics_port"]))
         return worker_metric(text, "kvmesh_worker_transferred_tokens_total")
@@ -159,7 +160,7 @@ async def handoffs(engine: str, directory: Path, *, with_network: bool, seed: in
     rng = random.Random(seed)
     model = add_tokenizer(make_model(directory / "model")) if engine == "vllm" else ROOT / "models" / "demo"
     with make_hosts(["frontend", "prefill", "decode"], with_network=with_network) as hosts:
-        # Without shared memory, KV takes the network too.
+        # Without shared memory, KV uses the network too.
         environ = {"UCX_TLS": "tcp,self"} if with_network else {}
         mesh = Mesh(
             directory=directory,
@@ -188,13 +189,13 @@ async def handoffs(engine: str, directory: Path, *, with_network: bool, seed: in
 
 
 def faults(has_network: bool) -> list[tuple[str, float]]:
-    """Every stop and every cut, each for every time."""
+    """Returns every stop and every cut, with every duration."""
     names = [*STOPPED, *("|".join(pair) for pair in CUT if has_network)]
     return list(product(names, LEASES))
 
 
 def some_faults(has_network: bool, offset: int) -> list[tuple[str, float]]:
-    """Every stop and every cut once. The times alternate, from the one at `offset` on."""
+    """Returns every stop and every cut once. The durations alternate, starting with the one at `offset`."""
     names = dict.fromkeys(name for name, _ in faults(has_network))
     return [(name, LEASES[(number + offset) % len(LEASES)]) for number, name in enumerate(names)]
 
@@ -202,7 +203,7 @@ def some_faults(has_network: bool, offset: int) -> list[tuple[str, float]]:
 async def run(
     engine: str, answers: int, seed: int, todo: Sequence[tuple[str, float]], *, with_network: bool, directory: Path
 ) -> Outcomes:
-    """Rounds until so many answers have come and each fault of `todo` was there once."""
+    """Runs rounds until `answers` answers have arrived and each fault of `todo` has occurred once."""
     async with handoffs(engine, directory, with_network=with_network, seed=seed) as running:
         await running.learn()
         assert await running.moved_tokens() > 0, "nothing was handed off"
@@ -215,13 +216,12 @@ async def run(
 
 
 def main() -> int:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=("vllm", "simulated"), default="simulated")
     parser.add_argument("--answers", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(2), "big"))
-    parser.add_argument("--only", default="", help="one fault: a service, or two with | between them")
-    parser.add_argument("--directory", type=Path, help="keeps the services' logs here")
+    parser.add_argument("--only", default="", help="only this fault: a service, or two separated by |")
+    parser.add_argument("--directory", type=Path, help="folder in which to keep the services' logs")
     options = parser.parse_args()
     problem = network_problem()
     print(f"seed {options.seed}; network between hosts: {problem or 'yes'}", flush=True)
@@ -232,7 +232,7 @@ def main() -> int:
         outcomes = asyncio.run(
             run(options.engine, options.answers, options.seed, todo, with_network=not problem, directory=directory)
         )
-    print(f"{outcomes.answers} answers, {outcomes.counts['wrong']} wrong, {outcomes.counts['hung']} without an end")
+    print(f"{outcomes.answers} answers, {outcomes.counts['wrong']} wrong, {outcomes.counts['hung']} hung")
     print(dict(outcomes.counts))
     print("\n".join(outcomes.wrong[:20]))
     return 1 if outcomes.counts["wrong"] or outcomes.counts["hung"] else 0

@@ -1,4 +1,4 @@
-"""A mesh of services started one by one, each on the host that the test says, so that each can be stopped by itself."""
+"""A mesh whose services the test starts one by one on chosen hosts, so that it can stop each of them."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ SIMULATED_ARGV = (
     *("--engine", "simulated", "--simulated-kv-transport-delay-s", "0"),
     *("--kv-lease-s", str(LEASE_S), "--kv-pull-timeout-s", str(PULL_TIMEOUT_S)),
 )
-# Few blocks, so that freed ones hold another prompt's KV soon.
+# Few blocks, so that freed blocks soon hold another prompt's KV.
 POOLS = {
     ("vllm", "prefill"): ("--vllm-kv-cache-bytes", str(4 << 20)),
     ("vllm", "decode"): ("--vllm-kv-cache-bytes", str(8 << 20)),
@@ -49,7 +49,7 @@ class Mesh:
     processes: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
 
     async def start_registry(self, host: str) -> None:
-        """Serves discovery outside of the hosts."""
+        """Starts the registry on an address outside the test's hosts."""
         port = self.registry_address.rpartition(":")[2]
         await self.start(
             "registry",
@@ -63,7 +63,7 @@ class Mesh:
         )
 
     async def start_service(self, name: str, service: str, host: Host, *argv: str) -> None:
-        """Starts one service on a host; it registers itself."""
+        """Starts one service on a host. The service registers itself."""
         common = ("--discovery-address", self.registry_address, "--telemetry-log-level", "warning", "--insecure-listen")
         address = ("--rpc-host", host.address, "--telemetry-metrics-host", host.address)
         await self.start(name, host, f"services.{service}", *common, *address, *argv)
@@ -77,7 +77,7 @@ class Mesh:
         await self.start_service(name, role, host, *argv, *engine, *side, *pool)
 
     async def start(self, name: str, host: Host, module: str, *argv: str) -> None:
-        """Starts a module as a process of its own with a log in the directory."""
+        """Starts a module as a separate process with a log in the directory."""
         with (self.directory / f"{name}.log").open("w") as log:
             self.processes[name] = await asyncio.create_subprocess_exec(
                 *(*host.prefix, sys.executable, "-m", module, *argv),
@@ -92,19 +92,19 @@ class Mesh:
         self.processes[name].send_signal(number)
 
     def check_alive(self) -> None:
-        """AssertionError with the end of its log when a service has ended."""
+        """Raises AssertionError with the end of its log if a service has ended."""
         for name, process in self.processes.items():
             assert process.returncode is None, f"{name} ended:\n{(self.directory / f'{name}.log').read_text()[-3000:]}"
 
     async def wait_serving(self, urls: Sequence[str]) -> None:
-        """Until the frontends at these URLs serve the model."""
+        """Waits until the frontends at these URLs serve the model."""
         async with asyncio.timeout(READY_TIMEOUT_S), aiohttp.ClientSession() as session:
             while not all([await _serves(session, url) for url in urls]):
                 self.check_alive()
                 await asyncio.sleep(0.2)
 
     async def instances(self, service: str) -> list[Instance]:
-        """A service's instances in the registry; none while the registry does not answer yet."""
+        """Returns a service's instances in the registry; none while the registry does not answer."""
         registry = ConsulRegistry(DiscoverySettings(address=self.registry_address))
         try:
             return list((await registry.instances(service)).instances)
@@ -114,7 +114,7 @@ class Mesh:
             await registry.aclose()
 
     async def wait_free(self) -> None:
-        """Until no worker holds blocks for a request or a lease."""
+        """Waits until no worker holds blocks for a request or a lease."""
         async with asyncio.timeout(60):
             while await self._blocks_held():
                 self.check_alive()
@@ -127,7 +127,7 @@ class Mesh:
         return sum(worker_metric(text, "kvmesh_worker_kv_blocks_used") for text in texts)
 
     async def aclose(self) -> None:
-        """Ends all services, also stopped ones."""
+        """Ends all services, including stopped ones."""
         for process in self.processes.values():
             if process.returncode is None:
                 process.send_signal(signal.SIGCONT)
@@ -141,7 +141,7 @@ class Mesh:
 
 
 def registry_address(host: str) -> str:
-    """A free port on this machine for the registry."""
+    """Returns an address for the registry with a free port."""
     return f"{host}:{free_ports(1)[0]}"
 
 

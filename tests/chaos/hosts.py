@@ -1,4 +1,4 @@
-"""Hosts of a test mesh: network namespaces with addresses of their own where that is possible, else this machine's loopback."""
+"""Hosts of a test mesh: network namespaces with separate addresses if this machine allows them, otherwise its loopback."""
 
 import os
 import shutil
@@ -13,23 +13,23 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 SUBNET = f"10.{200 + os.getpid() % 50}.{os.getpid() // 50 % 250}"
-"""Addresses for private networks, four to a link. They are reachable on this machine only."""
+"""Addresses for private networks, four per link. They are reachable on this machine only."""
 SUBNET_V6 = f"fd9e:{os.getpid() >> 16:x}:{os.getpid() & 0xFFFF:x}"
-"""The same for IPv6, a /64 to a link."""
+"""Prefix of the IPv6 addresses, a /64 per link."""
 OWN_MACHINE = (
     'mount -t tmpfs -o size=64m tmpfs /dev/shm && mount --bind $0 /proc/sys/kernel/random/boot_id && exec "$@"'
 )
-"""Processes on different hosts share no memory, and UCX takes them for processes of different machines, which it knows by the boot id."""
+"""Gives a host's processes separate shared memory and a separate boot id, by which UCX identifies machines."""
 
 ROUTES = (
     "cd /proc/sys/net && echo 1 | tee ipv4/ip_forward ipv6/conf/all/forwarding && echo 0 | tee ipv4/conf/*/rp_filter"
 )
-"""Forwards packets, also those that come from another device than an answer would go to."""
+"""Forwards packets, including those that arrive on another device than an answer would use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Where a process runs: the words before its command, and its address."""
+    """A place to run processes: its address and the prefix of its commands."""
 
     name: str
     address: str
@@ -38,11 +38,11 @@ class Host:
     """Name of its network namespace. Empty: this machine's own."""
 
     def at(self, port: int) -> str:
-        """`host:port`, with brackets where the address needs them."""
+        """Returns `host:port`, with brackets around an IPv6 address."""
         return f"[{self.address}]:{port}" if ":" in self.address else f"{self.address}:{port}"
 
     def kill_all(self) -> None:
-        """SIGKILL for everything that runs here."""
+        """Sends SIGKILL to all processes of the host."""
         found = subprocess.run(["ip", "netns", "pids", self.space], capture_output=True, text=True, check=False)
         for pid in found.stdout.split():
             with suppress(ProcessLookupError):
@@ -51,20 +51,20 @@ class Host:
 
 @dataclass(slots=True)
 class Hosts:
-    """The hosts by name. `has_network` says whether the path between two of them can be cut."""
+    """The hosts by name. `has_network` is True if paths between them can be cut."""
 
     hosts: dict[str, Host]
     outside: str
-    """Address at which all hosts reach processes of this machine that run on none of them."""
+    """Address at which all hosts reach processes of this machine that run outside them."""
     has_network: bool
     router: Sequence[str] = ()
-    """The words before a command on the router between the hosts."""
+    """Prefix of commands on the router between the hosts."""
     version: int = 4
-    """Of IP."""
+    """IP version."""
     _cuts: set[tuple[str, str]] = field(default_factory=set)
 
     def cut(self, first: str, second: str) -> None:
-        """Packets between two hosts are lost from now on; connections stay open. `all` as the second: between the first and everybody."""
+        """Drops packets between two hosts from now on; connections stay open. With `all` as the second host, drops all packets of the first."""
         self._rules("add", first, second)
         self._cuts.add((first, second))
 
@@ -79,12 +79,12 @@ class Hosts:
             self.join(first, second)
 
     def power_off(self, name: str) -> None:
-        """Nothing that ran on the host sends another packet, and it is gone. `join(name, "all")` connects it again."""
+        """Cuts off the host and kills its processes. `join(name, "all")` connects it again."""
         self.cut(name, "all")
         self.hosts[name].kill_all()
 
     def rule(self, verb: str, *words: str) -> None:
-        """Adds a rule to the router's, or deletes it."""
+        """Adds or deletes a routing rule of the router."""
         run(*self.router, "ip", f"-{self.version}", "rule", verb, *words)
 
     def _rules(self, verb: str, first: str, second: str) -> None:
@@ -94,7 +94,7 @@ class Hosts:
 
 
 def network_problem() -> str:
-    """Why this machine cannot have hosts of its own; empty: it can."""
+    """Returns why this machine cannot have separate hosts; empty if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None:
@@ -108,7 +108,7 @@ def network_problem() -> str:
 
 @contextmanager
 def make_hosts(names: Sequence[str], *, with_network: bool, version: int = 4) -> Iterator[Hosts]:
-    """One host per name, with a network of this IP version between them or all on loopback. At the end nothing is left of them."""
+    """Creates one host per name, either in a network of this IP version or all on loopback. Removes the hosts on exit."""
     if not with_network:
         yield Hosts({name: Host(name, "127.0.0.1") for name in names}, "127.0.0.1", has_network=False)
         return
@@ -134,13 +134,13 @@ def make_hosts(names: Sequence[str], *, with_network: bool, version: int = 4) ->
 
 
 def delete_spaces(spaces: Sequence[str]) -> None:
-    """Their devices go with them, also those in other namespaces that they are connected to."""
+    """Deletes namespaces with their devices, including the peers of these devices in other namespaces."""
     for each in spaces:
         subprocess.run(["ip", "netns", "del", each], capture_output=True, check=False)
 
 
 def add_space(name: str, spaces: list[str]) -> Sequence[str]:
-    """A network namespace; the words before a command in it."""
+    """Creates a network namespace. Returns the prefix of commands in it."""
     space = f"kv{os.getpid()}{name}"
     run("ip", "netns", "add", space)
     spaces.append(space)
@@ -150,7 +150,7 @@ def add_space(name: str, spaces: list[str]) -> Sequence[str]:
 
 
 def _link(router: Sequence[str], host: Sequence[str], number: int, version: int) -> str:
-    """Connects a host to the router; the host's address. No words before its commands: this machine itself."""
+    """Connects a host to the router. Returns the host's address. Without a command prefix, the host is this machine."""
     if version == 4:
         theirs, ours, bits = f"{SUBNET}.{4 * number + 1}", f"{SUBNET}.{4 * number + 2}", ("/30",)
         everyone = f"{SUBNET}.0/24"
@@ -167,7 +167,7 @@ def _link(router: Sequence[str], host: Sequence[str], number: int, version: int)
 
 
 def run(*argv: str) -> None:
-    """Runs a command; RuntimeError with its output when it fails."""
+    """Runs a command. Raises RuntimeError with its error output if it fails."""
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(argv)}: {done.stderr.strip()}")

@@ -1,7 +1,7 @@
-"""Workers of a real mesh are killed and started again while it answers: `python -m tests.chaos.kills --requests 2000`.
+"""Kills and restarts workers of a real mesh under load: `python -m tests.chaos.kills --requests 2000`.
 
-Every second request streams. The requests are of all kinds (`questions.py`), and an answer is right if it is the one that the mesh gave
-before the first kill: each token, text, call, log-probability, end and usage. `--engine vllm` kills each worker once.
+Every second request streams. The requests are of all kinds (`questions.py`). An answer is right if it equals the answer before the first kill:
+each token, text, call, log-probability, finish reason and usage. `--engine vllm` kills each worker once.
 """
 
 import argparse
@@ -27,13 +27,13 @@ from tests.chaos.processes import ProcessMesh, fork_spares, process_mesh
 from tests.chaos.questions import FailedError, Normal, Question, ask, make_questions, reference
 
 REQUEST_TIMEOUT_S = 120.0
-"""Longer than any request takes however often it is placed; one that does not end within it hangs."""
+"""Longer than any request takes with all its placements. A request that does not end within this time counts as hung."""
 RIGHT = "right"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What is run. `questions`: different requests, which are sent again and again."""
+    """Parameters of a run. `questions` is the number of different requests, which are sent repeatedly."""
 
     requests: int
     in_flight: int
@@ -45,21 +45,21 @@ class Shape:
 
 @dataclass(slots=True)
 class Account:
-    """What came of the requests. `problems` is empty when all is as promised."""
+    """Outcomes of the requests. `problems` is empty if all promises were kept."""
 
     whole: Counter[str] = field(default_factory=Counter)
     streams: Counter[str] = field(default_factory=Counter)
     kills: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     continued: int = 0
-    calm_pauses_s: list[float] = field(default_factory=list)
-    """The longest time between two events, of each stream before the first kill."""
+    undisturbed_pauses_s: list[float] = field(default_factory=list)
+    """The longest time between two events of each stream before the first kill."""
     pauses_s: list[float] = field(default_factory=list)
-    """The same while workers are killed."""
+    """The longest time between two events of each stream while workers are killed."""
 
 
 def expected(prompt: Sequence[int], count: int, token_range: TokenRange) -> list[int]:
-    """The simulated engine's greedy answer; `kvmesh.engines.simulated.tokens` says it in words."""
+    """Returns the simulated engine's greedy answer, an independent version of `kvmesh.engines.simulated.tokens`."""
     total = sum((i + 1) * token for i, token in enumerate(prompt))
     answer: list[int] = []
     for position in range(len(prompt), len(prompt) + count):
@@ -69,11 +69,11 @@ def expected(prompt: Sequence[int], count: int, token_range: TokenRange) -> list
 
 
 class Requests:
-    """Sends them, `in_flight` at a time, and judges the answers."""
+    """Sends the requests, `in_flight` at a time, and checks the answers."""
 
     def __init__(self, url: str, shape: Shape, account: Account, *, answers: Sequence[Normal] = ()) -> None:
         self.answers = answers
-        """To each question, in a mesh in which nothing fails."""
+        """The answer to each question without faults."""
         self._url = url
         self._shape = shape
         self._account = account
@@ -81,12 +81,12 @@ class Requests:
         self._numbers = iter(range(10**9))
 
     async def learn(self) -> None:
-        """Gets the answers, before anything fails."""
+        """Records the answers before the first fault."""
         async with _session() as session:
-            self.answers = await reference(session, self._url, self._questions, self._account.calm_pauses_s)
+            self.answers = await reference(session, self._url, self._questions, self._account.undisturbed_pauses_s)
 
     async def run(self, is_enough: Callable[[], bool] = lambda: True) -> None:
-        """Sends `requests` requests, and more until `is_enough`."""
+        """Sends `requests` requests, and further ones until `is_enough`."""
         async with _session() as session, asyncio.TaskGroup() as tasks:
             for _ in range(self._shape.in_flight):
                 tasks.create_task(self._client(session, is_enough))
@@ -96,7 +96,7 @@ class Requests:
             if number >= self._shape.requests and is_enough():
                 return
             i = number % len(self._questions)
-            # Every kind streams and does not, whatever the number of kinds.
+            # Every kind is sent with and without streaming, for any number of kinds.
             is_stream = (number + number // len(self._questions)) % 2 == 0
             outcome = await self._judged(session, self._questions[i], self.answers[i], is_stream=is_stream)
             (self._account.streams if is_stream else self._account.whole)[outcome.partition(":")[0]] += 1
@@ -123,7 +123,7 @@ def _session() -> aiohttp.ClientSession:
 
 
 async def kill_workers(mesh: ProcessMesh, shape: Shape, account: Account) -> None:
-    """One every `pause_s`, never the last of its role that takes requests; it is started again at once."""
+    """Kills a worker every `pause_s` and restarts it at once. Never kills the last worker of a role that takes requests."""
     generator = Random(shape.seed + 1)
     loop = asyncio.get_running_loop()
     next_s = loop.time() + shape.pause_s
@@ -133,7 +133,7 @@ async def kill_workers(mesh: ProcessMesh, shape: Shape, account: Account) -> Non
         try:
             taking = await mesh.taking(Role.PREFILL), await mesh.taking(Role.DECODE)
         except MeshError:
-            continue  # Too busy to say who is there: nobody is killed whose role may have no other worker.
+            continue  # The router is too busy to list the workers, so no kill is safe.
         names = sorted(mesh.name_of(each) for role in taking if len(role) > 1 for each in role)
         if names:
             name = generator.choice(names)
@@ -143,7 +143,7 @@ async def kill_workers(mesh: ProcessMesh, shape: Shape, account: Account) -> Non
 
 
 async def kill_each_once(mesh: ProcessMesh, account: Account, pairs: int) -> None:
-    """A decode and a prefill worker, and the next two when these serve again. The last ones are not waited for."""
+    """Kills and restarts a decode and a prefill worker, then the next pair once these serve again. Does not wait for the last pair."""
     for i in range(pairs):
         for name in (f"decode-{i}", f"prefill-{i}"):
             await asyncio.sleep(2.0)
@@ -155,7 +155,7 @@ async def kill_each_once(mesh: ProcessMesh, account: Account, pairs: int) -> Non
 
 
 async def kill_two(mesh: ProcessMesh, account: Account) -> None:
-    """A busy decode worker and the only prefill worker, which nothing replaces: the decode worker that is left answers alone."""
+    """Kills a busy decode worker and the only prefill worker without restarting them. The remaining decode worker serves alone."""
     for name in ("decode-0", "prefill-0"):
         await asyncio.sleep(1.0)
         if name == "decode-0":
@@ -165,8 +165,8 @@ async def kill_two(mesh: ProcessMesh, account: Account) -> None:
 
 
 @asynccontextmanager
-async def going_on(work: Any) -> AsyncIterator[None]:
-    """Runs something beside the body; its failure is the body's."""
+async def running_task(work: Any) -> AsyncIterator[None]:
+    """Runs a task beside the body. Raises its error if it failed."""
     task = asyncio.create_task(work)
     try:
         yield
@@ -179,25 +179,25 @@ async def going_on(work: Any) -> AsyncIterator[None]:
 
 
 async def run(shape: Shape, directory: Path, spares: Sequence[Forked] = ()) -> Account:
-    """The mesh on simulated engines, the requests and the kills."""
+    """Runs the requests and the kills on a mesh of simulated engines."""
     account = Account()
     argv = ("--simulated-time-factor", "1")
     async with process_mesh(directory, prefill=3, decode=3, routers=2, spares=spares, engine_argv=argv) as mesh:
         requests = Requests(mesh.url, shape, account)
         await requests.learn()
-        async with going_on(kill_workers(mesh, shape, account)):
+        async with running_task(kill_workers(mesh, shape, account)):
             await requests.run()
         await _close(mesh, account)
     return account
 
 
 async def run_vllm(shape: Shape, directory: Path, *, is_short: bool = False) -> Account:
-    """The mesh on vLLM, two workers of each role, each of which is killed once. Short: one prefill worker, and two kills."""
+    """Runs the requests on a mesh of vLLM with two workers of each role, and kills each once. Short: one prefill worker, and two kills."""
     account = Account()
-    # Which tokens are computed at once depends on time, and the order of additions on that. In bfloat16 that decides close calls.
+    # The batch composition depends on timing and determines the order of additions. In bfloat16 this order decides near ties.
     argv = ("--vllm-dtype", "float32")
     prefill, kills = (1, 2) if is_short else (2, 4)
-    # Without regard to caches, which are in one decode worker when requests repeat.
+    # A policy without regard to caches. With repeated requests, a cache-aware policy would use one decode worker only.
     async with process_mesh(
         directory,
         engine="vllm",
@@ -210,7 +210,7 @@ async def run_vllm(shape: Shape, directory: Path, *, is_short: bool = False) -> 
     ) as mesh:
         requests = Requests(mesh.url, shape, account)
         await requests.learn()
-        async with going_on(kill_two(mesh, account) if is_short else kill_each_once(mesh, account, 2)):
+        async with running_task(kill_two(mesh, account) if is_short else kill_each_once(mesh, account, 2)):
             await requests.run(is_enough=lambda: len(account.kills) == kills)
         await _close(mesh, account)
     return account
@@ -223,26 +223,26 @@ async def _close(mesh: ProcessMesh, account: Account) -> None:
 
 
 def _quantiles(values_s: Sequence[float]) -> str:
-    """Of the longest pause of each stream."""
+    """Formats the quantiles of the longest pause of each stream."""
     ordered = sorted(values_s) or [0.0]
     p50, p90, p99 = (ordered[min(len(ordered) - 1, round(share * len(ordered)))] for share in (0.5, 0.9, 0.99))
     return f"p50 {p50:.3f} s, p90 {p90:.3f} s, p99 {p99:.3f} s, longest {ordered[-1]:.3f} s"
 
 
 def main() -> int:
-    """0: every answer was right, and workers were killed."""
+    """Returns 0 if every answer was right and workers were killed."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.kills", description=__doc__)
     parser.add_argument("--engine", choices=("simulated", "vllm"), default="simulated")
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--in-flight", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=200)
-    parser.add_argument("--pause-s", type=float, default=1.0, help="between two kills of simulated workers")
+    parser.add_argument("--pause-s", type=float, default=1.0, help="time between two kills of simulated workers")
     parser.add_argument("--seed", type=int, default=1)
     given = vars(parser.parse_args())
     engine = given.pop("engine")
     logging.disable(logging.ERROR)
     shape = Shape(**given)
-    # 6 workers, 2 routers, a frontend, and as many restarts as ten minutes hold.
+    # 6 workers, 2 routers, a frontend, and enough restarts for ten minutes.
     spares = fork_spares(9 + min(120, int(600 / shape.pause_s))) if engine == "simulated" else ()
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory)
@@ -251,7 +251,7 @@ def main() -> int:
     print(f"streams   {dict(sorted(account.streams.items()))}")
     print(f"kills     {len(account.kills)}: {dict(sorted(Counter(account.kills).items()))}")
     print(f"continued {account.continued} times on another worker")
-    print(f"pauses    {_quantiles(account.pauses_s)}; before the first kill {_quantiles(account.calm_pauses_s)}")
+    print(f"pauses    {_quantiles(account.pauses_s)}; before the first kill {_quantiles(account.undisturbed_pauses_s)}")
     for problem in account.problems:
         print(f"PROBLEM   {problem}")
     return 1 if account.problems or not account.kills else 0

@@ -1,4 +1,4 @@
-"""In which phase a request is, and when nothing of it is left, by the load records of its two workers. Pure."""
+"""Determines a request's phase, and whether its resources are free, from the load records of its two workers. Pure."""
 
 from collections.abc import Mapping
 
@@ -17,9 +17,9 @@ PHASES = (
     ("decode", "running_requests", "decode"),
     ("prefill", "kv_blocks_leased", "handed over"),
 )
-"""Side, field of its load record, and the phase of a request that the field counts. The first that counts more than before holds.
+"""Side, field of its load record, and the phase of a request that the field counts. The first field that has grown determines the phase.
 
-A request of a rendezvous is on both sides at once: it counts by what it waits for.
+A request of a rendezvous is on both sides at once. Its phase is the one that it waits for.
 """
 QUEUES = tuple(dict.fromkeys(name for _, name, _ in PHASES if name.endswith("_requests")))
 NO_QUEUE = LoadRecord()
@@ -27,7 +27,7 @@ NO_QUEUE = LoadRecord()
 
 
 def phase_of(at: Mapping[str, LoadRecord], before: Mapping[str, LoadRecord]) -> str:
-    """The phase of the request that came after `before`."""
+    """Returns the phase of the request that arrived after `before`."""
     for side, name, phase in PHASES:
         if getattr(at[side], name) > getattr(before[side], name):
             return phase
@@ -35,9 +35,9 @@ def phase_of(at: Mapping[str, LoadRecord], before: Mapping[str, LoadRecord]) -> 
 
 
 def is_freed(load: LoadRecord, before: LoadRecord) -> bool:
-    """Whether nothing is left of the request that came after `before`: no place in a queue or batch, and no block.
+    """Returns whether the request that arrived after `before` has no queue or batch entry and no block.
 
-    While others run, their blocks cannot be distinguished; then only its batch place counts.
+    While other requests run, its blocks cannot be distinguished from theirs; then only its entries count.
     """
     if any(getattr(load, name) > getattr(before, name) for name in QUEUES):
         return False

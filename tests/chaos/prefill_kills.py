@@ -1,8 +1,8 @@
-"""Kills the prefill worker of a request while its KV is being transferred: `python -m tests.chaos.prefill_kills --kills 100`.
+"""Kills the prefill worker of a request during its KV transfer: `python -m tests.chaos.prefill_kills --kills 100`.
 
-Simulated engines pull real memory over NIXL and pause in the middle of each transfer. Each kill meets one: the prefill worker's process
-ends, and the decode worker's read has copied half of the blocks. The answer must be the one of an undisturbed mesh, no request may hang,
-and the gauges of all workers must be back where they were. The prefill worker is replaced before the next kill.
+Simulated engines pull real memory over NIXL and pause in the middle of each transfer. Each kill ends a prefill worker's process when the decode
+worker has read half of the blocks. The answer must equal that of an undisturbed mesh, no request may hang, and the gauges of all workers must
+return to zero. The prefill worker is replaced before the next kill.
 """
 
 import argparse
@@ -25,11 +25,11 @@ from tests.chaos.processes import ProcessMesh, fork_spares, process_mesh
 from tests.chaos.samples import metrics_of, total
 
 PAUSE_S = 0.6
-"""In the middle of a transfer. Shorter than what a first transfer may take."""
+"""Pause in the middle of a transfer. Shorter than the time limit of a first transfer."""
 ANSWER_TIMEOUT_S = 30.0
-MOVED_S = 1.0
-"""The decode worker must know of the loss, and go on with the request, within this time."""
-BACK_S = 20.0
+NOTICED_S_MAX = 1.0
+"""The decode worker must notice the loss and continue with the request within this time."""
+RECOVERY_TIMEOUT_S = 20.0
 ENGINE = (
     *("--simulated-time-factor", "1", "--simulated-kv-transfer-pause-s", str(PAUSE_S)),
     *("--kv-lease-s", "10", "--kv-pull-timeout-s", "5", "--no-worker-warm-up"),
@@ -42,19 +42,19 @@ GAUGES = (
     "leases_handles",
     "legs_requests",
 )
-# Every request is handed over, and a worker that returned is used at once.
+# Every request is handed off, and a restarted worker is used at once.
 ROUTER = "round_robin"
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of the kills."""
+    """Results of the kills."""
 
     kills: int = 0
-    given_up_s: list[float] = field(default_factory=list)
-    """From a kill to the end of the transfer on the decode worker."""
+    transfer_end_s: list[float] = field(default_factory=list)
+    """Time from a kill to the end of the transfer on the decode worker."""
     answered_s: list[float] = field(default_factory=list)
-    """From a kill to the whole answer."""
+    """Time from a kill to the complete answer."""
     problems: list[str] = field(default_factory=list)
 
 
@@ -68,7 +68,7 @@ class PrefillKills:
     outcome: Outcome = field(default_factory=Outcome)
 
     async def ask(self, prompt: Sequence[int], salt: str = "") -> list[int]:
-        """The answer's tokens. AssertionError for an error."""
+        """Returns the answer's tokens. Raises AssertionError for an error."""
         body = {
             "model": "demo", "prompt": list(prompt), "max_tokens": 8, "temperature": 0, "ignore_eos": True,
             "return_token_ids": True, "cache_salt": salt,
@@ -81,18 +81,18 @@ class PrefillKills:
                 return tokens
 
     async def kill_one(self) -> None:
-        """One request, and the death of its prefill worker in the middle of its transfer."""
+        """Sends one request and kills its prefill worker in the middle of its transfer."""
         prompt = [self.random.randrange(10, 400) for _ in range(self.random.randrange(200, 600))]
         expected = await self.ask(prompt, salt="undisturbed")
         asking = asyncio.create_task(self.ask(prompt))
         name = await self._prefill_in_transfer(asking)
         if name is None:
             await asyncio.wait([asking])
-            return  # The transfer was over before it was seen.
+            return  # The transfer ended before a metric showed it.
         await self.mesh.kill(name)
         self.outcome.kills += 1
         killed_s = time.perf_counter()
-        given_up = asyncio.create_task(self._transfer_end())
+        transfer_end = asyncio.create_task(self._transfer_end())
         try:
             tokens = await asking
         except (AssertionError, TimeoutError, aiohttp.ClientError) as error:
@@ -101,12 +101,12 @@ class PrefillKills:
             self.outcome.answered_s.append(time.perf_counter() - killed_s)
             if tokens != expected:
                 self.outcome.problems.append(f"kill {self.outcome.kills}: {tokens} instead of {expected}")
-        self.outcome.given_up_s.append(await given_up - killed_s)
+        self.outcome.transfer_end_s.append(await transfer_end - killed_s)
         await self.mesh.start(name)
-        await self._wait_back()
+        await self._wait_recovered()
 
     async def _prefill_in_transfer(self, asking: "asyncio.Task[list[int]]") -> str | None:
-        """The prefill worker whose blocks are leased while the decode worker pulls; None: the request ended."""
+        """Returns the prefill worker whose blocks are leased while the decode worker pulls; None if the request ended first."""
         while not asking.done():
             texts = await metrics_of(self.mesh)
             names = {child.pid: name for name, child in self.mesh.children.items()}
@@ -119,7 +119,7 @@ class PrefillKills:
         return None
 
     async def _transfer_end(self) -> float:
-        """When the decode worker's transfer has ended, or its blocks are free."""
+        """Returns the time at which the decode worker's transfer ended."""
         while True:
             child = self.mesh.children["decode-0"]
             text = (await metrics_of(self.mesh)).get(child.pid)
@@ -127,19 +127,19 @@ class PrefillKills:
                 return time.perf_counter()
             await asyncio.sleep(0.01)
 
-    async def _wait_back(self) -> None:
-        """Until both prefill workers take requests and no gauge shows a rest of the request."""
+    async def _wait_recovered(self) -> None:
+        """Waits until both prefill workers take requests and all gauges are zero."""
         left: list[str] = []
         try:
-            async with asyncio.timeout(BACK_S + 60.0):
+            async with asyncio.timeout(RECOVERY_TIMEOUT_S + 60.0):
                 await self.mesh.wait_ready(2, 1)
-            async with asyncio.timeout(BACK_S):
-                while left := await self._left():
+            async with asyncio.timeout(RECOVERY_TIMEOUT_S):
+                while left := await self._in_use():
                     await asyncio.sleep(0.05)
         except TimeoutError:
             self.outcome.problems.append(f"kill {self.outcome.kills}: {left or 'the worker did not return'}")
 
-    async def _left(self) -> list[str]:
+    async def _in_use(self) -> list[str]:
         names = {child.pid: name for name, child in self.mesh.children.items()}
         return [
             f"{names[pid]}: {gauge} {value:g}"
@@ -153,7 +153,7 @@ class PrefillKills:
 async def run(
     kills: int, directory: Path, *, seconds: float = float("inf"), seed: int = 1, spares: Sequence[Forked] = ()
 ) -> Outcome:
-    """So many kills, each in the middle of a transfer, or as many as `seconds` allow."""
+    """Runs `kills` kills, each in the middle of a transfer, or as many as `seconds` allow."""
     async with (
         process_mesh(
             directory, prefill=2, decode=1, routers=1, policy=ROUTER, engine_argv=ENGINE, spares=spares
@@ -172,10 +172,11 @@ async def run(
 
 
 def main() -> int:
-    """0: every answer was right, none hung, nothing is left. The times are printed: a busy machine makes them longer."""
+    """Returns 0 if every answer was right, none hung, and all resources were freed. Only prints the times, because a busy machine makes them
+    longer."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.prefill_kills", description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--minutes", type=float, default=60.0, help="ends then, with fewer kills")
+    parser.add_argument("--minutes", type=float, default=60.0, help="time limit, with fewer kills")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     logging.disable(logging.ERROR)
@@ -183,9 +184,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         seconds = 60 * options.minutes
         outcome = asyncio.run(run(options.kills, Path(directory), seconds=seconds, seed=options.seed, spares=spares))
-    for name, seconds in (("transfer given up", outcome.given_up_s), ("answered", outcome.answered_s)):
+    for name, seconds in (("transfer ended", outcome.transfer_end_s), ("answered", outcome.answered_s)):
         found = percentiles(seconds)
-        late = sum(each > MOVED_S for each in seconds)
+        late = sum(each > NOTICED_S_MAX for each in seconds)
         print(f"{name:18} p50 {found['p50']:.0f} ms, p99 {found['p99']:.0f} ms, {late} of {len(seconds)} after 1 s")
     print(f"{outcome.kills} kills in transfer, {len(outcome.problems)} problems")
     for problem in outcome.problems:

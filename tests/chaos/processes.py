@@ -1,4 +1,4 @@
-"""A mesh of real processes, each of which can be killed, stopped, continued and started again. Its engines are simulated by default."""
+"""A mesh of real processes, each of which can be killed, stopped, continued and restarted. Its engines are simulated by default."""
 
 import asyncio
 import shlex
@@ -27,11 +27,11 @@ ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / "demo"
 POLL_S = 0.05
 TOKENS_SEEN = 10
-"""Tokens that a worker generates before it is taken to be in the middle of its answers; these have up to 120."""
+"""Tokens that a worker must generate until its answers count as half done. These have up to 120."""
 
 
 class ProcessMesh:
-    """Processes by name: `decode-0`, `router-1`, `frontend-0`. `spares`: forked processes that become one of them at once."""
+    """Processes by name: `decode-0`, `router-1`, `frontend-0`. `spares` are forked processes that can take any of these roles at once."""
 
     def __init__(
         self, directory: Path, specs: Sequence[ChildSpec], registry: ConsulRegistry, spares: list[Forked]
@@ -45,42 +45,42 @@ class ProcessMesh:
         self._channels = ChannelPool(settings=RpcSettings())
 
     async def start(self, name: str) -> None:
-        """Starts a process, also one that died. Not waited for."""
+        """Starts a process, or restarts one that died. Does not wait until it is ready."""
         spec = self.specs[name]
         self.children[name] = self._spares.pop().start(spec) if self._spares else await start_child(spec)
 
     async def kill(self, name: str) -> None:
-        """SIGKILL."""
+        """Sends SIGKILL and waits until the process has ended."""
         child = self.children.pop(name)
         child.signal_nowait(signal.SIGKILL)
         await child.exited.wait()
 
     def stop(self, name: str) -> None:
-        """SIGSTOP."""
+        """Sends SIGSTOP."""
         self.children[name].signal_nowait(signal.SIGSTOP)
 
     def go_on(self, name: str) -> None:
-        """SIGCONT."""
+        """Sends SIGCONT."""
         self.children[name].signal_nowait(signal.SIGCONT)
 
     async def workers(self) -> list[WorkerView]:
-        """What the first router that answers knows of them."""
+        """Returns the workers that the first router that answers lists."""
         for router in (await self.registry.instances(ROUTER)).instances:
             if router.takes_requests:
                 return list(await GrpcRouterClient(self._channels, router.address).list_workers(timeout_s=5))
         return []
 
     async def set_role(self, worker: WorkerView, role: Role) -> None:
-        """Moves a worker to the other pool. Raises MeshError if it refuses."""
+        """Moves a worker to the other pool. Raises MeshError if the worker refuses."""
         await GrpcWorkerClient(self._channels).set_role(worker.worker.address, role, timeout_s=5)
 
     def name_of(self, worker: WorkerView) -> str:
-        """The name of a worker's process, whose id ends the worker's."""
+        """Returns the name of a worker's process, whose process id is the end of the worker id."""
         pid = int(worker.worker.worker_id.rpartition("-")[2])
         return next((name for name, child in self.children.items() if child.pid == pid), "")
 
     async def wait_answers(self, name: str) -> None:
-        """Until a worker is in the middle of two answers: it decodes two requests, and both got tokens since that was seen first."""
+        """Waits until a worker is in the middle of two answers: it decodes two requests and has generated tokens since it has both."""
         tokens: int | None = None
         while True:
             loads = [each.load for each in await self.workers() if self.name_of(each) == name]
@@ -94,12 +94,12 @@ class ProcessMesh:
             await asyncio.sleep(0.01)
 
     async def taking(self, role: Role) -> list[WorkerView]:
-        """Workers of a role that take requests."""
+        """Returns the workers of a role that take requests."""
         workers = [each for each in await self.workers() if each.role is role and not each.excluded_by]
         return [each for each in workers if self.name_of(each)]
 
     async def wait_ready(self, prefill: int, decode: int) -> None:
-        """Until so many workers take requests and the frontend has a model."""
+        """Waits until this many workers take requests and the frontend serves the model."""
         while (len(await self.taking(Role.PREFILL)), len(await self.taking(Role.DECODE))) != (prefill, decode):
             await asyncio.sleep(POLL_S)
         while not self.url:
@@ -115,7 +115,7 @@ class ProcessMesh:
                 await asyncio.sleep(POLL_S)
 
     async def frontend_metric(self, name: str) -> float:
-        """The sum of a counter of the frontend over its labels."""
+        """Returns the sum of a counter of the frontend over its labels."""
         for each in (await self.registry.instances(FRONTEND)).instances:
             url = f"http://{each.host}:{each.meta['metrics_port']}/metrics"
             async with aiohttp.ClientSession() as session, session.get(url) as response:
@@ -124,12 +124,12 @@ class ProcessMesh:
         return 0.0
 
     def logs(self) -> str:
-        """The end of every log, for a failure's message."""
+        """Returns the end of every log, for a failure message."""
         paths = sorted(self.directory.glob("*.log"))
         return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')[-6000:]}" for path in paths)
 
     async def aclose(self) -> None:
-        """Ends all that still run."""
+        """Ends all processes."""
         for child in self.children.values():
             child.signal_nowait(signal.SIGKILL)
         for child in self.children.values():
@@ -139,7 +139,7 @@ class ProcessMesh:
 
 
 def fork_spares(count: int) -> Sequence[Forked]:
-    """Processes that have imported the services. To be called before there is a loop or a thread; else there are none."""
+    """Forks processes that have imported the services. Must be called before there is an event loop or thread; otherwise returns none."""
     modules = ("services.prefill", "services.decode", "services.router", "services.frontend")
     return tuple(
         fork_all([f"spare-{number}" for number in range(count)], [f"{each}.__main__" for each in modules]).values()
@@ -160,7 +160,7 @@ async def process_mesh(
     spares: Sequence[Forked] = (),
     ready_timeout_s: float = 180.0,
 ) -> AsyncIterator[ProcessMesh]:
-    """A mesh that can answer. Nothing of it is left afterwards."""
+    """Starts a mesh and waits until it can answer. Ends all its processes on exit."""
     async with AsyncExitStack() as stack:
         agent = EmbeddedAgent(AgentSettings())
         await agent.start()

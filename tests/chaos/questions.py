@@ -1,4 +1,4 @@
-"""Requests of every kind whose answers are known: what the mesh answered before anything failed."""
+"""Requests of every kind, and their answers before the first fault."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -21,16 +21,16 @@ CITY: Mapping[str, Any] = {
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": CITY}}
 
 Normal = Mapping[str, Any]
-"""An answer without ids, times and what depends on caches; of a stream the same as of a body."""
+"""An answer without ids, times and cache-dependent fields. Equal for a stream and a body."""
 
 
 class FailedError(Exception):
-    """The mesh answered with an error; the text is its code."""
+    """The mesh answered with an error. The message is its code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One request. `body` without `stream`."""
+    """One request. `body` lacks `stream`."""
 
     path: str
     body: Mapping[str, Any]
@@ -108,16 +108,17 @@ KINDS: Sequence[Callable[[Random, int], Question]] = (
 
 
 def make_questions(random: Random, count: int, tokens: int) -> list[Question]:
-    """`count` requests for about `tokens` tokens, of all kinds in turn."""
+    """Returns `count` requests for about `tokens` tokens, alternating between all kinds."""
     return [KINDS[i % len(KINDS)](random, tokens) for i in range(count)]
 
 
 async def ask(
     session: aiohttp.ClientSession, url: str, question: Question, *, is_stream: bool, pauses_s: list[float]
 ) -> Normal:
-    """Sends a request. FailedError for an error, aiohttp's errors for a broken connection, TimeoutError for one that hangs.
+    """Sends a request and returns its answer.
 
-    Adds the longest time between two events of a stream to `pauses_s`.
+    Raises FailedError for an error, aiohttp's errors for a broken connection, and TimeoutError for a request that hangs. Adds the longest time
+    between two events of a stream to `pauses_s`.
     """
     body = {"model": "demo", **question.body, "stream": is_stream}
     if is_stream and question.path not in (MESSAGES, RESPONSES):
@@ -143,7 +144,7 @@ async def ask(
 async def reference(
     session: aiohttp.ClientSession, url: str, questions: Sequence[Question], pauses_s: list[float]
 ) -> list[Normal]:
-    """The answers of a mesh in which nothing fails, two at a time. Streams give the same as bodies."""
+    """Returns the answers without faults, requesting two at a time. Checks that streams and bodies are equal."""
     room = asyncio.Semaphore(2)
 
     async def one(question: Question) -> Normal:
@@ -175,7 +176,7 @@ def _normal(path: str, body: Mapping[str, Any]) -> Normal:
 
 
 def _joined(path: str, events: Sequence[Mapping[str, Any]]) -> Normal:
-    """The events of a stream as one body."""
+    """Joins the events of a stream into one body."""
     if path == MESSAGES:
         deltas = [event["delta"] for event in events if "delta" in event]
         text = "".join(delta.get("text", "") for delta in deltas)
@@ -204,7 +205,7 @@ def _usage(usage: Mapping[str, Any]) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class _Part:
-    """One choice, added up."""
+    """Accumulates one choice."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -226,7 +227,7 @@ class _Part:
         return self
 
     def values(self) -> Normal:
-        # The last digits of a log-probability depend on how many tokens were computed at once.
+        # The last digits of a log-probability depend on the batch composition.
         scores = [round(score, 2) for score in self.scores]
         return {
             "text": self.text, "token_ids": self.token_ids, "scores": scores, "calls": sorted(self.calls.items()), "finish": self.finish,

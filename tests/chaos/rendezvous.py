@@ -1,8 +1,9 @@
 """Kills and stops SGLang's engine processes while requests are in each queue of a handoff, and measures when the requests end.
 
-`python -m tests.chaos.rendezvous` starts two prefill and two decode workers, and prints one line per case. A request ends well with the
-tokens that the mesh gave before, or with a typed error. SGLang's own limits are set far beyond the run, so that only the mesh's count.
-*noticed*: when the last request was placed again, from the fault. *longest*: when the last answer came, after two workers did the work of three.
+`python -m tests.chaos.rendezvous` starts two prefill and two decode workers and prints one line per case. A request must end with the tokens of
+a
+run without faults, or with a typed error. SGLang's own time limits are longer than the run, so that only those of the mesh apply.
+*noticed*: time from the fault until the last request was placed again. *longest*: time until the last answer, with one worker less.
 """
 
 import argparse
@@ -34,19 +35,19 @@ SMALL_DECODE = "--sglang-kv-cache-bytes 9000000"
 FLAGS = (
     *("--engine", "sglang", "--greeting", "", "--no-planner"),
     f"--engine-args={FLOAT32} --sglang-chunk-tokens 128 --kv-pull-timeout-s 250 --kv-lease-s 300"
-    # JSON ends within its tokens.
+    # Makes JSON end within its tokens.
     """ --sglang-engine-arguments '{"constrained_json_disable_any_whitespace": true}'""",
     f"--decode-args={SMALL_DECODE}",
-    # Breakers stay open for a moment only: the same workers fail again and again here.
+    # Breakers stay open only briefly, because the same workers fail repeatedly.
     "--router-args=--breaker-pause-min-s 0.2 --breaker-pause-max-s 0.2",
 )
 VOCABULARY = 2048
 SEED = 5
 ANSWER_TOKENS = 16
 ANSWER_TIMEOUT_S = 60.0
-"""A request without an end by then hangs."""
+"""A request without an end within this time counts as hung."""
 SEEN_TIMEOUT_S = 4.0
-"""How long a case waits for a request in its queue: some queues hold one for milliseconds only."""
+"""How long a case waits for a request in its queue. Some queues hold a request for milliseconds only."""
 STOPPED_S = 8.0
 BURST, BURST_TOKENS = 10, 300
 QUEUES = {
@@ -58,7 +59,7 @@ READY_TIMEOUT_S = 240.0
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What happens to a worker's engine process, when a request is in this queue."""
+    """The signal to a worker's engine process, and the queue that holds a request at that moment."""
 
     service: str
     queue: str
@@ -76,7 +77,7 @@ CASES = [
 
 @dataclass(slots=True)
 class Outcome:
-    """How the requests of a case ended. Times count from the fault; `noticed_s` 0: no request was at the worker."""
+    """How the requests of a case ended. Times count from the fault. `noticed_s` is 0 if no request was at the worker."""
 
     counts: Counter[str] = field(default_factory=Counter)
     noticed_s: float = 0.0
@@ -90,7 +91,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Rendezvous:
-    """A running mesh and the answers that it gives when nothing is wrong."""
+    """A running mesh and its clients."""
 
     mesh: RunningMesh
     session: aiohttp.ClientSession
@@ -102,7 +103,7 @@ class Rendezvous:
         return [[self.rng.randrange(10, VOCABULARY) for _ in range(length)] for length in lengths]
 
     async def ask(self, prompt: Sequence[int], **options: Any) -> list[int]:
-        """The answer's tokens. ConnectionError with the reason of a typed error."""
+        """Returns the answer's tokens. Raises ConnectionError with the reason of a typed error."""
         body = {
             "model": "demo", "prompt": list(prompt), "max_tokens": ANSWER_TOKENS, "temperature": 0,
             "ignore_eos": True, "return_token_ids": True, **options,
@@ -115,7 +116,7 @@ class Rendezvous:
             return tokens
 
     async def run(self, case: Case, *, workers: int | None = None) -> Outcome:
-        """One fault. Returns when all requests have ended, all workers or so many take requests, and all blocks are free."""
+        """Runs one fault. Returns when all requests have ended, all workers (or `workers` of them) take requests, and all blocks are free."""
         prompts = self.prompts([BURST_TOKENS + number for number in range(BURST)])
         expected = [await self.ask(prompt, cache_salt="expected") for prompt in prompts]
         outcome = Outcome()
@@ -137,13 +138,13 @@ class Rendezvous:
         return outcome
 
     def _placed_again_s(self) -> list[float]:
-        """The times at which requests were placed again, from the frontend's log."""
+        """Returns the times at which requests were placed again, from the frontend's log."""
         lines = (self.mesh.directory / "gateway-0.log").read_text().splitlines()
         found = [json.loads(line)["time"] for line in lines if '"event":"request_placed_again"' in line]
         return [datetime.fromisoformat(each).timestamp() for each in found]
 
     async def _worker_with(self, case: Case, tasks: Sequence["asyncio.Task[Any]"]) -> Instance | None:
-        """A worker with a request in the case's queue; None: none was seen."""
+        """Returns a worker with a request in the case's queue; None if none was observed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(SEEN_TIMEOUT_S):
                 while not all(task.done() for task in tasks):
@@ -160,7 +161,7 @@ class Rendezvous:
             await registry.aclose()
 
     async def total(self, instance: Instance, name: str) -> float:
-        """A worker's metric; 0 while it is not there."""
+        """Returns a worker's metric; 0 while the worker does not answer."""
         try:
             text = await metrics_text(instance.host, int(instance.meta["metrics_port"]))
         except aiohttp.ClientError:
@@ -168,7 +169,7 @@ class Rendezvous:
         return worker_metric(text, f"kvmesh_worker_{name}")
 
     def _engine(self, instance: Instance) -> int:
-        """The process of a worker's engine."""
+        """Returns the process id of a worker's engine."""
         service = "prefill" if instance.service == PREFILL else "decode"
         for pid in self.mesh.pids(service):
             if listens(pid, instance.port):
@@ -176,7 +177,7 @@ class Rendezvous:
         raise AssertionError(f"no process listens at {instance.host}:{instance.port}")
 
     async def wait_whole(self, workers: int | None = None) -> None:
-        """Until all workers, or so many, take requests and hold no blocks."""
+        """Waits until all workers, or `workers` of them, take requests and no worker holds blocks."""
         async with asyncio.timeout(READY_TIMEOUT_S):
             while not await self._is_whole(self.workers if workers is None else workers):
                 await asyncio.sleep(0.1)
@@ -190,13 +191,13 @@ class Rendezvous:
 
 
 def engine_send(pid: int, number: signal.Signals) -> None:
-    """Sends a signal to an engine process, which leads a group of its own."""
+    """Sends a signal to an engine process, which leads a process group."""
     with suppress(ProcessLookupError):
         os.killpg(pid, number)
 
 
 def listens(pid: int, port: int) -> bool:
-    """Whether a process listens on this TCP port."""
+    """Returns whether a process listens on this TCP port."""
     rows = [
         line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()
     ]
@@ -223,7 +224,7 @@ async def _judge(task: "asyncio.Task[list[int]]", expected: Sequence[int]) -> st
 async def rendezvous(
     directory: Path, *argv: str, workers: int = 4, env: dict[str, str] | None = None
 ) -> AsyncIterator[Rendezvous]:
-    """A mesh of two prefill and two decode workers, or as `argv` says of so many workers."""
+    """Starts a mesh of two prefill and two decode workers, or of `workers` workers with the flags of `argv`."""
     timeout = aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S + 10)
     argv = ("--prefill", "2", "--decode", "2", *FLAGS, *argv)
     async with (
@@ -256,10 +257,9 @@ async def run(cases: Sequence[Case], directory: Path) -> bool:
 
 
 def main() -> int:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="cases whose name has this text")
-    parser.add_argument("--directory", type=Path, help="keeps the services' logs here")
+    parser.add_argument("--only", default="", help="only cases whose names contain this text")
+    parser.add_argument("--directory", type=Path, help="folder in which to keep the services' logs")
     options = parser.parse_args()
     cases = [case for case in CASES if options.only in case.name]
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Memory, descriptors and tasks of the processes of a mesh over time, and their slopes."""
+"""Samples memory, descriptors and tasks of the processes of a mesh over time, and computes their slopes."""
 
 import os
 import time
@@ -15,11 +15,11 @@ from tests.chaos.processes import ProcessMesh
 SERVICES = (FRONTEND, ROUTER, PREFILL, DECODE)
 TASKS = "event_loop_tasks"
 WARM_UP_SHARE = 0.5
-"""Part of the run that slopes leave out: caches fill, and allocators grow to what the load needs."""
+"""Part of the run that slopes leave out, in which caches fill and allocators grow to the size that the load needs."""
 ERRORS = 3.0
-"""A slope within so many of its standard errors may be chance."""
+"""A slope within this many standard errors may be chance."""
 KINDS = {"memory MiB": 12.0, "descriptors": 6.0, "tasks": 6.0}
-"""What is sampled, and the growth over a whole run that a slope may have: an allocator's step, a connection more or less."""
+"""The sampled values, and the growth over a whole run that is allowed: an allocator's step, or a few connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,18 +31,18 @@ class Slope:
     growth: float
 
     def is_flat(self, allowed: float) -> bool:
-        """Whether the slope may be chance, or the growth is within what is allowed."""
+        """Returns whether the slope may be chance, or the growth is within the allowed amount."""
         return self.per_hour <= ERRORS * self.error or self.growth <= allowed
 
 
 @dataclass(slots=True)
 class Samples:
-    """By process and kind: pairs of seconds and value."""
+    """Pairs of seconds and value, by process and kind."""
 
     series: dict[tuple[str, str], list[tuple[float, float]]] = field(default_factory=dict)
 
     async def take(self, mesh: ProcessMesh, names: Sequence[str]) -> None:
-        """Samples these processes. One that does not answer is left out."""
+        """Samples these processes. Omits a process that does not answer."""
         tasks = await event_loop_tasks(mesh)
         now_s = time.monotonic()
         for name in names:
@@ -59,12 +59,12 @@ class Samples:
         self.series.setdefault((name, kind), []).append((at_s, value))
 
     def slopes(self) -> dict[tuple[str, str], Slope]:
-        """Without the warm-up. A series of fewer than four samples has none."""
+        """Returns the slopes without the warm-up. Omits series of fewer than four samples."""
         return {key: slope for key, points in self.series.items() if (slope := slope_of(points)) is not None}
 
 
 def slope_of(points: Sequence[tuple[float, float]]) -> Slope | None:
-    """The line of least squares through the points after the warm-up."""
+    """Fits a line by least squares to the points after the warm-up."""
     if len(points) < 2:
         return None
     begin_s = points[0][0] + WARM_UP_SHARE * (points[-1][0] - points[0][0])
@@ -81,12 +81,12 @@ def slope_of(points: Sequence[tuple[float, float]]) -> Slope | None:
 
 
 def resident_bytes(pid: int) -> int:
-    """VmRSS."""
+    """Returns the resident memory of a process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 async def metrics_of(mesh: ProcessMesh) -> Mapping[int, str]:
-    """The metrics of each process that answers, by process id."""
+    """Returns the metrics of each process that answers, by process id."""
     found: dict[int, str] = {}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5.0)) as session:
         for service in SERVICES:
@@ -99,12 +99,12 @@ async def metrics_of(mesh: ProcessMesh) -> Mapping[int, str]:
 
 
 async def event_loop_tasks(mesh: ProcessMesh) -> dict[int, float]:
-    """The number of tasks of each process."""
+    """Returns the number of event-loop tasks of each process."""
     return {pid: total(text, TASKS) for pid, text in (await metrics_of(mesh)).items()}
 
 
 def total(text: str, name: str) -> float:
-    """The sum of a metric over its labels, whatever the service's prefix."""
+    """Returns the sum of a metric over its labels, for any service's prefix."""
     lines = (line for line in text.splitlines() if line.startswith("kvmesh_"))
     parts = (line.rpartition(" ") for line in lines)
     return sum(float(value) for key, _, value in parts if key.partition("{")[0].endswith(f"_{name}"))

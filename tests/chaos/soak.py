@@ -1,8 +1,8 @@
-"""Mixed load with churn for a long time: `python -m tests.chaos.soak --minutes 30`.
+"""Runs mixed load with faults for a long time: `python -m tests.chaos.soak --minutes 30`.
 
-Requests of all kinds (`questions.py`) run while workers are killed, drained and restarted, stopped for a second, and moved between the
-pools, and while clients leave and deadlines pass. Each answer is compared with the one before the first fault. Memory, descriptors and
-tasks of the processes that live throughout are sampled; at the end no block, lease, leg or reservation may be left.
+Requests of all kinds (`questions.py`) run while workers are killed, drained and restarted, stopped for a second, and moved between the pools,
+and while clients disconnect and deadlines pass. Each answer is compared with the one before the first fault. Memory, descriptors and tasks of
+the processes that run throughout are sampled. At the end, no block, lease, leg or reservation may be in use.
 """
 
 import argparse
@@ -23,19 +23,19 @@ import aiohttp
 from kvmesh.cli.forked import Forked
 from kvmesh.core import Role
 from kvmesh.errors import MeshError
-from tests.chaos.kills import Account, Requests, Shape, going_on
+from tests.chaos.kills import Account, Requests, Shape, running_task
 from tests.chaos.processes import ProcessMesh, fork_spares, process_mesh
 from tests.chaos.samples import KINDS, Samples, metrics_of, total
 
 PREFILL, DECODE, ROUTERS = 3, 3, 2
 KEPT = ("frontend-0", "router-0", "router-1", "prefill-0", "decode-0")
-"""Processes that live throughout. They are sampled, and workers of both roles stay."""
+"""Processes that run throughout. They are sampled and keep a worker of each role."""
 CHURNED = ("prefill-1", "prefill-2", "decode-1", "decode-2")
 STOPPED_S = 1.0
 DRAIN_S = 40.0
-CALM_S = 60.0
-"""Longest wait for the last blocks, leases and reservations: a lease, and some seconds for the reports."""
-LEFT = (
+IDLE_TIMEOUT_S = 60.0
+"""Timeout for freeing the last blocks, leases and reservations: a lease, and some seconds for the reports."""
+GAUGES = (
     "kv_blocks_used",
     "kv_blocks_held",
     "kv_blocks_unaccounted",
@@ -45,22 +45,22 @@ LEFT = (
 )
 SPARES_MAX = 150
 JUDGED_S = 300.0
-"""Shorter runs say nothing about growth: caches are still filling."""
+"""Growth is not checked in shorter runs, because caches are still filling."""
 
 
 @dataclass(slots=True)
 class Soak:
-    """A running mesh and what happens to it."""
+    """A running mesh, its faults and its samples."""
 
     mesh: ProcessMesh
     account: Account
     random: Random
     samples: Samples = field(default_factory=Samples)
     faults: Counter[str] = field(default_factory=Counter)
-    left_early: Counter[str] = field(default_factory=Counter)
+    cancelled_early: Counter[str] = field(default_factory=Counter)
 
     async def churn(self, pause_s: float) -> None:
-        """One fault after the other, each with a worker that is not kept."""
+        """Applies one fault after the other to workers that are not in KEPT."""
         kinds: Sequence[Callable[[str], Awaitable[None]]] = (self._kill, self._drain, self._stop, self._change_role)
         while True:
             await asyncio.sleep(pause_s * self.random.uniform(0.5, 1.5))
@@ -83,14 +83,14 @@ class Soak:
         self.mesh.go_on(name)
 
     async def _change_role(self, name: str) -> None:
-        with suppress(MeshError):  # It may have just started, or not be registered yet.
+        with suppress(MeshError):  # The worker may not be registered yet.
             for worker in await self.mesh.workers():
                 if self.mesh.name_of(worker) == name:
                     other = Role.DECODE if worker.role is Role.PREFILL else Role.PREFILL
                     await self.mesh.set_role(worker, other)
 
-    async def leave_early(self) -> None:
-        """A client that leaves at a random moment, or whose deadline passes then."""
+    async def cancel_early(self) -> None:
+        """Sends requests whose client disconnects, or whose deadline passes, at a random moment."""
         async with aiohttp.ClientSession() as session:
             while True:
                 prompt = [self.random.randrange(10, 400) for _ in range(self.random.randrange(40, 900))]
@@ -103,33 +103,33 @@ class Soak:
                     url = f"{self.mesh.url}/v1/completions"
                     async with session.post(url, json=body, headers=headers, timeout=timeout) as response:
                         await response.read()
-                self.left_early[kind] += 1
+                self.cancelled_early[kind] += 1
                 await asyncio.sleep(self.random.uniform(0.0, 1.0))
 
     async def sample(self, interval_s: float) -> None:
-        """Until it is cancelled."""
+        """Samples the processes until it is cancelled."""
         while True:
             with suppress(MeshError):
                 await self.samples.take(self.mesh, KEPT)
             await asyncio.sleep(interval_s)
 
-    async def wait_calm(self) -> list[str]:
-        """Waits until nothing is left of any request. Returns what is left after CALM_S."""
+    async def wait_idle(self) -> list[str]:
+        """Waits until all resources of requests are free. Returns those that are still in use after the timeout."""
         left: list[str] = []
         with suppress(TimeoutError):
-            async with asyncio.timeout(CALM_S):
-                while left := await self._left():
+            async with asyncio.timeout(IDLE_TIMEOUT_S):
+                while left := await self._in_use():
                     await asyncio.sleep(0.5)
         return left
 
-    async def _left(self) -> list[str]:
+    async def _in_use(self) -> list[str]:
         names = {child.pid: name for name, child in self.mesh.children.items()}
         texts = {names[pid]: text for pid, text in (await metrics_of(self.mesh)).items() if pid in names}
         missing = [f"{name} does not answer" for name in KEPT if name not in texts]
         found = [
             f"{name}: {metric} {value:g}"
             for name, text in texts.items()
-            for metric in LEFT
+            for metric in GAUGES
             if (value := total(text, metric))
         ]
         with suppress(MeshError):
@@ -150,9 +150,9 @@ class Soak:
 
 
 async def run(shape: Shape, *, seconds: float, directory: Path, spares: Sequence[Forked] = ()) -> Soak:
-    """The mesh, the load and the faults for so long, and the end."""
+    """Runs the mesh with load and faults for `seconds`, then checks that all resources are free."""
     account = Account()
-    # A small pool is full soon: its memory counts as used from the first time that a block is written.
+    # A small pool fills soon. Its memory counts as used once a block is written.
     argv = (
         *("--simulated-time-factor", "1", "--simulated-kv-blocks", "2048"),
         *("--kv-lease-s", "10", "--kv-pull-timeout-s", "5"),
@@ -165,10 +165,10 @@ async def run(shape: Shape, *, seconds: float, directory: Path, spares: Sequence
         await requests.learn()
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + seconds
-        async with going_on(soak.sample(max(1.0, seconds / 240))):
-            async with going_on(soak.churn(shape.pause_s)), going_on(soak.leave_early()):
+        async with running_task(soak.sample(max(1.0, seconds / 240))):
+            async with running_task(soak.churn(shape.pause_s)), running_task(soak.cancel_early()):
                 await requests.run(is_enough=lambda: loop.time() >= ends_s)
-        account.problems += await soak.wait_calm()
+        account.problems += await soak.wait_idle()
         account.continued = int(await mesh.frontend_metric("kvmesh_frontend_continued_requests_total"))
         soak.judge(seconds)
         if account.problems:
@@ -177,10 +177,10 @@ async def run(shape: Shape, *, seconds: float, directory: Path, spares: Sequence
 
 
 def report(soak: Soak, seconds: float) -> None:
-    """Prints what happened."""
+    """Prints the results."""
     account = soak.account
     print(f"{seconds / 60:.0f} min: whole {dict(account.whole)}, streams {dict(account.streams)}")
-    print(f"faults {dict(sorted(soak.faults.items()))}; clients {dict(sorted(soak.left_early.items()))}")
+    print(f"faults {dict(sorted(soak.faults.items()))}; clients {dict(sorted(soak.cancelled_early.items()))}")
     print(f"continued {account.continued} times on another worker")
     print(f"{'process':12} {'what':12} {'first':>8} {'last':>8} {'per hour':>10} {'error':>8}")
     for (name, kind), slope in sorted(soak.samples.slopes().items()):
@@ -192,12 +192,12 @@ def report(soak: Soak, seconds: float) -> None:
 
 
 def main() -> int:
-    """0: every answer was right, nothing is left, and nothing grew."""
+    """Returns 0 if every answer was right, all resources were freed, and no process grew."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--in-flight", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=120)
-    parser.add_argument("--pause-s", type=float, default=4.0, help="between two faults, on average")
+    parser.add_argument("--pause-s", type=float, default=4.0, help="average time between two faults")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     logging.disable(logging.ERROR)

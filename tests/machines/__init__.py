@@ -1,1 +1,1 @@
-"""A mesh on hosts of its own: network namespaces with an address, IPC and shared memory each, and faults between them."""
+"""A mesh on separate hosts, and faults between them. A host is a network namespace with its own address, IPC and shared memory."""

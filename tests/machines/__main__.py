@@ -1,6 +1,6 @@
-"""Breaks one thing after the other in a mesh on eight hosts, and prints what requests noticed: `python -m tests.machines`. Needs root.
+"""Applies one fault after the other to a mesh on eight hosts and prints the effect on requests: `python -m tests.machines`. Needs root.
 
-The status is 1 if the mesh missed a goal, 2 if there can be no hosts here.
+Exits with status 1 if the mesh missed a goal, and 2 if this machine cannot have separate hosts.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from tests.machines.table import head, line, missed_goals, row
 
 
 async def run(engine: str, faults: Sequence[str], logs: Path, *, fault_s: float) -> list[Effect]:
-    """Takes a few seconds longer for each fault than the fault, and longer where a worker has to start again."""
+    """Measures each fault. Each takes a few seconds longer than the fault itself, and more if a worker restarts."""
     effects: list[Effect] = []
     async with MESHES[engine](logs) as (mesh, questions):
         print("\n".join(head()), flush=True)
@@ -31,9 +31,9 @@ async def run(engine: str, faults: Sequence[str], logs: Path, *, fault_s: float)
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.machines", description=__doc__)
     parser.add_argument("--engine", choices=MESHES, default="simulated")
-    parser.add_argument("--fault", action="append", choices=FAULTS, help="only this one; may be repeated")
-    parser.add_argument("--seconds", type=float, default=FAULT_S, help=f"how long each fault lasts ({FAULT_S:g})")
-    parser.add_argument("--logs", type=Path, help="a folder in which the services' logs stay")
+    parser.add_argument("--fault", action="append", choices=FAULTS, help="only this fault; may be repeated")
+    parser.add_argument("--seconds", type=float, default=FAULT_S, help=f"duration of each fault (default: {FAULT_S:g})")
+    parser.add_argument("--logs", type=Path, help="folder in which to keep the services' logs")
     given = parser.parse_args()
     with TemporaryDirectory(prefix="kvmesh-machines-") as directory:
         logs = given.logs or Path(directory)

@@ -1,8 +1,8 @@
-"""Faults of a mesh on hosts of its own, and what requests notice of each.
+"""Faults of a mesh on separate hosts, and their effects on requests.
 
-Each fault touches frontend-1, prefill-1, decode-1, the router's path to one of them, or Consul. Requests of four kinds go on: through
-either frontend with all workers to choose from; through frontend-2 on prefill-2 and decode-2 only, which no fault touches; and through
-frontend-2 on prefill-1 and decode-1 only, which some faults leave no way.
+Each fault affects frontend-1, prefill-1, decode-1, the router's path to one of them, or Consul. Requests of four kinds run meanwhile: through
+either frontend with any workers; through frontend-2 on prefill-2 and decode-2 only, which no fault affects; and through frontend-2 on prefill-1
+and decode-1 only, for which some faults leave no worker.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ from tests.machines.traffic import RIGHT, Client, Questions, Samples, Traffic
 BEFORE_S, FAULT_S, AFTER_S = 1.5, 8.0, 1.0
 NORMAL_S_MAX = 60.0
 EMPTY_S = 6.0
-"""Longer than a pause between two attempts to read Consul's list."""
+"""Longer than the pause between two attempts to read Consul's list."""
 LATE_S = 1.0
-"""A request is late when it takes so much longer than usual."""
+"""A request is late if it takes this much longer than usual."""
 FIRST_S = 2.0
-"""Requests that begin so long after the fault, or that were in flight, are the first that it affects."""
+"""Requests that are in flight at the fault, or begin within this time after it, are the first that it affects."""
 IN_FLIGHT_S = 0.5
 NORMAL_IN_A_ROW = 3
 DELAY_S, LOSS = 0.05, 0.01
@@ -34,7 +34,7 @@ Fault = Callable[[Machines], AbstractAsyncContextManager[None]]
 
 
 def cut(*pairs: tuple[str, str]) -> Fault:
-    """No packet passes between the hosts of each pair."""
+    """Drops all packets between the hosts of each pair."""
 
     @asynccontextmanager
     async def fault(mesh: Machines) -> AsyncIterator[None]:
@@ -51,14 +51,14 @@ def cut(*pairs: tuple[str, str]) -> Fault:
 
 @asynccontextmanager
 async def slow(mesh: Machines) -> AsyncIterator[None]:
-    """Packets to decode-1 take longer, and some are lost."""
+    """Delays packets to decode-1 and drops some."""
     pairs = [("frontend-1", "decode-1"), ("prefill-1", "decode-1"), (ROUTER, "decode-1")]
     with slow_paths(mesh.hosts, pairs, delay_s=DELAY_S, loss=LOSS):
         yield
 
 
 def power_loss(*names: str) -> Fault:
-    """Hosts are off for a while, and start their services again."""
+    """Powers hosts off for the fault's duration, then on again with their services."""
 
     @asynccontextmanager
     async def fault(mesh: Machines) -> AsyncIterator[None]:
@@ -70,14 +70,14 @@ def power_loss(*names: str) -> Fault:
             for name in names:
                 await mesh.power_on(name)
             if set(names) & set(mesh.workers):
-                await mesh.wait_registered()  # It has healed once its service has started.
+                await mesh.wait_registered()  # The fault ends once the worker's service has started.
 
     return fault
 
 
 @asynccontextmanager
 async def consul_empty(mesh: Machines) -> AsyncIterator[None]:
-    """Consul returns without its state, and the workers reach it later than those that look for them."""
+    """Restarts Consul without its state. The workers reach it later than the services that look for them."""
     for name in mesh.workers:
         mesh.hosts.cut(CONSUL, name)
     try:
@@ -90,7 +90,7 @@ async def consul_empty(mesh: Machines) -> AsyncIterator[None]:
 
 
 def both(first: Fault, second: Fault) -> Fault:
-    """Two faults at once."""
+    """Applies two faults at once."""
 
     @asynccontextmanager
     async def fault(mesh: Machines) -> AsyncIterator[None]:
@@ -100,8 +100,8 @@ def both(first: Fault, second: Fault) -> Fault:
     return fault
 
 
-NO_WAY = {("cut frontend-1, decode", FIRST)}
-"""Faults that leave a kind of requests no worker to run on."""
+NO_WORKERS = {("cut frontend-1, decode", FIRST)}
+"""Faults that leave no worker for a kind of requests."""
 FAULTS: dict[str, Fault] = {
     "cut prefill-1, decode-1": cut(("prefill-1", "decode-1")),
     "cut frontend-1, decode-1": cut((FIRST, "decode-1")),
@@ -115,49 +115,49 @@ FAULTS: dict[str, Fault] = {
     "power loss prefill-1": power_loss("prefill-1"),
     "power loss decode-1": power_loss("decode-1"),
 }
-TOGETHER: dict[str, Fault] = {
+COMBINED: dict[str, Fault] = {
     "cut frontend-1, workers-1": cut((FIRST, "prefill-1"), (FIRST, "decode-1")),
     "cut router, workers-1": cut((ROUTER, "prefill-1"), (ROUTER, "decode-1")),
     "cut Consul, slow decode-1": both(cut((CONSUL, "all")), slow),
     "power loss workers-1": power_loss("prefill-1", "decode-1"),
 }
-"""Two faults at once. A request that uses one of the faulty workers and a sound one of the other role meets one fault alone."""
+"""Two faults at once. A request that uses one faulty worker and a healthy one of the other role meets one of the faults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """What requests noticed of a fault."""
+    """The effect of a fault on requests."""
 
     fault: str
     first: Samples
-    """In flight when the fault came, or sent soon after."""
+    """Requests in flight when the fault began, or sent soon after."""
     later: Samples
-    """Sent later, until the fault ended."""
+    """Requests sent later, until the fault ended."""
     all: Samples
     usual_s: float
-    """How long requests took before the fault."""
+    """Duration of requests before the fault."""
     normal_s: float
-    """From the end of the fault until the last late or failed request had ended, and those over the healed paths were as usual."""
+    """Time from the end of the fault until the last late or failed request ended, and requests over the affected paths took the usual time."""
 
     @property
     def errors(self) -> Mapping[str, Mapping[str, int]]:
-        """Of each kind of requests that had any."""
+        """Errors by kind of request, for kinds with errors."""
         kinds = (FIRST, SECOND, UNTOUCHED, TOUCHED)
         return {kind: dict(errors) for kind in kinds if (errors := self.all.of(kind).errors)}
 
     @property
-    def with_a_way(self) -> Sequence[str]:
-        """Kinds of requests that the fault leaves a worker to run on. Pins that a fault breaks leave none."""
-        return [kind for kind in (FIRST, SECOND, UNTOUCHED) if (self.fault, kind) not in NO_WAY]
+    def kinds_with_workers(self) -> Sequence[str]:
+        """Kinds of requests for which the fault leaves a worker. Requests that are pinned to the affected workers are not among them."""
+        return [kind for kind in (FIRST, SECOND, UNTOUCHED) if (self.fault, kind) not in NO_WORKERS]
 
     @property
     def limit_s(self) -> float:
-        """A request that took longer is late."""
+        """A request that takes longer is late."""
         return self.usual_s + LATE_S
 
 
 async def measure(mesh: Machines, name: str, questions: Questions, *, fault_s: float = FAULT_S) -> Effect:
-    """Traffic, then the fault, then its end, until all is as usual."""
+    """Runs traffic before, during and after the fault, until requests take the usual time."""
     traffic = Traffic(clients(mesh), questions)
     loop = asyncio.get_running_loop()
     for client in clients(mesh):
@@ -167,7 +167,7 @@ async def measure(mesh: Machines, name: str, questions: Questions, *, fault_s: f
         await asyncio.sleep(BEFORE_S)
         usual_s = traffic.samples.between(started_s, loop.time()).usual_s
         limit_s = usual_s + LATE_S
-        async with {**FAULTS, **TOGETHER}[name](mesh):
+        async with {**FAULTS, **COMBINED}[name](mesh):
             began_s = loop.time()
             await asyncio.sleep(fault_s)
         ended_s = loop.time()
@@ -193,7 +193,7 @@ async def measure(mesh: Machines, name: str, questions: Questions, *, fault_s: f
 
 
 def clients(mesh: Machines) -> list[Client]:
-    """The four kinds."""
+    """Returns the four kinds of clients."""
     return [
         Client(name=FIRST, url=mesh.url(FIRST)),
         Client(name=SECOND, url=mesh.url(SECOND)),
@@ -203,7 +203,7 @@ def clients(mesh: Machines) -> list[Client]:
 
 
 async def _wait_normal(traffic: Traffic, client: Client, limit_s: float) -> None:
-    """Until some requests in a row are right and take no longer than this."""
+    """Waits until NORMAL_IN_A_ROW consecutive requests are right and take at most `limit_s`."""
     in_a_row = 0
     async with asyncio.timeout(NORMAL_S_MAX), aiohttp.ClientSession() as session:
         while in_a_row < NORMAL_IN_A_ROW:

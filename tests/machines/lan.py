@@ -1,4 +1,4 @@
-"""Hosts on one Ethernet, 10.0.0.1 and up, as the page on several machines has them: namespaces with a bridge between them."""
+"""Hosts on one Ethernet, 10.0.0.1 and up, as in docs/operate/several-machines.md: namespaces with a bridge between them."""
 
 import os
 import uuid
@@ -13,7 +13,7 @@ NAMED = 'hostname "$0" && exec "$@"'
 
 @contextmanager
 def make_lan(count: int, directory: Path) -> Iterator[dict[int, Host]]:
-    """The hosts by the last number of their address. At the end nothing is left of them."""
+    """Creates the hosts. Yields them by the last number of their address. Removes them on exit."""
     spaces: list[str] = []
     hosts: dict[int, Host] = {}
     try:
@@ -26,7 +26,7 @@ def make_lan(count: int, directory: Path) -> Iterator[dict[int, Host]]:
             run(*switch, "ip", "link", "add", port, "type", "veth", "peer", "name", card, "netns", space[-1])
             run(*switch, "ip", "link", "set", port, "master", "lan", "up")
             address = f"10.0.0.{number}"
-            # Docker's bridge has the same address on every machine. UCX must not take it for a way to the others.
+            # Docker's bridge has the same address on every machine, so UCX must not use it to reach other hosts.
             run(*space, "ip", "link", "add", "docker0", "type", "bridge")
             run(*space, "ip", "addr", "add", "172.17.0.1/16", "dev", "docker0")
             run(*space, "ip", "link", "set", "docker0", "up")

@@ -1,4 +1,4 @@
-"""The mesh on eight hosts that faults are tried on, with either engine."""
+"""The mesh on eight hosts for the tests of faults, with either engine."""
 
 import asyncio
 import random
@@ -18,7 +18,7 @@ VLLM = ("--engine", "vllm", "--vllm-dtype", "float32", "--vllm-kv-cache-bytes", 
 VLLM_PROMPTS = 100
 VLLM_READY_S = 400.0
 VLLM_PACE_S = 1.0
-"""Four engines share the machine's cores with everything else."""
+"""Four engines share the machine's cores with all other processes."""
 
 
 @asynccontextmanager
@@ -29,7 +29,7 @@ async def simulated_mesh(directory: Path) -> AsyncIterator[tuple[Machines, Quest
 
 @asynccontextmanager
 async def vllm_mesh(directory: Path) -> AsyncIterator[tuple[Machines, Questions]]:
-    """A policy that looks at no costs hands every prompt over."""
+    """The policy ignores costs, so that every prompt is handed off."""
     require_part("vllm")
     model = vllm_model.add_tokenizer(vllm_model.make_model(directory / "models" / "tiny"))
     rng = random.Random(1)

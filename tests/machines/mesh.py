@@ -1,4 +1,4 @@
-"""A mesh whose services run on a host each, at a real Consul on a host of its own. The tests are clients outside of the hosts."""
+"""A mesh with one service per host, including a real Consul. The tests are clients outside the hosts."""
 
 import asyncio
 import os
@@ -59,15 +59,15 @@ class Machines:
         return self.hosts.hosts[CONSUL].at(CONSUL_PORT)
 
     def url(self, frontend: str) -> str:
-        """Of its HTTP API."""
+        """Returns the URL of a frontend's HTTP API."""
         return f"http://{self.hosts.hosts[frontend].at(HTTP_PORT)}"
 
     def home(self, name: str) -> Path:
-        """Where a service keeps files: a host's disk outlives its power."""
+        """Returns the folder of a service's files. A host's disk survives a power loss."""
         return self.directory / f"{name}-home"
 
     async def start(self, name: str) -> None:
-        """Starts the host's service, also one that died."""
+        """Starts the host's service, or restarts it if it died."""
         host = self.hosts.hosts[name]
         if name == CONSUL:
             binary = str(require_part("consul"))
@@ -79,7 +79,7 @@ class Machines:
         argv += self.credentials.argv
         if service == "frontend":
             argv += ["--http-port", str(HTTP_PORT), "--http-allows-pins"]
-            # The model is on the workers' hosts only.
+            # The model exists on the workers' hosts only.
             before = ("sh", "-c", HIDE, str(self.model.parent))
         elif name == ROUTER:
             argv += self.router_argv
@@ -89,7 +89,7 @@ class Machines:
 
     async def _run(self, name: str, command: Sequence[str]) -> None:
         guard = ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
-        # Workers use this machine's cache: vLLM takes a minute to fill it.
+        # Workers use this machine's cache, because vLLM takes a minute to fill it.
         own = () if name in self.workers else ("cache", "state")
         places = {f"XDG_{each.upper()}_HOME": str(self.home(name) / each) for each in own}
         with (self.directory / f"{name}.log").open("ab") as log:
@@ -103,17 +103,17 @@ class Machines:
             )
 
     async def power_off(self, name: str) -> None:
-        """The host loses its power."""
+        """Powers the host off."""
         self.hosts.power_off(name)
         await self.processes[name].wait()
 
     async def power_on(self, name: str) -> None:
-        """The host is back, and starts its service."""
+        """Powers the host on and starts its service."""
         self.hosts.join(name, "all")
         await self.start(name)
 
     async def wait_serving(self) -> None:
-        """Until every frontend serves the model."""
+        """Waits until every frontend serves the model."""
         async with asyncio.timeout(self.ready_s), aiohttp.ClientSession() as session:
             for name in self.frontends:
                 while not await _serves(session, self.url(name)):
@@ -121,12 +121,12 @@ class Machines:
                     await asyncio.sleep(POLL_S)
 
     def check_alive(self) -> None:
-        """AssertionError with the end of its log when a service has ended."""
+        """Raises AssertionError with the ends of the logs if a service has ended."""
         for name, process in self.processes.items():
             assert process.returncode is None, f"{name} ended\n{self.logs()}"
 
     async def wait_registered(self) -> None:
-        """Until Consul lists every service as passing, also one that has just returned without its state."""
+        """Waits until Consul, which may have restarted without its state, lists every service as passing."""
         wanted = [name for name in self.hosts.hosts if name != CONSUL]
         async with asyncio.timeout(READY_S):
             while sum(each.takes_requests for each in await self.instances()) < len(wanted):
@@ -134,7 +134,7 @@ class Machines:
                 await asyncio.sleep(POLL_S)
 
     async def instances(self) -> list[Instance]:
-        """Of all services; none while Consul does not answer."""
+        """Returns the instances of all services; none while Consul does not answer."""
         registry = ConsulRegistry(DiscoverySettings(address=self.registry))
         try:
             return [each for service in SERVICES for each in (await registry.instances(service)).instances]
@@ -144,19 +144,19 @@ class Machines:
             await registry.aclose()
 
     async def metric(self, name: str, metric: str) -> float:
-        """Of a worker, as it answers now."""
+        """Returns the present value of a worker's metric."""
         (worker,) = (each for each in await self.instances() if each.instance_id == name)
         host = self.hosts.hosts[name]
         port = int(worker.meta["metrics_port"])
         return worker_metric(await metrics_text(host.at(0).rpartition(":")[0], port), metric)
 
     def logs(self) -> str:
-        """The end of every log, for a failure's message."""
+        """Returns the end of every log, for a failure message."""
         paths = sorted(self.directory.glob("*.log"))
         return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')[-1500:]}" for path in paths)
 
     async def aclose(self) -> None:
-        """Ends all that still runs."""
+        """Ends all services."""
         for host in self.hosts.hosts.values():
             host.kill_all()
         for process in self.processes.values():
@@ -165,7 +165,7 @@ class Machines:
 
 
 def require_hosts() -> None:
-    """Skips the test where hosts cannot be made. Where parts are required, it fails if they could be made."""
+    """Skips the test if this machine cannot have separate hosts. If parts are required, fails if only a part is missing."""
     if problem := network_problem():
         can_be_had = is_required() and os.geteuid() == 0 and "does not allow" not in problem
         (pytest.fail if can_be_had else pytest.skip)(f"no hosts: {problem}")
@@ -182,7 +182,7 @@ async def machines(
     version: int = 4,
     ready_s: float = READY_S,
 ) -> AsyncIterator[Machines]:
-    """Hosts with these names and Consul's, with their services, once all frontends serve. Skips the test where hosts cannot be made."""
+    """Starts a service on a host for each name, and Consul. Waits until all frontends serve. Skips the test if hosts cannot be created."""
     require_part("consul")
     require_part("nixl")
     require_hosts()

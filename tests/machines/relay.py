@@ -1,6 +1,6 @@
 """A slow path between two hosts, for kernels without netem: `python -m tests.machines.relay --device NAME --delay-s 0.05 --loss 0.01`.
 
-Serves a TUN device: each packet that is routed to the device comes out of it again after the delay, in order, or is lost.
+Serves a TUN device: each packet that is routed to the device leaves it after the delay, in order, or is dropped.
 """
 
 import argparse
@@ -28,7 +28,7 @@ START_S_MAX = 10.0
 
 
 def serve(device: str, *, delay_s: float, loss: float, seed: int) -> None:
-    """Until the process is killed."""
+    """Serves the device until the process is killed."""
     rng = random.Random(seed)
     tun = os.open("/dev/net/tun", os.O_RDWR)
     fcntl.ioctl(tun, TUN_SET_INTERFACE, struct.pack("16sH22x", device.encode(), TUN | NO_PACKET_INFORMATION))
@@ -46,7 +46,7 @@ def serve(device: str, *, delay_s: float, loss: float, seed: int) -> None:
 
 @contextmanager
 def slow_paths(hosts: Hosts, pairs: Sequence[tuple[str, str]], *, delay_s: float, loss: float) -> Iterator[None]:
-    """Each packet between two hosts of a pair takes so much longer, in both directions, or is lost."""
+    """Delays each packet between the two hosts of a pair, in both directions, or drops it."""
     words = ("-m", "tests.machines.relay", "--device", DEVICE, "--delay-s", str(delay_s), "--loss", str(loss))
     relay = subprocess.Popen([*hosts.router, sys.executable, *words])
     added: list[tuple[str, ...]] = []
@@ -56,7 +56,7 @@ def slow_paths(hosts: Hosts, pairs: Sequence[tuple[str, str]], *, delay_s: float
         both = [pair for first, second in pairs for pair in ((first, second), (second, first))]
         for here, there in both:
             way = ("from", hosts.hosts[here].address, "to", hosts.hosts[there].address)
-            # What comes out of the device has been delayed.
+            # Packets from the device have been delayed already.
             for rule in (
                 (*way, "iif", DEVICE, "lookup", "main", "pref", "100"),
                 (*way, "lookup", TABLE, "pref", "101"),
@@ -76,7 +76,7 @@ def _wait_for_device(hosts: Hosts) -> None:
     show = [*hosts.router, "ip", "link", "show", "up", "dev", DEVICE]
     while not subprocess.run(show, capture_output=True, check=False).stdout:
         if time.monotonic() > end:
-            raise RuntimeError(f"{DEVICE} is not there after {START_S_MAX:g} s")
+            raise RuntimeError(f"{DEVICE} does not exist after {START_S_MAX:g} s")
         time.sleep(0.05)
 
 

@@ -1,4 +1,4 @@
-"""The table of what requests noticed of faults, in Markdown, and the goals for each of its rows."""
+"""The table of the effects of faults on requests, in Markdown, and the goals of each row."""
 
 from collections.abc import Sequence
 
@@ -14,12 +14,12 @@ COLUMNS = (
 
 
 def missed_goals(effect: Effect) -> Sequence[str]:
-    """What the mesh promises and did not keep, of requests that had a worker to run on.
+    """Returns the goals that the mesh missed for requests that had a worker to run on.
 
-    No errors, no wrong tokens, none that hangs; the first ones are at most 2 s late, later ones and those on other paths not at all; all is
-    as usual 5 s after the end of the fault.
+    The goals are: no errors, no wrong tokens, no request that hangs. The first affected requests are at most 2 s late; later ones, and those on
+    other paths, are not late. Requests take the usual time 5 s after the end of the fault.
     """
-    ways = effect.with_a_way
+    ways = effect.kinds_with_workers
     first_late_s = effect.first.of(*ways).longest_s - effect.usual_s
     late = effect.later.of(*ways).late(effect.limit_s)
     untouched_late = effect.all.of(UNTOUCHED).late(effect.limit_s)
@@ -36,12 +36,12 @@ def missed_goals(effect: Effect) -> Sequence[str]:
 
 
 def table(effects: Sequence[Effect]) -> str:
-    """A row for each fault. Times in seconds. Late: a second longer than usual."""
+    """Returns a row for each fault. Times are in seconds. A request is late if it takes a second longer than usual."""
     return "\n".join([*head(), *(line(row(effect)) for effect in effects)])
 
 
 def head() -> Sequence[str]:
-    """The lines above the first row."""
+    """Returns the lines above the first row."""
     return [line(COLUMNS), line(["---"] * len(COLUMNS))]
 
 
@@ -50,7 +50,7 @@ def line(cells: Sequence[str]) -> str:
 
 
 def row(effect: Effect) -> Sequence[str]:
-    ways = effect.with_a_way
+    ways = effect.kinds_with_workers
     return (
         effect.fault,
         str(len(effect.all.samples)),
@@ -67,7 +67,7 @@ def row(effect: Effect) -> Sequence[str]:
 
 
 def _without_another_way(effect: Effect, ways: Sequence[str]) -> str:
-    """The errors of requests that the fault leaves no worker, and how long the longest took."""
+    """Returns the errors of requests for which the fault leaves no worker, and the duration of the longest request."""
     return "; ".join(
         f"{kind} {', '.join(f'{count} x {code}' for code, count in errors.items())} ({effect.all.of(kind).longest_s:.1f} s)"
         for kind, errors in effect.errors.items()

@@ -1,4 +1,4 @@
-"""Prefill and decode workers on hosts of their own give the tokens of one engine. KV takes the network: hosts share no memory."""
+"""Prefill and decode workers on separate hosts generate the tokens of a single engine. KV uses the network, because hosts share no memory."""
 
 import asyncio
 import json
@@ -32,18 +32,18 @@ VLLM = ("--engine", "vllm", "--vllm-dtype", "float32", "--vllm-kv-cache-bytes", 
 VLLM_TOKEN_BYTES = 2 * vllm_model.LAYERS * vllm_model.KV_HEADS * vllm_model.HEAD_SIZE * 4
 CUT_S_MAX = 60.0
 PROBES_MAX, PROBE_S = 60, 0.5
-"""Requests after a cut until one has its KV transferred, and the pause between them."""
+"""Maximum requests after a cut until one has its KV transferred, and the pause between them."""
 
 
 def prompts(seed: int, count: int = PROMPTS) -> list[list[int]]:
-    """Of 40 to 400 tokens, no two with a common beginning."""
+    """Returns prompts of 40 to 400 tokens, no two with a common prefix."""
     rng = random.Random(seed)
     lengths = [40 + round(360 * i / (count - 1)) for i in range(count)]
     return [[rng.randrange(10, 500) for _ in range(length)] for length in lengths]
 
 
 async def answers(mesh: Machines, asked: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The mesh's, one after the other."""
+    """Returns the mesh's answers to prompts that are sent one after the other."""
     timeout = aiohttp.ClientTimeout(total=CUT_S_MAX)
     found = []
     async with aiohttp.ClientSession(timeout=timeout) as session:
@@ -60,22 +60,24 @@ async def answers(mesh: Machines, asked: Sequence[Sequence[int]]) -> list[list[i
 
 
 def received_bytes(mesh: Machines, name: str) -> int:
-    """By the host's network interface."""
+    """Returns the bytes that a host's network interfaces received."""
     words = ("ip", "-n", mesh.hosts.hosts[name].space, "-j", "-s", "link")
     links = json.loads(subprocess.run(words, capture_output=True, check=True).stdout)
     return sum(link["stats64"]["rx"]["bytes"] for link in links if link["ifname"] != "lo")
 
 
 async def transferred(mesh: Machines) -> float:
-    """Prompt tokens whose KV the decode worker has pulled."""
+    """Returns the number of prompt tokens whose KV the decode worker has pulled."""
     return await mesh.metric("decode-1", "kvmesh_worker_transferred_tokens_total")
 
 
 async def check_handoffs(
     mesh: Machines, asked: Sequence[Sequence[int]], right: list[list[int]], *, token_bytes: float, rest_tokens: int
 ) -> None:
-    """The answers are right, and KV came by the network: that of most prompts, since on a busy machine a pull may take too long and the
-    prompt is computed again. `rest_tokens` of each prompt are computed in any case."""
+    """Checks that the answers are right and that KV arrived over the network for at least half of the prompt tokens.
+
+    On a busy machine a pull may time out, and the prompt is computed again. `rest_tokens` of each prompt are computed in any case.
+    """
     bytes_before, tokens_before = received_bytes(mesh, "decode-1"), await transferred(mesh)
     assert await answers(mesh, asked) == right
     moved = await transferred(mesh) - tokens_before
@@ -84,7 +86,7 @@ async def check_handoffs(
 
 
 def check_fetched_model(mesh: Machines) -> None:
-    """The frontend's host has no copy of the model, and got the files that it needs from a worker."""
+    """Checks that the frontend, whose host has no copy of the model, fetched the files that it needs from a worker."""
     copies = mesh.home("frontend-1") / "cache" / "kvmesh" / "model-files"
     assert any(path.name == "config.json" for path in copies.rglob("*"))
 
@@ -103,7 +105,7 @@ async def test_simulated_pair(tmp_path: Path, version: int) -> None:
 
 @pytest.mark.vllm
 async def test_vllm_pair(tmp_path: Path) -> None:
-    """Also while the path between the two is cut, and KV is transferred again after that."""
+    """Answers are also right while the path between the workers is cut. Afterwards KV is transferred again."""
     require_part("vllm")
     model = vllm_model.add_tokenizer(vllm_model.make_model(tmp_path / "models" / "tiny"))
     asked, during, after = prompts(1), prompts(2), prompts(3, PROBES_MAX)

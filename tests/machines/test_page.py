@@ -1,6 +1,6 @@
-"""The commands of docs/operate/several-machines.md, line by line, on hosts with the addresses that they name.
+"""Runs the commands of docs/operate/several-machines.md, line by line, on hosts with the addresses in the page.
 
-Only paths are changed: of the model, of Consul's and of the keys' files, and of the virtual environment.
+The tests only replace paths: of the model, of Consul's files, of the keys' files, and of the virtual environment.
 """
 
 import asyncio
@@ -38,36 +38,36 @@ print(urllib.request.urlopen(urllib.request.Request(url + "/v1/completions", bod
 
 
 def block(section: str, page: Path = PAGE) -> str:
-    """The commands of a section."""
+    """Returns the commands of a section."""
     found = re.search(rf"^##+ {section}$.*?^```bash\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
     assert found is not None, section
     return found[1]
 
 
 def parts(commands: str) -> dict[str, str]:
-    """The commands under each comment, up to the next one."""
+    """Returns the commands under each comment."""
     found = re.split(r"^# (.*)\n", commands, flags=re.MULTILINE)
     return dict(zip(found[1::2], found[2::2], strict=True))
 
 
 def numbers(comment: str) -> list[int]:
-    """The hosts of a comment: `10.0.0.1 to 10.0.0.3`, `10.0.0.1 and 10.0.0.2`, `10.0.0.3`."""
+    """Returns the hosts in a comment: `10.0.0.1 to 10.0.0.3`, `10.0.0.1 and 10.0.0.2`, `10.0.0.3`."""
     found = [int(each) for each in re.findall(r"10\.0\.0\.(\d+)", comment)]
     return list(range(found[0], found[1] + 1)) if " to " in comment else found
 
 
 @dataclass(slots=True, kw_only=True)
 class Operator:
-    """Types commands on hosts."""
+    """Runs commands on hosts, as an operator types them."""
 
     hosts: Mapping[int, Host]
     directory: Path
     exports: str = ""
-    """What has been typed on each host before; {number} is the host's."""
+    """Commands that precede all others on each host. {number} is the host's number."""
     processes: list[asyncio.subprocess.Process] = field(default_factory=list)
 
     def _text(self, number: int, commands: str) -> str:
-        """With the paths that there are here."""
+        """Replaces the page's paths by those of this test."""
         own = self.directory / f"host-{number}"
         commands = self.exports.replace("{number}", str(number)) + commands
         for name, path in {
@@ -83,20 +83,20 @@ class Operator:
         return commands
 
     async def start(self, number: int, commands: str) -> None:
-        """Types commands that go on in the background. The page's model runs on vLLM, the default engine."""
+        """Runs commands in the background, with simulated engines instead of vLLM, the default engine."""
         commands = f"export KVMESH_ENGINE=simulated\n{commands}"
         with (self.directory / f"host-{number}.log").open("ab") as log:
             self.processes.append(await self._run(number, f"{commands}\nwait", log.fileno()))
 
     async def type(self, number: int, commands: str) -> str:
-        """Types a command and reads what it prints. AssertionError when it fails."""
+        """Runs a command and returns its output. Raises AssertionError if it fails."""
         process = await self._run(number, commands, asyncio.subprocess.PIPE)
         output, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
         assert process.returncode == 0, output.decode()
         return output.decode()
 
     async def until(self, number: int, commands: str, is_good: Callable[[str], bool] = bool) -> str:
-        """Types a command again until it succeeds. AssertionError with what it printed last, and the ends of the logs."""
+        """Repeats a command until it succeeds. Raises AssertionError with its last output and the ends of the logs."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + READY_S
         while True:
@@ -145,7 +145,7 @@ async def operator(count: int, directory: Path) -> AsyncIterator[Operator]:
 
 
 async def check_answers(typist: Operator, number: int, url: str, *, times: int = 4) -> None:
-    """Right answers to a client on one of the hosts."""
+    """Checks that a client on one of the hosts gets right answers."""
     questions = SimulatedQuestions()
     for _ in range(times):
         question = questions.next()
@@ -162,23 +162,23 @@ async def check_answers(typist: Operator, number: int, url: str, *, times: int =
 
 
 async def test_two_hosts(tmp_path: Path) -> None:
-    """The commands suffice: the doctor finds nothing to say, and answers are right."""
+    """With only the commands of the page, the doctor reports no problem, and answers are right."""
     typed = parts(block("Two hosts"))
     async with operator(2, tmp_path) as typist:
         await share_credentials(typist)
         await typist.start(1, typed["Host A"])
         await typist.start(2, typed["Host B"])
         *inspect, curl = typed["Anywhere in the network"].strip().splitlines()
-        # The shell of host B, in which the variables were exported.
+        # The shell of host B, which has the exported variables.
         typist.exports = "\n".join(line for line in typed["Host B"].splitlines() if line.startswith("export")) + "\n"
         await typist.until(2, curl + " --fail | grep my-llama")
-        await typist.until(2, inspect[0], is_well(pairs=1))
+        await typist.until(2, inspect[0], is_healthy(pairs=1))
         assert "warning" not in await typist.type(2, inspect[1])
         await check_answers(typist, 2, "http://10.0.0.1:8000")
 
 
 async def test_one_command_and_a_worker_that_joins(tmp_path: Path) -> None:
-    """The mesh is closed by certificates, and the worker of the other host has some."""
+    """With certificates on all services, a worker on another host joins a mesh of `kvmesh up`."""
     consul = parts(block("Two hosts"))["Host A"].splitlines()[0]
     typed = list(parts(block("With one command and certificates")).values())
     async with operator(2, tmp_path) as typist:
@@ -192,15 +192,15 @@ async def test_one_command_and_a_worker_that_joins(tmp_path: Path) -> None:
         await typist.start(1, up)
         await typist.start(2, typed[1])
         inspect, status = typed[2].strip().splitlines()
-        # `kvmesh up` starts a prefill and a decode worker of its own.
+        # `kvmesh up` also starts a prefill and a decode worker.
         await typist.until(1, "curl --fail http://10.0.0.1:8000/health")
-        await typist.until(1, inspect, is_well(pairs=2))
+        await typist.until(1, inspect, is_healthy(pairs=2))
         assert "warning" not in await typist.type(1, status)
         await check_answers(typist, 2, "http://10.0.0.1:8000")
 
 
 async def share_credentials(typist: Operator) -> None:
-    """Makes them on host 1, and copies them to the others without the authority's key."""
+    """Creates credentials on host 1 and copies them to the other hosts without the authority's key."""
     await typist.type(1, ".venv/bin/kvmesh credentials /etc/kvmesh/credentials")
     made = typist.directory / "host-1" / "credentials"
     for number in typist.hosts:
@@ -209,8 +209,8 @@ async def share_credentials(typist: Operator) -> None:
             await typist.type(number, f"cp -r {made} {copy} && rm {copy}/credentials/ca.key")
 
 
-def is_well(*, pairs: int) -> Callable[[str], bool]:
-    """True for a doctor's report of so many pairs that transfer, with nothing to mend and no word about settings."""
+def is_healthy(*, pairs: int) -> Callable[[str], bool]:
+    """Returns a check of a doctor's report: this many pairs transfer KV, and the report has no warning and no failure."""
     return lambda report: (
         len(re.findall(r"KV transfer +ok", report)) == pairs
         and re.search(r"warning|failed|skipped|unknown", report) is None
@@ -218,13 +218,13 @@ def is_well(*, pairs: int) -> Callable[[str], bool]:
 
 
 def acl_file() -> str:
-    """The command that writes Consul's configuration on each host."""
+    """Returns the command that writes Consul's configuration on each host."""
     commands = block("Consul in production")
     return commands[: commands.index("END\n", commands.index("END") + 5)] + "END\n"
 
 
 async def make_tokens(typist: Operator) -> tuple[str, str]:
-    """Gives each agent its token. Returns those of the services and of Prometheus."""
+    """Creates a token for each agent. Returns the tokens of the services and of Prometheus."""
     commands = block("Consul in production").removeprefix(acl_file()).splitlines()
     lines = [line.partition("  #")[0].strip() for line in commands]
     bootstrap, agent_token, set_agent_token, policy, token, prometheus_policy, prometheus_token = lines
@@ -247,7 +247,7 @@ def secret(printed: str) -> str:
 
 
 def add_files(directory: Path, prometheus_token: str) -> None:
-    """The keys of the frontends, and Prometheus's token in its configuration."""
+    """Writes the frontends' keys, and Prometheus's configuration with its token."""
     keys = [{"tenant": "acme", "key_sha256": hashlib.sha256(KEY.encode()).hexdigest()}]
     for number in (1, 2):
         (directory / f"host-{number}" / "keys.json").write_text(json.dumps({"keys": keys}))
@@ -261,7 +261,8 @@ def add_files(directory: Path, prometheus_token: str) -> None:
 
 
 async def test_ten_hosts(tmp_path: Path) -> None:
-    """Three Consul servers with access control, an agent on each host, a token for each agent and one for all services."""
+    """The commands set up a mesh with access control: three Consul servers, an agent on each host, one token per agent and one for all
+    services."""
     typed = parts(block("Ten hosts"))
     [exports] = [text for comment, text in typed.items() if comment.startswith("On every host")]
     runs = [(comment, text) for comment, text in typed.items() if numbers(comment)]
@@ -285,10 +286,10 @@ async def test_ten_hosts(tmp_path: Path) -> None:
                 for group, commands in zip(groups, texts, strict=True):
                     for number in numbers(group):
                         await typist.start(number, commands)
-        # The doctor takes seconds of processor time, which the services need while they start.
+        # The doctor uses seconds of CPU time, which the services need while they start.
         for number in (1, 2):
             await typist.until(10, f"curl --fail http://10.0.0.{number}:8000/health")
-        await typist.until(10, typed["Any host"], is_well(pairs=12))
+        await typist.until(10, typed["Any host"], is_healthy(pairs=12))
         for number in (1, 2):
             await check_answers(typist, 10, f"http://10.0.0.{number}:8000", times=2)
         await typist.until(1, f"{FETCH} 'http://10.0.0.3:9090/api/v1/query?query=sum(up)' | grep -F '\"12\"'")

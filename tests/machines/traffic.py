@@ -1,4 +1,4 @@
-"""Requests at a fixed pace while something is wrong, and what came of them. Answers are known; a late one is still right."""
+"""Sends requests at a fixed pace during a fault and records their outcomes. The right answers are known. A late answer is still right."""
 
 import asyncio
 import random
@@ -20,13 +20,13 @@ from tests.integration.mesh import ROOT
 MODEL = ROOT / "models" / "demo"
 PROMPT_TOKENS, ANSWER_TOKENS = 200, 16
 ANSWER_S_MAX = 90.0
-"""A request without an end by then hangs."""
+"""A request without an end within this time hangs."""
 RIGHT, WRONG, HANGS = "right", "wrong", "hangs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """Sends requests to one frontend; with pins they run on these workers only."""
+    """Sends requests to one frontend. With pins they run on these workers only."""
 
     name: str
     url: str
@@ -35,7 +35,7 @@ class Client:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One request: who sent it, when, how long it took, and how it ended: right, wrong, hangs, or the code of its error."""
+    """One request: its client, start and duration, and its outcome: right, wrong, hangs, or the code of its error."""
 
     client: str
     began_s: float
@@ -45,7 +45,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Samples:
-    """What came of requests."""
+    """Outcomes of requests."""
 
     samples: Sequence[Sample]
 
@@ -53,7 +53,7 @@ class Samples:
         return Samples([each for each in self.samples if each.client in clients])
 
     def between(self, first_s: float, end_s: float) -> "Samples":
-        """Those that began then."""
+        """Returns the requests that began between the two times."""
         return Samples([each for each in self.samples if first_s <= each.began_s < end_s])
 
     def count(self, outcome: str) -> int:
@@ -61,7 +61,7 @@ class Samples:
 
     @property
     def errors(self) -> Counter[str]:
-        """Codes of errors, and requests that hang."""
+        """Number of requests by error code, including those that hang."""
         return Counter(each.outcome for each in self.samples if each.outcome not in (RIGHT, WRONG))
 
     @property
@@ -86,7 +86,7 @@ class Question:
 
 
 class Questions(Protocol):
-    """Endless questions. `pace_s`: the engine keeps up with one per client and so many seconds."""
+    """Yields questions without end. `pace_s` is the time between two questions of a client at which the engine keeps up."""
 
     pace_s: float
 
@@ -94,7 +94,7 @@ class Questions(Protocol):
 
 
 class SimulatedQuestions:
-    """New prompts; the simulated engine's answers follow from them."""
+    """Generates new prompts. The simulated engine's answers are computed from them."""
 
     pace_s = 0.25
 
@@ -108,7 +108,7 @@ class SimulatedQuestions:
 
 
 class KnownQuestions:
-    """The same prompts again and again, each time under a new salt, with the answers of an engine alone."""
+    """Repeats the same prompts, each time under a new salt, with the answers of a single engine."""
 
     def __init__(self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], *, pace_s: float) -> None:
         self.pace_s = pace_s
@@ -122,7 +122,7 @@ class KnownQuestions:
 
 
 class Traffic:
-    """Sends questions at their pace, whether earlier ones have ended or not."""
+    """Sends questions at their pace, whether or not earlier ones have ended."""
 
     def __init__(self, clients: Sequence[Client], questions: Questions) -> None:
         self._clients = clients
@@ -132,12 +132,12 @@ class Traffic:
 
     @property
     def samples(self) -> Samples:
-        """Of the requests that have ended."""
+        """The requests that have ended."""
         return Samples(self._samples)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Traffic"]:
-        """Requests go on until the body ends; then it waits for those in flight."""
+        """Sends requests until the body ends, then waits for those in flight."""
         connector = aiohttp.TCPConnector(limit=0)
         timeout = aiohttp.ClientTimeout(total=ANSWER_S_MAX)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
@@ -156,7 +156,7 @@ class Traffic:
                 await asyncio.sleep(self._questions.pace_s / len(self._clients))
 
     async def ask(self, session: aiohttp.ClientSession, client: Client) -> Sample:
-        """One request."""
+        """Sends one request and records its outcome."""
         question = self._questions.next()
         loop = asyncio.get_running_loop()
         began_s = loop.time()
