@@ -1,1 +1,1 @@
-"""The stack of compose/, in real containers."""
+"""Tests of compose/ in real containers."""

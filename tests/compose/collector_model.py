@@ -1,4 +1,4 @@
-"""The part of the OpenTelemetry collector's configuration that kvmesh uses. Unknown fields are errors, as in the collector.
+"""Models the part of the OpenTelemetry collector's configuration that kvmesh uses. Unknown fields are errors, as in the collector.
 
 https://opentelemetry.io/docs/collector/configuration/ and the README of each component.
 """

@@ -1,4 +1,4 @@
-"""The stack that most tests of this folder share. Tests that change it for good come last: test_stack_restart.py takes it down."""
+"""The stack that most tests of this folder share. test_stack_restart.py takes it down, so it must run last."""
 
 from collections.abc import Iterator
 
@@ -16,6 +16,6 @@ def docker() -> Iterator[Docker]:
 
 @pytest.fixture(scope="session")
 def stack(docker: Docker) -> Iterator[Stack]:
-    """As compose.yaml is, with two frontends: identities, intentions and tokens come from Consul."""
+    """Runs compose.yaml unchanged, with two frontends. Identities, intentions and tokens come from Consul."""
     with running_stack(docker, name="kvmesh-test") as running:
         yield running

@@ -1,4 +1,4 @@
-"""A Docker daemon for tests: the one that runs, else one that they start and end. And the base image, which no registry is needed for."""
+"""Provides a Docker daemon for tests, either the machine's or one that the tests start and end, and a base image that needs no registry."""
 
 import fcntl
 import os
@@ -24,18 +24,18 @@ BASE_SUITE = "bookworm"
 BASE_PACKAGES = "python3,python3-venv,ca-certificates"
 FOLDER = CACHE.absolute() / "compose"
 NOT_ALLOWED = ("permission denied", "operation not permitted", "not supported", "read-only file system")
-"""In the error of a daemon that a machine does not allow, such as a container without privileges."""
+"""Messages of a daemon that the machine does not allow, such as in a container without privileges."""
 LEFT_OUT = "./proc/* ./sys/* ./dev/* ./var/cache/apt/* ./var/lib/apt/lists/* ./usr/share/doc/* ./usr/share/man/* ./usr/share/locale/*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Docker:
-    """A daemon that answers. `environment` leads clients to it, and to Compose."""
+    """A running daemon. `environment` makes Docker clients and Compose use it."""
 
     environment: Mapping[str, str]
 
     def run(self, *command: str, check: bool = True, **variables: str) -> str:
-        """Runs `docker COMMAND` and returns what it prints. AssertionError with its errors if it fails and `check`."""
+        """Runs `docker COMMAND` and returns its output. Raises AssertionError with its errors if it fails and `check` is set."""
         finished = subprocess.run(
             ["docker", *command],
             env={**os.environ, **self.environment, **variables},
@@ -48,18 +48,18 @@ class Docker:
         return finished.stdout
 
     def answers(self) -> bool:
-        """Whether the daemon is up."""
+        """Returns whether the daemon answers."""
         return bool(self.run("info", "--format", "{{.ServerVersion}}", check=False).strip())
 
 
 @contextmanager
 def docker_daemon() -> Iterator[Docker]:
-    """The daemon of this machine, or one with its data in the cache. Skips the test where none can run."""
+    """Yields the machine's daemon, or starts one with its data in the cache. Skips the test if neither is possible."""
     require_part("docker")
     FOLDER.mkdir(parents=True, exist_ok=True)
     plugin = FOLDER / "config" / "cli-plugins" / "docker-compose"
     plugin.parent.mkdir(parents=True, exist_ok=True)
-    # Replaced, not written: the file may be running.
+    # Replaces the file instead of writing it, because it may be running.
     shutil.copy2(require_part("docker-compose"), plugin.with_suffix(".new"))
     plugin.with_suffix(".new").replace(plugin)
     docker = Docker(environment={"DOCKER_CONFIG": str(FOLDER / "config")})
@@ -68,7 +68,7 @@ def docker_daemon() -> Iterator[Docker]:
         return
     if os.geteuid() != 0 or not shutil.which("dockerd"):
         pytest.skip("no Docker daemon answers, and only root can start one")
-    # Two daemons on one data root break each other: the second one's containerd does not start.
+    # Two daemons on one data root break each other: containerd of the second one does not start.
     with (FOLDER / "daemon.lock").open("wb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -80,11 +80,11 @@ def docker_daemon() -> Iterator[Docker]:
 
 @contextmanager
 def own_daemon(folder: Path) -> Iterator[Docker]:
-    """A daemon that ends with the block, and all its containers with it."""
+    """Starts a daemon. Ends it with all its containers on exit."""
     address = f"unix://{folder}/docker.sock"
     docker = Docker(environment={"DOCKER_CONFIG": str(FOLDER / "config"), "DOCKER_HOST": address})
     flags = ["--host", address, "--data-root", str(FOLDER / "docker"), "--exec-root", str(folder / "exec")]
-    # The daemon stops its containers when it gets SIGTERM, also when the tests' process dies.
+    # The daemon stops its containers on SIGTERM, which it also gets if the tests' process dies.
     guard = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
     log = folder / "dockerd.log"
     with log.open("wb") as output:
@@ -107,7 +107,7 @@ def own_daemon(folder: Path) -> Iterator[Docker]:
 
 
 def wait_for_daemon(docker: Docker, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    """Until it answers. Skips the test with its error where the machine does not allow a daemon, and where none is required."""
+    """Waits until the daemon answers. Skips the test with the daemon's error if the machine does not allow one, or if none is required."""
     deadline = time.monotonic() + PATIENCE_S
     while not docker.answers():
         if process.poll() is not None or time.monotonic() > deadline:
@@ -119,17 +119,17 @@ def wait_for_daemon(docker: Docker, process: "subprocess.Popen[bytes]", log: Pat
 
 
 def error_of(log: str) -> str:
-    """What a daemon printed last, after the lines of its log, which begin with a time. It may have several lines."""
+    """Returns the daemon's last output after the lines of its log, which begin with a time. It may have several lines."""
     return re.split(r"^time=.*\n?", log, flags=re.MULTILINE)[-1].strip() or "it does not answer"
 
 
 def is_refused(error: str) -> bool:
-    """Whether the machine does not allow a daemon. Another daemon on the data root, for example, is a defect of the tests."""
+    """Returns whether the machine does not allow a daemon. Other errors, such as a second daemon on the data root, are defects of the tests."""
     return any(each in error.lower() for each in NOT_ALLOWED)
 
 
 def make_base_image(docker: Docker) -> None:
-    """Imports a Debian with Python as BASE_IMAGE, unless the daemon has it. The archive is kept in the cache."""
+    """Imports a Debian with Python as BASE_IMAGE, unless the daemon has it. Keeps the archive in the cache."""
     if docker.run("image", "ls", "--quiet", BASE_IMAGE).strip():
         return
     archive = FOLDER / "base.tar"
@@ -142,7 +142,7 @@ def make_base_image(docker: Docker) -> None:
 
 
 def bootstrap(archive: Path) -> None:
-    """Makes a bare Debian in memory, which is twice as fast as on a disk, and packs it."""
+    """Creates a minimal Debian in memory, which is twice as fast as on a disk, and packs it."""
     codename = release().get("VERSION_CODENAME", "")
     mirror = next((each.uri for each in archives_of(codename)), "http://deb.debian.org/debian")
     left_out = " ".join(f"--exclude='{each}'" for each in LEFT_OUT.split())

@@ -1,4 +1,4 @@
-"""The part of Grafana's JSON model of dashboards, and of its provisioning files, that kvmesh uses. Unknown fields are errors.
+"""Models the part of Grafana's dashboards and provisioning files that kvmesh uses. Unknown fields are errors.
 
 https://grafana.com/docs/grafana/latest/dashboards/build-dashboards/view-dashboard-json-model/
 https://grafana.com/docs/grafana/latest/administration/provisioning/
@@ -43,7 +43,7 @@ class Custom(Strict):
 
 
 class Defaults(Strict):
-    # Ids of @grafana/data's getCategories.
+    # Ids from getCategories of @grafana/data.
     unit: Literal["short", "s", "reqps", "percentunit"]
     custom: Custom | None = None
 

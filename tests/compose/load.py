@@ -1,7 +1,7 @@
-"""Chats that stream all the time. Each answer must be complete and the same as the first answer to its prompt.
+"""Streams chats without a pause. Each answer must be complete and equal the first answer to its prompt.
 
-Requests alternate between the frontends. As by a load balancer, one that a frontend refuses, or whose connection ends before the answer begins,
-is sent to the next; one whose answer has begun is never repeated.
+Requests alternate between the frontends. Like a load balancer, the load sends a request to the next frontend if one refuses it, or if its
+connection ends before the answer begins. It never repeats a request whose answer has begun.
 """
 
 import asyncio
@@ -15,17 +15,17 @@ from openai.types.chat import ChatCompletionChunk
 
 TOKENS = 120
 NOT_TAKEN = 503
-"""Nothing has begun. The openai client, too, repeats it by itself."""
+"""The frontend has not started the request. The openai client also retries this status by default."""
 ROUNDS, PAUSE_S = 3, 0.5
-"""All frontends are tried three times, as often as the openai client tries one by default, with its first pause in between."""
+"""All frontends are tried three times, like the openai client's default retries, with its first pause in between."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Load:
-    """What has happened so far."""
+    """The load's clients and results."""
 
     clients: Sequence[AsyncOpenAI]
-    """One for each frontend."""
+    """One client per frontend."""
     tokens: int
     begun: int = 0
     expected: dict[str, str] = field(default_factory=dict)
@@ -33,14 +33,14 @@ class Load:
     failures: list[str] = field(default_factory=list)
 
     async def ask(self, prompt: str) -> str:
-        """The text of a streamed answer."""
-        stream = await self.taken(prompt)
+        """Returns the text of a streamed answer."""
+        stream = await self.open_stream(prompt)
         chunks = [chunk async for chunk in stream]
         assert chunks[-1].choices[0].finish_reason == "length", chunks[-1]
         return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
-    async def taken(self, prompt: str) -> AsyncStream[ChatCompletionChunk]:
-        """The stream of the first frontend that takes the request. AssertionError with all refusals if none does."""
+    async def open_stream(self, prompt: str) -> AsyncStream[ChatCompletionChunk]:
+        """Returns the stream of the first frontend that accepts the request. Raises AssertionError with all refusals if none does."""
         self.begun += 1
         number = self.begun
         refusals: list[str] = []
@@ -64,8 +64,8 @@ class Load:
                 refusals.append(f"{datetime.now(UTC):%H:%M:%S.%f} {client.base_url}: {error!r}: {error.__cause__!r}")
         raise AssertionError("no frontend takes the request:\n" + "\n".join(refusals))
 
-    async def keep_asking(self, prompt: str, stop: asyncio.Event) -> None:
-        """Until `stop`. The answer that is in flight then is waited for, too."""
+    async def send_until(self, prompt: str, stop: asyncio.Event) -> None:
+        """Sends requests until `stop`. The last one is read to its end."""
         while not stop.is_set():
             try:
                 answer = await self.ask(prompt)
@@ -77,7 +77,7 @@ class Load:
                     self.failures.append(f"another answer: {answer!r} instead of {self.expected[prompt]!r}")
 
     async def wait_answers(self, count: int) -> None:
-        """Until so many more answers have come."""
+        """Waits until `count` more answers are complete."""
         goal = self.answered + count
         while self.answered < goal and not self.failures:
             await asyncio.sleep(0.1)
@@ -85,7 +85,7 @@ class Load:
 
 @asynccontextmanager
 async def running_load(urls: Sequence[str], streams: int, *, tokens: int = TOKENS) -> AsyncIterator[Load]:
-    """So many streams at a time until the block ends."""
+    """Keeps `streams` streams running until the context ends."""
     async with AsyncExitStack() as stack:
         clients = [
             await stack.enter_async_context(
@@ -99,7 +99,7 @@ async def running_load(urls: Sequence[str], streams: int, *, tokens: int = TOKEN
         load.expected.update(zip(prompts, answers, strict=True))
         stop, group = asyncio.Event(), await stack.enter_async_context(asyncio.TaskGroup())
         for prompt in prompts:
-            group.create_task(load.keep_asking(prompt, stop))
+            group.create_task(load.send_until(prompt, stop))
         try:
             yield load
         finally:

@@ -1,4 +1,4 @@
-"""`python -m tests.compose.receiver`: the collector's stand-in in the stack. OTLP over gRPC on 4317; GET /spans on 4318 lists all spans."""
+"""`python -m tests.compose.receiver`: replaces the collector in the stack. OTLP over gRPC on 4317; GET /spans on 4318 lists all spans."""
 
 import asyncio
 import signal
@@ -12,7 +12,7 @@ from tests.collector import Collector
 
 
 async def list_spans(collector: Collector, _: web.Request) -> web.Response:
-    """Name, trace and parent of every span, by the service that sent it."""
+    """Returns name, trace and parent of every span, by the service that sent it."""
     return web.json_response(
         {
             service: [

@@ -1,6 +1,6 @@
-"""What a container without credentials tries on the stack's network. Runs in an image of kvmesh; prints what happened as JSON.
+"""Attacks the stack's network from a container without credentials. Runs in an image of kvmesh; prints the results as JSON.
 
-The arguments are a token of Consul that was stolen from a worker, `host:port` of a worker, its id, and `host:port` where it listens for KV
+The arguments are a token of Consul that was stolen from a worker, a worker's `host:port`, its id, and the `host:port` at which it listens for KV
 transfers.
 """
 
@@ -20,11 +20,11 @@ from kvmesh.identity.roles import SERVER_NAME, MeshRole
 
 CONSUL = "http://consul:8500"
 WATCH_S = 8.0
-"""Routers and frontends read the registry at once, and connect to what they find."""
+"""Routers and frontends read the registry at once and connect to new instances."""
 
 
 def call_consul(method: str, path: str, body: object = None, token: str = "") -> int:
-    """The status of an answer."""
+    """Calls Consul. Returns the status."""
     data = json.dumps(body).encode() if body is not None else None
     request = urllib.request.Request(CONSUL + path, data=data, headers={"X-Consul-Token": token}, method=method)
     try:
@@ -35,7 +35,7 @@ def call_consul(method: str, path: str, body: object = None, token: str = "") ->
 
 
 def drain(address: str, credentials: grpc.ChannelCredentials | None) -> str:
-    """The status code of a call that drains the worker."""
+    """Calls Drain of the worker. Returns the status code."""
     options = [("grpc.ssl_target_name_override", SERVER_NAME)]
     channel = (
         grpc.secure_channel(address, credentials, options) if credentials else grpc.insecure_channel(address, options)
@@ -49,7 +49,7 @@ def drain(address: str, credentials: grpc.ChannelCredentials | None) -> str:
 
 
 def connect(address: str) -> bool:
-    """Whether a port answers."""
+    """Returns whether a port accepts connections."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=3).close()
@@ -59,14 +59,14 @@ def connect(address: str) -> bool:
 
 
 def forged() -> grpc.ChannelCredentials:
-    """Certificates of an operator, of another authority."""
+    """Returns an operator's certificate of another authority."""
     own = Authority.make().issue(MeshRole.OPERATOR)
-    # It trusts whoever it talks to; the worker must not trust it.
+    # The attacker trusts any server; the worker must not trust the attacker.
     return grpc.ssl_channel_credentials(own.authority, own.key, own.certificate)
 
 
 def registration(port: int) -> dict[str, object]:
-    """A decode worker in this container, as any worker registers, but without a seal."""
+    """Returns the registration of a decode worker in this container. It lacks a seal."""
     return {
         "ID": "rogue-1",
         "Name": "kvmesh-decode",
@@ -78,7 +78,7 @@ def registration(port: int) -> dict[str, object]:
 
 
 class Trap:
-    """Counts who connects."""
+    """Counts connections to a port."""
 
     def __init__(self) -> None:
         self._socket = socket.create_server(("0.0.0.0", 0))

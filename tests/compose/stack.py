@@ -1,4 +1,4 @@
-"""The stack of compose/compose.yaml with stand-ins for the public images, on ports of its own."""
+"""The stack of compose/compose.yaml with replacements for the public images, on separate ports."""
 
 import json
 import os
@@ -24,14 +24,14 @@ CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 PUBLISHED = ("KVMESH", "PROMETHEUS", "CONSUL", "COLLECTOR")
 FRONTENDS = 2
 SERVICES = ("frontend", "router", "planner", "prefill", "decode")
-"""Those of the mesh that register with Consul."""
+"""The mesh's services that register with Consul."""
 PIP_KEYS = ("index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "default-timeout")
 WAIT_S = 180.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """A stack that runs. `ports` are those of the published services by the prefix of their variable."""
+    """A running stack. `ports` has the ports of the published services, by the prefix of their variable."""
 
     docker: Docker
     name: str
@@ -47,23 +47,23 @@ class Stack:
         )
 
     def containers(self, service: str, *, all_: bool = False) -> list[str]:
-        """Ids of a service's containers, the oldest first; `all_`: also of those that have ended."""
+        """Returns the ids of a service's containers, the oldest first. `all_` includes containers that have ended."""
         labels = (f"project={self.name}", f"service={service}")
         filters = [word for each in labels for word in ("--filter", f"label=com.docker.compose.{each}")]
         ids = self.docker.run("ps", "--quiet", "--no-trunc", *(["--all"] if all_ else []), *filters).split()
         return ids[::-1]
 
     def host_name(self, container: str) -> str:
-        """The host name of a container, which is a part of the ids of services."""
+        """Returns a container's host name, which is a part of the ids of its services."""
         return self.docker.run("inspect", "--format", "{{.Config.Hostname}}", container).strip()
 
     def address(self, container: str, network: str = "default") -> str:
-        """Its address on a network of the stack."""
+        """Returns a container's address on a network of the stack."""
         wanted = f'{{{{(index .NetworkSettings.Networks "{self.name}_{network}").IPAddress}}}}'
         return self.docker.run("inspect", "--format", wanted, container).strip()
 
     def url(self, what: str, path: str = "") -> str:
-        """Of a published service."""
+        """Returns a URL of a published service."""
         return f"http://127.0.0.1:{self.ports[what]}{path}"
 
     @property
@@ -72,28 +72,28 @@ class Stack:
         return [f"http://127.0.0.1:{self.ports['KVMESH'] + number}" for number in range(FRONTENDS)]
 
     def management_token(self) -> str:
-        """Consul's, as docs/deploy/compose.md says how to get it."""
+        """Returns Consul's management token, as docs/deploy/compose.md describes."""
         show = ("--entrypoint", "cat", "credentials", "/credentials/management-token")
         return self.compose("run", "--rm", "--no-deps", "--no-TTY", *show).strip()
 
     def query(self, promql: str) -> list[Any]:
-        """The result of an instant query to the stack's Prometheus."""
+        """Returns the result of an instant query to the stack's Prometheus."""
         result: list[Any] = get_json(self.url("PROMETHEUS", f"/api/v1/query?query={quote(promql)}"))["data"]["result"]
         return result
 
     def logs(self) -> str:
-        """The end of every log, for a failure's message."""
+        """Returns the end of every log, for a failure message."""
         return self.compose("logs", "--no-color", "--tail", "15", check=False)[-12000:]
 
 
 def get_json(url: str, headers: Mapping[str, str] | None = None) -> Any:
-    """Parses the answer to a GET."""
+    """Sends a GET request and parses the JSON body."""
     with urllib.request.urlopen(urllib.request.Request(url, headers=dict(headers or {})), timeout=10) as response:
         return json.load(response)
 
 
 def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
-    """Polls until the condition is true and returns its value. An HTTP error counts as not yet."""
+    """Polls until the condition is true and returns its value. An HTTP error counts as false."""
     deadline = time.monotonic() + timeout_s
     last: object = None
     while time.monotonic() < deadline:
@@ -108,7 +108,7 @@ def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S)
 
 @contextmanager
 def running_stack(docker: Docker, *overlays: Path, name: str, **variables: str) -> Iterator[Stack]:
-    """A stack that has been built and has become healthy; taken down with its volumes at the end."""
+    """Builds and starts a stack and waits until it is healthy. Takes it down with its volumes on exit."""
     make_base_image(docker)
     stack = make_stack(docker, *overlays, name=name, **variables)
     try:
@@ -124,8 +124,8 @@ def running_stack(docker: Docker, *overlays: Path, name: str, **variables: str) 
 
 
 def make_stack(docker: Docker, *overlays: Path, name: str, **variables: str) -> Stack:
-    """Chooses ports and writes what builds need."""
-    ports = dict(zip(PUBLISHED, quiet_ports(len(PUBLISHED)), strict=True))
+    """Chooses ports and writes files that builds need."""
+    ports = dict(zip(PUBLISHED, unused_ports(len(PUBLISHED)), strict=True))
     FOLDER.mkdir(parents=True, exist_ok=True)
     settings = FOLDER / "pip.conf"
     settings.write_text(pip_settings())
@@ -148,24 +148,24 @@ def make_stack(docker: Docker, *overlays: Path, name: str, **variables: str) -> 
     return Stack(docker=docker, name=name, files=files, environment=environment, ports=ports)
 
 
-def quiet_ports(count: int) -> list[int]:
-    """Free ports below those that the kernel gives to connections: containers start later, and again after `down`.
+def unused_ports(count: int) -> list[int]:
+    """Returns free ports below the kernel's ephemeral range, because containers start later, and again after `down`.
 
-    Each is the first of as many as there are frontends.
+    Each is the first of FRONTENDS consecutive free ports.
     """
     candidates = Random(os.getpid()).sample(range(10000, 30000, FRONTENDS), 1000)
-    free = (port for port in candidates if all(is_quiet(port + number) for number in range(FRONTENDS)))
+    free = (port for port in candidates if all(is_unused(port + number) for number in range(FRONTENDS)))
     return list(islice(free, count))
 
 
-def is_quiet(port: int) -> bool:
-    """Whether nothing listens on a port."""
+def is_unused(port: int) -> bool:
+    """Returns whether nothing listens on a port."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 def pip_settings() -> str:
-    """This machine's settings of pip, without those that name its files: a build has its own."""
+    """Returns this machine's pip settings without those that name local files, which do not exist in a build."""
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
     ).stdout

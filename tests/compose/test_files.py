@@ -1,4 +1,4 @@
-"""The files of compose/ without containers: generated files are current, queries name metrics that exist, configurations are valid."""
+"""Checks the files of compose/ without containers: generated files are current, queries use existing metrics, configurations are valid."""
 
 import json
 import os
@@ -34,7 +34,7 @@ WORKER_NAMES = ("failing_kv_paths", "leases_handles", "legs_requests", "kv_annou
 
 
 def metric_names() -> set[str]:
-    """Every metric of the services, with the endings of histograms and counters."""
+    """Returns every metric of the services, with the suffixes of histograms and counters."""
     registry = CollectorRegistry()
     FrontendMetrics(Telemetry.create("frontend", registry=registry).instruments)
     router = core()
@@ -49,13 +49,13 @@ def metric_names() -> set[str]:
 
 
 def test_generated_files_are_current() -> None:
-    """Dashboards and Prometheus' configuration are those that scripts/compose_files.py writes."""
+    """Dashboards and Prometheus' configuration equal the output of scripts/compose_files.py."""
     check = subprocess.run([sys.executable, ROOT / "scripts" / "compose_files.py", "--check"], check=False)
     assert check.returncode == 0
 
 
 def test_queries_name_metrics_that_exist() -> None:
-    """A renamed metric would leave a panel empty, or silence an alert."""
+    """Every metric in a dashboard or an alert exists. A renamed metric would leave a panel empty or silence an alert."""
     queries = [query for board in DASHBOARDS for panel in board.panels for query in panel.queries.values()]
     named = set(re.findall(r"kvmesh_\w+", " ".join(queries)))
     rules = yaml.safe_load((COMPOSE / "prometheus" / "alerts.yml").read_text())
@@ -67,7 +67,7 @@ def test_queries_name_metrics_that_exist() -> None:
 
 @pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
 def test_dashboards_follow_grafanas_model(path: Path) -> None:
-    """Unique ids and references, and panels that do not overlap."""
+    """Dashboards match Grafana's model. Their ids and references are unique, and their panels do not overlap."""
     board = msgspec.json.decode(path.read_bytes(), type=DashboardModel)
     assert len({panel.id for panel in board.panels}) == len(board.panels)
     cells: set[tuple[int, int]] = set()
@@ -85,7 +85,7 @@ def test_there_is_a_dashboard_for_each_part() -> None:
 
 
 def test_grafana_is_provisioned() -> None:
-    """Data sources lead to services of the stack, and panels to a data source."""
+    """Grafana's data sources refer to services of the stack, and its panels to data sources."""
     folder = COMPOSE / "grafana" / "provisioning"
     text = (folder / "datasources" / "kvmesh.yaml").read_bytes()
     sources = msgspec.yaml.decode(text, type=DataSources).datasources
@@ -101,12 +101,12 @@ def test_grafana_is_provisioned() -> None:
 
 
 def test_the_collectors_configuration_is_valid() -> None:
-    """Its pipeline names components that are configured; it exports to a service of the stack."""
+    """The collector's pipeline uses the configured components and exports to a service of the stack."""
     found = msgspec.yaml.decode((COMPOSE / "collector" / "config.yaml").read_bytes(), type=CollectorModel)
     pipeline = found.service.pipelines.traces
     assert pipeline.receivers == list(found.receivers.__struct_fields__)
     assert sorted(pipeline.processors) == sorted(found.processors.__struct_fields__)
-    # The collector's own rules: the limiter comes first, the batch last.
+    # Required by the collector: the limiter comes first, the batch last.
     assert pipeline.processors[0] == "memory_limiter" and pipeline.processors[-1] == "batch"
     assert pipeline.exporters == list(found.exporters.__struct_fields__)
     services = yaml.safe_load((COMPOSE / "compose.yaml").read_text())["services"]
@@ -118,7 +118,7 @@ def test_the_collectors_configuration_is_valid() -> None:
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_compose_accepts_each_profile(profile: str) -> None:
-    """With a prefill and a decode worker of the profile, and no worker of another one."""
+    """Each profile has a prefill and a decode worker, and no worker of another profile."""
     config = rendered(profile)
     engines = {name: service for name, service in config["services"].items() if "models/served" in str(service)}
     ending = "" if profile == "simulated" else f"-{profile}"
@@ -134,7 +134,7 @@ def test_compose_accepts_each_profile(profile: str) -> None:
 
 
 def test_every_service_is_hardened() -> None:
-    """None can write to its image, gain privileges, or use a capability."""
+    """No service can write to its image, gain privileges or use a capability, and no port is published to the network by default."""
     for name, service in rendered("simulated", "postgres.yaml")["services"].items():
         assert service["read_only"] is True, name
         assert service["cap_drop"] == ["ALL"], name
@@ -144,7 +144,7 @@ def test_every_service_is_hardened() -> None:
 
 
 def rendered(profile: str, *overlays: str) -> dict[str, Any]:
-    """What Compose makes of compose.yaml, overlays and .env."""
+    """Returns Compose's result for compose.yaml with overlays and .env."""
     files = [word for name in ("compose.yaml", *overlays) for word in ("-f", COMPOSE / name)]
     command = [require_part("docker-compose"), *files, "--profile", profile]
     finished = subprocess.run(
@@ -160,7 +160,7 @@ def rendered(profile: str, *overlays: str) -> dict[str, Any]:
 
 
 def test_targets_of_the_dockerfile_are_those_of_compose() -> None:
-    """Each service's target exists; so do the targets that the Dockerfile promises."""
+    """The Dockerfile has the target of every service, and all targets that it documents."""
     stages = set(re.findall(r"^FROM .* AS (\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE))
     targets = {
         service["build"]["target"]
@@ -173,7 +173,7 @@ def test_targets_of_the_dockerfile_are_those_of_compose() -> None:
 
 
 def test_promtool_accepts_configuration_and_rules() -> None:
-    """Prometheus' own checker, and its unit tests of the rules."""
+    """promtool accepts the configuration and the rules, and its unit tests of the rules pass."""
     promtool = require_part("promtool")
     folder = COMPOSE / "prometheus"
     for command in (
@@ -193,7 +193,7 @@ def test_every_alert_has_a_unit_test() -> None:
 
 
 def test_builds_read_only_what_images_contain() -> None:
-    """An exception with a wildcard makes a build walk through `.venv` and `.cache`: 7 s of a second start of 20 s."""
+    """.dockerignore has no exception with a wildcard, which makes a build read `.venv` and `.cache`: 7 s of a second start of 20 s."""
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert not [each for each in allowed if "*" in each]
     assert {path.name for path in ROOT.glob("constraints*.txt")} <= allowed

@@ -1,4 +1,4 @@
-"""The stack of compose/ in real containers: it answers, it is hardened, and it is observed."""
+"""The stack of compose/ in real containers: it answers, is hardened, and is monitored."""
 
 import json
 import os
@@ -9,14 +9,14 @@ from openai import OpenAI
 
 from tests.compose.stack import FRONTENDS, Stack, get_json, wait_for
 
-# The first run makes a base image and installs all packages in it.
+# The first run creates a base image and installs all packages in it.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SERVICES = {"frontend": FRONTENDS, "router": 2, "planner": 1, "prefill": 1, "decode": 2}
 HOPS = {"request", "place", "prefill leg", "generate leg"}
 
 
 def test_a_client_gets_a_streamed_answer(stack: Stack) -> None:
-    """With the openai client, through the published port."""
+    """The openai client receives a streamed answer through the published port."""
     with OpenAI(base_url=stack.url("KVMESH", "/v1"), api_key="none", max_retries=0) as client:
         chunks = list(
             client.chat.completions.create(
@@ -41,7 +41,7 @@ def test_containers_are_hardened(stack: Stack) -> None:
 
 
 def test_images_are_small(stack: Stack) -> None:
-    """Those without an engine stay below 300 MB, and have no torch."""
+    """Images without an engine are smaller than 300 MB and have no torch."""
     find = "import importlib.util; print(importlib.util.find_spec('torch'))"
     for service in ("frontend", "router", "planner"):
         image = f"kvmesh/{service}:test"
@@ -51,7 +51,7 @@ def test_images_are_small(stack: Stack) -> None:
 
 
 def test_prometheus_reaches_every_service(stack: Stack) -> None:
-    """It finds them in Consul, each with its name."""
+    """Prometheus finds every service in Consul under its name."""
     wanted = sorted(f"kvmesh-{service}" for service, count in SERVICES.items() for _ in range(count))
 
     def all_up() -> bool:
@@ -63,7 +63,7 @@ def test_prometheus_reaches_every_service(stack: Stack) -> None:
 
 
 def test_a_trace_spans_all_hops(stack: Stack) -> None:
-    """The client's trace id is in the spans of frontend, router, prefill and decode at the receiver of OTLP."""
+    """The spans of frontend, router, prefill and decode at the OTLP receiver have the client's trace id."""
     trace_id = os.urandom(16).hex()
     with OpenAI(base_url=stack.url("KVMESH", "/v1"), api_key="none", max_retries=0) as client:
         client.completions.create(
@@ -83,8 +83,8 @@ def test_a_trace_spans_all_hops(stack: Stack) -> None:
     wait_for(arrived, "the spans of all hops")
 
 
-def test_secrets_are_in_files_alone(stack: Stack) -> None:
-    """No token, secret or key is in a container's environment, command line or log, and a service has its own role's token only."""
+def test_secrets_are_only_in_files(stack: Stack) -> None:
+    """No token or secret is in a container's configuration, process list or log, and each service has a separate token."""
     tokens = {}
     for service in SERVICES:
         [container, *_] = stack.containers(service)
@@ -109,7 +109,7 @@ def test_secrets_are_in_files_alone(stack: Stack) -> None:
 
 
 def test_the_operators_commands_work(stack: Stack) -> None:
-    """As docs/deploy/compose.md gives them."""
+    """The operator's commands of docs/deploy/compose.md work."""
     status = stack.compose("run", "--rm", "--no-TTY", "operator", "status")
     assert status.count("decode-") >= 2, status
     doctor = stack.compose("run", "--rm", "--no-TTY", "operator", "doctor")

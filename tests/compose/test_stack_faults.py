@@ -1,4 +1,4 @@
-"""Containers of the stack are killed, stopped, scaled and updated under load: no request fails."""
+"""Killing, stopping, scaling and updating containers of the stack under load fails no request."""
 
 import asyncio
 import json
@@ -23,20 +23,21 @@ UP = ("up", "--detach", "--no-deps", "--no-recreate", "--wait")
 
 
 async def during(load: Load, action: Callable[..., object], *arguments: object) -> None:
-    """Runs the action, and waits until requests that began after it have been answered."""
+    """Runs the action, then waits for the answers to requests that began after it."""
     await asyncio.to_thread(action, *arguments)
     await load.wait_answers(2 * STREAMS)
 
 
 async def test_killed_containers_fail_no_request(stack: Stack) -> None:
-    """A decode worker, the only prefill worker and a router die. Meanwhile the alert for the dead worker fires, and each query of the
-    dashboards has data. `docker compose up` brings them back.
+    """No request fails when a decode worker, the only prefill worker and a router are killed and started again by `docker compose up`.
+
+    The alert for the dead worker fires, and each query of the dashboards has data.
     """
     async with running_load(stack.frontends, STREAMS) as load:
         await load.wait_answers(STREAMS)
         lost = [stack.containers(service)[0] for service in ("decode", "prefill", "router")]
         for container in lost:
-            # Docker restarts a container whose process dies, but not one that was killed by name: it is gone, as a machine would be.
+            # Docker restarts a container whose process dies, but not one that `docker kill` ended, which stays away like a lost machine.
             await during(load, stack.docker.run, "kill", container)
         await asyncio.to_thread(wait_for, lambda: is_firing(stack, lost[0]), "the alert for the dead worker fires")
         await asyncio.to_thread(stack.docker.run, "rm", *lost)
@@ -46,7 +47,7 @@ async def test_killed_containers_fail_no_request(stack: Stack) -> None:
 
 
 async def test_scaled_and_updated_containers_fail_no_request(stack: Stack) -> None:
-    """Decode workers are scaled up and down; decode workers, routers and frontends are replaced as docs/deploy/compose.md says."""
+    """No request fails when decode workers are scaled up and down, and decode workers, routers and frontends are updated."""
     async with running_load(stack.frontends, STREAMS) as load:
         for count in (3, 2):
             await during(load, stack.compose, *UP, "--scale", f"decode={count}", "decode")
@@ -59,8 +60,8 @@ async def test_scaled_and_updated_containers_fail_no_request(stack: Stack) -> No
     assert load.failures == [], stack.logs()
 
 
-async def test_consul_away_fails_no_request(stack: Stack) -> None:
-    """Its agent stands still, its server does, both are killed and start again: the mesh serves with what it knows, and heals."""
+async def test_an_outage_of_consul_fails_no_request(stack: Stack) -> None:
+    """No request fails while Consul's agent or server is stopped, or both restart. Afterwards all services pass their checks."""
     async with running_load(stack.frontends, STREAMS) as load:
         await load.wait_answers(STREAMS)
         for service in ("consul", "consul-server"):
@@ -71,16 +72,16 @@ async def test_consul_away_fails_no_request(stack: Stack) -> None:
                 await load.wait_answers(2 * STREAMS)
             finally:
                 stack.docker.run("kill", "--signal", "CONT", container)
-            await during(load, wait_for, lambda: serving(stack), f"all are well after {service} went on")
+            await during(load, wait_for, lambda: serving(stack), f"all services pass after {service} continues")
         await during(load, stack.compose, "restart", "--timeout", "0", "consul", "consul-server")
-        await during(load, wait_for, lambda: serving(stack), "all are well after Consul started again")
+        await during(load, wait_for, lambda: serving(stack), "all services pass after Consul restarts")
     assert load.failures == [], stack.logs()
 
 
 async def test_stopping_every_decode_worker_fails_no_running_request(stack: Stack) -> None:
-    """`docker compose stop decode`: what runs is finished, and the workers leave with 0. After `start` the mesh answers again."""
+    """After `docker compose stop decode`, running requests finish and the workers exit with 0. After a start the mesh answers again."""
     async with running_load(stack.frontends, 0, tokens=500) as load:
-        streams = [await load.taken(f"Stream number {number}.") for number in range(STREAMS)]
+        streams = [await load.open_stream(f"Stream number {number}.") for number in range(STREAMS)]
         for stream in streams:
             await anext(stream)
         workers = stack.containers("decode")
@@ -91,12 +92,14 @@ async def test_stopping_every_decode_worker_fails_no_running_request(stack: Stac
         await stopping
         assert [exit_code(stack, each) for each in workers] == [0] * len(workers)
         await asyncio.to_thread(stack.compose, *UP, "decode")
-        await asyncio.to_thread(wait_for, lambda: stack.query("kvmesh_router_decode_workers == 2"), "they are back")
+        await asyncio.to_thread(
+            wait_for, lambda: stack.query("kvmesh_router_decode_workers == 2"), "the decode workers are back"
+        )
         assert await load.ask("Hello")
 
 
 def serving(stack: Stack) -> bool:
-    """Whether Consul says of every container of the mesh that its checks pass, and of nothing else."""
+    """Returns whether Consul lists every container of the mesh as passing, and no other service."""
     token = {"X-Consul-Token": stack.management_token()}
     checks = get_json(stack.url("CONSUL", "/v1/health/state/any"), token)
     of_mesh = {each["ServiceID"]: each["Status"] for each in checks if each["ServiceName"].startswith("kvmesh-")}
@@ -106,19 +109,19 @@ def serving(stack: Stack) -> bool:
 
 
 def is_firing(stack: Stack, container: str) -> bool:
-    """Whether the alert for a service that is down fires for this container's."""
+    """Returns whether the alert for a service that is down fires for this container."""
     host = stack.host_name(container)
     firing = stack.query('ALERTS{alertname="KvmeshServiceDown", alertstate="firing"}')
     return any(host in each["metric"]["instance"] for each in firing)
 
 
 def exit_code(stack: Stack, container: str) -> int:
-    """Of a container that has ended."""
+    """Returns the exit code of a container that has ended."""
     return int(stack.docker.run("inspect", "--format", "{{.State.ExitCode}}", container))
 
 
 def update(stack: Stack, service: str) -> None:
-    """Replaces the containers of a service, as docs/deploy/compose.md says."""
+    """Replaces the containers of a service as docs/deploy/compose.md describes."""
     files = [word for path in stack.files for word in ("-f", str(path))]
     finished = subprocess.run(
         [sys.executable, ROOT / "compose" / "update.py", service, "-p", stack.name, *files],
@@ -131,7 +134,7 @@ def update(stack: Stack, service: str) -> None:
 
 
 def panels_without_data(stack: Stack) -> list[str]:
-    """Queries of the dashboards that the stack's Prometheus has no data for."""
+    """Returns the queries of the dashboards for which the stack's Prometheus has no data."""
     empty = []
     for path in DASHBOARDS:
         for panel in json.loads(Path(path).read_text())["panels"]:

@@ -1,4 +1,4 @@
-"""Identities of the stack come from Consul Connect: what a stranger, a thief, a denied intention and a new root do to the running stack."""
+"""The stack with identities from Consul Connect, under attacks by clients without credentials or with stolen ones, intentions and rotation."""
 
 import asyncio
 import json
@@ -26,9 +26,10 @@ def consul(stack: Stack) -> ConsulAdmin:
     return ConsulAdmin(url=stack.url("CONSUL"), management_token=stack.management_token())
 
 
-def test_strangers_are_refused_on_every_port(stack: Stack, consul: ConsulAdmin, tmp_path: Path) -> None:
-    """`openssl s_client` without a certificate gets no answer on any port of any service, and with an operator's it gets one from gRPC. Metrics,
-    health and the public API are plain HTTP.
+def test_every_port_refuses_clients_without_a_certificate(stack: Stack, consul: ConsulAdmin, tmp_path: Path) -> None:
+    """Without a certificate, a TLS client gets no answer on any port of any service. With an operator's certificate, gRPC answers.
+
+    Metrics, health and the public API are plain HTTP.
     """
     own = member_files(consul, "operator", tmp_path)
     for service in SERVICES:
@@ -43,12 +44,12 @@ def test_strangers_are_refused_on_every_port(stack: Stack, consul: ConsulAdmin, 
                 closed.add(port)
         assert plain == ({METRICS, HTTP} if service == "frontend" else {METRICS}), service
         assert closed == (set() if service == "frontend" else {GRPC}), service
-        # Beside them only a frontend's public gRPC, which has keys instead of certificates.
+        # The only other port is a frontend's public gRPC, which uses keys instead of certificates.
         assert len(ports) == len(plain | closed) + (service == "frontend"), (service, ports)
 
 
 def listening(stack: Stack, container: str, network: str = "default") -> set[int]:
-    """The TCP ports on which a container listens at its address on a network of the stack."""
+    """Returns the TCP ports on which a container listens at its address on a network of the stack."""
     address = bytes(reversed([int(each) for each in stack.address(container, network).split(".")])).hex().upper()
     lines = stack.docker.run("exec", container, "cat", "/proc/net/tcp").splitlines()[1:]
     sockets = [words[1].split(":") for words in map(str.split, lines) if words[3] == "0A"]
@@ -56,7 +57,7 @@ def listening(stack: Stack, container: str, network: str = "default") -> set[int
 
 
 def run_attack(stack: Stack, module: str, *arguments: str) -> dict[str, object]:
-    """What a container on the stack's network without credentials prints."""
+    """Returns the results of an attack from a container on the stack's network without credentials."""
     start = ["run", "--rm", "--network", f"{stack.name}_default", "--volume", f"{ROOT}/tests:/app/tests:ro"]
     image = ["--entrypoint", "python", "kvmesh/planner:test", "-m", f"tests.compose.{module}"]
     outcome: dict[str, object] = json.loads(stack.docker.run(*start, *image, *arguments))
@@ -68,7 +69,7 @@ def token_of(stack: Stack, service: str) -> str:
 
 
 def worker_of(stack: Stack, consul: ConsulAdmin, service: str) -> tuple[str, str]:
-    """Id and address of a worker."""
+    """Returns id and address of a worker."""
     host = stack.address(stack.containers(service)[0])
     listed = consul.call("GET", f"/v1/catalog/service/kvmesh-{service}")
     [found] = [each for each in listed if each["ServiceAddress"] == host]
@@ -76,8 +77,10 @@ def worker_of(stack: Stack, consul: ConsulAdmin, service: str) -> tuple[str, str
 
 
 def test_a_rogue_container_can_neither_register_nor_drain_nor_read_kv(stack: Stack, consul: ConsulAdmin) -> None:
-    """Not even with a decode worker's token of Consul: registrations are sealed, calls need a certificate of
-    the mesh, and KV has a network of its own."""
+    """A container without credentials can neither register nor drain a worker nor read KV, even with a decode worker's token of Consul.
+
+    Registrations are sealed, calls need a certificate of the mesh, and KV has a separate network.
+    """
     worker_id, address = worker_of(stack, consul, "decode")
     [container, *_] = stack.containers("decode")
     [port] = listening(stack, container, "kv")
@@ -99,7 +102,7 @@ def test_a_rogue_container_can_neither_register_nor_drain_nor_read_kv(stack: Sta
 
 
 def test_a_thief_can_neither_forge_nor_replay_a_handle(stack: Stack, consul: ConsulAdmin) -> None:
-    """With a frontend's stolen token it may submit prompts of its own. It reads no KV but that of its own prompt, once, and drains nobody."""
+    """With a frontend's stolen token, an attacker can submit prompts and read the KV of its own prompt once. It cannot drain a worker."""
     workers = ["@".join(worker_of(stack, consul, service)) for service in ("prefill", "decode")]
     assert run_attack(stack, "thief", token_of(stack, "frontend"), *workers) == {
         "forged": "kv_seal",
@@ -111,7 +114,7 @@ def test_a_thief_can_neither_forge_nor_replay_a_handle(stack: Stack, consul: Con
 
 
 def test_a_denied_intention_stops_calls(stack: Stack, consul: ConsulAdmin) -> None:
-    """The running answer ends long before its last token, and new requests are refused; allowing heals."""
+    """Denying an intention ends the running answer early and refuses new requests. Allowing it again restores service."""
     with OpenAI(base_url=stack.url("KVMESH", "/v1"), api_key="none", max_retries=0) as client:
 
         def ask(tokens: int, on_first: Callable[[], None] = lambda: None) -> None:
@@ -141,14 +144,14 @@ def test_a_denied_intention_stops_calls(stack: Stack, consul: ConsulAdmin) -> No
         wait_for(lambda: all(heals() for _ in range(STREAMS)), "requests are answered again")
 
 
-async def test_rotation_drops_no_stream(stack: Stack, consul: ConsulAdmin) -> None:
-    """A new root, then new certificates of it, under 32 streams."""
+async def test_certificate_rotation_drops_no_stream(stack: Stack, consul: ConsulAdmin) -> None:
+    """No stream fails when Consul rotates its root and the services get new certificates."""
     addresses = [f"{stack.address(stack.containers(service)[0])}:{GRPC}" for service in SERVERS]
     before = {address: presented_certificate(address) for address in addresses}
     async with running_load(stack.frontends, STREAMS, tokens=TOKENS) as load:
         await asyncio.to_thread(consul.rotate_root)
         for address in addresses:
-            # The key that signed it is another: the root, not only the certificate.
+            # Compares the signing key, which shows that the root changed, not only the certificate.
             await asyncio.to_thread(
                 wait_for, lambda address=address: presented_certificate(address)[1] != before[address][1], address
             )

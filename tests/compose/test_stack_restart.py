@@ -1,4 +1,4 @@
-"""The stack is taken down and started again. The last test of the stack that the others share."""
+"""Takes the shared stack down and starts it again. Must be the last test of that stack."""
 
 import pytest
 from openai import OpenAI
@@ -8,9 +8,10 @@ from tests.compose.stack import SERVICES, Stack, get_json, wait_for
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def test_a_second_start_finds_the_state_of_the_first(stack: Stack) -> None:
-    """Consul's agents keep their state in volumes, and all addresses may be others after `down` and `up`. No service of the earlier
-    containers passes its checks. Taken down with its volumes, the stack leaves nothing.
+def test_a_second_start_uses_the_state_of_the_first(stack: Stack) -> None:
+    """After `down` and `up`, which may change all addresses, the mesh serves, and no service of the earlier containers passes its checks.
+
+    Consul's agents keep their state in volumes. Taking the stack down with its volumes leaves no container, volume or network.
     """
     stack.compose("down", "--timeout", "20")
     stack.compose("up", "--detach", "--wait", "--wait-timeout", "400")

@@ -1,4 +1,4 @@
-"""The choices that compose.yaml does not take by itself: certificates from files, and one PostgreSQL for all frontends."""
+"""Options that are off in compose.yaml: certificates from files, and one PostgreSQL for all frontends."""
 
 import json
 from collections.abc import Iterator
@@ -26,7 +26,10 @@ def stack(docker: Docker) -> Iterator[Stack]:
 
 
 def test_certificates_may_come_from_files(stack: Stack) -> None:
-    """Of a private authority. Clients, Prometheus and the operator are served; strangers are not. No service has another's certificate."""
+    """With certificates of a private authority, clients, Prometheus and the operator are served, and clients without a certificate are refused.
+
+    No service has another service's certificate.
+    """
     with OpenAI(base_url=stack.url("KVMESH", "/v1"), api_key="none", max_retries=0) as client:
         answer = client.completions.create(model="demo", prompt="word " * 200, max_tokens=5)
     assert answer.choices[0].finish_reason == "length"
@@ -41,7 +44,7 @@ def test_certificates_may_come_from_files(stack: Stack) -> None:
 
 
 def test_frontends_have_one_store_in_postgresql(stack: Stack) -> None:
-    """What one frontend stored the other one has, also when the frontends' own volume is lost. The password is in a file alone."""
+    """A frontend returns what the other one stored, even after the frontends' volume is lost. The password is only in a file."""
     first, second = (OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) for url in stack.frontends)
     with first, second:
         file = first.files.create(file=("lines.jsonl", BytesIO(LINE)), purpose="batch")

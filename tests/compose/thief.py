@@ -1,7 +1,7 @@
-"""What a container can do that has stolen a frontend's token of Consul. Runs in an image of kvmesh; prints what happened as JSON.
+"""Attacks from a container with a frontend's stolen token of Consul. Runs in an image of kvmesh; prints the results as JSON.
 
-With the token it has a frontend's certificate, so it may submit legs, which is what frontends do. The arguments are the token and, of a prefill
-and a decode worker, `ID@HOST:PORT`.
+The token gives access to a frontend's certificate, with which the attacker may submit legs, as frontends do. The arguments are the token and the
+`ID@HOST:PORT` of a prefill and of a decode worker.
 """
 
 import json
@@ -46,7 +46,7 @@ def ask_consul(path: str, token: str) -> bytes:
 
 
 def certificates_of(token: str) -> Certificates:
-    """A frontend's."""
+    """Returns a frontend's certificates."""
     leaf = ask_consul("/v1/agent/connect/ca/leaf/kvmesh-frontend", token)
     return read_issued(leaf, ask_consul("/v1/agent/connect/ca/roots", token), MeshRole.FRONTEND).certificates
 
@@ -58,7 +58,7 @@ def channel_to(target: Target, role: MeshRole, own: Certificates) -> grpc.Channe
 
 
 def finish_of(attach: Any, leg: Leg) -> LegFinish:
-    """How a leg ends that is submitted on a stream of its own."""
+    """Submits a leg on a new stream. Returns how it ends."""
     requests: queue.SimpleQueue[legs_pb2.AttachRequest | None] = queue.SimpleQueue()
     requests.put(legs_pb2.AttachRequest(hello=legs_pb2.Hello(frontend_id="thief")))
     submission = legs_pb2.Submission(slot=1, leg=to_leg(leg), timeout=Duration(seconds=int(TIMEOUT_S)))
@@ -95,7 +95,7 @@ def main() -> int:
         attach = decode_pb2_grpc.DecodeServiceStub(to_decode).Attach
 
         def read(leg_id: str, stolen: KvHandle) -> str:
-            """The reason for which the worker refuses the handle; empty: it reads the KV."""
+            """Returns the reason for which the worker refuses the handle; empty if the worker reads the KV."""
             brought = Leg(leg_id=leg_id, task=LegTask.GENERATE, generation=prompt, handle=stolen)
             error = finish_of(attach, brought).error
             return error.reason if error is not None else ""
@@ -112,7 +112,7 @@ def main() -> int:
 
 
 def drain(channel: grpc.Channel) -> str:
-    """The status code of a call that only operators and planners may make."""
+    """Makes a call that only operators and planners may make. Returns the status code."""
     try:
         worker_pb2_grpc.WorkerServiceStub(channel).Drain(worker_pb2.DrainRequest(), timeout=TIMEOUT_S)
     except grpc.RpcError as error:

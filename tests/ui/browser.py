@@ -1,4 +1,4 @@
-"""A real Chromium for tests, and the process of `tests/ui/fleet.py`."""
+"""Runs a real Chromium, and `tests/ui/fleet.py` as a process."""
 
 import subprocess
 import sys
@@ -18,19 +18,19 @@ ARGUMENTS = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
     " --disable-component-update --disable-sync"
 ).split()
-"""No sandbox, since CI runs as root; and nothing that asks the network."""
+"""No sandbox, because CI runs as root, and no features that use the network."""
 SERIOUS = ("serious", "critical")
 expect.set_options(timeout=1000 * PATIENCE_S)
 
 
 def chromium_path() -> str:
-    """Skips the test if there is no Chromium."""
+    """Returns the path of Chromium. Skips the test if there is none."""
     return str(require_part("chromium"))
 
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A browser with an empty profile."""
+    """Starts a browser with an empty profile."""
     path = chromium_path()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, headless=True, args=ARGUMENTS)
@@ -40,9 +40,9 @@ def chromium() -> Iterator[Browser]:
             browser.close()
 
 
-@dataclass  # Playwright sets attributes of its own.
+@dataclass  # Without slots: Playwright sets attributes.
 class Watched:
-    """A page, and what went wrong on it."""
+    """A page with its console errors and requested URLs."""
 
     page: Page
     problems: list[str] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Watched:
 
 @contextmanager
 def watched_page(browser: Browser, **options: Any) -> Iterator[Watched]:
-    """A page of a context of its own. Its console must stay empty, and no request may leave the frontend."""
+    """Opens a page in a new context. Fails if its console has an error or warning, or if a request goes to another host than the frontend."""
     context = browser.new_context(viewport={"width": 1440, "height": 900}, **options)
     context.set_default_timeout(1000 * PATIENCE_S)
     watched = Watched(context.new_page()).watch()
@@ -74,12 +74,12 @@ def watched_page(browser: Browser, **options: Any) -> Iterator[Watched]:
 
 
 def load_axe(page: Page) -> None:
-    """Gives the page axe-core. The browser's debugger evaluates it, so the page's policy stays."""
+    """Loads axe-core into the page through the browser's debugger, which does not change the page's security policy."""
     page.evaluate((files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8"))
 
 
 def serious_findings(page: Page, *rules: str) -> list[Mapping[str, Any]]:
-    """What axe-core, or these rules of it, finds on the page as it is now."""
+    """Returns the serious findings of axe-core, or of these rules of it, on the page in its present state."""
     options = {"resultTypes": ["violations"], **({"runOnly": list(rules)} if rules else {})}
     found = page.evaluate("options => axe.run(document, options)", options)
     return [
@@ -96,7 +96,7 @@ class FleetProcess:
     url: str
     process: "subprocess.Popen[str]"
 
-    def tell(self, line: str) -> None:
+    def send(self, line: str) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
@@ -104,7 +104,7 @@ class FleetProcess:
 
 @contextmanager
 def running_fleet(directory: Path) -> Iterator[FleetProcess]:
-    """Ends with its stdin."""
+    """Starts the process. It ends when its standard input closes."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.ui.fleet", str(directory)],
         cwd=ROOT,

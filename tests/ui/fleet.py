@@ -1,7 +1,7 @@
-"""A frontend with /ui before a real router that knows many workers, in a process of its own: `python -m tests.ui.fleet DIRECTORY`.
+"""Runs a frontend with /ui and a real router that lists many workers, in a separate process: `python -m tests.ui.fleet DIRECTORY`.
 
-Workers are plain values in the router and entries in the registry; chat is answered at the lowest seam. The first line of the output
-is the address of the HTTP API. Lines on stdin change the fleet: `leave ID`, `drain ID`.
+The workers are values in the router and entries in the registry. A fake mesh answers chats. The first line of the output is the address of the
+HTTP API. Lines on standard input change the fleet: `leave ID`, `drain ID`.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ from tests.ui.rig import running_page
 from tests.unit.router_fleets import ask, core, join, store_blocks
 
 HOSTILE = "<img src=x onerror=\"document.title='broken'\">"
-"""The id of a worker, the name of a model, and the tenant of a request."""
+"""A worker's id with markup."""
 TENANT = "<script>document.title='broken'</script>"
 PREFILLS, DECODES = 16, 48
 STARTED_S = 1_700_000_000.0
@@ -59,7 +59,7 @@ STARTED_S = 1_700_000_000.0
 
 @dataclass(slots=True)
 class Fleet:
-    """What the lines on stdin change."""
+    """The fleet, which the lines on standard input change."""
 
     router: RouterCore
     registry: Registry
@@ -68,7 +68,7 @@ class Fleet:
     async def register(self, worker_id: str, role: Role, port: int) -> None:
         service = PREFILL if role is Role.PREFILL else DECODE
         meta = {"model": "demo", "engine": "simulated", "kvmesh_version": "1"}
-        # The id of a registration may not hold every character; the router's list has the hostile ones.
+        # A registration's id must not have special characters, so the hostile worker is only in the router's list.
         await self.registry.register(
             Registration(
                 service=service,
@@ -91,7 +91,7 @@ class Fleet:
             await self.registry.set_draining(name, True, reason="a test")
 
     def step(self) -> None:
-        """Every worker has done some work."""
+        """Advances the load of every worker."""
         self.steps += 1
         for i, (name, worker) in enumerate(sorted(self.router.fleet.workers.items())):
             if worker.role is Role.PREFILL:
@@ -120,7 +120,7 @@ def _load(name: str, step: int, *, running: int, kv: int, prompt: int, output: i
 
 
 def fill(router: RouterCore) -> None:
-    """64 workers, one of them with a hostile name, and requests in every state."""
+    """Adds 64 workers, one with a hostile name, and requests in every state."""
     for i in range(PREFILLS):
         join(router, f"prefill-{i:02d}", "prefill")
     for i in range(DECODES - 1):
@@ -154,7 +154,7 @@ def report(router: RouterCore, number: int, kind: str, elapsed_s: float) -> None
 
 
 def plan() -> PlanReport:
-    """A plan that reality lags behind."""
+    """Returns a plan for more workers than are ready."""
     shape, wanted = Shape(prefill_workers=16, decode_workers=48), Shape(prefill_workers=16, decode_workers=52)
     decision = Decision(
         number=7,
@@ -189,7 +189,7 @@ def plan() -> PlanReport:
 
 
 async def serve(directory: Path) -> None:
-    # A process of its own, whose tests must not wait long.
+    # Shortens intervals in this process, so that tests need not wait.
     access_control.RELOAD_INTERVAL_S = observer.INTERVAL_S = 0.2
     clock = SystemClock()
     agent = MemoryAgent()
@@ -227,7 +227,7 @@ async def serve(directory: Path) -> None:
 
 
 async def follow(fleet: Fleet) -> None:
-    """Lets the workers work, and obeys the lines of stdin until its end."""
+    """Advances the workers' load, and handles the lines of standard input until its end."""
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)

@@ -1,4 +1,4 @@
-"""A frontend's HTTP server with /ui on loopback, on a mesh at the lowest seam."""
+"""A frontend's HTTP server with /ui on loopback, with a fake mesh."""
 
 import random
 from collections.abc import AsyncIterator
@@ -34,7 +34,7 @@ async def running_page(
     ui: UiSettings | None = None,
     http: HttpSettings | None = None,
 ) -> AsyncIterator[str]:
-    """Yields the address. Chat answers `answer N` for the last number N of the prompt."""
+    """Runs the server. Yields its address. Chat answers `answer N` for the last number N of the prompt."""
     clock = SystemClock()
     access = access or Access(AccessSettings(), clock)
     ui, http = ui or UiSettings(), replace(http or HttpSettings(), port=0)

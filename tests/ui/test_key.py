@@ -1,4 +1,4 @@
-"""The dialog that asks for the operator's key, in a real Chromium, where API keys are on."""
+"""The dialog that asks for the operator's key if API keys are on, in a real Chromium."""
 
 import json
 from collections.abc import Iterator
@@ -40,8 +40,9 @@ def browser() -> Iterator[Browser]:
 
 
 def test_the_page_asks_for_an_operators_key(browser: Browser, fleet: FleetProcess) -> None:
-    """By keyboard, and again with the reason for a wrong key and for one without `operator`. The key is in no URL and in no storage, so a
-    reload asks again. axe finds nothing serious in either theme.
+    """The dialog works by keyboard. It asks again, with the reason, after a wrong key and after a key without `operator`.
+
+    The key is in no URL and no storage, so a reload asks again. axe reports no serious problem in either theme.
     """
     with watched_page(browser) as watched:
         page = watched.page
@@ -71,6 +72,6 @@ def test_the_page_asks_for_an_operators_key(browser: Browser, fleet: FleetProces
         assert OPERATOR not in stored + "".join(watched.urls)
         page.reload()
         expect(dialog).to_be_visible()
-        # The browser names the refused requests on the console.
+        # The browser logs the refused requests on the console.
         assert all("401" in problem or "403" in problem for problem in watched.problems), watched.problems
         watched.problems.clear()

@@ -1,4 +1,4 @@
-"""/ui in a real Chromium, before a real router that knows 64 workers, one of them with a hostile name."""
+"""/ui in a real Chromium, with a real router that lists 64 workers, one of them with a hostile name."""
 
 import json
 import socket
@@ -40,7 +40,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def watched(browser: Browser, fleet: FleetProcess) -> Iterator[Watched]:
-    """The page, with the mesh on it."""
+    """The page after the mesh has appeared."""
     with watched_page(browser) as watched:
         watched.page.goto(f"{fleet.url}/ui")
         expect(watched.page.locator("#link")).to_have_text("live")
@@ -59,7 +59,7 @@ def fetched(url: str) -> Any:
 
 
 def test_pools_and_64_workers_are_shown(page: Page) -> None:
-    """Totals, pools and every worker, with the numbers of their load; sorted and filtered without losing any."""
+    """The page shows totals, pools and every worker with its load. Sorting and filtering lose no worker."""
     expect(page.locator(WORKERS)).to_have_count(64)
     assert page.locator("#pools tbody tr").all_inner_texts()[0].split()[:6] == [
         "demo",
@@ -71,7 +71,7 @@ def test_pools_and_64_workers_are_shown(page: Page) -> None:
     ]
     row = page.locator(WORKERS, has_text="decode-05").first
     expect(row).to_contain_text("simulated")
-    # Workers are counted from the hostile one on: this is the seventh.
+    # Workers are numbered starting with the hostile one, so this is the seventh.
     expect(row.locator(".meter")).to_have_text("13 %")
     expect(page.locator("#tiles dd").first).to_have_text("64of 64")
     page.get_by_role("button", name="KV in use").click()
@@ -84,7 +84,7 @@ def test_pools_and_64_workers_are_shown(page: Page) -> None:
 
 
 def test_hostile_names_are_text(page: Page) -> None:
-    """A worker's id, a tenant, and what the picture of a decision says of them: no element is made of a name."""
+    """A worker's id and a tenant with markup are shown as text, also in the explanation of a decision."""
     expect(page.locator(WORKERS, has_text=HOSTILE)).to_have_count(1)
     page.locator("#tab-requests").click()
     page.get_by_label("Explain request hostile-1").click()
@@ -95,7 +95,7 @@ def test_hostile_names_are_text(page: Page) -> None:
 
 
 def test_the_policy_forbids_foreign_code_and_hosts(page: Page, watched: Watched) -> None:
-    """What an attacker could do with a hole in the page: parse HTML, run a script, ask another host."""
+    """The content security policy blocks HTML parsing and requests to other hosts, so that a defect in the page cannot be exploited."""
     assert (
         page.evaluate("() => { try { document.body.innerHTML = '<b>x</b>'; return ''; } catch (e) { return e.name; } }")
         == "TypeError"
@@ -106,7 +106,7 @@ def test_the_policy_forbids_foreign_code_and_hosts(page: Page, watched: Watched)
         assert page.evaluate(BLOCKED, address) == ["connect-src", "img-src"]
         with pytest.raises(BlockingIOError):
             other.accept()
-    # The browser names what it blocked on the console, and as requests.
+    # The browser reports blocked actions on the console and as requests.
     assert all("Content Security Policy" in text or "Trusted" in text for text in watched.problems), watched.problems
     watched.problems.clear()
     watched.urls[:] = [url for url in watched.urls if not url.startswith(address)]
@@ -124,22 +124,22 @@ BLOCKED = """address => new Promise((done) => {
 
 
 def test_the_picture_shows_what_the_router_returned(page: Page, fleet: FleetProcess) -> None:
-    """Each term and each candidate's sum, the chosen pair, what was expected, and what was observed."""
-    told = fetched(f"{fleet.url}/ui/explain/request-01")
+    """The picture shows each term, each candidate's sum, the chosen pair, the expected time and the observed one."""
+    explanation = fetched(f"{fleet.url}/ui/explain/request-01")
     page.locator("#tab-requests").click()
     page.get_by_label("Explain request request-01").click()
     picture = page.locator("#picture article")
-    expect(picture.locator(".verdict")).to_contain_text(f"{told['prefill']} → {told['decode']}")
-    names = [name for name, _ in told["candidates"][0]["terms"]]
+    expect(picture.locator(".verdict")).to_contain_text(f"{explanation['prefill']} → {explanation['decode']}")
+    names = [name for name, _ in explanation["candidates"][0]["terms"]]
     assert names and picture.locator(".legend li").all_inner_texts() == names
     assert picture.locator(".pairs thead th").all_inner_texts() == ["Pair", "Cost by term", "Sum", *names]
-    chosen = next(each for each in told["candidates"] if each["chosen"])
+    chosen = next(each for each in explanation["candidates"] if each["chosen"])
     numbers = picture.locator(".pairs tr.chosen td.number").all_inner_texts()
     assert numbers == [in_seconds(chosen["cost"]), *(in_seconds(value) for _, value in chosen["terms"])]
     widths = picture.locator(".pairs tr.chosen .stack i").evaluate_all("parts => parts.map(part => part.clientWidth)")
     largest = max(range(len(names)), key=lambda i: chosen["terms"][i][1])
     assert widths[largest] == max(widths) > 0
-    expect(picture).to_contain_text(in_seconds(told["ttft_expected_s"]))
+    expect(picture).to_contain_text(in_seconds(explanation["ttft_expected_s"]))
     expect(picture).to_contain_text(in_seconds(0.08))
     expect(picture).to_contain_text("prompt computed")
     page.get_by_label("Explain request refused-1").click()
@@ -147,12 +147,12 @@ def test_the_picture_shows_what_the_router_returned(page: Page, fleet: FleetProc
 
 
 def in_seconds(value: float) -> str:
-    """As the page writes a time below a second."""
+    """Formats a time below a second as the page does."""
     return "0 ms" if value == 0 else f"{value * 1000:.0f} ms" if value >= 0.1 else f"{value * 1000:.1f} ms"
 
 
 def test_a_chat_streams(page: Page) -> None:
-    """The answer grows while it comes; its id leads to the decision."""
+    """The answer grows as tokens arrive, and links to the decision of its request."""
     page.locator("#tab-chat").click()
     expect(page.locator("#chat-model option")).to_have_text(["tiny"])
     page.evaluate("""() => {
@@ -170,8 +170,8 @@ def test_a_chat_streams(page: Page) -> None:
     expect(page.get_by_role("button", name="Why there?")).to_be_visible()
 
 
-def test_everything_is_reached_by_keyboard(page: Page) -> None:
-    """Views by arrow keys, a request by Tab and Enter, sorting by Enter, an answer by Enter; focus survives the updates."""
+def test_everything_is_reachable_by_keyboard(page: Page) -> None:
+    """Arrow keys change the view, Tab and Enter open a request, Enter sorts and sends. Updates of the page keep the focus."""
     page.keyboard.press("Tab")
     expect(page.locator(".skip")).to_be_focused()
     page.locator("#tab-mesh").focus()
@@ -181,7 +181,7 @@ def test_everything_is_reached_by_keyboard(page: Page) -> None:
     press_until(page, "Tab", "#requests tbody button")
     page.keyboard.press("Enter")
     expect(page.locator("#picture article")).to_be_visible()
-    # Several readings later the same button has the focus.
+    # Several updates later the same button has the focus.
     shown = page.locator("#as-of").inner_text()
     expect(page.locator("#as-of")).not_to_have_text(shown)
     assert page.evaluate("() => document.activeElement.closest('#requests') !== null")
@@ -206,11 +206,11 @@ def press_until(page: Page, key: str, selector: str, *, times_max: int = 30) -> 
         page.keyboard.press(key)
         if page.evaluate("selector => document.activeElement.matches(selector)", selector):
             return
-    raise AssertionError(f"{selector} is not reached")
+    raise AssertionError(f"{selector} did not get the focus")
 
 
 def test_the_theme_follows_the_system_until_one_is_chosen(browser: Browser, fleet: FleetProcess) -> None:
-    """prefers-color-scheme, the switch, and the choice after a reload."""
+    """The page follows prefers-color-scheme until a theme is chosen, and keeps the choice after a reload."""
     with watched_page(browser, color_scheme="dark") as watched:
         page = watched.page
         page.goto(f"{fleet.url}/ui")
@@ -227,8 +227,8 @@ def test_the_theme_follows_the_system_until_one_is_chosen(browser: Browser, flee
 
 
 def test_axe_finds_nothing_serious(page: Page) -> None:
-    """Names, roles, structure and contrast of every view; contrast also in the dark."""
-    # Axe takes a second per thousand elements; all rows are alike.
+    """axe reports no serious problem with names, roles, structure and contrast of any view, and with contrast in the dark theme."""
+    # axe takes a second per thousand elements, and all rows are alike.
     page.locator("#worker-filter").fill("-01")
     load_axe(page)
     for name in TABS:
@@ -247,8 +247,8 @@ def test_axe_finds_nothing_serious(page: Page) -> None:
         page.get_by_label("Theme").select_option("light")
 
 
-def test_plan_and_reality_stand_side_by_side(page: Page) -> None:
-    """What is missing, and which targets are missed."""
+def test_the_planner_view_compares_plan_and_reality(page: Page) -> None:
+    """The planner's view shows the missing workers and the missed targets."""
     page.locator("#tab-planner").click()
     decode = page.locator("#plan-pools tbody tr", has_text="decode")
     expect(decode).to_contain_text("4 missing")
@@ -258,12 +258,12 @@ def test_plan_and_reality_stand_side_by_side(page: Page) -> None:
 
 
 def test_workers_that_drain_or_leave_are_shown_and_announced(page: Page, fleet: FleetProcess) -> None:
-    """The last test: it changes the fleet. Screen readers hear of both."""
-    fleet.tell("drain decode-07")
+    """A worker that drains or leaves is shown and announced to screen readers. Must be the last test, because it changes the fleet."""
+    fleet.send("drain decode-07")
     row = page.locator(WORKERS, has_text="decode-07")
     expect(row.locator(".chip")).to_have_text("draining")
     expect(page.locator("#announce")).to_contain_text("decode-07 is draining")
-    fleet.tell("leave decode-05")
+    fleet.send("leave decode-05")
     expect(page.locator(WORKERS)).to_have_count(63)
     expect(page.locator("#announce")).to_contain_text("decode-05 has left")
     expect(page.locator("#tiles dd").first).to_have_text("62of 63")

@@ -1,4 +1,4 @@
-"""/ui on a mesh of real processes: what it shows is what the router says, and it shows no text of anybody."""
+"""/ui on a mesh of real processes shows the router's data and no text of prompts or answers."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ MS = 1000 * PATIENCE_S
 
 
 async def explained_terms(mesh: RunningMesh, request_id: str) -> tuple[list[str], list[str]]:
-    """The names of the terms in Explain, and the pair that was chosen."""
+    """Returns the names of the terms in Explain, and the chosen pair."""
     registry, channels = mesh.target.registry(), mesh.target.channels()
     try:
         router = (await registry.instances(ROUTER)).instances[0]
@@ -35,7 +35,7 @@ async def explained_terms(mesh: RunningMesh, request_id: str) -> tuple[list[str]
 
 
 async def asked(mesh: RunningMesh) -> str:
-    """The mesh's id of a request whose prompt and answer have the word."""
+    """Sends a request whose prompt and answer contain SECRET. Returns the mesh's id of the request."""
     body = {"model": "demo", "messages": [{"role": "user", "content": f"{SECRET} " * 20}], "max_tokens": 8}
     async with aiohttp.ClientSession() as session, session.post(f"{mesh.url}/v1/chat/completions", json=body) as answer:
         assert answer.status == 200, await answer.text()
@@ -43,7 +43,7 @@ async def asked(mesh: RunningMesh) -> str:
 
 
 async def events_text(mesh: RunningMesh, request_id: str) -> str:
-    """Everything that the page gets of the mesh, once it knows the request."""
+    """Returns all data that the page gets, once it includes the request."""
     async with aiohttp.ClientSession(read_bufsize=1 << 22) as session:
         async with session.get(f"{mesh.url}/ui/events") as response, asyncio.timeout(PATIENCE_S):
             text = ""
@@ -65,7 +65,7 @@ async def chat(page: Page) -> None:
 
 
 async def test_the_page_shows_a_real_mesh(tmp_path: Path) -> None:
-    """Pools and workers; a chat, and from its answer the decision with the router's terms; no prompts; a killed worker."""
+    """The page shows pools, workers, a chat, the decision for it with the router's terms, and a killed worker. It shows no prompt."""
     path = chromium_path()
     argv = argv_simulated("--prefill", "2", "--decode", "2", "--restarts-max", "0")
     async with running_mesh(tmp_path, *argv) as mesh, async_playwright() as playwright:

@@ -1,4 +1,4 @@
-"""The application of `kvmesh top`: driven by keys, in a terminal of any size, on a mesh that changes and fails."""
+"""The application of `kvmesh top`: keys, terminal sizes, and a mesh that changes and fails."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ def worker(name: str, *, kv: int, role: Role = Role.DECODE) -> WorkerView:
 
 @dataclass
 class Mesh:
-    """A source that a test changes."""
+    """A data source that a test changes."""
 
     view: MeshView = field(default_factory=MeshView)
     failure: UnavailableError | None = None
@@ -59,7 +59,7 @@ class Mesh:
 
 
 def mesh() -> Mesh:
-    """64 workers, two requests, and a plan."""
+    """Returns 64 workers, two requests and a plan."""
     workers = [worker(f"d{i:02d}", kv=i) for i in range(63)]
     requests = [
         RequestView(request_id=name, model="demo", state=RequestState.DECODING, decided_at_s=1.0)
@@ -75,7 +75,7 @@ def app_of(source: Mesh) -> TopApp:
 
 
 async def settle(pilot: Pilot[None], source: Mesh) -> None:
-    """A reading from now on is shown."""
+    """Waits until a new reading is shown."""
     seen = source.readings
     assert isinstance(pilot.app, TopApp)
     pilot.app.action_read()
@@ -90,7 +90,7 @@ def first_cells(table: MeshTable) -> list[str]:
 
 
 async def test_workers_are_listed_sorted_and_filtered_by_keys() -> None:
-    """All 64, by name, by KV in use, and those that have a word; the chosen one stays chosen."""
+    """All 64 workers can be sorted by name and by KV in use, and filtered by text. The chosen row stays chosen."""
     source = mesh()
     async with app_of(source).run_test(size=(150, 40)) as pilot:
         await settle(pilot, source)
@@ -110,8 +110,8 @@ async def test_workers_are_listed_sorted_and_filtered_by_keys() -> None:
         assert table.row_count == 64
 
 
-async def test_views_and_explanations_are_reached_by_keys() -> None:
-    """The number keys; Enter on a request shows its decision as it is written, or why there is none."""
+async def test_views_and_explanations_are_reachable_by_keys() -> None:
+    """Number keys change the view. Enter on a request shows its decision without interpreting markup, or why there is none."""
     source = mesh()
     async with app_of(source).run_test(size=(150, 40)) as pilot:
         await settle(pilot, source)
@@ -132,7 +132,7 @@ async def test_views_and_explanations_are_reached_by_keys() -> None:
 
 
 async def test_changes_and_failures_are_shown() -> None:
-    """A worker that leaves, a router that is away; then the mesh is shown again."""
+    """A worker that leaves and a router that fails are shown. After a failure of the registry, the mesh is shown again."""
     source = mesh()
     async with app_of(source).run_test(size=(150, 40)) as pilot:
         await settle(pilot, source)
@@ -153,11 +153,11 @@ async def test_changes_and_failures_are_shown() -> None:
 
 @pytest.mark.parametrize("size", [(200, 60), (60, 15), (20, 6)])
 async def test_every_size_of_terminal_works(size: tuple[int, int]) -> None:
-    """Also one that is resized while it shows a filter."""
+    """The application works in terminals of every size, and after a resize while a filter is shown."""
     source = mesh()
     async with app_of(source).run_test(size=size) as pilot:
         await settle(pilot, source)
-        # The lines above the tables never scroll out of sight.
+        # The lines above the tables do not scroll.
         assert pilot.app.screen.max_scroll_y == 0
         assert pilot.app.query_one("#totals").region.y == 1
         await pilot.press("slash", "d")
@@ -169,7 +169,7 @@ async def test_every_size_of_terminal_works(size: tuple[int, int]) -> None:
 
 
 def test_it_runs_in_a_terminal_and_ends_with_q(tmp_path: Path) -> None:
-    """A real pseudo-terminal: it takes the whole screen, obeys `q`, and gives the screen back."""
+    """In a real pseudo-terminal, the application uses the whole screen, ends with `q`, and restores the screen."""
     program = tmp_path / "watch.py"
     program.write_text(
         "from tests.ui.test_top import app_of, mesh\nif __name__ == '__main__':\n    app_of(mesh()).run()\n    print('ended')\n"

@@ -1,4 +1,4 @@
-"""A stand-in for TensorRT-LLM: small, deterministic, in one event loop. Tests only; `typings/tensorrt_llm` has its signatures."""
+"""A fake of TensorRT-LLM: small, deterministic, in one event loop. For tests only. `typings/tensorrt_llm` has its signatures."""
 
 from tensorrt_llm.disaggregated_params import DisaggregatedParams
 from tensorrt_llm.llmapi.llm import LLM

@@ -1,4 +1,4 @@
-"""The KV cache: blocks by a chained hash, shared by requests, evicted from the ends of chains."""
+"""The KV cache: blocks with chained hashes, shared by requests, evicted from the ends of chains."""
 
 import itertools
 from collections import deque
@@ -21,7 +21,7 @@ class Block:
 
 @dataclass(slots=True)
 class Hold:
-    """The blocks of one request: shared ones by hash, and a number of its own."""
+    """The blocks of one request: the hashes of shared ones, and the number of private ones."""
 
     shared: list[int] = field(default_factory=list)
     own: int = 0
@@ -38,7 +38,7 @@ class Cache:
         self._own = 0
         self._numbers = itertools.count()
         self._ticks = itertools.count()
-        self._tell({"type": "created", "num_blocks_per_cache_level": [blocks, 0]})
+        self._emit({"type": "created", "num_blocks_per_cache_level": [blocks, 0]})
 
     @property
     def used(self) -> int:
@@ -48,7 +48,7 @@ class Cache:
         return self.used + -(-tokens // self.size) <= self.total
 
     def hashes(self, tokens: Sequence[int], salt: str) -> list[int]:
-        """Of the full blocks."""
+        """Returns the hashes of the full blocks."""
         found, parent = [], xxh3_64_intdigest(salt.encode())
         for start in range(0, len(tokens) - self.size + 1, self.size):
             body = b"".join(token.to_bytes(4, "little") for token in tokens[start : start + self.size])
@@ -57,7 +57,7 @@ class Cache:
         return found
 
     def hold(self, tokens: Sequence[int], salt: str, *, reuses: bool) -> tuple[Hold, int]:
-        """Blocks for a prompt, and how many tokens were cached. The last token is always computed."""
+        """Takes blocks for a prompt. Returns them and the number of cached tokens. The last token is always computed."""
         hold = Hold()
         for each in self.hashes(tokens[:-1], salt) if reuses else ():
             if each not in self._blocks:
@@ -69,7 +69,7 @@ class Cache:
         return hold, cached
 
     def grow(self, hold: Hold, tokens: int) -> None:
-        """Room for so many tokens."""
+        """Takes further blocks until `tokens` fit."""
         more = -(-tokens // self.size) - len(hold.shared) - hold.own
         if more > 0:
             hold.own, self._own = hold.own + more, self._own + more
@@ -94,9 +94,9 @@ class Cache:
         if stored:
             blocks = [_described(each, part) for each, _, part in stored]
             if tail:
-                # As the engine does: the block that is still being filled is announced, too.
+                # Like the real engine, also announces the block that is still being filled.
                 blocks.append(_described(stored[-1][0] ^ 1, tail))
-            self._tell({"type": "stored", "parent_hash": stored[0][1], "blocks": blocks})
+            self._emit({"type": "stored", "parent_hash": stored[0][1], "blocks": blocks})
 
     def free(self, hold: Hold) -> None:
         for each in hold.shared:
@@ -116,9 +116,9 @@ class Cache:
             parent = self._blocks.pop(each).parent
             if parent is not None:
                 self._blocks[parent].children -= 1
-            self._tell({"type": "removed", "block_hashes": [each]})
+            self._emit({"type": "removed", "block_hashes": [each]})
 
-    def _tell(self, data: dict[str, Any]) -> None:
+    def _emit(self, data: dict[str, Any]) -> None:
         if self._has_events:
             self.events.append({"event_id": next(self._numbers), "data": data, "window_size": 4096})
 

@@ -18,12 +18,12 @@ from tensorrt_llm.sampling_params import SamplingParams
 STEP_S = 0.001
 TRANSFER_S = 0.001
 ENGINES: dict[str, "Executor"] = {}
-"""Running engines by their endpoint: what a generation engine reaches over the network."""
+"""Running engines by their endpoint, which a generation engine would reach over the network."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Request:
-    """A request in the executor. `kv` are the tokens whose KV it has; a handoff brings them from elsewhere."""
+    """A request in the executor. `kv` has the tokens whose KV it holds; in a handoff they come from another engine."""
 
     number: int
     tokens: Sequence[int]
@@ -45,7 +45,7 @@ class Request:
 
 
 class Executor:
-    """One engine. `log` keeps the arguments of all requests, for tests."""
+    """One engine. `log` keeps the arguments of all requests for tests."""
 
     def __init__(
         self, *, blocks: int, size: int, batch: int, events_max: int, vocabulary: int, timeout_s: float
@@ -76,12 +76,12 @@ class Executor:
             self._task = asyncio.create_task(self._run())
 
     def abort(self, number: int) -> None:
-        """Ignored after the final result, as by the real engine, also while a context phase still waits to be pulled."""
+        """Aborts a request. Like the real engine, ignores it after the final result, even if a context phase still waits to be pulled."""
         if (request := self._live.get(number)) is not None:
             request.is_aborted = True
 
     def die(self) -> None:
-        """For tests: every result raises, and the engine is no longer healthy."""
+        """For tests: makes every result raise and the engine unhealthy."""
         self.is_healthy = False
         for request in self._live.values():
             request.result._put(RuntimeError("the executor died"))
@@ -134,12 +134,12 @@ class Executor:
         task.add_done_callback(self._moves.discard)
 
     async def _pull(self, request: Request) -> None:
-        """The generation side of a handoff."""
+        """Runs the generation side of a handoff."""
         assert request.handoff is not None
         source, number = self._source(request.handoff)
         until = asyncio.get_running_loop().time() + self._timeout_s
         while (context := source.transfers.get(number) if source else None) is None:
-            # A context phase of the other style may only begin later.
+            # With the other schedule style, the context phase may begin later.
             if request.handoff.schedule_style != 1 or asyncio.get_running_loop().time() > until or request.is_aborted:
                 self._finish(request, Response(finish_reason="cancelled"))
                 return
@@ -153,7 +153,7 @@ class Executor:
         assert request.hold is not None
         self.cache.commit(request.hold, request.kv, request.salt)
         if not request.is_aborted:
-            # The first response of a generation phase holds the handed-over token.
+            # The first response of a generation phase contains the token from the context phase.
             self._respond(
                 request,
                 Response(token_ids=list(request.emitted), logprobs=list(request.handoff.first_gen_log_probs or ())),
@@ -166,7 +166,7 @@ class Executor:
         return ENGINES.get(state.get("endpoint", "")), handoff.ctx_request_id or -1
 
     def _advance(self, request: Request) -> None:
-        """One token."""
+        """Generates one token."""
         params, tokens = request.params, [*request.kv, *request.emitted]
         token, scores = sample(tokens, len(request.emitted), params, self._vocabulary)
         is_first = not request.emitted
@@ -194,7 +194,7 @@ class Executor:
             self._respond(request, response)
 
     def _hand_over(self, request: Request, response: Response) -> None:
-        """The context side: the blocks stay until they are pulled or for the transfer's time limit."""
+        """Ends the context phase. The blocks stay until they are pulled, or for the transfer's time limit."""
         assert request.handoff is not None
         self._running.remove(request)
         number = request.handoff.disagg_request_id or request.number
@@ -217,7 +217,7 @@ class Executor:
         request.result._put(response)
 
     def end_transfer(self, number: int) -> None:
-        """Frees a context phase's blocks."""
+        """Frees the blocks of a context phase."""
         request = self.transfers.pop(number, None)
         if request is None:
             return

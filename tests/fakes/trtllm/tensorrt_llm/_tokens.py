@@ -1,4 +1,4 @@
-"""The model: the candidates for a position are a pure function of all tokens before it."""
+"""The model: the candidates for a position are a pure function of all earlier tokens."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ CANDIDATES = 24
 
 
 def candidates(tokens: Sequence[int], vocabulary: int) -> list[int]:
-    """The likeliest tokens, the best first."""
+    """Returns the likeliest tokens, the best first."""
     state = xxh3_64_intdigest(b"".join(token.to_bytes(4, "little") for token in tokens))
     found: dict[int, None] = {}
     while len(found) < CANDIDATES:
@@ -23,7 +23,7 @@ def candidates(tokens: Sequence[int], vocabulary: int) -> list[int]:
 def sample(
     tokens: Sequence[int], emitted: int, params: SamplingParams, vocabulary: int
 ) -> tuple[int, dict[int, Logprob]]:
-    """The next token, and the log-probabilities asked for. The end token is held back until `min_tokens`."""
+    """Returns the next token and the requested log-probabilities. The end token is excluded until `min_tokens`."""
     ranked = candidates(tokens, vocabulary)
     if emitted < (params.min_tokens or 0) and not params.ignore_eos:
         ranked = [token for token in ranked if token != params.end_id]
@@ -37,7 +37,7 @@ def sample(
 
 
 def scores(ranked: Sequence[int], token: int, number: int | None) -> dict[int, Logprob]:
-    """The best, and the chosen one."""
+    """Returns the log-probabilities of the best tokens and of the chosen one."""
     if number is None:
         return {}
     found = {each: Logprob(-0.1 - 0.3 * rank, rank + 1) for rank, each in enumerate(ranked[:number])}
@@ -46,6 +46,6 @@ def scores(ranked: Sequence[int], token: int, number: int | None) -> dict[int, L
 
 
 def score_prompt(tokens: Sequence[int], number: int, vocabulary: int) -> list[dict[int, Logprob]]:
-    """An entry for each token from the second on, and one for the first generated token."""
+    """Returns an entry for each token from the second on, and one for the first generated token."""
     after = [*tokens[1:], candidates(tokens, vocabulary)[0]]
     return [scores(candidates(tokens[: i + 1], vocabulary), token, number) for i, token in enumerate(after)]

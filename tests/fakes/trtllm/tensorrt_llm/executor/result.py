@@ -1,4 +1,4 @@
-"""See the package. The results of requests are read from queues that the engine fills."""
+"""See the package. Results are read from queues that the engine fills."""
 
 import asyncio
 from collections import deque
@@ -37,7 +37,7 @@ class CompletionOutput:
 
 @dataclass(slots=True, kw_only=True)
 class Response:
-    """What one step gives a request."""
+    """The output of one step for a request."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
