@@ -126,7 +126,7 @@ def is_idle(load: LoadRecord) -> bool:
 
 
 @dataclass(slots=True)
-class Answer:
+class RecordingSink:
     """Collects the results of a leg on the decode side."""
 
     first: asyncio.Event = field(default_factory=asyncio.Event)
@@ -256,8 +256,8 @@ class Trials:
     async def _release(self, prompt: "asyncio.Task[KvHandle]") -> None:
         self._prefill_link.release_nowait((await prompt).handle_id)
 
-    def _submit(self, generation: Generation, handle: KvHandle | None = None) -> Answer:
-        answer = Answer()
+    def _submit(self, generation: Generation, handle: KvHandle | None = None) -> RecordingSink:
+        answer = RecordingSink()
         leg_id = f"answer-{next(self._numbers)}"
         leg = Leg(leg_id=leg_id, task=LegTask.GENERATE, generation=generation, handle=handle)
         answer.cancel = self._decode_link.submit_nowait(leg, answer, timeout_s=TRIAL_S)

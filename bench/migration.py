@@ -97,7 +97,7 @@ class Migrations:
         self.costs.undisturbed_gaps_s += gaps[continued:]
         await self.wait_whole()
 
-    async def fresh(self) -> None:
+    async def send_fresh(self) -> None:
         """Sends fresh requests while as many streams run as in a round."""
         beside = [asyncio.create_task(self._stream(PROMPT_TOKENS, OUTPUT_TOKENS, [])) for _ in range(STREAMS)]
         await asyncio.sleep(0.5)
@@ -153,12 +153,12 @@ async def measure(kind: MeshKind, until_s: float) -> Costs:
     async with running_mesh(kind) as served, aiohttp.ClientSession() as session:
         migrations = Migrations(served=served, session=session, random=Random(1))
         await migrations.wait_whole()
-        await migrations.fresh()  # Opens the connections between the workers.
+        await migrations.send_fresh()  # Opens the connections between the workers.
         migrations.costs.fresh_s.clear()
         longest_s = began_s = 0.0
         while began_s + 2 * longest_s < until_s:
             began_s = time.monotonic()
-            await migrations.fresh()
+            await migrations.send_fresh()
             await migrations.round()
             longest_s = max(longest_s, time.monotonic() - began_s)
         return migrations.costs

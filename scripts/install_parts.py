@@ -42,7 +42,7 @@ NEEDED = {
 }
 
 
-class CannotHave(Exception):
+class UnavailablePart(Exception):
     """A part cannot be installed. The message is the reason that skipped tests print."""
 
 
@@ -68,7 +68,7 @@ def found_or_fetched(name: str, suite: str | None) -> dict[str, str]:
             return {"path": str(known)}
     try:
         fetch(name, suite or release().get("VERSION_CODENAME", ""), binary)
-    except CannotHave as reason:
+    except UnavailablePart as reason:
         say(f"no {name}: {reason}; tests that need it are skipped")
         return {"reason": str(reason)}
     return {"path": str(binary)}
@@ -121,15 +121,15 @@ def is_fit(name: str, binary: Path) -> bool:
 def fetch(part: str, suite: str, binary: Path) -> None:
     """Installs a part's binary from the first archive that offers its package."""
     if release().get("ID") != "debian" or not shutil.which("apt-get"):
-        raise CannotHave(f"not a Debian machine and no `{part}` on PATH; install {part} to run these tests")
+        raise UnavailablePart(f"not a Debian machine and no `{part}` on PATH; install {part} to run these tests")
     package = PACKAGES.get(part, part)
     say(f"fetching {part} of Debian {suite}")
-    reason = CannotHave("no Debian archive among this machine's apt sources")
+    reason = UnavailablePart("no Debian archive among this machine's apt sources")
     for archive in archives_of(release().get("VERSION_CODENAME", "")):
         with tempfile.TemporaryDirectory(dir=CACHE) as folder:
             try:
                 return install(part, download(package, suite, archive, Path(folder)), binary)
-            except CannotHave as why:
+            except UnavailablePart as why:
                 reason = why
     raise reason
 
@@ -139,7 +139,7 @@ def install(part: str, unpacked: Path, binary: Path) -> None:
     new = unpacked / PLACES.get(part, f"usr/bin/{part}")
     works = new.exists() and subprocess.run([new, "--version"], capture_output=True, check=False).returncode == 0
     if not works:
-        raise CannotHave(f"Debian's {part} does not run on this machine")
+        raise UnavailablePart(f"Debian's {part} does not run on this machine")
     binary.parent.mkdir(parents=True, exist_ok=True)
     new.replace(binary)
 
@@ -164,19 +164,19 @@ def download(package: str, suite: str, archive: Archive, folder: Path) -> Path:
     run([*apt, "download", package], folder)
     debs = list(folder.glob(f"{package}_*.deb"))
     if not debs:
-        raise CannotHave(f"the archive has no package {package} in {suite}")
+        raise UnavailablePart(f"the archive has no package {package} in {suite}")
     run(["dpkg", "-x", str(debs[0]), str(folder / "unpacked")], folder)
     return folder / "unpacked"
 
 
 def run(command: list[str], folder: Path) -> None:
-    """Runs a command in a folder. Raises CannotHave with the last line of its output if it fails."""
+    """Runs a command in a folder. Raises UnavailablePart with the last line of its output if it fails."""
     finished = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
     )
     if finished.returncode != 0:
         said = (finished.stderr.strip() or finished.stdout.strip() or "no output").splitlines()
-        raise CannotHave(f"{command[0]} {command[-1]}: {said[-1]}")
+        raise UnavailablePart(f"{command[0]} {command[-1]}: {said[-1]}")
 
 
 def say(text: str) -> None:

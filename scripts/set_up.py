@@ -68,7 +68,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tests", action="store_true", help="also the tests' packages and system parts")
     tests = parser.parse_args().tests
-    with only_one():
+    with exclusive_lock():
         driver = read_driver()
         set_up_packages(chosen_engine(driver), tests, driver)
         if tests:
@@ -80,7 +80,7 @@ def main() -> int:
 
 
 @contextmanager
-def only_one() -> Iterator[None]:
+def exclusive_lock() -> Iterator[None]:
     """Holds the set-up lock of this clone. The kernel releases it if the process is killed."""
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "set-up.lock").open("w") as lock:

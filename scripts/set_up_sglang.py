@@ -29,7 +29,7 @@ def main() -> int:
     # All functions of set_up install into this environment.
     set_up.VENV = Path(f"{set_up.VENV}{SUFFIX}")
     set_up.LOG = set_up.CACHE / "set-up-sglang.log"
-    with set_up.only_one():
+    with set_up.exclusive_lock():
         engine = set_up.chosen_engine(read_driver()).engine
         if engine == "none" or not is_supported():
             set_up.say("SGLang has no build for this machine")

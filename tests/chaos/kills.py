@@ -166,7 +166,7 @@ async def kill_two(mesh: ProcessMesh, account: Account) -> None:
 
 @asynccontextmanager
 async def running_task(work: Any) -> AsyncIterator[None]:
-    """Runs a task beside the body. Raises its error if it failed."""
+    """Runs a task while the context is entered. Raises its error if it failed."""
     task = asyncio.create_task(work)
     try:
         yield

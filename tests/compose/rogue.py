@@ -77,7 +77,7 @@ def registration(port: int) -> dict[str, object]:
     }
 
 
-class Trap:
+class ConnectionCounter:
     """Counts connections to a port."""
 
     def __init__(self) -> None:
@@ -94,9 +94,9 @@ class Trap:
 
 def main() -> int:
     stolen, worker, worker_id, kv = sys.argv[1:]
-    trap = Trap()
+    counter = ConnectionCounter()
     outcome: dict[str, object] = {
-        "register": call_consul("PUT", "/v1/agent/service/register", registration(trap.port)),
+        "register": call_consul("PUT", "/v1/agent/service/register", registration(counter.port)),
         "write a key": call_consul("PUT", "/v1/kv/kvmesh/rogue", "x"),
         "remove a worker": call_consul("PUT", f"/v1/agent/service/deregister/{worker_id}"),
         "mark a worker": call_consul("PUT", f"/v1/agent/service/maintenance/{worker_id}?enable=true"),
@@ -105,11 +105,11 @@ def main() -> int:
         "drain with a forged certificate": drain(worker, forged()),
         "connect to its KV port": connect(kv),
         "register with a stolen token": call_consul(
-            "PUT", "/v1/agent/service/register", registration(trap.port), token=stolen
+            "PUT", "/v1/agent/service/register", registration(counter.port), token=stolen
         ),
     }
     time.sleep(WATCH_S)
-    outcome["connections"] = trap.connections
+    outcome["connections"] = counter.connections
     call_consul("PUT", "/v1/agent/service/deregister/rogue-1", token=stolen)
     print(json.dumps(outcome))
     return 0

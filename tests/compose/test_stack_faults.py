@@ -22,7 +22,7 @@ AWAY_S = 10.0
 UP = ("up", "--detach", "--no-deps", "--no-recreate", "--wait")
 
 
-async def during(load: Load, action: Callable[..., object], *arguments: object) -> None:
+async def run_under_load(load: Load, action: Callable[..., object], *arguments: object) -> None:
     """Runs the action, then waits for the answers to requests that began after it."""
     await asyncio.to_thread(action, *arguments)
     await load.wait_answers(2 * STREAMS)
@@ -38,10 +38,10 @@ async def test_killed_containers_fail_no_request(stack: Stack) -> None:
         lost = [stack.containers(service)[0] for service in ("decode", "prefill", "router")]
         for container in lost:
             # Docker restarts a container whose process dies, but not one that `docker kill` ended, which stays away like a lost machine.
-            await during(load, stack.docker.run, "kill", container)
+            await run_under_load(load, stack.docker.run, "kill", container)
         await asyncio.to_thread(wait_for, lambda: is_firing(stack, lost[0]), "the alert for the dead worker fires")
         await asyncio.to_thread(stack.docker.run, "rm", *lost)
-        await during(load, stack.compose, *UP, "decode", "prefill", "router")
+        await run_under_load(load, stack.compose, *UP, "decode", "prefill", "router")
         await asyncio.to_thread(wait_for, lambda: not panels_without_data(stack), "every panel has data")
     assert load.failures == [], stack.logs()
 
@@ -50,11 +50,11 @@ async def test_scaled_and_updated_containers_fail_no_request(stack: Stack) -> No
     """No request fails when decode workers are scaled up and down, and decode workers, routers and frontends are updated."""
     async with running_load(stack.frontends, STREAMS) as load:
         for count in (3, 2):
-            await during(load, stack.compose, *UP, "--scale", f"decode={count}", "decode")
+            await run_under_load(load, stack.compose, *UP, "--scale", f"decode={count}", "decode")
             assert len(stack.containers("decode")) == count
         for service in ("decode", "router", "frontend"):
             before = set(stack.containers(service))
-            await during(load, update, stack, service)
+            await run_under_load(load, update, stack, service)
             after = set(stack.containers(service))
             assert len(after) == len(before) and not before & after
     assert load.failures == [], stack.logs()
@@ -72,9 +72,9 @@ async def test_an_outage_of_consul_fails_no_request(stack: Stack) -> None:
                 await load.wait_answers(2 * STREAMS)
             finally:
                 stack.docker.run("kill", "--signal", "CONT", container)
-            await during(load, wait_for, lambda: serving(stack), f"all services pass after {service} continues")
-        await during(load, stack.compose, "restart", "--timeout", "0", "consul", "consul-server")
-        await during(load, wait_for, lambda: serving(stack), "all services pass after Consul restarts")
+            await run_under_load(load, wait_for, lambda: serving(stack), f"all services pass after {service} continues")
+        await run_under_load(load, stack.compose, "restart", "--timeout", "0", "consul", "consul-server")
+        await run_under_load(load, wait_for, lambda: serving(stack), "all services pass after Consul restarts")
     assert load.failures == [], stack.logs()
 
 

@@ -102,7 +102,7 @@ def test_a_rogue_container_can_neither_register_nor_drain_nor_read_kv(stack: Sta
 
 
 def test_a_thief_can_neither_forge_nor_replay_a_handle(stack: Stack, consul: ConsulAdmin) -> None:
-    """With a frontend's stolen token, an attacker can submit prompts and read the KV of its own prompt once. It cannot drain a worker."""
+    """With a frontend's stolen token, an attacker can submit prompts, read the KV of each of them once, and do nothing else."""
     workers = ["@".join(worker_of(stack, consul, service)) for service in ("prefill", "decode")]
     assert run_attack(stack, "thief", token_of(stack, "frontend"), *workers) == {
         "forged": "kv_seal",

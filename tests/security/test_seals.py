@@ -30,7 +30,7 @@ HANDLE = KvHandle(
 )
 
 
-class Now:
+class SettableClock:
     """A settable wall clock."""
 
     wall_s = 1_000_000.0
@@ -49,7 +49,7 @@ def is_refused(seals: HandleSeals, handle: KvHandle, scope: SealScope = SCOPE) -
 
 def test_a_handle_is_valid_for_one_reader_request_and_prompt() -> None:
     """A genuine handle is refused if any sealed field of it changes, or for another worker, leg, prompt, tenant or adapter."""
-    sealed = HandleSeals(SECRET, Now()).seal(HANDLE, SCOPE)
+    sealed = HandleSeals(SECRET, SettableClock()).seal(HANDLE, SCOPE)
     for change in (
         {"seal": b""},
         {"seal": sealed.seal[:-1]},
@@ -64,7 +64,7 @@ def test_a_handle_is_valid_for_one_reader_request_and_prompt() -> None:
         {"kv_bytes": 1025},
         {"first_token_ids": (1,)},
     ):
-        assert is_refused(HandleSeals(SECRET, Now()), replace(sealed, **change)), change  # type: ignore[arg-type]
+        assert is_refused(HandleSeals(SECRET, SettableClock()), replace(sealed, **change)), change  # type: ignore[arg-type]
     for scope in (
         SealScope.of(replace(READER, worker_id="d2"), PROMPT),
         SealScope.of(replace(READER, leg_id="r-1"), PROMPT),
@@ -72,16 +72,16 @@ def test_a_handle_is_valid_for_one_reader_request_and_prompt() -> None:
         SealScope.of(READER, replace(PROMPT, cache_salt="other tenant")),
         SealScope.of(READER, replace(PROMPT, adapter="other")),
     ):
-        assert is_refused(HandleSeals(SECRET, Now()), sealed, scope)
-    forged = HandleSeals(MeshSecret(b"o" * 32), Now()).seal(HANDLE, SCOPE)
-    assert is_refused(HandleSeals(SECRET, Now()), forged)
+        assert is_refused(HandleSeals(SECRET, SettableClock()), sealed, scope)
+    forged = HandleSeals(MeshSecret(b"o" * 32), SettableClock()).seal(HANDLE, SCOPE)
+    assert is_refused(HandleSeals(SECRET, SettableClock()), forged)
     # The lease is not sealed, because it is the time that remains.
-    assert not is_refused(HandleSeals(SECRET, Now()), replace(sealed, lease_s=1.0))
+    assert not is_refused(HandleSeals(SECRET, SettableClock()), replace(sealed, lease_s=1.0))
 
 
 def test_a_handle_is_valid_once_and_until_it_expires() -> None:
     """A handle is refused if it is used again, or after its lease and the allowed clock skew."""
-    now = Now()
+    now = SettableClock()
     seals = HandleSeals(SECRET, now)
     first, second = (seals.seal(replace(HANDLE, handle_id=name), SCOPE) for name in ("h1", "h2"))
     assert not is_refused(seals, first)
@@ -93,7 +93,7 @@ def test_a_handle_is_valid_once_and_until_it_expires() -> None:
     assert is_refused(seals, first) and is_refused(seals, second)
 
 
-async def seen(inner: Registry, secret: MeshSecret) -> list[str]:
+async def listed_ids(inner: Registry, secret: MeshSecret) -> list[str]:
     return [each.instance_id for each in (await SealedRegistry(inner, secret).instances(DECODE)).instances]
 
 
@@ -104,7 +104,7 @@ async def test_a_seal_is_valid_for_one_registration() -> None:
     inner = agent.registry()
     await SealedRegistry(inner, secret).register(MINE)  # type: ignore[arg-type]
     (genuine,) = (await inner.instances(DECODE)).instances
-    assert await seen(inner, secret) == ["d1"]  # type: ignore[arg-type]
+    assert await listed_ids(inner, secret) == ["d1"]  # type: ignore[arg-type]
     copy = replace(MINE, meta=dict(genuine.meta))
     forgeries = (
         MINE,
@@ -117,12 +117,12 @@ async def test_a_seal_is_valid_for_one_registration() -> None:
     )
     for forged in forgeries:
         await inner.register(forged)
-        assert "d1" not in await seen(inner, secret) if forged.instance_id == "d1" else True  # type: ignore[arg-type]
-        assert "d2" not in await seen(inner, secret)  # type: ignore[arg-type]
+        assert "d1" not in await listed_ids(inner, secret) if forged.instance_id == "d1" else True  # type: ignore[arg-type]
+        assert "d2" not in await listed_ids(inner, secret)  # type: ignore[arg-type]
     await SealedRegistry(inner, other).register(MINE)  # type: ignore[arg-type]
-    assert await seen(inner, secret) == []  # type: ignore[arg-type]
+    assert await listed_ids(inner, secret) == []  # type: ignore[arg-type]
     await inner.register(copy)
-    assert await seen(inner, secret) == ["d1"]  # type: ignore[arg-type]  # It refers to the member itself.
+    assert await listed_ids(inner, secret) == ["d1"]  # type: ignore[arg-type]  # It refers to the member itself.
     assert json.dumps(dict(genuine.meta)).count("seal") == 1
 
 

@@ -35,7 +35,7 @@ async def rig(model: ServedModel) -> AsyncIterator[Rig]:
         yield running
 
 
-async def asking(rig: Rig) -> Connection:
+async def open_unread_connection(rig: Rig) -> Connection:
     """Opens a connection, sends its requests, and reads nothing."""
     connection = await Connection.open(rig.http_port)
     assert isinstance(connection.writer.transport, asyncio.ReadTransport)
@@ -54,7 +54,7 @@ async def send_for_ever(connection: Connection) -> None:
 
 async def test_a_client_that_reads_nothing_is_disconnected(rig: Rig) -> None:
     """The server closes the connection of a client that does not read its answers."""
-    connection = await asking(rig)
+    connection = await open_unread_connection(rig)
     async with asyncio.timeout(PATIENCE_S):
         # The client's further data meets a closed connection.
         with pytest.raises(ConnectionError):
@@ -63,7 +63,7 @@ async def test_a_client_that_reads_nothing_is_disconnected(rig: Rig) -> None:
 
 async def test_a_client_that_reads_slowly_gets_everything(rig: Rig) -> None:
     """The time-out counts from the last byte that the client read."""
-    connection = await asking(rig)
+    connection = await open_unread_connection(rig)
     transport = connection.writer.transport
     assert isinstance(transport, asyncio.ReadTransport)
     transport.resume_reading()

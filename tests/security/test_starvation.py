@@ -99,7 +99,7 @@ def waits(is_fifo: bool, lone: Tenant, flood: Tenant) -> list[float]:
 @pytest.mark.parametrize("prompt", [1, 64, 5000])
 @pytest.mark.parametrize("flood_prompt", [1, 64, 5000])
 def test_a_lone_tenant_waits_for_one_service_and_not_for_the_flood(prompt: int, flood_prompt: int) -> None:
-    """A single request beside 40 of another tenant waits until a slot is free, far less than first come, first served."""
+    """A tenant with one request, while another has 40, waits until a slot is free: far less than with first come, first served."""
     fair, fifo = (
         waits(is_fifo, Tenant(width=1, prompt=prompt), Tenant(width=40, prompt=flood_prompt))
         for is_fifo in (False, True)
